@@ -328,10 +328,10 @@ async fn finish(
 async fn all_ready(models: &[Served]) -> Result<(), Failed> {
     for model in models {
         let mut report = model.report.clone();
-        let settled = |state: &ModelState| matches!(state, ModelState::Ready | ModelState::Unready(_));
+        let settled = |state: &ModelState| matches!(state, ModelState::Ready | ModelState::Unready { .. });
         let seen = report.wait_for(|report| settled(&report.state)).await;
         if let Ok(seen) = seen
-            && let ModelState::Unready(why) = &seen.state
+            && let ModelState::Unready { why, .. } = &seen.state
         {
             let name = &model.model.name;
             let why = format!("`start: strict` and not every model can be served: {name}: {why}");

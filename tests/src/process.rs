@@ -33,6 +33,10 @@ impl Process {
     }
 
     /// How many files it has open.
+    pub fn pid(self) -> i32 {
+        self.pid
+    }
+
     pub fn open_files(self) -> usize {
         fs::read_dir(format!("/proc/{}/fd", self.pid)).map_or(0, Iterator::count)
     }

@@ -5,6 +5,7 @@ mod plan;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use shadowslice_shared::groups::Division;
@@ -15,7 +16,7 @@ pub use plan::plan;
 
 use shadowslice_config::Model;
 use shadowslice_control::backend::{BackendStatus, GpuBackend};
-use shadowslice_control::controller::{Handovers, ModelPlan, ModelReport, ModelState};
+use shadowslice_control::controller::{Handovers, ModelPlan, ModelReport, ModelState, NextStart};
 use shadowslice_control::nvml::Watched;
 use shadowslice_datapath::pipeline::{Counts, Pipeline, PipelineReport};
 
@@ -53,8 +54,15 @@ pub struct ModelStatus {
     pub name: String,
     /// `loading`, `ready`, `restarting`, `unready`, `stopping`, `unloading` or `unloaded`.
     pub state: String,
+    /// Since when, in seconds.
+    #[serde(default)]
+    pub state_age_s: f64,
     /// Why it is unready, or why its worker cannot be started.
     pub why: Option<String>,
+    /// When an unready model is tried again, in seconds; 0 while it is being tried, and `None` where
+    /// its files or its configuration must change first.
+    #[serde(default)]
+    pub next_try_s: Option<f64>,
     pub gpu: usize,
     /// The share in force.
     pub share_percent: u32,
@@ -135,18 +143,26 @@ pub fn of_model(
     let shadow = report.mechanism == "shadow";
     let cannot_resize =
         gpus::no_room(&report.workers, report.memory_need, gpus.get(model.gpu)).filter(|_| shadow);
+    let now = Instant::now();
     let (state, why) = match &report.state {
         ModelState::Loading => ("loading", None),
         ModelState::Ready => ("ready", None),
         ModelState::Restarting => ("restarting", None),
         ModelState::Waiting(why) => ("restarting", Some(why.clone())),
-        ModelState::Unready(why) => ("unready", Some(why.clone())),
+        ModelState::Unready { why, .. } => ("unready", Some(why.clone())),
         ModelState::Stopping => ("stopping", None),
+    };
+    let next_try = match report.state {
+        ModelState::Unready { next: NextStart::UnderWay, .. } => Some(Duration::ZERO),
+        ModelState::Unready { next: NextStart::At(at), .. } => Some(at.saturating_duration_since(now)),
+        _ => None,
     };
     ModelStatus {
         name: model.name.clone(),
         state: state.to_owned(),
+        state_age_s: now.saturating_duration_since(report.state_since).as_secs_f64(),
         why,
+        next_try_s: next_try.map(|next| next.as_secs_f64()),
         gpu: model.gpu,
         share_percent: report.share.get(),
         sms: report.sms,
@@ -198,7 +214,7 @@ pub fn table(status: &Status) -> String {
     let mut text = aligned(&COLUMNS, &status.models);
     for model in &status.models {
         if let Some(why) = &model.why {
-            text.push_str(&format!("{} is {}: {why}\n", model.name, model.state));
+            text.push_str(&format!("{} is {}{}: {why}\n", model.name, model.state, next_try(model)));
         }
         if let Some(why) = &model.cannot_resize {
             text.push_str(&format!("{} cannot resize: {why}\n", model.name));
@@ -228,6 +244,19 @@ pub fn table(status: &Status) -> String {
         }
     }
     text
+}
+
+/// Since when a model is unready, and until when.
+fn next_try(model: &ModelStatus) -> String {
+    if model.state != "unready" {
+        return String::new();
+    }
+    let next = match model.next_try_s {
+        None => "tried again when its files or its configuration change".to_owned(),
+        Some(0.0) => "it is being tried again".to_owned(),
+        Some(next) => format!("tried again in {next:.0} s"),
+    };
+    format!(" since {:.0} s ({next})", model.state_age_s)
 }
 
 /// A column of a table: its head, and a row's text.

@@ -1,4 +1,4 @@
-//! When a worker that died is started again, and when its model is given up.
+//! When a worker that failed is started again, and when its model refuses requests meanwhile.
 
 use std::time::Duration;
 
@@ -6,10 +6,13 @@ use std::time::Duration;
 /// client hardly notices a single death beside the start itself.
 const FIRST_BACKOFF: Duration = Duration::from_millis(10);
 
-/// In a row, with nothing served between them; then the model is unready. By then (1.3 s of
-/// back-off and seven starts) an accident of the host is over, so the cause is the model or its
-/// configuration. The number bounds the back-off, too: 640 ms.
-const MAX_DEATHS: u32 = 8;
+/// Short enough that a model is back soon after its cause is gone, long enough that starts in vain
+/// cost its neighbours little.
+const LONGEST_BACKOFF: Duration = Duration::from_secs(30);
+
+/// In a row, with nothing served between them; then the model is unready until a worker is warm. By
+/// then (1.3 s of back-off and seven starts) most accidents of a host are over.
+const MAX_FAILURES: u32 = 8;
 
 /// If so many requests in a row kill their workers, and none is answered between them, the cause is
 /// the model and not the requests.
@@ -19,15 +22,16 @@ const PROVEN_IN_A_ROW: u32 = 8;
 pub const STOOD: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AfterDeath {
-    After(Duration),
-    GiveUp { deaths: u32 },
+pub struct Retry {
+    pub after: Duration,
+    /// Workers that failed in a row, if they are so many that requests do not wait for the next.
+    pub unready: Option<u32>,
 }
 
 /// Since one of the model's workers served.
 #[derive(Debug, Clone, Default)]
 pub struct Restarts {
-    deaths: u32,
+    failures: u32,
     /// Requests in a row that were proved to kill their workers.
     poisonous: u32,
 }
@@ -37,12 +41,14 @@ impl Restarts {
         Self::default()
     }
 
-    pub fn died(&mut self) -> AfterDeath {
-        self.deaths = self.deaths.saturating_add(1);
-        if self.deaths >= MAX_DEATHS {
-            return AfterDeath::GiveUp { deaths: self.deaths };
+    /// A worker died, or could not be started. The pause doubles with each.
+    pub fn failed(&mut self) -> Retry {
+        let doublings = self.failures.min(LONGEST_BACKOFF.as_millis().ilog2());
+        self.failures = self.failures.saturating_add(1);
+        Retry {
+            after: (FIRST_BACKOFF * (1 << doublings)).min(LONGEST_BACKOFF),
+            unready: Some(self.failures).filter(|&failures| failures >= MAX_FAILURES),
         }
-        AfterDeath::After(FIRST_BACKOFF * 2_u32.pow(self.deaths - 1))
     }
 
     /// A worker that was `ready` for so long without work is about to be counted as dead. If that
@@ -50,12 +56,12 @@ impl Restarts {
     /// client asks the model.
     pub fn idled(&mut self, ready: Duration) {
         if ready >= STOOD {
-            self.deaths = 0;
+            self.failures = 0;
         }
     }
 
-    pub fn deaths(&self) -> u32 {
-        self.deaths
+    pub fn failures(&self) -> u32 {
+        self.failures
     }
 
     /// A batch was answered: what killed earlier workers is over.
@@ -73,7 +79,7 @@ impl Restarts {
     pub fn poisonous(&mut self) {
         self.poisonous = self.poisonous.saturating_add(1);
         if self.poisonous < PROVEN_IN_A_ROW {
-            self.deaths = 0;
+            self.failures = 0;
         }
     }
 }
@@ -82,47 +88,49 @@ impl Restarts {
 mod tests {
     use super::*;
 
+    fn fail(restarts: &mut Restarts, times: u32) -> Vec<u128> {
+        (0..times).map(|_| restarts.failed().after.as_millis()).collect()
+    }
+
     #[test]
-    fn the_pause_doubles_and_the_eighth_death_in_a_row_is_the_last() {
+    fn the_pause_doubles_up_to_30_s_and_the_eighth_failure_in_a_row_makes_the_model_unready() {
         let mut restarts = Restarts::new();
         for ms in [10, 20, 40, 80, 160, 320, 640] {
-            assert_eq!(restarts.died(), AfterDeath::After(Duration::from_millis(ms)));
+            assert_eq!(restarts.failed(), Retry { after: Duration::from_millis(ms), unready: None });
         }
-        assert_eq!(restarts.died(), AfterDeath::GiveUp { deaths: 8 });
-        assert_eq!(restarts.died(), AfterDeath::GiveUp { deaths: 9 });
+        for (failures, ms) in (8..).zip([1280, 2560, 5120, 10_240, 20_480, 30_000, 30_000]) {
+            let retry = Retry { after: Duration::from_millis(ms), unready: Some(failures) };
+            assert_eq!(restarts.failed(), retry);
+        }
+        assert_eq!(fail(&mut restarts, 100).last(), Some(&30_000));
     }
 
     #[test]
     fn accidents_far_apart_do_not_add_up() {
         let mut restarts = Restarts::new();
-        for _ in 0..MAX_DEATHS {
+        for _ in 0..MAX_FAILURES {
             restarts.idled(STOOD);
-            assert_eq!(restarts.died(), AfterDeath::After(FIRST_BACKOFF));
+            assert_eq!(fail(&mut restarts, 1), [10]);
         }
-        for _ in 2..MAX_DEATHS {
-            restarts.idled(STOOD - Duration::from_millis(1));
-            restarts.died();
-        }
-        assert_eq!(restarts.died(), AfterDeath::GiveUp { deaths: MAX_DEATHS });
+        restarts.idled(STOOD - Duration::from_millis(1));
+        assert_eq!(fail(&mut restarts, 1), [20]);
     }
 
     #[test]
-    fn who_has_served_starts_afresh() {
+    fn a_model_that_has_served_starts_afresh() {
         let mut restarts = Restarts::new();
-        for _ in 1..MAX_DEATHS {
-            restarts.died();
-        }
+        fail(&mut restarts, 20);
         restarts.served();
-        assert_eq!(restarts.died(), AfterDeath::After(FIRST_BACKOFF));
+        assert_eq!(restarts.failed(), Retry { after: FIRST_BACKOFF, unready: None });
     }
 
     #[test]
     fn requests_that_kill_workers_are_to_blame_until_there_are_too_many_of_them() {
         let mut restarts = Restarts::new();
         let killed_by_one = |restarts: &mut Restarts| {
-            let deaths = [(); 3].map(|()| restarts.died());
+            let pauses = fail(restarts, 3);
             restarts.poisonous();
-            deaths
+            pauses
         };
         let first = killed_by_one(&mut restarts);
         for _ in 2..=PROVEN_IN_A_ROW {

@@ -68,6 +68,26 @@ async fn a_mended_file_is_read_by_a_reload_and_one_that_is_not_is_said_to_be_fau
 }
 
 #[tokio::test]
+async fn a_model_with_a_broken_file_is_loaded_as_soon_as_the_file_is_mended() {
+    let broken = "{name: m, path: m.onnx, slo: 50ms, share: {initial: 50%}}".to_owned();
+    let home = home(&[echo("echo", "share: {initial: 50%}"), broken]).unwrap();
+    home.write("m.onnx", "this is no model").unwrap();
+    let mut server = Server::start(home, None).unwrap();
+    server.wait_model_ready("echo").await.unwrap();
+    let unready = |model: &shadowslice_tests::status::Model| model.state == "unready";
+    server.wait_status("m", "unready", unready).await.unwrap();
+    let said = server.home().run(&["status"]).await.unwrap();
+    let said = String::from_utf8_lossy(&said.stdout).into_owned();
+    assert!(said.contains("when its files or its configuration change"), "{said}");
+    // Written by another name first, as a copy is not at once whole.
+    let folder = server.home().path();
+    std::fs::copy(models_folder().join("digits.onnx"), folder.join("new")).unwrap();
+    std::fs::rename(folder.join("new"), folder.join("m.onnx")).unwrap();
+    server.wait_status("m", "ready", |model| model.state == "ready").await.unwrap();
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
 async fn strict_start_refuses_broken_models() {
     let home = with_a_broken_one().unwrap();
     let yaml = std::fs::read_to_string(home.path().join("config.yaml")).unwrap();

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
-use shadowslice_tests::home::{Home, beside};
+use shadowslice_tests::home::{Error, Home, beside};
 use shadowslice_tests::load::Outcome;
 use shadowslice_tests::process::Process;
 use shadowslice_tests::server::Server;
@@ -108,11 +108,14 @@ async fn a_share_that_is_never_to_change_does_not() {
     server.stop().await.unwrap();
 }
 
-#[tokio::test]
-async fn a_model_that_has_given_up_says_why_and_is_brought_back_by_a_resize() {
-    let server = one_echo(5.0, "share: {initial: 50%}").await.unwrap();
-    while server.model("echo").await.unwrap().state != "unready" {
-        for worker in server.model("echo").await.unwrap().workers {
+/// Kills every worker of `echo` until the model is given up.
+async fn give_up(server: &Server) -> Result<(), Error> {
+    loop {
+        let model = server.model("echo").await?;
+        if model.state == "unready" {
+            return Ok(());
+        }
+        for worker in model.workers {
             if let Some(process) = Process::of(worker.pid) {
                 // It may have died in between, and then counts as well.
                 process.signal(Signal::SIGKILL).ok();
@@ -120,6 +123,52 @@ async fn a_model_that_has_given_up_says_why_and_is_brought_back_by_a_resize() {
         }
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
+}
+
+#[tokio::test]
+async fn a_model_that_has_given_up_is_tried_again_by_itself_and_says_when() {
+    let server = one_echo(5.0, "share: {initial: 50%}").await.unwrap();
+    give_up(&server).await.unwrap();
+    let said = server.home().run(&["status"]).await.unwrap();
+    let said = String::from_utf8_lossy(&said.stdout).into_owned();
+    assert!(said.contains("echo is unready since 0 s (") && said.contains("tried again"), "{said}");
+    server.wait_status("echo", "another try", |model| model.state == "ready").await.unwrap();
+    assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, Outcome::Right);
+    assert_eq!(server.model("echo").await.unwrap().more["next_try_s"], serde_json::Value::Null);
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn starts_in_vain_are_no_deaths_and_end_with_their_cause() {
+    let server = one_echo(5.0, "share: {initial: 50%}").await.unwrap();
+    let worker = server.model("echo").await.unwrap().workers[0].pid;
+    let limit = |files: &str| {
+        let supervisor = server.process().pid().to_string();
+        let limited = std::process::Command::new("prlimit")
+            .args(["--pid", &supervisor, &format!("--nofile={files}:")])
+            .status();
+        assert!(limited.unwrap().success());
+    };
+    limit("16");
+    Process::of(worker).unwrap().signal(Signal::SIGKILL).unwrap();
+    // New connections need descriptors, too, so nothing can be asked meanwhile; 8 starts take 1.3 s.
+    let given_up = || server.log().contains("the model is unready");
+    while !given_up() {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    limit("1024");
+    server.wait_status("echo", "another worker", |model| model.state == "ready").await.unwrap();
+    assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, Outcome::Right);
+    let model = server.model("echo").await.unwrap();
+    assert_eq!(model.more["worker_deaths"], 1, "{}", server.log());
+    assert!(server.log().contains("open files"), "{}", server.log());
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_model_that_has_given_up_says_why_and_is_brought_back_by_a_resize() {
+    let server = one_echo(5.0, "share: {initial: 50%}").await.unwrap();
+    give_up(&server).await.unwrap();
     let why = server.model("echo").await.unwrap().more["why"].to_string();
     assert!(why.contains("8 workers in a row") && why.contains("SIGKILL"), "{why}");
     let Outcome::Failed(refused) = ask(server.client(), "echo", &echo_case(1), 0.0).await else {

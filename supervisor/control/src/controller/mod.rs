@@ -31,7 +31,9 @@ pub use groups::GroupLedger;
 pub use loaded::warm_up;
 pub use memory::MemoryLedger;
 pub use planner::{DoorReport, ModelPlan, PlanReport, Planned, Planner, SeenReport, first_shares};
-pub use reports::{HandoverReport, Handovers, ModelReport, ModelState, WorkerMemory, WorkerReport};
+pub use reports::{
+    HandoverReport, Handovers, ModelReport, ModelState, NextStart, WorkerMemory, WorkerReport,
+};
 pub use thread::{ControlThread, ControllerTask};
 
 use std::sync::Arc;

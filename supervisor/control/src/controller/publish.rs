@@ -1,12 +1,14 @@
 //! What other parts of the supervisor see of a controller.
 
+use std::mem::discriminant;
 use std::sync::Arc;
+use std::time::Instant;
 
 use shadowslice_policy::workers::{State, Workers};
 use shadowslice_shared::units::Moment;
 
 use super::events::Controller;
-use super::reports::{ModelReport, ModelState, WorkerMemory, WorkerReport};
+use super::reports::{ModelReport, ModelState, NextStart, WorkerMemory, WorkerReport};
 use crate::process::Worker;
 
 impl ModelReport {
@@ -14,6 +16,7 @@ impl ModelReport {
     pub(super) fn of(workers: &Workers) -> Self {
         Self {
             state: ModelState::Loading,
+            state_since: Instant::now(),
             share: workers.share(),
             sms: workers.sms_in_force().0,
             partition: None,
@@ -37,15 +40,21 @@ impl ModelReport {
 impl Controller {
     pub(super) fn publish(&self) {
         let workers = &self.workers;
-        let since = {
+        let state = self.state();
+        let (since, state_since) = {
             let seen = self.report.borrow();
-            if seen.share == workers.share() { seen.since } else { self.now() }
+            let same = discriminant(&seen.state) == discriminant(&state);
+            (
+                if seen.share == workers.share() { seen.since } else { self.now() },
+                if same { seen.state_since } else { Instant::now() },
+            )
         };
         let (worker_deaths, worker_restarts) = workers.deaths_and_restarts();
         let division = self.gpu.division().ok();
         let partition = workers.partition().and_then(|(_, groups)| Some((Arc::clone(division?), groups)));
         let report = ModelReport {
-            state: self.state(),
+            state,
+            state_since,
             partition,
             since,
             coming: workers.coming(),
@@ -72,12 +81,13 @@ impl Controller {
         let model = &self.model.name;
         if old.state != new.state {
             match &new.state {
+                ModelState::Unready { next: NextStart::UnderWay, .. } => {}
                 ModelState::Ready => tracing::info!(model, share = %new.share, "model ready"),
                 ModelState::Restarting => {
-                    tracing::warn!(model, deaths = self.workers.deaths_in_a_row(), "restarting the worker");
+                    tracing::warn!(model, deaths = self.workers.failures_in_a_row(), "restarting the worker");
                 }
                 ModelState::Waiting(why) => tracing::warn!(model, why, "no worker for now"),
-                ModelState::Unready(why) => tracing::error!(model, why, "the model is unready"),
+                ModelState::Unready { why, .. } => tracing::error!(model, why, "the model is unready"),
                 ModelState::Loading | ModelState::Stopping => {}
             }
         }
@@ -98,15 +108,27 @@ impl Controller {
         }
     }
 
-    /// While the next worker boots, requests wait for it if there was one before.
+    /// While the next worker boots, requests wait for it if there was one before; but a model that
+    /// is unready stays so until it serves.
     fn state(&self) -> ModelState {
+        let was = &self.report.borrow().state;
         match self.workers.state() {
+            State::Loading | State::Restarting | State::Waiting(_)
+                if let ModelState::Unready { why, .. } = was =>
+            {
+                ModelState::Unready { why: why.clone(), next: NextStart::UnderWay }
+            }
             State::Loading if self.pipeline.ready().is_ok() => ModelState::Restarting,
             State::Loading => ModelState::Loading,
             State::Ready => ModelState::Ready,
             State::Restarting => ModelState::Restarting,
             State::Waiting(why) => ModelState::Waiting(why.to_owned()),
-            State::Down(why) => ModelState::Unready(why.to_owned()),
+            State::Down { why, again } => {
+                let next = again.map_or(NextStart::OnChange, |again| {
+                    NextStart::At(self.context.clock.instant(again).into_std())
+                });
+                ModelState::Unready { why: why.to_owned(), next }
+            }
             State::Stopping => ModelState::Stopping,
         }
     }
@@ -125,7 +147,7 @@ impl Controller {
             share_percent: self.workers.share_of(process.id).unwrap_or(process.share).get(),
             sms: process.sms.0,
             phase: phase.to_owned(),
-            restarts: self.workers.deaths_in_a_row(),
+            restarts: self.workers.failures_in_a_row(),
             boot_ms: process.boot_ms,
             answer_error: process.answer_error,
             memory: process.memory.map(WorkerMemory::from),

@@ -1,7 +1,7 @@
 //! The state of a model, for `status`.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use shadowslice_shared::boot::DeviceMemory;
@@ -20,14 +20,28 @@ pub enum ModelState {
     Restarting,
     /// The GPU takes no worker for now, and this is why; requests wait.
     Waiting(String),
-    /// It does not serve, and will not by itself.
-    Unready(String),
+    /// Requests are refused.
+    Unready {
+        why: String,
+        next: NextStart,
+    },
     Stopping,
+}
+
+/// When a worker of an unready model is started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NextStart {
+    UnderWay,
+    At(Instant),
+    /// Once the model's files or its configuration differ.
+    OnChange,
 }
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelReport {
     pub state: ModelState,
+    /// Since when it is in that state, for whatever reason.
+    pub state_since: Instant,
     /// The share in force.
     pub share: Percent,
     pub sms: u32,

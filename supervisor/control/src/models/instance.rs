@@ -8,6 +8,7 @@ use shadowslice_shared::units::Percent;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::AbortHandle;
 
+use super::mended::{Stamps, WatchedFiles};
 use crate::controller::{
     Cause, Context, ControllerTask, ModelReport, ModelState, Order, ResizeRefused, Served,
 };
@@ -45,6 +46,7 @@ pub struct ModelFactory {
 pub(super) struct Instance {
     /// Without its successor, which the registry knows.
     pub(super) served: Served,
+    pub(super) files: WatchedFiles,
     pub(super) route: Route,
     guests: Guests,
     watching: AbortHandle,
@@ -57,6 +59,7 @@ impl ModelFactory {
         model: Arc<Model>,
         share: Percent,
         held: bool,
+        found: Stamps,
     ) -> Result<Instance, MakeError> {
         let id = self.next;
         self.next += 1;
@@ -80,7 +83,7 @@ impl ModelFactory {
         let watching = tokio::spawn(async move { watched.watch().await }).abort_handle();
         let gpu = Arc::clone(&self.context.gpus[model.gpu]);
         let served = Served { id, model, gpu, pipeline, report, orders, successor: None };
-        Ok(Instance { served, route, guests, watching })
+        Ok(Instance { served, files: WatchedFiles::new(found), route, guests, watching })
     }
 
     /// Finds ONNX Runtime's library, where a new configuration is the first that needs it.
@@ -120,7 +123,8 @@ impl Instance {
     /// Has the model answer the requests that it has, and then end, in the background. No router
     /// has it any more. Requests that are left after `ANSWER_WITHIN` are refused with `why`.
     pub(super) fn retire(self, why: &'static str) {
-        let Self { served: Served { model, pipeline, orders, .. }, route, mut guests, watching } = self;
+        let Self { served: Served { model, pipeline, orders, .. }, route, mut guests, watching, files: _ } =
+            self;
         drop(route);
         tokio::spawn(async move {
             if tokio::time::timeout(ANSWER_WITHIN, guests.gone()).await.is_err() {
@@ -202,7 +206,7 @@ pub(super) async fn serving(
     patience: Duration,
 ) -> Result<(), String> {
     let settled = |report: &ModelReport| {
-        matches!(report.state, ModelState::Ready | ModelState::Unready(_) | ModelState::Stopping)
+        matches!(report.state, ModelState::Ready | ModelState::Unready { .. } | ModelState::Stopping)
     };
     let state = async { report.wait_for(settled).await.map(|seen| seen.state.clone()) };
     let Ok(state) = tokio::time::timeout(patience, state).await else {
@@ -215,7 +219,7 @@ pub(super) async fn serving(
     // An error means that its controller has ended.
     match state.unwrap_or(ModelState::Stopping) {
         ModelState::Ready => Ok(()),
-        ModelState::Unready(why) => Err(why),
+        ModelState::Unready { why, .. } => Err(why),
         _ => Err("the supervisor is stopping".to_owned()),
     }
 }

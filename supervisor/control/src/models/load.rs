@@ -11,7 +11,10 @@ const UNLOADED: &str = "unloaded by a client";
 impl Registry {
     pub(super) async fn grant(&mut self, wish: Wish) -> Result<(), WishRefused> {
         match wish {
-            Wish::Load { model, config } => self.load_again(&model, config.as_deref()).await,
+            Wish::Load { model, config } => {
+                tracing::info!(model, config, "a client loads it");
+                self.load_again(&model, config.as_deref()).await
+            }
             Wish::Unload { model } => {
                 if self.model(&model).is_none() {
                     return Err(WishRefused::Unknown("unload", model));
@@ -25,7 +28,7 @@ impl Registry {
     }
 
     /// Loads a model, or loads it again: its files are read, and `json` changes its configuration.
-    async fn load_again(&mut self, name: &str, json: Option<&str>) -> Result<(), WishRefused> {
+    pub(super) async fn load_again(&mut self, name: &str, json: Option<&str>) -> Result<(), WishRefused> {
         let Some(old) = self.model(name) else {
             return Err(WishRefused::Unknown("load", name.to_owned()));
         };
@@ -37,7 +40,6 @@ impl Registry {
         if let Some(why) = new.broken {
             return Err(failed(why));
         }
-        tracing::info!(model = name, config = json, "a client loads it");
         let (mut waits, loaded) = (Waits::new(), self.is_loaded(name));
         let change = plan::change(&old, &new);
         let (kind, begun) = if loaded {

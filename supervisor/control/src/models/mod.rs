@@ -15,6 +15,7 @@
 mod files;
 mod instance;
 mod load;
+mod mended;
 mod plan;
 mod registry;
 mod reload;
@@ -126,7 +127,7 @@ impl ModelSet {
                 ModelState::Waiting(why) if served.pipeline.ready().is_ok() => ("READY", why.clone()),
                 ModelState::Waiting(why) => ("LOADING", why.clone()),
                 ModelState::Loading => ("LOADING", String::new()),
-                ModelState::Unready(why) => ("UNAVAILABLE", why.clone()),
+                ModelState::Unready { why, .. } => ("UNAVAILABLE", why.clone()),
                 ModelState::Stopping => ("UNLOADING", String::new()),
             };
             Listed { name: served.model.name.clone(), state, reason }

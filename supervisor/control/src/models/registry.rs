@@ -8,9 +8,11 @@ use std::time::Duration;
 use shadowslice_shared::units::Percent;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
+use tokio::time::MissedTickBehavior;
 
 use super::files::Files;
 use super::instance::{Aim, Instance, MakeError, ModelFactory, resize, serving};
+use super::mended::{LOOK, Stamps, WatchedFiles};
 use super::plan::{self, Change};
 use super::{ChangeKind, ModelChange, ModelSet, Reload, Unloaded};
 use crate::controller::{Cause, ModelReport, ModelState, Order, Served, first_shares};
@@ -81,7 +83,7 @@ impl Registry {
             Self { file, files: Files::default(), config: config.clone(), entries, factory, shown };
         for (model, share) in config.models.iter().zip(shares) {
             let model = Arc::new(model.clone());
-            let now = Box::new(registry.factory.make(Arc::clone(&model), share, false).await?);
+            let now = Box::new(registry.make(Arc::clone(&model), share, false).await?);
             registry.entries.push(Entry { model, state: State::Loaded { now, next: None, before: None } });
         }
         registry.publish();
@@ -90,6 +92,8 @@ impl Registry {
 
     /// Carries out reloads and clients' wishes, one after the other, for ever.
     pub async fn run(mut self, mut reloads: mpsc::Receiver<Reload>, mut wishes: mpsc::Receiver<Asked>) {
+        let mut look = tokio::time::interval(LOOK);
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             // The receiver may be gone.
             tokio::select! {
@@ -101,7 +105,7 @@ impl Registry {
                     let outcome = self.grant(wish).await;
                     reply.send(outcome).ok();
                 }
-                else => std::future::pending().await,
+                _ = look.tick() => self.load_the_mended().await,
             }
         }
     }
@@ -130,12 +134,28 @@ impl Registry {
         entry.is_some_and(|entry| matches!(entry.state, State::Loaded { .. }))
     }
 
-    pub(super) fn is_unready(&self, name: &str) -> bool {
-        let entry = self.entries.iter().find(|entry| entry.model.name == name);
-        entry.is_some_and(|entry| match &entry.state {
-            State::Loaded { now, .. } => matches!(now.served.report.borrow().state, ModelState::Unready(_)),
-            State::Unloaded { .. } => false,
-        })
+    /// But those that a successor is being made for.
+    pub(super) fn unready(&self) -> Vec<Arc<Model>> {
+        let unready = self.entries.iter().filter(|entry| match &entry.state {
+            State::Loaded { now, next: None, .. } => {
+                matches!(now.served.report.borrow().state, ModelState::Unready { .. })
+            }
+            State::Loaded { .. } | State::Unloaded { .. } => false,
+        });
+        unready.map(|entry| Arc::clone(&entry.model)).collect()
+    }
+
+    pub(super) fn watched_files(&mut self, name: &str) -> Option<&mut WatchedFiles> {
+        match &mut self.entry(name)?.state {
+            State::Loaded { now, .. } => Some(&mut now.files),
+            State::Unloaded { .. } => None,
+        }
+    }
+
+    async fn make(&mut self, model: Arc<Model>, share: Percent, held: bool) -> Result<Instance, MakeError> {
+        let of = Arc::clone(&model);
+        let found = self.files.read(move || Stamps::of(&of)).await.unwrap_or_default();
+        self.factory.make(model, share, held, found).await
     }
 
     fn entry(&mut self, name: &str) -> Option<&mut Entry> {
@@ -192,7 +212,7 @@ impl Registry {
     pub(super) async fn load(&mut self, model: Model, row: usize, waits: &mut Waits) -> Result<(), String> {
         let (model, patience) = (Arc::new(model), self.factory.patience());
         let share = self.first_share(&model);
-        let made = self.factory.make(Arc::clone(&model), share, false).await;
+        let made = self.make(Arc::clone(&model), share, false).await;
         let (state, outcome) = match made {
             Ok(now) => {
                 let report = now.served.report.clone();
@@ -248,7 +268,7 @@ impl Registry {
         let wanted = aim.from(soon);
         // The new bounds also apply to the share in force, which stays if the change fails.
         let fits = report.share.clamp(new.share.min, new.share.max) == report.share;
-        if !change.anew.is_empty() || matches!(report.state, ModelState::Unready(_)) {
+        if !change.anew.is_empty() || matches!(report.state, ModelState::Unready { .. }) {
             let from = Was { share: wanted, held: report.held, beside: soon };
             return (ChangeKind::Replaced, self.replace(place, new, from, row, waits).await);
         }
@@ -273,7 +293,7 @@ impl Registry {
         row: usize,
         waits: &mut Waits,
     ) -> Result<(), String> {
-        let made = self.factory.make(model, share, held).await.map_err(|error| errors::chain(&error))?;
+        let made = self.make(model, share, held).await.map_err(|error| errors::chain(&error))?;
         let (report, patience) = (made.served.report.clone(), self.factory.patience());
         if let State::Loaded { next, .. } = &mut self.entries[place].state {
             *next = Some(Successor { instance: Box::new(made), beside });

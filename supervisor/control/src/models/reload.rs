@@ -33,8 +33,9 @@ impl Registry {
         // The reason why a model is unready may lie outside the file, so such a model is tried
         // again though its keys are the same.
         let differs: HashSet<_> = plan.changed.iter().map(|change| change.model.name.clone()).collect();
-        let unready = config.models.iter().filter(|model| self.is_unready(&model.name));
-        plan.changed.extend(unready.filter(|model| !differs.contains(&model.name)).map(Change::again));
+        let unready = self.unready();
+        let again = config.models.iter().filter(|model| unready.iter().any(|other| other.name == model.name));
+        plan.changed.extend(again.filter(|model| !differs.contains(&model.name)).map(Change::again));
         self.factory.learn_library(&config).map_err(ReloadRefused::Impossible)?;
         Ok((config, plan))
     }

@@ -20,7 +20,9 @@ fn model(name: &str) -> ModelMetrics {
     let status = ModelStatus {
         name: name.to_owned(),
         state: "ready".to_owned(),
+        state_age_s: 0.0,
         why: None,
+        next_try_s: None,
         gpu: 1,
         share_percent: 29,
         sms: 38,

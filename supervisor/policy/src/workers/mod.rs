@@ -94,7 +94,7 @@ impl Workers {
             now: Moment::default(),
             slots: BTreeMap::new(),
             started: 0,
-            primary: Primary::Down { why: "not started".to_owned() },
+            primary: Primary::Down { why: "not started".to_owned(), again: None },
             share,
             change: None,
             next: None,

@@ -11,7 +11,6 @@ use super::Workers;
 use super::change::{Change, Failover, Outcome, Reason, ResizeRefused, WRONG_AT_A_SHARE};
 use super::messages::{Action, Report, StartFailure};
 use super::slot::{Aim, Drained, Leaver, Role};
-use crate::restart::AfterDeath;
 
 /// Before a model asks again for a place on a GPU that took no worker.
 const GPU_PAUSE: Duration = Duration::from_millis(200);
@@ -37,9 +36,11 @@ pub(super) enum Primary {
         until: Moment,
         why: String,
     },
-    /// No worker will be started until an operator or a client acts.
+    /// Requests are refused. Without a time no worker is started until the configuration or the
+    /// model's files change, or an operator or a client acts.
     Down {
         why: String,
+        again: Option<Moment>,
     },
 }
 
@@ -47,7 +48,8 @@ impl Primary {
     pub(super) fn due(&self) -> Option<Moment> {
         match self {
             Self::BackingOff { until } | Self::Waiting { until, .. } => Some(*until),
-            Self::Worker(_) | Self::AwaitingStanding { .. } | Self::Down { .. } => None,
+            Self::Down { again, .. } => *again,
+            Self::Worker(_) | Self::AwaitingStanding { .. } => None,
         }
     }
 
@@ -80,11 +82,11 @@ impl Workers {
         };
         match aim {
             Aim::Reference | Aim::Serve => match failure {
-                // No death of a worker.
                 StartFailure::Passing { why, .. } => {
                     self.primary = Primary::Waiting { until: self.now + GPU_PAUSE, why };
                 }
-                StartFailure::Failed(why) | StartFailure::NoRoomToStand(why) => self.died(why),
+                // No death of a worker.
+                StartFailure::Failed(why) | StartFailure::NoRoomToStand(why) => self.retry(why),
             },
             Aim::Shadow => self.no_shadow(failure, until),
             Aim::Stand => self.none_stands(failure),
@@ -101,7 +103,8 @@ impl Workers {
                 self.dismiss(worker, Leaver::Unneeded);
                 self.boot();
             }
-            Err(why) => self.down(why),
+            // The model is not to blame.
+            Err(why) => self.dismiss(worker, Leaver::Primary { why: Some(why), since: None }),
         }
     }
 
@@ -168,7 +171,7 @@ impl Workers {
             BootRefusal::Proof { .. } if self.answers_wrongly(self.share) => {
                 self.down(format!("{why}. {WRONG_AT_A_SHARE}"));
             }
-            BootRefusal::Setup(_) | BootRefusal::OtherForm(_) => {
+            BootRefusal::Library(_) | BootRefusal::Setup(_) | BootRefusal::OtherForm(_) => {
                 self.ends(worker, Leaver::Primary { why: Some(why), since: None })
             }
             _ if self.reference.is_none() => {
@@ -216,19 +219,26 @@ impl Workers {
         self.way_back().is_some() || self.ready().is_some() || self.starting_to_stand().is_some()
     }
 
-    /// The standing worker serves, or another one after a pause, unless too many have died.
     pub(super) fn died(&mut self, why: String) {
         self.deaths += 1;
-        match self.restarts.died() {
-            AfterDeath::After(pause) => {
-                let back_off = self.now + pause;
-                if !self.fail_over(&why) && !self.await_standing(back_off, &why) && !self.go_back(&why) {
-                    self.restart_at(back_off);
-                }
-            }
-            AfterDeath::GiveUp { deaths } => self.down(format!(
-                "{deaths} workers in a row died before they served anything, the last with: {why}"
-            )),
+        self.retry(why);
+    }
+
+    /// The standing worker serves, or another one after a pause; if too many have failed, requests
+    /// are refused until then.
+    fn retry(&mut self, why: String) {
+        let retry = self.restarts.failed();
+        let again = self.now + retry.after;
+        if let Some(failures) = retry.unready {
+            let why = format!(
+                "{failures} workers in a row did not start, or died before they served anything, \
+                 the last with: {why}"
+            );
+            self.restarted += 1;
+            return self.down_until(Some(again), why);
+        }
+        if !self.fail_over(&why) && !self.await_standing(again, &why) && !self.go_back(&why) {
+            self.restart_at(again);
         }
     }
 
@@ -276,8 +286,11 @@ impl Workers {
         }
     }
 
-    /// The model does not serve until an operator or a client acts.
     pub(super) fn down(&mut self, why: String) {
+        self.down_until(None, why);
+    }
+
+    fn down_until(&mut self, again: Option<Moment>, why: String) {
         if let Some(worker) = self.primary.worker()
             && let Some(role) = self.role(worker)
         {
@@ -291,7 +304,7 @@ impl Workers {
         }
         self.dismiss_standing(Duration::ZERO);
         self.act(Action::Shut(why.clone()));
-        self.primary = Primary::Down { why: why.clone() };
+        self.primary = Primary::Down { why: why.clone(), again };
         self.restart_failed(&why);
         let refused = ResizeRefused::NotServing { model: self.settings.model.clone(), why };
         self.repartition_failed(&refused);

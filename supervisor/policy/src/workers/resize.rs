@@ -61,7 +61,7 @@ impl Workers {
         }
         if self.reference.is_some() {
             let why = match &self.primary {
-                Primary::Down { why } => why.clone(),
+                Primary::Down { why, .. } => why.clone(),
                 _ => "it is being loaded".to_owned(),
             };
             return Some(ResizeRefused::NotServing { model: model(), why });

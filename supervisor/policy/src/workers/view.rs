@@ -2,7 +2,7 @@
 
 use shadowslice_shared::groups::{Division, Groups};
 use shadowslice_shared::ids::WorkerId;
-use shadowslice_shared::units::{Percent, Sms};
+use shadowslice_shared::units::{Moment, Percent, Sms};
 
 use super::Workers;
 use super::change::{Change, Outcome};
@@ -17,7 +17,11 @@ pub enum State<'w> {
     /// The worker ends or has died; the next one follows.
     Restarting,
     Waiting(&'w str),
-    Down(&'w str),
+    Down {
+        why: &'w str,
+        /// When the next worker is started.
+        again: Option<Moment>,
+    },
     Stopping,
 }
 
@@ -48,7 +52,7 @@ impl Workers {
                 State::Waiting("the standing worker, which still starts, will serve")
             }
             Primary::Waiting { why, .. } => State::Waiting(why),
-            Primary::Down { why } => State::Down(why),
+            Primary::Down { why, again } => State::Down { why, again: *again },
         }
     }
 
@@ -115,8 +119,9 @@ impl Workers {
         (self.deaths, self.restarted)
     }
 
-    pub fn deaths_in_a_row(&self) -> u32 {
-        self.restarts.deaths()
+    /// Deaths, and starts in vain.
+    pub fn failures_in_a_row(&self) -> u32 {
+        self.restarts.failures()
     }
 
     /// Whether a worker has been started and is not known to be gone.

@@ -30,7 +30,7 @@ use world::{Failure, simulate};
 const SEEDS: u64 = 100_000;
 
 /// What must occur in [`SEEDS`] runs: a world that never gets there proves nothing.
-const SITUATIONS: [&str; 51] = [
+const SITUATIONS: [&str; 52] = [
     "a batch is to blame",
     "a change is given up as the model stops",
     "a hand-over as the worker can have no partition",
@@ -38,6 +38,7 @@ const SITUATIONS: [&str; 51] = [
     "a hand-over to a worker that starts",
     "a model is given up",
     "a model that was given up is tried again",
+    "a model that was given up is tried again by itself",
     "a parked worker stands for a change",
     "a partition is let go of",
     "a shadow waits for memory",

@@ -110,7 +110,7 @@ impl World {
             self.script.settings.standby = false;
             return self.tell(Fact::Configured(self.script.settings.clone()));
         }
-        let down = matches!(self.workers.state(), State::Down(_));
+        let down = matches!(self.workers.state(), State::Down { .. });
         if down && self.random.percent(60) { self.resize(Some(self.workers.share())) } else { Ok(()) }
     }
 }

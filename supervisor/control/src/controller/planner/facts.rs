@@ -26,7 +26,7 @@ pub(super) fn live(sharer: &Served, orders: &Orders, seen: Seen) -> Live {
 fn of_one_that_serves(report: &ModelReport, seen: Seen) -> Seen {
     match report.state {
         ModelState::Ready | ModelState::Restarting | ModelState::Waiting(_) => seen,
-        ModelState::Loading | ModelState::Unready(_) | ModelState::Stopping => {
+        ModelState::Loading | ModelState::Unready { .. } | ModelState::Stopping => {
             Seen { span: seen.span, ..Seen::default() }
         }
     }

@@ -5,7 +5,7 @@ use shadowslice_shared::groups::Groups;
 use shadowslice_shared::units::{Moment, Percent, Sms};
 use tokio::sync::{mpsc, watch};
 
-use super::super::reports::{HandoverReport, Handovers, ModelReport, ModelState};
+use super::super::reports::{HandoverReport, Handovers, ModelReport, ModelState, NextStart};
 use super::super::{Cause, Changes, ORDERS, Order, ResizeRefused};
 use super::*;
 use crate::backend::EmulatedGpu;
@@ -42,6 +42,7 @@ fn config(controller: &str, more: &str) -> Config {
 fn report(state: ModelState, share: Percent, gpu: &dyn GpuBackend) -> ModelReport {
     ModelReport {
         state,
+        state_since: std::time::Instant::now(),
         share,
         sms: gpu.sms(share).0,
         partition: None,
@@ -194,7 +195,9 @@ fn a_hand_over_by_hand_that_was_taken_back_is_no_failure_of_the_policys() {
 fn nothing_is_ordered_of_a_model_that_is_held_or_does_not_serve() {
     let mut rig = Rig::new("policy: equal");
     rig.reports[0].send_modify(|report| report.held = true);
-    rig.reports[1].send_modify(|report| report.state = ModelState::Unready("broken".to_owned()));
+    rig.reports[1].send_modify(|report| {
+        report.state = ModelState::Unready { why: "broken".to_owned(), next: NextStart::OnChange }
+    });
     let rows = rig.decide();
     assert_eq!((rows[0].verdict.as_str(), rows[0].held, rows[0].wanted_percent), ("wait", true, 50));
     assert_eq!(rows[1].verdict, "grow");

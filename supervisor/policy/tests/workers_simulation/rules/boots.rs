@@ -62,7 +62,8 @@ impl Rules {
                 let lacks = matches!(refusal, BootRefusal::NoOperator(_));
                 let first = seen.launch.purpose == Purpose::Reference && self.settings.on_gpu;
                 self.boots.no_operator |= lacks && first;
-                let passing = matches!(refusal, BootRefusal::Setup(_)) || (lacks && first);
+                let passing =
+                    matches!(refusal, BootRefusal::Setup(_) | BootRefusal::Library(_)) || (lacks && first);
                 self.boots.is_final = !passing;
                 self.boots.passing_refusal = passing;
             }
@@ -91,11 +92,11 @@ impl Rules {
         if self.stopping {
             return Ok(());
         }
-        let down = matches!(step.workers.state(), State::Down(_));
-        rule(!down || self.down || !self.boots.passing_refusal, "a fault that may pass is not final")?;
+        let is_final = matches!(step.workers.state(), State::Down { again: None, .. });
+        rule(!is_final || self.down || !self.boots.passing_refusal, "a fault that may pass is not final")?;
         if self.boots.is_final {
             self.note("down: a fault in the model");
-            rule(matches!(step.workers.state(), State::Down(_)), "a fault in the model is final")?;
+            rule(is_final, "a fault in the model is final")?;
         }
         let due = step.workers.due().is_some_and(|due| due <= self.boots.again);
         rule(!self.boots.passing || due, "a GPU that took no worker is asked again soon")

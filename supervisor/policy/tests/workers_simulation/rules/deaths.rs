@@ -1,14 +1,16 @@
-//! Deaths: counted, followed by a pause that doubles, and at last by no further start.
+//! Deaths and starts in vain: counted, followed by a pause that doubles, in which a model is at last
+//! unready.
 
 use std::time::Duration;
 
-use shadowslice_policy::workers::{Action, Fact, Launch, Report, State};
+use shadowslice_policy::workers::{Action, Fact, Launch, Report, StartFailure, State};
 use shadowslice_shared::units::Moment;
 
 use super::{Broken, Rules, Step, Told, rule};
 
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
-const MOST: u32 = 8;
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+pub(super) const MOST: u32 = 8;
 
 /// A worker that served for so long without work died neither of its start nor of its work.
 const STOOD: Duration = Duration::from_secs(10);
@@ -49,7 +51,8 @@ impl Rules {
     }
 
     pub(super) fn starts_in_time(&mut self, launch: &Launch, step: &Step<'_>) -> Result<(), Broken> {
-        let again = launch.spare || self.down || self.restarts || step.workers.deaths_in_a_row() == 0;
+        let by_hand = self.down && !matches!(step.told, Told::Timer { .. });
+        let again = launch.spare || by_hand || self.restarts || step.workers.failures_in_a_row() == 0;
         rule(
             again || step.now >= self.deaths.not_before,
             "the pause after a death doubles with each in a row",
@@ -68,7 +71,7 @@ impl Rules {
         let timer = matches!(step.told, Told::Timer { .. });
         let right = rolled_back.is_none_or(|rolled_back| (died >= 1) == rolled_back);
         rule(right || timer, "a shadow that had served and failed has died")?;
-        let in_a_row = step.workers.deaths_in_a_row();
+        let in_a_row = step.workers.failures_in_a_row();
         let before = std::mem::replace(&mut self.deaths.in_a_row, in_a_row);
         if let Told::Fact(Fact::FirstAnswer(_)) = step.told
             && !self.stopping
@@ -81,20 +84,29 @@ impl Rules {
         if in_a_row <= before {
             return Ok(());
         }
-        rule(died >= 1, "what counts in a row counts in all")?;
+        let in_vain = matches!(
+            step.told,
+            Told::Fact(Fact::NotStarted {
+                failure: StartFailure::Failed(_) | StartFailure::NoRoomToStand(_),
+                ..
+            })
+        );
+        rule(if in_vain { died == 0 } else { died >= 1 }, "deaths count in a row and in all")?;
         let idled = self.deaths.idled;
         rule(
             in_a_row == if idled { 1 } else { before + 1 },
             "deaths count in a row unless a worker stood long without work",
         )?;
+        let pause = (FIRST_PAUSE * 2_u32.saturating_pow(in_a_row - 1)).min(LONGEST_PAUSE);
+        self.deaths.not_before = step.now + pause;
+        let down = matches!(step.workers.state(), State::Down { why, .. } if why.contains("in a row"));
         if in_a_row >= MOST {
             self.note("a model is given up");
-            let down = matches!(step.workers.state(), State::Down(why) if why.contains("in a row"));
-            return rule(down, "a model whose workers die in a row is given up");
+            rule(down, "a model whose workers die in a row is given up")?;
+            let again = step.workers.due().is_some_and(|due| due <= self.deaths.not_before);
+            return rule(again, "a model that was given up is tried again");
         }
-        let down = matches!(step.workers.state(), State::Down(why) if why.contains("in a row"));
         rule(!down, "a model is not given up before")?;
-        self.deaths.not_before = step.now + FIRST_PAUSE * 2_u32.pow(in_a_row - 1);
         let backs_off = step.workers.state() == State::Restarting;
         let due = step.workers.due().is_some_and(|due| due <= self.deaths.not_before);
         rule(!backs_off || due, "the next worker is started after the pause")

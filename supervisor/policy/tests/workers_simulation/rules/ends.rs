@@ -82,7 +82,7 @@ impl Rules {
         if stay == MOST {
             self.note("three workers");
         }
-        let down = matches!(step.workers.state(), State::Down(_));
+        let down = matches!(step.workers.state(), State::Down { .. });
         if down && !self.down {
             self.note("down");
         }

@@ -140,7 +140,7 @@ impl Rules {
         self.after(&step)?;
         self.workers.retain(|_, seen| !seen.gone);
         let state = workers.state();
-        self.down = matches!(state, State::Down(_));
+        self.down = matches!(state, State::Down { .. });
         self.awaits = awaits(workers);
         self.was_ready = state == State::Ready;
         self.look(workers);

@@ -63,7 +63,8 @@ impl Rules {
     pub(super) fn wrong_after(&mut self, step: &Step<'_>) -> Result<(), Broken> {
         if std::mem::take(&mut self.wrong_for_good) && !self.stopping {
             self.note("down: wrong answers");
-            let down = matches!(step.workers.state(), State::Down(why) if why.contains("answered wrongly"));
+            let down =
+                matches!(step.workers.state(), State::Down { why, .. } if why.contains("answered wrongly"));
             return rule(down, "after two wrong answers at a share no further worker is tried");
         }
         Ok(())

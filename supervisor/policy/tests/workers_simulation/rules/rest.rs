@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use shadowslice_policy::workers::{HandoverMode, State, Workers};
 
+use super::deaths::MOST;
 use super::{Broken, Rules, rule};
 use crate::script::Afterwards;
 
@@ -13,25 +14,27 @@ impl Rules {
     pub(crate) fn bound_of_rest(&self) -> Duration {
         let timeouts = self.settings.timeouts;
         let once = timeouts.spawn + timeouts.warm + timeouts.drain + timeouts.dwell + 2 * timeouts.stop;
-        Duration::from_secs(90) + 12 * (once + 8 * self.allowance)
+        Duration::from_secs(120) + 12 * (once + 8 * self.allowance)
     }
 
     /// Checks the rest.
     pub(crate) fn rest(&mut self, workers: &Workers, afterwards: Afterwards) -> Result<(), Broken> {
-        rule(workers.due().is_none(), "nothing is due once all is calm")?;
         let state = workers.state();
         if afterwards == Afterwards::FallsSilent {
             self.note("silence");
-            let rests = matches!(state, State::Ready | State::Down(_));
-            return rule(rests, "a model of which nothing is heard serves or is given up");
+            let rests = matches!(state, State::Ready | State::Down { again: None, .. });
+            let given_up = workers.failures_in_a_row() >= MOST;
+            rule(rests || given_up, "a model of which nothing is heard serves or is given up")?;
+            return rule(rests == workers.due().is_none(), "a model that was given up is tried again");
         }
+        rule(workers.due().is_none(), "nothing is due once all is calm")?;
         rule(workers.coming().is_none(), "every change ends")?;
         rule(self.answers.all_are_given(), "all requests are answered")?;
-        if let State::Down(why) = state {
+        if let State::Down { why, again } = state {
             self.note("down at the end");
             rule(!self.faultless, "without faults no model goes down")?;
-            let final_faults =
-                ["in a row", "answered wrongly", "scripted", "handover: auto", "every batch size"];
+            rule(again.is_none(), "what may pass passes")?;
+            let final_faults = ["answered wrongly", "scripted", "handover: auto", "every batch size"];
             rule(final_faults.iter().any(|fault| why.contains(fault)), "a model is down for a reason")?;
             return rule(self.workers.is_empty(), "a model that is down has no workers");
         }

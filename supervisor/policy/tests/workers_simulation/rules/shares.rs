@@ -8,7 +8,7 @@ use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::{Percent, Sms};
 
 use super::seen::Seen;
-use super::{Broken, Rules, Step, rule};
+use super::{Broken, Rules, Step, Told, rule};
 
 /// Shares, as they follow from what was done.
 pub(super) struct Shares {
@@ -135,10 +135,12 @@ impl Rules {
     /// A worker was started that is to serve, with this share.
     fn booted_at(&mut self, share: Percent, step: &Step<'_>) -> Result<(), Broken> {
         if self.restarts || self.down {
-            if self.down {
+            if self.down && matches!(step.told, Told::Timer { .. }) {
+                self.note("a model that was given up is tried again by itself");
+            } else if self.down {
                 self.shares.restarts();
                 self.note("a model that was given up is tried again");
-                rule(step.workers.deaths_in_a_row() == 0, "a model that is tried again has all its tries")?;
+                rule(step.workers.failures_in_a_row() == 0, "a model that is tried again has all its tries")?;
             }
             self.shares.in_force = share;
         }

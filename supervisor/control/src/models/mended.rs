@@ -1,0 +1,101 @@
+//! Models that their files make unready are loaded again when those have changed.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::registry::Registry;
+use shadowslice_config::{Engine, Model};
+
+/// How often files are looked at. A change counts once a second look finds the same, as a file may
+/// be half written.
+pub(super) const LOOK: Duration = Duration::from_millis(500);
+
+/// Tells a model's files from what they were before.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(super) struct Stamps(Vec<Stamp>);
+
+/// Of one file, where there is one.
+type Stamp = Option<[i64; 5]>;
+
+impl Stamps {
+    pub(super) fn of(model: &Model) -> Self {
+        let path = match &model.engine {
+            Engine::OnnxRuntime { path, .. } => Some(path),
+            Engine::Emulated { .. } => None,
+        };
+        Self(path.into_iter().chain(&model.profile_path).map(|path| stamp(path)).collect())
+    }
+}
+
+fn stamp(path: &Path) -> Stamp {
+    let found = std::fs::metadata(path).ok()?;
+    Some([
+        found.ino().cast_signed(),
+        found.size().cast_signed(),
+        found.mtime(),
+        found.mtime_nsec(),
+        found.ctime(),
+    ])
+}
+
+/// As they were when the model was made or tried again, and at the last look.
+#[derive(Debug)]
+pub(super) struct WatchedFiles {
+    tried: Stamps,
+    seen: Stamps,
+}
+
+impl WatchedFiles {
+    pub(super) fn new(found: Stamps) -> Self {
+        Self { tried: found.clone(), seen: found }
+    }
+
+    /// Whether the files are others than those that were tried, and written to their end. If so,
+    /// these are the ones that were tried from now on.
+    fn have_changed(&mut self, found: Stamps) -> bool {
+        let changed = found == self.seen && found != self.tried;
+        if changed {
+            self.tried = found.clone();
+        }
+        self.seen = found;
+        changed
+    }
+}
+
+impl Registry {
+    pub(super) async fn load_the_mended(&mut self) {
+        for model in self.unready() {
+            let of = Arc::clone(&model);
+            // What is stuck is told by a reload.
+            let Ok(found) = self.files.read(move || Stamps::of(&of)).await else { return };
+            let name = &model.name;
+            if self.watched_files(name).is_some_and(|files| files.have_changed(found)) {
+                tracing::info!(model = name, "its files have changed, and it is loaded again");
+                if let Err(error) = self.load_again(name, None).await {
+                    tracing::error!(model = name, %error, "it is not loaded by its changed files");
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_have_changed_once_when_they_are_others_and_do_not_change_any_more() {
+        let [first, second, third] = [1, 2, 3].map(|size| Stamps(vec![Some([0, size, 0, 0, 0]), None]));
+        let mut files = WatchedFiles::new(first.clone());
+        let mut looks = |found: &Stamps| files.have_changed(found.clone());
+        assert!(!looks(&first));
+        assert!(!looks(&second), "it may be half written");
+        assert!(!looks(&third));
+        assert!(looks(&third));
+        assert!(!looks(&third), "it is tried once");
+        assert!(!looks(&first));
+        assert!(looks(&first));
+    }
+}
