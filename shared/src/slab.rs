@@ -82,6 +82,20 @@ impl Mapping {
         // SAFETY: `offset` is at most the mapping's size.
         Ok(unsafe { self.start.add(offset) })
     }
+
+    /// The mapping is readable.
+    fn copy(&self, offset: u64, len: u64) -> Result<Vec<u8>, OutOfSlab> {
+        let start = self.at(offset, len)?;
+        let len = usize::try_from(len).expect("it lies inside the mapping");
+        let mut bytes = Vec::<u8>::with_capacity(len);
+        // SAFETY: `start` has `len` readable bytes, and `bytes` room for them; no reference to
+        // memory that another process could be writing is made, and any byte is a valid u8.
+        unsafe {
+            std::ptr::copy_nonoverlapping(start.as_ptr(), bytes.as_mut_ptr(), len);
+            bytes.set_len(len);
+        }
+        Ok(bytes)
+    }
 }
 
 impl Drop for Mapping {
@@ -155,6 +169,20 @@ impl WritableSlab {
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), start.as_ptr(), bytes.len()) };
         Ok(())
     }
+
+    /// The caller owns that part of the slab.
+    pub fn copy(&self, offset: u64, len: u64) -> Result<Vec<u8>, OutOfSlab> {
+        self.mapping.copy(offset, len)
+    }
+
+    /// Whether `bytes` lie there; the caller owns that part of the slab.
+    pub fn holds(&self, offset: u64, bytes: &[u8]) -> bool {
+        let Ok(start) = self.mapping.at(offset, bytes.len() as u64) else { return false };
+        // SAFETY: inside the mapping and readable. Only this process can write there, and that part
+        // of it has one owner, the caller.
+        let there = unsafe { std::slice::from_raw_parts(start.as_ptr(), bytes.len()) };
+        there == bytes
+    }
 }
 
 impl AsFd for WritableSlab {
@@ -213,16 +241,7 @@ impl AnswerSlab {
 
     /// A copy of the bytes at a place that the worker named.
     pub fn copy(&self, offset: u64, len: u64) -> Result<Vec<u8>, OutOfSlab> {
-        let start = self.mapping.at(offset, len)?;
-        let len = usize::try_from(len).expect("it lies inside the mapping");
-        let mut bytes = Vec::<u8>::with_capacity(len);
-        // SAFETY: `start` has `len` readable bytes, and `bytes` room for them; no reference to
-        // memory that the worker could be writing is made, and any byte is a valid u8.
-        unsafe {
-            std::ptr::copy_nonoverlapping(start.as_ptr(), bytes.as_mut_ptr(), len);
-            bytes.set_len(len);
-        }
-        Ok(bytes)
+        self.mapping.copy(offset, len)
     }
 }
 

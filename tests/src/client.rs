@@ -14,11 +14,13 @@ use tonic_prost::ProstCodec;
 
 use crate::cases::Tensor;
 use crate::proto::grpc_inference_service_client::GrpcInferenceServiceClient;
+use crate::proto::infer_parameter::ParameterChoice as Choice;
 use crate::proto::model_infer_request::InferInputTensor;
 use crate::proto::model_repository_parameter::ParameterChoice;
 use crate::proto::{
-    ModelInferRequest, ModelInferResponse, ModelMetadataRequest, ModelReadyRequest, ModelRepositoryParameter,
-    RepositoryIndexRequest, RepositoryModelLoadRequest, RepositoryModelUnloadRequest, ServerReadyRequest,
+    InferParameter, ModelInferRequest, ModelInferResponse, ModelMetadataRequest, ModelReadyRequest,
+    ModelRepositoryParameter, RepositoryIndexRequest, RepositoryModelLoadRequest,
+    RepositoryModelUnloadRequest, ServerReadyRequest,
 };
 
 /// The largest answer taken, in bytes.
@@ -114,6 +116,19 @@ impl Client {
             let value = value.parse().map_err(|_| Status::invalid_argument("it is no metadata"))?;
             asked.metadata_mut().append(*name, value);
         }
+        tensors(self.grpc.model_infer(asked).await?.into_inner())
+    }
+
+    /// The same, with a priority: lower numbers go first.
+    pub async fn infer_at(
+        &mut self,
+        model: &str,
+        inputs: &[Tensor],
+        priority: i64,
+    ) -> Result<Vec<Tensor>, Status> {
+        let mut asked = request(model, inputs);
+        let priority = InferParameter { parameter_choice: Some(Choice::Int64Param(priority)) };
+        asked.parameters.insert("priority".to_owned(), priority);
         tensors(self.grpc.model_infer(asked).await?.into_inner())
     }
 

@@ -12,6 +12,9 @@ const DEATHS_IN_COMPANY: u8 = 1;
 /// Then a request that ran alone has proved that it kills its workers.
 const DEATHS_THAT_PROVE: u8 = 3;
 
+/// Deaths of a request of which the next proves that it kills its workers, if it is alone.
+pub const ON_TRIAL: u8 = DEATHS_THAT_PROVE - 1;
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Blame {
     Again,

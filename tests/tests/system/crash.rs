@@ -139,31 +139,71 @@ async fn a_shadow_that_is_warm_before_the_next_incumbent_serves_and_the_log_says
     server.stop().await.unwrap();
 }
 
-/// A request that kills every worker gets an error after three workers died, and the model serves
-/// on however often the request comes.
+/// Kills the next three workers that execute something.
+async fn kill_three(server: &Server) -> Result<(), Error> {
+    let mut killed = 0;
+    for _ in 0..3 {
+        let executes = |model: &Model| {
+            model.more["in_flight"].as_u64() >= Some(1)
+                && model.state == "ready"
+                && incumbent(model).is_some_and(|worker| worker.pid != killed)
+        };
+        let model = server.wait_status("echo", "a worker that executes", executes).await?;
+        killed = incumbent(&model).map_or(0, |worker| worker.pid);
+        Process::of(killed).map(|process| process.signal(Signal::SIGKILL));
+    }
+    Ok(())
+}
+
+/// A request that kills every worker gets an error after three workers died, equal ones do so at
+/// once for a while, and the model serves on.
 #[tokio::test]
 async fn requests_that_kill_their_workers_do_not_take_the_model_along() {
     let server = one_echo(400.0, SERVE_LATE).await.unwrap();
-    for _ in 0..3 {
+    for content in 1..=3 {
         let client = server.client();
-        let asking = tokio::spawn(async move { ask(client, "echo", &echo_case(1), 0.0).await });
-        let mut killed = 0;
-        for _ in 0..3 {
-            let executes = |model: &Model| {
-                model.more["in_flight"] == 1
-                    && model.state == "ready"
-                    && incumbent(model).is_some_and(|worker| worker.pid != killed)
-            };
-            let model = server.wait_status("echo", "a worker that executes", executes).await.unwrap();
-            killed = incumbent(&model).unwrap().pid;
-            Process::of(killed).unwrap().signal(Signal::SIGKILL).unwrap();
-        }
+        let asking = tokio::spawn(async move { ask(client, "echo", &echo_case(content), 0.0).await });
+        kill_three(&server).await.unwrap();
         let answer = asking.await.unwrap();
         assert!(matches!(&answer, Outcome::Failed(why) if why.contains("3 workers died")), "{answer:?}");
     }
     let model = server.wait_status("echo", "a worker", |model| model.state == "ready").await.unwrap();
     assert_eq!(model.more["worker_deaths"], 9);
+    let equal = ask(server.client(), "echo", &echo_case(3), 0.0).await;
+    assert!(
+        matches!(&equal, Outcome::Failed(why) if why.contains("died executing these inputs")),
+        "{equal:?}"
+    );
+    assert_eq!(ask(server.client(), "echo", &echo_case(4), 0.0).await, Outcome::Right);
+    // The first content has been refused for its second by now.
     assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, Outcome::Right);
+    server.stop().await.unwrap();
+}
+
+/// Each goes before those that came earlier, and must not hinder that these are found guilty.
+#[tokio::test]
+async fn requests_of_rising_priority_that_kill_their_workers_are_found_guilty_one_after_the_other() {
+    let server = one_echo(400.0, SERVE_LATE).await.unwrap();
+    let ask_at = |content: u16, priority| {
+        let mut client = server.client();
+        tokio::spawn(async move { client.infer_at("echo", &echo_case(content).inputs, priority).await })
+    };
+    let first = ask_at(1, 90);
+    let executes = |model: &Model| model.more["in_flight"] == 1;
+    server.wait_status("echo", "a request that executes", executes).await.unwrap();
+    let equal = ask_at(1, 80);
+    let others: Vec<_> = (2..6).map(|content| ask_at(content, 70 - i64::from(content))).collect();
+    let all = |model: &Model| model.requests.accepted == 6;
+    server.wait_status("echo", "all requests", all).await.unwrap();
+    kill_three(&server).await.unwrap();
+    let why = first.await.unwrap().unwrap_err().message().to_owned();
+    assert!(why.contains("3 workers died"), "{why}");
+    let why = equal.await.unwrap().unwrap_err().message().to_owned();
+    assert!(why.contains("died executing these inputs"), "{why}");
+    for other in others {
+        other.await.unwrap().unwrap();
+    }
+    assert_eq!(server.model("echo").await.unwrap().more["worker_deaths"], 3);
     server.stop().await.unwrap();
 }
 

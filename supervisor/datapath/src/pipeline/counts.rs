@@ -13,10 +13,13 @@ pub enum Refusal {
     TooLarge,
     /// It cannot be answered in time, or its time is up.
     Late,
+    /// Its inputs were proved to kill workers.
+    Quarantined,
 }
 
 impl Refusal {
-    const NAMES: [&'static str; 5] = ["not_ready", "queue_full", "memory_full", "too_large", "late"];
+    const NAMES: [&'static str; 6] =
+        ["not_ready", "queue_full", "memory_full", "too_large", "late", "quarantined"];
 
     pub(crate) fn name(self) -> &'static str {
         Self::NAMES[self as usize]
@@ -86,7 +89,7 @@ mod tests {
         }
         let json = serde_json::to_value(counts).unwrap();
         let refused = serde_json::json!({
-            "not_ready": 1, "queue_full": 0, "memory_full": 0, "too_large": 2, "late": 3
+            "not_ready": 1, "queue_full": 0, "memory_full": 0, "too_large": 2, "late": 3, "quarantined": 0
         });
         assert_eq!(
             (&json["accepted"], &json["rejected"], &json["refused"]),

@@ -61,6 +61,17 @@ impl Reservation {
         }
         Ok(())
     }
+
+    pub(crate) fn holds(&self, tensors: &[Vec<u8>]) -> bool {
+        let same = |(place, bytes): (&Extent, &Vec<u8>)| {
+            place.len == bytes.len() as u64 && self.memory.slab.holds(place.offset, bytes)
+        };
+        self.tensors.len() == tensors.len() && self.tensors.iter().zip(tensors).all(same)
+    }
+
+    pub(crate) fn copy(&self) -> Option<Vec<Vec<u8>>> {
+        self.tensors.iter().map(|place| self.memory.slab.copy(place.offset, place.len).ok()).collect()
+    }
 }
 
 impl Drop for Reservation {

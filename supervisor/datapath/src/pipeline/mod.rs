@@ -24,6 +24,7 @@ mod memory;
 mod note;
 mod pending;
 mod pieces;
+mod quarantine;
 mod reader;
 mod request;
 mod shapes;
@@ -68,6 +69,7 @@ use alarm::Alarm;
 use claim::{Claim, Wait};
 use memory::{RequestMemory, Reservation};
 use pending::Pending;
+use quarantine::Quarantine;
 use stall::StallMeter;
 use state::State;
 use stats::Stats;
@@ -129,6 +131,7 @@ impl Pipeline {
             armed: None,
             routed: None,
             went_idle: VecDeque::new(),
+            quarantine: Quarantine::default(),
         };
         Ok(Self {
             name,

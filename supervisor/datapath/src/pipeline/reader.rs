@@ -158,6 +158,9 @@ impl LaneReader {
                     execution: reported,
                     copy_out: took.output,
                 };
+                if request.item.deaths > 0 {
+                    state.quarantine.lift(&request.item.memory);
+                }
                 state.scheduler.answered(spent.latency);
                 state.stats.succeeded(&spent, now);
             }

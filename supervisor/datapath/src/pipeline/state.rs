@@ -17,8 +17,10 @@ use tokio::sync::mpsc::error::TrySendError;
 use super::counts::Refusal;
 use super::facts::LaneFact;
 use super::link::{Lane, Link, Sending};
+use super::memory::Reservation;
 use super::note;
 use super::pending::{InFlight, Pending, Shapes, Waiting};
+use super::quarantine::{Admission, Quarantine};
 use super::request::{Failure, Output};
 use super::stall::StallMeter;
 use super::stats::Stats;
@@ -31,6 +33,9 @@ const WENT: usize = 8;
 /// worker has no answer coming that would start another try. If memory for the message was missing,
 /// it may be free then; a worker that is gone is found to be gone before.
 const SEND_AGAIN: Duration = Duration::from_millis(5);
+
+/// Clients' priorities begin with 1.
+const FIRST_OF_ALL: u64 = 0;
 
 type Refused = scheduler::Refused<Shapes, Pending>;
 
@@ -53,15 +58,25 @@ pub(crate) struct State {
     pub(crate) routed: Option<Handover>,
     /// Of the last workers that went, those that had nothing to do then.
     pub(crate) went_idle: VecDeque<WorkerId>,
+    pub(crate) quarantine: Quarantine,
 }
 
 impl State {
-    pub(crate) fn accept(&mut self, request: Waiting, now: Moment) -> Result<(), Failure> {
+    pub(crate) fn accept(&mut self, mut request: Waiting, now: Moment) -> Result<(), Failure> {
         if let Some(why) = &self.shut {
             let failure = Failure::not_ready(&self.name, why);
             self.turn_away(Refusal::NotReady, request.rows, now);
             note::refused(request.item.journal.as_ref(), Refusal::NotReady);
             return Err(failure);
+        }
+        match self.quarantine.admit(&request.item.memory, now) {
+            Admission::Free => {}
+            Admission::OnTrial => (request.alone, request.item.deaths) = (true, blame::ON_TRIAL),
+            Admission::Refused(pause) => {
+                self.turn_away(Refusal::Quarantined, request.rows, now);
+                note::refused(request.item.journal.as_ref(), Refusal::Quarantined);
+                return Err(quarantined(pause));
+            }
         }
         let journal = request.item.journal.clone();
         if let Err(Refused { request, why }) = self.scheduler.accept(request, now) {
@@ -226,12 +241,12 @@ impl State {
         let served = self.scheduler.stop_sending(worker);
         let Abandoned { executing, behind } = self.take_back(worker);
         [&executing, &behind].into_iter().for_each(|requests| note::lost(requests, Lost::Died, now));
-        let mut back = self.blamed(executing, now);
-        back.extend(behind);
-        if served || !back.is_empty() {
+        if served || !(executing.is_empty() && behind.is_empty()) {
             self.scheduler.disturbed();
         }
-        self.put_back(back, now);
+        self.put_back(behind, now);
+        let again = self.blamed(executing, now);
+        self.put_back(again, now);
         self.dispatch(now);
     }
 
@@ -251,6 +266,8 @@ impl State {
         let mut again = Vec::with_capacity(requests.len());
         for mut request in requests {
             request.item.deaths += 1;
+            // Else others would kill workers before this one has proved anything.
+            request.level = FIRST_OF_ALL;
             match blame::after_death(request.item.deaths, was_alone) {
                 blame::Blame::Again => again.push(request),
                 blame::Blame::AgainAlone => {
@@ -260,11 +277,29 @@ impl State {
                 blame::Blame::Fail => {
                     let why = format!("{} workers died executing this request", request.item.deaths);
                     self.report(LaneFact::PoisonConfirmed);
+                    self.quarantine(&request.item.memory, now);
                     self.fail(request, Failure::Internal(why), now);
                 }
             }
         }
         again
+    }
+
+    /// Equal requests that wait are refused with it.
+    fn quarantine(&mut self, inputs: &Reservation, now: Moment) {
+        self.quarantine.proved(inputs, now);
+        let Self { scheduler, quarantine, .. } = self;
+        let mut pause = Duration::ZERO;
+        let equal = scheduler.take_if(|item| match quarantine.admit(&item.memory, now) {
+            Admission::Refused(until) => {
+                pause = until;
+                true
+            }
+            Admission::Free | Admission::OnTrial => false,
+        });
+        for request in equal {
+            self.fail(request, quarantined(pause), now);
+        }
     }
 
     /// Requests that failed together are tried one by one, so that only the guilty request fails.
@@ -310,6 +345,13 @@ impl State {
     pub(crate) fn link_mut(&mut self, worker: WorkerId) -> Option<&mut Link> {
         self.links.iter_mut().find(|link| link.worker == worker)
     }
+}
+
+fn quarantined(pause: Duration) -> Failure {
+    Failure::Internal(format!(
+        "workers died executing these inputs; they are refused, and tried again after {} s at the earliest",
+        pause.as_secs() + 1
+    ))
 }
 
 fn too_late(model: &str, request: &Waiting) -> Failure {

@@ -339,6 +339,11 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         self.queues.take_if(Ticket::is_settled);
     }
 
+    /// Waiting requests. Looks at every one.
+    pub fn take_if(&mut self, gone: impl FnMut(&T) -> bool) -> Vec<Entry<K, T>> {
+        self.queues.take_if(gone)
+    }
+
     pub fn drain_queue(&mut self) -> Vec<Entry<K, T>> {
         self.queues.drain_all()
     }

@@ -69,10 +69,10 @@ impl<K: Ord + Clone, T> Queues<K, T> {
     }
 
     /// Looks at every request.
-    pub(super) fn take_if(&mut self, mut gone: impl FnMut(&T) -> bool) {
-        let of_level = self.levels.values_mut().map(|queue| queue.take_if(&mut gone).len());
-        let taken = of_level.sum();
-        self.taken(taken);
+    pub(super) fn take_if(&mut self, mut gone: impl FnMut(&T) -> bool) -> Vec<Entry<K, T>> {
+        let taken: Vec<_> = self.levels.values_mut().flat_map(|queue| queue.take_if(&mut gone)).collect();
+        self.taken(taken.len());
+        taken
     }
 
     pub(super) fn drain_all(&mut self) -> Vec<Entry<K, T>> {

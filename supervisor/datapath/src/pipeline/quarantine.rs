@@ -1,0 +1,127 @@
+//! Inputs that were proved to kill workers: requests with the same are refused for a while, and then
+//! one of them is tried, alone.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use shadowslice_shared::units::Moment;
+
+use super::memory::Reservation;
+
+/// Kept at most, the newest ones; and their bytes together. Larger inputs are not kept.
+const KEPT: usize = 16;
+const BYTES: usize = 64 << 20;
+
+/// Until the first trial, and between trials at most; the pause doubles with each that fails.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(600);
+
+#[derive(Debug, Default)]
+pub(crate) struct Quarantine {
+    /// The newest last.
+    proved: VecDeque<Proved>,
+}
+
+#[derive(Debug)]
+struct Proved {
+    tensors: Vec<Vec<u8>>,
+    until: Moment,
+    pause: Duration,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Admission {
+    Free,
+    /// If its worker dies, that proves it again.
+    OnTrial,
+    /// For so long.
+    Refused(Duration),
+}
+
+impl Quarantine {
+    pub(crate) fn admit(&mut self, inputs: &Reservation, now: Moment) -> Admission {
+        match self.proved.iter_mut().find(|proved| inputs.holds(&proved.tensors)) {
+            None => Admission::Free,
+            Some(proved) if now < proved.until => Admission::Refused(proved.until.since(now)),
+            Some(proved) => {
+                proved.until = now + proved.pause;
+                Admission::OnTrial
+            }
+        }
+    }
+
+    pub(crate) fn proved(&mut self, inputs: &Reservation, now: Moment) {
+        let pause = self.take(inputs).map_or(FIRST_PAUSE, |before| (before.pause * 2).min(LONGEST_PAUSE));
+        let Some(tensors) = inputs.copy() else { return };
+        self.proved.push_back(Proved { tensors, until: now + pause, pause });
+        while self.proved.len() > KEPT || self.bytes() > BYTES {
+            self.proved.pop_front();
+        }
+    }
+
+    /// A request with these inputs was answered.
+    pub(crate) fn lift(&mut self, inputs: &Reservation) {
+        self.take(inputs);
+    }
+
+    fn take(&mut self, inputs: &Reservation) -> Option<Proved> {
+        let place = self.proved.iter().position(|proved| inputs.holds(&proved.tensors))?;
+        self.proved.remove(place)
+    }
+
+    fn bytes(&self) -> usize {
+        self.proved.iter().flat_map(|proved| &proved.tensors).map(Vec::len).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::super::memory::RequestMemory;
+    use super::super::pieces::Pieces;
+    use super::*;
+
+    fn inputs(memory: &Arc<RequestMemory>, tensors: &[&[u8]]) -> Reservation {
+        let reserved = memory.reserve(tensors.iter().map(|tensor| tensor.len() as u64)).unwrap();
+        for (index, tensor) in tensors.iter().enumerate() {
+            reserved.fill(index, &Pieces::from(tensor.to_vec())).unwrap();
+        }
+        reserved
+    }
+
+    fn at(s: u64) -> Moment {
+        Moment::after_origin(Duration::from_secs(s))
+    }
+
+    #[test]
+    fn equal_inputs_are_refused_and_then_one_is_tried_at_a_time() {
+        let memory = Arc::new(RequestMemory::create("test", 1 << 16).unwrap());
+        let mut quarantine = Quarantine::default();
+        let bad = inputs(&memory, &[b"bad", b"x"]);
+        quarantine.proved(&bad, at(0));
+        let same = inputs(&memory, &[b"bad", b"x"]);
+        assert_eq!(quarantine.admit(&same, at(0)), Admission::Refused(FIRST_PAUSE));
+        for other in [&[&b"bad"[..], b"y"][..], &[b"ba", b"dx"], &[b"bad"]] {
+            assert_eq!(quarantine.admit(&inputs(&memory, other), at(0)), Admission::Free);
+        }
+        assert_eq!(quarantine.admit(&same, at(1)), Admission::OnTrial);
+        assert_eq!(quarantine.admit(&same, at(1)), Admission::Refused(FIRST_PAUSE), "one at a time");
+        quarantine.proved(&same, at(1));
+        assert_eq!(quarantine.admit(&same, at(2)), Admission::Refused(FIRST_PAUSE));
+        assert_eq!(quarantine.admit(&same, at(3)), Admission::OnTrial, "the pause has doubled");
+        quarantine.lift(&same);
+        assert_eq!(quarantine.admit(&bad, at(3)), Admission::Free);
+    }
+
+    #[test]
+    fn it_is_bounded() {
+        let memory = Arc::new(RequestMemory::create("test", 1 << 16).unwrap());
+        let mut quarantine = Quarantine::default();
+        for number in 0..=KEPT as u8 {
+            quarantine.proved(&inputs(&memory, &[&[number]]), at(0));
+        }
+        assert_eq!(quarantine.proved.len(), KEPT);
+        assert_eq!(quarantine.admit(&inputs(&memory, &[&[0]]), at(0)), Admission::Free);
+    }
+}
