@@ -20,7 +20,7 @@ use shadowslice_control::controller::{
 use shadowslice_control::host::{self, HostError, RunDir};
 use shadowslice_control::models::{COMMANDS, ModelFactory, ModelSet, Registry, Reload, Served, Shown};
 use shadowslice_control::nvml::Watch;
-use shadowslice_control::process::may_raise_priority;
+use shadowslice_control::process::{end_those_left, may_raise_priority};
 use shadowslice_datapath::clock::Clock;
 use shadowslice_datapath::pulse::Pulse;
 use shadowslice_datapath::repository::{Asked, Repository};
@@ -79,6 +79,7 @@ fn start(file: &Path, config: &Config, log: &Log) -> Result<u8, Failed> {
     let library = host::onnxruntime_library(config).map_err(unfit)?;
     let program = host::worker_program().map_err(unfit)?;
     let run_dir = RunDir::take(&config.run_dir).map_err(|error| unfit(error.into()))?;
+    end_those_left(&run_dir.private().join("workers"));
     host::raise_file_limit();
     let gpus = host::gpus(&config.gpus, &run_dir.private(), &program).map_err(unfit)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -88,11 +89,17 @@ fn start(file: &Path, config: &Config, log: &Log) -> Result<u8, Failed> {
         .enable_all()
         .build()
         .map_err(|error| unavailable(NO_THREADS, &error))?;
+    // Requests and answers pass through this process.
+    if let Err(error) = nix::sys::prctl::set_dumpable(false) {
+        tracing::warn!(%error, "other processes of this user can read the supervisor's memory");
+    }
     let watch = Watch::start(&config.gpus);
     let context = Context {
         program,
         library,
         engines: run_dir.private().join("tensorrt"),
+        register: run_dir.private().join("workers"),
+        variables: config.workers.environment.clone(),
         timeouts: config.timeouts,
         response_bytes: config.limits.response_bytes,
         clock: Clock::start(),

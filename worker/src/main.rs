@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use shadowslice_shared::errors::chain;
 use shadowslice_worker::boot::{Connected, Fault};
 use shadowslice_worker::probe::Probe;
+use shadowslice_worker::{say, walls};
 
 /// As sysexits has it.
 const EX_USAGE: u8 = 64;
@@ -23,7 +24,7 @@ fn main() -> ExitCode {
 }
 
 fn misused() -> ExitCode {
-    say("this program is started by the supervisor, not by hand; run `shadowslice serve CONFIG.yaml`");
+    complain("this program is started by the supervisor, not by hand; run `shadowslice serve CONFIG.yaml`");
     ExitCode::from(EX_USAGE)
 }
 
@@ -34,7 +35,7 @@ fn find_out(probe: Probe) -> ExitCode {
             Err(_) => ExitCode::FAILURE,
         },
         Err(error) => {
-            say(&chain(&error));
+            complain(&chain(&error));
             ExitCode::from(EX_UNAVAILABLE)
         }
     }
@@ -47,20 +48,22 @@ fn serve() -> ExitCode {
         // The supervisor was told why.
         Err(Fault::Refused(_)) => ExitCode::FAILURE,
         Err(fault) => {
-            say(&chain(&fault));
+            complain(&chain(&fault));
             ExitCode::FAILURE
         }
     }
 }
 
 fn run() -> Result<(), Fault> {
+    if let Err(error) = walls::begin() {
+        say(&format!("other processes of its user can read it: {error}"));
+    }
     match Connected::new()?.load()?.warm()? {
         Some(warm) => Ok(warm.serve()?),
         None => Ok(()),
     }
 }
 
-/// Writes one line for the supervisor to forward.
-fn say(fault: &str) {
-    let _nobody_reads = writeln!(std::io::stderr(), "error: {fault}");
+fn complain(fault: &str) {
+    say(&format!("error: {fault}"));
 }

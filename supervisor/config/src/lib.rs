@@ -128,6 +128,7 @@ const KEYS: &[&str] = &[
     "timeouts",
     "start",
     "onnxruntime",
+    "workers",
     "tracing",
 ];
 
@@ -154,6 +155,7 @@ fn document(root: &Value<'_>, context: &Context<'_>) -> Config {
         timeouts: settings::timeouts(&fields),
         strict_start: flag("start", ["lenient", "strict"]),
         onnxruntime: settings::onnxruntime(&fields, context),
+        workers: settings::workers(&fields),
         tracing: tracing::tracing(&fields),
         file_faults: context.file_faults.take(),
         notes: context.notes.take(),

@@ -52,6 +52,8 @@ impl fmt::Display for Document<'_> {
             Some(library) => writeln!(f, "onnxruntime: {{library: {}}}", path(library))?,
             None => writeln!(f, "# onnxruntime.library: not given; looked for when it is needed")?,
         }
+        let names: Vec<_> = config.workers.environment.iter().map(|name| quoted(name)).collect();
+        writeln!(f, "workers: {{environment: [{}]}}", names.join(", "))?;
         match &config.tracing {
             Some(Tracing { otlp, sample, service }) => {
                 let (otlp, sample, service) = (quoted(otlp), show_sample(*sample), quoted(service));

@@ -7,7 +7,7 @@ use super::listen::MAX_SOCKET_PATH;
 use super::reader::{Fields, Value};
 use shadowslice_policy::sharing::PolicyName;
 
-use super::types::{Choice, Controller, Limits, OnnxRuntime, Timeouts};
+use super::types::{Choice, Controller, Limits, OnnxRuntime, Timeouts, Workers};
 use super::{Context, Environment, absolute, units};
 
 /// For `status` and `resize`, in the run directory.
@@ -105,6 +105,22 @@ pub(super) fn onnxruntime(root: &Fields<'_>, context: &Context<'_>) -> OnnxRunti
     let fields = root.section("onnxruntime", &["library"]);
     let library = fields.get("library").and_then(|value| value.text());
     OnnxRuntime { library: library.map(|path| absolute(&context.shown(path))) }
+}
+
+pub(super) fn workers(root: &Fields<'_>) -> Workers {
+    let fields = root.section("workers", &["environment"]);
+    let names = |value: &Value<'_>| {
+        let name = |item: Value<'_>| {
+            let name = item.text()?.to_owned();
+            if name.is_empty() || name.contains('=') || name.starts_with("CUDA_MPS_") {
+                item.fault("no variable that can be passed on; name one, such as `HTTPS_PROXY`");
+                return None;
+            }
+            Some(name)
+        };
+        value.items().into_iter().map(name).collect()
+    };
+    Workers { environment: fields.or("environment", Vec::new(), names) }
 }
 
 pub(super) fn at_least(value: &Value<'_>, least: Duration) -> Option<Duration> {

@@ -35,6 +35,7 @@ pub struct Config {
     /// Nothing is served when a model cannot be started; else the other models are.
     pub strict_start: bool,
     pub onnxruntime: OnnxRuntime,
+    pub workers: Workers,
     /// `None` if no request is traced.
     pub tracing: Option<Tracing>,
     /// Faults of the models' own files. `check` refuses them; `serve` starts the other models.
@@ -259,6 +260,12 @@ pub struct Limits {
     pub connections: usize,
     /// Clients may have tensors in their shared memory read and written.
     pub shared_memory: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Workers {
+    /// Names of the supervisor's variables that workers have besides those that all have.
+    pub environment: Vec<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -100,13 +100,16 @@ async fn workers_end_when_their_supervisor_is_killed() {
 }
 
 #[tokio::test]
-async fn starts_again_where_a_killed_one_left_its_sockets() {
+async fn starts_again_where_a_killed_one_left_its_sockets_and_a_stopped_worker() {
     let home = home(&[echo("echo", "share: {initial: 50%}")]).unwrap();
     let run_dir = home.run_dir();
     let yaml = fs::read_to_string(home.path().join("config.yaml")).unwrap();
     let mut first = Server::ready(home).await.unwrap();
+    let left = first.children();
+    left.iter().for_each(|worker| worker.signal(Signal::SIGSTOP).unwrap());
     first.signal(Signal::SIGKILL).unwrap();
     first.ended().await.unwrap();
+    assert!(left.iter().any(|worker| worker.alive()), "a stopped worker notices nothing");
     let second = Home::with_config(&format!("run_dir: {}\n{yaml}", run_dir.display())).unwrap();
     let second = Server::start(second, None).unwrap();
     let client = Client::new(&run_dir.join("grpc.sock"));
@@ -118,6 +121,7 @@ async fn starts_again_where_a_killed_one_left_its_sockets() {
     };
     timeout(Duration::from_secs(30), ready).await.unwrap_or_else(|_| panic!("{}", second.log()));
     assert_eq!(ask(client, "echo", &echo_case(1), 0.0).await, Outcome::Right);
+    assert_eq!(outlived(&left).await, 0);
     second.stop().await.unwrap();
 }
 

@@ -330,3 +330,14 @@ async fn weights_are_brought_once_and_outlive_all_workers() {
     clients.end().await;
     server.stop().await.unwrap();
 }
+
+/// Nothing is asked of it, so nothing else would tell before it is needed.
+#[tokio::test]
+async fn a_standing_worker_that_is_stopped_is_replaced() {
+    let server = one_echo("always", "100ms").await.unwrap();
+    let stopped = standing(&stands(&server, 0).await.unwrap()).unwrap().pid;
+    Process::of(stopped).unwrap().signal(Signal::SIGSTOP).unwrap();
+    stands(&server, stopped).await.unwrap();
+    assert!(Process::of(stopped).is_none(), "it was ended");
+    server.stop().await.unwrap();
+}

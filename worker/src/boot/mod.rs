@@ -25,6 +25,7 @@ use crate::device::cuda::pinned;
 use crate::engine::{Engine, Libraries, Signature};
 use crate::proof::{self, Trial, Unproven};
 use crate::serve::Warm;
+use crate::{say, walls};
 pub use link::Fault;
 use link::Link;
 use shadowslice_shared::errors::chain;
@@ -48,6 +49,11 @@ impl Connected {
         let Self { link, descriptors } = self;
         let Order::Load(assignment) = link.order()? else { return Err(link.out_of_step()) };
         let begun_ns = now_ns();
+        let breaches = walls::raise(&walls::writable(&assignment));
+        if assignment.purpose.is_reference() {
+            // Once a model is enough.
+            breaches.iter().for_each(|breach| say(&chain(breach)));
+        }
         let (parts, took, weights) =
             Parts::load(descriptors, &assignment).map_err(|refusal| link.refuse(refusal))?;
         let times = parts.device.start_times(assignment.profile.as_ref());
@@ -136,6 +142,11 @@ impl Parts {
         let loaded_ns = now_ns();
         let device = Device::open(assignment, pool)?;
         let opened_ns = now_ns();
+        if let Err(breach) = walls::close_connections()
+            && assignment.purpose.is_reference()
+        {
+            say(&chain(&breach));
+        }
         let requests = ReadableSlab::map(requests.as_fd(), assignment.request_bytes).map_err(setup)?;
         let slot_bytes = assignment.response_slot_bytes;
         let response_bytes = slot_bytes

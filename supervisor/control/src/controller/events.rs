@@ -4,12 +4,14 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use shadowslice_policy::workers::{Action, Fact, HandoverMode, ResizeRequest, Settings, Workers};
 use shadowslice_shared::boot::BootRefusal;
 use shadowslice_shared::groups::Division;
 use shadowslice_shared::units::{Moment, Percent};
 use tokio::sync::{mpsc, watch};
+use tokio::time::{Interval, MissedTickBehavior};
 
 use super::groups::{GroupLedger, Tenancy};
 use super::memory::{EntryId, MemoryLedger};
@@ -25,6 +27,9 @@ use shadowslice_datapath::pipeline::{LaneFact, Pipeline};
 use shadowslice_shared::errors;
 use shadowslice_shared::ids::WorkerId;
 
+/// How often workers' processes are looked at.
+const LOOK: Duration = Duration::from_secs(1);
+
 /// What all controllers share.
 #[derive(Debug, Clone)]
 pub struct Context {
@@ -33,6 +38,10 @@ pub struct Context {
     pub library: PathBuf,
     /// Where engines that were built for this GPU are kept.
     pub engines: PathBuf,
+    /// The folder with a file for each worker that runs.
+    pub register: PathBuf,
+    /// Names of variables that workers have besides those that all have.
+    pub variables: Vec<String>,
     pub timeouts: Timeouts,
     /// Bytes of one answer at most.
     pub response_bytes: u64,
@@ -136,8 +145,10 @@ impl Controller {
         self.perform_all(first);
         self.tell_groups();
         self.publish();
+        let mut look = tokio::time::interval(LOOK);
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         while !self.workers.have_ended() {
-            self.hear(&mut inbox).await;
+            self.hear(&mut inbox, &mut look).await;
             self.publish();
         }
         self.note_standing(false);
@@ -145,7 +156,7 @@ impl Controller {
     }
 
     /// Every receiver is cancel-safe.
-    async fn hear(&mut self, inbox: &mut Inbox) {
+    async fn hear(&mut self, inbox: &mut Inbox, look: &mut Interval) {
         let due = self.workers.due().map(|due| self.context.clock.instant(due));
         let alarm = async {
             match due {
@@ -161,10 +172,27 @@ impl Controller {
             Some(order) = inbox.orders.recv() => self.ordered(order),
             Ok(()) = inbox.calls.changed() => self.called_in(),
             Ok(()) = inbox.moves.changed() => self.tell_groups(),
+            _ = look.tick() => self.end_the_stopped(),
             () = alarm => {
                 let actions = self.workers.on_time(self.now());
                 self.perform_all(actions);
             }
+        }
+    }
+
+    /// A worker that was stopped is no spare, and would keep the next batch. One that starts has
+    /// time limits.
+    fn end_the_stopped(&mut self) {
+        let stopped = |process: &&Worker| {
+            if !matches!(self.workers.role_and_phase(process.id).1, "serving" | "standing") {
+                return false;
+            }
+            let stat = procfs::process::Process::new(process.pid).and_then(|process| process.stat());
+            stat.is_ok_and(|stat| stat.state == 'T')
+        };
+        let stopped: Vec<_> = self.processes.values().filter(stopped).map(|process| process.id).collect();
+        for worker in stopped {
+            self.tell(Fact::Misbehaved { worker, why: "it was stopped by a signal".to_owned() });
         }
     }
 

@@ -83,6 +83,8 @@ impl Controller {
             reference: &self.reference,
             weights: &self.weights,
             cpus: &self.model.cpus,
+            variables: &self.context.variables,
+            register: &self.context.register,
             low_priority: spare && self.context.lower_shadows,
             data_path: &self.context.data_path,
             events: self.events.clone(),

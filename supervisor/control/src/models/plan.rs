@@ -74,6 +74,7 @@ fn fixed(old: &Config, new: &Config) -> Vec<&'static str> {
         limits,
         timeouts,
         onnxruntime,
+        workers,
         model_control,
         tracing,
         models: _,
@@ -90,6 +91,7 @@ fn fixed(old: &Config, new: &Config) -> Vec<&'static str> {
         ("limits", *limits == old.limits),
         ("timeouts", *timeouts == old.timeouts),
         ("onnxruntime", *onnxruntime == old.onnxruntime),
+        ("workers", *workers == old.workers),
         ("model_control", *model_control == old.model_control),
         ("tracing", but_sample(tracing.as_ref()) == but_sample(old.tracing.as_ref())),
     ];

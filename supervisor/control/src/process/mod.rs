@@ -1,8 +1,10 @@
 //! Worker processes: spawning, booting, watching, ending.
 
 mod boot;
+mod environment;
 mod priority;
 mod reference;
+mod register;
 mod says;
 mod spawn;
 mod weights;
@@ -11,6 +13,7 @@ mod worker;
 pub use boot::plan_warm_up;
 pub use priority::may_raise_priority;
 pub use reference::{ReferenceError, ReferenceFile};
+pub use register::end_those_left;
 
 pub use spawn::Inherited;
 pub(crate) use spawn::close_on_exec;

@@ -1,10 +1,8 @@
 //! A worker process, from its spawn to its exit.
 
-use std::collections::BTreeMap;
-use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,12 +21,14 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use super::boot::{self, Boot};
+use super::environment::environment;
 use super::priority;
 use super::reference::ReferenceFile;
+use super::register::Entry;
 use super::says;
 use super::spawn::{Child, Inherited, spawn};
 use super::weights::KeptWeights;
-use crate::backend::{Grant, NO_TELEMETRY, inherited_settings};
+use crate::backend::Grant;
 use shadowslice_datapath::pipeline::BatchSocket;
 use shadowslice_shared::ids::WorkerId;
 
@@ -83,6 +83,10 @@ pub struct Launch<'l> {
     pub weights: &'l KeptWeights,
     /// Cores it is pinned to; empty: all.
     pub cpus: &'l [usize],
+    /// Names of the supervisor's variables that a worker has besides those that all have.
+    pub variables: &'l [String],
+    /// The folder with a file for each worker that runs.
+    pub register: &'l Path,
     pub low_priority: bool,
     /// The reactor that will read its answers.
     pub data_path: &'l tokio::runtime::Handle,
@@ -180,7 +184,9 @@ impl Worker {
         let admission = launch.grant.admission(pid);
         let boot = Boot { socket: boot_socket, worker: launch.id, orders, admission, events: launch.events };
         let booting = Booting { orders: go.clone(), task: tokio::spawn(boot::run(boot, plan)) };
-        let process = Process { child, pid, grant: launch.grant };
+        let unregistered = |error: &_| tracing::warn!(pid, %error, "a worker is not registered");
+        let entry = Entry::write(launch.register, pid).inspect_err(unregistered).ok();
+        let process = Process { child, pid, grant: launch.grant, _entry: entry };
         tokio::spawn(watch(process, killed, booting, (launch.id, events)));
         Ok(Self {
             id: launch.id,
@@ -257,25 +263,12 @@ impl Worker {
 }
 
 fn start(launch: &Launch<'_>, files: &[Inherited<'_>]) -> Result<Child, SpawnError> {
-    spawn(launch.program, &["--boot"], &environment(&launch.grant), files).map_err(|source| {
-        match source.kind() {
+    spawn(launch.program, &["--boot"], &environment(&launch.grant, launch.variables), files).map_err(
+        |source| match source.kind() {
             io::ErrorKind::NotFound => SpawnError::NoProgram(launch.program.to_owned()),
             _ => SpawnError::Process { program: launch.program.to_owned(), source },
-        }
-    })
-}
-
-/// The supervisor's environment without its MPS variables, plus those of the worker's grant.
-fn environment(grant: &Grant) -> Vec<(OsString, OsString)> {
-    let mut environment: BTreeMap<OsString, OsString> = std::env::vars_os().collect();
-    for name in inherited_settings() {
-        environment.remove(&name);
-    }
-    let granted = grant.environment().into_iter().map(|(name, value)| (name.into(), value.into()));
-    environment.extend(granted);
-    let (name, value) = NO_TELEMETRY;
-    environment.insert(name.into(), value.into());
-    environment.into_iter().collect()
+        },
+    )
 }
 
 /// Priority and cores, which the worker's later threads inherit.
@@ -320,6 +313,7 @@ struct Process {
     child: Child,
     pid: i32,
     grant: Grant,
+    _entry: Option<Entry>,
 }
 
 impl Process {

@@ -74,6 +74,8 @@ pub(super) struct Bench<'b> {
     pub(super) library: &'b std::path::Path,
     /// Where engines that are built for a share are kept.
     pub(super) engines: &'b std::path::Path,
+    /// The folder with a file for each worker that runs.
+    pub(super) register: &'b std::path::Path,
     pub(super) timeouts: Timeouts,
     pub(super) response_bytes: u64,
     pub(super) reference: ReferenceFile,
@@ -200,6 +202,8 @@ impl Bench<'_> {
             weights: &KeptWeights::default(),
             reference: &self.reference,
             cpus: &self.model.cpus,
+            variables: &[],
+            register: self.register,
             low_priority: false,
             data_path: &tokio::runtime::Handle::current(),
             events,

@@ -98,6 +98,7 @@ fn measure(options: &Options) -> Result<u8, ProfileError> {
         gpu: Arc::clone(&gpus[0]),
         program: &program,
         engines: &run_dir.private().join("tensorrt"),
+        register: &run_dir.private().join("workers"),
         library: &host::onnxruntime_library(&config)?,
         timeouts: config.timeouts,
         response_bytes: config.limits.response_bytes,

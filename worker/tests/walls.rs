@@ -1,0 +1,40 @@
+//! What a worker can do once it runs a model, tried from inside.
+
+#![allow(clippy::unwrap_used)]
+
+use std::os::unix::net::UnixListener;
+use std::process::{Command, Stdio};
+
+use nix::sys::signal::kill;
+use nix::unistd::Pid;
+
+#[test]
+fn a_worker_can_do_nothing_to_others() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("socket");
+    let _listener = UnixListener::bind(&socket).unwrap();
+    let mut other = Command::new("/bin/sleep").arg("60").stdout(Stdio::null()).spawn().unwrap();
+    let pid = other.id().cast_signed();
+    // All of it would succeed without walls.
+    kill(Pid::from_raw(pid), None).unwrap();
+    std::fs::read(format!("/proc/{pid}/environ")).unwrap();
+    std::fs::write(folder.path().join("before"), "").unwrap();
+
+    let mut worker = Command::new(env!("CARGO_BIN_EXE_shadowslice-worker"));
+    worker.args(["--probe", "walls", &pid.to_string()]).arg(&socket).arg(folder.path().join("file"));
+    let said = worker.output().unwrap();
+    other.kill().unwrap();
+    other.wait().unwrap();
+    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+    let found: serde_json::Value = serde_json::from_slice(&said.stdout).unwrap();
+    if found["breaches"].as_array().is_some_and(|breaches| !breaches.is_empty()) {
+        // An old kernel has no such walls.
+        println!("{found}");
+        return;
+    }
+    for deed in
+        ["signals", "reads_processes", "starts_processes", "writes_files", "reaches_networks", "connects"]
+    {
+        assert_eq!(found[deed], false, "{deed}: {found}");
+    }
+}
