@@ -1,12 +1,11 @@
-//! Compiles the protocol's client from the supervisor's own description of it.
+//! Compiles the protocols' clients from the supervisor's own descriptions of them.
 
 use std::error::Error;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let folder = "../supervisor/ingress/proto";
-    let proto = format!("{folder}/open_inference.proto");
-    println!("cargo:rerun-if-changed={proto}");
-    let files = protox::compile([&proto], [folder])?;
+    println!("cargo:rerun-if-changed={folder}");
+    let files = protox::compile(["open_inference.proto", "health.proto"], [folder])?;
     tonic_prost_build::configure().build_server(false).bytes(".").compile_fds(files)?;
     Ok(())
 }

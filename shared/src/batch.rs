@@ -93,6 +93,9 @@ pub struct Output {
 pub enum RunFailure {
     #[error("the model could not be run on this input: {0}")]
     Engine(String),
+    /// The input is at fault: a token that is not in the vocabulary, say.
+    #[error("the model refuses this input: {0}")]
+    Input(String),
     #[error("the answer has {needed} bytes and only {room} fit; raise limits.response_bytes")]
     AnswerTooLarge { needed: u64, room: u64 },
     /// A fault of the supervisor.

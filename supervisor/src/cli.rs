@@ -37,7 +37,8 @@ struct Cli {
 enum Command {
     /// Run in the foreground until SIGTERM or SIGINT, then answer what was accepted and end.
     ///
-    /// A second signal ends at once.
+    /// With `timeouts.lame_duck` it serves on for so long after SIGTERM, and says that it is not ready; a second signal
+    /// ends that. Then a further signal ends it at once.
     Serve {
         /// The configuration.
         config: PathBuf,
@@ -101,6 +102,22 @@ enum Command {
         #[command(flatten)]
         at: RunDir,
     },
+    /// Have the host, or one model, say that it is not ready, so that load balancers send elsewhere.
+    ///
+    /// It goes on to serve, and answers what comes, until `shadowslice undrain` or its end.
+    Drain {
+        /// The model's name; without it the whole host is drained.
+        model: Option<String>,
+        #[command(flatten)]
+        at: RunDir,
+    },
+    /// Have the host, or one model, say again that it is ready.
+    Undrain {
+        /// The model's name; without it the host, of which models may stay drained.
+        model: Option<String>,
+        #[command(flatten)]
+        at: RunDir,
+    },
     /// Show what the policy would do now, and why.
     ///
     /// Each model's share in force, the one that it should have, what that rests on, and what keeps it from being
@@ -153,6 +170,8 @@ pub(crate) fn run() -> ExitCode {
         Command::Reload { json, at } => ask(&Ask::Reload, json, at),
         Command::Hold { model, at } => ask(&Ask::Hold { model, held: true }, false, at),
         Command::Release { model, at } => ask(&Ask::Hold { model, held: false }, false, at),
+        Command::Drain { model, at } => ask(&Ask::Drain { model, drained: true }, false, at),
+        Command::Undrain { model, at } => ask(&Ask::Drain { model, drained: false }, false, at),
         Command::Plan { json, at } => ask(&Ask::Plan, json, at),
         Command::Doctor(options) => doctor::run(&options),
         Command::Profile(options) => profile::run(&options),
@@ -206,9 +225,15 @@ fn show(asked: &Ask, reply: Reply, json: bool) -> u8 {
             let what = if held { "held: no policy changes its share" } else { "free: the policy decides" };
             print(&format!("{model} {how} {what}"))
         }
+        (Ask::Drain { model, .. }, Reply::Drained { drained, news }) => {
+            let what = model.as_deref().unwrap_or("the host");
+            let how = if news { "is" } else { "was already" };
+            let so = if drained { "drained: it serves, and says that it is not ready" } else { "undrained" };
+            print(&format!("{what} {how} {so}"))
+        }
         (Ask::Resize { .. }, Reply::Refused(why)) => unchanged(&why),
         (_, Reply::Refused(why)) => fail(&why, exit::REFUSED),
-        (_, other @ Reply::Held { .. }) => {
+        (_, other @ (Reply::Held { .. } | Reply::Drained { .. })) => {
             fail(&format!("an answer to another question: {other:?}"), exit::REFUSED)
         }
     }

@@ -1,5 +1,6 @@
 //! The wiring of `shadowslice serve`: the one place that knows all parts.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::error::Error;
 use std::path::Path;
@@ -162,10 +163,12 @@ fn control_ended() -> Failed {
 fn repository(
     config: &Config,
     models: &watch::Receiver<Arc<ModelSet>>,
+    router: &Arc<Router>,
     wishes: mpsc::Sender<Asked>,
 ) -> Arc<Repository> {
-    let models = models.clone();
-    Arc::new(Repository::new(move || models.borrow().listed(), config.model_control.then_some(wishes)))
+    let (models, router) = (models.clone(), Arc::clone(router));
+    let list = move || models.borrow().listed(|name| router.is_drained(name));
+    Arc::new(Repository::new(list, config.model_control.then_some(wishes)))
 }
 
 async fn serve(
@@ -189,8 +192,9 @@ async fn serve(
         run_models(file, config, &context, tracer.clone()).await?;
     let (reloads, to_reload) = mpsc::channel(COMMANDS);
     let (wishes, wished) = mpsc::channel(COMMANDS);
-    let repository = repository(config, &models, wishes);
+    let repository = repository(config, &models, &router, wishes);
     let reach = Arc::new(Reach {
+        router: Arc::clone(&router),
         models: models.clone(),
         reloads: reloads.clone(),
         gpus: context.gpus,
@@ -204,6 +208,7 @@ async fn serve(
     let rendering = rendering(Arc::clone(&reach), machine, tracer.clone(), log.dropped());
     let metrics = tokio::spawn(metrics_listeners.run(rendering, ending));
 
+    let begun = Cell::new(false);
     let served = async {
         if config.strict_start {
             let mut stopped = stopping.clone();
@@ -216,7 +221,8 @@ async fn serve(
         }
         tracing::info!(models = config.models.len(), run_dir = %run_dir.path().display(), "serving");
         systemd::serving();
-        ingress.run(router, repository, tracer.clone(), stopping).await;
+        begun.set(true);
+        ingress.run(Arc::clone(&router), repository, tracer.clone(), stopping).await;
         Ok::<(), Failed>(())
     };
     let conversation = async {
@@ -229,7 +235,8 @@ async fn serve(
             () = control.ended() => Err(control_ended()),
         }
     };
-    let outcome = until_stopped(conversation, &mut signals, &stop).await;
+    let way = Ending { router: &router, begun: &begun, lame_duck: config.lame_duck, stop };
+    let outcome = until_stopped(conversation, &mut signals, way).await;
     let limit = config.timeouts.stop * 2 + STOP_GRACE;
     // Traces are sent while the workers end.
     let flushed = exporter.map(|exporter| tokio::spawn(exporter.finish()));
@@ -237,7 +244,7 @@ async fn serve(
     if let (Some(flushed), Ok(0)) = (flushed, &code) {
         tokio::select! {
             _ = flushed => {}
-            () = signals.next() => {}
+            _ = signals.next() => {}
         }
     }
     // Metrics are served until everything else has ended.
@@ -293,22 +300,42 @@ fn rendering(
     })
 }
 
-/// `None` if a second signal cuts the answering short.
+/// What an orderly end takes.
+struct Ending<'a> {
+    router: &'a Router,
+    /// Whether clients are served already.
+    begun: &'a Cell<bool>,
+    lame_duck: Duration,
+    stop: watch::Sender<bool>,
+}
+
+/// `None` if a signal cuts the answering short.
 async fn until_stopped(
     conversation: impl Future<Output = Result<(), Failed>>,
     signals: &mut Signals,
-    stop: &watch::Sender<bool>,
+    Ending { router, begun, lame_duck, stop }: Ending<'_>,
 ) -> Option<Result<(), Failed>> {
     let mut conversation = std::pin::pin!(conversation);
-    tokio::select! {
+    let told = tokio::select! {
         outcome = &mut conversation => return Some(outcome),
-        () = signals.next() => tracing::info!("stopping: answering what was accepted; a second signal ends at once"),
-    }
+        told = signals.next() => told,
+    };
     systemd::stopping();
+    router.stop();
+    // Who ends it at a terminal does not wait for load balancers.
+    if told == Told::Terminate && begun.get() && !lame_duck.is_zero() {
+        tracing::info!("unready, and serving for {lame_duck:?} more; a second signal ends that");
+        tokio::select! {
+            outcome = &mut conversation => return Some(outcome),
+            () = tokio::time::sleep(lame_duck) => {}
+            _ = signals.next() => {}
+        }
+    }
+    tracing::info!("stopping: answering what was accepted; a further signal ends at once");
     stop.send_replace(true);
     tokio::select! {
         outcome = &mut conversation => Some(outcome),
-        () = signals.next() => None,
+        _ = signals.next() => None,
     }
 }
 
@@ -323,7 +350,7 @@ async fn finish(
     tokio::select! {
         () = control.ended() => {}
         () = tokio::time::sleep(limit) => tracing::error!("workers outlived their kill and are left behind"),
-        () = signals.next() => return Ok(cut(control)),
+        _ = signals.next() => return Ok(cut(control)),
     }
     outcome.map(|()| {
         tracing::info!("stopped");
@@ -352,6 +379,12 @@ fn hear(kind: SignalKind) -> Result<Signal, Failed> {
     signal(kind).map_err(|error| unavailable("signals cannot be heard", &error))
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Told {
+    Terminate,
+    Interrupt,
+}
+
 struct Signals {
     terminate: Signal,
     interrupt: Signal,
@@ -362,10 +395,10 @@ impl Signals {
         Ok(Self { terminate: hear(SignalKind::terminate())?, interrupt: hear(SignalKind::interrupt())? })
     }
 
-    async fn next(&mut self) {
+    async fn next(&mut self) -> Told {
         tokio::select! {
-            _ = self.terminate.recv() => {}
-            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => Told::Terminate,
+            _ = self.interrupt.recv() => Told::Interrupt,
         }
     }
 }

@@ -4,7 +4,7 @@ use std::io;
 use std::path::Path;
 use std::time::Duration;
 
-use futures_util::stream;
+use futures_util::{Stream, TryStreamExt, stream};
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
 use tonic::codegen::http::uri::PathAndQuery;
@@ -14,6 +14,9 @@ use tonic_prost::ProstCodec;
 
 use crate::cases::Tensor;
 use crate::proto::grpc_inference_service_client::GrpcInferenceServiceClient;
+use crate::proto::health::HealthCheckRequest;
+use crate::proto::health::health_check_response::ServingStatus;
+use crate::proto::health::health_client::HealthClient;
 use crate::proto::infer_parameter::ParameterChoice as Choice;
 use crate::proto::model_infer_request::InferInputTensor;
 use crate::proto::model_repository_parameter::ParameterChoice;
@@ -55,6 +58,13 @@ impl Client {
     /// Whether the server says that it is ready.
     pub async fn server_ready(&mut self) -> Result<bool, Status> {
         Ok(self.grpc.server_ready(ServerReadyRequest {}).await?.into_inner().ready)
+    }
+
+    /// What gRPC's health service says, and then each change of it; true for SERVING.
+    pub async fn health(&self) -> Result<impl Stream<Item = Result<bool, Status>> + use<>, Status> {
+        let mut health = HealthClient::new(self.channel.clone());
+        let told = health.watch(HealthCheckRequest::default()).await?.into_inner();
+        Ok(told.map_ok(|answer| answer.status() == ServingStatus::Serving))
     }
 
     /// Whether the server says that the model is ready.

@@ -15,4 +15,9 @@ pub mod status;
 #[allow(unreachable_pub, unused_qualifications, clippy::all, reason = "generated")]
 pub mod proto {
     tonic::include_proto!("inference");
+
+    /// gRPC's health service.
+    pub mod health {
+        tonic::include_proto!("grpc.health.v1");
+    }
 }

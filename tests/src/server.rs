@@ -54,7 +54,7 @@ impl Server {
         Ok(Self { home, child, process })
     }
 
-    /// Starts on `config.yaml` of the folder, and waits until all models are ready.
+    /// Starts on `config.yaml` of the folder, and waits until all models are ready or given up.
     pub async fn ready(home: Home) -> Result<Self, Error> {
         let mut server = Self::start(home, None)?;
         server.wait_ready().await?;
@@ -86,7 +86,13 @@ impl Server {
         self.home.log()
     }
 
-    /// Waits until all its models are ready.
+    /// Waits until it answers commands, which is before its models are ready.
+    pub async fn wait_up(&mut self) -> Result<(), Error> {
+        let socket = self.home.run_dir().join("control.sock");
+        self.wait("its control socket", async move || UnixStream::connect(&socket).await.is_ok()).await
+    }
+
+    /// Waits until it says that it is ready.
     pub async fn wait_ready(&mut self) -> Result<(), Error> {
         let client = self.client();
         self.wait("ServerReady", async move || matches!(client.clone().server_ready().await, Ok(true))).await

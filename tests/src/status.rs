@@ -1,6 +1,8 @@
 //! The output of `shadowslice status --json` and `shadowslice resize --json`, as other programs
 //! read it.
 
+use std::collections::BTreeMap;
+
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -86,8 +88,12 @@ pub struct Requests {
     pub succeeded: u64,
     /// Answered with an error.
     pub failed: u64,
-    /// Refused at the door.
+    /// Refused, on arrival or out of the queue.
     pub rejected: u64,
+    /// At fault themselves.
+    pub invalid: u64,
+    /// All that were refused, by the reason.
+    pub refused: BTreeMap<String, u64>,
     /// Executed again after a worker's death.
     pub retried: u64,
 }
@@ -97,6 +103,8 @@ pub struct Requests {
 pub struct Slo {
     /// The latency promised, in milliseconds.
     pub latency_ms: f64,
+    /// The part of the recent requests that kept it; `None` while the model takes no requests.
+    pub attainment: Option<f64>,
 }
 
 /// Hand-overs so far.

@@ -180,9 +180,9 @@ fn what_onnx_runtime_refuses_is_said_in_its_words_and_harms_nothing() {
     let worker = serving(Setup::new(onnxruntime(model.path.clone())), &warm_up(&[&[2]]));
     let wide = worker.batch(&[&[3]], &[(1, vec![fp32(&[1.0; 3])])]);
     let failure = worker.run(&wide).unwrap_err();
-    assert!(matches!(&failure, RunFailure::Engine(why) if why.contains("dimension")), "{failure:?}");
+    assert!(matches!(&failure, RunFailure::Input(why) if why.contains("dimension")), "{failure:?}");
     let deep = worker.batch(&[&[2, 1, 1]], &[(1, vec![fp32(&[1.0; 2])])]);
-    assert!(matches!(worker.run(&deep), Err(RunFailure::Engine(_))));
+    assert!(matches!(worker.run(&deep), Err(RunFailure::Input(_))));
     assert!(worker.run(&worker.batch(&[&[2]], &[(1, vec![fp32(&[1.0; 2])])])).is_ok());
     assert!(worker.stop().success());
 }

@@ -127,6 +127,7 @@ const KEYS: &[&str] = &[
     "limits",
     "timeouts",
     "start",
+    "ready",
     "onnxruntime",
     "workers",
     "tracing",
@@ -142,6 +143,8 @@ fn document(root: &Value<'_>, context: &Context<'_>) -> Config {
     let controller = settings::controller(&fields, context);
     let beside = models::Beside { gpus: &gpus, limits: &limits, controller: &controller };
     let models = models::models(&fields, &beside, context);
+    let (timeouts, lame_duck) = settings::timeouts(&fields);
+    let ready = fields.or("ready", Ready::default(), |value| settings::ready(value, &models));
     let flag =
         |key, [no, yes]: [&str; 2]| fields.or(key, false, |value| value.one_of(&[(no, false), (yes, true)]));
     Config {
@@ -152,8 +155,10 @@ fn document(root: &Value<'_>, context: &Context<'_>) -> Config {
         model_control: flag("model_control", ["none", "explicit"]),
         controller,
         limits,
-        timeouts: settings::timeouts(&fields),
+        timeouts,
+        lame_duck,
         strict_start: flag("start", ["lenient", "strict"]),
+        ready,
         onnxruntime: settings::onnxruntime(&fields, context),
         workers: settings::workers(&fields),
         tracing: tracing::tracing(&fields),

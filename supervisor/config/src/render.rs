@@ -2,10 +2,11 @@
 
 use std::fmt;
 use std::path::Path;
+use std::time::Duration;
 
 use super::types::{
     Address, Batch, Config, CudaDevice, Engine, Gpu, HandoverMode, Limits, Listener, Model, OnLate,
-    Partitioning, Provider, Queue, Share, Timeouts, Tracing,
+    Partitioning, Provider, Queue, Ready, Share, Timeouts, Tracing,
 };
 use super::units::{show_duration, show_sample, show_size};
 
@@ -46,8 +47,9 @@ impl fmt::Display for Document<'_> {
             writeln!(f, "# controller.standby_memory: not given; half of a real GPU's memory")?;
         }
         limits(f, &config.limits)?;
-        timeouts(f, &config.timeouts)?;
+        timeouts(f, &config.timeouts, config.lame_duck)?;
         writeln!(f, "start: {}", if config.strict_start { "strict" } else { "lenient" })?;
+        writeln!(f, "ready: {}", ready(&config.ready))?;
         match &config.onnxruntime.library {
             Some(library) => writeln!(f, "onnxruntime: {{library: {}}}", path(library))?,
             None => writeln!(f, "# onnxruntime.library: not given; looked for when it is needed")?,
@@ -202,10 +204,24 @@ fn limits(f: &mut fmt::Formatter<'_>, limits: &Limits) -> fmt::Result {
     writeln!(f, "  shared_memory: {}", limits.shared_memory)
 }
 
-fn timeouts(f: &mut fmt::Formatter<'_>, timeouts: &Timeouts) -> fmt::Result {
+fn ready(ready: &Ready) -> String {
+    match ready {
+        Ready::All => "all".to_owned(),
+        Ready::Any => "any".to_owned(),
+        Ready::Each(names) => {
+            format!("[{}]", names.iter().map(|name| quoted(name)).collect::<Vec<_>>().join(", "))
+        }
+    }
+}
+
+fn timeouts(f: &mut fmt::Formatter<'_>, timeouts: &Timeouts, lame_duck: Duration) -> fmt::Result {
     let Timeouts { spawn, warm, drain, dwell, stop } = *timeouts;
     let [spawn, warm, drain, dwell, stop] = [spawn, warm, drain, dwell, stop].map(show_duration);
-    writeln!(f, "timeouts: {{spawn: {spawn}, warm: {warm}, drain: {drain}, dwell: {dwell}, stop: {stop}}}")
+    let lame_duck = show_duration(lame_duck);
+    writeln!(
+        f,
+        "timeouts: {{spawn: {spawn}, warm: {warm}, drain: {drain}, dwell: {dwell}, stop: {stop}, lame_duck: {lame_duck}}}"
+    )
 }
 
 fn path(path: &Path) -> String {

@@ -7,7 +7,7 @@ use super::listen::MAX_SOCKET_PATH;
 use super::reader::{Fields, Value};
 use shadowslice_policy::sharing::PolicyName;
 
-use super::types::{Choice, Controller, Limits, OnnxRuntime, Timeouts, Workers};
+use super::types::{Choice, Controller, Limits, Model, OnnxRuntime, Ready, Timeouts, Workers};
 use super::{Context, Environment, absolute, units};
 
 /// For `status` and `resize`, in the run directory.
@@ -88,17 +88,48 @@ pub(super) fn limits(root: &Fields<'_>) -> Limits {
     }
 }
 
-pub(super) fn timeouts(root: &Fields<'_>) -> Timeouts {
-    let fields = root.section("timeouts", &["spawn", "warm", "drain", "dwell", "stop"]);
+/// Of workers, and how long a host serves on that is to stop.
+pub(super) fn timeouts(root: &Fields<'_>) -> (Timeouts, Duration) {
+    let fields = root.section("timeouts", &["spawn", "warm", "drain", "dwell", "stop", "lame_duck"]);
     let least = Duration::from_millis(1);
     let timeout = |key, seconds| fields.or(key, Duration::from_secs(seconds), |value| at_least(value, least));
-    Timeouts {
+    let from_zero =
+        |key, seconds| fields.or(key, Duration::from_secs(seconds), |value| value.parsed(units::duration));
+    let timeouts = Timeouts {
         spawn: timeout("spawn", 10),
         warm: timeout("warm", 300),
         drain: timeout("drain", 10),
-        dwell: fields.or("dwell", Duration::from_secs(5), |value| value.parsed(units::duration)),
+        dwell: from_zero("dwell", 5),
         stop: timeout("stop", 5),
+    };
+    (timeouts, from_zero("lame_duck", 0))
+}
+
+pub(super) fn ready(value: &Value<'_>, models: &[Model]) -> Option<Ready> {
+    if !value.is_list() {
+        let found = match value.word() {
+            Some("any") => Some(Ready::Any),
+            Some("all") => Some(Ready::All),
+            _ => None,
+        };
+        if found.is_none() {
+            value.fault("must be `any`, `all` or a list of models' names");
+        }
+        return found;
     }
+    let names = value.items();
+    if names.is_empty() {
+        value.fault("names no model; write `any`, `all` or a list of models' names");
+    }
+    let known = |name: &Value<'_>| {
+        let text = name.text()?;
+        let known = models.iter().any(|model| model.name == text);
+        if !known {
+            name.fault("no model has this name");
+        }
+        known.then(|| text.to_owned())
+    };
+    Some(Ready::Each(names.iter().filter_map(known).collect()))
 }
 
 pub(super) fn onnxruntime(root: &Fields<'_>, context: &Context<'_>) -> OnnxRuntime {

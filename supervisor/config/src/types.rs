@@ -32,8 +32,11 @@ pub struct Config {
     pub controller: Controller,
     pub limits: Limits,
     pub timeouts: Timeouts,
+    /// How long a host that is to stop serves on, unready.
+    pub lame_duck: Duration,
     /// Nothing is served when a model cannot be started; else the other models are.
     pub strict_start: bool,
+    pub ready: Ready,
     pub onnxruntime: OnnxRuntime,
     pub workers: Workers,
     /// `None` if no request is traced.
@@ -48,6 +51,17 @@ impl Config {
     pub fn own_descriptors(&self) -> u64 {
         DESCRIPTORS_OF_ALL + DESCRIPTORS_OF_A_MODEL * self.models.len() as u64
     }
+}
+
+/// Which models must be ready for the host to be ready.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Ready {
+    All,
+    /// One of them, once all models of the start have been ready or given up.
+    #[default]
+    Any,
+    /// Each of these; they are names of models.
+    Each(Vec<String>),
 }
 
 /// No two sockets are the same.

@@ -3,6 +3,7 @@
 pub mod clock;
 pub mod pipeline;
 pub mod pulse;
+pub mod readiness;
 pub mod repository;
 pub mod router;
 pub mod trace;

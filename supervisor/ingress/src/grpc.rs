@@ -205,7 +205,7 @@ impl Service {
         if let Some(journal) = &coming.journal {
             journal.found(&name);
         }
-        let metadata = model::metadata(&pipeline, &name)?;
+        let metadata = pipeline.described(coming.journal.as_ref())?;
         let request = match contents::is_quick(&request) {
             true => contents::request(request)?,
             false => away("reading the tensors", move || in_turn(|| contents::request(request))).await?,
@@ -246,7 +246,9 @@ impl GrpcInferenceService for Service {
     async fn model_ready(&self, request: Request<ModelReadyRequest>) -> Answer<ModelReadyResponse> {
         let ModelReadyRequest { name, version } = request.into_inner();
         // Like Triton's: an absent model is not ready. Clients ask this until a model has gone.
-        let ready = model::find(&self.0.router, &name, &version).is_ok_and(|model| model.ready().is_ok());
+        let router = &self.0.router;
+        let ready = model::find(router, &name, &version)
+            .is_ok_and(|model| model::ready(router, &name, &model).is_ok());
         Ok(Response::new(ModelReadyResponse { ready }))
     }
 

@@ -1,5 +1,5 @@
-//! gRPC's standard health service, for load balancers, `grpc_health_probe` and Kubernetes. The
-//! server serves when all its models are ready, as `ServerReady` says.
+//! gRPC's standard health service, for load balancers, `grpc_health_probe` and Kubernetes. It says
+//! what `ServerReady` says.
 
 use std::future::pending;
 use std::pin::Pin;
@@ -79,15 +79,8 @@ async fn follow(
     loop {
         let mut others = front.router.changes();
         let mut readiness = readinesses(&front);
-        // Every model is read: a model that was not read would count as changed again at once.
-        let mut ready = front.router.moves();
-        for model in &mut readiness {
-            ready &= *model.borrow_and_update();
-        }
-        // A model that is taken off the router stops after that, and no longer matters here.
-        if others.has_changed().is_ok_and(|other| other) {
-            continue;
-        }
+        // After that: a change from now on is heard below.
+        let ready = front.router.ready();
         let now = if known { status(ready) } else { ServingStatus::ServiceUnknown };
         if last != Some(now) {
             last = Some(now);
@@ -104,18 +97,18 @@ async fn follow(
             () = &mut stop => break,
         }
     }
-    if known {
+    if known && last != Some(ServingStatus::NotServing) {
         // It fails when the watcher is gone, which need not know then.
         let _ = tell.send(Ok(said(ServingStatus::NotServing))).await;
     }
 }
 
 /// No model is kept by being watched.
-fn readinesses(front: &Frontend) -> Vec<watch::Receiver<bool>> {
+fn readinesses(front: &Frontend) -> Vec<watch::Receiver<()>> {
     front.router.models().into_iter().map(|(_, model)| model.readiness()).collect()
 }
 
-async fn changed(readiness: &mut [watch::Receiver<bool>]) {
+async fn changed(readiness: &mut [watch::Receiver<()>]) {
     let changes = readiness.iter_mut().map(|model| -> Pin<Box<dyn Future<Output = bool> + Send>> {
         Box::pin(async { model.changed().await.is_ok() })
     });

@@ -23,9 +23,12 @@ use super::body::{self, SHORT, Unread};
 use super::routes::{self, Route};
 use super::stop::Stop;
 use shadowslice_datapath::pipeline::Pieces;
+use shadowslice_datapath::readiness::Host;
 use shadowslice_datapath::trace::Outcome;
 
 pub(super) type Answer = Response<Full<Pieces>>;
+
+const CLOSE: HeaderValue = HeaderValue::from_static("close");
 
 /// How long a connection may lie idle, or take over the head of a request.
 const IDLE: Duration = Duration::from_secs(75);
@@ -105,13 +108,17 @@ async fn answer(
     let limit = if inference { front.request_bytes } else { front.request_bytes.min(SHORT) };
     let body = body::read(body, limit).await;
     asked.store(true, Ordering::Relaxed);
-    let response = match body {
+    let mut response = match body {
         Ok(body) => routes::answer(front, route, &head, body).await,
         Err(unread) => {
             refused.store(true, Ordering::Relaxed);
             refuse(unread, limit, inference)
         }
     };
+    if front.router.host() != Host::Serving {
+        // The client connects anew, and finds another host if there is one.
+        response.headers_mut().insert(CONNECTION, CLOSE);
+    }
     if let Some(span) = span {
         span.end(Outcome::Http(response.status().as_u16()));
     }
@@ -131,7 +138,7 @@ fn refuse(unread: Unread, limit: usize, inference: bool) -> Answer {
             error(StatusCode::BAD_REQUEST, &format!("failed to read the request's body: {why}"))
         }
     };
-    response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    response.headers_mut().insert(CONNECTION, CLOSE);
     response
 }
 

@@ -41,6 +41,14 @@ pub(super) fn find(router: &Router, name: &str, version: &str) -> Result<Route, 
     }
 }
 
+/// Whether clients are to send requests; else why not.
+pub(super) fn ready(router: &Router, name: &str, model: &Pipeline) -> Result<(), String> {
+    if router.is_drained(name) {
+        return Err("it is drained".to_owned());
+    }
+    model.ready()
+}
+
 pub(super) fn metadata(pipeline: &Pipeline, name: &str) -> Result<Arc<Metadata>, RequestError> {
     pipeline.metadata().ok_or_else(|| {
         let why = pipeline.ready().err().unwrap_or_else(|| "it is still loading".to_owned());

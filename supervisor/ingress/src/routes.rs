@@ -199,7 +199,7 @@ async fn of_model(
 ) -> Result<Answer, RequestError> {
     let metadata = || model::metadata(&pipeline, name);
     match what {
-        What::Ready => Ok(match pipeline.ready() {
+        What::Ready => Ok(match model::ready(&front.router, name, &pipeline) {
             Ok(()) => empty(StatusCode::OK),
             Err(why) => error(StatusCode::BAD_REQUEST, &format!("model '{name}' is not ready: {why}")),
         }),
@@ -207,10 +207,11 @@ async fn of_model(
         What::Config => Ok(document(&describe::config(&*metadata()?))),
         What::Metadata => Ok(document(&describe::model(&*metadata()?))),
         What::Infer => {
-            let (metadata, coming) = (metadata()?, traced::coming(&head.extensions));
+            let coming = traced::coming(&head.extensions);
             if let Some(journal) = &coming.journal {
                 journal.found(name);
             }
+            let metadata = pipeline.described(coming.journal.as_ref())?;
             let _admitted = front.admit()?;
             let HttpRequest { request, form } = parse(front, &head.headers, body, &metadata).await?;
             let wanted = tensors::requested(&metadata, &request.outputs)?;

@@ -19,9 +19,15 @@ use shadowslice_control::backend::{BackendStatus, GpuBackend};
 use shadowslice_control::controller::{Handovers, ModelPlan, ModelReport, ModelState, NextStart};
 use shadowslice_control::nvml::Watched;
 use shadowslice_datapath::pipeline::{Counts, Pipeline, PipelineReport};
+use shadowslice_datapath::readiness::Host;
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Status {
+    #[serde(default)]
+    pub host: Host,
+    /// What the host says of its readiness.
+    #[serde(default)]
+    pub ready: bool,
     /// As the configuration orders them; unloaded models come last.
     pub models: Vec<ModelStatus>,
     pub gpus: Vec<GpuStatus>,
@@ -57,6 +63,9 @@ pub struct ModelStatus {
     /// Since when, in seconds.
     #[serde(default)]
     pub state_age_s: f64,
+    /// It is to get no more requests, though it serves.
+    #[serde(default)]
+    pub drained: bool,
     /// Why it is unready, or why its worker cannot be started.
     pub why: Option<String>,
     /// When an unready model is tried again, in seconds; 0 while it is being tried, and `None` where
@@ -113,10 +122,11 @@ pub struct SloStatus {
     pub latency_ms: f64,
     /// The percentage of requests that must meet the latency.
     pub percentile: f64,
-    /// Answered within the latency / offered, over the last minute or two.
-    pub attainment: f64,
+    /// Answered within the latency / offered, over the last minute or two; `None` where no requests
+    /// are taken.
+    pub attainment: Option<f64>,
     /// The part of the SLO's latency that the latency at the percentile leaves, over the same time;
-    /// negative where the objective is missed, `None` where no request was answered.
+    /// negative where the objective is missed, `None` where also no request was answered.
     pub slack: Option<f64>,
 }
 
@@ -137,7 +147,7 @@ pub fn of_model(
     gpus: &[Watched],
     plan: Option<&ModelPlan>,
 ) -> ModelStatus {
-    let PipelineReport { counts, batches, latencies, pending: (queue, in_flight), execution } =
+    let PipelineReport { open, counts, batches, latencies, pending: (queue, in_flight), execution } =
         pipeline.report();
     let slo_ms = model.slo.latency.as_secs_f64() * 1e3;
     let shadow = report.mechanism == "shadow";
@@ -161,6 +171,7 @@ pub fn of_model(
         name: model.name.clone(),
         state: state.to_owned(),
         state_age_s: now.saturating_duration_since(report.state_since).as_secs_f64(),
+        drained: false,
         why,
         next_try_s: next_try.map(|next| next.as_secs_f64()),
         gpu: model.gpu,
@@ -184,8 +195,8 @@ pub fn of_model(
         slo: SloStatus {
             latency_ms: slo_ms,
             percentile: model.slo.percentile,
-            attainment: latencies.attainment,
-            slack: latencies.slo_percentile_ms.map(|ms| 1.0 - ms / slo_ms),
+            attainment: open.then_some(latencies.attainment),
+            slack: latencies.slo_percentile_ms.filter(|_| open).map(|ms| 1.0 - ms / slo_ms),
         },
         cannot_resize,
         no_standby: report.no_standby.clone(),
@@ -203,7 +214,7 @@ pub fn of_unloaded(model: &Model, why: &str, going: bool) -> ModelStatus {
         slo: SloStatus {
             latency_ms: model.slo.latency.as_secs_f64() * 1e3,
             percentile: model.slo.percentile,
-            attainment: 1.0,
+            attainment: None,
             slack: None,
         },
         ..ModelStatus::default()
@@ -212,7 +223,16 @@ pub fn of_unloaded(model: &Model, why: &str, going: bool) -> ModelStatus {
 
 pub fn table(status: &Status) -> String {
     let mut text = aligned(&COLUMNS, &status.models);
+    text.push_str(match status.host {
+        Host::Serving if status.ready => "",
+        Host::Serving => "the host is not ready\n",
+        Host::Drained => "the host is drained, until `shadowslice undrain`\n",
+        Host::Stopping => "the host is stopping\n",
+    });
     for model in &status.models {
+        if model.drained && status.host == Host::Serving {
+            text.push_str(&format!("{0} is drained, until `shadowslice undrain {0}`\n", model.name));
+        }
         if let Some(why) = &model.why {
             text.push_str(&format!("{} is {}{}: {why}\n", model.name, model.state, next_try(model)));
         }
@@ -287,7 +307,10 @@ const COLUMNS: [Column<ModelStatus>; 15] = [
     ("P50 MS", |model| format!("{:.1}", model.latency_ms.p50)),
     ("P99 MS", |model| format!("{:.1}", model.latency_ms.p99)),
     ("SLO MS", |model| format!("{:.1}", model.slo.latency_ms)),
-    ("MET", |model| format!("{:.2}%", model.slo.attainment * 100.0)),
+    ("MET", |model| {
+        let met = |attainment: f64| format!("{:.2}%", attainment * 100.0);
+        model.slo.attainment.map_or("-".to_owned(), met)
+    }),
     ("CHANGES", |model| model.handovers.completed.to_string()),
     ("BY", |model| match &model.groups {
         Some(groups) => format!("{} {groups}", model.mechanism),

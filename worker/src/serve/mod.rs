@@ -161,11 +161,13 @@ fn too_long(report: &FromWorker) -> FromWorker {
 }
 
 fn shortened(failure: RunFailure) -> RunFailure {
+    let short = |mut why: String| {
+        why.truncate(why.floor_char_boundary(MAX_REASON_BYTES));
+        why
+    };
     match failure {
-        RunFailure::Engine(mut why) => {
-            why.truncate(why.floor_char_boundary(MAX_REASON_BYTES));
-            RunFailure::Engine(why)
-        }
+        RunFailure::Engine(why) => RunFailure::Engine(short(why)),
+        RunFailure::Input(why) => RunFailure::Input(short(why)),
         other => other,
     }
 }

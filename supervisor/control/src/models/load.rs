@@ -58,14 +58,16 @@ impl Registry {
         let mut rows = [row];
         self.settle_all(&mut rows, waits).await;
         let [ModelChange { why, .. }] = rows;
-        why.map_or(Ok(()), |why| {
-            // The requested configuration failed, so the next load starts from the old one.
-            if !loaded {
-                self.unload(name, "it was loaded and does not serve");
-                self.go_by(name, &old);
-                self.publish();
-            }
-            Err(failed(why))
-        })
+        let Some(why) = why else {
+            self.undrain(name);
+            return Ok(());
+        };
+        // The requested configuration failed, so the next load starts from the old one.
+        if !loaded {
+            self.unload(name, "it was loaded and does not serve");
+            self.go_by(name, &old);
+            self.publish();
+        }
+        Err(failed(why))
     }
 }

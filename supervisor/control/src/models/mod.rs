@@ -119,7 +119,7 @@ impl Unloaded {
 
 impl ModelSet {
     /// The models that clients can load and unload, in Triton's words.
-    pub fn listed(&self) -> Vec<Listed> {
+    pub fn listed(&self, is_drained: impl Fn(&str) -> bool) -> Vec<Listed> {
         let served = self.served.iter().map(|served| {
             let (state, reason) = match &served.report.borrow().state {
                 ModelState::Ready | ModelState::Restarting => ("READY", String::new()),
@@ -130,7 +130,12 @@ impl ModelSet {
                 ModelState::Unready { why, .. } => ("UNAVAILABLE", why.clone()),
                 ModelState::Stopping => ("UNLOADING", String::new()),
             };
-            Listed { name: served.model.name.clone(), state, reason }
+            let name = served.model.name.clone();
+            if state == "READY" && is_drained(&name) {
+                let reason = "it is drained: it answers, and is to get no more requests".to_owned();
+                return Listed { name, state: "UNAVAILABLE", reason };
+            }
+            Listed { name, state, reason }
         });
         let unloaded = self.unloaded.iter().map(|unloaded| {
             let state = if unloaded.is_going() { "UNLOADING" } else { "UNAVAILABLE" };

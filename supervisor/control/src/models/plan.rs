@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use shadowslice_shared::units::Percent;
 
-use shadowslice_config::{Batch, Config, Engine, HandoverMode, Model, Queue, Sample, Share, Tracing};
+use shadowslice_config::{Batch, Config, Engine, HandoverMode, Model, Queue, Ready, Sample, Share, Tracing};
 
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(super) struct Plan {
@@ -13,6 +13,8 @@ pub(super) struct Plan {
     pub(super) changed: Vec<Change>,
     /// The part of the requests that are traced, if that differs.
     pub(super) sample: Option<Sample>,
+    /// Which models make the host ready, if that differs.
+    pub(super) ready: Option<Ready>,
 }
 
 /// A model that stays and differs. Keys are named as the configuration has them.
@@ -47,7 +49,8 @@ pub(super) fn plan(old: &Config, new: &Config) -> Result<Plan, Fixed> {
         return Err(Fixed(fixed));
     }
     let mut before: HashMap<&str, &Model> = names(&old.models);
-    let mut plan = Plan { sample: sample(old, new), ..Plan::default() };
+    let ready = (new.ready != old.ready).then(|| new.ready.clone());
+    let mut plan = Plan { sample: sample(old, new), ready, ..Plan::default() };
     for model in &new.models {
         match before.remove(model.name.as_str()) {
             None => plan.added.push(model.clone()),
@@ -73,12 +76,14 @@ fn fixed(old: &Config, new: &Config) -> Vec<&'static str> {
         controller,
         limits,
         timeouts,
+        lame_duck,
         onnxruntime,
         workers,
         model_control,
         tracing,
         models: _,
         strict_start: _,
+        ready: _,
         file_faults: _,
         notes: _,
     } = new;
@@ -89,7 +94,7 @@ fn fixed(old: &Config, new: &Config) -> Vec<&'static str> {
         ("gpus", *gpus == old.gpus),
         ("controller", *controller == old.controller),
         ("limits", *limits == old.limits),
-        ("timeouts", *timeouts == old.timeouts),
+        ("timeouts", (timeouts, lame_duck) == (&old.timeouts, &old.lame_duck)),
         ("onnxruntime", *onnxruntime == old.onnxruntime),
         ("workers", *workers == old.workers),
         ("model_control", *model_control == old.model_control),

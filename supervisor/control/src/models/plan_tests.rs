@@ -54,6 +54,7 @@ fn what_takes_a_restart_is_refused_whole_with_every_key() {
         ("gpus: [{device: emulated, sms: 66}]", vec!["gpus"]),
         ("listen: {http: [\"127.0.0.1:1234\"]}", vec!["listen"]),
         ("limits: {in_flight: 7}\ntimeouts: {stop: 1s}", vec!["limits", "timeouts"]),
+        ("timeouts: {lame_duck: 1s}", vec!["timeouts"]),
         ("controller: {policy: static}", vec!["controller"]),
         ("onnxruntime: {library: /x.so}", vec!["onnxruntime"]),
         ("model_control: explicit", vec!["model_control"]),
@@ -142,4 +143,12 @@ fn a_share_set_by_hand_stays_unless_the_file_says_another() {
     ] {
         assert_eq!(super::share(percent(55), &old, &new), percent(expected), "{new:?}");
     }
+}
+
+#[test]
+fn what_makes_the_host_ready_changes_in_place() {
+    let ready = |more| config(&[("a", ""), ("b", "")], more);
+    let plan = plan(&ready(""), &ready("ready: [b]")).unwrap();
+    assert_eq!(plan, Plan { ready: Some(Ready::Each(vec!["b".to_owned()])), ..Plan::default() });
+    assert_eq!(super::plan(&ready("ready: all"), &ready("ready: all")), Ok(Plan::default()));
 }

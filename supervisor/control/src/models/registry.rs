@@ -16,7 +16,7 @@ use super::mended::{LOOK, Stamps, WatchedFiles};
 use super::plan::{self, Change};
 use super::{ChangeKind, ModelChange, ModelSet, Reload, Unloaded};
 use crate::controller::{Cause, ModelReport, ModelState, Order, Served, first_shares};
-use shadowslice_config::{Config, Model, Sample};
+use shadowslice_config::{Config, Model, Ready, Sample};
 use shadowslice_datapath::repository::Asked;
 use shadowslice_datapath::router::Router;
 use shadowslice_datapath::trace::Tracer;
@@ -86,6 +86,7 @@ impl Registry {
             let now = Box::new(registry.make(Arc::clone(&model), share, false).await?);
             registry.entries.push(Entry { model, state: State::Loaded { now, next: None, before: None } });
         }
+        registry.ready_by(config.ready.clone());
         registry.publish();
         Ok(registry)
     }
@@ -123,6 +124,17 @@ impl Registry {
         if let Some(tracer) = &self.shown.tracer {
             tracer.set_sample(sample);
         }
+    }
+
+    /// Which models make the host ready from now on.
+    pub(super) fn ready_by(&mut self, rule: Ready) {
+        self.config.ready = rule.clone();
+        self.shown.router.go_by(rule);
+    }
+
+    /// A client wants the model to serve, whatever an operator wanted before.
+    pub(super) fn undrain(&self, name: &str) {
+        self.shown.router.drain(Some(name), false);
     }
 
     pub(super) fn model(&self, name: &str) -> Option<Arc<Model>> {

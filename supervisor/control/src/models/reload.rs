@@ -44,8 +44,9 @@ impl Registry {
         for note in &config.notes {
             tracing::warn!("{note}");
         }
-        let sampled = plan.sample.map(|sample| self.sample(sample));
-        let settings = sampled.map(|()| "tracing.sample".to_owned()).into_iter().collect();
+        let sampled = plan.sample.map(|sample| self.sample(sample)).map(|()| "tracing.sample");
+        let ready = plan.ready.map(|rule| self.ready_by(rule)).map(|()| "ready");
+        let settings = [sampled, ready].into_iter().flatten().map(str::to_owned).collect();
         let (mut rows, mut waits) = (Vec::new(), Waits::new());
         for name in plan.removed {
             self.remove(&name);

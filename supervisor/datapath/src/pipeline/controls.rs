@@ -12,6 +12,7 @@ use shadowslice_shared::units::Percent;
 
 use super::counts::Counts;
 use super::facts::LaneFact;
+use super::gate::Gate;
 use super::note;
 use super::request::Metadata;
 use super::stall::Stall;
@@ -22,6 +23,8 @@ use crate::trace::{Handover, Lost};
 
 #[derive(Debug, Clone)]
 pub struct PipelineReport {
+    /// It takes requests.
+    pub open: bool,
     pub counts: Counts,
     pub batches: u64,
     pub latencies: Latencies,
@@ -67,20 +70,19 @@ impl Pipeline {
 
     pub fn open(&self) {
         let mut state = self.state.lock();
-        state.shut = None;
-        // Under the lock, so that it never disagrees with that for long.
-        self.readiness.send_replace(true);
+        state.gate = Gate::Open;
+        self.readiness.send_replace(());
     }
 
     /// Refuses new requests from now on, and the requests that wait.
     pub fn shut(&self, why: &str) {
         let now = self.clock.now();
         self.change(|state| {
-            state.shut = Some(why.to_owned());
+            state.gate = Gate::Shut(why.to_owned());
             let waiting = state.scheduler.drain_queue();
             state.refuse(waiting, why, now);
             state.dispatch(now);
-            self.readiness.send_replace(false);
+            self.readiness.send_replace(());
         });
     }
 
@@ -182,6 +184,7 @@ impl Pipeline {
         let serving = state.scheduler.serving_lane();
         let execution = serving.map_or_else(Vec::new, |lane| lane.predictor.observed().collect());
         PipelineReport {
+            open: state.gate == Gate::Open,
             counts: state.stats.counts,
             batches: state.stats.totals.batch_execution.count(),
             latencies: state.stats.latencies(now),

@@ -37,7 +37,10 @@ pub struct Counts {
     pub failed: u64,
     /// Turned away, at the door or out of the queue.
     pub rejected: u64,
-    /// Of these, how many for each reason.
+    /// At fault themselves: the engine refuses their input, or they never fit into the memory.
+    #[serde(default)]
+    pub invalid: u64,
+    /// All that were turned away, by the reason.
     pub refused: Refused,
     /// Requests put back into the queue after a worker's death or a hand-over's timeout, or to be
     /// tried alone after their batch failed.
@@ -60,7 +63,10 @@ impl Refused {
 
 impl Counts {
     pub(crate) fn refuse(&mut self, why: Refusal) {
-        self.rejected += 1;
+        match why {
+            Refusal::TooLarge => self.invalid += 1,
+            _ => self.rejected += 1,
+        }
         self.refused.0[why as usize] += 1;
     }
 }
@@ -92,8 +98,8 @@ mod tests {
             "not_ready": 1, "queue_full": 0, "memory_full": 0, "too_large": 2, "late": 3, "quarantined": 0
         });
         assert_eq!(
-            (&json["accepted"], &json["rejected"], &json["refused"]),
-            (&3.into(), &6.into(), &refused)
+            (&json["accepted"], &json["rejected"], &json["invalid"], &json["refused"]),
+            (&3.into(), &4.into(), &2.into(), &refused)
         );
         assert_eq!(serde_json::from_value::<Counts>(json).unwrap(), counts);
     }

@@ -17,6 +17,7 @@ mod controls;
 mod counts;
 mod durations;
 mod facts;
+mod gate;
 mod hangs;
 mod histogram;
 mod link;
@@ -67,6 +68,7 @@ use crate::clock::Clock;
 use crate::trace::Journal;
 use alarm::Alarm;
 use claim::{Claim, Wait};
+use gate::Gate;
 use memory::{RequestMemory, Reservation};
 use pending::Pending;
 use quarantine::Quarantine;
@@ -111,7 +113,7 @@ pub struct Pipeline {
     metadata: OnceLock<Arc<Metadata>>,
     state: Mutex<State>,
     alarm_moved: Notify,
-    readiness: watch::Sender<bool>,
+    readiness: watch::Sender<()>,
 }
 
 impl Pipeline {
@@ -121,7 +123,7 @@ impl Pipeline {
         let name: Arc<str> = settings.name.into();
         let state = State {
             name: Arc::clone(&name),
-            shut: Some("the model is being loaded".to_owned()),
+            gate: Gate::Loading,
             scheduler: Scheduler::new(settings.live.scheduled(), settings.max_requests, clock.now()),
             links: Vec::new(),
             stall: StallMeter::default(),
@@ -141,7 +143,7 @@ impl Pipeline {
             metadata: OnceLock::new(),
             state: Mutex::new(state),
             alarm_moved: Notify::new(),
-            readiness: watch::Sender::new(false),
+            readiness: watch::Sender::default(),
         })
     }
 
@@ -150,11 +152,30 @@ impl Pipeline {
         self.metadata.get().cloned()
     }
 
-    pub fn ready(&self) -> Result<(), String> {
-        self.state.lock().shut.clone().map_or(Ok(()), Err)
+    /// The same, for a request that is to be checked against it. A refusal counts.
+    pub fn described(&self, journal: Option<&Journal>) -> Result<Arc<Metadata>, Failure> {
+        self.metadata().ok_or_else(|| {
+            let now = self.clock.now();
+            let mut state = self.state.lock();
+            let failure = state.not_ready();
+            note::refused(journal, Refusal::NotReady);
+            state.turn_away(Refusal::NotReady, 1, now);
+            failure
+        })
     }
 
-    pub fn readiness(&self) -> watch::Receiver<bool> {
+    /// Whether it takes requests; else why not.
+    pub fn ready(&self) -> Result<(), String> {
+        self.state.lock().gate.open().map_err(str::to_owned)
+    }
+
+    /// It has neither been ready yet nor been given up.
+    pub fn is_loading(&self) -> bool {
+        self.state.lock().gate == Gate::Loading
+    }
+
+    /// Changes whenever it may be ready, or ready no more.
+    pub fn readiness(&self) -> watch::Receiver<()> {
         self.readiness.subscribe()
     }
 
@@ -170,8 +191,7 @@ impl Pipeline {
         Coming { began, journal }: Coming,
     ) -> Result<Vec<Output>, Failure> {
         let (received, took) = (self.clock.now(), began.elapsed());
-        let metadata =
-            self.metadata.get().ok_or_else(|| Failure::not_ready(&self.name, "the model is being loaded"))?;
+        let metadata = self.described(journal.as_ref())?;
         let rows = metadata.rows(&inputs);
         let memory = self.store(&inputs, rows, journal.as_ref(), received)?;
         let stored = self.clock.now();

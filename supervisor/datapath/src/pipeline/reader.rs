@@ -185,7 +185,10 @@ impl LaneReader {
             if requests.len() > 1 {
                 state.try_alone(requests, now);
             } else {
-                let why = Failure::Internal(failure.to_string());
+                let why = match failure {
+                    RunFailure::Input(_) => Failure::Invalid(failure.to_string()),
+                    _ => Failure::Internal(failure.to_string()),
+                };
                 requests.into_iter().for_each(|request| state.fail(request, why.clone(), now));
             }
             state.recycle(self.worker, batch.slot, now);

@@ -106,9 +106,3 @@ pub enum Failure {
     #[error("{0}")]
     Internal(String),
 }
-
-impl Failure {
-    pub(crate) fn not_ready(model: &str, why: &str) -> Self {
-        Self::Unavailable(format!("model '{model}' is not ready: {why}"))
-    }
-}

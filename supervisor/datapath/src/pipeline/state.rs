@@ -16,6 +16,7 @@ use tokio::sync::mpsc::error::TrySendError;
 
 use super::counts::Refusal;
 use super::facts::LaneFact;
+use super::gate::Gate;
 use super::link::{Lane, Link, Sending};
 use super::memory::Reservation;
 use super::note;
@@ -42,8 +43,7 @@ type Refused = scheduler::Refused<Shapes, Pending>;
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) name: Arc<str>,
-    /// Why no requests are taken, if so. Between a worker's death and its successor they wait.
-    pub(crate) shut: Option<String>,
+    pub(crate) gate: Gate,
     pub(crate) scheduler: Scheduler<Shapes, Pending>,
     /// One link for each of the scheduler's lanes.
     pub(crate) links: Vec<Link>,
@@ -63,8 +63,8 @@ pub(crate) struct State {
 
 impl State {
     pub(crate) fn accept(&mut self, mut request: Waiting, now: Moment) -> Result<(), Failure> {
-        if let Some(why) = &self.shut {
-            let failure = Failure::not_ready(&self.name, why);
+        if self.gate.open().is_err() {
+            let failure = self.not_ready();
             self.turn_away(Refusal::NotReady, request.rows, now);
             note::refused(request.item.journal.as_ref(), Refusal::NotReady);
             return Err(failure);
@@ -101,8 +101,16 @@ impl State {
         Failure::Unavailable(format!("the queue of model '{name}' is full: {waiting} requests wait"))
     }
 
+    pub(crate) fn not_ready(&self) -> Failure {
+        let why = self.gate.open().err().unwrap_or("the model is not described yet");
+        Failure::Unavailable(format!("model '{}' is not ready: {why}", self.name))
+    }
+
     pub(crate) fn turn_away(&mut self, why: Refusal, rows: u32, now: Moment) {
-        self.scheduler.turned_away(rows);
+        // The others tell nothing of the model's load.
+        if why == Refusal::MemoryFull {
+            self.scheduler.turned_away(rows);
+        }
         self.stats.rejected(why, Duration::ZERO, now);
     }
 
@@ -312,8 +320,8 @@ impl State {
 
     /// Has requests that ran without an answer wait again, unless the model is shut.
     pub(crate) fn put_back(&mut self, requests: Vec<Waiting>, now: Moment) {
-        if let Some(why) = &self.shut {
-            let why = why.clone();
+        if let Err(why) = self.gate.open() {
+            let why = why.to_owned();
             return self.refuse(requests, &why, now);
         }
         self.stats.counts.retried += requests.len() as u64;
@@ -323,14 +331,23 @@ impl State {
 
     pub(crate) fn fail(&mut self, request: Waiting, failure: Failure, now: Moment) {
         if request.item.claim.take() {
-            self.stats.failed(now.since(request.arrived), now);
+            let waited = now.since(request.arrived);
+            match failure {
+                Failure::Invalid(_) => self.stats.invalid(waited),
+                _ => self.stats.failed(waited, now),
+            }
         }
         reply(request, Err(failure));
     }
 
+    /// Turns requests away that were accepted, as the model serves no more.
     pub(crate) fn refuse(&mut self, requests: Vec<Waiting>, why: &str, now: Moment) {
         for request in requests {
-            self.fail(request, Failure::Unavailable(why.to_owned()), now);
+            note::refused(request.item.journal.as_ref(), Refusal::NotReady);
+            if request.item.claim.take() {
+                self.stats.rejected(Refusal::NotReady, now.since(request.arrived), now);
+            }
+            reply(request, Err(Failure::Unavailable(why.to_owned())));
         }
     }
 

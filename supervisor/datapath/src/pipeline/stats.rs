@@ -94,7 +94,15 @@ impl Stats {
     pub(crate) fn rejected(&mut self, why: Refusal, waited: Duration, now: Moment) {
         self.counts.refuse(why);
         self.totals.fail.add(waited);
-        self.window(now).offered += 1;
+        if why != Refusal::TooLarge {
+            self.window(now).offered += 1;
+        }
+    }
+
+    /// A request was accepted, and is at fault itself: no SLO covers it.
+    pub(crate) fn invalid(&mut self, waited: Duration) {
+        self.counts.invalid += 1;
+        self.totals.fail.add(waited);
     }
 
     /// A client gave its request up: a miss if that was after its SLO.
@@ -166,6 +174,17 @@ mod tests {
         stats.succeeded(&answered_after(10), at(1));
         assert_eq!(stats.latencies(at(1)).attainment, 1.0 / 3.0);
         assert_eq!((stats.counts.failed, stats.counts.cancelled), (1, 2));
+    }
+
+    #[test]
+    fn requests_at_fault_themselves_are_no_misses() {
+        let mut stats = Stats::new(Slo { latency: Duration::from_millis(20), percentile: 75.0 }, at(0));
+        stats.succeeded(&answered_after(10), at(1));
+        stats.invalid(Duration::from_millis(30));
+        stats.rejected(Refusal::TooLarge, Duration::ZERO, at(1));
+        assert_eq!(stats.latencies(at(1)).attainment, 1.0);
+        assert_eq!((stats.counts.invalid, stats.counts.failed, stats.counts.rejected), (2, 0, 0));
+        assert_eq!(stats.totals.fail.count, 2);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 mod blocked;
 mod bounds;
+mod counted;
 mod doors;
 mod hangs;
 mod journal;

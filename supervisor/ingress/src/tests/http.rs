@@ -33,7 +33,7 @@ async fn a_connection_outlives_the_requests_that_are_refused() {
     let mut stream = server.connect("http").await;
     for (request, status, body) in [
         (get("/v2/health/live"), 200, ""),
-        (get("/v2/health/ready"), 200, ""),
+        (get("/v2/health/ready"), 400, ""),
         (
             get("/v2"),
             200,

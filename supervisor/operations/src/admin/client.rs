@@ -31,7 +31,7 @@ pub fn ask(run_dir: &Path, ask: &Ask) -> Result<Reply, AskError> {
     let mut line = serde_json::to_vec(ask).map_err(AskError::Understand)?;
     line.push(b'\n');
     stream.write_all(&line).map_err(AskError::Talk)?;
-    let limit = matches!(ask, Ask::Status | Ask::Plan).then_some(ANSWERED_WITHIN);
+    let limit = matches!(ask, Ask::Status | Ask::Plan | Ask::Drain { .. }).then_some(ANSWERED_WITHIN);
     stream.set_read_timeout(limit).map_err(AskError::Talk)?;
     let mut answer = String::new();
     let read = BufReader::new(stream).take(MAX_ANSWER_BYTES).read_line(&mut answer);

@@ -34,6 +34,11 @@ pub enum Ask {
     },
     Plan,
     Reload,
+    /// Whether the host, or one model, is to get no more requests, though it serves.
+    Drain {
+        model: Option<String>,
+        drained: bool,
+    },
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -47,6 +52,11 @@ pub enum Reply {
     },
     Held {
         held: bool,
+        /// Whether this changed it.
+        news: bool,
+    },
+    Drained {
+        drained: bool,
         /// Whether this changed it.
         news: bool,
     },

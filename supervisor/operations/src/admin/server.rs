@@ -20,6 +20,8 @@ use shadowslice_control::controller::{
 };
 use shadowslice_control::models::{ModelSet, Reload, ReloadRefused, Served};
 use shadowslice_control::nvml::{Readings, Watched};
+use shadowslice_datapath::readiness::Host;
+use shadowslice_datapath::router::Router;
 
 /// A failure such as too many open files does not pass at once.
 const REST: Duration = Duration::from_millis(100);
@@ -35,6 +37,7 @@ const READ_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
 pub struct Reach {
+    pub router: Arc<Router>,
     pub models: watch::Receiver<Arc<ModelSet>>,
     pub reloads: mpsc::Sender<Reload>,
     /// As the configuration orders them.
@@ -62,11 +65,16 @@ impl Reach {
         let models = self.models();
         let served = models.served.iter().map(|model| {
             let plan = plan.models.iter().find(|plan| plan.name == model.model.name);
-            of_served(model, &watched, plan)
+            ModelStatus {
+                drained: self.router.is_drained(&model.model.name),
+                ..of_served(model, &watched, plan)
+            }
         });
         let unloaded = models.unloaded.iter();
         let unloaded = unloaded.map(|model| status::of_unloaded(&model.model, &model.why, model.is_going()));
         Status {
+            host: self.router.host(),
+            ready: self.router.ready(),
             models: served.chain(unloaded).collect(),
             gpus: gpus.map(|(index, (gpu, watched))| status::of_gpu(index, &**gpu, watched)).collect(),
         }
@@ -175,6 +183,7 @@ async fn answer(ask: Ask, reach: &Reach) -> Reply {
         Ask::Hold { model, held } => hold(&model, held, reach).await,
         Ask::Plan => Ok(Reply::Plan(reach.plan())),
         Ask::Reload => reload(reach).await,
+        Ask::Drain { model, drained } => drain(model.as_deref(), drained, reach),
     };
     answered.unwrap_or_else(Reply::Refused)
 }
@@ -206,6 +215,18 @@ async fn order<T>(
 async fn hold(name: &str, held: bool, reach: &Reach) -> Result<Reply, String> {
     let news = order(name, reach, |reply| Order::Hold { held, reply }).await?;
     Ok(Reply::Held { held, news })
+}
+
+fn drain(model: Option<&str>, drained: bool, reach: &Reach) -> Result<Reply, String> {
+    if reach.router.host() == Host::Stopping {
+        return Err("the supervisor is stopping, and its host stays drained".to_owned());
+    }
+    if let Some(name) = model {
+        named(name, reach)?;
+    }
+    let news = reach.router.drain(model, drained);
+    tracing::info!(model, drained, news, "an operator decides whether requests are to come");
+    Ok(Reply::Drained { drained, news })
 }
 
 async fn resize(name: &str, share_percent: u32, reach: &Reach) -> Result<Reply, String> {

@@ -87,7 +87,8 @@ pub(super) const MODELS: &[Metric<ModelMetrics>] = &[
     ),
     gauge(
         "shadowslice_slo_attainment_ratio",
-        "Answered within the SLO / offered, over the last minute or two; 1 if nothing was offered.",
+        "Answered within the SLO / offered, over the last minute or two; 1 if nothing was offered, absent \
+         while the model takes no requests.",
         |model| one(model.status.slo.attainment),
     ),
     gauge(
@@ -244,6 +245,7 @@ fn outcomes(model: &ModelMetrics) -> Vec<Sample> {
         ("succeeded", requests.succeeded),
         ("failed", requests.failed),
         ("rejected", requests.rejected),
+        ("invalid", requests.invalid),
         ("cancelled", requests.cancelled),
     ];
     by("outcome", &counts)

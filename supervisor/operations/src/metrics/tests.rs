@@ -15,12 +15,13 @@ const NOTHING: Own = Own { log_dropped: 0, machine: MachineUsage { cpu_busy: Non
 fn model(name: &str) -> ModelMetrics {
     let requests = serde_json::from_value(json!({
         "accepted": 7, "succeeded": 4, "within_slo": 3, "failed": 2, "rejected": 5,
-        "refused": {"late": 3, "queue_full": 2}, "retried": 6, "cancelled": 1
+        "invalid": 3, "refused": {"late": 3, "queue_full": 2}, "retried": 6, "cancelled": 1
     }));
     let status = ModelStatus {
         name: name.to_owned(),
         state: "ready".to_owned(),
         state_age_s: 0.0,
+        drained: false,
         why: None,
         next_try_s: None,
         gpu: 1,
@@ -41,7 +42,7 @@ fn model(name: &str) -> ModelMetrics {
         batches: 0,
         execution_ms: BTreeMap::from([(8, 1.5)]),
         latency_ms: Latency { p50: 1.0, p99: 2.0 },
-        slo: SloStatus { latency_ms: 20.0, percentile: 99.5, attainment: 0.25, slack: None },
+        slo: SloStatus { latency_ms: 20.0, percentile: 99.5, attainment: Some(0.25), slack: None },
         cannot_resize: None,
         no_standby: None,
         handovers: Handovers::default(),
@@ -87,7 +88,9 @@ fn says_what_the_status_says() {
     ] {
         has(&text, &format!("shadowslice_{name}{{model=\"m\",gpu=\"1\"}} {value}"));
     }
-    for (outcome, count) in [("succeeded", 4), ("failed", 2), ("rejected", 5), ("cancelled", 1)] {
+    for (outcome, count) in
+        [("succeeded", 4), ("failed", 2), ("rejected", 5), ("invalid", 3), ("cancelled", 1)]
+    {
         let labels = format!("{{model=\"m\",gpu=\"1\",outcome=\"{outcome}\"}}");
         has(&text, &format!("shadowslice_requests_total{labels} {count}"));
     }
@@ -349,7 +352,7 @@ fn tritons_metrics_say_the_same_under_its_names() {
     ] {
         has(&text, &format!("nv_inference_{name}{{model=\"m\",version=\"1\"}} {value}"));
     }
-    for (reason, count) in [("REJECTED", 5), ("CANCELED", 1), ("BACKEND", 2), ("OTHER", 0)] {
+    for (reason, count) in [("REJECTED", 5), ("CANCELED", 1), ("BACKEND", 5), ("OTHER", 0)] {
         let labels = format!("{{model=\"m\",version=\"1\",reason=\"{reason}\"}}");
         has(&text, &format!("nv_inference_request_failure{labels} {count}"));
     }

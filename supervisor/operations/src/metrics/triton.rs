@@ -101,14 +101,14 @@ pub(super) fn write(text: &mut String, models: &[ModelMetrics], gpus: &[GpuStatu
     write_all(text, MACHINE, &[machine], |_| String::new());
 }
 
-/// By Triton's reasons. A request that was accepted and failed did so for its worker, or for want
-/// of a worker.
+/// By Triton's reasons. A request that was accepted and failed did so for its worker, for want of a
+/// worker, or for its own input.
 fn failures(model: &ModelMetrics) -> Vec<Sample> {
     let requests = &model.status.requests;
     let reasons = [
         ("REJECTED", requests.rejected),
         ("CANCELED", requests.cancelled),
-        ("BACKEND", requests.failed),
+        ("BACKEND", requests.failed + requests.invalid),
         ("OTHER", 0),
     ];
     by("reason", &reasons)

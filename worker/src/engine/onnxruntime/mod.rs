@@ -192,8 +192,14 @@ fn element_type(datatype: Datatype) -> TensorElementType {
     }
 }
 
+/// The model has run on inputs of its own making before, so an argument that is invalid now is the
+/// request's.
 fn failed(fault: &ort::Error) -> RunFailure {
-    RunFailure::Engine(fault.message().to_owned())
+    let why = fault.message().to_owned();
+    match fault.code() {
+        ErrorCode::InvalidArgument => RunFailure::Input(why),
+        _ => RunFailure::Engine(why),
+    }
 }
 
 /// A call that the GPU failed fails the batch; synchronising shows whether the GPU can go on at

@@ -1,0 +1,116 @@
+//! When the host says that it is ready.
+
+use std::error::Error as StdError;
+
+use futures_util::FutureExt;
+use shadowslice_tests::home::{Error, Home, PATIENCE};
+use shadowslice_tests::load::Outcome;
+use shadowslice_tests::metrics::ask as http;
+use shadowslice_tests::server::Server;
+use shadowslice_tests::status::Model;
+use tokio::time::timeout;
+use tokio_stream::StreamExt;
+
+use crate::scene::{EMULATED, ask, echo, echo_case, profile};
+
+/// What the host says over HTTP, over gRPC, and by gRPC's health service.
+pub(crate) async fn says_ready(server: &Server) -> Result<[bool; 3], Box<dyn StdError>> {
+    let answer = http(&server.home().run_dir().join("http.sock"), "GET", "/v2/health/ready").await?;
+    let over_http = answer.head.starts_with("http/1.1 200 ");
+    assert!(over_http || answer.head.starts_with("http/1.1 400 "), "{}", answer.head);
+    let mut told = server.client().health().await?;
+    let health = told.next().await.ok_or("nothing is said")??;
+    Ok([over_http, server.client().server_ready().await?, health])
+}
+
+const READY: [bool; 3] = [true; 3];
+const UNREADY: [bool; 3] = [false; 3];
+
+/// A model that serves soon.
+fn quick() -> String {
+    echo("quick", "share: {initial: 40%}")
+}
+
+/// A model that loads for as long as a test takes.
+fn slow() -> String {
+    echo("slow", "profile: slow.yaml, share: {initial: 40%}")
+}
+
+/// A model whose worker refuses its file.
+fn broken() -> String {
+    "{name: broken, path: broken.onnx, slo: 50ms, share: {initial: 10%}}".to_owned()
+}
+
+fn write(home: &Home, more: &str, models: &[String]) -> Result<(), Error> {
+    let models: String = models.iter().map(|model| format!("  - {model}\n")).collect();
+    home.write("config.yaml", format!("{EMULATED}{more}\nmodels:\n{models}")).map(drop)
+}
+
+/// A server that begins to start these models.
+async fn starting(more: &str, models: &[String]) -> Result<Server, Error> {
+    let home = Home::new()?;
+    home.write("slow.yaml", profile(5.0).replace("load: 50ms", "load: 300s"))?;
+    home.write("broken.onnx", "this is no model")?;
+    write(&home, more, models)?;
+    Server::start(home, None)
+}
+
+async fn wait_state(server: &Server, model: &str, state: &str) -> Result<Model, Error> {
+    server.wait_status(model, state, |model| model.state == state).await
+}
+
+#[tokio::test]
+async fn a_host_is_not_ready_before_all_models_of_its_start_are_ready_or_given_up() {
+    let mut server = starting("", &[quick(), slow(), broken()]).await.unwrap();
+    server.wait_model_ready("quick").await.unwrap();
+    wait_state(&server, "broken", "unready").await.unwrap();
+    assert_eq!(says_ready(&server).await.unwrap(), UNREADY, "one still loads");
+    assert!(server.said(&["status"]).await.unwrap().contains("the host is not ready"));
+    write(server.home(), "", &[quick()]).unwrap();
+    server.reload().await.unwrap();
+    assert_eq!(says_ready(&server).await.unwrap(), READY);
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_host_with_a_broken_model_is_ready_for_the_others() {
+    let mut server = starting("", &[quick(), broken()]).await.unwrap();
+    server.wait_ready().await.unwrap();
+    wait_state(&server, "broken", "unready").await.unwrap();
+    assert_eq!(says_ready(&server).await.unwrap(), READY);
+    assert_eq!(ask(server.client(), "quick", &echo_case(1), 0.0).await, Outcome::Right);
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_model_that_a_reload_adds_takes_no_host_out_while_it_loads_nor_when_it_is_broken() {
+    let mut server = starting("", &[quick()]).await.unwrap();
+    server.wait_ready().await.unwrap();
+    let mut health = server.client().health().await.unwrap();
+    assert!(health.next().await.unwrap().unwrap());
+    write(server.home(), "", &[quick(), broken(), slow()]).unwrap();
+    // It returns when the models serve or are given up; one of them will not in this test.
+    let mut reloading = server.home().command(&["reload"]).unwrap().spawn().unwrap();
+    let added = async { while server.model("slow").await.is_err() {} };
+    timeout(PATIENCE, added).await.unwrap();
+    wait_state(&server, "slow", "loading").await.unwrap();
+    wait_state(&server, "broken", "unready").await.unwrap();
+    assert_eq!(says_ready(&server).await.unwrap(), READY);
+    reloading.kill().await.unwrap();
+    assert!(health.next().now_or_never().is_none(), "watchers hear nothing");
+    drop(health);
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn named_models_make_a_host_ready_and_a_reload_names_others() {
+    let mut server = starting("ready: [quick]", &[quick(), slow()]).await.unwrap();
+    server.wait_ready().await.unwrap();
+    wait_state(&server, "slow", "loading").await.unwrap();
+    for (rule, expected) in [("all", UNREADY), ("[quick]", READY), ("[slow, quick]", UNREADY)] {
+        write(server.home(), &format!("ready: {rule}"), &[quick(), slow()]).unwrap();
+        assert_eq!(server.said(&["reload"]).await.unwrap().lines().next(), Some("ready: changed"));
+        assert_eq!(says_ready(&server).await.unwrap(), expected, "{rule}");
+    }
+    server.stop().await.unwrap();
+}

@@ -1,0 +1,222 @@
+//! A rolling restart of two hosts behind a proxy that sends to those that say they are ready.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use shadowslice_tests::home::{Error, Home, PATIENCE};
+use shadowslice_tests::metrics::ask as http;
+use shadowslice_tests::server::Server;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::{interval, timeout};
+
+use crate::scene::{EMULATED, echo, profile};
+
+/// How often the proxy looks whether a host is ready.
+const POLL_EVERY: Duration = Duration::from_millis(50);
+
+/// Many times that, as other tests may keep the machine busy.
+const LAME_DUCK: &str = "2s";
+
+type Connection = BufReader<UnixStream>;
+
+/// Reads a request or an answer whole: head and body. `None` if the peer has ended before it.
+async fn read(from: &mut Connection) -> io::Result<Option<(String, Vec<u8>)>> {
+    let mut head = String::new();
+    while !head.ends_with("\r\n\r\n") {
+        if from.read_line(&mut head).await? == 0 {
+            return if head.is_empty() { Ok(None) } else { Err(io::ErrorKind::UnexpectedEof.into()) };
+        }
+    }
+    let length = head.lines().find_map(|line| line.strip_prefix("content-length: "));
+    let length = length.and_then(|length| length.parse().ok()).ok_or(io::ErrorKind::InvalidData)?;
+    let mut body = vec![0; length];
+    from.read_exact(&mut body).await?;
+    Ok(Some((head, body)))
+}
+
+async fn write(to: &mut Connection, first: &str, body: &[u8]) -> io::Result<()> {
+    let head = format!("{first}\r\nhost: x\r\ncontent-length: {}\r\n\r\n", body.len());
+    to.write_all(&[head.as_bytes(), body].concat()).await
+}
+
+/// A host, as the proxy sees it.
+struct Backend {
+    socket: PathBuf,
+    ready: watch::Sender<bool>,
+    /// Counts its lives: a connection of an earlier one is dead.
+    life: AtomicU64,
+    answered: AtomicU64,
+}
+
+impl Backend {
+    fn new(socket: PathBuf) -> Arc<Self> {
+        let (life, answered) = (AtomicU64::new(0), AtomicU64::new(0));
+        Arc::new(Self { socket, ready: watch::Sender::new(false), life, answered })
+    }
+
+    async fn poll(&self) {
+        let mut look = interval(POLL_EVERY);
+        loop {
+            look.tick().await;
+            let said = http(&self.socket, "GET", "/v2/health/ready").await;
+            let ready = said.is_ok_and(|answer| answer.head.starts_with("http/1.1 200 "));
+            if self.ready.send_replace(ready) != ready && ready {
+                self.life.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Returns whether it was so in time.
+    async fn is_soon(&self, ready: bool) -> bool {
+        let mut seen = self.ready.subscribe();
+        timeout(PATIENCE, seen.wait_for(|now| *now == ready)).await.is_ok()
+    }
+}
+
+/// Carries the requests of one client to one host that is ready after the other. It keeps a
+/// connection to each as long as the host allows, and tries no request twice.
+async fn carry(client: UnixStream, backends: [Arc<Backend>; 2]) -> io::Result<()> {
+    let mut client = BufReader::new(client);
+    let mut kept: [Option<(u64, Connection)>; 2] = [None, None];
+    let mut turn = 0;
+    while let Some((head, body)) = read(&mut client).await? {
+        turn += 1;
+        let ready = |index: &usize| *backends[*index].ready.borrow();
+        let Some(index) = [turn % 2, (turn + 1) % 2].into_iter().find(ready) else {
+            write(&mut client, "HTTP/1.1 502 no host is ready", b"").await?;
+            continue;
+        };
+        let backend = &backends[index];
+        let first = head.lines().next().unwrap_or_default();
+        match ask(backend, kept[index].take(), first, &body).await {
+            Ok((answer, connection)) => {
+                kept[index] = connection;
+                backend.answered.fetch_add(1, Ordering::Relaxed);
+                write(&mut client, "HTTP/1.1 200 OK", &answer).await?;
+            }
+            Err(error) => write(&mut client, &format!("HTTP/1.1 502 {error}"), b"").await?,
+        }
+    }
+    Ok(())
+}
+
+/// The answer of a host, and the connection if it lives on.
+async fn ask(
+    backend: &Backend,
+    kept: Option<(u64, Connection)>,
+    first: &str,
+    body: &[u8],
+) -> io::Result<(Vec<u8>, Option<(u64, Connection)>)> {
+    let life = backend.life.load(Ordering::Relaxed);
+    let mut connection = match kept.filter(|kept| kept.0 == life) {
+        Some((_, connection)) => connection,
+        None => BufReader::new(UnixStream::connect(&backend.socket).await?),
+    };
+    write(&mut connection, first, body).await?;
+    let (head, answer) = read(&mut connection).await?.ok_or(io::ErrorKind::UnexpectedEof)?;
+    if !head.starts_with("HTTP/1.1 200 ") {
+        return Err(io::Error::other(format!("{head}{}", String::from_utf8_lossy(&answer))));
+    }
+    let lives = !head.contains("\r\nconnection: close\r\n");
+    Ok((answer, lives.then_some((life, connection))))
+}
+
+async fn proxy(listener: UnixListener, backends: [Arc<Backend>; 2]) {
+    let mut carried = JoinSet::new();
+    while let Ok((client, _)) = listener.accept().await {
+        carried.spawn(carry(client, backends.clone()));
+    }
+}
+
+/// Sends requests one after the other until it is told to stop, on one connection or each on one of
+/// its own. Returns how many were answered, and why others were not.
+async fn client(socket: PathBuf, keeps: bool, stop: Arc<AtomicBool>) -> (u64, Vec<String>) {
+    let body = br#"{"inputs":[{"name":"x","datatype":"FP32","shape":[1,16],"data":[1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1]}]}"#;
+    let (mut right, mut wrong, mut kept) = (0, Vec::new(), None);
+    while !stop.load(Ordering::Relaxed) {
+        let asked = async {
+            let mut connection = match kept.take() {
+                Some(connection) => connection,
+                None => BufReader::new(UnixStream::connect(&socket).await?),
+            };
+            write(&mut connection, "POST /v2/models/m/infer HTTP/1.1", body).await?;
+            let answer = read(&mut connection).await?;
+            io::Result::Ok((connection, answer))
+        };
+        match asked.await {
+            Ok((connection, Some((head, _)))) if head.starts_with("HTTP/1.1 200 ") => {
+                right += 1;
+                kept = keeps.then_some(connection);
+            }
+            other => wrong.push(format!("{other:?}")),
+        }
+    }
+    (right, wrong)
+}
+
+fn start(run_dir: &Path) -> Result<Server, Error> {
+    let keys = "profile: profile.yaml, slo: 10s, share: {initial: 50%}, queue: {on_late: serve}";
+    let home = Home::with_config(&format!(
+        "run_dir: {}\n{EMULATED}timeouts: {{lame_duck: {LAME_DUCK}}}\nmodels:\n  - {}\n",
+        run_dir.display(),
+        echo("m", keys)
+    ))?;
+    home.write("profile.yaml", profile(2.0))?;
+    Server::start(home, None)
+}
+
+/// Waits until the host has answered more of the clients' requests; returns whether it has in time.
+async fn answers(backend: &Backend) -> bool {
+    let before = backend.answered.load(Ordering::Relaxed);
+    let mut look = interval(POLL_EVERY);
+    let more = async {
+        while backend.answered.load(Ordering::Relaxed) < before + 50 {
+            look.tick().await;
+        }
+    };
+    timeout(PATIENCE, more).await.is_ok()
+}
+
+#[tokio::test]
+async fn a_rolling_restart_loses_nothing() {
+    let folder = tempfile::Builder::new().prefix("ss-").tempdir_in("/tmp").unwrap();
+    let run_dirs = ["a", "b"].map(|name| folder.path().join(name));
+    let mut hosts = run_dirs.each_ref().map(|run_dir| start(run_dir).unwrap());
+    let backends = run_dirs.each_ref().map(|run_dir| Backend::new(run_dir.join("http.sock")));
+    let mut helpers = JoinSet::new();
+    for backend in &backends {
+        let backend = Arc::clone(backend);
+        helpers.spawn(async move { backend.poll().await });
+    }
+    for backend in &backends {
+        assert!(backend.is_soon(true).await);
+    }
+    let front = folder.path().join("proxy.sock");
+    helpers.spawn(proxy(UnixListener::bind(&front).unwrap(), backends.clone()));
+    let (stop, mut clients) = (Arc::new(AtomicBool::new(false)), JoinSet::new());
+    for number in 0..8 {
+        clients.spawn(client(front.clone(), number % 2 == 0, Arc::clone(&stop)));
+    }
+    for (index, backend) in backends.iter().enumerate() {
+        assert!(answers(backend).await);
+        hosts[index].signal(Signal::SIGTERM).unwrap();
+        assert!(hosts[index].ended().await.unwrap().success(), "{}", hosts[index].log());
+        assert!(backend.is_soon(false).await);
+        hosts[index] = start(&run_dirs[index]).unwrap();
+        assert!(backend.is_soon(true).await && answers(backend).await);
+    }
+    stop.store(true, Ordering::Relaxed);
+    let ended = clients.join_all().await;
+    let lost: Vec<_> = ended.iter().flat_map(|(_, wrong)| wrong).collect();
+    assert!(lost.is_empty(), "{} requests were lost: {:?}", lost.len(), &lost[..lost.len().min(5)]);
+    for host in hosts {
+        host.stop().await.unwrap();
+    }
+}
