@@ -21,7 +21,7 @@ use shadowslice_control::controller::{
 use shadowslice_control::host::{self, HostError, RunDir};
 use shadowslice_control::models::{COMMANDS, ModelFactory, ModelSet, Registry, Reload, Served, Shown};
 use shadowslice_control::nvml::Watch;
-use shadowslice_control::process::{end_those_left, may_raise_priority};
+use shadowslice_control::process::{Users, end_those_left, may_raise_priority};
 use shadowslice_datapath::clock::Clock;
 use shadowslice_datapath::pulse::Pulse;
 use shadowslice_datapath::repository::{Asked, Repository};
@@ -82,7 +82,16 @@ fn start(file: &Path, config: &Config, log: &Log) -> Result<u8, Failed> {
     let run_dir = RunDir::take(&config.run_dir).map_err(|error| unfit(error.into()))?;
     end_those_left(&run_dir.private().join("workers"));
     host::raise_file_limit();
-    let gpus = host::gpus(&config.gpus, &run_dir.private(), &program).map_err(unfit)?;
+    let users = config.workers.users.clone().map(|users| Arc::new(Users::new(users)));
+    if users.is_some() && !nix::unistd::geteuid().is_root() {
+        let why = "workers.users: only root's supervisor can run workers as other users".to_owned();
+        return Err(Failed { why, code: exit::CONFIG });
+    }
+    let place = match &users {
+        Some(_) => run_dir.passable().map_err(|error| unfit(error.into()))?,
+        None => run_dir.private(),
+    };
+    let gpus = host::gpus(&config.gpus, &place, &program, users.is_some()).map_err(unfit)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(host::data_path_threads())
         .thread_name("data-path")
@@ -98,8 +107,9 @@ fn start(file: &Path, config: &Config, log: &Log) -> Result<u8, Failed> {
     let context = Context {
         program,
         library,
-        engines: run_dir.private().join("tensorrt"),
+        engines: place.join("tensorrt"),
         register: run_dir.private().join("workers"),
+        users,
         variables: config.workers.environment.clone(),
         timeouts: config.timeouts,
         response_bytes: config.limits.response_bytes,

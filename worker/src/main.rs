@@ -17,7 +17,10 @@ const EX_UNAVAILABLE: u8 = 69;
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.split_first() {
-        Some((flag, [])) if flag == "--boot" => serve(),
+        Some((flag, [])) if flag == "--boot" => serve(None),
+        Some((flag, [user])) if flag == "--boot" => {
+            user.parse().map_or_else(|_| misused(), |user| serve(Some(user)))
+        }
         Some((flag, rest)) if flag == "--probe" => Probe::read(rest).map_or_else(misused, find_out),
         _ => misused(),
     }
@@ -41,8 +44,8 @@ fn find_out(probe: Probe) -> ExitCode {
     }
 }
 
-fn serve() -> ExitCode {
-    match run() {
+fn serve(user: Option<u32>) -> ExitCode {
+    match run(user) {
         // The supervisor is gone, so there is nothing to report.
         Ok(()) | Err(Fault::SupervisorGone) => ExitCode::SUCCESS,
         // The supervisor was told why.
@@ -54,9 +57,12 @@ fn serve() -> ExitCode {
     }
 }
 
-fn run() -> Result<(), Fault> {
+fn run(user: Option<u32>) -> Result<(), Fault> {
     if let Err(error) = walls::begin() {
         say(&format!("other processes of its user can read it: {error}"));
+    }
+    if let Some(user) = user {
+        walls::become_user(user).map_err(Fault::User)?;
     }
     match Connected::new()?.load()?.warm()? {
         Some(warm) => Ok(warm.serve()?),

@@ -18,12 +18,13 @@ use landlock::{
 };
 use nix::libc;
 use nix::sys::prctl::{set_dumpable, set_no_new_privs};
+use nix::unistd::{Gid, Uid, setgroups, setresgid, setresuid};
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
 };
 use serde::Serialize;
-use shadowslice_shared::boot::{Assignment, EngineSpec, Provider};
+use shadowslice_shared::boot::{EngineSpec, Provider};
 use shadowslice_shared::errors::chain;
 
 /// Added to the supervisor's `oom_score_adj`, in thousandths of the memory.
@@ -41,6 +42,15 @@ pub enum Breach {
     Calls(#[source] Cause),
     #[error("it keeps the capabilities of its user")]
     Capabilities(#[source] io::Error),
+}
+
+/// For a process of root's: it has this user's rights from then on, and no group but that of the
+/// same number.
+pub fn become_user(user: u32) -> io::Result<()> {
+    let (uid, gid) = (Uid::from_raw(user), Gid::from_raw(user));
+    setgroups(&[])?;
+    setresgid(gid, gid, gid)?;
+    Ok(setresuid(uid, uid, uid)?)
 }
 
 /// For a process that has just begun: as much as needs no knowledge of the model.
@@ -92,20 +102,25 @@ pub fn found(pid: i32, socket: &Path, file: &Path) -> Found {
     }
 }
 
-/// Where a worker with this assignment writes.
-pub fn writable(assignment: &Assignment) -> Vec<PathBuf> {
+/// Where a worker with this engine writes. A folder that is not there cannot be let through, so
+/// each is made.
+pub fn writable(engine: &EngineSpec) -> Vec<PathBuf> {
     let mut folders: Vec<PathBuf> = ["/dev", "/proc/self"].map(PathBuf::from).to_vec();
     // The driver's cache of kernels that it compiled, and its way to the MPS server.
     for name in ["CUDA_CACHE_PATH", "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"] {
         folders.extend(std::env::var_os(name).map(PathBuf::from));
     }
     folders.extend(std::env::home_dir().map(|home| home.join(".nv")));
-    if let EngineSpec::OnnxRuntime { optimised, providers, .. } = &assignment.engine {
+    if let EngineSpec::OnnxRuntime { optimised, providers, .. } = engine {
         folders.extend(optimised.clone());
         folders.extend(providers.iter().filter_map(|provider| match provider {
             Provider::TensorRt { cache } => Some(cache.clone()),
             Provider::Cuda => None,
         }));
+    }
+    for folder in &folders {
+        // What cannot be made cannot be written either, which is said when it is tried.
+        std::fs::create_dir_all(folder).ok();
     }
     folders
 }
@@ -232,3 +247,25 @@ const DENIED: &[i64] = &[
     libc::SYS_unshare,
     libc::SYS_userfaultfd,
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folders_for_kept_forms_are_made_before_the_walls_stand() {
+        let folder = tempfile::tempdir().unwrap();
+        let [optimised, cache] = ["a/optimised", "a/engines"].map(|name| folder.path().join(name));
+        let engine = EngineSpec::OnnxRuntime {
+            library: PathBuf::new(),
+            path: PathBuf::new(),
+            threads: 1,
+            providers: vec![Provider::TensorRt { cache: cache.clone() }, Provider::Cuda],
+            optimised: Some(optimised.clone()),
+        };
+        let folders = writable(&engine);
+        for made in [optimised, cache] {
+            assert!(folders.contains(&made) && made.is_dir(), "{folders:?}");
+        }
+    }
+}

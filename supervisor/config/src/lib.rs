@@ -145,6 +145,7 @@ fn document(root: &Value<'_>, context: &Context<'_>) -> Config {
     let models = models::models(&fields, &beside, context);
     let (timeouts, lame_duck) = settings::timeouts(&fields);
     let ready = fields.or("ready", Ready::default(), |value| settings::ready(value, &models));
+    let workers = settings::workers(&fields, models.len());
     let flag =
         |key, [no, yes]: [&str; 2]| fields.or(key, false, |value| value.one_of(&[(no, false), (yes, true)]));
     Config {
@@ -160,7 +161,7 @@ fn document(root: &Value<'_>, context: &Context<'_>) -> Config {
         strict_start: flag("start", ["lenient", "strict"]),
         ready,
         onnxruntime: settings::onnxruntime(&fields, context),
-        workers: settings::workers(&fields),
+        workers,
         tracing: tracing::tracing(&fields),
         file_faults: context.file_faults.take(),
         notes: context.notes.take(),

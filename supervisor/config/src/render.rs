@@ -55,7 +55,10 @@ impl fmt::Display for Document<'_> {
             None => writeln!(f, "# onnxruntime.library: not given; looked for when it is needed")?,
         }
         let names: Vec<_> = config.workers.environment.iter().map(|name| quoted(name)).collect();
-        writeln!(f, "workers: {{environment: [{}]}}", names.join(", "))?;
+        let users = config.workers.users.as_ref();
+        let users =
+            users.map(|users| format!(", users: {}-{}", users.start(), users.end())).unwrap_or_default();
+        writeln!(f, "workers: {{environment: [{}]{users}}}", names.join(", "))?;
         match &config.tracing {
             Some(Tracing { otlp, sample, service }) => {
                 let (otlp, sample, service) = (quoted(otlp), show_sample(*sample), quoted(service));

@@ -1,5 +1,6 @@
 //! The settings of the whole supervisor: its folder, controller, limits, timeouts.
 
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -138,8 +139,8 @@ pub(super) fn onnxruntime(root: &Fields<'_>, context: &Context<'_>) -> OnnxRunti
     OnnxRuntime { library: library.map(|path| absolute(&context.shown(path))) }
 }
 
-pub(super) fn workers(root: &Fields<'_>) -> Workers {
-    let fields = root.section("workers", &["environment"]);
+pub(super) fn workers(root: &Fields<'_>, models: usize) -> Workers {
+    let fields = root.section("workers", &["environment", "users"]);
     let names = |value: &Value<'_>| {
         let name = |item: Value<'_>| {
             let name = item.text()?.to_owned();
@@ -151,7 +152,23 @@ pub(super) fn workers(root: &Fields<'_>) -> Workers {
         };
         value.items().into_iter().map(name).collect()
     };
-    Workers { environment: fields.or("environment", Vec::new(), names) }
+    let environment = fields.or("environment", Vec::new(), names);
+    let users = fields.get("users").and_then(|value| value.parsed(users));
+    if let (Some(users), Some(value)) = (&users, fields.get("users"))
+        && users.clone().count() < models
+    {
+        value.fault(format!("fewer users than models, of which there are {models}; name more"));
+    }
+    Workers { environment, users }
+}
+
+/// `FIRST-LAST`. Root is none of them.
+fn users(text: &str) -> Result<RangeInclusive<u32>, String> {
+    let range = text.split_once('-').and_then(|(first, last)| {
+        let (first, last): (u32, u32) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
+        (0 < first && first <= last && last < u32::MAX).then_some(first..=last)
+    });
+    range.ok_or_else(|| format!("`{text}` is no range of numbers of users; give one, such as `61000-61063`"))
 }
 
 pub(super) fn at_least(value: &Value<'_>, least: Duration) -> Option<Duration> {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -280,6 +281,8 @@ pub struct Limits {
 pub struct Workers {
     /// Names of the supervisor's variables that workers have besides those that all have.
     pub environment: Vec<String>,
+    /// Numbers of the users as which the models' workers run, one each; the supervisor's if `None`.
+    pub users: Option<RangeInclusive<u32>>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -71,7 +71,7 @@ pub enum HostError {
 
 /// Real ones are looked for, and those under MPS get a daemon in `private`, which ends when they
 /// are dropped. `probe` tells what a CUDA process finds.
-pub fn gpus(gpus: &[Gpu], private: &Path, probe: &Path) -> Result<Gpus, HostError> {
+pub fn gpus(gpus: &[Gpu], private: &Path, probe: &Path, several_users: bool) -> Result<Gpus, HostError> {
     let mut known = Vec::new();
     let make = |(index, gpu): (usize, &Gpu)| -> Result<Arc<dyn GpuBackend>, HostError> {
         Ok(match gpu {
@@ -81,7 +81,9 @@ pub fn gpus(gpus: &[Gpu], private: &Path, probe: &Path) -> Result<Gpus, HostErro
                 only_once(&mut known, &name, &uuid)?;
                 match partition {
                     Partitioning::None => Arc::new(whole_gpu(name, uuid, private, probe)?),
-                    Partitioning::Mps => Arc::new(mps_gpu(index, name, uuid, private, probe)?),
+                    Partitioning::Mps => {
+                        Arc::new(mps_gpu(index, name, uuid, (private, several_users), probe)?)
+                    }
                 }
             }
         })
@@ -134,7 +136,7 @@ fn mps_gpu(
     index: usize,
     device: String,
     uuid: String,
-    private: &Path,
+    (private, several_users): (&Path, bool),
     probe: &Path,
 ) -> Result<MpsGpu, HostError> {
     let setup = MpsSetup {
@@ -144,6 +146,7 @@ fn mps_gpu(
         program: backend::control_program(),
         probe: probe.to_owned(),
         private: private.to_owned(),
+        several_users,
         limits: Limits::default(),
     };
     MpsGpu::start(setup).map_err(|source| HostError::Mps { device, source })

@@ -10,6 +10,8 @@ use nix::fcntl::{Flock, FlockArg, OFlag};
 use nix::unistd::geteuid;
 use shadowslice_config::PRIVATE;
 
+const PASSABLE: &str = "workers";
+
 /// Permission to write for the group, or for all others.
 const OTHERS_WRITE: u32 = 0o022;
 
@@ -54,6 +56,13 @@ impl RunDir {
 
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// A folder in it where workers of other users reach what they know of.
+    pub fn passable(&self) -> Result<PathBuf, RunDirError> {
+        let path = self.path.join(PASSABLE);
+        own_dir(&path, 0o711)?;
+        Ok(path)
     }
 
     /// The folder in it that is closed to others.

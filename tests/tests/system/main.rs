@@ -26,3 +26,4 @@ mod soak;
 mod standby;
 mod starting;
 mod tracing;
+mod users;

@@ -14,6 +14,8 @@ use crate::serve::ServeFault;
 pub enum Fault {
     #[error("no supervisor has given this program what it needs; `shadowslice serve` starts it")]
     Connect(#[source] crate::descriptors::AdoptError),
+    #[error("it cannot run as its model's user")]
+    User(#[source] std::io::Error),
     #[error("the supervisor is gone")]
     SupervisorGone,
     #[error("the worker cannot go on")]

@@ -49,7 +49,7 @@ impl Connected {
         let Self { link, descriptors } = self;
         let Order::Load(assignment) = link.order()? else { return Err(link.out_of_step()) };
         let begun_ns = now_ns();
-        let breaches = walls::raise(&walls::writable(&assignment));
+        let breaches = walls::raise(&walls::writable(&assignment.engine));
         if assignment.purpose.is_reference() {
             // Once a model is enough.
             breaches.iter().for_each(|breach| say(&chain(breach)));

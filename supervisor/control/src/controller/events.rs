@@ -20,7 +20,7 @@ use super::reports::ModelReport;
 use super::{ControllerTask, EVENTS, ORDERS, Order, loaded};
 use crate::backend::{GpuBackend, Gpus, shown};
 use crate::nvml::Readings;
-use crate::process::{KeptWeights, ReferenceFile, Worker, WorkerEvent, WorkerSaid};
+use crate::process::{KeptWeights, ReferenceFile, User, Users, Worker, WorkerEvent, WorkerSaid};
 use shadowslice_config::{Model, Timeouts};
 use shadowslice_datapath::clock::Clock;
 use shadowslice_datapath::pipeline::{LaneFact, Pipeline};
@@ -42,6 +42,8 @@ pub struct Context {
     pub register: PathBuf,
     /// Names of variables that workers have besides those that all have.
     pub variables: Vec<String>,
+    /// Where each model's workers run as a user of their own.
+    pub users: Option<Arc<Users>>,
     pub timeouts: Timeouts,
     /// Bytes of one answer at most.
     pub response_bytes: u64,
@@ -78,6 +80,8 @@ pub struct Controller {
     pub(super) pipeline: Arc<Pipeline>,
     pub(super) reference: ReferenceFile,
     pub(super) weights: KeptWeights,
+    /// From the first worker on, where models have users of their own.
+    pub(super) user: Option<Arc<User>>,
     /// What decides.
     pub(super) workers: Workers,
     pub(super) processes: BTreeMap<WorkerId, Worker>,
@@ -125,6 +129,7 @@ impl ControllerTask {
             pipeline,
             reference,
             weights: KeptWeights::default(),
+            user: None,
             workers,
             processes: BTreeMap::new(),
             tenancy,

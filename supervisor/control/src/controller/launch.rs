@@ -1,5 +1,7 @@
 //! Starting a worker, and putting its lane on the data path.
 
+use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use shadowslice_policy::scheduler::Slice;
@@ -10,7 +12,7 @@ use shadowslice_shared::units::Percent;
 use super::events::Controller;
 use super::{engine, loaded};
 use crate::backend::{Grant, GrantError, GrantRequest};
-use crate::process::{self, SpawnError, Worker};
+use crate::process::{self, NoUser, SpawnError, Worker};
 use shadowslice_config::{Engine, Model};
 use shadowslice_datapath::pipeline::{Arrival, LaneReader};
 use shadowslice_shared::errors;
@@ -20,6 +22,14 @@ use shadowslice_shared::ids::WorkerId;
 pub(super) enum LaunchError {
     #[error("the GPU takes no worker")]
     Grant(#[source] GrantError),
+    #[error("no user is left for the model's workers")]
+    User(#[source] NoUser),
+    #[error("{path} cannot be given to the model's user")]
+    Folder {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
     #[error("a worker cannot be spawned")]
     Spawn(#[source] SpawnError),
 }
@@ -73,6 +83,7 @@ impl Controller {
             response_slot_bytes: self.context.response_bytes,
             partition,
         };
+        let user = self.user()?;
         let launch = process::Launch {
             id: worker,
             program: &self.context.program,
@@ -84,6 +95,7 @@ impl Controller {
             weights: &self.weights,
             cpus: &self.model.cpus,
             variables: &self.context.variables,
+            user,
             register: &self.context.register,
             low_priority: spare && self.context.lower_shadows,
             data_path: &self.context.data_path,
@@ -95,6 +107,18 @@ impl Controller {
         tracing::info!(model = self.model.name, pid = process.pid, %share, ?purpose, "worker started");
         self.processes.insert(worker, process);
         Ok(())
+    }
+
+    /// With a folder of its own, where the model's kept forms are.
+    fn user(&mut self) -> Result<Option<(u32, PathBuf)>, LaunchError> {
+        let Some(users) = &self.context.users else { return Ok(None) };
+        if self.user.is_none() {
+            self.user = Some(users.of(&self.model.name).map_err(LaunchError::User)?);
+        }
+        let Some(user) = &self.user else { return Ok(None) };
+        let folder = self.context.engines.join(&self.model.name);
+        user.give(&folder).map_err(|source| LaunchError::Folder { path: folder.clone(), source })?;
+        Ok(Some((user.id, folder)))
     }
 
     fn partition_for(&self, purpose: Purpose) -> Option<Partitioned> {

@@ -7,6 +7,7 @@ mod reference;
 mod register;
 mod says;
 mod spawn;
+mod users;
 mod weights;
 mod worker;
 
@@ -19,5 +20,6 @@ pub use spawn::Inherited;
 pub(crate) use spawn::close_on_exec;
 #[cfg(test)]
 pub(crate) use spawn::forks;
+pub use users::{NoUser, User, Users};
 pub use weights::KeptWeights;
 pub use worker::{BootMs, Launch, SpawnError, Worker, WorkerEvent, WorkerSaid};

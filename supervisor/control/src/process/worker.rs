@@ -85,6 +85,8 @@ pub struct Launch<'l> {
     pub cpus: &'l [usize],
     /// Names of the supervisor's variables that a worker has besides those that all have.
     pub variables: &'l [String],
+    /// As which it runs, if not as the supervisor's; and a folder of that user's.
+    pub user: Option<(u32, PathBuf)>,
     /// The folder with a file for each worker that runs.
     pub register: &'l Path,
     pub low_priority: bool,
@@ -263,12 +265,18 @@ impl Worker {
 }
 
 fn start(launch: &Launch<'_>, files: &[Inherited<'_>]) -> Result<Child, SpawnError> {
-    spawn(launch.program, &["--boot"], &environment(&launch.grant, launch.variables), files).map_err(
-        |source| match source.kind() {
-            io::ErrorKind::NotFound => SpawnError::NoProgram(launch.program.to_owned()),
-            _ => SpawnError::Process { program: launch.program.to_owned(), source },
-        },
-    )
+    let mut environment = environment(&launch.grant, launch.variables);
+    let user = launch.user.as_ref().map(|(user, home)| {
+        // Later ones of a name are not looked at.
+        environment.retain(|(name, _)| name != "HOME");
+        environment.push(("HOME".into(), home.into()));
+        user.to_string()
+    });
+    let arguments: Vec<&str> = ["--boot"].into_iter().chain(user.as_deref()).collect();
+    spawn(launch.program, &arguments, &environment, files).map_err(|source| match source.kind() {
+        io::ErrorKind::NotFound => SpawnError::NoProgram(launch.program.to_owned()),
+        _ => SpawnError::Process { program: launch.program.to_owned(), source },
+    })
 }
 
 /// Priority and cores, which the worker's later threads inherit.

@@ -94,6 +94,7 @@ impl Rig {
             program: self.path("control"),
             probe: self.path("probe"),
             private: self.folder.path().to_owned(),
+            several_users: false,
             limits: LIMITS,
         }
     }

@@ -91,7 +91,7 @@ fn measure(options: &Options) -> Result<u8, ProfileError> {
     let model = &config.models[0];
     let program = host::worker_program()?;
     let run_dir = RunDir::take(&config.run_dir).map_err(HostError::from)?;
-    let gpus = host::gpus(&config.gpus, &run_dir.private(), &program)?;
+    let gpus = host::gpus(&config.gpus, &run_dir.private(), &program, false)?;
     let driver = DriverView::of(&config.gpus[0]);
     let bench = Bench {
         model,

@@ -36,13 +36,10 @@ pub struct Control {
     pub(super) program: PathBuf,
     pub(super) environment: Environment,
     pub(super) limits: Limits,
+    pub(super) several_users: bool,
 }
 
 impl Control {
-    pub fn new(program: PathBuf, environment: Environment, limits: Limits) -> Self {
-        Self { program, environment, limits }
-    }
-
     pub(super) async fn say(&self, command: &str) -> Result<String, ControlError> {
         self.run(&[], command, &format!("{command}\n"), self.limits.command).await
     }

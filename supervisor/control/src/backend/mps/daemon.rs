@@ -15,6 +15,9 @@ use crate::backend::command;
 /// goes on without an input. `quit` is used since a signal could cut off a client's kernel.
 const GUARDIAN: &str = "while read -r _; do :; done; echo quit | \"$0\" >/dev/null 2>&1";
 
+/// Else a server takes clients of one user.
+const SEVERAL_USERS: &str = "-multiuser-server";
+
 #[derive(Debug)]
 pub(super) struct Daemon {
     child: Child,
@@ -28,6 +31,9 @@ impl Daemon {
     pub(super) fn start(control: &Control) -> io::Result<Self> {
         let mut command = command::command(&control.program, &control.environment)?;
         // The daemon writes what matters to its log.
+        if control.several_users {
+            command.arg(SEVERAL_USERS);
+        }
         let mut child = command.arg("-f").stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
         let group = child.id().and_then(|pid| i32::try_from(pid).ok()).map(Pid::from_raw);
         let input = child.stdin.take();

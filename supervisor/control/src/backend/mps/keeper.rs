@@ -71,7 +71,7 @@ impl Keeper {
     /// Starts a daemon and its server, and waits until that takes clients.
     pub(super) async fn start(&self) -> Result<(Daemon, i32), MpsError> {
         self.place
-            .make()
+            .make(self.control.several_users)
             .map_err(|source| MpsError::Directories { path: self.place.pipe.clone(), source })?;
         let mut daemon = Daemon::start(&self.control)
             .map_err(|source| MpsError::Program { program: self.control.program.clone(), source })?;

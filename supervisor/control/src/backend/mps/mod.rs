@@ -94,6 +94,8 @@ pub struct MpsSetup {
     pub probe: PathBuf,
     /// A folder of this user's alone.
     pub private: PathBuf,
+    /// Clients are of several users, for which this process must be root's.
+    pub several_users: bool,
     pub limits: Limits,
 }
 
@@ -134,7 +136,12 @@ impl MpsGpu {
             // Later control programs could speak another protocol by default.
             ("CUDA_MPS_PROTOCOL_VERSION", "2".to_owned()),
         ];
-        let control = Control::new(setup.program.clone(), surroundings.clone(), setup.limits);
+        let control = Control {
+            program: setup.program.clone(),
+            environment: surroundings.clone(),
+            limits: setup.limits,
+            several_users: setup.several_users,
+        };
         let unknown = Condition { life: 0, server: Err("MPS is being started".to_owned()) };
         let (condition, seen) = watch::channel(unknown);
         let keeper = Keeper { control, place, uid: nix::unistd::geteuid().as_raw(), condition, fault: None };

@@ -51,11 +51,14 @@ impl Directories {
         Self { pipe: Path::new("/tmp").join(name), log }
     }
 
-    pub(super) fn make(&self) -> io::Result<()> {
+    /// `passable`: other users' clients reach the pipes, whose names they know.
+    pub(super) fn make(&self, passable: bool) -> io::Result<()> {
+        let mode = if passable { 0o711 } else { 0o700 };
         for directory in [&self.pipe, &self.log] {
-            DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+            DirBuilder::new().recursive(true).mode(mode).create(directory)?;
             let found = fs::symlink_metadata(directory)?;
-            if !found.is_dir() || found.uid() != geteuid().as_raw() || found.mode() & 0o077 != 0 {
+            let closed = found.mode() & 0o777 & !mode == 0;
+            if !found.is_dir() || found.uid() != geteuid().as_raw() || !closed {
                 return Err(io::Error::other(format!(
                     "{} is there already and not a directory of this user's alone; remove it",
                     directory.display()
@@ -180,10 +183,10 @@ mod tests {
     fn what_others_may_read_is_not_lived_in() {
         let folder = tempfile::tempdir().unwrap();
         let place = Directories::of(folder.path(), 0);
-        place.make().unwrap();
-        place.make().unwrap();
+        place.make(false).unwrap();
+        place.make(false).unwrap();
         fs::set_permissions(&place.pipe, fs::Permissions::from_mode(0o755)).unwrap();
-        assert!(place.make().is_err());
+        assert!(place.make(false).is_err());
         place.remove();
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
     }

@@ -1,0 +1,99 @@
+//! The users as which models' workers run, where each model has one of its own.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io;
+use std::ops::RangeInclusive;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, lchown};
+use std::path::Path;
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+
+/// A user whom no other model's workers run as, for as long as this is kept.
+#[derive(Debug)]
+pub struct User {
+    pub(crate) id: u32,
+    model: String,
+}
+
+#[derive(Debug)]
+pub struct Users {
+    range: RangeInclusive<u32>,
+    taken: Mutex<BTreeMap<u32, Weak<User>>>,
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("each of the users {} to {} has a model already; name more as workers.users", .0.start(), .0.end())]
+pub struct NoUser(RangeInclusive<u32>);
+
+impl Users {
+    pub fn new(range: RangeInclusive<u32>) -> Self {
+        Self { range, taken: Mutex::default() }
+    }
+
+    /// The same for all instances of a model, and mostly the same after a restart, so that what is
+    /// kept for the model stays its own.
+    pub(crate) fn of(&self, model: &str) -> Result<Arc<User>, NoUser> {
+        let mut taken = self.taken.lock();
+        taken.retain(|_, user| user.strong_count() > 0);
+        if let Some(user) = taken.values().filter_map(Weak::upgrade).find(|user| user.model == model) {
+            return Ok(user);
+        }
+        let (first, count) = (*self.range.start(), u64::from(self.range.end() - self.range.start()) + 1);
+        let mut hash = DefaultHasher::new();
+        model.hash(&mut hash);
+        let start = u32::try_from(hash.finish() % count).expect("below a count of 32 bits");
+        let from = first + start;
+        let id = (from..=*self.range.end()).chain(first..from).find(|id| !taken.contains_key(id));
+        let id = id.ok_or_else(|| NoUser(self.range.clone()))?;
+        let user = Arc::new(User { id, model: model.to_owned() });
+        taken.insert(id, Arc::downgrade(&user));
+        Ok(user)
+    }
+}
+
+impl User {
+    /// Makes a folder of theirs, and all that is in it; its parent can be passed, not listed.
+    pub(crate) fn give(&self, folder: &Path) -> io::Result<()> {
+        fs::create_dir_all(folder)?;
+        if let Some(parent) = folder.parent() {
+            fs::set_permissions(parent, fs::Permissions::from_mode(0o711))?;
+        }
+        fs::set_permissions(folder, fs::Permissions::from_mode(0o700))?;
+        if fs::metadata(folder)?.uid() == self.id { Ok(()) } else { self.give_all(folder) }
+    }
+
+    /// No link is followed: what is in the folder was another user's.
+    fn give_all(&self, path: &Path) -> io::Result<()> {
+        if fs::symlink_metadata(path)?.is_dir() {
+            for entry in fs::read_dir(path)? {
+                self.give_all(&entry?.path())?;
+            }
+        }
+        lchown(path, Some(self.id), Some(self.id))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_model_has_a_user_of_its_own_and_keeps_it() {
+        let users = Users::new(100..=102);
+        let all = ["a", "b", "c"].map(|model| users.of(model).unwrap());
+        let mut ids = all.each_ref().map(|user| user.id);
+        ids.sort_unstable();
+        assert_eq!(ids, [100, 101, 102]);
+        assert_eq!(users.of("b").unwrap().id, all[1].id);
+        assert!(users.of("d").unwrap_err().to_string().contains("100 to 102"));
+        let [a, b, c] = all;
+        let was = a.id;
+        drop(a);
+        assert_eq!(users.of("a").unwrap().id, was);
+        drop((b, c));
+        assert_eq!(Users::new(100..=102).of("a").unwrap().id, Users::new(100..=102).of("a").unwrap().id);
+    }
+}

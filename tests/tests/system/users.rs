@@ -1,0 +1,57 @@
+//! Workers as users of their own, which only root's supervisor can give them.
+
+use std::os::unix::fs::MetadataExt;
+
+use nix::sys::signal::Signal;
+use shadowslice_tests::home::{Error, Home};
+use shadowslice_tests::load::Outcome;
+use shadowslice_tests::process::Process;
+use shadowslice_tests::server::Server;
+use shadowslice_tests::status::Model;
+
+use crate::scene::{EMULATED, ask, echo, echo_case, profile};
+
+fn with_users(users: &str) -> Result<Home, Error> {
+    let models = ["a", "b"].map(|name| format!("  - {}\n", echo(name, "profile: profile.yaml")));
+    let yaml = format!("{EMULATED}workers: {{users: {users}}}\nmodels:\n{}", models.concat());
+    let home = Home::with_config(&yaml)?;
+    home.write("profile.yaml", profile(5.0))?;
+    Ok(home)
+}
+
+/// Its users and its groups.
+fn user_of(pid: i32) -> (String, String) {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let of =
+        |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or("?").trim().to_owned();
+    (of("Uid:"), of("Groups:"))
+}
+
+#[tokio::test]
+async fn each_model_has_a_user_of_its_own() {
+    if std::fs::metadata("/proc/self").unwrap().uid() != 0 {
+        println!("skipped: only root can run workers as other users");
+        return;
+    }
+    let server = Server::ready(with_users("61000-61001").unwrap()).await.unwrap();
+    let mut users = Vec::new();
+    for name in ["a", "b"] {
+        assert_eq!(ask(server.client(), name, &echo_case(3), 0.0).await, Outcome::Right);
+        server.resize(name, 20).await.unwrap();
+        let model = server.wait_status(name, "one worker", |model| model.workers.len() == 1).await.unwrap();
+        let (uids, groups) = user_of(model.workers[0].pid);
+        let uids: Vec<_> = uids.split_whitespace().collect();
+        assert!(uids.iter().all(|uid| *uid == uids[0]) && groups.is_empty(), "{uids:?} {groups}");
+        users.push(uids[0].to_owned());
+        // Its end is the supervisor's to bring about.
+        let worker = Process::of(model.workers[0].pid).unwrap();
+        worker.signal(Signal::SIGSTOP).unwrap();
+        let gone = |model: &Model| {
+            model.state == "ready" && model.workers.iter().all(|other| Process::of(other.pid) != Some(worker))
+        };
+        server.wait_status(name, "another worker", gone).await.unwrap();
+    }
+    users.sort_unstable();
+    assert_eq!(users, ["61000", "61001"]);
+    server.stop().await.unwrap();
+}
