@@ -1,6 +1,7 @@
 //! Whole-system tests: the real binaries on an emulated GPU, used from outside.
 
 mod adaptive;
+mod attack;
 mod batching;
 mod blocked;
 mod broken;

@@ -1,0 +1,114 @@
+//! Each fault of a worker, in each role and phase, under load: `make attack` prints the table.
+
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use shadowslice_tests::home::{Error, Home};
+use shadowslice_tests::load::{Arrivals, Plan, Tally};
+use shadowslice_tests::process::Process;
+use shadowslice_tests::server::Server;
+use shadowslice_tests::status::{Model, Worker};
+
+use crate::scene::{EMULATED, assert_nothing_lost, echo, planned_load, profile};
+
+/// `TERM` ends a worker as its own exit would.
+const FAULTS: [Signal; 4] = [Signal::SIGKILL, Signal::SIGSTOP, Signal::SIGSEGV, Signal::SIGTERM];
+
+/// How the worker comes into its role and phase.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Start,
+    /// The one that served was killed.
+    Death,
+    Resize,
+}
+
+/// Role, phase and way; and whether another worker stands ready.
+const CELLS: [(&str, &str, Way, bool); 8] = [
+    ("incumbent", "serving", Way::Start, false),
+    ("incumbent", "serving", Way::Start, true),
+    ("incumbent", "warming", Way::Death, false),
+    ("shadow", "warming", Way::Resize, false),
+    ("incumbent", "serving", Way::Resize, false),
+    ("parked", "standing", Way::Resize, false),
+    ("standby", "warming", Way::Start, true),
+    ("standby", "standing", Way::Start, true),
+];
+
+/// Requests are lost to no fault, and wait no longer than this, in ms: 2 s, and before them the time
+/// of a start if that is what hangs.
+const BACK_WITHIN: f64 = 5000.0;
+
+async fn server(standby: bool) -> Result<Server, Error> {
+    let standby = if standby { "always" } else { "off" };
+    let more = format!(
+        "profile: profile.yaml, share: {{initial: 50%}}, queue: {{on_late: serve}}, standby: {standby}"
+    );
+    let timeouts = "timeouts: {spawn: 3s, warm: 3s, dwell: 2s, stop: 500ms}\n";
+    let home = Home::with_config(&format!("{EMULATED}{timeouts}models:\n  - {}\n", echo("echo", &more)))?;
+    home.write("profile.yaml", profile(5.0).replace("load: 50ms", "load: 200ms"))?;
+    Server::ready(home).await
+}
+
+fn find<'m>(model: &'m Model, role: &str, phase: &str) -> Option<&'m Worker> {
+    model.workers.iter().find(|worker| worker.role == role && worker.more["phase"] == phase)
+}
+
+/// Does the fault once a worker is in this role and phase. False if it was over too soon.
+async fn strike(
+    server: &Server,
+    (role, phase, way, _): (&str, &str, Way, bool),
+    fault: Signal,
+) -> Result<bool, Error> {
+    let serving = |model: &Model| find(model, "incumbent", "serving").map(|worker| worker.pid);
+    let first = server.wait_status("echo", "a worker", |model| serving(model).is_some()).await?;
+    let first = serving(&first).unwrap_or_default();
+    if way == Way::Death {
+        Process::of(first).map(|process| process.signal(Signal::SIGKILL));
+    }
+    let there = |model: &Model| {
+        let other = |worker: &Worker| way == Way::Start || role == "parked" || worker.pid != first;
+        find(model, role, phase).is_some_and(other)
+    };
+    let hit = async {
+        let model = server.wait_status("echo", "the role and the phase", there).await?;
+        let worker = find(&model, role, phase).and_then(|worker| Process::of(worker.pid));
+        Ok::<_, Error>(worker.is_some_and(|worker| worker.signal(fault).is_ok()))
+    };
+    if way != Way::Resize {
+        return hit.await;
+    }
+    // Its outcome is the fault's.
+    let (_, hit) = tokio::join!(server.resize("echo", 20), hit);
+    hit
+}
+
+async fn cell(cell: (&str, &str, Way, bool), fault: Signal) -> Result<(bool, Tally), Error> {
+    let server = server(cell.3).await?;
+    let plan = Plan { rate: 100.0, span: Duration::from_secs(5), arrivals: Arrivals::Poisson, seed: 3 };
+    let loading = planned_load(&server, "echo", plan);
+    let hit = strike(&server, cell, fault).await?;
+    let tally = loading.await.expect("the load does not panic");
+    server.wait_status("echo", "a worker that serves", |model| model.state == "ready").await?;
+    server.stop().await?;
+    Ok((hit, tally))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "takes minutes; `make attack` runs it"]
+async fn no_fault_of_a_worker_costs_a_request() {
+    println!("the longest request in ms, by the worker's role and phase and its fault:");
+    for each in CELLS {
+        let (role, phase, way, standby) = each;
+        let mut row = format!("{role:>10} {phase:<9} {way:<8?} standby {standby:<5}", way = way);
+        for fault in FAULTS {
+            let (hit, tally) = cell(each, fault).await.unwrap();
+            assert!(hit, "{each:?}: no worker was hit by {fault}");
+            assert_nothing_lost(&tally);
+            let longest = tally.latency_ms(1.0);
+            row += &format!("  {fault} {longest:>5.0}");
+            assert!(longest <= BACK_WITHIN, "{row}");
+        }
+        println!("{row}");
+    }
+}
