@@ -204,4 +204,16 @@ mod tests {
         let Count { values, bytes, .. } = Count::of(&input(Default::default(), Some(packed)), QUICK);
         assert_eq!((values, bytes), (1, 4003));
     }
+
+    /// `cargo bolero test` goes on for as long as it is let.
+    #[test]
+    fn fuzz_grpc() {
+        bolero::check!().for_each(|bytes: &[u8]| {
+            let Count { fields, .. } = Count::of(bytes, MAX_VALUES);
+            let Ok(request) = ModelInferRequest::decode(bytes) else { return };
+            let parameters: usize = request.inputs.iter().map(|input| input.parameters.len()).sum();
+            let read = request.inputs.len() + request.raw_input_contents.len() + parameters;
+            assert!(fields >= read.min(MAX_FIELDS), "what is read has been counted");
+        });
+    }
 }

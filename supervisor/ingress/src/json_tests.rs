@@ -205,3 +205,15 @@ fn priority_and_timeout_are_whole_numbers_and_nothing_else() {
         }
     }
 }
+
+/// `cargo bolero test` goes on for as long as it is let.
+#[test]
+fn fuzz_json() {
+    bolero::check!().for_each(|bytes: &[u8]| {
+        // The last byte says where the JSON ends.
+        let length = bytes.last().map(|&length| usize::from(length).min(bytes.len()));
+        for header in [None, length] {
+            parse(bytes.to_vec().into(), header, &model()).ok();
+        }
+    });
+}
