@@ -50,6 +50,15 @@ pub struct OutOfSlab {
     bytes: u64,
 }
 
+/// Why bytes could not be copied out of a slab.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CopyError {
+    #[error(transparent)]
+    Outside(#[from] OutOfSlab),
+    #[error("there is no memory for {0} bytes")]
+    NoMemory(usize),
+}
+
 #[derive(Debug)]
 struct Mapping {
     start: NonNull<u8>,
@@ -84,10 +93,11 @@ impl Mapping {
     }
 
     /// The mapping is readable.
-    fn copy(&self, offset: u64, len: u64) -> Result<Vec<u8>, OutOfSlab> {
+    fn copy(&self, offset: u64, len: u64) -> Result<Vec<u8>, CopyError> {
         let start = self.at(offset, len)?;
         let len = usize::try_from(len).expect("it lies inside the mapping");
-        let mut bytes = Vec::<u8>::with_capacity(len);
+        let mut bytes = Vec::<u8>::new();
+        bytes.try_reserve_exact(len).map_err(|_| CopyError::NoMemory(len))?;
         // SAFETY: `start` has `len` readable bytes, and `bytes` room for them; no reference to
         // memory that another process could be writing is made, and any byte is a valid u8.
         unsafe {
@@ -171,7 +181,7 @@ impl WritableSlab {
     }
 
     /// The caller owns that part of the slab.
-    pub fn copy(&self, offset: u64, len: u64) -> Result<Vec<u8>, OutOfSlab> {
+    pub fn copy(&self, offset: u64, len: u64) -> Result<Vec<u8>, CopyError> {
         self.mapping.copy(offset, len)
     }
 
@@ -240,7 +250,7 @@ impl AnswerSlab {
     }
 
     /// A copy of the bytes at a place that the worker named.
-    pub fn copy(&self, offset: u64, len: u64) -> Result<Vec<u8>, OutOfSlab> {
+    pub fn copy(&self, offset: u64, len: u64) -> Result<Vec<u8>, CopyError> {
         self.mapping.copy(offset, len)
     }
 }

@@ -27,7 +27,7 @@ use shadowslice_datapath::pulse::Pulse;
 use shadowslice_datapath::repository::{Asked, Repository};
 use shadowslice_datapath::router::Router;
 use shadowslice_datapath::trace::Tracer;
-use shadowslice_ingress::{BindError, Ingress, MetricsListeners, Render};
+use shadowslice_ingress::{BindError, Ingress, MetricsListeners, Render, RequestMemory};
 use shadowslice_operations::admin::{Admin, Reach};
 use shadowslice_operations::log::Log;
 use shadowslice_operations::machine::Machine;
@@ -191,7 +191,8 @@ async fn serve(
     let mut signals = Signals::new()?;
     let hangup = hear(SignalKind::hangup())?;
     let connections = host::connections(config);
-    let limits = Limits { connections, ..config.limits };
+    let memory = Some(host::request_memory(&config.limits));
+    let limits = Limits { connections, memory, ..config.limits };
     let taken = |error: BindError| unavailable("an address cannot be listened on", &error);
     let ingress = Ingress::bind(&config.listen.http, &config.listen.grpc, &limits).await.map_err(taken)?;
     let metrics_listeners = MetricsListeners::bind(&config.listen.metrics).await.map_err(taken)?;
@@ -215,7 +216,7 @@ async fn serve(
     let (stop, stopping) = watch::channel(false);
     let (end, ending) = watch::channel(false);
     let machine = Machine::new(context.clock);
-    let rendering = rendering(Arc::clone(&reach), machine, tracer.clone(), log.dropped());
+    let rendering = rendering(Arc::clone(&reach), machine, tracer.clone(), log.dropped(), ingress.memory());
     let metrics = tokio::spawn(metrics_listeners.run(rendering, ending));
 
     let begun = Cell::new(false);
@@ -286,6 +287,7 @@ fn rendering(
     machine: Machine,
     tracer: Option<Arc<Tracer>>,
     log_dropped: impl Fn() -> u64 + Send + Sync + 'static,
+    memory: impl Fn() -> RequestMemory + Send + Sync + 'static,
 ) -> Render {
     Arc::new(move || {
         let status = reach.status();
@@ -305,7 +307,9 @@ fn rendering(
             metrics::Policy { name: report.policy, took }
         });
         let traces = tracer.as_ref().map(|tracer| tracer.counts());
-        let own = metrics::Own { log_dropped: log_dropped(), machine: machine.usage() };
+        let RequestMemory { reserved, limit } = memory();
+        let request_memory = (reserved, limit);
+        let own = metrics::Own { log_dropped: log_dropped(), request_memory, machine: machine.usage() };
         metrics::render(&models, policy.as_ref(), traces, &status.gpus, own)
     })
 }

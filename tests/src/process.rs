@@ -41,6 +41,13 @@ impl Process {
         fs::read_dir(format!("/proc/{}/fd", self.pid)).map_or(0, Iterator::count)
     }
 
+    /// The most memory of its own that it ever had, in bytes.
+    pub fn peak_memory(self) -> Option<u64> {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.pid)).ok()?;
+        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+        Some(peak.trim().strip_suffix(" kB")?.parse::<u64>().ok()? * 1024)
+    }
+
     /// Sends it a signal, if it still runs.
     pub fn signal(self, signal: Signal) -> Result<(), Errno> {
         if self.alive() { kill(Pid::from_raw(self.pid), signal) } else { Err(Errno::ESRCH) }

@@ -202,6 +202,9 @@ fn limits(f: &mut fmt::Formatter<'_>, limits: &Limits) -> fmt::Result {
     writeln!(f, "limits:")?;
     writeln!(f, "  request_bytes: {}", show_size(limits.request_bytes))?;
     writeln!(f, "  response_bytes: {}", show_size(limits.response_bytes))?;
+    if let Some(memory) = limits.memory {
+        writeln!(f, "  memory: {}", show_size(memory))?;
+    }
     writeln!(f, "  in_flight: {}", limits.in_flight)?;
     writeln!(f, "  connections: {}", limits.connections)?;
     writeln!(f, "  shared_memory: {}", limits.shared_memory)

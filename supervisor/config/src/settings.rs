@@ -75,14 +75,19 @@ pub(super) fn controller(root: &Fields<'_>, context: &Context<'_>) -> Controller
     controller
 }
 
+const LIMITS: [&str; 6] =
+    ["request_bytes", "response_bytes", "memory", "in_flight", "connections", "shared_memory"];
+
 pub(super) fn limits(root: &Fields<'_>) -> Limits {
-    let fields = root
-        .section("limits", &["request_bytes", "response_bytes", "in_flight", "connections", "shared_memory"]);
+    let fields = root.section("limits", &LIMITS);
     let bytes = |key| fields.or(key, 64 << 20, |value| size_within(value, 1, MAX_MESSAGE));
     let count = |key, default| fields.or(key, default, |value| count(value, 1_000_000));
+    let (request_bytes, response_bytes) = (bytes("request_bytes"), bytes("response_bytes"));
+    let least = Limits::least_memory(request_bytes, response_bytes);
     Limits {
-        request_bytes: bytes("request_bytes"),
-        response_bytes: bytes("response_bytes"),
+        request_bytes,
+        response_bytes,
+        memory: fields.get("memory").and_then(|value| size_within(&value, least, 1 << 50)),
         in_flight: count("in_flight", 65_536),
         connections: count("connections", 16_384),
         shared_memory: fields.or("shared_memory", false, Value::flag),

@@ -16,8 +16,8 @@ use shadowslice_shared::units::{Percent, Sms};
 
 use super::faults::Fault;
 
-/// Beside connections.
-const DESCRIPTORS_OF_ALL: u64 = 100;
+/// Beside connections, but with those beyond the bound.
+const DESCRIPTORS_OF_ALL: u64 = 150;
 const DESCRIPTORS_OF_A_MODEL: u64 = 10;
 
 #[derive(Debug, Clone, PartialEq)]
@@ -270,11 +270,20 @@ pub struct Limits {
     pub request_bytes: u64,
     /// For one batch's answer.
     pub response_bytes: u64,
+    /// Of all requests and answers on their way, in bytes. `None`: a quarter of the host's memory.
+    pub memory: Option<u64>,
     /// In all models together.
     pub in_flight: usize,
     pub connections: usize,
     /// Clients may have tensors in their shared memory read and written.
     pub shared_memory: bool,
+}
+
+impl Limits {
+    /// The largest request and its answer must find room beside another one.
+    pub fn least_memory(request_bytes: u64, response_bytes: u64) -> u64 {
+        (4 * request_bytes.max(response_bytes)).max(4 << 20)
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -5,6 +5,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use procfs::process::Process;
+use procfs::{Current, ProcessCGroup};
+use shadowslice_config as config;
 use shadowslice_shared::slab::SlabError;
 use shadowslice_shared::units::Sms;
 use tokio::runtime::{Builder, Runtime};
@@ -223,6 +226,25 @@ pub fn connections(config: &Config) -> usize {
         );
     }
     taken
+}
+
+/// `limits.memory`, or a quarter of the memory that this process may have, by the host and its
+/// cgroup; as much as two of the largest requests need in any case.
+pub fn request_memory(limits: &config::Limits) -> u64 {
+    const PART: u64 = 4;
+    if let Some(memory) = limits.memory {
+        return memory;
+    }
+    let host = procfs::Meminfo::current().map_or(u64::MAX, |told| told.mem_total);
+    let of_cgroup = |cgroup: &ProcessCGroup| {
+        let folder = Path::new("/sys/fs/cgroup").join(cgroup.pathname.trim_start_matches('/'));
+        std::fs::read_to_string(folder.join("memory.max")).ok()?.trim().parse().ok()
+    };
+    let cgroups = Process::myself().and_then(|own| own.cgroups());
+    let cgroup =
+        cgroups.ok().and_then(|own| own.0.iter().filter(|own| own.hierarchy == 0).find_map(of_cgroup));
+    let least = config::Limits::least_memory(limits.request_bytes, limits.response_bytes);
+    (host.min(cgroup.unwrap_or(u64::MAX)) / PART).max(least)
 }
 
 fn affordable(configured: usize, own: u64, open_files: u64) -> usize {

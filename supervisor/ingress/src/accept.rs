@@ -6,14 +6,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
-use tokio_io_timeout::TimeoutStream;
 
 use super::authority::AuthorityRepair;
+use super::connections::{Connections, Entered, outstays};
 use super::listen::Bound;
 use super::metrics::{self, Render};
+use super::pace::Paced;
+use super::pools::{Peer, Pools};
 use super::stop::Stop;
 use super::{Frontend, grpc, http};
 
@@ -27,9 +28,6 @@ pub(super) enum Service {
     Metrics(Render),
 }
 
-/// How long a peer may read nothing of an answer.
-pub(super) const UNREAD: Duration = Duration::from_secs(30);
-
 pub(super) type Stream = Pin<Box<dyn Connection>>;
 
 pub(super) trait Connection: AsyncRead + AsyncWrite + Send {}
@@ -37,27 +35,35 @@ pub(super) trait Connection: AsyncRead + AsyncWrite + Send {}
 impl<S: AsyncRead + AsyncWrite + Send> Connection for S {}
 
 /// Returns when the last connection after `stop` has ended.
-pub(super) async fn run(bound: impl Iterator<Item = (Service, Bound)>, connections: usize, stop: Stop) {
-    // As many as can be waited for at once, below.
-    let most = u32::try_from(connections.min(Semaphore::MAX_PERMITS)).unwrap_or(u32::MAX);
-    let room = Arc::new(Semaphore::new(most as usize));
+pub(super) async fn run(
+    bound: impl Iterator<Item = (Service, Bound)>,
+    connections: usize,
+    pools: Arc<Pools>,
+    stop: Stop,
+) {
+    let connections = Connections::new(connections);
     let mut listeners = JoinSet::new();
     for (service, bound) in bound {
-        listeners.spawn(listen(service, bound, room.clone(), stop.clone()));
+        listeners.spawn(listen(service, bound, connections.clone(), pools.clone(), stop.clone()));
     }
     listeners.join_all().await;
-    // All the room is back when the last connection has ended; the semaphore is never closed.
-    let _ = room.acquire_many(most).await;
+    connections.ended().await;
 }
 
-/// At the bound, one more connection per listener is accepted and waits.
-async fn listen(service: Service, bound: Bound, room: Arc<Semaphore>, stop: Stop) {
+/// Where not even a reserve is left, one more connection per listener is accepted and waits.
+async fn listen(
+    service: Service,
+    bound: Bound,
+    connections: Arc<Connections>,
+    pools: Arc<Pools>,
+    stop: Stop,
+) {
     let mut begun = std::pin::pin!(stop.clone().begun());
     let accepting = async {
         let mut failing = false;
         loop {
-            let stream = match accept(&bound, &service).await {
-                Ok(stream) => stream,
+            let (stream, peer) = match accept(&bound, &service).await {
+                Ok(accepted) => accepted,
                 Err(error) => {
                     if !failing {
                         tracing::warn!(%error, "cannot accept connections, trying again");
@@ -68,12 +74,8 @@ async fn listen(service: Service, bound: Bound, room: Arc<Semaphore>, stop: Stop
                 }
             };
             failing = false;
-            let Ok(permit) = room.clone().acquire_owned().await else { return };
-            let (service, stop) = (service.clone(), stop.clone());
-            tokio::spawn(async move {
-                serve(service, stream, stop).await;
-                drop(permit);
-            });
+            let entered = connections.enter(pools.client(peer)).await;
+            tokio::spawn(serve(service.clone(), stream, entered, stop.clone()));
         }
     };
     tokio::select! {
@@ -82,55 +84,37 @@ async fn listen(service: Service, bound: Bound, room: Arc<Semaphore>, stop: Stop
     }
 }
 
-async fn accept(bound: &Bound, service: &Service) -> io::Result<Stream> {
+async fn accept(bound: &Bound, service: &Service) -> io::Result<(Stream, Peer)> {
     match bound {
         Bound::Unix { listener, .. } => {
-            let stream = impatient(listener.accept().await?.0, UNREAD);
-            Ok(if let Service::Grpc(_) = service { Box::pin(AuthorityRepair::new(stream)) } else { stream })
+            let (stream, _) = listener.accept().await?;
+            let peer = Peer::of_unix(&stream);
+            let stream = Paced::new(stream);
+            let repaired = matches!(service, Service::Grpc(_));
+            Ok((if repaired { Box::pin(AuthorityRepair::new(stream)) } else { Box::pin(stream) }, peer))
         }
         Bound::Tcp { listener } => {
-            let (stream, _) = listener.accept().await?;
+            let (stream, address) = listener.accept().await?;
             // It only fails when the peer is gone, as the next read will tell.
             let _ = stream.set_nodelay(true);
-            Ok(impatient(stream, UNREAD))
+            Ok((Box::pin(Paced::new(stream)), Peer::of_tcp(address)))
         }
     }
 }
 
-/// Answers that no client takes would stay in memory.
-fn impatient(stream: impl Connection + 'static, unread: Duration) -> Stream {
-    let mut stream = TimeoutStream::new(stream);
-    stream.set_write_timeout(Some(unread));
-    Box::pin(stream)
-}
-
-async fn serve(service: Service, stream: Stream, stop: Stop) {
+async fn serve(service: Service, stream: Stream, entered: Entered, stop: Stop) {
     let overdue = stop.clone().overdue();
+    let client = &entered.client;
     let serving = async {
         match service {
-            Service::Http(front) => http::serve(stream, front, stop).await,
-            Service::Grpc(front) => grpc::serve(stream, front, stop).await,
-            Service::Metrics(render) => metrics::serve(stream, render, stop).await,
+            Service::Http(front) => http::serve(stream, front, client, stop).await,
+            Service::Grpc(front) => grpc::serve(stream, front, client, stop).await,
+            Service::Metrics(render) => metrics::serve(stream, render, client, stop).await,
         }
     };
     tokio::select! {
         () = serving => {}
+        () = outstays(client) => tracing::debug!("cut an idle connection to make room"),
         () = overdue => tracing::warn!("cut a connection that did not end"),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use tokio::io::AsyncWriteExt;
-    use tokio::net::UnixStream;
-
-    use super::*;
-
-    #[tokio::test]
-    async fn a_client_that_reads_nothing_is_given_up() {
-        let (ours, _theirs) = UnixStream::pair().unwrap();
-        let mut ours = impatient(ours, Duration::from_millis(20));
-        let failed = ours.write_all(&vec![0; 16 << 20]).await.unwrap_err();
-        assert_eq!(failed.kind(), io::ErrorKind::TimedOut);
     }
 }

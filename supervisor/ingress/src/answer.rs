@@ -43,8 +43,15 @@ pub(super) fn check_form(
     Ok(())
 }
 
+/// The most bytes of the tensors that are written as text.
+pub(super) fn text_bytes(outputs: &[Answered], form: &Form) -> usize {
+    let texts = outputs.iter().enumerate().filter(|(place, output)| !output.placed && !form.binary(*place));
+    texts.map(|(_, output)| values::text_bytes(output.datatype, output.data.len())).sum()
+}
+
 pub(super) fn write(model: &str, id: &str, outputs: &[Answered], form: &Form) -> Result<Body, Failure> {
-    let mut json = String::with_capacity(JSON_BYTES);
+    let (mut json, bytes) = (String::new(), JSON_BYTES + text_bytes(outputs, form));
+    json.try_reserve_exact(bytes).map_err(|_| Failure::no_memory(bytes))?;
     json.push_str("{\"model_name\":");
     values::quote(model, &mut json);
     push(&mut json, format_args!(",\"model_version\":\"{VERSION}\""));

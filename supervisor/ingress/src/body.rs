@@ -1,59 +1,42 @@
-//! Bodies of requests: bounded in size and in time.
+//! Bodies of requests: bounded in memory and in time.
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::{Buf, Bytes, BytesMut};
 use http_body_util::BodyExt;
 use hyper::body::{Body, Frame, SizeHint};
 use tokio::time::{Instant, Sleep, sleep_until, timeout_at};
 use tonic::Status;
 
+use super::pace::{Patience, SLOWEST, SLOWEST_STREAM};
+use super::request_error::RequestError;
+use super::reserved::Reserved;
 use shadowslice_datapath::pipeline::Pieces;
 
-/// How long a peer may be silent in the middle of a body.
-const SILENCE: Duration = Duration::from_secs(30);
-
-/// The least bytes a second of a body, beside one silence: a client that sends a byte now and then
-/// would keep its place for ever.
-pub(super) const SLOWEST: f64 = 1024.0;
-
-/// In bytes, of requests besides inferences: they are not admitted before they are read.
+/// In bytes, of requests besides inferences.
 pub(super) const SHORT: usize = 256 << 10;
 
 /// Smaller pieces, in bytes, are put together: each keeps the buffer that it was read into.
 const SMALL: usize = 4096;
 
+/// A gRPC message's flag and length.
+pub(super) const ENVELOPE: usize = 5;
+
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Unread {
     TooLarge,
-    /// Nothing came for [`SILENCE`], or all of it too slowly.
+    /// It fell silent, or came too slowly.
     Stalled,
     Broken(String),
+    NoMemory(RequestError),
 }
 
-struct Patience {
-    begun: Instant,
-    bytes: f64,
-    until: Instant,
-}
-
-impl Patience {
-    fn new() -> Self {
-        let begun = Instant::now();
-        Self { begun, bytes: 0.0, until: begun + SILENCE }
-    }
-
-    fn came(&mut self, bytes: usize) {
-        self.bytes += bytes as f64;
-        let at_pace = self.begun + SILENCE + Duration::from_secs_f64(self.bytes / SLOWEST);
-        self.until = at_pace.min(Instant::now() + SILENCE);
-    }
-}
-
-/// A body that announces more than `limit` bytes is not read at all.
-pub(super) async fn read<B>(mut body: B, limit: usize) -> Result<Pieces, Unread>
+/// A body that announces more than `limit` bytes, or more than there is memory for, is not read at
+/// all.
+pub(super) async fn read<B>(mut body: B, limit: usize, reserved: &Reserved) -> Result<Pieces, Unread>
 where
     B: Body<Data = Bytes, Error: ToString> + Unpin,
 {
@@ -61,12 +44,19 @@ where
     if announced > limit {
         return Err(Unread::TooLarge);
     }
+    reserved.grow(announced).map_err(Unread::NoMemory)?;
     let (mut whole, mut small, mut patience) = (Pieces::default(), BytesMut::new(), Patience::new());
-    while let Some(frame) = timeout_at(patience.until, body.frame()).await.map_err(|_| Unread::Stalled)? {
+    let mut came = 0;
+    while let Some(frame) = timeout_at(patience.until(), body.frame()).await.map_err(|_| Unread::Stalled)? {
         let Ok(data) = frame.map_err(|why| Unread::Broken(why.to_string()))?.into_data() else { continue };
-        patience.came(data.len());
-        if data.len() > limit - whole.len() - small.len() {
+        patience.moved(data.len(), slowest(reserved));
+        if data.len() > limit - came {
             return Err(Unread::TooLarge);
+        }
+        let unannounced = (came + data.len()).saturating_sub(announced.max(came));
+        came += data.len();
+        if unannounced > 0 {
+            reserved.grow(unannounced).map_err(Unread::NoMemory)?;
         }
         let alone = whole.is_empty() && small.is_empty() && body.is_end_stream();
         if data.len() < SMALL && !alone {
@@ -80,21 +70,88 @@ where
     Ok(whole)
 }
 
-/// A gRPC body that fails when its peer falls silent, or is too slow.
-pub(super) struct Impatient<B> {
-    body: B,
-    patience: Patience,
-    given_up: Pin<Box<Sleep>>,
-}
+/// How long an answer waits for the rest of a request that it does not need.
+const REST: Duration = Duration::from_secs(1);
 
-impl<B> Impatient<B> {
-    pub(super) fn new(body: B) -> Self {
-        let patience = Patience::new();
-        Self { body, given_up: Box::pin(sleep_until(patience.until)), patience }
+/// Reads a short body to its end and keeps nothing of it, so that its connection can go on. `false`
+/// if it is long, late or broken.
+pub(super) async fn discarded<B>(mut body: B) -> bool
+where
+    B: Body<Data = Bytes> + Unpin,
+{
+    let mut left = SHORT;
+    if body.size_hint().lower() > left as u64 {
+        return false;
+    }
+    let until = Instant::now() + REST;
+    loop {
+        let frame = match timeout_at(until, body.frame()).await {
+            Ok(Some(Ok(frame))) => frame,
+            Ok(None) => return true,
+            Ok(Some(Err(_))) | Err(_) => return false,
+        };
+        match left.checked_sub(frame.data_ref().map_or(0, Bytes::len)) {
+            Some(rest) => left = rest,
+            None => return false,
+        }
     }
 }
 
-impl<B> Body for Impatient<B>
+/// The least bytes a second of one body: the streams of a connection share its pace.
+fn slowest(reserved: &Reserved) -> f64 {
+    (SLOWEST / reserved.client().calls() as f64).max(SLOWEST_STREAM)
+}
+
+/// The body of a gRPC call, with one message of at most `limit` bytes. It fails when there is no
+/// memory for the message, and when its peer falls silent or is too slow.
+pub(super) struct OneMessage<B> {
+    body: B,
+    limit: usize,
+    head: BytesMut,
+    /// Of the message, once its head has come.
+    left: Option<usize>,
+    patience: Patience,
+    given_up: Pin<Box<Sleep>>,
+    reserved: Arc<Reserved>,
+}
+
+impl<B> OneMessage<B> {
+    pub(super) fn new(body: B, limit: usize, reserved: Arc<Reserved>) -> Self {
+        let patience = Patience::new();
+        let given_up = Box::pin(sleep_until(patience.until()));
+        Self { body, limit, head: BytesMut::new(), left: None, patience, given_up, reserved }
+    }
+
+    fn came(&mut self, mut data: &[u8]) -> Result<(), Status> {
+        self.patience.moved(data.len(), slowest(&self.reserved));
+        self.given_up.as_mut().reset(self.patience.until());
+        let left = match self.left {
+            Some(left) => left,
+            None => {
+                let head = data.len().min(ENVELOPE - self.head.len());
+                self.head.extend_from_slice(&data[..head]);
+                data.advance(head);
+                let Some(length) = length(&self.head) else { return Ok(()) };
+                // A longer message is refused unread.
+                if length <= self.limit {
+                    self.reserved.grow(length)?;
+                }
+                length
+            }
+        };
+        let rest = left.checked_sub(data.len());
+        self.left = Some(rest.ok_or_else(|| Status::internal("more than one message"))?);
+        Ok(())
+    }
+}
+
+/// The length of a message by its first bytes.
+pub(super) fn length(head: &[u8]) -> Option<usize> {
+    let length = <[u8; 4]>::try_from(head.get(1..ENVELOPE)?).ok()?;
+    usize::try_from(u32::from_be_bytes(length)).ok()
+}
+
+impl<B> Body for OneMessage<B>
 where
     B: Body<Data = Bytes> + Unpin,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
@@ -103,15 +160,17 @@ where
     type Error = Status;
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        let Self { body, patience, given_up } = self.get_mut();
-        if let Poll::Ready(frame) = Pin::new(body).poll_frame(cx) {
-            let came = frame.as_ref().and_then(|frame| frame.as_ref().ok()?.data_ref());
-            patience.came(came.map_or(0, Bytes::len));
-            given_up.as_mut().reset(patience.until);
-            return Poll::Ready(frame.map(|frame| frame.map_err(|why| Status::from_error(why.into()))));
-        }
-        ready!(given_up.as_mut().poll(cx));
-        Poll::Ready(Some(Err(Status::deadline_exceeded("the request did not go on"))))
+        let this = self.get_mut();
+        let Poll::Ready(frame) = Pin::new(&mut this.body).poll_frame(cx) else {
+            ready!(this.given_up.as_mut().poll(cx));
+            return Poll::Ready(Some(Err(Status::deadline_exceeded("the request did not go on"))));
+        };
+        let frame = frame.map(|frame| {
+            let frame = frame.map_err(|why| Status::from_error(why.into()))?;
+            frame.data_ref().map_or(Ok(()), |data| this.came(data))?;
+            Ok(frame)
+        });
+        Poll::Ready(frame)
     }
 
     fn is_end_stream(&self) -> bool {
@@ -132,6 +191,7 @@ mod tests {
     use tokio::time::sleep;
     use tokio_stream::StreamExt;
 
+    use super::super::reserved::enough;
     use super::*;
 
     fn pieces(pieces: &[&'static str]) -> impl Body<Data = Bytes, Error = Infallible> + Unpin {
@@ -141,29 +201,35 @@ mod tests {
 
     #[tokio::test]
     async fn a_body_in_pieces_comes_whole() {
-        assert_eq!(read(pieces(&["ab", "", "cde"]), 5).await, Ok(Bytes::from("abcde").into()));
-        assert_eq!(read(pieces(&[]), 0).await, Ok(Pieces::default()));
+        assert_eq!(read(pieces(&["ab", "", "cde"]), 5, &enough()).await, Ok(Bytes::from("abcde").into()));
+        assert_eq!(read(pieces(&[]), 0, &enough()).await, Ok(Pieces::default()));
     }
 
     #[tokio::test]
     async fn a_body_over_the_limit_is_refused_when_it_passes_it() {
-        assert_eq!(read(pieces(&["abc", "def", "never read"]), 5).await, Err(Unread::TooLarge));
-        assert_eq!(read(Full::new(Bytes::from("abcdef")), 5).await, Err(Unread::TooLarge));
+        assert_eq!(read(pieces(&["abc", "def", "never read"]), 5, &enough()).await, Err(Unread::TooLarge));
+        assert_eq!(read(Full::new(Bytes::from("abcdef")), 5, &enough()).await, Err(Unread::TooLarge));
     }
 
     #[tokio::test]
     async fn a_silent_peer_is_given_up() {
         tokio::time::pause();
         let silent = StreamBody::new(tokio_stream::pending::<Result<Frame<Bytes>, Infallible>>());
-        assert_eq!(read(silent, 5).await, Err(Unread::Stalled));
+        assert_eq!(read(silent, 5, &enough()).await, Err(Unread::Stalled));
         let silent = StreamBody::new(tokio_stream::pending::<Result<Frame<Bytes>, Infallible>>());
-        let status = Impatient::new(silent).frame().await.unwrap().unwrap_err();
+        let status = OneMessage::new(silent, 9, enough()).frame().await.unwrap().unwrap_err();
         assert_eq!(status.code(), tonic::Code::DeadlineExceeded);
     }
 
-    /// A body of which so many bytes come every 20 s, for an hour.
+    const PIECES: usize = 18;
+
+    /// A message of which so many bytes come every 20 s, for six minutes.
     fn slow(bytes: usize) -> impl Body<Data = Bytes, Error = Infallible> + Unpin {
-        let pieces = (0..180).map(move |_| Ok(Frame::data(vec![0; bytes].into())));
+        let mut whole = vec![0; PIECES * bytes];
+        let length = u32::try_from(whole.len() - ENVELOPE).unwrap();
+        whole[1..ENVELOPE].copy_from_slice(&length.to_be_bytes());
+        let pieces: Vec<_> =
+            whole.chunks(bytes).map(|piece| Ok(Frame::data(piece.to_vec().into()))).collect();
         let piece = |piece| async move {
             sleep(Duration::from_secs(20)).await;
             piece
@@ -175,8 +241,8 @@ mod tests {
     async fn a_peer_that_sends_a_byte_now_and_then_is_given_up() {
         tokio::time::pause();
         let begun = Instant::now();
-        assert_eq!(read(slow(1), 1 << 20).await, Err(Unread::Stalled));
-        let mut body = Impatient::new(slow(1));
+        assert_eq!(read(slow(1), 1 << 20, &enough()).await, Err(Unread::Stalled));
+        let mut body = OneMessage::new(slow(1), 9, enough());
         while body.frame().await.unwrap().is_ok() {}
         assert!(begun.elapsed() < Duration::from_secs(2 * 32), "{:?}", begun.elapsed());
     }
@@ -184,9 +250,9 @@ mod tests {
     #[tokio::test]
     async fn a_slow_peer_is_not() {
         tokio::time::pause();
-        let bytes = 20 << 10;
-        assert_eq!(read(slow(bytes), 180 * bytes).await.unwrap().len(), 180 * bytes);
-        let mut body = Impatient::new(slow(bytes));
+        let bytes = 20 * SLOWEST as usize;
+        assert_eq!(read(slow(bytes), PIECES * bytes, &enough()).await.unwrap().len(), PIECES * bytes);
+        let mut body = OneMessage::new(slow(bytes), PIECES * bytes, enough());
         while let Some(frame) = body.frame().await {
             frame.unwrap();
         }

@@ -1,6 +1,7 @@
 //! gRPC messages, read with a bound on their memory: an empty tensor takes two bytes on the wire
 //! and some hundred bytes in memory, so a message within its limit could still need gigabytes. What
-//! takes long to read is read one at a time, away from the threads that serve connections.
+//! it will take is reserved first. What takes long to read is read one at a time, away from the
+//! threads that serve connections.
 
 use std::marker::PhantomData;
 
@@ -9,8 +10,10 @@ use prost::Message;
 use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
 use tokio::task::block_in_place;
 use tonic::Status;
-use tonic::codec::{BufferSettings, Codec, DecodeBuf, Decoder};
+use tonic::codec::{BufferSettings, Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic_prost::{ProstCodec, ProstDecoder, ProstEncoder};
+
+use super::reserved::{RESERVED, room};
 
 /// The most fields of a message: tensors, their raw contents, and the parameters of all.
 const MAX_FIELDS: usize = 8192;
@@ -22,10 +25,28 @@ const MAX_VALUES: usize = 4 << 20;
 const QUICK: usize = 16_384;
 const QUICK_BYTES: usize = 1 << 20;
 
-/// The numbers of a request's inputs and outputs, and of an input's values.
+/// The numbers of a request's inputs, outputs and raw contents, and of an input's values.
 const INPUT: u32 = 5;
 const OUTPUT: u32 = 6;
+const RAW: u32 = 7;
 const VALUES: u32 = 5;
+
+/// The most bytes that a field takes in memory, besides its content.
+const FIELD_BYTES: usize = 1024;
+
+/// The same of a value that is no packed number.
+const VALUE_BYTES: usize = 128;
+
+/// The most bytes that a byte of texts and shapes becomes: a number of eight, in a list that has
+/// just doubled.
+const TIMES: usize = 16;
+
+/// In bytes, room for a call before its message is there; the message then gets what it needs.
+fn buffer() -> BufferSettings {
+    const FIRST: usize = 512;
+    const SENT_FROM: usize = 32 << 10;
+    BufferSettings::new(FIRST, SENT_FROM)
+}
 
 static TURN: Mutex<()> = Mutex::new(());
 
@@ -52,15 +73,35 @@ where
 {
     type Encode = T;
     type Decode = U;
-    type Encoder = ProstEncoder<T>;
+    type Encoder = WholeEncoder<T>;
     type Decoder = BoundedDecoder<U>;
 
     fn encoder(&mut self) -> Self::Encoder {
-        ProstCodec::<T, U>::raw_encoder(BufferSettings::default())
+        WholeEncoder(ProstCodec::<T, U>::raw_encoder(buffer()))
     }
 
     fn decoder(&mut self) -> Self::Decoder {
-        BoundedDecoder(ProstCodec::<T, U>::raw_decoder(BufferSettings::default()))
+        BoundedDecoder(ProstCodec::<T, U>::raw_decoder(buffer()))
+    }
+}
+
+/// Asks for all the memory of a message at once.
+#[derive(Debug)]
+pub(crate) struct WholeEncoder<T>(ProstEncoder<T>);
+
+impl<T: Message> Encoder for WholeEncoder<T> {
+    type Item = T;
+    type Error = Status;
+
+    fn encode(&mut self, message: T, buffer: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        let bytes = message.encoded_len();
+        room(bytes)?;
+        buffer.reserve(bytes);
+        self.0.encode(message, buffer)
+    }
+
+    fn buffer_settings(&self) -> BufferSettings {
+        self.0.buffer_settings()
     }
 }
 
@@ -73,12 +114,12 @@ impl<U: Message + Default> Decoder for BoundedDecoder<U> {
 
     fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
         // A message lies in one piece, as tonic has gathered it.
-        let Count { fields, values, bytes } = Count::of(bytes::Buf::chunk(buffer), QUICK);
+        let Count { fields, values, bytes, memory } = Count::of(bytes::Buf::chunk(buffer), QUICK);
         if fields > MAX_FIELDS {
             return too_many(MAX_FIELDS, "tensors and parameters");
         }
         if values <= QUICK && bytes <= QUICK_BYTES {
-            return self.read(buffer);
+            return self.read(buffer, memory);
         }
         block_in_place(|| in_turn(|| self.read_many(buffer)))
     }
@@ -90,17 +131,18 @@ impl<U: Message + Default> Decoder for BoundedDecoder<U> {
 
 impl<U: Message + Default> BoundedDecoder<U> {
     fn read_many(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
-        let Count { fields, values, .. } = Count::of(bytes::Buf::chunk(buffer), MAX_VALUES);
+        let Count { fields, values, memory, .. } = Count::of(bytes::Buf::chunk(buffer), MAX_VALUES);
         if fields > MAX_FIELDS {
             return too_many(MAX_FIELDS, "tensors and parameters");
         }
         if values > MAX_VALUES {
             return too_many(MAX_VALUES, "values; give them as raw_input_contents");
         }
-        self.read(buffer)
+        self.read(buffer, memory)
     }
 
-    fn read(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
+    fn read(&mut self, buffer: &mut DecodeBuf<'_>, memory: usize) -> Result<Option<U>, Status> {
+        RESERVED.get().grow(memory)?;
         // `tonic-prost` calls it the server's fault.
         let malformed = |fault: Status| {
             Status::invalid_argument(format!("the message is malformed: {}", fault.message()))
@@ -120,6 +162,8 @@ struct Count {
     values: usize,
     /// Of the values.
     bytes: usize,
+    /// The most bytes that the message takes besides itself.
+    memory: usize,
 }
 
 impl Count {
@@ -128,23 +172,43 @@ impl Count {
         let mut count = Self::default();
         each_field(message, |tag, tensor| {
             count.fields += 1;
-            if matches!(tag, INPUT | OUTPUT) {
-                each_field(tensor, |tag, inner| {
+            match tag {
+                INPUT | OUTPUT => each_field(tensor, |tag, inner| {
                     if tag == VALUES {
                         count.bytes += inner.len();
-                        each_field(inner, |_, _| {
+                        each_field(inner, |kind, content| {
                             count.values += 1;
+                            count.memory += content.len() * times(kind);
                             count.values <= most
                         });
                     } else {
                         count.fields += 1;
+                        count.memory += inner.len() * TIMES;
                     }
                     count.fields <= MAX_FIELDS && count.values <= most
-                });
+                }),
+                // A part of the message.
+                RAW => {}
+                _ => count.memory += tensor.len() * TIMES,
             }
             count.fields <= MAX_FIELDS && count.values <= most
         });
+        count.memory += count.fields * FIELD_BYTES + count.values * VALUE_BYTES;
         count
+    }
+}
+
+/// The most bytes that a byte of values becomes: as a list that has just doubled, and as a tensor.
+/// Whole numbers have as few bytes as they need on the wire, others as many as in memory.
+fn times(kind: u32) -> usize {
+    const INT: u32 = 2;
+    const INT64: u32 = 3;
+    const UINT: u32 = 4;
+    const UINT64: u32 = 5;
+    match kind {
+        INT64 | UINT64 => 3 * 8,
+        INT | UINT => 3 * 4,
+        _ => 3,
     }
 }
 
@@ -180,7 +244,10 @@ mod tests {
             ..Default::default()
         };
         let count = |message: &[u8]| Count::of(message, MAX_VALUES);
-        assert_eq!(count(&request.encode_to_vec()), Count { fields: 6, values: 0, bytes: 0 });
+        assert_eq!(
+            count(&request.encode_to_vec()),
+            Count { fields: 6, values: 0, bytes: 0, memory: 6 * FIELD_BYTES + TIMES }
+        );
         assert_eq!(count(b""), Count::default());
         assert_eq!(count(b"\x2a\x05abc"), Count::default());
         assert_eq!(count(&[0x2a, 0].repeat(100_000)).fields, MAX_FIELDS + 1);
@@ -195,14 +262,18 @@ mod tests {
             ModelInferRequest { inputs: vec![input], ..Default::default() }.encode_to_vec()
         };
         let few = input((0..3).map(named).collect(), Some(values(vec![Default::default(); 5])));
-        assert_eq!(Count::of(&few, QUICK), Count { fields: 1 + 1 + 3, values: 5, bytes: 10 });
+        let Count { fields, values: found, bytes, .. } = Count::of(&few, QUICK);
+        assert_eq!((fields, found, bytes), (1 + 1 + 3, 5, 10));
         let many = input((0..MAX_FIELDS).map(named).collect(), None);
         assert_eq!(Count::of(&many, MAX_VALUES).fields, MAX_FIELDS + 1);
         let many = input(Default::default(), Some(values(vec![Default::default(); MAX_VALUES + 9])));
         assert_eq!(Count::of(&many, MAX_VALUES).values, MAX_VALUES + 1);
         let packed = InferTensorContents { fp32_contents: vec![1.0; 1000], ..Default::default() };
-        let Count { values, bytes, .. } = Count::of(&input(Default::default(), Some(packed)), QUICK);
-        assert_eq!((values, bytes), (1, 4003));
+        let Count { values: found, bytes, .. } = Count::of(&input(Default::default(), Some(packed)), QUICK);
+        assert_eq!((found, bytes), (1, 4003));
+        let small = InferTensorContents { int64_contents: vec![1; 1000], ..Default::default() };
+        let Count { memory, .. } = Count::of(&input(Default::default(), Some(small)), QUICK);
+        assert!(memory > 1000 * (16 + 8), "{memory}");
     }
 
     /// `cargo bolero test` goes on for as long as it is let.

@@ -1,14 +1,33 @@
 //! gzip and deflate (zlib's format), which both protocols share. A few compressed bytes may become
-//! gigabytes, so each caller gives a limit in bytes; the work is done away from the threads that
-//! serve connections.
+//! gigabytes, so each caller gives a limit in bytes, memory is reserved as they come, and few are
+//! decompressed at a time. The work is done away from the threads that serve connections.
 
-use std::io::Read;
+use std::io::{self, Read};
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use flate2::Compression;
 use flate2::bufread::{GzEncoder, MultiGzDecoder, ZlibDecoder, ZlibEncoder};
+use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::time::timeout;
 
 use super::request_error::{RequestError, away, invalid};
+use super::reserved::Reserved;
+use shadowslice_datapath::pipeline::{Failure, Pieces};
+
+/// Compressed requests that are read at a time: each takes a CPU, and many times its memory.
+static TURNS: Semaphore = Semaphore::const_new(4);
+
+pub(super) type Turn = SemaphorePermit<'static>;
+
+/// How long a request may wait for its turn.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// In bytes, the first piece of what comes and the largest: each is twice as large as the last. A
+/// buffer that grows would be there twice.
+const PIECES: Range<usize> = 16 << 10..1 << 20;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Encoding {
@@ -28,33 +47,51 @@ impl Encoding {
         }
     }
 
-    pub(super) async fn decompress(self, bytes: Bytes, limit: usize) -> Result<Bytes, RequestError> {
-        away("decompressing the request", move || self.decompress_here(&bytes, limit)).await
+    /// The turn lasts until what was decompressed has been read.
+    pub(super) async fn decompress(
+        self,
+        bytes: Bytes,
+        limit: usize,
+        reserved: Arc<Reserved>,
+    ) -> Result<(Pieces, Turn), RequestError> {
+        let turn = timeout(PATIENCE, TURNS.acquire()).await.ok().and_then(Result::ok).ok_or_else(|| {
+            let why = "too many compressed requests at a time; try again later, or send them uncompressed";
+            Failure::Unavailable(why.to_owned())
+        })?;
+        // It goes on when its client has gone.
+        away("decompressing the request", move || {
+            self.decompress_here(&bytes, limit, &reserved).map(|whole| (whole, turn))
+        })
+        .await
     }
 
-    fn decompress_here(self, bytes: &[u8], limit: usize) -> Result<Bytes, RequestError> {
-        let mut whole = Vec::new();
-        let most = u64::try_from(limit).unwrap_or(u64::MAX).saturating_add(1);
-        let read = match self {
-            Self::Gzip => MultiGzDecoder::new(bytes).take(most).read_to_end(&mut whole).map(|_| 0),
+    fn decompress_here(
+        self,
+        bytes: &[u8],
+        limit: usize,
+        reserved: &Reserved,
+    ) -> Result<Pieces, RequestError> {
+        let (whole, rest) = match self {
+            Self::Gzip => (read(&mut MultiGzDecoder::new(bytes), limit, reserved)?, 0),
             Self::Deflate => {
-                let mut decoder = ZlibDecoder::new(bytes).take(most);
-                let read = decoder.read_to_end(&mut whole);
-                read.map(|_| decoder.into_inner().into_inner().len())
+                let mut decoder = ZlibDecoder::new(bytes);
+                (read(&mut decoder, limit, reserved)?, decoder.into_inner().len())
             }
         };
         let corrupt = |why| invalid(format!("the request cannot be decompressed as {}: {why}", self.name()));
-        match read {
+        match whole {
             Err(why) => corrupt(why.to_string()),
-            Ok(_) if whole.len() > limit => Err(RequestError::TooLarge(format!(
+            Ok(whole) if whole.len() > limit => Err(RequestError::TooLarge(format!(
                 "decompressed, the request is larger than {limit} bytes (limits.request_bytes)"
             ))),
-            Ok(0) => Ok(whole.into()),
-            Ok(rest) => corrupt(format!("{rest} bytes follow its end")),
+            Ok(_) if rest > 0 => corrupt(format!("{rest} bytes follow its end")),
+            Ok(whole) => Ok(whole),
         }
     }
 
-    pub(super) async fn compress(self, bytes: Bytes) -> Result<Bytes, RequestError> {
+    pub(super) async fn compress(self, bytes: Bytes, reserved: &Reserved) -> Result<Bytes, RequestError> {
+        // Compressed bytes are hardly ever more.
+        reserved.grow(bytes.len())?;
         away("compressing the answer", move || Ok(self.compress_here(&bytes))).await
     }
 
@@ -66,6 +103,29 @@ impl Encoding {
         };
         read.expect("reading from memory cannot fail");
         whole.into()
+    }
+}
+
+/// Reads to the end, or a byte more than `limit`.
+fn read(
+    reader: &mut impl Read,
+    limit: usize,
+    reserved: &Reserved,
+) -> Result<io::Result<Pieces>, RequestError> {
+    let (mut whole, mut next) = (Pieces::default(), PIECES.start);
+    loop {
+        let room = next.min(limit.saturating_add(1) - whole.len());
+        let mut piece = reserved.buffer(room)?;
+        match reader.take(room as u64).read_to_end(&mut piece) {
+            Ok(read) => {
+                whole.push(piece.into());
+                if read < room || whole.len() > limit {
+                    return Ok(Ok(whole));
+                }
+            }
+            Err(why) => return Ok(Err(why)),
+        }
+        next = PIECES.end.min(2 * next);
     }
 }
 
@@ -99,8 +159,8 @@ fn weighed(item: &str) -> (&str, f32) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::reserved::enough;
     use super::*;
-    use shadowslice_datapath::pipeline::Failure;
 
     const BOTH: [Encoding; 2] = [Encoding::Gzip, Encoding::Deflate];
 
@@ -109,7 +169,10 @@ mod tests {
         for encoding in BOTH {
             for plain in [&b""[..], b"a", &[7; 100_000]] {
                 let small = encoding.compress_here(plain);
-                assert_eq!(encoding.decompress_here(&small, plain.len()).unwrap(), plain);
+                assert_eq!(
+                    encoding.decompress_here(&small, plain.len(), &enough()).unwrap().into_bytes(),
+                    plain
+                );
             }
         }
     }
@@ -121,7 +184,7 @@ mod tests {
             assert!(bomb.len() < 100_000);
             let limit = (16 << 20) - 1;
             for limit in [limit, 0] {
-                let got = encoding.decompress_here(&bomb, limit);
+                let got = encoding.decompress_here(&bomb, limit, &enough());
                 assert!(matches!(got, Err(RequestError::TooLarge(_))), "{got:?}");
             }
         }
@@ -132,7 +195,7 @@ mod tests {
         for encoding in BOTH {
             let small = encoding.compress_here(b"hello, hello, hello");
             let corrupt = |bytes: &[u8]| {
-                let got = encoding.decompress_here(bytes, 1000);
+                let got = encoding.decompress_here(bytes, 1000, &enough());
                 assert!(
                     matches!(got, Err(RequestError::Failed(Failure::Invalid(_)))),
                     "{encoding:?} {bytes:?}: {got:?}"

@@ -2,24 +2,26 @@
 //! same way. Tonic would do it on the thread that serves the connection, and would compress for
 //! every client that can read compressed answers, which is every client.
 
+use std::convert::Infallible;
+use std::sync::Arc;
+
 use bytes::{BufMut, Bytes, BytesMut};
-use http_body_util::{BodyExt, Full};
-use hyper::body::Incoming;
+use http_body_util::{BodyExt, Full, StreamBody};
+use hyper::body::{Frame, Incoming};
 use hyper::header::{HeaderMap, HeaderName, HeaderValue};
 use hyper::{Request, Response};
 use tonic::Status;
 use tonic::body::Body;
 
-use super::body::{self, Unread};
+use super::body::{self, ENVELOPE, Unread};
 use super::compression::Encoding;
+use super::reserved::Reserved;
 use super::tensors::Clipped;
+use shadowslice_datapath::pipeline::Pieces;
 
 const ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
 const ACCEPTED: HeaderName = HeaderName::from_static("grpc-accept-encoding");
 const ALL: &str = "identity,deflate,gzip";
-
-/// A message's flag and length.
-const ENVELOPE: usize = 5;
 
 pub(super) fn encoding(headers: &HeaderMap) -> Result<Option<Encoding>, Status> {
     let Some(name) = headers.get(ENCODING).filter(|name| *name != "identity") else { return Ok(None) };
@@ -38,26 +40,34 @@ pub(super) fn accepts(headers: &HeaderMap, encoding: Encoding) -> bool {
     said.is_none_or(|said| said.split(',').any(|name| Encoding::named(name.trim()) == Some(encoding)))
 }
 
+/// A body as it came, or in pieces.
+pub(super) type Plain = StreamBody<tokio_stream::Iter<std::vec::IntoIter<Result<Frame<Bytes>, Infallible>>>>;
+
 /// The call as if its only message, of at most `limit` bytes, had not been compressed.
 pub(super) async fn decompressed(
     request: Request<Incoming>,
     encoding: Encoding,
     limit: usize,
-) -> Result<Request<Full<Bytes>>, Status> {
+    reserved: &Arc<Reserved>,
+) -> Result<Request<Plain>, Status> {
     let (mut head, body) = request.into_parts();
     head.headers.remove(ENCODING);
-    let body = body::read(body, limit.saturating_add(ENVELOPE)).await.map_err(|why| unread(&why, limit))?;
-    let body = body.into_bytes();
-    let body = match body.first() {
+    let body = body::read(body, limit.saturating_add(ENVELOPE), reserved).await;
+    let body = reserved.joined(body.map_err(|why| unread(why, limit))?)?;
+    let pieces = match body.first() {
         Some(1) => {
-            let message = message(&body)?;
-            let message = encoding.decompress(message, limit).await?;
-            enveloped(0, &message)?
+            let (message, _turn) = encoding.decompress(message(&body)?, limit, Arc::clone(reserved)).await?;
+            let mut whole = Pieces::from(envelope(0, message.len())?.to_vec());
+            message.iter().for_each(|piece| whole.push(piece.clone()));
+            whole
         }
         // Not compressed after all, or for tonic to refuse.
-        _ => body,
+        _ => body.into(),
     };
-    Ok(Request::from_parts(head, Full::new(body)))
+    // tonic copies it.
+    reserved.replace(2 * pieces.len())?;
+    let frames: Vec<_> = pieces.iter().map(|piece| Ok(Frame::data(piece.clone()))).collect();
+    Ok(Request::from_parts(head, StreamBody::new(tokio_stream::iter(frames))))
 }
 
 /// An answer without a message stays as it is: a refusal ends with its head, and only the original
@@ -65,6 +75,7 @@ pub(super) async fn decompressed(
 pub(super) async fn compressed(
     response: Response<Body>,
     encoding: Encoding,
+    reserved: &Reserved,
 ) -> Result<Response<Body>, Status> {
     if response.headers().contains_key(Status::GRPC_STATUS) {
         return Ok(response);
@@ -74,8 +85,11 @@ pub(super) async fn compressed(
     let trailers = body.trailers().cloned();
     let mut body = body.to_bytes();
     if body.len() >= ENVELOPE {
-        let message = encoding.compress(message(&body)?).await?;
-        body = enveloped(1, &message)?;
+        let message = encoding.compress(message(&body)?, reserved).await?;
+        let mut whole = BytesMut::with_capacity(ENVELOPE + message.len());
+        whole.put_slice(&envelope(1, message.len())?);
+        whole.put_slice(&message);
+        body = whole.freeze();
         head.headers.insert(ENCODING, HeaderValue::from_static(encoding.name()));
     }
     head.headers.insert(ACCEPTED, HeaderValue::from_static(ALL));
@@ -85,27 +99,23 @@ pub(super) async fn compressed(
 
 /// The message of a body; it must be the body's only message.
 fn message(body: &Bytes) -> Result<Bytes, Status> {
-    let length = body.get(1..ENVELOPE).and_then(|length| <[u8; 4]>::try_from(length).ok());
-    let length = length.and_then(|length| usize::try_from(u32::from_be_bytes(length)).ok());
-    match length {
+    match body::length(body) {
         Some(length) if length == body.len() - ENVELOPE => Ok(body.slice(ENVELOPE..)),
         _ => Err(Status::internal("expected one whole message, as its length says")),
     }
 }
 
-fn enveloped(flag: u8, message: &[u8]) -> Result<Bytes, Status> {
-    let length = u32::try_from(message.len()).map_err(|_| Status::internal("a message of 4 GiB"))?;
-    let mut body = BytesMut::with_capacity(ENVELOPE + message.len());
-    body.put_u8(flag);
-    body.put_u32(length);
-    body.put_slice(message);
-    Ok(body.freeze())
+fn envelope(flag: u8, message: usize) -> Result<[u8; ENVELOPE], Status> {
+    let length = u32::try_from(message).map_err(|_| Status::internal("a message of 4 GiB"))?;
+    let [a, b, c, d] = length.to_be_bytes();
+    Ok([flag, a, b, c, d])
 }
 
-fn unread(why: &Unread, limit: usize) -> Status {
+fn unread(why: Unread, limit: usize) -> Status {
     match why {
         Unread::TooLarge => Status::out_of_range(format!("the request is larger than {limit} bytes")),
         Unread::Stalled => Status::deadline_exceeded("the request did not go on"),
         Unread::Broken(why) => Status::internal(format!("failed to read the request: {why}")),
+        Unread::NoMemory(why) => why.into(),
     }
 }

@@ -18,9 +18,10 @@ use tonic::codegen::Service as _;
 use tonic::{Request, Response, Status};
 
 use super::accept::Stream;
-use super::body::{Impatient, SHORT};
+use super::body::{OneMessage, SHORT};
 use super::codec::in_turn;
 use super::health::Health;
+use super::pools::{Client, Pool};
 use super::proto::grpc_inference_service_server::{GrpcInferenceService, GrpcInferenceServiceServer};
 use super::proto::health::health_server::HealthServer;
 use super::proto::model_infer_response::InferOutputTensor;
@@ -39,6 +40,7 @@ use super::proto::{
     TraceSettingResponse,
 };
 use super::request_error::{RequestError, away};
+use super::reserved::{RESERVED, Reserved};
 use super::slow_reader::{self, Untaken};
 use super::stop::Stop;
 use super::{Frontend, contents, describe, envelope, model, repository, statistics, traced, unsupported};
@@ -47,6 +49,8 @@ use shadowslice_datapath::pipeline::{Coming, Metadata};
 const INFER: &str = "/inference.GRPCInferenceService/ModelInfer";
 
 const HEALTH: &str = "/grpc.health.v1.Health/";
+const LIVE: &str = "/inference.GRPCInferenceService/ServerLive";
+const READY: &str = "/inference.GRPCInferenceService/ServerReady";
 
 /// The most requests at a time on a connection; clients hold further requests back.
 const STREAMS: u32 = 1024;
@@ -65,7 +69,7 @@ const PONG: Duration = Duration::from_secs(20);
 /// The most bytes of a message besides its tensors: names, shapes, the envelope.
 const ENVELOPE_BYTES: usize = 64 * 1024;
 
-pub(super) async fn serve(io: Stream, front: Arc<Frontend>, stop: Stop) {
+pub(super) async fn serve(io: Stream, front: Arc<Frontend>, client: &Arc<Client>, stop: Stop) {
     let limit = front.request_bytes.saturating_add(ENVELOPE_BYTES);
     let servers = Servers {
         inference: GrpcInferenceServiceServer::new(Service(front.clone())),
@@ -75,8 +79,12 @@ pub(super) async fn serve(io: Stream, front: Arc<Frontend>, stop: Stop) {
     let (called, untaken) = (AtomicBool::new(false), Arc::new(Untaken::default()));
     let service = service_fn(|request| {
         called.store(true, Ordering::Relaxed);
-        let (answered, untaken) = (call(front.clone(), servers.clone(), request), untaken.clone());
-        async move { Ok::<_, Infallible>(answered.await.map(|body| slow_reader::Answer::new(body, untaken))) }
+        let (front, client, servers) = (front.clone(), client.clone(), servers.clone());
+        let untaken = untaken.clone();
+        async move {
+            let (answer, reserved) = reserve(front, &client, servers, request).await;
+            Ok::<_, Infallible>(answer.map(|body| slow_reader::Answer::new(body, untaken, reserved)))
+        }
     });
     let mut connection = http2::Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())
@@ -85,7 +93,7 @@ pub(super) async fn serve(io: Stream, front: Arc<Frontend>, stop: Stop) {
         .keep_alive_interval(PING)
         .keep_alive_timeout(PONG)
         .serve_connection(TokioIo::new(io), service);
-    let mut over = std::pin::pin!(over(&called, stop));
+    let mut over = std::pin::pin!(over(&called, client, stop));
     let mut overdue = std::pin::pin!(untaken.overdue());
     let mut told = false;
     let ended = std::future::poll_fn(|cx| {
@@ -109,7 +117,7 @@ pub(super) async fn serve(io: Stream, front: Arc<Frontend>, stop: Stop) {
 
 /// A connection without a call is cut: its client may never have sent the HTTP/2 preface, and would
 /// not end the connection either.
-async fn over(called: &AtomicBool, stop: Stop) {
+async fn over(called: &AtomicBool, client: &Client, stop: Stop) {
     let uncalled = async {
         sleep(FIRST_CALL).await;
         if called.load(Ordering::Relaxed) {
@@ -118,6 +126,7 @@ async fn over(called: &AtomicBool, stop: Stop) {
     };
     tokio::select! {
         () = stop.begun() => {}
+        () = client.left() => {}
         () = uncalled => {}
     }
 }
@@ -129,15 +138,38 @@ struct Servers {
     limit: usize,
 }
 
-/// An inference is admitted before its message is read, which bounds the memory of all.
+type Reply = HttpResponse<tonic::body::Body>;
+
+/// Every call has memory of its own before anything of it is read.
+async fn reserve(
+    front: Arc<Frontend>,
+    client: &Arc<Client>,
+    servers: Servers,
+    request: HttpRequest<Incoming>,
+) -> (Reply, Option<Arc<Reserved>>) {
+    let path = request.uri().path();
+    let of_health = path.starts_with(HEALTH) || [LIVE, READY].contains(&path);
+    let pool = if of_health { Pool::Health } else { Pool::Memory };
+    let regular = if of_health { Ok(()) } else { client.regular().await };
+    match regular.and_then(|()| Reserved::new(client, pool)) {
+        Ok(reserved) => {
+            // In memory of its own, so that refused calls have little.
+            let call = Box::pin(call(front, servers, request, &reserved));
+            (RESERVED.scope(reserved.clone(), call).await, Some(reserved))
+        }
+        Err(refused) => (Status::from(refused).into_http(), None),
+    }
+}
+
 async fn call(
     front: Arc<Frontend>,
     servers: Servers,
     mut request: HttpRequest<Incoming>,
-) -> HttpResponse<tonic::body::Body> {
+    reserved: &Arc<Reserved>,
+) -> Reply {
     if request.uri().path() != INFER {
         let uri = request.uri().clone();
-        let response = servers.call(request).await.unwrap_or_else(Status::into_http);
+        let response = servers.call(request, reserved).await.unwrap_or_else(Status::into_http);
         return if unknown(&response) {
             Status::from(unsupported::call(uri.path())).into_http()
         } else {
@@ -145,10 +177,7 @@ async fn call(
         };
     }
     let span = front.begin_grpc(&mut request);
-    let response = match front.admit() {
-        Ok(_admitted) => servers.call(request).await.unwrap_or_else(Status::into_http),
-        Err(refused) => Status::from(RequestError::from(refused)).into_http(),
-    };
+    let response = servers.call(request, reserved).await.unwrap_or_else(Status::into_http);
     if let Some(span) = span {
         traced::end_grpc(span, &response);
     }
@@ -156,35 +185,36 @@ async fn call(
 }
 
 /// Whether no service knew the call; tonic refuses such calls without a word.
-fn unknown(response: &HttpResponse<tonic::body::Body>) -> bool {
+fn unknown(response: &Reply) -> bool {
     let said = response.headers();
     let unimplemented = said.get(Status::GRPC_STATUS).is_some_and(|status| *status == "12");
     unimplemented && !said.contains_key(Status::GRPC_MESSAGE)
 }
 
 impl Servers {
-    async fn call(self, request: HttpRequest<Incoming>) -> Result<HttpResponse<tonic::body::Body>, Status> {
+    async fn call(self, request: HttpRequest<Incoming>, reserved: &Arc<Reserved>) -> Result<Reply, Status> {
         let is_health = request.uri().path().starts_with(HEALTH);
-        // Only inferences are admitted one at a time; all other calls have short messages.
+        // All calls but inferences have short messages.
         let limit = if request.uri().path() == INFER { self.limit } else { self.limit.min(SHORT) };
         let mut inference = self.inference.max_decoding_message_size(limit);
         let mut health = self.health.max_decoding_message_size(limit);
         let Some(encoding) = envelope::encoding(request.headers())? else {
+            let request = request.map(|body| OneMessage::new(body, limit, reserved.clone()));
             let Ok(response) = match is_health {
-                true => health.call(request.map(Impatient::new)).await,
-                false => inference.call(request.map(Impatient::new)).await,
+                true => health.call(request).await,
+                false => inference.call(request).await,
             };
             return Ok(response);
         };
         let accepted = envelope::accepts(request.headers(), encoding);
-        let request = envelope::decompressed(request, encoding, limit).await?;
+        let request = envelope::decompressed(request, encoding, limit, reserved).await?;
         if is_health {
             // It may be a stream, so that it has no end to wait for.
             let Ok(response) = health.call(request).await;
             return Ok(response);
         }
         let Ok(response) = inference.call(request).await;
-        if accepted { envelope::compressed(response, encoding).await } else { Ok(response) }
+        if accepted { envelope::compressed(response, encoding, reserved).await } else { Ok(response) }
     }
 }
 
@@ -206,12 +236,16 @@ impl Service {
             journal.found(&name);
         }
         let metadata = pipeline.described(coming.journal.as_ref())?;
+        let reserved = RESERVED.get();
+        let _place = reserved.client().admit()?;
         let request = match contents::is_quick(&request) {
             true => contents::request(request)?,
             false => away("reading the tensors", move || in_turn(|| contents::request(request))).await?,
         };
         let id = request.id.clone();
-        let outputs = model::infer(&self.0, &pipeline, &metadata, request, coming).await?;
+        let outputs = model::infer(&self.0, &pipeline, &metadata, request, coming, &reserved).await?;
+        // It is there twice while it is written.
+        reserved.replace(2 * model::bytes(&outputs))?;
         let mut response = ModelInferResponse {
             model_name: name,
             model_version: model::VERSION.to_owned(),

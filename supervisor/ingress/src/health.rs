@@ -148,7 +148,6 @@ mod tests {
             router: Arc::new(Router::new(Pulse::new(Clock::start()))),
             repository: Arc::new(Repository::new(Vec::new, None)),
             tracer: None,
-            in_flight: Semaphore::new(1),
             watchers: Arc::new(Semaphore::new(1)),
             regions: Regions::new(false),
             request_bytes: 1,

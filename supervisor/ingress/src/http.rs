@@ -9,6 +9,7 @@ use std::time::Duration;
 use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper::header::{CONNECTION, CONTENT_TYPE, HeaderValue};
+use hyper::http::request::Parts;
 use hyper::server::conn::http1;
 use hyper::service::{HttpService, service_fn};
 use hyper::{Request, Response, StatusCode};
@@ -20,18 +21,28 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use super::Frontend;
 use super::accept::Stream;
 use super::body::{self, SHORT, Unread};
-use super::routes::{self, Route};
+use super::kept::Kept;
+use super::pools::{Client, Pool};
+use super::request_error::RequestError;
+use super::reserved::Reserved;
+use super::routes::{self, Goal};
 use super::stop::Stop;
 use shadowslice_datapath::pipeline::Pieces;
 use shadowslice_datapath::readiness::Host;
 use shadowslice_datapath::trace::Outcome;
 
-pub(super) type Answer = Response<Full<Pieces>>;
+pub(super) type Answer = Response<Pieces>;
+
+/// Memory stays reserved until an answer has been written.
+pub(super) type Written = Full<Kept<Pieces, Option<Arc<Reserved>>>>;
 
 const CLOSE: HeaderValue = HeaderValue::from_static("close");
 
 /// How long a connection may lie idle, or take over the head of a request.
 const IDLE: Duration = Duration::from_secs(75);
+
+/// The longest head of a request.
+const HEAD_BYTES: usize = 64 << 10;
 
 /// How long a refused peer may go on sending before its connection is cut. If it were cut at once,
 /// the peer might lose the refusal: a reset overtakes answers that the peer has not read.
@@ -40,11 +51,11 @@ const LINGER: Duration = Duration::from_secs(2);
 /// How long, once serving is to end, a peer may take over the rest of a request that it has begun.
 const UNASKED: Duration = Duration::from_secs(5);
 
-pub(super) async fn serve(io: Stream, front: Arc<Frontend>, stop: Stop) {
+pub(super) async fn serve(io: Stream, front: Arc<Frontend>, client: &Arc<Client>, stop: Stop) {
     let (asked, refused) = (AtomicBool::new(false), AtomicBool::new(false));
-    let service = service_fn(|request| Box::pin(answer(&front, &asked, &refused, request)));
+    let service = service_fn(|request| Box::pin(answer(&front, client, &asked, &refused, request)));
     tokio::select! {
-        io = speak(io, service, stop.clone()) => close(io, refused.load(Ordering::Relaxed)).await,
+        io = speak(io, service, client, stop.clone()) => close(io, refused.load(Ordering::Relaxed)).await,
         () = unasked(&asked, stop) => tracing::debug!("cut an HTTP connection in mid-request"),
     }
 }
@@ -59,16 +70,22 @@ async fn unasked(asked: &AtomicBool, stop: Stop) {
 }
 
 /// To close the connection is left to the caller.
-pub(super) async fn speak<S>(io: Stream, service: S, stop: Stop) -> Stream
+pub(super) async fn speak<S>(io: Stream, service: S, client: &Client, stop: Stop) -> Stream
 where
-    S: HttpService<Incoming, ResBody = Full<Pieces>, Error = Infallible> + Unpin,
+    S: HttpService<Incoming, ResBody = Written, Error = Infallible> + Unpin,
     S::Future: Unpin,
 {
     let mut connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(IDLE)
+        .max_header_size(HEAD_BYTES)
         .serve_connection(TokioIo::new(io), service);
-    let mut begun = std::pin::pin!(stop.begun());
+    let mut begun = std::pin::pin!(async {
+        tokio::select! {
+            () = stop.begun() => {}
+            () = client.left() => {}
+        }
+    });
     let mut told = false;
     let ended = std::future::poll_fn(|cx| {
         if !told && begun.as_mut().poll(cx).is_ready() {
@@ -96,38 +113,80 @@ async fn close(mut io: Stream, linger: bool) {
 
 async fn answer(
     front: &Frontend,
+    client: &Arc<Client>,
     asked: &AtomicBool,
     refused: &AtomicBool,
     request: Request<Incoming>,
-) -> Result<Answer, Infallible> {
-    let (mut head, body) = request.into_parts();
+) -> Result<Response<Written>, Infallible> {
+    let (mut head, mut body) = request.into_parts();
     let span = front.begin_http(&mut head);
     asked.store(false, Ordering::Relaxed);
-    let route = Route::parse(head.uri.path());
-    let inference = route.as_ref().is_some_and(Route::is_inference);
-    let limit = if inference { front.request_bytes } else { front.request_bytes.min(SHORT) };
-    let body = body::read(body, limit).await;
-    asked.store(true, Ordering::Relaxed);
-    let mut response = match body {
-        Ok(body) => routes::answer(front, route, &head, body).await,
-        Err(unread) => {
-            refused.store(true, Ordering::Relaxed);
-            refuse(unread, limit, inference)
-        }
+    let served = match routes::goal(front, &head) {
+        Goal::Answered(answer) => Err(Refused::BeforeBody(answer)),
+        goal => serve_goal(front, client, goal, &head, &mut body, asked).await,
     };
+    let (answer, reserved, cut) = match served {
+        Ok((answer, reserved)) => (answer, Some(reserved), false),
+        Err(Refused::BeforeBody(answer)) => (answer, None, !body::discarded(&mut body).await),
+        Err(Refused::InBody(answer)) => (answer, None, true),
+    };
+    asked.store(true, Ordering::Relaxed);
+    client.touch();
+    if let Some(span) = span {
+        span.end(Outcome::Http(answer.status().as_u16()));
+    }
+    let mut answer = answer.map(|pieces| Full::new(Kept::new(pieces, reserved)));
+    if cut {
+        refused.store(true, Ordering::Relaxed);
+        answer.headers_mut().insert(CONNECTION, CLOSE);
+    }
     if front.router.host() != Host::Serving {
         // The client connects anew, and finds another host if there is one.
-        response.headers_mut().insert(CONNECTION, CLOSE);
+        answer.headers_mut().insert(CONNECTION, CLOSE);
     }
-    if let Some(span) = span {
-        span.end(Outcome::Http(response.status().as_u16()));
-    }
-    Ok(response)
+    Ok(answer)
 }
 
-/// The body was not read to its end, after which the connection cannot go on.
+/// An answer without all of the request's body.
+enum Refused {
+    BeforeBody(Answer),
+    /// After this the connection cannot go on.
+    InBody(Answer),
+}
+
+/// Room is taken before the body is read.
+async fn serve_goal(
+    front: &Frontend,
+    client: &Arc<Client>,
+    goal: Goal,
+    head: &Parts,
+    body: &mut Incoming,
+    asked: &AtomicBool,
+) -> Result<(Answer, Arc<Reserved>), Refused> {
+    let refused = |why: RequestError| Refused::BeforeBody(routes::refusal(&why, head));
+    let cut = |why: RequestError| Refused::InBody(routes::refusal(&why, head));
+    client.regular().await.map_err(cut)?;
+    let inference = matches!(goal, Goal::Infer(_));
+    let reserved = Reserved::new(client, Pool::Memory).map_err(refused)?;
+    let limit = if inference { front.request_bytes } else { front.request_bytes.min(SHORT) };
+    let unread = |why| Refused::InBody(refuse(why, limit, inference));
+    let body = body::read(body, limit, &reserved).await.map_err(unread)?;
+    asked.store(true, Ordering::Relaxed);
+    let answer = match goal {
+        Goal::Infer(target) => routes::infer(front, &target, head, body, &reserved).await,
+        Goal::Other(route) => routes::other(front, route, body).await,
+        Goal::Answered(answer) => Ok(answer),
+    };
+    let answer = answer.unwrap_or_else(|why| {
+        reserved.shrink_to(0);
+        routes::refusal(&why, head)
+    });
+    Ok((answer, reserved))
+}
+
+/// The body was not read to its end.
 fn refuse(unread: Unread, limit: usize, inference: bool) -> Answer {
-    let mut response = match unread {
+    match unread {
         Unread::TooLarge => {
             let bound = if inference { "limits.request_bytes" } else { "it is no inference" };
             let message = format!("the request is larger than {limit} bytes ({bound})");
@@ -137,20 +196,19 @@ fn refuse(unread: Unread, limit: usize, inference: bool) -> Answer {
         Unread::Broken(why) => {
             error(StatusCode::BAD_REQUEST, &format!("failed to read the request's body: {why}"))
         }
-    };
-    response.headers_mut().insert(CONNECTION, CLOSE);
-    response
+        Unread::NoMemory(why) => error(why.status(), &why.message()),
+    }
 }
 
 pub(super) fn empty(status: StatusCode) -> Answer {
-    let mut response = Response::new(Full::default());
+    let mut response = Response::new(Pieces::default());
     *response.status_mut() = status;
     response
 }
 
 pub(super) fn document(json: &impl Serialize) -> Answer {
     let json = serde_json::to_vec(json).expect("keys of messages are texts, which is all that can fail");
-    let mut response = Response::new(Full::new(json.into()));
+    let mut response = Response::new(json.into());
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response
 }

@@ -6,7 +6,8 @@ use std::marker::PhantomData;
 use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
-use super::request_error::invalid;
+use super::request_error::{RequestError, invalid};
+use super::reserved::Reserved;
 use super::shared_memory::SharedTensor;
 use super::tensors::{self, Clipped, InferRequest, NamedTensor, Shape, WantedOutput};
 use super::values;
@@ -37,6 +38,10 @@ impl Form {
 
 /// The most inputs, or outputs, of a request: a few bytes of text are some hundred in memory.
 const MAX_TENSORS: usize = 8192;
+
+/// Besides values, the most that a byte of a header becomes in memory, and that all of it does.
+const HEADER_TIMES: usize = 4;
+const MAX_HEADER_BYTES: usize = 8 << 20;
 
 /// The most axes of a shape, which may take one byte of text each. Few models have more than six.
 const MAX_AXES: usize = 64;
@@ -142,10 +147,11 @@ pub(super) fn parse(
     mut body: Pieces,
     header_length: Option<usize>,
     model: &Metadata,
-) -> Result<HttpRequest, Failure> {
+    reserved: &Reserved,
+) -> Result<HttpRequest, RequestError> {
     let header_length = match header_length {
         None => body.len(),
-        Some(0) => return raw(body, model),
+        Some(0) => return raw(body, model, reserved),
         Some(length) if length <= body.len() => length,
         Some(length) => {
             return invalid(format!(
@@ -154,13 +160,14 @@ pub(super) fn parse(
             ));
         }
     };
-    let header = body.split_to(header_length).into_bytes();
+    let header = reserved.joined(body.split_to(header_length))?;
+    reserved.grow(header_length.saturating_mul(HEADER_TIMES).min(MAX_HEADER_BYTES))?;
     let mut binary = body;
     let header: Header<'_> = serde_json::from_slice(&header)
         .map_err(|why| Failure::Invalid(format!("failed to parse the request JSON: {why}")))?;
     let mut inputs = Vec::new();
     for input in header.inputs.0 {
-        inputs.push(tensor(input, &mut binary)?);
+        inputs.push(tensor(input, &mut binary, reserved)?);
     }
     if !binary.is_empty() {
         return invalid(format!(
@@ -176,7 +183,11 @@ pub(super) fn parse(
     Ok(HttpRequest { request, form })
 }
 
-fn tensor(input: InputHeader<'_>, binary: &mut Pieces) -> Result<NamedTensor, Failure> {
+fn tensor(
+    input: InputHeader<'_>,
+    binary: &mut Pieces,
+    reserved: &Reserved,
+) -> Result<NamedTensor, RequestError> {
     let Few(shape) = input.shape;
     let parameters = input.parameters.unwrap_or_default();
     let name = Clipped(&input.name);
@@ -201,10 +212,12 @@ fn tensor(input: InputHeader<'_>, binary: &mut Pieces) -> Result<NamedTensor, Fa
                 }
             }
         }
-        (None, Some(data)) => tensors::count(&shape)
-            .and_then(|elements| values::encode(datatype, data, elements))
-            .map(Pieces::from)
-            .map_err(|why| Failure::Invalid(format!("input '{name}' of shape {}: {why}", Shape(&shape))))?,
+        (None, Some(data)) => {
+            let wrong = |why| Failure::Invalid(format!("input '{name}' of shape {}: {why}", Shape(&shape)));
+            let elements = tensors::count(&shape).map_err(wrong)?;
+            let bytes = reserved.buffer(values::room(datatype, data, elements))?;
+            values::encode(datatype, data, elements, bytes).map(Pieces::from).map_err(wrong)?
+        }
         (Some(_), Some(_)) => return invalid(format!("input '{name}' has both data and binary_data_size")),
         (None, None) => return invalid(format!("input '{name}' has neither data nor binary_data_size")),
     };
@@ -234,7 +247,7 @@ fn outputs(headers: Vec<OutputHeader>, default: bool) -> Result<(Vec<WantedOutpu
 
 /// A body that is the only input of the model: one row, as large as the body where the model leaves
 /// an axis open, or a BYTES tensor of one element. The outputs are binary.
-fn raw(body: Pieces, model: &Metadata) -> Result<HttpRequest, Failure> {
+fn raw(body: Pieces, model: &Metadata, reserved: &Reserved) -> Result<HttpRequest, RequestError> {
     let [spec] = &model.inputs[..] else {
         return invalid(format!(
             "a raw binary request is for models with one input, but model '{}' has {}",
@@ -258,7 +271,7 @@ fn raw(body: Pieces, model: &Metadata) -> Result<HttpRequest, Failure> {
         }
         None => {
             open.iter().for_each(|&axis| shape[axis] = 1);
-            byte_string(&body.into_bytes())?
+            byte_string(body, reserved)?
         }
     };
     if open.len() > 1 && spec.datatype.size().is_some() {
@@ -278,10 +291,13 @@ fn raw(body: Pieces, model: &Metadata) -> Result<HttpRequest, Failure> {
     Ok(HttpRequest { request, form: Form::All(true) })
 }
 
-fn byte_string(body: &[u8]) -> Result<Pieces, Failure> {
+fn byte_string(body: Pieces, reserved: &Reserved) -> Result<Pieces, RequestError> {
     let length = u32::try_from(body.len())
         .map_err(|_| Failure::Invalid("a BYTES element must be smaller than 4 GiB".to_owned()))?;
-    Ok([&length.to_le_bytes()[..], body].concat().into())
+    let mut string = reserved.buffer(size_of::<u32>() + body.len())?;
+    string.extend_from_slice(&length.to_le_bytes());
+    body.iter().for_each(|piece| string.extend_from_slice(piece));
+    Ok(string.into())
 }
 
 #[cfg(test)]

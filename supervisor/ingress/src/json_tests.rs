@@ -1,6 +1,7 @@
 use bytes::{Buf, Bytes};
 use shadowslice_shared::tensor::{Datatype, TensorSpec};
 
+use super::super::reserved::enough;
 use super::*;
 
 fn model() -> Metadata {
@@ -17,8 +18,8 @@ fn model() -> Metadata {
 
 fn parsed(json: &str, binary: &[u8]) -> Result<HttpRequest, String> {
     let body = [json.as_bytes(), binary].concat();
-    parse(body.into(), Some(json.len()), &model()).map_err(|why| match why {
-        Failure::Invalid(why) => why,
+    parse(body.into(), Some(json.len()), &model(), &enough()).map_err(|why| match why {
+        RequestError::Failed(Failure::Invalid(why)) => why,
         other => panic!("{other:?}"),
     })
 }
@@ -43,7 +44,7 @@ fn binary_inputs_are_slices_of_the_body() {
     let json =
         r#"{"inputs":[{"name":"x","datatype":"UINT8","shape":[2],"parameters":{"binary_data_size":2}}]}"#;
     let body = Bytes::from([json.as_bytes(), &[1, 2]].concat());
-    let request = parse(body.clone().into(), Some(json.len()), &model()).unwrap().request;
+    let request = parse(body.clone().into(), Some(json.len()), &model(), &enough()).unwrap().request;
     assert_eq!(request.inputs[0].data.chunk().as_ptr(), body[json.len()..].as_ptr());
 }
 
@@ -67,8 +68,8 @@ fn sizes_that_lie_are_refused() {
     ] {
         assert!(parsed(&input(size), binary).is_err(), "{size}");
     }
-    assert!(parse(Pieces::from(b"{}".to_vec()), Some(3), &model()).is_err());
-    assert!(parse(Pieces::from(b"{}".to_vec()), Some(usize::MAX), &model()).is_err());
+    assert!(parse(Pieces::from(b"{}".to_vec()), Some(3), &model(), &enough()).is_err());
+    assert!(parse(Pieces::from(b"{}".to_vec()), Some(usize::MAX), &model(), &enough()).is_err());
 }
 
 #[test]
@@ -80,9 +81,11 @@ fn garbage_is_refused_with_its_place() {
         assert!(why.starts_with("failed to parse the request JSON: "), "{json:.40}: {why}");
         assert!(why.len() < 300);
     }
-    assert!(parse(Pieces::from(b"{\"inputs\":[],\"id\":\"\xff\"}".to_vec()), None, &model()).is_err());
-    assert!(parse(Pieces::default(), None, &model()).is_err());
-    assert!(parse(Pieces::from(b"\xff\xfe\0\0".to_vec()), None, &model()).is_err());
+    assert!(
+        parse(Pieces::from(b"{\"inputs\":[],\"id\":\"\xff\"}".to_vec()), None, &model(), &enough()).is_err()
+    );
+    assert!(parse(Pieces::default(), None, &model(), &enough()).is_err());
+    assert!(parse(Pieces::from(b"\xff\xfe\0\0".to_vec()), None, &model(), &enough()).is_err());
 }
 
 /// The parts that a request may name are bounded before they are read: some bytes of text are
@@ -147,7 +150,8 @@ fn negative_and_huge_shapes_of_json_data_are_refused_before_anything_is_made_for
 
 #[test]
 fn a_raw_body_is_the_only_input() {
-    let raw = |model: &Metadata, body: &'static [u8]| parse(Pieces::from(body.to_vec()), Some(0), model);
+    let raw =
+        |model: &Metadata, body: &'static [u8]| parse(Pieces::from(body.to_vec()), Some(0), model, &enough());
     let HttpRequest { request, form } = raw(&model(), &[5, 6]).unwrap();
     assert_eq!(
         (&request.inputs[0].shape[..], &request.inputs[0].data.clone().into_bytes()[..]),
@@ -188,7 +192,7 @@ fn classification_is_refused_and_shared_memory_read_not_ignored() {
 fn priority_and_timeout_are_whole_numbers_and_nothing_else() {
     let read = |parameters: &str| {
         let body = format!(r#"{{"parameters":{parameters},"inputs":[]}}"#);
-        parse(body.into(), None, &model()).map(|read| read.request.terms)
+        parse(body.into(), None, &model(), &enough()).map(|read| read.request.terms)
     };
     let ms = std::time::Duration::from_millis;
     assert_eq!(read("{}"), Ok(RequestOptions::default()));
@@ -200,7 +204,10 @@ fn priority_and_timeout_are_whole_numbers_and_nothing_else() {
     assert_eq!(read(r#"{"priority":18446744073709551615}"#).unwrap().priority, u64::MAX);
     for bad in ["-1", "1.5", "\"1\"", "true", "[1]", "18446744073709551616", "1e3"] {
         for name in ["priority", "timeout"] {
-            let Err(Failure::Invalid(why)) = read(&format!("{{\"{name}\":{bad}}}")) else { panic!("{bad}") };
+            let Err(RequestError::Failed(Failure::Invalid(why))) = read(&format!("{{\"{name}\":{bad}}}"))
+            else {
+                panic!("{bad}")
+            };
             assert!(why.contains(name) && why.contains("whole number"), "{why}");
         }
     }
@@ -213,7 +220,7 @@ fn fuzz_json() {
         // The last byte says where the JSON ends.
         let length = bytes.last().map(|&length| usize::from(length).min(bytes.len()));
         for header in [None, length] {
-            parse(bytes.to_vec().into(), header, &model()).ok();
+            parse(bytes.to_vec().into(), header, &model(), &enough()).ok();
         }
     });
 }

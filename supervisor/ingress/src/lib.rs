@@ -9,9 +9,9 @@
 //! [`MetricsListeners`] have room and an end of their own: they answer while clients wait, and
 //! until the last client is served.
 //!
-//! Memory is bounded: an HTTP connection holds one request of at most `limits.request_bytes`, and
-//! as much again if the request came compressed; a gRPC request is read only once it is among the
-//! `limits.in_flight`.
+//! Memory is bounded by `limits.memory`: a request's bytes are reserved before they are read, and
+//! its answer's until they have been written. An inference that has been read takes one of the
+//! `limits.in_flight`. Of both, no connection can take all.
 
 mod accept;
 mod answer;
@@ -19,6 +19,7 @@ mod authority;
 mod body;
 mod codec;
 mod compression;
+mod connections;
 mod contents;
 mod describe;
 mod envelope;
@@ -26,12 +27,16 @@ mod grpc;
 mod health;
 mod http;
 mod json;
+mod kept;
 mod listen;
 mod memory_routes;
 mod metrics;
 mod model;
+mod pace;
+mod pools;
 mod repository;
 mod request_error;
+mod reserved;
 mod routes;
 mod shared_memory;
 mod slow_reader;
@@ -45,16 +50,19 @@ mod values;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{Semaphore, SemaphorePermit, watch};
+use tokio::sync::{Semaphore, watch};
 
 use shadowslice_config::{Limits, Listener};
-use shadowslice_datapath::pipeline::Failure;
 use shadowslice_datapath::repository::Repository;
 use shadowslice_datapath::router::Router;
 use shadowslice_datapath::trace::Tracer;
 
 pub use listen::BindError;
 pub use metrics::{MetricsListeners, Render};
+use pools::{Pool, Pools};
+
+/// In bytes, for health checks over gRPC, beside `limits.memory`.
+const HEALTH_BYTES: u64 = 32 << 20;
 
 /// How long connections may take to end once serving is to end.
 const DRAIN: Duration = Duration::from_secs(30);
@@ -78,6 +86,14 @@ pub struct Ingress {
     http: Vec<listen::Bound>,
     grpc: Vec<listen::Bound>,
     limits: Limits,
+    pools: Arc<Pools>,
+}
+
+/// In bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RequestMemory {
+    pub reserved: u64,
+    pub limit: u64,
 }
 
 impl Ingress {
@@ -85,7 +101,16 @@ impl Ingress {
     /// called on a Tokio runtime. Connections wait in their backlogs until [`Ingress::run`].
     pub async fn bind(http: &[Listener], grpc: &[Listener], limits: &Limits) -> Result<Self, BindError> {
         let http = listen::bind_all("HTTP", http).await?;
-        Ok(Self { http, grpc: listen::bind_all("gRPC", grpc).await?, limits: *limits })
+        let grpc = listen::bind_all("gRPC", grpc).await?;
+        let memory = limits.memory.unwrap_or(u64::MAX);
+        let pools = Arc::new(Pools::new(limits.in_flight as u64, memory, HEALTH_BYTES));
+        Ok(Self { http, grpc, limits: *limits, pools })
+    }
+
+    /// Tells at any time what requests and answers have.
+    pub fn memory(&self) -> impl Fn() -> RequestMemory + Send + Sync + use<> {
+        let pools = Arc::clone(&self.pools);
+        move || RequestMemory { reserved: pools.taken(Pool::Memory), limit: pools.size(Pool::Memory) }
     }
 
     /// Serves until `stop` holds true (or its sender is gone). Then no connection is accepted, the
@@ -104,12 +129,12 @@ impl Ingress {
             watchers: Arc::new(Semaphore::new(health::WATCHERS)),
             repository,
             tracer,
-            in_flight: Semaphore::new(self.limits.in_flight.min(Semaphore::MAX_PERMITS)),
             request_bytes: usize::try_from(self.limits.request_bytes).unwrap_or(usize::MAX),
         });
         let http = self.http.into_iter().map(|bound| (accept::Service::Http(front.clone()), bound));
         let grpc = self.grpc.into_iter().map(|bound| (accept::Service::Grpc(front.clone()), bound));
-        accept::run(http.chain(grpc), self.limits.connections, stop::Stop::new(stop, DRAIN)).await;
+        let stop = stop::Stop::new(stop, DRAIN);
+        accept::run(http.chain(grpc), self.limits.connections, self.pools, stop).await;
     }
 }
 
@@ -118,20 +143,9 @@ struct Frontend {
     router: Arc<Router>,
     repository: Arc<Repository>,
     tracer: Option<Arc<Tracer>>,
-    in_flight: Semaphore,
     watchers: Arc<Semaphore>,
     regions: shared_memory::Regions,
     request_bytes: usize,
-}
-
-impl Frontend {
-    fn admit(&self) -> Result<SemaphorePermit<'_>, Failure> {
-        self.in_flight.try_acquire().map_err(|_| {
-            Failure::Unavailable(
-                "too many requests in flight; try again, or raise limits.in_flight".to_owned(),
-            )
-        })
-    }
 }
 
 #[cfg(test)]

@@ -16,11 +16,13 @@ use tokio::sync::watch;
 use super::BindError;
 use super::accept::{self, Stream};
 use super::http::{self, Answer};
+use super::kept::Kept;
 use super::listen::{self, Bound};
+use super::pools::{Client, Pools};
 use super::stop::Stop;
 use shadowslice_config::Listener;
 
-/// The most connections at a time; a scraper needs one connection.
+/// The most connections at a time; a scraper needs one. For more, idle ones make room.
 const CONNECTIONS: usize = 64;
 
 const DRAIN: Duration = Duration::from_secs(1);
@@ -43,14 +45,17 @@ impl MetricsListeners {
     /// sockets are removed.
     pub async fn run(self, render: Render, stop: watch::Receiver<bool>) {
         let bound = self.0.into_iter().map(|bound| (accept::Service::Metrics(render.clone()), bound));
-        accept::run(bound, CONNECTIONS, Stop::new(stop, DRAIN)).await;
+        // They share nothing with clients.
+        let pools = Arc::new(Pools::new(0, 0, 0));
+        accept::run(bound, CONNECTIONS, pools, Stop::new(stop, DRAIN)).await;
     }
 }
 
-pub(super) async fn serve(io: Stream, render: Render, stop: Stop) {
-    let service = service_fn(|request| ready(Ok::<_, Infallible>(answer(&render, &request))));
+pub(super) async fn serve(io: Stream, render: Render, client: &Client, stop: Stop) {
+    let written = |pieces| Full::new(Kept::new(pieces, None));
+    let service = service_fn(|request| ready(Ok::<_, Infallible>(answer(&render, &request).map(written))));
     // It only fails when the peer is gone.
-    let _ = http::speak(io, service, stop).await.shutdown().await;
+    let _ = http::speak(io, service, client, stop).await.shutdown().await;
 }
 
 fn answer(render: &Render, request: &Request<Incoming>) -> Answer {
@@ -72,7 +77,7 @@ fn answer(render: &Render, request: &Request<Incoming>) -> Answer {
 
 fn plain(status: StatusCode, text: String) -> Answer {
     let mut response = http::empty(status);
-    *response.body_mut() = Full::new(text.into());
+    *response.body_mut() = text.into();
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
     response
 }

@@ -7,6 +7,7 @@ use shadowslice_shared::tensor::Datatype;
 
 use super::Frontend;
 use super::request_error::RequestError;
+use super::reserved::Reserved;
 use super::shared_memory::Found;
 use super::tensors::{self, Clipped, InferRequest, NamedTensor};
 use shadowslice_datapath::pipeline::{Coming, Failure, Metadata, Output, Pipeline};
@@ -62,12 +63,13 @@ pub(super) async fn infer(
     metadata: &Metadata,
     mut request: InferRequest,
     coming: Coming,
+    reserved: &Reserved,
 ) -> Result<Vec<Answered>, RequestError> {
     let wanted = tensors::requested(metadata, &request.outputs)?;
     let places = request.outputs.iter().map(|output| &output.place);
     let places = places.map(|place| place.as_ref().map(|place| front.regions.find(place)).transpose());
     let mut places: Vec<Option<Found>> = places.collect::<Result<_, _>>()?;
-    fetch(front, &mut request.inputs)?;
+    fetch(front, &mut request.inputs, reserved)?;
     let inputs = tensors::check(metadata, request.inputs)?;
     let mut outputs: Vec<_> =
         pipeline.infer(inputs, request.terms, coming).await?.into_iter().map(Some).collect();
@@ -93,9 +95,14 @@ pub(super) async fn infer(
     Ok(answered)
 }
 
+/// In the answer.
+pub(super) fn bytes(outputs: &[Answered]) -> usize {
+    outputs.iter().map(|output| output.data.len()).sum()
+}
+
 /// All inputs in shared memory together are bounded as if they had been sent, for a short request
 /// may name the same region many times.
-fn fetch(front: &Frontend, inputs: &mut [NamedTensor]) -> Result<(), RequestError> {
+fn fetch(front: &Frontend, inputs: &mut [NamedTensor], reserved: &Reserved) -> Result<(), RequestError> {
     let mut left = front.request_bytes as u64;
     for input in inputs {
         let Some(place) = &input.place else { continue };
@@ -105,7 +112,7 @@ fn fetch(front: &Frontend, inputs: &mut [NamedTensor]) -> Result<(), RequestErro
                 "the request names more than {limit} bytes (limits.request_bytes)"
             ))
         })?;
-        input.data = front.regions.find(place)?.read()?.into();
+        input.data = front.regions.find(place)?.read(reserved)?.into();
     }
     Ok(())
 }

@@ -31,7 +31,7 @@ impl RequestError {
             Self::Unsupported(_) => StatusCode::NOT_IMPLEMENTED,
             Self::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
             Self::Failed(Failure::Invalid(_)) => StatusCode::BAD_REQUEST,
-            Self::Failed(Failure::Unavailable(_)) => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Failed(Failure::Unavailable(_) | Failure::Exhausted(_)) => StatusCode::SERVICE_UNAVAILABLE,
             Self::Failed(Failure::TimedOut(_)) => StatusCode::GATEWAY_TIMEOUT,
             Self::Failed(Failure::Internal(_)) => StatusCode::INTERNAL_SERVER_ERROR,
         }
@@ -71,6 +71,7 @@ impl From<RequestError> for Status {
             RequestError::TooLarge(_) => Self::out_of_range(message),
             RequestError::Failed(Failure::Invalid(_)) => Self::invalid_argument(message),
             RequestError::Failed(Failure::Unavailable(_)) => Self::unavailable(message),
+            RequestError::Failed(Failure::Exhausted(_)) => Self::resource_exhausted(message),
             RequestError::Failed(Failure::TimedOut(_)) => Self::deadline_exceeded(message),
             RequestError::Failed(Failure::Internal(_)) => Self::internal(message),
         }

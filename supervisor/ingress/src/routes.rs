@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use http_body_util::Full;
 use hyper::header::{ACCEPT_ENCODING, ALLOW, CONTENT_ENCODING, CONTENT_TYPE, HeaderName, HeaderValue};
 use hyper::http::request::Parts;
 use hyper::{HeaderMap, Method, Response, StatusCode};
@@ -13,6 +12,7 @@ use super::http::{Answer, document, empty, error};
 use super::json::{self, Form, HttpRequest};
 use super::model::Answered;
 use super::request_error::{RequestError, away, invalid};
+use super::reserved::Reserved;
 use super::tensors::{self, Clipped};
 use super::{Frontend, answer, describe, memory_routes, model, repository, statistics, traced, unsupported};
 use shadowslice_datapath::pipeline::{Failure, Metadata, Pieces};
@@ -126,10 +126,6 @@ impl Route {
         Some(Self::Memory { cuda: kind == CUDA_MEMORY, name: decoded(name)?, what })
     }
 
-    pub(super) fn is_inference(&self) -> bool {
-        matches!(self, Self::Model { what: What::Infer, .. })
-    }
-
     fn method(&self) -> Method {
         match self {
             Self::Memory { what: OfMemory::Register | OfMemory::Unregister, .. } => Method::POST,
@@ -148,32 +144,67 @@ fn decoded(segment: &str) -> Option<String> {
     percent_decode_str(segment).decode_utf8().ok().map(String::from)
 }
 
-/// `route`: what the path means; `None` if it means nothing.
-pub(super) async fn answer(front: &Frontend, route: Option<Route>, head: &Parts, body: Pieces) -> Answer {
-    let Some(route) = route else {
+/// What is asked, as far as a request's head says.
+#[derive(Debug)]
+pub(super) enum Goal {
+    /// Its head is enough: health, and what is refused.
+    Answered(Answer),
+    Infer(Target),
+    Other(Route),
+}
+
+/// The model of an inference. Clients that ask for none are refused before they send tensors.
+#[derive(Debug)]
+pub(super) struct Target {
+    name: String,
+    pipeline: router::Route,
+    metadata: Arc<Metadata>,
+}
+
+pub(super) fn goal(front: &Frontend, head: &Parts) -> Goal {
+    let Some(route) = Route::parse(head.uri.path()) else {
         let path = Clipped(head.uri.path());
-        return error(StatusCode::NOT_FOUND, &format!("there is nothing at {path}"));
+        return Goal::Answered(error(StatusCode::NOT_FOUND, &format!("there is nothing at {path}")));
     };
     if !route.takes(&head.method) {
         let message = format!("this path takes {}, not {}", route.method(), Clipped(head.method.as_str()));
         let mut response = error(StatusCode::METHOD_NOT_ALLOWED, &message);
         let allow = if route.method() == Method::GET { "GET" } else { "POST" };
         response.headers_mut().insert(ALLOW, HeaderValue::from_static(allow));
-        return response;
+        return Goal::Answered(response);
     }
-    meant(front, route, head, body).await.unwrap_or_else(|refusal| {
-        if let Some(journal) = traced::journal(&head.extensions) {
-            journal.failed(refusal.message());
-        }
-        error(refusal.status(), &refusal.message())
-    })
+    match route {
+        Route::Live => Goal::Answered(empty(StatusCode::OK)),
+        Route::Ready if front.router.ready() => Goal::Answered(empty(StatusCode::OK)),
+        Route::Ready => Goal::Answered(empty(StatusCode::BAD_REQUEST)),
+        Route::Model { name, version, what: What::Infer } => match target(front, name, &version, head) {
+            Ok(target) => Goal::Infer(target),
+            Err(why) => Goal::Answered(refusal(&why, head)),
+        },
+        route => Goal::Other(route),
+    }
 }
 
-async fn meant(front: &Frontend, route: Route, head: &Parts, body: Pieces) -> Result<Answer, RequestError> {
+fn target(front: &Frontend, name: String, version: &str, head: &Parts) -> Result<Target, RequestError> {
+    let pipeline = model::find(&front.router, &name, version)?;
+    let journal = traced::journal(&head.extensions);
+    if let Some(journal) = journal {
+        journal.found(&name);
+    }
+    let metadata = pipeline.described(journal)?;
+    Ok(Target { name, pipeline, metadata })
+}
+
+pub(super) fn refusal(why: &RequestError, head: &Parts) -> Answer {
+    if let Some(journal) = traced::journal(&head.extensions) {
+        journal.failed(why.message());
+    }
+    error(why.status(), &why.message())
+}
+
+pub(super) async fn other(front: &Frontend, route: Route, body: Pieces) -> Result<Answer, RequestError> {
     Ok(match route {
-        Route::Live => empty(StatusCode::OK),
-        Route::Ready if front.router.ready() => empty(StatusCode::OK),
-        Route::Ready => empty(StatusCode::BAD_REQUEST),
+        Route::Live | Route::Ready => empty(StatusCode::OK),
         Route::Server => document(&describe::server(front.regions.allowed())),
         Route::Memory { cuda: false, name, what } => {
             memory_routes::answer(&front.regions, name, what, &body.into_bytes())?
@@ -184,43 +215,46 @@ async fn meant(front: &Frontend, route: Route, head: &Parts, body: Pieces) -> Re
         Route::Repository(route) => repository::answer(&front.repository, route, &body.into_bytes()).await?,
         Route::Model { name, version, what } => {
             let pipeline = model::find(&front.router, &name, &version)?;
-            of_model(front, &name, pipeline, what, head, body).await?
+            of_model(front, &name, pipeline, what)?
         }
     })
 }
 
-async fn of_model(
+fn of_model(
     front: &Frontend,
     name: &str,
     pipeline: router::Route,
     what: What,
-    head: &Parts,
-    body: Pieces,
 ) -> Result<Answer, RequestError> {
     let metadata = || model::metadata(&pipeline, name);
-    match what {
-        What::Ready => Ok(match model::ready(&front.router, name, &pipeline) {
+    Ok(match what {
+        What::Ready => match model::ready(&front.router, name, &pipeline) {
             Ok(()) => empty(StatusCode::OK),
             Err(why) => error(StatusCode::BAD_REQUEST, &format!("model '{name}' is not ready: {why}")),
-        }),
-        What::Statistics => Ok(document(&statistics::of(vec![(name.to_owned(), pipeline)]))),
-        What::Config => Ok(document(&describe::config(&*metadata()?))),
-        What::Metadata => Ok(document(&describe::model(&*metadata()?))),
-        What::Infer => {
-            let coming = traced::coming(&head.extensions);
-            if let Some(journal) = &coming.journal {
-                journal.found(name);
-            }
-            let metadata = pipeline.described(coming.journal.as_ref())?;
-            let _admitted = front.admit()?;
-            let HttpRequest { request, form } = parse(front, &head.headers, body, &metadata).await?;
-            let wanted = tensors::requested(&metadata, &request.outputs)?;
-            answer::check_form(&metadata, &wanted, &request.outputs, &form)?;
-            let id = request.id.clone();
-            let outputs = model::infer(front, &pipeline, &metadata, request, coming).await?;
-            inferred(write(name, id, outputs, form).await?, &head.headers).await
-        }
-    }
+        },
+        What::Statistics => document(&statistics::of(vec![(name.to_owned(), pipeline)])),
+        What::Config => document(&describe::config(&*metadata()?)),
+        What::Metadata | What::Infer => document(&describe::model(&*metadata()?)),
+    })
+}
+
+pub(super) async fn infer(
+    front: &Frontend,
+    Target { name, pipeline, metadata }: &Target,
+    head: &Parts,
+    body: Pieces,
+    reserved: &Arc<Reserved>,
+) -> Result<Answer, RequestError> {
+    let _place = reserved.client().admit()?;
+    let HttpRequest { request, form } = parse(front, &head.headers, body, metadata, reserved).await?;
+    let wanted = tensors::requested(metadata, &request.outputs)?;
+    answer::check_form(metadata, &wanted, &request.outputs, &form)?;
+    let (id, coming) = (request.id.clone(), traced::coming(&head.extensions));
+    let outputs = model::infer(front, pipeline, metadata, request, coming, reserved).await?;
+    reserved.replace(model::bytes(&outputs) + answer::text_bytes(&outputs, &form))?;
+    let written = write(name, id, outputs, form).await?;
+    reserved.shrink_to(written.bytes.len());
+    inferred(written, &head.headers, reserved).await
 }
 
 async fn write(name: &str, id: String, outputs: Vec<Answered>, form: Form) -> Result<answer::Body, Failure> {
@@ -238,17 +272,27 @@ async fn parse(
     headers: &HeaderMap,
     body: Pieces,
     metadata: &Arc<Metadata>,
+    reserved: &Arc<Reserved>,
 ) -> Result<HttpRequest, RequestError> {
-    let body = match content_encoding(headers)? {
-        Some(encoding) => encoding.decompress(body.into_bytes(), front.request_bytes).await?.into(),
-        None => body,
+    let (body, turn) = match content_encoding(headers)? {
+        Some(encoding) => {
+            let compressed = reserved.joined(body)?;
+            let (body, turn) = encoding.decompress(compressed, front.request_bytes, reserved.clone()).await?;
+            reserved.replace(body.len())?;
+            (body, Some(turn))
+        }
+        None => (body, None),
     };
     let header_length = header_length(headers)?;
     if header_length.unwrap_or(body.len()) < LONG_JSON_BYTES {
-        return Ok(json::parse(body, header_length, metadata)?);
+        return json::parse(body, header_length, metadata, reserved);
     }
-    let metadata = metadata.clone();
-    Ok(away("parsing the request", move || json::parse(body, header_length, &metadata)).await?)
+    let (metadata, reserved) = (metadata.clone(), reserved.clone());
+    away("parsing the request", move || {
+        let _turn = turn;
+        json::parse(body, header_length, &metadata, &reserved)
+    })
+    .await
 }
 
 fn content_encoding(headers: &HeaderMap) -> Result<Option<Encoding>, Failure> {
@@ -278,14 +322,22 @@ fn header_length(headers: &HeaderMap) -> Result<Option<usize>, Failure> {
     })
 }
 
-async fn inferred(body: answer::Body, asked: &HeaderMap) -> Result<Answer, RequestError> {
+async fn inferred(
+    body: answer::Body,
+    asked: &HeaderMap,
+    reserved: &Reserved,
+) -> Result<Answer, RequestError> {
     let accepted = asked.get_all(ACCEPT_ENCODING).iter().filter_map(|value| value.to_str().ok());
     let encoding = compression::preferred(accepted).filter(|_| body.bytes.len() >= WORTH_COMPRESSING_BYTES);
     let bytes = match encoding {
-        Some(encoding) => encoding.compress(body.bytes.into_bytes()).await?.into(),
+        Some(encoding) => {
+            let compressed = encoding.compress(reserved.joined(body.bytes)?, reserved).await?;
+            reserved.shrink_to(compressed.len());
+            compressed.into()
+        }
         None => body.bytes,
     };
-    let mut response = Response::new(Full::new(bytes));
+    let mut response = Response::new(bytes);
     if let Some(encoding) = encoding {
         response.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static(encoding.name()));
     }

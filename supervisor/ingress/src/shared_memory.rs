@@ -18,6 +18,7 @@ use parking_lot::Mutex;
 
 use super::proto::system_shared_memory_status_response::RegionStatus;
 use super::request_error::{RequestError, invalid};
+use super::reserved::Reserved;
 use super::tensors::Clipped;
 use shadowslice_datapath::pipeline::Failure;
 
@@ -165,11 +166,12 @@ impl Regions {
 }
 
 impl Found {
-    pub(super) fn read(&self) -> Result<Bytes, RequestError> {
+    pub(super) fn read(&self, reserved: &Reserved) -> Result<Bytes, RequestError> {
         let size = usize::try_from(self.place.byte_size).unwrap_or(usize::MAX);
         // The memory is asked for only once it is known that there is as much to read.
         self.check_length(self.place.byte_size)?;
-        let mut bytes = vec![0; size];
+        let mut bytes = reserved.buffer(size)?;
+        bytes.resize(size, 0);
         self.region.file.read_exact_at(&mut bytes, self.start).map_err(|error| match error.kind() {
             ErrorKind::UnexpectedEof => self.shrunk(),
             _ => self.failed("read", &error),

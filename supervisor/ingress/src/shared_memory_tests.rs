@@ -1,5 +1,6 @@
 use std::os::unix::fs::symlink;
 
+use super::super::reserved::enough;
 use super::*;
 
 /// A file of shared memory, gone at the end.
@@ -37,8 +38,8 @@ fn what_is_registered_is_read_and_written_within_its_bounds() {
     let regions = Regions::new(true);
     regions.register(region(&format!("/{}", shared.key), 2, 6)).unwrap();
     assert!(matches!(regions.register(region(&shared.key, 0, 1)), Err(RequestError::AlreadyExists(_))));
-    assert_eq!(regions.find(&place(0, 6)).unwrap().read().unwrap(), &b"234567"[..]);
-    assert_eq!(regions.find(&place(5, 1)).unwrap().read().unwrap(), &b"7"[..]);
+    assert_eq!(regions.find(&place(0, 6)).unwrap().read(&enough()).unwrap(), &b"234567"[..]);
+    assert_eq!(regions.find(&place(5, 1)).unwrap().read(&enough()).unwrap(), &b"7"[..]);
     for (offset, size) in [(0, 7), (6, 1), (u64::MAX, 1), (1, u64::MAX), (u64::MAX, u64::MAX)] {
         assert!(regions.find(&place(offset, size)).is_err(), "{offset} {size}");
     }
@@ -50,7 +51,7 @@ fn what_is_registered_is_read_and_written_within_its_bounds() {
     regions.unregister("r").unwrap();
     assert!(matches!(regions.find(&place(0, 1)), Err(RequestError::NotFound(_))));
     assert!(matches!(regions.status("r"), Err(RequestError::NotFound(_))));
-    assert_eq!(found.read().unwrap(), &b"ab5"[..], "a request under way keeps it");
+    assert_eq!(found.read(&enough()).unwrap(), &b"ab5"[..], "a request under way keeps it");
 }
 
 #[test]
@@ -60,7 +61,7 @@ fn memory_that_shrinks_is_refused_and_never_grown() {
     regions.register(region(&shared.key, 0, 8192)).unwrap();
     let found = regions.find(&place(4000, 4000)).unwrap();
     OpenOptions::new().write(true).open(&shared.path).unwrap().set_len(4096).unwrap();
-    for refused in [found.read().map(drop), found.write("y", &[2; 100]).map(drop)] {
+    for refused in [found.read(&enough()).map(drop), found.write("y", &[2; 100]).map(drop)] {
         assert!(refused.unwrap_err().to_string().contains("smaller"));
     }
     assert_eq!(std::fs::read(&shared.path).unwrap(), [1; 4096]);

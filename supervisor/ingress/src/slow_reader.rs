@@ -1,11 +1,10 @@
 //! Answers over gRPC that their peer does not take. Bytes that flow control holds back are not
-//! written, so the stream's time limit on writing does not see them; the peer goes on answering
-//! pings meanwhile.
+//! written, so the stream's pace of writing does not see them; the peer goes on answering pings
+//! meanwhile.
 
 use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -15,100 +14,130 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
-use super::accept::UNREAD;
-use super::body::SLOWEST;
+use super::kept::Kept;
+use super::pace::{Patience, SILENCE, SLOWEST, SLOWEST_STREAM};
+use super::reserved::Reserved;
 
-/// Answers go on in pieces of at most so many bytes, and the peer must make room for each piece in
-/// time. hyper does not wait until the last piece has gone, so as many bytes may stay.
+/// Answers go on in pieces of at most so many bytes, and the peer must take each piece in time.
 const PIECE: usize = 256 << 10;
 
+/// What a connection's peer has not taken yet.
 #[derive(Debug, Default)]
 pub(super) struct Untaken {
-    answers: AtomicU64,
-    until: Mutex<HashMap<u64, Instant>>,
+    pieces: Mutex<Pieces>,
     begun: Notify,
 }
 
+#[derive(Debug, Default)]
+struct Pieces {
+    next: u64,
+    until: HashMap<u64, Instant>,
+    /// Of all of them together, while there are any.
+    patience: Option<Patience>,
+}
+
 impl Untaken {
+    /// Returns when a piece has waited for too long, or all of them go too slowly.
     pub(super) async fn overdue(&self) {
         loop {
-            let first = self.until.lock().values().min().copied();
-            match first {
+            match self.first() {
                 None => self.begun.notified().await,
                 Some(until) if until <= Instant::now() => return,
-                // An answer that began to wait later may be due sooner.
-                Some(until) => sleep_until(until.min(Instant::now() + UNREAD)).await,
+                // A piece that began to wait later may be due sooner.
+                Some(until) => sleep_until(until.min(Instant::now() + SILENCE)).await,
             }
+        }
+    }
+
+    fn first(&self) -> Option<Instant> {
+        let pieces = self.pieces.lock();
+        pieces.until.values().copied().chain(pieces.patience.as_ref().map(Patience::until)).min()
+    }
+
+    fn waits(self: &Arc<Self>, bytes: usize) -> Waits {
+        let mut pieces = self.pieces.lock();
+        let number = pieces.next;
+        pieces.next += 1;
+        pieces.until.insert(number, Instant::now() + patience(bytes));
+        if pieces.patience.is_none() {
+            pieces.patience = Some(Patience::new());
+            self.begun.notify_one();
+        }
+        Waits { untaken: Arc::clone(self), number, bytes }
+    }
+}
+
+/// A piece that has not been written; dropped when it has been.
+#[derive(Debug)]
+pub(super) struct Waits {
+    untaken: Arc<Untaken>,
+    number: u64,
+    bytes: usize,
+}
+
+impl Drop for Waits {
+    fn drop(&mut self) {
+        let mut pieces = self.untaken.pieces.lock();
+        pieces.until.remove(&self.number);
+        if pieces.until.is_empty() {
+            pieces.patience = None;
+        } else if let Some(patience) = &mut pieces.patience {
+            patience.moved(self.bytes, SLOWEST);
         }
     }
 }
 
-/// An answer that notes when it waits for its peer: hyper asks for the next piece when the last
-/// piece may go.
+/// An answer that notes when it waits for its peer, and keeps its memory reserved meanwhile.
 #[derive(Debug)]
 pub(super) struct Answer<B> {
     body: B,
     /// The rest of a frame.
     rest: Bytes,
-    number: u64,
-    waits: bool,
     untaken: Arc<Untaken>,
+    reserved: Option<Arc<Reserved>>,
 }
 
 impl<B> Answer<B> {
-    pub(super) fn new(body: B, untaken: Arc<Untaken>) -> Self {
-        let number = untaken.answers.fetch_add(1, Ordering::Relaxed);
-        Self { body, rest: Bytes::new(), number, waits: false, untaken }
-    }
-
-    fn piece(&mut self) -> Frame<Bytes> {
-        let piece = self.rest.split_to(self.rest.len().min(PIECE));
-        self.untaken.until.lock().insert(self.number, Instant::now() + patience(piece.len()));
-        self.untaken.begun.notify_one();
-        self.waits = true;
-        Frame::data(piece)
-    }
-
-    fn goes_on(&mut self) {
-        if std::mem::take(&mut self.waits) {
-            self.untaken.until.lock().remove(&self.number);
-        }
+    pub(super) fn new(body: B, untaken: Arc<Untaken>, reserved: Option<Arc<Reserved>>) -> Self {
+        Self { body, rest: Bytes::new(), untaken, reserved }
     }
 }
 
-/// How long so many bytes may wait: a reading peer may be as slow as a sending peer.
+/// How long so many bytes of an answer may wait.
 fn patience(bytes: usize) -> Duration {
-    UNREAD + Duration::from_secs_f64(bytes as f64 / SLOWEST)
+    SILENCE + Duration::from_secs_f64(bytes as f64 / SLOWEST_STREAM)
 }
 
 impl<B: Body<Data = Bytes> + Unpin> Body for Answer<B> {
-    type Data = Bytes;
+    type Data = Kept<Bytes, (Waits, Option<Arc<Reserved>>)>;
     type Error = B::Error;
 
     fn poll_frame(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+    ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
         let this = self.get_mut();
-        this.goes_on();
         if this.rest.is_empty() {
-            match ready!(Pin::new(&mut this.body).poll_frame(cx)).transpose()?.map(Frame::into_data) {
+            let frame = ready!(Pin::new(&mut this.body).poll_frame(cx)).transpose()?;
+            match frame.map(Frame::into_data) {
                 Some(Ok(data)) => this.rest = data,
-                Some(Err(trailers)) => return Poll::Ready(Some(Ok(trailers))),
+                Some(Err(other)) => {
+                    return Poll::Ready(other.into_trailers().ok().map(|end| Ok(Frame::trailers(end))));
+                }
                 None => return Poll::Ready(None),
             }
+            if let Some(reserved) = &this.reserved {
+                // The answer was there twice until now.
+                reserved.shrink_to(this.rest.len());
+            }
         }
-        Poll::Ready(Some(Ok(this.piece())))
+        let piece = this.rest.split_to(this.rest.len().min(PIECE));
+        let waits = this.untaken.waits(piece.len());
+        Poll::Ready(Some(Ok(Frame::data(Kept::new(piece, (waits, this.reserved.clone()))))))
     }
 
     fn is_end_stream(&self) -> bool {
         self.rest.is_empty() && self.body.is_end_stream()
-    }
-}
-
-impl<B> Drop for Answer<B> {
-    fn drop(&mut self) {
-        self.goes_on();
     }
 }
 
@@ -121,33 +150,51 @@ mod tests {
 
     use super::*;
 
+    fn long(bytes: usize, untaken: &Arc<Untaken>) -> Answer<Full<Bytes>> {
+        Answer::new(Full::new(vec![7; bytes].into()), Arc::clone(untaken), None)
+    }
+
     #[tokio::test(start_paused = true)]
-    async fn a_client_that_takes_a_piece_now_and_then_is_not_overdue_but_one_that_stops_is() {
-        let untaken = Arc::new(Untaken::default());
-        let long = Bytes::from(vec![7; 2 * PIECE + 1]);
-        let mut answer = Answer::new(Full::new(long.clone()), Arc::clone(&untaken));
-        let mut got = Vec::new();
-        while let Some(frame) = answer.frame().await {
-            let piece = frame.unwrap().into_data().unwrap();
-            got.extend_from_slice(&piece);
-            let almost = patience(piece.len()) - Duration::from_secs(1);
-            let overdue = timeout(almost, untaken.overdue()).await;
-            assert!(overdue.is_err(), "after {} bytes", got.len());
+    async fn a_client_that_stops_or_is_too_slow_is_overdue_up_to_the_last_byte() {
+        for bytes in [1, 9 * PIECE] {
+            let untaken = Arc::new(Untaken::default());
+            let mut answer = long(bytes, &untaken);
+            let piece = answer.frame().await.unwrap().unwrap();
+            assert!(timeout(SILENCE - Duration::from_secs(1), untaken.overdue()).await.is_err());
+            let mut next = (bytes > 1).then(|| untaken.waits(PIECE));
+            drop(piece);
+            // At the least pace the piece that has gone bought four seconds.
+            assert!(timeout(Duration::from_secs(6), untaken.overdue()).await.is_ok() == next.is_some());
+            next.take();
+            assert!(timeout(2 * patience(PIECE), untaken.overdue()).await.is_err(), "all has gone");
         }
-        assert_eq!(got, long);
-        let mut answer = Answer::new(Full::new(long), Arc::clone(&untaken));
-        answer.frame().await.unwrap().unwrap();
-        assert!(timeout(patience(PIECE + 1), untaken.overdue()).await.is_ok());
-        drop(answer);
-        assert!(timeout(2 * patience(PIECE), untaken.overdue()).await.is_err(), "it has gone");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_that_stands_still_beside_others_is_overdue() {
+        let untaken = Arc::new(Untaken::default());
+        let begun = Instant::now();
+        let _stands = long(PIECE, &untaken).frame().await.unwrap().unwrap();
+        let others = async {
+            loop {
+                let moves = long(PIECE, &untaken).frame().await.unwrap().unwrap();
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                drop(moves);
+            }
+        };
+        tokio::select! {
+            () = untaken.overdue() => {}
+            () = others => {}
+        }
+        assert!(begun.elapsed() >= patience(PIECE) && begun.elapsed() < patience(PIECE) + SILENCE);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_client_with_nothing_to_take_is_not_overdue() {
         let untaken = Arc::new(Untaken::default());
         let silent = StreamBody::new(tokio_stream::pending::<Result<Frame<Bytes>, Infallible>>());
-        let mut answer = Answer::new(silent, Arc::clone(&untaken));
-        assert!(timeout(2 * UNREAD, answer.frame()).await.is_err());
-        assert!(timeout(2 * UNREAD, untaken.overdue()).await.is_err());
+        let mut answer = Answer::new(silent, Arc::clone(&untaken), None);
+        assert!(timeout(2 * SILENCE, answer.frame()).await.is_err());
+        assert!(timeout(2 * SILENCE, untaken.overdue()).await.is_err());
     }
 }

@@ -33,9 +33,20 @@ impl Server {
 
     /// A server that takes requests of so many bytes.
     async fn taking(connections: usize, request_bytes: u64) -> Self {
+        Self::with(connections, request_bytes, None).await
+    }
+
+    /// The same with so many bytes for all of them.
+    async fn with(connections: usize, request_bytes: u64, memory: Option<u64>) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let limits =
-            Limits { request_bytes, response_bytes: LIMIT, in_flight: 1, connections, shared_memory: false };
+        let limits = Limits {
+            request_bytes,
+            response_bytes: LIMIT,
+            memory,
+            in_flight: 1,
+            connections,
+            shared_memory: false,
+        };
         let listener =
             |name| Listener { address: Address::Unix(dir.path().join(name)), mode: None, group: None };
         let ingress = Ingress::bind(&[listener("http")], &[listener("grpc")], &limits).await.unwrap();
@@ -106,21 +117,53 @@ async fn a_request_under_way_is_answered_after_the_stop() {
     server.stop().await;
 }
 
+const LIVE: &str = "GET /v2/health/live HTTP/1.1\r\nhost: x\r\n\r\n";
+
+/// A request that goes on until its body comes.
+async fn busy(server: &Server) -> UnixStream {
+    let mut stream = server.connect("http").await;
+    let head =
+        "POST /v2/repository/index HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 2\r\n\r\n";
+    assert!(http::ask(&mut stream, head).await.starts_with("HTTP/1.1 100"));
+    stream
+}
+
 #[tokio::test]
-async fn connections_over_the_bound_wait_for_one_to_end() {
-    let server = Server::start(1).await;
-    let live = "GET /v2/health/live HTTP/1.1\r\nhost: x\r\n\r\n";
-    let mut first = server.connect("http").await;
-    assert!(http::ask(&mut first, live).await.starts_with("HTTP/1.1 200"));
-    let mut second = server.connect("http").await;
-    second.write_all(live.as_bytes()).await.unwrap();
-    // The first is served, again and again, while the second waits.
-    for _ in 0..50 {
-        assert!(http::ask(&mut first, live).await.starts_with("HTTP/1.1 200"));
+async fn over_the_bound_the_connection_that_is_idle_longest_makes_room() {
+    let server = Server::start(3).await;
+    let mut busy = busy(&server).await;
+    let (mut first, mut second) = (server.connect("http").await, server.connect("http").await);
+    assert!(http::ask(&mut second, LIVE).await.starts_with("HTTP/1.1 200"));
+    // The order is known to the millisecond.
+    let heard = std::time::Instant::now();
+    while heard.elapsed() < Duration::from_millis(2) {
+        tokio::task::yield_now().await;
     }
-    assert!(second.try_read(&mut [0; 9]).is_err());
-    drop(first);
-    assert!(http::ask(&mut second, "").await.starts_with("HTTP/1.1 200"));
+    assert!(http::ask(&mut first, LIVE).await.starts_with("HTTP/1.1 200"));
+    let mut third = server.connect("http").await;
+    assert!(http::ask(&mut third, "GET /v2 HTTP/1.1\r\nhost: x\r\n\r\n").await.starts_with("HTTP/1.1 200"));
+    assert_eq!(rest(&mut second).await, "", "it has not said anything for longest");
+    for stream in [&mut first, &mut third] {
+        assert!(http::ask(stream, LIVE).await.starts_with("HTTP/1.1 200"));
+    }
+    assert!(http::ask(&mut busy, "{}").await.starts_with("HTTP/1.1 200"));
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn where_no_connection_is_idle_one_more_may_ask_for_health_and_all_else_when_another_ends() {
+    let server = Server::start(1).await;
+    let mut busy = busy(&server).await;
+    let mut beyond = server.connect("http").await;
+    assert!(http::ask(&mut beyond, LIVE).await.starts_with("HTTP/1.1 200"));
+    let index = "POST /v2/repository/index HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}";
+    let refused = http::ask(&mut beyond, index).await;
+    assert!(refused.starts_with("HTTP/1.1 503") && refused.contains("limits.connections"), "{refused}");
+    let mut beyond = server.connect("http").await;
+    beyond.write_all(index.as_bytes()).await.unwrap();
+    assert!(http::ask(&mut busy, "{}").await.starts_with("HTTP/1.1 200"));
+    drop(busy);
+    assert!(http::ask(&mut beyond, "").await.starts_with("HTTP/1.1 200"));
     server.stop().await;
 }
 
@@ -128,8 +171,14 @@ async fn connections_over_the_bound_wait_for_one_to_end() {
 async fn one_fault_takes_no_address() {
     let dir = tempfile::tempdir().unwrap();
     let listener = |name| Listener { address: Address::Unix(dir.path().join(name)), mode: None, group: None };
-    let limits =
-        Limits { request_bytes: 1, response_bytes: 1, in_flight: 1, connections: 1, shared_memory: false };
+    let limits = Limits {
+        request_bytes: 1,
+        response_bytes: 1,
+        memory: None,
+        in_flight: 1,
+        connections: 1,
+        shared_memory: false,
+    };
     let fault = Ingress::bind(&[listener("http")], &[listener("no/grpc")], &limits).await;
     assert!(fault.unwrap_err().to_string().contains("no/grpc"));
     assert_eq!(dir.path().read_dir().unwrap().count(), 0);

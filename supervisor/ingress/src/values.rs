@@ -7,13 +7,24 @@ use serde::de::{DeserializeSeed, Deserializer, Error, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 use shadowslice_shared::tensor::{self, Datatype};
 
-/// The bytes of a tensor of `elements` elements from its values, flat or nested, row by row.
-pub(super) fn encode(datatype: Datatype, values: &RawValue, elements: usize) -> Result<Bytes, String> {
+/// The most bytes that `elements` values can have.
+pub(super) fn room(datatype: Datatype, values: &RawValue, elements: usize) -> usize {
+    // A value and its separator take at least two characters.
+    let (text, elements) = (values.get().len(), elements.min(values.get().len() / 2));
+    datatype.size().map_or(elements * 4 + text, |size| elements * size)
+}
+
+/// The bytes of a tensor of `elements` elements from its values, flat or nested, row by row, put
+/// into `bytes` of [`room`].
+pub(super) fn encode(
+    datatype: Datatype,
+    values: &RawValue,
+    elements: usize,
+    bytes: Vec<u8>,
+) -> Result<Bytes, String> {
     no_json_form(datatype)?;
     let text = values.get();
-    // A value and its separator take at least two characters.
-    let room = elements.min(text.len() / 2).saturating_mul(datatype.size().unwrap_or(4));
-    let mut sink = Sink { datatype, elements, count: 0, bytes: Vec::with_capacity(room) };
+    let mut sink = Sink { datatype, elements, count: 0, bytes };
     let mut reader = serde_json::Deserializer::from_str(text);
     (&mut reader).deserialize_seq(&mut sink).map_err(|why| format!("wrong data: {why}"))?;
     if sink.count < elements {
@@ -127,6 +138,23 @@ impl<'de> Visitor<'de> for &mut Sink {
         while values.next_element_seed(&mut *self)?.is_some() {}
         Ok(())
     }
+}
+
+/// The most characters that the values of a tensor of so many bytes take.
+pub(super) fn text_bytes(datatype: Datatype, bytes: usize) -> usize {
+    let (value, characters) = match datatype {
+        Datatype::Bool => (1, 6),
+        Datatype::Uint8 | Datatype::Int8 => (1, 5),
+        Datatype::Uint16 | Datatype::Int16 => (2, 7),
+        Datatype::Uint32 | Datatype::Int32 => (4, 12),
+        Datatype::Fp32 => (4, 20),
+        Datatype::Uint64 | Datatype::Int64 => (8, 21),
+        Datatype::Fp64 => (8, 26),
+        // A control character is written as six.
+        Datatype::Bytes => (1, 6),
+        Datatype::Fp16 | Datatype::Bf16 => (2, 0),
+    };
+    bytes / value * characters
 }
 
 /// Appends the values to `json` as a flat array. As Triton does, numbers that JSON lacks are

@@ -2,7 +2,7 @@ use super::*;
 
 fn encoded(datatype: Datatype, json: &str, elements: usize) -> Result<Vec<u8>, String> {
     let raw = RawValue::from_string(json.to_owned()).unwrap();
-    encode(datatype, &raw, elements).map(Vec::from)
+    encode(datatype, &raw, elements, Vec::new()).map(Vec::from)
 }
 
 fn decoded(datatype: Datatype, data: &[u8]) -> String {

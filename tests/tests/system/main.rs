@@ -9,6 +9,7 @@ mod collector;
 mod crash;
 mod doctor;
 mod drain;
+mod greedy;
 mod in_process;
 mod lifecycle;
 mod limits;

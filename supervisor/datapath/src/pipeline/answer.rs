@@ -2,19 +2,20 @@
 
 use bytes::Bytes;
 use shadowslice_shared::batch::{Extent, Output as WireOutput};
-use shadowslice_shared::slab::AnswerSlab;
+use shadowslice_shared::slab::{AnswerSlab, CopyError};
 use shadowslice_shared::tensor::{TensorSpec, byte_strings, elements};
 
 use super::pending::Waiting;
-use super::request::{Metadata, Output};
+use super::request::{Failure, Metadata, Output};
 
-/// An error says why the answer makes no sense.
+/// For each request its outputs, or that there is no memory for them. An error says why the answer
+/// makes no sense.
 pub(crate) fn split(
     model: &Metadata,
     slab: &AnswerSlab,
     outputs: &[WireOutput],
     requests: &[Waiting],
-) -> Result<Vec<Vec<Output>>, String> {
+) -> Result<Vec<Result<Vec<Output>, Failure>>, String> {
     if outputs.len() != model.outputs.len() {
         return Err(format!("it has {} outputs instead of {}", outputs.len(), model.outputs.len()));
     }
@@ -30,13 +31,16 @@ pub(crate) fn split(
         return Err(format!("its parts have more bytes than their slab, {}", slab.bytes()));
     }
     let of_request = |(index, request): (usize, &Waiting)| {
-        let parts = outputs.iter().zip(&model.outputs);
-        parts
-            .map(|(output, spec)| {
-                let shape = whole_shape(model, request.rows, &output.shape);
-                copy(slab, spec, shape, output.parts[index])
-            })
-            .collect()
+        let mut copies = Ok(Vec::with_capacity(outputs.len()));
+        for (output, spec) in outputs.iter().zip(&model.outputs) {
+            let shape = whole_shape(model, request.rows, &output.shape);
+            match (copy(slab, spec, shape, output.parts[index])?, &mut copies) {
+                (Ok(copy), Ok(copies)) => copies.push(copy),
+                (Err(no_memory), _) => copies = Err(no_memory),
+                (Ok(_), Err(_)) => {}
+            }
+        }
+        Ok(copies)
     };
     requests.iter().enumerate().map(of_request).collect()
 }
@@ -46,7 +50,12 @@ fn whole_shape(model: &Metadata, rows: u32, shape: &[i64]) -> Vec<i64> {
     batch.into_iter().chain(shape.iter().copied()).collect()
 }
 
-fn copy(slab: &AnswerSlab, spec: &TensorSpec, shape: Vec<i64>, part: Extent) -> Result<Output, String> {
+fn copy(
+    slab: &AnswerSlab,
+    spec: &TensorSpec,
+    shape: Vec<i64>,
+    part: Extent,
+) -> Result<Result<Output, Failure>, String> {
     let name = &spec.name;
     let wrong = || format!("output {name} of shape {shape:?} does not have {} bytes", part.len);
     let elements = elements(&shape);
@@ -55,9 +64,15 @@ fn copy(slab: &AnswerSlab, spec: &TensorSpec, shape: Vec<i64>, part: Extent) -> 
         return Err(wrong());
     }
     let data = slab.copy(part.offset, part.len);
-    let data = data.map_err(|error| format!("output {name} lies outside of its slab: {error}"))?;
+    let data = match data {
+        Ok(data) => data,
+        Err(CopyError::NoMemory(bytes)) => return Ok(Err(Failure::no_memory(bytes))),
+        Err(CopyError::Outside(error)) => {
+            return Err(format!("output {name} lies outside of its slab: {error}"));
+        }
+    };
     if expected.is_none() && byte_strings(&data).map(|strings| strings.len()) != elements {
         return Err(wrong());
     }
-    Ok(Output { shape, data: Bytes::from(data) })
+    Ok(Ok(Output { shape, data: Bytes::from(data) }))
 }

@@ -50,14 +50,18 @@ impl Pieces {
         taken
     }
 
-    /// All bytes in one piece; they are copied if they were in several.
+    /// The only piece, or the pieces as they were.
+    pub fn into_one(self) -> Result<Bytes, Self> {
+        if self.rest.is_empty() { Ok(self.first) } else { Err(self) }
+    }
+
+    /// All bytes in one piece; they are copied if they were in several. For few bytes.
     pub fn into_bytes(self) -> Bytes {
-        if self.rest.is_empty() {
-            return self.first;
-        }
-        let mut whole = BytesMut::with_capacity(self.len);
-        self.iter().for_each(|piece| whole.extend_from_slice(piece));
-        whole.freeze()
+        self.into_one().unwrap_or_else(|pieces| {
+            let mut whole = BytesMut::with_capacity(pieces.len);
+            pieces.iter().for_each(|piece| whole.extend_from_slice(piece));
+            whole.freeze()
+        })
     }
 
     /// Moves on if the first piece is used up.

@@ -148,7 +148,13 @@ impl LaneReader {
         let at = SystemTime::now();
         let routed = self.pipeline.change(|state| {
             // The other requests were given up while they ran, and are counted as given up.
-            for request in batch.requests.iter().filter(|request| request.item.claim.take()) {
+            let claimed =
+                batch.requests.iter().zip(&answers).filter(|(request, _)| request.item.claim.take());
+            for (request, answer) in claimed {
+                if answer.is_err() {
+                    state.stats.failed(now.since(request.arrived), now);
+                    continue;
+                }
                 rows += request.rows;
                 let spent = Spent {
                     latency: now.since(request.arrived),
@@ -169,8 +175,8 @@ impl LaneReader {
             state.routed
         });
         note::answered(&batch, (received, reported, now), routed);
-        for (request, outputs) in batch.requests.into_iter().zip(answers) {
-            state::reply(request, Ok(outputs));
+        for (request, answer) in batch.requests.into_iter().zip(answers) {
+            state::reply(request, answer);
         }
         Ok(())
     }

@@ -96,6 +96,9 @@ pub enum Failure {
     /// Not now; the same request may succeed later. UNAVAILABLE, 503.
     #[error("{0}")]
     Unavailable(String),
+    /// There is no memory for it now. RESOURCE_EXHAUSTED, 503.
+    #[error("{0}")]
+    Exhausted(String),
     /// The request cannot be served by this model. INVALID_ARGUMENT, 400.
     #[error("{0}")]
     Invalid(String),
@@ -105,4 +108,12 @@ pub enum Failure {
     /// The model failed on it. INTERNAL, 500.
     #[error("{0}")]
     Internal(String),
+}
+
+impl Failure {
+    pub fn no_memory(bytes: usize) -> Self {
+        Self::Exhausted(format!(
+            "the system has no {bytes} bytes for it; try again later, lower limits.memory, or give the supervisor more memory"
+        ))
+    }
 }

@@ -1,12 +1,15 @@
+use std::convert::Infallible;
+
 use bytes::{BufMut, BytesMut};
-use http_body_util::{BodyExt, Full};
+use http_body_util::{BodyExt, Either, Full, StreamBody};
 use hyper::Request;
 use hyper::body::Body as _;
-use hyper::body::Bytes;
+use hyper::body::{Bytes, Frame};
 use hyper::client::conn::http2;
 use hyper::header::{HeaderMap, HeaderValue};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use prost::Message;
+use tokio::task::JoinSet;
 use tonic::Code;
 
 use super::*;
@@ -16,7 +19,10 @@ use crate::proto::{
 };
 
 /// A connection of a client whose authority needs no repair.
-struct Client(http2::SendRequest<Full<Bytes>>);
+struct Client(http2::SendRequest<Sent>);
+
+/// A whole body, or one that never comes.
+type Sent = Either<Full<Bytes>, StreamBody<tokio_stream::Pending<Result<Frame<Bytes>, Infallible>>>>;
 
 impl Client {
     async fn connect(server: &Server) -> Self {
@@ -24,6 +30,23 @@ impl Client {
         let (sender, connection) = http2::handshake(TokioExecutor::new(), io).await.unwrap();
         tokio::spawn(connection);
         Self(sender)
+    }
+
+    fn request(method: &str, body: Sent) -> Request<Sent> {
+        Request::post(format!("http://x/inference.GRPCInferenceService/{method}"))
+            .header("content-type", "application/grpc")
+            .header("te", "trailers")
+            .body(body)
+            .unwrap()
+    }
+
+    /// Calls with a head and nothing else. The call ends when the task does.
+    fn begin(&mut self, method: &str) -> JoinSet<()> {
+        let body = Either::Right(StreamBody::new(tokio_stream::pending()));
+        let answer = self.0.send_request(Self::request(method, body));
+        let mut begun = JoinSet::new();
+        begun.spawn(async { drop(answer.await) });
+        begun
     }
 
     /// Calls with a body as it is; gives the status and the body of the answer.
@@ -39,11 +62,7 @@ impl Client {
         method: &str,
         body: Bytes,
     ) -> (Code, HeaderMap, Bytes) {
-        let mut request = Request::post(format!("http://x/inference.GRPCInferenceService/{method}"))
-            .header("content-type", "application/grpc")
-            .header("te", "trailers")
-            .body(Full::new(body))
-            .unwrap();
+        let mut request = Self::request(method, Either::Left(Full::new(body)));
         for (name, value) in headers {
             request.headers_mut().insert(*name, HeaderValue::from_static(value));
         }
@@ -144,17 +163,17 @@ async fn calls_that_are_not_served_are_refused_in_words() {
 }
 
 #[tokio::test]
-async fn requests_over_the_bound_are_refused_until_one_has_ended() {
-    let server = Server::start(9).await;
-    let mut client = Client::connect(&server).await;
+async fn a_connection_with_too_many_calls_is_refused_more_but_its_health_and_others_are_not() {
+    let server = Server::with(9, LIMIT, Some(4 << 20)).await;
+    let (mut greedy, mut other) = (Client::connect(&server).await, Client::connect(&server).await);
     let infer = message(&ModelInferRequest { model_name: "m".into(), ..Default::default() });
-    let mut slow = server.connect("grpc").await;
-    slow.write_all(&c_core("x", "ModelInfer")).await.unwrap();
-    // The only place is taken as soon as the server has read that.
-    while client.call("ModelInfer", infer.clone()).await.0 != Code::Unavailable {}
-    assert_eq!(client.call("ServerLive", message(&ServerMetadataRequest {})).await.0, Code::Ok);
-    drop(slow);
-    while client.call("ModelInfer", infer.clone()).await.0 != Code::NotFound {}
+    // Of 4 MiB a connection gets half, and a call takes 32 KiB at least.
+    let calls: Vec<_> = (0..64).map(|_| greedy.begin("ModelInfer")).collect();
+    while greedy.call("ModelInfer", infer.clone()).await.0 != Code::ResourceExhausted {}
+    assert_eq!(greedy.call("ServerLive", message(&ServerMetadataRequest {})).await.0, Code::Ok);
+    assert_eq!(other.call("ModelInfer", infer.clone()).await.0, Code::NotFound);
+    drop(calls);
+    while greedy.call("ModelInfer", infer.clone()).await.0 != Code::NotFound {}
     server.stop().await;
 }
 

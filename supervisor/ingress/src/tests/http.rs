@@ -84,12 +84,23 @@ async fn a_body_over_the_limit_is_refused_unread_and_ends_the_connection() {
     let server = Server::start(9).await;
     for headers in ["content-length: 1001", "content-length: 99999999999999999"] {
         let mut stream = server.connect("http").await;
-        let head = format!("POST /v2/models/m/infer HTTP/1.1\r\nhost: x\r\n{headers}\r\n\r\n");
+        let head = format!("POST /v2/repository/index HTTP/1.1\r\nhost: x\r\n{headers}\r\n\r\n");
         stream.write_all(head.as_bytes()).await.unwrap();
         let answer = rest(&mut stream).await;
-        assert!(answer.starts_with("HTTP/1.1 413 ") && answer.contains("limits.request_bytes"), "{answer}");
+        assert!(answer.starts_with("HTTP/1.1 413 ") && answer.contains("larger than 1000 bytes"), "{answer}");
         assert!(answer.contains("connection: close"), "{answer}");
     }
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_request_for_no_model_is_refused_before_its_body_comes() {
+    let server = Server::taking(9, 1 << 20).await;
+    let mut stream = server.connect("http").await;
+    let head = "POST /v2/models/m/infer HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n";
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let answer = rest(&mut stream).await;
+    assert!(answer.starts_with("HTTP/1.1 404 ") && answer.contains("connection: close"), "{answer}");
     server.stop().await;
 }
 
@@ -115,7 +126,7 @@ async fn a_chunked_body_is_refused_when_it_passes_the_limit() {
     let server = Server::start(9).await;
     let mut stream = server.connect("http").await;
     let chunk = format!("{:x}\r\n{}\r\n", 600, "x".repeat(600));
-    let head = "POST /v2/models/m/infer HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n";
+    let head = "POST /v2/repository/index HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n";
     // The last chunk never comes.
     stream.write_all(format!("{head}{chunk}{chunk}").as_bytes()).await.unwrap();
     assert!(rest(&mut stream).await.starts_with("HTTP/1.1 413 "));

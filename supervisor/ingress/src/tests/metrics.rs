@@ -63,3 +63,17 @@ async fn a_scraper_that_says_nothing_does_not_hold_up_the_end() {
     silent.write_all(b"GET /met").await.unwrap();
     server.stop().await;
 }
+
+#[tokio::test]
+async fn idle_connections_make_room_for_a_scraper() {
+    let server = Scraped::start().await;
+    let mut idle = Vec::new();
+    for _ in 0..200 {
+        idle.push(server.connect("a").await);
+    }
+    let mut scraper = server.connect("a").await;
+    let answer = http::ask(&mut scraper, "GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n").await;
+    assert!(answer.contains("asked 0"), "{answer}");
+    assert_eq!(rest(&mut idle[0]).await, "");
+    server.stop().await;
+}

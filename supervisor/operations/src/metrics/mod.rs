@@ -32,6 +32,8 @@ pub struct Policy {
 pub struct Own {
     /// Lines of the log that found no room.
     pub log_dropped: u64,
+    /// Bytes that requests and answers have, and may have.
+    pub request_memory: (u64, u64),
     pub machine: MachineUsage,
 }
 

@@ -180,11 +180,21 @@ pub(super) const POLICY: &[Metric<Policy>] =
         latencies(&policy.took)
     })];
 
-pub(super) const OWN: &[Metric<Own>] = &[counter(
-    "shadowslice_log_lines_dropped_total",
-    "Lines of the log that were dropped as its reader was too slow.",
-    |own| one(own.log_dropped as f64),
-)];
+pub(super) const OWN: &[Metric<Own>] = &[
+    gauge(
+        "shadowslice_request_memory_bytes",
+        "Memory reserved for requests and answers on their way.",
+        |own| one(own.request_memory.0 as f64),
+    ),
+    gauge("shadowslice_request_memory_limit_bytes", "The most that may be: limits.memory.", |own| {
+        one(own.request_memory.1 as f64)
+    }),
+    counter(
+        "shadowslice_log_lines_dropped_total",
+        "Lines of the log that were dropped as its reader was too slow.",
+        |own| one(own.log_dropped as f64),
+    ),
+];
 
 pub(super) const TRACES: &[Metric<(&str, u64)>] = &[counter(
     "shadowslice_trace_spans_total",

@@ -1,0 +1,305 @@
+//! What clients share: places among the requests in flight, and bytes of memory.
+//!
+//! A connection may take no more than it leaves to others, so that it gets half of a pool at most.
+//! The last [`LAST`] is for connections that have little, and of that the last half for peers that
+//! have little.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::net::UnixStream;
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout};
+
+use super::request_error::RequestError;
+use shadowslice_datapath::pipeline::Failure;
+
+/// The part of a pool, as a divisor, that connections with much leave alone.
+const LAST: u64 = 8;
+
+/// All connections of a peer have at most so many times what is left.
+const PEER_TIMES: u64 = 2 * LAST - 1;
+
+/// The part of a pool, as a divisor, that is little; by [`Pool`] at least so much.
+const LITTLE: u64 = 1024;
+const LITTLE_AT_LEAST: [u64; 3] = [1, 64 << 10, 64 << 10];
+
+/// Of an IPv6 address: all that is behind it is one host's to choose.
+const NETWORK: u128 = !0 << 64;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Pool {
+    /// Inferences in flight.
+    Requests,
+    /// Bytes of requests and answers.
+    Memory,
+    /// The same of health checks, so that these are answered when all other memory is taken.
+    Health,
+}
+
+/// By [`Pool`].
+type Amounts = [AtomicU64; 3];
+
+/// Who is at the other end of a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Peer {
+    User(u32),
+    Address(IpAddr),
+    Unknown,
+}
+
+impl Peer {
+    pub(super) fn of_unix(stream: &UnixStream) -> Self {
+        stream.peer_cred().map_or(Self::Unknown, |cred| Self::User(cred.uid()))
+    }
+
+    pub(super) fn of_tcp(address: SocketAddr) -> Self {
+        match address.ip().to_canonical() {
+            IpAddr::V6(address) => Self::Address(Ipv6Addr::from(u128::from(address) & NETWORK).into()),
+            address => Self::Address(address),
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Pools {
+    sizes: [u64; 3],
+    taken: Amounts,
+    peers: Mutex<HashMap<Peer, Weak<Amounts>>>,
+    began: Instant,
+}
+
+impl Pools {
+    /// `memory` and `health` are bytes.
+    pub(super) fn new(requests: u64, memory: u64, health: u64) -> Self {
+        let sizes = [requests, memory, health];
+        Self { sizes, taken: Amounts::default(), peers: Mutex::default(), began: Instant::now() }
+    }
+
+    pub(super) fn size(&self, pool: Pool) -> u64 {
+        self.sizes[pool as usize]
+    }
+
+    pub(super) fn taken(&self, pool: Pool) -> u64 {
+        self.taken[pool as usize].load(Relaxed)
+    }
+
+    pub(super) fn client(self: &Arc<Self>, peer: Peer) -> Client {
+        let client = Client {
+            pools: Arc::clone(self),
+            own: Amounts::default(),
+            peer: self.peer(peer),
+            calls: AtomicU64::new(0),
+            last: AtomicU64::new(0),
+            standing: watch::Sender::new(Standing::Regular),
+        };
+        client.touch();
+        client
+    }
+
+    fn peer(&self, peer: Peer) -> Arc<Amounts> {
+        let mut peers = self.peers.lock();
+        if let Some(known) = peers.get(&peer).and_then(Weak::upgrade) {
+            return known;
+        }
+        if peers.len() == peers.capacity() {
+            peers.retain(|_, amounts| amounts.strong_count() > 0);
+        }
+        let new = Arc::new(Amounts::default());
+        peers.insert(peer, Arc::downgrade(&new));
+        new
+    }
+}
+
+/// A connection, as the others see it.
+#[derive(Debug)]
+pub(super) struct Client {
+    pools: Arc<Pools>,
+    own: Amounts,
+    peer: Arc<Amounts>,
+    calls: AtomicU64,
+    /// When its last request ended, in ms from `Pools::began`.
+    last: AtomicU64,
+    standing: watch::Sender<Standing>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Standing {
+    /// It has one of `limits.connections`.
+    Regular,
+    /// It has none, and may ask for health only.
+    Beyond,
+    /// It makes room for another one: what it asked is answered.
+    Leaving,
+}
+
+impl Client {
+    pub(super) fn size(&self, pool: Pool) -> u64 {
+        self.pools.size(pool)
+    }
+
+    pub(super) fn has(&self, pool: Pool) -> u64 {
+        self.own[pool as usize].load(Relaxed)
+    }
+
+    pub(super) fn take(self: &Arc<Self>, pool: Pool, amount: u64) -> Option<Taken> {
+        self.add(pool, amount).then(|| Taken {
+            client: Arc::clone(self),
+            pool,
+            amount: AtomicU64::new(amount),
+        })
+    }
+
+    /// A place among the requests in flight.
+    pub(super) fn admit(self: &Arc<Self>) -> Result<Taken, RequestError> {
+        self.take(Pool::Requests, 1).ok_or_else(|| {
+            let why =
+                "too many requests in flight; try again, use more connections, or raise limits.in_flight";
+            Failure::Unavailable(why.to_owned()).into()
+        })
+    }
+
+    /// Connections that take at the same moment may together take little more than their parts,
+    /// but never more than there is.
+    fn add(&self, pool: Pool, amount: u64) -> bool {
+        let pool = pool as usize;
+        let (own, peer) = (&self.own[pool], &self.peer[pool]);
+        let own_then = own.load(Relaxed).saturating_add(amount);
+        let peer_then = peer.load(Relaxed).saturating_add(amount);
+        let size = self.pools.sizes[pool];
+        let has_little = own_then <= (size / LITTLE).max(LITTLE_AT_LEAST[pool]);
+        let taken = self.pools.taken[pool].fetch_update(Relaxed, Relaxed, |taken| {
+            let free = size.saturating_sub(taken);
+            let fair = own_then <= free && peer_then <= free.saturating_mul(PEER_TIMES);
+            let leaves = has_little || free.saturating_sub(amount) >= size / LAST;
+            (fair && leaves).then_some(taken + amount)
+        });
+        if taken.is_ok() {
+            own.fetch_add(amount, Relaxed);
+            peer.fetch_add(amount, Relaxed);
+        }
+        taken.is_ok()
+    }
+
+    fn give_back(&self, pool: Pool, amount: u64) {
+        for amounts in [&self.own, &self.peer, &self.pools.taken] {
+            amounts[pool as usize].fetch_sub(amount, Relaxed);
+        }
+    }
+
+    pub(super) fn begun(&self) {
+        self.calls.fetch_add(1, Relaxed);
+    }
+
+    pub(super) fn ended(&self) {
+        self.calls.fetch_sub(1, Relaxed);
+        self.touch();
+    }
+
+    pub(super) fn touch(&self) {
+        let now = u64::try_from(self.pools.began.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.last.store(now, Relaxed);
+    }
+
+    /// Requests that are read, or answers that are written, at this moment.
+    pub(super) fn calls(&self) -> u64 {
+        self.calls.load(Relaxed)
+    }
+
+    pub(super) fn is_busy(&self) -> bool {
+        self.has(Pool::Memory) > 0
+    }
+
+    /// The smallest goes first where connections must make room. `None` if it cannot go, or is
+    /// going.
+    pub(super) fn idleness(&self) -> Option<(bool, u64)> {
+        let stays = !self.is_busy() && *self.standing.borrow() != Standing::Leaving;
+        stays.then(|| (self.has(Pool::Health) > 0, self.last.load(Relaxed)))
+    }
+
+    pub(super) fn is_beyond(&self) {
+        self.standing.send_replace(Standing::Beyond);
+    }
+
+    pub(super) fn has_room(&self) {
+        self.standing.send_if_modified(|standing| {
+            let was_beyond = *standing == Standing::Beyond;
+            if was_beyond {
+                *standing = Standing::Regular;
+            }
+            was_beyond
+        });
+    }
+
+    /// Waits a little until another connection has made room for this one.
+    pub(super) async fn regular(&self) -> Result<(), RequestError> {
+        const WITHIN: Duration = Duration::from_secs(2);
+        if *self.standing.borrow() != Standing::Beyond {
+            return Ok(());
+        }
+        let mut standing = self.standing.subscribe();
+        match timeout(WITHIN, standing.wait_for(|standing| *standing != Standing::Beyond)).await {
+            Ok(_) => Ok(()),
+            Err(_) => {
+                let why =
+                    "too many connections, and none of them is idle; try again, or raise limits.connections";
+                Err(Failure::Unavailable(why.to_owned()).into())
+            }
+        }
+    }
+
+    pub(super) fn leave(&self) {
+        self.standing.send_replace(Standing::Leaving);
+    }
+
+    /// Returns when the connection is to make room for others.
+    pub(super) async fn left(&self) {
+        // The sender is here, so that there is no error.
+        let _ = self.standing.subscribe().wait_for(|standing| *standing == Standing::Leaving).await;
+    }
+}
+
+/// Given back when dropped.
+#[derive(Debug)]
+pub(super) struct Taken {
+    client: Arc<Client>,
+    pool: Pool,
+    amount: AtomicU64,
+}
+
+impl Taken {
+    pub(super) fn client(&self) -> &Arc<Client> {
+        &self.client
+    }
+
+    pub(super) fn pool(&self) -> Pool {
+        self.pool
+    }
+
+    /// Takes more or gives back, so that there is so much. Not for several tasks at once.
+    pub(super) fn set(&self, amount: u64) -> bool {
+        let before = self.amount.load(Relaxed);
+        if amount > before && !self.client.add(self.pool, amount - before) {
+            return false;
+        }
+        if amount < before {
+            self.client.give_back(self.pool, before - amount);
+        }
+        self.amount.store(amount, Relaxed);
+        true
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        self.client.give_back(self.pool, self.amount.load(Relaxed));
+    }
+}
+
+#[cfg(test)]
+#[path = "pools_tests.rs"]
+mod tests;
