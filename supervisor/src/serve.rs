@@ -23,6 +23,7 @@ use shadowslice_control::models::{COMMANDS, ModelFactory, ModelSet, Registry, Re
 use shadowslice_control::nvml::Watch;
 use shadowslice_control::process::{Users, end_those_left, may_raise_priority};
 use shadowslice_datapath::clock::Clock;
+use shadowslice_datapath::peer::{Guard, Refusals};
 use shadowslice_datapath::pulse::Pulse;
 use shadowslice_datapath::repository::{Asked, Repository};
 use shadowslice_datapath::router::Router;
@@ -171,14 +172,14 @@ fn control_ended() -> Failed {
 }
 
 fn repository(
-    config: &Config,
     models: &watch::Receiver<Arc<ModelSet>>,
     router: &Arc<Router>,
+    guard: Guard,
     wishes: mpsc::Sender<Asked>,
 ) -> Arc<Repository> {
     let (models, router) = (models.clone(), Arc::clone(router));
     let list = move || models.borrow().listed(|name| router.is_drained(name));
-    Arc::new(Repository::new(list, config.model_control.then_some(wishes)))
+    Arc::new(Repository::new(list, guard, wishes))
 }
 
 async fn serve(
@@ -192,18 +193,22 @@ async fn serve(
     let hangup = hear(SignalKind::hangup())?;
     let connections = host::connections(config);
     let memory = Some(host::request_memory(&config.limits));
-    let limits = Limits { connections, memory, ..config.limits };
+    let limits = Limits { connections, memory, ..config.limits.clone() };
+    let refusals = Arc::new(Refusals::default());
+    let model_control = Guard::of(&config.model_control, &refusals)
+        .map_err(|error| unavailable("models cannot be opened to clients", &error))?;
     let taken = |error: BindError| unavailable("an address cannot be listened on", &error);
-    let ingress = Ingress::bind(&config.listen.http, &config.listen.grpc, &limits).await.map_err(taken)?;
-    let metrics_listeners = MetricsListeners::bind(&config.listen.metrics).await.map_err(taken)?;
-    let admin = Admin::bind(run_dir.path())
+    let ingress = Ingress::bind(&config.listen.http, &config.listen.grpc, &limits, &refusals);
+    let ingress = ingress.await.map_err(taken)?;
+    let metrics_listeners = MetricsListeners::bind(&config.listen.metrics, &refusals).await.map_err(taken)?;
+    let admin = Admin::bind(run_dir.path(), config.control.as_ref(), &refusals)
         .map_err(|error| unavailable("the control socket cannot be listened on", &error))?;
     let (tracer, exporter) = tracing(config, context.clock)?.unzip();
     let Running { registry, mut control, router, models, planned, pulse } =
         run_models(file, config, &context, tracer.clone()).await?;
     let (reloads, to_reload) = mpsc::channel(COMMANDS);
     let (wishes, wished) = mpsc::channel(COMMANDS);
-    let repository = repository(config, &models, &router, wishes);
+    let repository = repository(&models, &router, model_control, wishes);
     let reach = Arc::new(Reach {
         router: Arc::clone(&router),
         models: models.clone(),
@@ -216,7 +221,17 @@ async fn serve(
     let (stop, stopping) = watch::channel(false);
     let (end, ending) = watch::channel(false);
     let machine = Machine::new(context.clock);
-    let rendering = rendering(Arc::clone(&reach), machine, tracer.clone(), log.dropped(), ingress.memory());
+    let (log_dropped, memory) = (log.dropped(), ingress.memory());
+    let own = move || {
+        let RequestMemory { reserved, limit } = memory();
+        metrics::Own {
+            log_dropped: log_dropped(),
+            request_memory: (reserved, limit),
+            peers_refused: refusals.count(),
+            machine: machine.usage(),
+        }
+    };
+    let rendering = rendering(Arc::clone(&reach), tracer.clone(), own);
     let metrics = tokio::spawn(metrics_listeners.run(rendering, ending));
 
     let begun = Cell::new(false);
@@ -284,10 +299,8 @@ async fn reload_on(mut hangup: Signal, reloads: mpsc::Sender<Reload>) {
 
 fn rendering(
     reach: Arc<Reach>,
-    machine: Machine,
     tracer: Option<Arc<Tracer>>,
-    log_dropped: impl Fn() -> u64 + Send + Sync + 'static,
-    memory: impl Fn() -> RequestMemory + Send + Sync + 'static,
+    own: impl Fn() -> metrics::Own + Send + Sync + 'static,
 ) -> Render {
     Arc::new(move || {
         let status = reach.status();
@@ -307,10 +320,7 @@ fn rendering(
             metrics::Policy { name: report.policy, took }
         });
         let traces = tracer.as_ref().map(|tracer| tracer.counts());
-        let RequestMemory { reserved, limit } = memory();
-        let request_memory = (reserved, limit);
-        let own = metrics::Own { log_dropped: log_dropped(), request_memory, machine: machine.usage() };
-        metrics::render(&models, policy.as_ref(), traces, &status.gpus, own)
+        metrics::render(&models, policy.as_ref(), traces, &status.gpus, own())
     })
 }
 

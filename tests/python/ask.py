@@ -15,7 +15,7 @@ from collections import Counter
 ROW = {"FP32": ("f", lambda r: r.uniform(-1, 1)), "INT64": ("q", lambda r: r.randrange(1, 1000)),
        "INT32": ("i", lambda r: r.randrange(1, 1000))}
 VARIANTS = 4
-HEAD = "POST /v2/models/{}/infer HTTP/1.1\r\nHost: x\r\nContent-Type: application/octet-stream\r\n" \
+HEAD = "POST /v2/models/{}/infer HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/octet-stream\r\n" \
        "Inference-Header-Content-Length: {}\r\nContent-Length: {}\r\n\r\n"
 IDLE_AT_MOST = 64
 
@@ -57,7 +57,7 @@ def request(model, inputs, seed):
 
 async def main(path, model, rate, seconds, seed):
     server, loop, draw = Server(path), asyncio.get_running_loop(), random.Random(seed)
-    status, body = await server.send(f"GET /v2/models/{model} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    status, body = await server.send(f"GET /v2/models/{model} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
     assert status == 200, (status, body)
     requests = [request(model, json.loads(body)["inputs"], n) for n in range(VARIANTS)]
     took, failed = [], Counter()

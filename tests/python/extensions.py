@@ -329,7 +329,7 @@ class Terms(unittest.TestCase):
 
     def test_http_clients_that_hang_up(self):
         body = infer_json(2)
-        head = f"POST /v2/models/slow/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        head = f"POST /v2/models/slow/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
 
         def leave():
             sockets = []

@@ -1,6 +1,7 @@
 //! A gRPC client of the Open Inference Protocol over a Unix socket.
 
 use std::io;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
@@ -48,9 +49,18 @@ impl Client {
             let socket = socket.clone();
             async move { Ok::<_, io::Error>(TokioIo::new(UnixStream::connect(socket).await?)) }
         });
-        let channel = Endpoint::from_static("http://localhost")
-            .connect_timeout(CONNECT_WITHIN)
-            .connect_with_connector_lazy(connector);
+        let endpoint = Endpoint::from_static("http://localhost").connect_timeout(CONNECT_WITHIN);
+        Self::on(endpoint.connect_with_connector_lazy(connector))
+    }
+
+    /// A client of the server at this address, over TCP.
+    pub fn at(address: SocketAddr) -> Self {
+        let uri = Uri::builder().scheme("http").authority(address.to_string()).path_and_query("/").build();
+        let endpoint = Endpoint::from(uri.expect("a socket's address is an authority"));
+        Self::on(endpoint.connect_timeout(CONNECT_WITHIN).connect_lazy())
+    }
+
+    fn on(channel: Channel) -> Self {
         let grpc = GrpcInferenceServiceClient::new(channel.clone()).max_decoding_message_size(MAX_ANSWER);
         Self { grpc, channel }
     }

@@ -1,7 +1,8 @@
 //! A supervisor under test: the real binary on a configuration in a folder of its own.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{ExitStatus, Output, Stdio};
 use std::time::Duration;
@@ -81,6 +82,18 @@ impl Server {
         Client::new(&self.home.run_dir().join("grpc.sock"))
     }
 
+    /// A client on the TCP port that its log names for gRPC.
+    pub async fn tcp_client(&self) -> Result<Client, Error> {
+        Ok(Client::at(self.tcp_address("gRPC").await?))
+    }
+
+    /// The address with a free port on which it listens for HTTP, gRPC or metrics.
+    pub async fn tcp_address(&self, what: &str) -> Result<SocketAddr, Error> {
+        let line = self.wait_line(&[&format!("listening for {what}")]).await?;
+        let address = line.rsplit('=').next().and_then(|address| address.trim().parse().ok());
+        address.ok_or_else(|| self.too_late(&format!("an address in `{line}`")))
+    }
+
     /// The end of its log.
     pub fn log(&self) -> String {
         self.home.log()
@@ -136,6 +149,23 @@ impl Server {
             }
         };
         timeout(self.home.patience(), happening).await.map_err(|_| self.too_late("its workers' number"))
+    }
+
+    /// Waits until its log has a line with all these words, and returns the line.
+    pub async fn wait_line(&self, words: &[&str]) -> Result<String, Error> {
+        let mut look = interval(LOOK_EVERY);
+        let happening = async {
+            loop {
+                let log = fs::read_to_string(self.home.log_path()).unwrap_or_default();
+                let mut lines = log.lines();
+                if let Some(line) = lines.find(|line| words.iter().all(|word| line.contains(word))) {
+                    return line.to_owned();
+                }
+                look.tick().await;
+            }
+        };
+        let found = timeout(self.home.patience(), happening).await;
+        found.map_err(|_| self.too_late(&format!("a line with {words:?}")))
     }
 
     async fn wait(&mut self, what: &str, happened: impl AsyncFn() -> bool) -> Result<(), Error> {

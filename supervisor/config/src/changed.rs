@@ -8,17 +8,17 @@ use super::faults::{Fault, FaultLog};
 use super::reader::Value;
 use super::types::{Config, Model, Share};
 use super::yaml::{self, Node};
-use super::{Context, EXAMPLE, document, render};
+use super::{Context, EXAMPLE, bounds, document, render};
 
 /// No key among them decides which program or file is run.
-const KEYS: [&str; 9] =
-    ["share", "slo", "batch", "queue", "priority", "handover", "standby", "warmup", "cpus"];
+const KEYS: [&str; 8] = ["share", "slo", "batch", "queue", "priority", "handover", "standby", "warmup"];
 
 const MAX_BYTES: usize = 64 * 1024;
 
-/// The model's files are looked at again, and the model is checked beside the rest of `config`. An
-/// error lists every fault.
-pub fn changed_model(config: &Config, name: &str, json: &str) -> Result<Model, String> {
+/// The model's files are looked at again, and the model is checked beside the rest of `config`, which
+/// is in force; it stays within `written`, the same model as the operator's file has it. An error
+/// lists every fault.
+pub fn changed_model(config: &Config, written: &Model, json: &str) -> Result<Model, String> {
     if json.len() > MAX_BYTES {
         return Err(format!("the configuration has {} bytes; at most {MAX_BYTES}", json.len()));
     }
@@ -29,7 +29,8 @@ pub fn changed_model(config: &Config, name: &str, json: &str) -> Result<Model, S
     let changes = changes.filter(|_| faults.is_empty()).ok_or_else(|| listed(faults))?;
     let mut whole = yaml::parse(&render(config), EXAMPLE, &FaultLog::new(Path::new("")))
         .ok_or("the configuration in force cannot be read back; please report this")?;
-    let place = config.models.iter().position(|model| model.name == name).ok_or("there is no such model")?;
+    let place =
+        config.models.iter().position(|model| model.name == written.name).ok_or("there is no such model")?;
     let models = Rc::make_mut(&mut whole).get_mut("models");
     if let Some(model) = models.and_then(|models| models.item_mut(place)) {
         change(model, &changes);
@@ -56,6 +57,10 @@ pub fn changed_model(config: &Config, name: &str, json: &str) -> Result<Model, S
         let (old, share) = (config.models[place].share, model.share);
         let initial = old.initial.clamp(share.min, share.max);
         model.share = Share { initial, given: old.given, ..share };
+    }
+    let beyond = bounds::beyond(&config.models[place], &model, written);
+    if !beyond.is_empty() {
+        return Err(beyond.join("\n"));
     }
     Ok(model)
 }
@@ -119,6 +124,47 @@ mod tests {
         std::fs::write(&file, yaml).unwrap();
         let config = crate::load(&file, &|_| None, false).unwrap();
         (dir, config)
+    }
+
+    fn changed_model(config: &Config, name: &str, json: &str) -> Result<Model, String> {
+        let written = config.models.iter().find(|model| model.name == name).unwrap();
+        super::changed_model(config, written, json)
+    }
+
+    #[test]
+    fn a_client_stays_within_what_the_operator_wrote() {
+        let (_dir, mut config) = config();
+        let keys = [
+            r#"{"share": {"min": "5%"}}"#,
+            r#"{"share": {"min": "20%"}}"#,
+            r#"{"share": {"max": "90%"}}"#,
+            r#"{"priority": 4}"#,
+            r#"{"standby": "always"}"#,
+            r#"{"batch": {"max": 33}}"#,
+            r#"{"queue": {"max_requests": 1025}}"#,
+            r#"{"queue": {"memory": "257Mi"}}"#,
+            r#"{"queue": {"on_late": "serve"}}"#,
+        ];
+        let model = &mut config.models[0];
+        (model.share.max, model.priority) = (Percent::new(80).unwrap(), 5);
+        for json in keys {
+            let refused = changed_model(&config, "a", json).unwrap_err();
+            assert!(refused.contains("a client may only set"), "{json}: {refused}");
+        }
+        assert!(
+            changed_model(&config, "a", r#"{"cpus": [0]}"#).unwrap_err().starts_with("cpus: cannot be set")
+        );
+        let less = r#"{"share": {"initial": "80%", "max": "80%"}, "priority": 6, "batch": {"max": 32},
+            "queue": {"max_requests": 7, "memory": "64Mi"}, "standby": "off"}"#;
+        changed_model(&config, "a", less).unwrap();
+        // What another load has lowered comes back, and no more than that.
+        let written = config.models[0].clone();
+        config.models[0].priority = 9;
+        let again = |json| super::changed_model(&config, &written, json);
+        assert_eq!(again(r#"{"priority": 5}"#).unwrap().priority, 5);
+        assert!(again(r#"{"priority": 4}"#).unwrap_err().starts_with("priority: "));
+        let both = again(r#"{"priority": 1, "standby": "always"}"#).unwrap_err();
+        assert_eq!(both.lines().count(), 2, "{both}");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! All faults are found at once, each with its place.
 
 mod batch;
+mod bounds;
 mod changed;
 pub mod check;
 mod engine;
@@ -9,6 +10,7 @@ mod faults;
 mod gpus;
 mod listen;
 mod models;
+mod peers;
 mod profile;
 mod reader;
 mod render;
@@ -28,6 +30,7 @@ use std::path::{Path, PathBuf};
 
 pub use changed::changed_model;
 pub use faults::{ConfigError, Fault, Listing, Position};
+pub use peers::{Access, Account, Peers};
 pub use render::render;
 pub use settings::PRIVATE;
 pub use types::*;
@@ -122,6 +125,7 @@ const KEYS: &[&str] = &[
     "listen",
     "gpus",
     "models",
+    "control",
     "model_control",
     "controller",
     "limits",
@@ -146,19 +150,19 @@ fn document(root: &Value<'_>, context: &Context<'_>) -> Config {
     let (timeouts, lame_duck) = settings::timeouts(&fields);
     let ready = fields.or("ready", Ready::default(), |value| settings::ready(value, &models));
     let workers = settings::workers(&fields, models.len());
-    let flag =
-        |key, [no, yes]: [&str; 2]| fields.or(key, false, |value| value.one_of(&[(no, false), (yes, true)]));
     Config {
         run_dir,
         listen,
         gpus,
         models,
-        model_control: flag("model_control", ["none", "explicit"]),
+        control: fields.get("control").and_then(|value| peers::listed(&value)),
+        model_control: settings::model_control(&fields),
         controller,
         limits,
         timeouts,
         lame_duck,
-        strict_start: flag("start", ["lenient", "strict"]),
+        strict_start: fields
+            .or("start", false, |value| value.one_of(&[("lenient", false), ("strict", true)])),
         ready,
         onnxruntime: settings::onnxruntime(&fields, context),
         workers,

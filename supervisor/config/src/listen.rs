@@ -3,6 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
+use super::peers;
 use super::reader::{Fields, Value};
 use super::settings::{CONTROL_SOCKET, PRIVATE};
 use super::types::{Address, Listen, Listener};
@@ -55,7 +56,7 @@ fn listeners<'a>(
             by: by.clone(),
             value: None,
         }));
-        return addresses.into_iter().map(|address| Listener { address, mode: None, group: None }).collect();
+        return addresses.into_iter().map(plain).collect();
     };
     let Some(items) = list.items_up_to(MAX_LISTENERS, "listeners") else { return Vec::new() };
     let mut listeners = Vec::new();
@@ -69,22 +70,30 @@ fn listeners<'a>(
     listeners
 }
 
+fn plain(address: Address) -> Listener {
+    Listener { address, mode: None, group: None, peers: None }
+}
+
 fn listener(item: &Value<'_>, run_dir: &Path) -> Option<Listener> {
     if item.is_scalar() {
         let address = item.parsed(|text| address(text, run_dir))?;
-        return Some(Listener { address, mode: None, group: None });
+        return Some(plain(address));
     }
-    let fields = item.fields(&["address", "mode", "group"]);
+    let fields = item.fields(&["address", "mode", "group", "users", "groups"]);
     let written = fields.required("address", "give `unix:x.sock` or `127.0.0.1:8000`, say")?;
     let address = written.parsed(|text| address(text, run_dir));
     if matches!(address, Some(Address::Tcp(_))) {
         for key in ["mode", "group"] {
             fields.forbidden(key, "only Unix sockets have a mode and a group; remove this");
         }
+        for key in ["users", "groups"] {
+            fields.forbidden(key, "only Unix sockets say who connects; remove this");
+        }
     }
     let mode = fields.get("mode").and_then(|value| file_mode(&value));
     let group = fields.get("group").and_then(|value| value.text()).map(str::to_owned);
-    address.map(|address| Listener { address, mode, group })
+    let peers = peers::peers(&fields);
+    address.map(|address| Listener { address, mode, group, peers })
 }
 
 fn file_mode(value: &Value<'_>) -> Option<u32> {

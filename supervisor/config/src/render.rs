@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::Path;
 use std::time::Duration;
 
+use super::peers::Access;
 use super::types::{
     Address, Batch, Config, CudaDevice, Engine, Gpu, HandoverMode, Limits, Listener, Model, OnLate,
     Partitioning, Provider, Queue, Ready, Share, Timeouts, Tracing,
@@ -32,7 +33,11 @@ impl fmt::Display for Document<'_> {
         config.gpus.iter().try_for_each(|one| writeln!(f, "  - {}", gpu(one)))?;
         writeln!(f, "models:")?;
         config.models.iter().try_for_each(|one| model(f, one))?;
-        writeln!(f, "model_control: {}", if config.model_control { "explicit" } else { "none" })?;
+        match &config.control {
+            Some(peers) => writeln!(f, "control: {{{peers}}}")?,
+            None => writeln!(f, "# control: not given; root and this user give orders")?,
+        }
+        writeln!(f, "model_control: {}", access(&config.model_control, ["none", "explicit"]))?;
         let policy = config.controller.policy;
         let interval = show_duration(config.controller.interval);
         let standby_memory = config.controller.standby_memory.map(show_size);
@@ -79,9 +84,10 @@ fn listener(listener: &Listener, run_dir: &Path) -> String {
     let mode = listener.mode.map(|mode| format!(", mode: \"{mode:04o}\"")).unwrap_or_default();
     let group =
         listener.group.as_ref().map(|group| format!(", group: {}", quoted(group))).unwrap_or_default();
-    match (mode.as_str(), group.as_str()) {
-        ("", "") => address,
-        _ => format!("{{address: {address}{mode}{group}}}"),
+    let peers = listener.peers.as_ref().map(|peers| format!(", {peers}")).unwrap_or_default();
+    match format!("{mode}{group}{peers}") {
+        none if none.is_empty() => address,
+        more => format!("{{address: {address}{more}}}"),
     }
 }
 
@@ -207,7 +213,15 @@ fn limits(f: &mut fmt::Formatter<'_>, limits: &Limits) -> fmt::Result {
     }
     writeln!(f, "  in_flight: {}", limits.in_flight)?;
     writeln!(f, "  connections: {}", limits.connections)?;
-    writeln!(f, "  shared_memory: {}", limits.shared_memory)
+    writeln!(f, "  shared_memory: {}", access(&limits.shared_memory, ["false", "true"]))
+}
+
+fn access(access: &Access, [nobody, everybody]: [&str; 2]) -> String {
+    match access {
+        Access::Nobody => nobody.to_owned(),
+        Access::Everybody => everybody.to_owned(),
+        Access::Only(peers) => format!("{{{peers}}}"),
+    }
 }
 
 fn ready(ready: &Ready) -> String {
@@ -235,7 +249,7 @@ fn path(path: &Path) -> String {
 }
 
 /// A text that YAML could take for another type is quoted.
-fn quoted(text: &str) -> String {
+pub(super) fn quoted(text: &str) -> String {
     let is_plain_char = |c: char| c.is_ascii_alphanumeric() || matches!(c, '/' | '_' | '.' | '-');
     let starts_plain = text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '/');
     let is_word_of_yaml = ["true", "false", "null", "yes", "no", "on", "off", "y", "n"];

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::listen::MAX_SOCKET_PATH;
+use super::peers::{self, Access};
 use super::reader::{Fields, Value};
 use shadowslice_policy::sharing::PolicyName;
 
@@ -78,6 +79,12 @@ pub(super) fn controller(root: &Fields<'_>, context: &Context<'_>) -> Controller
 const LIMITS: [&str; 6] =
     ["request_bytes", "response_bytes", "memory", "in_flight", "connections", "shared_memory"];
 
+/// Which clients may load and unload models.
+pub(super) fn model_control(root: &Fields<'_>) -> Access {
+    let word = |value: &Value<'_>| value.one_of(&[("none", false), ("explicit", true)]);
+    root.or("model_control", Access::default(), |value| peers::access(value, word))
+}
+
 pub(super) fn limits(root: &Fields<'_>) -> Limits {
     let fields = root.section("limits", &LIMITS);
     let bytes = |key| fields.or(key, 64 << 20, |value| size_within(value, 1, MAX_MESSAGE));
@@ -90,7 +97,8 @@ pub(super) fn limits(root: &Fields<'_>) -> Limits {
         memory: fields.get("memory").and_then(|value| size_within(&value, least, 1 << 50)),
         in_flight: count("in_flight", 65_536),
         connections: count("connections", 16_384),
-        shared_memory: fields.or("shared_memory", false, Value::flag),
+        shared_memory: fields
+            .or("shared_memory", Access::default(), |value| peers::access(value, |word| word.flag())),
     }
 }
 

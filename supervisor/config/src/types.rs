@@ -15,6 +15,7 @@ use shadowslice_shared::profile::Profile;
 use shadowslice_shared::units::{Percent, Sms};
 
 use super::faults::Fault;
+use super::peers::{Access, Peers};
 
 /// Beside connections, but with those beyond the bound.
 const DESCRIPTORS_OF_ALL: u64 = 150;
@@ -29,7 +30,9 @@ pub struct Config {
     pub gpus: Vec<Gpu>,
     /// Never empty; names differ.
     pub models: Vec<Model>,
-    pub model_control: bool,
+    /// Who may give orders besides root and the supervisor's user; `None` if nobody.
+    pub control: Option<Peers>,
+    pub model_control: Access,
     pub controller: Controller,
     pub limits: Limits,
     pub timeouts: Timeouts,
@@ -79,6 +82,8 @@ pub struct Listener {
     /// Of a Unix socket; `None` leaves it to the umask.
     pub mode: Option<u32>,
     pub group: Option<String>,
+    /// Who may connect to a Unix socket; `None` if everybody whom its mode lets in.
+    pub peers: Option<Peers>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -265,7 +270,7 @@ impl Controller {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
     pub request_bytes: u64,
     /// For one batch's answer.
@@ -275,8 +280,8 @@ pub struct Limits {
     /// In all models together.
     pub in_flight: usize,
     pub connections: usize,
-    /// Clients may have tensors in their shared memory read and written.
-    pub shared_memory: bool,
+    /// Which clients may have tensors in shared memory read and written.
+    pub shared_memory: Access,
 }
 
 impl Limits {

@@ -1,6 +1,7 @@
 //! The data path: a request's way from a queue to a worker and back.
 
 pub mod clock;
+pub mod peer;
 pub mod pipeline;
 pub mod pulse;
 pub mod readiness;

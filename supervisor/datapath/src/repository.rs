@@ -2,9 +2,12 @@
 //! only, and does not know the registry behind it.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
+
+use crate::peer::{Guard, Peer};
 
 /// How long a command may wait for its turn: another command may be starting models.
 const TURN_WITHIN: Duration = Duration::from_secs(5);
@@ -18,9 +21,20 @@ pub enum Wish {
     Unload { model: String },
 }
 
+impl Wish {
+    /// What is to be done to which model.
+    pub fn named(&self) -> (&'static str, &str) {
+        match self {
+            Self::Load { model, .. } => ("load", model),
+            Self::Unload { model } => ("unload", model),
+        }
+    }
+}
+
 #[derive(Debug)]
 pub struct Asked {
     pub wish: Wish,
+    pub by: Arc<Peer>,
     pub reply: oneshot::Sender<Result<(), WishRefused>>,
 }
 
@@ -30,6 +44,8 @@ pub enum WishRefused {
         "explicit model load / unload is not allowed; `model_control: explicit` in the configuration allows it"
     )]
     NotAllowed,
+    #[error("this client may not load or unload models; `model_control` in the configuration names who may")]
+    Denied,
     #[error("failed to {0} '{1}': the configuration names no such model")]
     Unknown(&'static str, String),
     /// The client's command is malformed.
@@ -55,7 +71,8 @@ type List = Box<dyn Fn() -> Vec<Listed> + Send + Sync>;
 
 pub struct Repository {
     list: List,
-    wishes: Option<mpsc::Sender<Asked>>,
+    guard: Guard,
+    wishes: mpsc::Sender<Asked>,
 }
 
 impl fmt::Debug for Repository {
@@ -65,12 +82,13 @@ impl fmt::Debug for Repository {
 }
 
 impl Repository {
-    /// Commands go to `wishes`; without it, every command is refused.
+    /// Commands of those whom `guard` lets go to `wishes`.
     pub fn new(
         list: impl Fn() -> Vec<Listed> + Send + Sync + 'static,
-        wishes: Option<mpsc::Sender<Asked>>,
+        guard: Guard,
+        wishes: mpsc::Sender<Asked>,
     ) -> Self {
-        Self { list: Box::new(list), wishes }
+        Self { list: Box::new(list), guard, wishes }
     }
 
     pub fn list(&self) -> Vec<Listed> {
@@ -78,10 +96,16 @@ impl Repository {
     }
 
     /// Waits until it is so, or cannot be.
-    pub async fn wish(&self, wish: Wish) -> Result<(), WishRefused> {
-        let wishes = self.wishes.as_ref().ok_or(WishRefused::NotAllowed)?;
+    pub async fn wish(&self, by: Arc<Peer>, wish: Wish) -> Result<(), WishRefused> {
+        if !self.guard.is_open() {
+            return Err(WishRefused::NotAllowed);
+        }
+        let (action, model) = wish.named();
+        if !self.guard.lets(&by, action, model) {
+            return Err(WishRefused::Denied);
+        }
         let (reply, outcome) = oneshot::channel();
-        let sent = tokio::time::timeout(TURN_WITHIN, wishes.send(Asked { wish, reply })).await;
+        let sent = tokio::time::timeout(TURN_WITHIN, self.wishes.send(Asked { wish, by, reply })).await;
         sent.map_err(|_| WishRefused::Busy)?.map_err(|_| WishRefused::Busy)?;
         // The registry bounds the time of a command; if it sends no reply, it has ended.
         outcome.await.unwrap_or(Err(WishRefused::Busy))

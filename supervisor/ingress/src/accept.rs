@@ -14,9 +14,11 @@ use super::connections::{Connections, Entered, outstays};
 use super::listen::Bound;
 use super::metrics::{self, Render};
 use super::pace::Paced;
-use super::pools::{Peer, Pools};
+use super::peers::{self, Caller};
+use super::pools::{Owner, Pools};
 use super::stop::Stop;
 use super::{Frontend, grpc, http};
+use shadowslice_datapath::peer::Peer;
 
 /// A failure such as too many open files does not pass at once.
 const REST: Duration = Duration::from_millis(100);
@@ -62,7 +64,7 @@ async fn listen(
     let accepting = async {
         let mut failing = false;
         loop {
-            let (stream, peer) = match accept(&bound, &service).await {
+            let (stream, caller) = match accept(&bound, &service).await {
                 Ok(accepted) => accepted,
                 Err(error) => {
                     if !failing {
@@ -74,8 +76,8 @@ async fn listen(
                 }
             };
             failing = false;
-            let entered = connections.enter(pools.client(peer)).await;
-            tokio::spawn(serve(service.clone(), stream, entered, stop.clone()));
+            let entered = connections.enter(pools.client(Owner::of(&caller.peer))).await;
+            tokio::spawn(serve(service.clone(), stream, caller, entered, stop.clone()));
         }
     };
     tokio::select! {
@@ -84,32 +86,32 @@ async fn listen(
     }
 }
 
-async fn accept(bound: &Bound, service: &Service) -> io::Result<(Stream, Peer)> {
+async fn accept(bound: &Bound, service: &Service) -> io::Result<(Stream, Caller)> {
     match bound {
-        Bound::Unix { listener, .. } => {
-            let (stream, _) = listener.accept().await?;
-            let peer = Peer::of_unix(&stream);
+        Bound::Unix { listener, file, guard } => {
+            let (stream, caller) = peers::accept(listener, guard, &file.path().to_string_lossy()).await?;
             let stream = Paced::new(stream);
             let repaired = matches!(service, Service::Grpc(_));
-            Ok((if repaired { Box::pin(AuthorityRepair::new(stream)) } else { Box::pin(stream) }, peer))
+            Ok((if repaired { Box::pin(AuthorityRepair::new(stream)) } else { Box::pin(stream) }, caller))
         }
-        Bound::Tcp { listener } => {
+        Bound::Tcp { listener, site } => {
             let (stream, address) = listener.accept().await?;
             // It only fails when the peer is gone, as the next read will tell.
             let _ = stream.set_nodelay(true);
-            Ok((Box::pin(Paced::new(stream)), Peer::of_tcp(address)))
+            let caller = Caller { peer: Arc::new(Peer::Tcp(address)), site: *site };
+            Ok((Box::pin(Paced::new(stream)), caller))
         }
     }
 }
 
-async fn serve(service: Service, stream: Stream, entered: Entered, stop: Stop) {
+async fn serve(service: Service, stream: Stream, caller: Caller, entered: Entered, stop: Stop) {
     let overdue = stop.clone().overdue();
     let client = &entered.client;
     let serving = async {
         match service {
-            Service::Http(front) => http::serve(stream, front, client, stop).await,
-            Service::Grpc(front) => grpc::serve(stream, front, client, stop).await,
-            Service::Metrics(render) => metrics::serve(stream, render, client, stop).await,
+            Service::Http(front) => http::serve(stream, front, (client, caller), stop).await,
+            Service::Grpc(front) => grpc::serve(stream, front, (client, caller), stop).await,
+            Service::Metrics(render) => metrics::serve(stream, render, (client, caller.site), stop).await,
         }
     };
     tokio::select! {

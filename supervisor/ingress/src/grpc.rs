@@ -21,6 +21,7 @@ use super::accept::Stream;
 use super::body::{OneMessage, SHORT};
 use super::codec::in_turn;
 use super::health::Health;
+use super::peers::Caller;
 use super::pools::{Client, Pool};
 use super::proto::grpc_inference_service_server::{GrpcInferenceService, GrpcInferenceServiceServer};
 use super::proto::health::health_server::HealthServer;
@@ -41,9 +42,13 @@ use super::proto::{
 };
 use super::request_error::{RequestError, away};
 use super::reserved::{RESERVED, Reserved};
+use super::site::Site;
 use super::slow_reader::{self, Untaken};
 use super::stop::Stop;
-use super::{Frontend, contents, describe, envelope, model, repository, statistics, traced, unsupported};
+use super::{
+    Frontend, contents, describe, envelope, model, peers, repository, statistics, traced, unsupported,
+};
+use shadowslice_datapath::peer::Peer;
 use shadowslice_datapath::pipeline::{Coming, Metadata};
 
 const INFER: &str = "/inference.GRPCInferenceService/ModelInfer";
@@ -69,7 +74,12 @@ const PONG: Duration = Duration::from_secs(20);
 /// The most bytes of a message besides its tensors: names, shapes, the envelope.
 const ENVELOPE_BYTES: usize = 64 * 1024;
 
-pub(super) async fn serve(io: Stream, front: Arc<Frontend>, client: &Arc<Client>, stop: Stop) {
+pub(super) async fn serve(
+    io: Stream,
+    front: Arc<Frontend>,
+    (client, caller): (&Arc<Client>, Caller),
+    stop: Stop,
+) {
     let limit = front.request_bytes.saturating_add(ENVELOPE_BYTES);
     let servers = Servers {
         inference: GrpcInferenceServiceServer::new(Service(front.clone())),
@@ -77,12 +87,13 @@ pub(super) async fn serve(io: Stream, front: Arc<Frontend>, client: &Arc<Client>
         limit,
     };
     let (called, untaken) = (AtomicBool::new(false), Arc::new(Untaken::default()));
-    let service = service_fn(|request| {
+    let service = service_fn(|mut request: HttpRequest<Incoming>| {
+        request.extensions_mut().insert(Arc::clone(&caller.peer));
         called.store(true, Ordering::Relaxed);
         let (front, client, servers) = (front.clone(), client.clone(), servers.clone());
-        let untaken = untaken.clone();
+        let (untaken, site) = (untaken.clone(), caller.site);
         async move {
-            let (answer, reserved) = reserve(front, &client, servers, request).await;
+            let (answer, reserved) = reserve(front, &client, servers, site, request).await;
             Ok::<_, Infallible>(answer.map(|body| slow_reader::Answer::new(body, untaken, reserved)))
         }
     });
@@ -145,6 +156,7 @@ async fn reserve(
     front: Arc<Frontend>,
     client: &Arc<Client>,
     servers: Servers,
+    site: Site,
     request: HttpRequest<Incoming>,
 ) -> (Reply, Option<Arc<Reserved>>) {
     let path = request.uri().path();
@@ -154,7 +166,7 @@ async fn reserve(
     match regular.and_then(|()| Reserved::new(client, pool)) {
         Ok(reserved) => {
             // In memory of its own, so that refused calls have little.
-            let call = Box::pin(call(front, servers, request, &reserved));
+            let call = Box::pin(call(front, servers, site, request, &reserved));
             (RESERVED.scope(reserved.clone(), call).await, Some(reserved))
         }
         Err(refused) => (Status::from(refused).into_http(), None),
@@ -164,9 +176,13 @@ async fn reserve(
 async fn call(
     front: Arc<Frontend>,
     servers: Servers,
+    site: Site,
     mut request: HttpRequest<Incoming>,
     reserved: &Arc<Reserved>,
 ) -> Reply {
+    if let Err(refusal) = site.check(request.uri(), request.headers()) {
+        return Status::from(refusal).into_http();
+    }
     if request.uri().path() != INFER {
         let uri = request.uri().clone();
         let response = servers.call(request, reserved).await.unwrap_or_else(Status::into_http);
@@ -228,6 +244,7 @@ impl Service {
     async fn infer(
         &self,
         request: ModelInferRequest,
+        peer: &Peer,
         coming: Coming,
     ) -> Result<ModelInferResponse, RequestError> {
         let name = request.model_name.clone();
@@ -243,7 +260,7 @@ impl Service {
             false => away("reading the tensors", move || in_turn(|| contents::request(request))).await?,
         };
         let id = request.id.clone();
-        let outputs = model::infer(&self.0, &pipeline, &metadata, request, coming, &reserved).await?;
+        let outputs = model::infer(&self.0, &pipeline, &metadata, request, (peer, coming), &reserved).await?;
         // It is there twice while it is written.
         reserved.replace(2 * model::bytes(&outputs))?;
         let mut response = ModelInferResponse {
@@ -297,7 +314,8 @@ impl GrpcInferenceService for Service {
 
     async fn model_infer(&self, request: Request<ModelInferRequest>) -> Answer<ModelInferResponse> {
         let coming = traced::coming(request.extensions());
-        Ok(Response::new(self.infer(request.into_inner(), coming).await?))
+        let peer = Arc::clone(peers::of(request.extensions()));
+        Ok(Response::new(self.infer(request.into_inner(), &peer, coming).await?))
     }
 
     async fn model_config(&self, request: Request<ModelConfigRequest>) -> Answer<ModelConfigResponse> {
@@ -310,7 +328,8 @@ impl GrpcInferenceService for Service {
         &self,
         request: Request<SystemSharedMemoryStatusRequest>,
     ) -> Answer<SystemSharedMemoryStatusResponse> {
-        let told = self.0.regions.status(&request.into_inner().name)?.into_iter();
+        let told =
+            self.0.regions.status(peers::of(request.extensions()), &request.get_ref().name)?.into_iter();
         let regions = told.map(|region| (region.name.clone(), region)).collect();
         Ok(Response::new(SystemSharedMemoryStatusResponse { regions }))
     }
@@ -319,8 +338,9 @@ impl GrpcInferenceService for Service {
         &self,
         request: Request<SystemSharedMemoryRegisterRequest>,
     ) -> Answer<SystemSharedMemoryRegisterResponse> {
+        let by = Arc::clone(peers::of(request.extensions()));
         let SystemSharedMemoryRegisterRequest { name, key, offset, byte_size } = request.into_inner();
-        self.0.regions.register(RegionStatus { name, key, offset, byte_size })?;
+        self.0.regions.register(&by, RegionStatus { name, key, offset, byte_size })?;
         Ok(Response::new(SystemSharedMemoryRegisterResponse {}))
     }
 
@@ -328,9 +348,10 @@ impl GrpcInferenceService for Service {
         &self,
         request: Request<SystemSharedMemoryUnregisterRequest>,
     ) -> Answer<SystemSharedMemoryUnregisterResponse> {
-        match request.into_inner().name.as_str() {
-            "" => self.0.regions.unregister_all()?,
-            name => self.0.regions.unregister(name)?,
+        let by = peers::of(request.extensions());
+        match request.get_ref().name.as_str() {
+            "" => self.0.regions.unregister_all(by)?,
+            name => self.0.regions.unregister(by, name)?,
         }
         Ok(Response::new(SystemSharedMemoryUnregisterResponse {}))
     }
@@ -388,7 +409,8 @@ impl GrpcInferenceService for Service {
         &self,
         request: Request<RepositoryModelLoadRequest>,
     ) -> Answer<RepositoryModelLoadResponse> {
-        repository::load(&self.0.repository, request.into_inner()).await?;
+        let by = Arc::clone(peers::of(request.extensions()));
+        repository::load(&self.0.repository, by, request.into_inner()).await?;
         Ok(Response::new(RepositoryModelLoadResponse {}))
     }
 
@@ -396,7 +418,8 @@ impl GrpcInferenceService for Service {
         &self,
         request: Request<RepositoryModelUnloadRequest>,
     ) -> Answer<RepositoryModelUnloadResponse> {
-        repository::unload(&self.0.repository, request.into_inner()).await?;
+        let by = Arc::clone(peers::of(request.extensions()));
+        repository::unload(&self.0.repository, by, request.into_inner()).await?;
         Ok(Response::new(RepositoryModelUnloadResponse {}))
     }
 }

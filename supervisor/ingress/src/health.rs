@@ -138,6 +138,7 @@ mod tests {
     use super::super::shared_memory::Regions;
     use super::*;
     use shadowslice_datapath::clock::Clock;
+    use shadowslice_datapath::peer::Guard;
     use shadowslice_datapath::pipeline::{LiveSettings, Pipeline, Settings, Slo};
     use shadowslice_datapath::pulse::Pulse;
     use shadowslice_datapath::repository::Repository;
@@ -146,10 +147,10 @@ mod tests {
     fn front() -> Arc<Frontend> {
         Arc::new(Frontend {
             router: Arc::new(Router::new(Pulse::new(Clock::start()))),
-            repository: Arc::new(Repository::new(Vec::new, None)),
+            repository: Arc::new(Repository::new(Vec::new, Guard::nobody(), mpsc::channel(1).0)),
             tracer: None,
             watchers: Arc::new(Semaphore::new(1)),
-            regions: Regions::new(false),
+            regions: Regions::new(Guard::nobody()),
             request_bytes: 1,
         })
     }

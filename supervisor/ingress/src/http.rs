@@ -22,10 +22,12 @@ use super::Frontend;
 use super::accept::Stream;
 use super::body::{self, SHORT, Unread};
 use super::kept::Kept;
+use super::peers::Caller;
 use super::pools::{Client, Pool};
 use super::request_error::RequestError;
 use super::reserved::Reserved;
 use super::routes::{self, Goal};
+use super::site::Site;
 use super::stop::Stop;
 use shadowslice_datapath::pipeline::Pieces;
 use shadowslice_datapath::readiness::Host;
@@ -51,9 +53,17 @@ const LINGER: Duration = Duration::from_secs(2);
 /// How long, once serving is to end, a peer may take over the rest of a request that it has begun.
 const UNASKED: Duration = Duration::from_secs(5);
 
-pub(super) async fn serve(io: Stream, front: Arc<Frontend>, client: &Arc<Client>, stop: Stop) {
+pub(super) async fn serve(
+    io: Stream,
+    front: Arc<Frontend>,
+    (client, caller): (&Arc<Client>, Caller),
+    stop: Stop,
+) {
     let (asked, refused) = (AtomicBool::new(false), AtomicBool::new(false));
-    let service = service_fn(|request| Box::pin(answer(&front, client, &asked, &refused, request)));
+    let service = service_fn(|mut request: Request<Incoming>| {
+        request.extensions_mut().insert(Arc::clone(&caller.peer));
+        Box::pin(answer(&front, (client, caller.site), &asked, &refused, request))
+    });
     tokio::select! {
         io = speak(io, service, client, stop.clone()) => close(io, refused.load(Ordering::Relaxed)).await,
         () = unasked(&asked, stop) => tracing::debug!("cut an HTTP connection in mid-request"),
@@ -113,12 +123,20 @@ async fn close(mut io: Stream, linger: bool) {
 
 async fn answer(
     front: &Frontend,
-    client: &Arc<Client>,
+    (client, site): (&Arc<Client>, Site),
     asked: &AtomicBool,
     refused: &AtomicBool,
     request: Request<Incoming>,
 ) -> Result<Response<Written>, Infallible> {
     let (mut head, mut body) = request.into_parts();
+    if let Err(refusal) = site.check(&head.uri, &head.headers) {
+        // Its body is not read.
+        refused.store(true, Ordering::Relaxed);
+        asked.store(true, Ordering::Relaxed);
+        let mut answer = error(refusal.status(), &refusal.message());
+        answer.headers_mut().insert(CONNECTION, CLOSE);
+        return Ok(answer.map(|pieces| Full::new(Kept::new(pieces, None))));
+    }
     let span = front.begin_http(&mut head);
     asked.store(false, Ordering::Relaxed);
     let served = match routes::goal(front, &head) {
@@ -174,7 +192,7 @@ async fn serve_goal(
     asked.store(true, Ordering::Relaxed);
     let answer = match goal {
         Goal::Infer(target) => routes::infer(front, &target, head, body, &reserved).await,
-        Goal::Other(route) => routes::other(front, route, body).await,
+        Goal::Other(route) => routes::other(front, route, head, body).await,
         Goal::Answered(answer) => Ok(answer),
     };
     let answer = answer.unwrap_or_else(|why| {

@@ -33,12 +33,14 @@ mod memory_routes;
 mod metrics;
 mod model;
 mod pace;
+mod peers;
 mod pools;
 mod repository;
 mod request_error;
 mod reserved;
 mod routes;
 mod shared_memory;
+mod site;
 mod slow_reader;
 mod statistics;
 mod stop;
@@ -53,6 +55,7 @@ use std::time::Duration;
 use tokio::sync::{Semaphore, watch};
 
 use shadowslice_config::{Limits, Listener};
+use shadowslice_datapath::peer::{Guard, Refusals};
 use shadowslice_datapath::repository::Repository;
 use shadowslice_datapath::router::Router;
 use shadowslice_datapath::trace::Tracer;
@@ -87,6 +90,8 @@ pub struct Ingress {
     grpc: Vec<listen::Bound>,
     limits: Limits,
     pools: Arc<Pools>,
+    /// Who may use shared memory.
+    memory: Guard,
 }
 
 /// In bytes.
@@ -99,12 +104,18 @@ pub struct RequestMemory {
 impl Ingress {
     /// Takes all the addresses, or none: sockets made before a failure are removed again. Must be
     /// called on a Tokio runtime. Connections wait in their backlogs until [`Ingress::run`].
-    pub async fn bind(http: &[Listener], grpc: &[Listener], limits: &Limits) -> Result<Self, BindError> {
-        let http = listen::bind_all("HTTP", http).await?;
-        let grpc = listen::bind_all("gRPC", grpc).await?;
-        let memory = limits.memory.unwrap_or(u64::MAX);
-        let pools = Arc::new(Pools::new(limits.in_flight as u64, memory, HEALTH_BYTES));
-        Ok(Self { http, grpc, limits: *limits, pools })
+    pub async fn bind(
+        http: &[Listener],
+        grpc: &[Listener],
+        limits: &Limits,
+        refusals: &Arc<Refusals>,
+    ) -> Result<Self, BindError> {
+        let memory = Guard::of(&limits.shared_memory, refusals)?;
+        let http = listen::bind_all("HTTP", http, refusals).await?;
+        let grpc = listen::bind_all("gRPC", grpc, refusals).await?;
+        let bytes = limits.memory.unwrap_or(u64::MAX);
+        let pools = Arc::new(Pools::new(limits.in_flight as u64, bytes, HEALTH_BYTES));
+        Ok(Self { http, grpc, limits: limits.clone(), pools, memory })
     }
 
     /// Tells at any time what requests and answers have.
@@ -125,7 +136,7 @@ impl Ingress {
     ) {
         let front = Arc::new(Frontend {
             router,
-            regions: shared_memory::Regions::new(self.limits.shared_memory),
+            regions: shared_memory::Regions::new(self.memory),
             watchers: Arc::new(Semaphore::new(health::WATCHERS)),
             repository,
             tracer,

@@ -5,11 +5,14 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use nix::unistd::Group;
 use tokio::net::{TcpListener, TcpSocket, UnixListener, UnixSocket, UnixStream};
 
+use super::site::Site;
 use shadowslice_config::{Address, Listener};
+use shadowslice_datapath::peer::{Guard, Refusals, UnknownAccount};
 
 /// At most `net.core.somaxconn`, which is usually the same number. Beyond it, a client of a Unix
 /// socket that does not block is turned away at once.
@@ -28,27 +31,38 @@ pub struct BindError {
 
 #[derive(Debug)]
 pub(super) enum Bound {
-    Unix { listener: UnixListener, _file: SocketFile },
-    Tcp { listener: TcpListener },
+    Unix { listener: UnixListener, file: SocketFile, guard: Guard },
+    Tcp { listener: TcpListener, site: Site },
 }
 
 /// Takes all the addresses, or none of them. `what` names the service for the log.
-pub(super) async fn bind_all(what: &str, listeners: &[Listener]) -> Result<Vec<Bound>, BindError> {
+pub(super) async fn bind_all(
+    what: &str,
+    listeners: &[Listener],
+    refusals: &Arc<Refusals>,
+) -> Result<Vec<Bound>, BindError> {
     let mut bound = Vec::with_capacity(listeners.len());
     for listener in listeners {
-        let taken = bind(listener).await?;
+        let taken = bind(listener, refusals).await?;
         // Port 0 means any free port; only this line says which port was taken.
-        if let Bound::Tcp { listener } = &taken
+        if let Bound::Tcp { listener, site } = &taken
             && let Ok(address) = listener.local_addr()
         {
             tracing::info!(%address, "listening for {what}");
+            if *site == Site::Network {
+                tracing::warn!(
+                    %address,
+                    "{what} is open to other hosts, without encryption and without authentication; listen on \
+                     127.0.0.1 or on a Unix socket, behind a proxy that knows its clients"
+                );
+            }
         }
         bound.push(taken);
     }
     Ok(bound)
 }
 
-pub(super) async fn bind(listener: &Listener) -> Result<Bound, BindError> {
+pub(super) async fn bind(listener: &Listener, refusals: &Arc<Refusals>) -> Result<Bound, BindError> {
     match &listener.address {
         Address::Tcp(address) => bind_tcp(*address).map_err(|source| BindError {
             message: format!(
@@ -58,8 +72,10 @@ pub(super) async fn bind(listener: &Listener) -> Result<Bound, BindError> {
         }),
         Address::Unix(path) => {
             let group = listener.group.as_deref().map(|group| group_id(path, group)).transpose()?;
+            let guard = listener.peers.as_ref().map(|peers| Guard::only(peers, refusals)).transpose()?;
+            let guard = guard.unwrap_or_else(Guard::everybody);
             make_way(path).await?;
-            bind_unix(path, listener.mode.unwrap_or(MODE), group).map_err(|source| BindError {
+            bind_unix(path, listener.mode.unwrap_or(MODE), group, guard).map_err(|source| BindError {
                 message: format!(
                     "cannot listen on {}; its folder must be there, and this user's to write to",
                     path.display()
@@ -74,17 +90,17 @@ fn bind_tcp(address: SocketAddr) -> io::Result<Bound> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
-    Ok(Bound::Tcp { listener: socket.listen(BACKLOG)? })
+    Ok(Bound::Tcp { listener: socket.listen(BACKLOG)?, site: Site::of_tcp(address) })
 }
 
 /// No client can connect before `listen`; mode and group are set by then.
-fn bind_unix(path: &Path, mode: u32, group: Option<u32>) -> io::Result<Bound> {
+fn bind_unix(path: &Path, mode: u32, group: Option<u32>, guard: Guard) -> io::Result<Bound> {
     let socket = UnixSocket::new_stream()?;
     socket.bind(path)?;
     let file = SocketFile::new(path)?;
     chown(path, None, group)?;
     std::fs::set_permissions(path, Permissions::from_mode(mode))?;
-    Ok(Bound::Unix { listener: socket.listen(BACKLOG)?, _file: file })
+    Ok(Bound::Unix { listener: socket.listen(BACKLOG)?, file, guard })
 }
 
 fn group_id(path: &Path, group: &str) -> Result<u32, BindError> {
@@ -137,7 +153,17 @@ pub(super) struct SocketFile {
     identity: (u64, u64),
 }
 
+impl From<UnknownAccount> for BindError {
+    fn from(unknown: UnknownAccount) -> Self {
+        Self { message: unknown.to_string(), source: None }
+    }
+}
+
 impl SocketFile {
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
     fn new(path: &Path) -> io::Result<Self> {
         Ok(Self { path: path.to_owned(), identity: identity(path)? })
     }

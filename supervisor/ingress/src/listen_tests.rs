@@ -1,7 +1,11 @@
 use super::*;
 
 fn unix(path: &Path, mode: Option<u32>, group: Option<&str>) -> Listener {
-    Listener { address: Address::Unix(path.to_owned()), mode, group: group.map(str::to_owned) }
+    Listener { address: Address::Unix(path.to_owned()), mode, group: group.map(str::to_owned), peers: None }
+}
+
+async fn bind_here(listener: &Listener) -> Result<Bound, BindError> {
+    bind(listener, &Arc::default()).await
 }
 
 fn mode(path: &Path) -> u32 {
@@ -12,12 +16,12 @@ fn mode(path: &Path) -> u32 {
 async fn a_socket_has_its_mode_and_goes_when_dropped() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("x.sock");
-    let bound = bind(&unix(&path, None, None)).await.unwrap();
+    let bound = bind_here(&unix(&path, None, None)).await.unwrap();
     assert_eq!(mode(&path), 0o660);
     UnixStream::connect(&path).await.unwrap();
     drop(bound);
     assert!(!path.try_exists().unwrap());
-    let _bound = bind(&unix(&path, Some(0o606), None)).await.unwrap();
+    let _bound = bind_here(&unix(&path, Some(0o606), None)).await.unwrap();
     assert_eq!(mode(&path), 0o606);
 }
 
@@ -26,11 +30,11 @@ async fn a_socket_in_use_is_left_alone_and_a_stale_one_replaced() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("x.sock");
     let live = std::os::unix::net::UnixListener::bind(&path).unwrap();
-    let refused = bind(&unix(&path, None, None)).await.unwrap_err();
+    let refused = bind_here(&unix(&path, None, None)).await.unwrap_err();
     assert!(refused.to_string().starts_with("another process serves on"), "{refused}");
     assert!(path.try_exists().unwrap());
     drop(live);
-    bind(&unix(&path, None, None)).await.unwrap();
+    bind_here(&unix(&path, None, None)).await.unwrap();
 }
 
 #[tokio::test]
@@ -38,7 +42,7 @@ async fn what_is_no_socket_is_left_alone() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("x.sock");
     std::fs::write(&path, "precious").unwrap();
-    let refused = bind(&unix(&path, None, None)).await.unwrap_err();
+    let refused = bind_here(&unix(&path, None, None)).await.unwrap_err();
     assert!(refused.to_string().contains("is there and no socket"), "{refused}");
     assert_eq!(std::fs::read(&path).unwrap(), b"precious");
 }
@@ -47,7 +51,7 @@ async fn what_is_no_socket_is_left_alone() {
 async fn a_socket_that_was_replaced_is_not_removed() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("x.sock");
-    let bound = bind(&unix(&path, None, None)).await.unwrap();
+    let bound = bind_here(&unix(&path, None, None)).await.unwrap();
     // The old inode stays in use, lest its number be given to the new file.
     std::fs::rename(&path, dir.path().join("old.sock")).unwrap();
     let _other = std::os::unix::net::UnixListener::bind(&path).unwrap();
@@ -59,15 +63,15 @@ async fn a_socket_that_was_replaced_is_not_removed() {
 async fn faults_name_the_address() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("x.sock");
-    let unknown = bind(&unix(&path, None, Some("no such group"))).await.unwrap_err();
+    let unknown = bind_here(&unix(&path, None, Some("no such group"))).await.unwrap_err();
     assert!(unknown.to_string().contains("the group \"no such group\""), "{unknown}");
     assert!(!path.try_exists().unwrap());
-    let nowhere = bind(&unix(&dir.path().join("no/x.sock"), None, None)).await.unwrap_err();
+    let nowhere = bind_here(&unix(&dir.path().join("no/x.sock"), None, None)).await.unwrap_err();
     assert!(nowhere.to_string().contains("no/x.sock"));
-    let long = bind(&unix(&dir.path().join("x".repeat(200)), None, None)).await.unwrap_err();
+    let long = bind_here(&unix(&dir.path().join("x".repeat(200)), None, None)).await.unwrap_err();
     assert!(long.to_string().starts_with("cannot listen on"), "{long}");
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let taken_twice = std::net::TcpListener::bind(taken);
-    let listener = Listener { address: Address::Tcp(taken), mode: None, group: None };
-    assert_eq!(bind(&listener).await.is_err(), taken_twice.is_ok());
+    let listener = Listener { address: Address::Tcp(taken), mode: None, group: None, peers: None };
+    assert_eq!(bind_here(&listener).await.is_err(), taken_twice.is_ok());
 }

@@ -10,6 +10,7 @@ use super::request_error::RequestError;
 use super::routes::OfMemory;
 use super::shared_memory::Regions;
 use super::unsupported;
+use shadowslice_datapath::peer::Peer;
 use shadowslice_datapath::pipeline::Failure;
 
 #[derive(Deserialize)]
@@ -22,19 +23,20 @@ struct Register {
 
 pub(super) fn answer(
     regions: &Regions,
+    by: &Peer,
     name: String,
     what: OfMemory,
     body: &[u8],
 ) -> Result<Answer, RequestError> {
     match what {
-        OfMemory::Status => return Ok(document(&regions.status(&name)?)),
+        OfMemory::Status => return Ok(document(&regions.status(by, &name)?)),
         OfMemory::Register => {
             let Register { key, offset, byte_size } = serde_json::from_slice(body)
                 .map_err(|why| Failure::Invalid(format!("failed to parse the request JSON: {why}")))?;
-            regions.register(RegionStatus { name, key, offset, byte_size })?;
+            regions.register(by, RegionStatus { name, key, offset, byte_size })?;
         }
-        OfMemory::Unregister if name.is_empty() => regions.unregister_all()?,
-        OfMemory::Unregister => regions.unregister(&name)?,
+        OfMemory::Unregister if name.is_empty() => regions.unregister_all(by)?,
+        OfMemory::Unregister => regions.unregister(by, &name)?,
     }
     Ok(empty(StatusCode::OK))
 }

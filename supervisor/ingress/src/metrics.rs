@@ -19,8 +19,10 @@ use super::http::{self, Answer};
 use super::kept::Kept;
 use super::listen::{self, Bound};
 use super::pools::{Client, Pools};
+use super::site::Site;
 use super::stop::Stop;
 use shadowslice_config::Listener;
+use shadowslice_datapath::peer::Refusals;
 
 /// The most connections at a time; a scraper needs one. For more, idle ones make room.
 const CONNECTIONS: usize = 64;
@@ -37,8 +39,8 @@ pub struct MetricsListeners(Vec<Bound>);
 
 impl MetricsListeners {
     /// Takes all the addresses, or none of them. Must be called on a Tokio runtime.
-    pub async fn bind(listeners: &[Listener]) -> Result<Self, BindError> {
-        listen::bind_all("metrics", listeners).await.map(Self)
+    pub async fn bind(listeners: &[Listener], refusals: &Arc<Refusals>) -> Result<Self, BindError> {
+        listen::bind_all("metrics", listeners, refusals).await.map(Self)
     }
 
     /// Serves until `stop` holds true (or its sender is gone), and at most 1 s longer. The Unix
@@ -51,14 +53,18 @@ impl MetricsListeners {
     }
 }
 
-pub(super) async fn serve(io: Stream, render: Render, client: &Client, stop: Stop) {
+pub(super) async fn serve(io: Stream, render: Render, (client, site): (&Client, Site), stop: Stop) {
     let written = |pieces| Full::new(Kept::new(pieces, None));
-    let service = service_fn(|request| ready(Ok::<_, Infallible>(answer(&render, &request).map(written))));
+    let service =
+        service_fn(|request| ready(Ok::<_, Infallible>(answer(&render, site, &request).map(written))));
     // It only fails when the peer is gone.
     let _ = http::speak(io, service, client, stop).await.shutdown().await;
 }
 
-fn answer(render: &Render, request: &Request<Incoming>) -> Answer {
+fn answer(render: &Render, site: Site, request: &Request<Incoming>) -> Answer {
+    if let Err(refusal) = site.check(request.uri(), request.headers()) {
+        return plain(refusal.status(), format!("{}\n", refusal.message()));
+    }
     if request.uri().path() != "/metrics" {
         return plain(
             StatusCode::NOT_FOUND,

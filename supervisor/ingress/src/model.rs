@@ -10,6 +10,7 @@ use super::request_error::RequestError;
 use super::reserved::Reserved;
 use super::shared_memory::Found;
 use super::tensors::{self, Clipped, InferRequest, NamedTensor};
+use shadowslice_datapath::peer::Peer;
 use shadowslice_datapath::pipeline::{Coming, Failure, Metadata, Output, Pipeline};
 use shadowslice_datapath::router::{Route, Router};
 
@@ -62,14 +63,14 @@ pub(super) async fn infer(
     pipeline: &Pipeline,
     metadata: &Metadata,
     mut request: InferRequest,
-    coming: Coming,
+    (peer, coming): (&Peer, Coming),
     reserved: &Reserved,
 ) -> Result<Vec<Answered>, RequestError> {
     let wanted = tensors::requested(metadata, &request.outputs)?;
     let places = request.outputs.iter().map(|output| &output.place);
-    let places = places.map(|place| place.as_ref().map(|place| front.regions.find(place)).transpose());
+    let places = places.map(|place| place.as_ref().map(|place| front.regions.find(peer, place)).transpose());
     let mut places: Vec<Option<Found>> = places.collect::<Result<_, _>>()?;
-    fetch(front, &mut request.inputs, reserved)?;
+    fetch(front, peer, &mut request.inputs, reserved)?;
     let inputs = tensors::check(metadata, request.inputs)?;
     let mut outputs: Vec<_> =
         pipeline.infer(inputs, request.terms, coming).await?.into_iter().map(Some).collect();
@@ -102,7 +103,12 @@ pub(super) fn bytes(outputs: &[Answered]) -> usize {
 
 /// All inputs in shared memory together are bounded as if they had been sent, for a short request
 /// may name the same region many times.
-fn fetch(front: &Frontend, inputs: &mut [NamedTensor], reserved: &Reserved) -> Result<(), RequestError> {
+fn fetch(
+    front: &Frontend,
+    peer: &Peer,
+    inputs: &mut [NamedTensor],
+    reserved: &Reserved,
+) -> Result<(), RequestError> {
     let mut left = front.request_bytes as u64;
     for input in inputs {
         let Some(place) = &input.place else { continue };
@@ -112,7 +118,7 @@ fn fetch(front: &Frontend, inputs: &mut [NamedTensor], reserved: &Reserved) -> R
                 "the request names more than {limit} bytes (limits.request_bytes)"
             ))
         })?;
-        input.data = front.regions.find(place)?.read(reserved)?.into();
+        input.data = front.regions.find(peer, place)?.read(reserved)?.into();
     }
     Ok(())
 }

@@ -5,17 +5,17 @@
 //! have little.
 
 use std::collections::HashMap;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::net::UnixStream;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
 use super::request_error::RequestError;
+use shadowslice_datapath::peer::Peer;
 use shadowslice_datapath::pipeline::Failure;
 
 /// The part of a pool, as a divisor, that connections with much leave alone.
@@ -44,23 +44,21 @@ pub(super) enum Pool {
 /// By [`Pool`].
 type Amounts = [AtomicU64; 3];
 
-/// Who is at the other end of a connection.
+/// Whose connections count together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Peer {
+pub(super) enum Owner {
     User(u32),
     Address(IpAddr),
-    Unknown,
 }
 
-impl Peer {
-    pub(super) fn of_unix(stream: &UnixStream) -> Self {
-        stream.peer_cred().map_or(Self::Unknown, |cred| Self::User(cred.uid()))
-    }
-
-    pub(super) fn of_tcp(address: SocketAddr) -> Self {
-        match address.ip().to_canonical() {
-            IpAddr::V6(address) => Self::Address(Ipv6Addr::from(u128::from(address) & NETWORK).into()),
-            address => Self::Address(address),
+impl Owner {
+    pub(super) fn of(peer: &Peer) -> Self {
+        match peer {
+            Peer::Unix { uid, .. } => Self::User(*uid),
+            Peer::Tcp(address) => match address.ip().to_canonical() {
+                IpAddr::V6(address) => Self::Address(Ipv6Addr::from(u128::from(address) & NETWORK).into()),
+                address => Self::Address(address),
+            },
         }
     }
 }
@@ -69,7 +67,7 @@ impl Peer {
 pub(super) struct Pools {
     sizes: [u64; 3],
     taken: Amounts,
-    peers: Mutex<HashMap<Peer, Weak<Amounts>>>,
+    peers: Mutex<HashMap<Owner, Weak<Amounts>>>,
     began: Instant,
 }
 
@@ -88,11 +86,11 @@ impl Pools {
         self.taken[pool as usize].load(Relaxed)
     }
 
-    pub(super) fn client(self: &Arc<Self>, peer: Peer) -> Client {
+    pub(super) fn client(self: &Arc<Self>, owner: Owner) -> Client {
         let client = Client {
             pools: Arc::clone(self),
             own: Amounts::default(),
-            peer: self.peer(peer),
+            peer: self.peer(owner),
             calls: AtomicU64::new(0),
             last: AtomicU64::new(0),
             standing: watch::Sender::new(Standing::Regular),
@@ -101,16 +99,16 @@ impl Pools {
         client
     }
 
-    fn peer(&self, peer: Peer) -> Arc<Amounts> {
+    fn peer(&self, owner: Owner) -> Arc<Amounts> {
         let mut peers = self.peers.lock();
-        if let Some(known) = peers.get(&peer).and_then(Weak::upgrade) {
+        if let Some(known) = peers.get(&owner).and_then(Weak::upgrade) {
             return known;
         }
         if peers.len() == peers.capacity() {
             peers.retain(|_, amounts| amounts.strong_count() > 0);
         }
         let new = Arc::new(Amounts::default());
-        peers.insert(peer, Arc::downgrade(&new));
+        peers.insert(owner, Arc::downgrade(&new));
         new
     }
 }

@@ -1,6 +1,7 @@
 //! The model repository, in both protocols: which models there are, load, unload.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use hyper::StatusCode;
 use serde::Deserialize;
@@ -16,6 +17,7 @@ use super::proto::{
 };
 use super::request_error::{RequestError, invalid};
 use super::tensors::Clipped;
+use shadowslice_datapath::peer::Peer;
 use shadowslice_datapath::pipeline::Failure;
 use shadowslice_datapath::repository::{Listed, Repository, Wish, WishRefused};
 
@@ -43,6 +45,7 @@ impl From<WishRefused> for RequestError {
         let message = refused.to_string();
         match refused {
             WishRefused::Unknown(..) => Self::NotFound(message),
+            WishRefused::Denied => Self::Forbidden(message),
             WishRefused::Invalid(_) => Failure::Invalid(message).into(),
             WishRefused::Failed(..) => Failure::Internal(message).into(),
             WishRefused::NotAllowed | WishRefused::Busy => Failure::Unavailable(message).into(),
@@ -52,6 +55,7 @@ impl From<WishRefused> for RequestError {
 
 pub(super) async fn answer(
     repository: &Repository,
+    by: Arc<Peer>,
     route: Route,
     body: &[u8],
 ) -> Result<Answer, RequestError> {
@@ -70,7 +74,7 @@ pub(super) async fn answer(
             Wish::Unload { model }
         }
     };
-    repository.wish(wish).await?;
+    repository.wish(by, wish).await?;
     Ok(empty(StatusCode::OK))
 }
 
@@ -93,6 +97,7 @@ pub(super) fn index(
 
 pub(super) async fn load(
     repository: &Repository,
+    by: Arc<Peer>,
     request: RepositoryModelLoadRequest,
 ) -> Result<(), RequestError> {
     only_one(&request.repository_name)?;
@@ -101,16 +106,17 @@ pub(super) async fn load(
         _ => (name, None),
     };
     let config = config(request.parameters.into_iter().map(text))?;
-    Ok(repository.wish(Wish::Load { model: request.model_name, config }).await?)
+    Ok(repository.wish(by, Wish::Load { model: request.model_name, config }).await?)
 }
 
 /// No model depends on another.
 pub(super) async fn unload(
     repository: &Repository,
+    by: Arc<Peer>,
     request: RepositoryModelUnloadRequest,
 ) -> Result<(), RequestError> {
     only_one(&request.repository_name)?;
-    Ok(repository.wish(Wish::Unload { model: request.model_name }).await?)
+    Ok(repository.wish(by, Wish::Unload { model: request.model_name }).await?)
 }
 
 fn listed(repository: &Repository, ready: bool) -> Vec<ModelIndex> {

@@ -13,6 +13,8 @@ pub(super) enum RequestError {
     #[error("{0}")]
     NotFound(String),
     #[error("{0}")]
+    Forbidden(String),
+    #[error("{0}")]
     AlreadyExists(String),
     #[error("{0}")]
     Unsupported(String),
@@ -27,6 +29,7 @@ impl RequestError {
     pub(super) fn status(&self) -> StatusCode {
         match self {
             Self::NotFound(_) => StatusCode::NOT_FOUND,
+            Self::Forbidden(_) => StatusCode::FORBIDDEN,
             Self::AlreadyExists(_) => StatusCode::BAD_REQUEST,
             Self::Unsupported(_) => StatusCode::NOT_IMPLEMENTED,
             Self::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
@@ -66,6 +69,7 @@ impl From<RequestError> for Status {
         let message = refusal.message();
         match refusal {
             RequestError::NotFound(_) => Self::not_found(message),
+            RequestError::Forbidden(_) => Self::permission_denied(message),
             RequestError::AlreadyExists(_) => Self::already_exists(message),
             RequestError::Unsupported(_) => Self::unimplemented(message),
             RequestError::TooLarge(_) => Self::out_of_range(message),

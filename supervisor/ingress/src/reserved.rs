@@ -110,19 +110,19 @@ pub(super) fn room(bytes: usize) -> Result<Vec<u8>, RequestError> {
 
 #[cfg(test)]
 pub(super) fn enough() -> Arc<Reserved> {
-    use super::pools::{Peer, Pools};
+    use super::pools::{Owner, Pools};
     let pools = Arc::new(Pools::new(1, 1 << 40, 0));
-    Reserved::new(&Arc::new(pools.client(Peer::Unknown)), Pool::Memory).unwrap()
+    Reserved::new(&Arc::new(pools.client(Owner::User(0))), Pool::Memory).unwrap()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::pools::{Peer, Pools};
+    use super::super::pools::{Owner, Pools};
     use super::*;
 
     #[test]
     fn small_requests_take_the_same_and_large_ones_what_they_use() {
-        let client = Arc::new(Arc::new(Pools::new(1, 1 << 20, 0)).client(Peer::Unknown));
+        let client = Arc::new(Arc::new(Pools::new(1, 1 << 20, 0)).client(Owner::User(0)));
         let reserved = Reserved::new(&client, Pool::Memory).unwrap();
         reserved.grow(10_000).unwrap();
         assert_eq!(client.has(Pool::Memory), BASE);

@@ -14,7 +14,9 @@ use super::model::Answered;
 use super::request_error::{RequestError, away, invalid};
 use super::reserved::Reserved;
 use super::tensors::{self, Clipped};
-use super::{Frontend, answer, describe, memory_routes, model, repository, statistics, traced, unsupported};
+use super::{
+    Frontend, answer, describe, memory_routes, model, peers, repository, statistics, traced, unsupported,
+};
 use shadowslice_datapath::pipeline::{Failure, Metadata, Pieces};
 use shadowslice_datapath::router;
 
@@ -202,17 +204,29 @@ pub(super) fn refusal(why: &RequestError, head: &Parts) -> Answer {
     error(why.status(), &why.message())
 }
 
-pub(super) async fn other(front: &Frontend, route: Route, body: Pieces) -> Result<Answer, RequestError> {
+pub(super) async fn other(
+    front: &Frontend,
+    route: Route,
+    head: &Parts,
+    body: Pieces,
+) -> Result<Answer, RequestError> {
     Ok(match route {
         Route::Live | Route::Ready => empty(StatusCode::OK),
         Route::Server => document(&describe::server(front.regions.allowed())),
-        Route::Memory { cuda: false, name, what } => {
-            memory_routes::answer(&front.regions, name, what, &body.into_bytes())?
-        }
+        Route::Memory { cuda: false, name, what } => memory_routes::answer(
+            &front.regions,
+            peers::of(&head.extensions),
+            name,
+            what,
+            &body.into_bytes(),
+        )?,
         Route::Memory { cuda: true, name, what } => memory_routes::answer_cuda(&name, what)?,
         Route::Absent(extension) => return Err(unsupported::extension(extension)),
         Route::Statistics => document(&statistics::of(front.router.models())),
-        Route::Repository(route) => repository::answer(&front.repository, route, &body.into_bytes()).await?,
+        Route::Repository(route) => {
+            let by = Arc::clone(peers::of(&head.extensions));
+            repository::answer(&front.repository, by, route, &body.into_bytes()).await?
+        }
         Route::Model { name, version, what } => {
             let pipeline = model::find(&front.router, &name, &version)?;
             of_model(front, &name, pipeline, what)?
@@ -250,7 +264,9 @@ pub(super) async fn infer(
     let wanted = tensors::requested(metadata, &request.outputs)?;
     answer::check_form(metadata, &wanted, &request.outputs, &form)?;
     let (id, coming) = (request.id.clone(), traced::coming(&head.extensions));
-    let outputs = model::infer(front, pipeline, metadata, request, coming, reserved).await?;
+    let outputs =
+        model::infer(front, pipeline, metadata, request, (peers::of(&head.extensions), coming), reserved)
+            .await?;
     reserved.replace(model::bytes(&outputs) + answer::text_bytes(&outputs, &form))?;
     let written = write(name, id, outputs, form).await?;
     reserved.shrink_to(written.bytes.len());

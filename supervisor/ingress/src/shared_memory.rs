@@ -20,6 +20,7 @@ use super::proto::system_shared_memory_status_response::RegionStatus;
 use super::request_error::{RequestError, invalid};
 use super::reserved::Reserved;
 use super::tensors::Clipped;
+use shadowslice_datapath::peer::{Guard, Outcome, Peer, audit};
 use shadowslice_datapath::pipeline::Failure;
 
 /// Regions at a time, over all clients; each holds a descriptor.
@@ -27,11 +28,16 @@ const MAX_REGIONS: usize = 1024;
 
 const MAX_NAME_BYTES: usize = 1024;
 
+const REGISTER: &str = "register shared memory";
+const UNREGISTER: &str = "unregister shared memory";
+/// What the log calls all regions.
+const ALL: &str = "*";
+
 const SHARED_MEMORY: &str = "/dev/shm";
 
 #[derive(Debug)]
 pub(super) struct Regions {
-    allowed: bool,
+    guard: Guard,
     by_name: Mutex<BTreeMap<String, Arc<Region>>>,
 }
 
@@ -77,21 +83,36 @@ pub(super) struct Found {
 }
 
 impl Regions {
-    pub(super) fn new(allowed: bool) -> Self {
-        Self { allowed, by_name: Mutex::default() }
+    pub(super) fn new(guard: Guard) -> Self {
+        Self { guard, by_name: Mutex::default() }
     }
 
     pub(super) fn allowed(&self) -> bool {
-        self.allowed
+        self.guard.is_open()
     }
 
-    fn check_allowed(&self) -> Result<(), RequestError> {
-        let why = "shared memory is not allowed here; the operator may set limits.shared_memory";
-        if self.allowed { Ok(()) } else { Err(RequestError::Unsupported(why.to_owned())) }
+    fn check_allowed(&self, by: &Peer, action: &'static str, name: &str) -> Result<(), RequestError> {
+        if !self.guard.is_open() {
+            let why = "shared memory is not allowed here; the operator may set limits.shared_memory";
+            return Err(RequestError::Unsupported(why.to_owned()));
+        }
+        if !self.guard.lets(by, action, name) {
+            let why = "this client may not use shared memory; limits.shared_memory names who may";
+            return Err(RequestError::Forbidden(why.to_owned()));
+        }
+        Ok(())
     }
 
-    pub(super) fn register(&self, told: RegionStatus) -> Result<(), RequestError> {
-        self.check_allowed()?;
+    pub(super) fn register(&self, by: &Peer, told: RegionStatus) -> Result<(), RequestError> {
+        self.check_allowed(by, REGISTER, &told.name)?;
+        let name = told.name.clone();
+        let outcome = self.take(told);
+        let failed = outcome.as_ref().map_err(RequestError::message);
+        audit(by, REGISTER, &name, (&failed).into());
+        outcome
+    }
+
+    fn take(&self, told: RegionStatus) -> Result<(), RequestError> {
         let RegionStatus { name, key, offset, byte_size } = &told;
         if name.is_empty() || name.len() > MAX_NAME_BYTES {
             return invalid(format!("a region's name has 1 to {MAX_NAME_BYTES} bytes"));
@@ -121,24 +142,26 @@ impl Regions {
     }
 
     /// An unknown region is no error. Requests under way keep the region until they end.
-    pub(super) fn unregister(&self, name: &str) -> Result<(), RequestError> {
-        self.check_allowed()?;
+    pub(super) fn unregister(&self, by: &Peer, name: &str) -> Result<(), RequestError> {
+        self.check_allowed(by, UNREGISTER, name)?;
         // Dropped after the lock: to close the last descriptor of a region may take long.
         let gone = self.by_name.lock().remove(name);
         drop(gone);
+        audit(by, UNREGISTER, name, Outcome::Done);
         Ok(())
     }
 
-    pub(super) fn unregister_all(&self) -> Result<(), RequestError> {
-        self.check_allowed()?;
+    pub(super) fn unregister_all(&self, by: &Peer) -> Result<(), RequestError> {
+        self.check_allowed(by, UNREGISTER, ALL)?;
         let gone = std::mem::take(&mut *self.by_name.lock());
         drop(gone);
+        audit(by, UNREGISTER, ALL, Outcome::Done);
         Ok(())
     }
 
     /// All regions, by name, if the name is empty.
-    pub(super) fn status(&self, name: &str) -> Result<Vec<RegionStatus>, RequestError> {
-        self.check_allowed()?;
+    pub(super) fn status(&self, by: &Peer, name: &str) -> Result<Vec<RegionStatus>, RequestError> {
+        self.check_allowed(by, "look at shared memory", name)?;
         let by_name = self.by_name.lock();
         if !name.is_empty() && !by_name.contains_key(name) {
             return Err(unknown(name));
@@ -147,8 +170,8 @@ impl Regions {
         Ok(wanted.map(|(_, region)| region.told.clone()).collect())
     }
 
-    pub(super) fn find(&self, place: &SharedTensor) -> Result<Found, RequestError> {
-        self.check_allowed()?;
+    pub(super) fn find(&self, by: &Peer, place: &SharedTensor) -> Result<Found, RequestError> {
+        self.check_allowed(by, "use shared memory", &place.region)?;
         let region = self.by_name.lock().get(&place.region).cloned().ok_or_else(|| unknown(&place.region))?;
         let end = place.offset.checked_add(place.byte_size);
         let start = region.told.offset.checked_add(place.offset);

@@ -1,7 +1,10 @@
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::os::unix::fs::symlink;
 
 use super::super::reserved::enough;
 use super::*;
+
+const CLIENT: Peer = Peer::Tcp(SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 9)));
 
 /// A file of shared memory, gone at the end.
 struct Shared {
@@ -35,31 +38,34 @@ fn place(offset: u64, byte_size: u64) -> SharedTensor {
 #[test]
 fn what_is_registered_is_read_and_written_within_its_bounds() {
     let shared = Shared::new("bounds", b"0123456789");
-    let regions = Regions::new(true);
-    regions.register(region(&format!("/{}", shared.key), 2, 6)).unwrap();
-    assert!(matches!(regions.register(region(&shared.key, 0, 1)), Err(RequestError::AlreadyExists(_))));
-    assert_eq!(regions.find(&place(0, 6)).unwrap().read(&enough()).unwrap(), &b"234567"[..]);
-    assert_eq!(regions.find(&place(5, 1)).unwrap().read(&enough()).unwrap(), &b"7"[..]);
+    let regions = Regions::new(Guard::everybody());
+    regions.register(&CLIENT, region(&format!("/{}", shared.key), 2, 6)).unwrap();
+    assert!(matches!(
+        regions.register(&CLIENT, region(&shared.key, 0, 1)),
+        Err(RequestError::AlreadyExists(_))
+    ));
+    assert_eq!(regions.find(&CLIENT, &place(0, 6)).unwrap().read(&enough()).unwrap(), &b"234567"[..]);
+    assert_eq!(regions.find(&CLIENT, &place(5, 1)).unwrap().read(&enough()).unwrap(), &b"7"[..]);
     for (offset, size) in [(0, 7), (6, 1), (u64::MAX, 1), (1, u64::MAX), (u64::MAX, u64::MAX)] {
-        assert!(regions.find(&place(offset, size)).is_err(), "{offset} {size}");
+        assert!(regions.find(&CLIENT, &place(offset, size)).is_err(), "{offset} {size}");
     }
-    let found = regions.find(&place(1, 3)).unwrap();
+    let found = regions.find(&CLIENT, &place(1, 3)).unwrap();
     found.write("y", b"ab").unwrap();
     assert!(found.write("y", b"abcd").unwrap_err().to_string().contains("at least 4 bytes"));
     assert_eq!(std::fs::read(&shared.path).unwrap(), b"012ab56789");
-    assert_eq!(regions.status("r").unwrap(), [region(&format!("/{}", shared.key), 2, 6)]);
-    regions.unregister("r").unwrap();
-    assert!(matches!(regions.find(&place(0, 1)), Err(RequestError::NotFound(_))));
-    assert!(matches!(regions.status("r"), Err(RequestError::NotFound(_))));
+    assert_eq!(regions.status(&CLIENT, "r").unwrap(), [region(&format!("/{}", shared.key), 2, 6)]);
+    regions.unregister(&CLIENT, "r").unwrap();
+    assert!(matches!(regions.find(&CLIENT, &place(0, 1)), Err(RequestError::NotFound(_))));
+    assert!(matches!(regions.status(&CLIENT, "r"), Err(RequestError::NotFound(_))));
     assert_eq!(found.read(&enough()).unwrap(), &b"ab5"[..], "a request under way keeps it");
 }
 
 #[test]
 fn memory_that_shrinks_is_refused_and_never_grown() {
     let shared = Shared::new("shrinks", &[1; 8192]);
-    let regions = Regions::new(true);
-    regions.register(region(&shared.key, 0, 8192)).unwrap();
-    let found = regions.find(&place(4000, 4000)).unwrap();
+    let regions = Regions::new(Guard::everybody());
+    regions.register(&CLIENT, region(&shared.key, 0, 8192)).unwrap();
+    let found = regions.find(&CLIENT, &place(4000, 4000)).unwrap();
     OpenOptions::new().write(true).open(&shared.path).unwrap().set_len(4096).unwrap();
     for refused in [found.read(&enough()).map(drop), found.write("y", &[2; 100]).map(drop)] {
         assert!(refused.unwrap_err().to_string().contains("smaller"));
@@ -69,7 +75,7 @@ fn memory_that_shrinks_is_refused_and_never_grown() {
 
 #[test]
 fn nothing_else_is_opened() {
-    let regions = Regions::new(true);
+    let regions = Regions::new(Guard::everybody());
     let shared = Shared::new("else", b"1234");
     let (link, pipe, dir) = (Shared::new("link", b""), Shared::new("pipe", b""), Shared::new("dir", b""));
     std::fs::remove_file(&link.path).unwrap();
@@ -100,39 +106,41 @@ fn nothing_else_is_opened() {
         &dir.key,
         "no-such-key-here",
     ] {
-        let refused = regions.register(region(key, 0, 1));
+        let refused = regions.register(&CLIENT, region(key, 0, 1));
         assert!(matches!(refused, Err(RequestError::Failed(Failure::Invalid(_)))), "{key}: {refused:?}");
     }
     for (offset, size) in [(0, 0), (0, 5), (4, 1), (u64::MAX, 2), (1, u64::MAX)] {
-        assert!(regions.register(region(&shared.key, offset, size)).is_err(), "{offset} {size}");
+        assert!(regions.register(&CLIENT, region(&shared.key, offset, size)).is_err(), "{offset} {size}");
     }
-    assert!(regions.register(RegionStatus { name: String::new(), ..region(&shared.key, 0, 1) }).is_err());
-    assert_eq!(regions.status("").unwrap(), []);
+    assert!(
+        regions.register(&CLIENT, RegionStatus { name: String::new(), ..region(&shared.key, 0, 1) }).is_err()
+    );
+    assert_eq!(regions.status(&CLIENT, "").unwrap(), []);
     std::fs::remove_dir(&dir.path).unwrap();
 }
 
 #[test]
 fn regions_are_bounded_in_number() {
     let shared = Shared::new("many", b"1234");
-    let regions = Regions::new(true);
+    let regions = Regions::new(Guard::everybody());
     let register = |count: usize| {
-        regions.register(RegionStatus { name: count.to_string(), ..region(&shared.key, 0, 4) })
+        regions.register(&CLIENT, RegionStatus { name: count.to_string(), ..region(&shared.key, 0, 4) })
     };
     (0..MAX_REGIONS).for_each(|count| register(count).unwrap());
     assert!(matches!(register(MAX_REGIONS), Err(RequestError::Failed(Failure::Unavailable(_)))));
-    regions.unregister_all().unwrap();
+    regions.unregister_all(&CLIENT).unwrap();
     register(0).unwrap();
 }
 
 #[test]
 fn where_it_is_not_allowed_nothing_is_said_or_done() {
-    let regions = Regions::new(false);
+    let regions = Regions::new(Guard::nobody());
     let refused = [
-        regions.register(region("x", 0, 1)).map(drop),
-        regions.unregister("x"),
-        regions.unregister_all(),
-        regions.status("").map(drop),
-        regions.find(&place(0, 1)).map(drop),
+        regions.register(&CLIENT, region("x", 0, 1)).map(drop),
+        regions.unregister(&CLIENT, "x"),
+        regions.unregister_all(&CLIENT),
+        regions.status(&CLIENT, "").map(drop),
+        regions.find(&CLIENT, &place(0, 1)).map(drop),
     ];
     for refused in refused {
         assert!(

@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::*;
-use shadowslice_config::Address;
+use shadowslice_config::{Access, Address};
 use shadowslice_datapath::clock::Clock;
 use shadowslice_datapath::pulse::Pulse;
 
@@ -45,15 +45,20 @@ impl Server {
             memory,
             in_flight: 1,
             connections,
-            shared_memory: false,
+            shared_memory: Access::Nobody,
         };
-        let listener =
-            |name| Listener { address: Address::Unix(dir.path().join(name)), mode: None, group: None };
-        let ingress = Ingress::bind(&[listener("http")], &[listener("grpc")], &limits).await.unwrap();
+        let listener = |name| Listener {
+            address: Address::Unix(dir.path().join(name)),
+            mode: None,
+            group: None,
+            peers: None,
+        };
+        let ingress =
+            Ingress::bind(&[listener("http")], &[listener("grpc")], &limits, &Arc::default()).await.unwrap();
         let (stop, stopped) = watch::channel(false);
         let running = tokio::spawn(ingress.run(
             Arc::new(Router::new(Pulse::new(Clock::start()))),
-            Arc::new(Repository::new(Vec::new, None)),
+            Arc::new(Repository::new(Vec::new, Guard::nobody(), tokio::sync::mpsc::channel(1).0)),
             None,
             stopped,
         ));
@@ -170,16 +175,21 @@ async fn where_no_connection_is_idle_one_more_may_ask_for_health_and_all_else_wh
 #[tokio::test]
 async fn one_fault_takes_no_address() {
     let dir = tempfile::tempdir().unwrap();
-    let listener = |name| Listener { address: Address::Unix(dir.path().join(name)), mode: None, group: None };
+    let listener = |name| Listener {
+        address: Address::Unix(dir.path().join(name)),
+        mode: None,
+        group: None,
+        peers: None,
+    };
     let limits = Limits {
         request_bytes: 1,
         response_bytes: 1,
         memory: None,
         in_flight: 1,
         connections: 1,
-        shared_memory: false,
+        shared_memory: Access::Nobody,
     };
-    let fault = Ingress::bind(&[listener("http")], &[listener("no/grpc")], &limits).await;
+    let fault = Ingress::bind(&[listener("http")], &[listener("no/grpc")], &limits, &Arc::default()).await;
     assert!(fault.unwrap_err().to_string().contains("no/grpc"));
     assert_eq!(dir.path().read_dir().unwrap().count(), 0);
 }

@@ -14,6 +14,13 @@ const WAITING: usize = 8192;
 /// How long the end waits for the reader of the last lines.
 const FLUSHED_WITHIN: Duration = Duration::from_secs(2);
 
+/// By RUST_LOG. What is audited is there at every level, unless `audit=off` is written.
+fn filter() -> EnvFilter {
+    let level = std::env::var("RUST_LOG").ok().filter(|level| !level.is_empty());
+    let wanted = level.and_then(|level| EnvFilter::try_new(format!("audit=info,{level}")).ok());
+    wanted.unwrap_or_else(|| EnvFilter::new("info"))
+}
+
 #[derive(Debug)]
 pub struct Log {
     writer: WorkerGuard,
@@ -26,8 +33,7 @@ impl Log {
         let queue = NonBlockingBuilder::default().lossy(true).buffered_lines_limit(WAITING);
         let (queue, writer) = queue.finish(io::stderr());
         let dropped = queue.error_counter();
-        let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-        let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(queue).with_target(false);
+        let log = tracing_subscriber::fmt().with_env_filter(filter()).with_writer(queue).with_target(false);
         // Internal errors would go to standard error at once, and wait for its reader.
         let log = log.with_ansi(io::stderr().is_terminal()).log_internal_errors(false);
         let json = std::env::var_os("SHADOWSLICE_LOG").is_some_and(|form| form == "json");

@@ -138,6 +138,7 @@ pub(crate) const ROWS: &[Row] = &[
 pub(crate) const UNSAFE: &[&str] = &[
     "shared/src/slab.rs",
     "supervisor/control/src/process/spawn.rs",
+    "supervisor/datapath/src/peer/groups.rs",
     "supervisor/datapath/src/pipeline/socket.rs",
     "worker/src/descriptors.rs",
     "worker/src/device/cuda/buffer.rs",

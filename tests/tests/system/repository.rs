@@ -94,6 +94,29 @@ async fn wishes_that_cannot_be_granted_change_nothing() {
 }
 
 #[tokio::test]
+async fn a_load_stays_within_what_the_operator_wrote() {
+    let server = explicit().await.unwrap();
+    for (config, words) in [
+        (r#"{"share": {"min": "30%"}}"#, "share.min: a client may only set what is configured, 2%"),
+        (r#"{"queue": {"max_requests": 100000, "memory": "100Gi"}}"#, "queue.memory: a client may only set"),
+        (r#"{"batch": {"max": 1024}}"#, "batch.max: a client may only set at most"),
+        (r#"{"standby": "always"}"#, "standby: a client may only set"),
+        (r#"{"cpus": [0]}"#, "cpus: cannot be set by a client"),
+    ] {
+        let refused = server.client().load("m", Some(config)).await.unwrap_err();
+        assert_eq!(refused.code(), Code::InvalidArgument, "{config}: {refused}");
+        assert!(refused.message().contains(words), "{config}: {refused}");
+    }
+    // What a client gave up it may have back, up to what the file says.
+    for config in [r#"{"priority": 7}"#, r#"{"priority": 1, "queue": {"max_requests": 9}}"#] {
+        server.client().load("m", Some(config)).await.unwrap();
+    }
+    server.client().load("m", Some(r#"{"queue": {"max_requests": 1024}}"#)).await.unwrap();
+    server.client().load("m", Some(r#"{"queue": {"max_requests": 1025}}"#)).await.unwrap_err();
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
 async fn clients_are_no_operators_unless_they_are_made_so() {
     let home = Home::with_config(&format!("{EMULATED}models:\n  - {}\n", echo("m", "share: {initial: 40%}")))
         .unwrap();

@@ -4,38 +4,45 @@ use super::plan::{self, Change};
 use super::registry::{Registry, Waits};
 use super::{ChangeKind, ModelChange};
 use shadowslice_config as config;
+use shadowslice_datapath::peer::{self, Peer};
 use shadowslice_datapath::repository::{Wish, WishRefused};
 
 const UNLOADED: &str = "unloaded by a client";
 
 impl Registry {
-    pub(super) async fn grant(&mut self, wish: Wish) -> Result<(), WishRefused> {
-        match wish {
+    /// The client may have gone when it is done, so that the audit's line is written here.
+    pub(super) async fn grant(&mut self, wish: Wish, by: &Peer) -> Result<(), WishRefused> {
+        let outcome = match &wish {
             Wish::Load { model, config } => {
                 tracing::info!(model, config, "a client loads it");
-                self.load_again(&model, config.as_deref()).await
+                self.load_again(model, config.as_deref()).await
             }
-            Wish::Unload { model } => {
-                if self.model(&model).is_none() {
-                    return Err(WishRefused::Unknown("unload", model));
-                }
-                tracing::info!(model, "a client unloads it");
-                self.unload(&model, UNLOADED);
-                self.publish();
-                Ok(())
-            }
+            Wish::Unload { model } => self.unload_by_client(model),
+        };
+        let (action, model) = wish.named();
+        let told = outcome.clone().map_err(|why| why.to_string());
+        peer::audit(by, action, model, (&told).into());
+        outcome
+    }
+
+    fn unload_by_client(&mut self, model: &str) -> Result<(), WishRefused> {
+        if self.model(model).is_none() {
+            return Err(WishRefused::Unknown("unload", model.to_owned()));
         }
+        self.unload(model, UNLOADED);
+        self.publish();
+        Ok(())
     }
 
     /// Loads a model, or loads it again: its files are read, and `json` changes its configuration.
     pub(super) async fn load_again(&mut self, name: &str, json: Option<&str>) -> Result<(), WishRefused> {
-        let Some(old) = self.model(name) else {
+        let (Some(old), Some(written)) = (self.model(name), self.written(name).cloned()) else {
             return Err(WishRefused::Unknown("load", name.to_owned()));
         };
         let failed = |why: String| WishRefused::Failed(name.to_owned(), why);
         let whole = self.config();
-        let (model, changes) = (name.to_owned(), json.unwrap_or("{}").to_owned());
-        let read = self.files.read(move || config::changed_model(&whole, &model, &changes)).await;
+        let changes = json.unwrap_or("{}").to_owned();
+        let read = self.files.read(move || config::changed_model(&whole, &written, &changes)).await;
         let new = read.map_err(failed)?.map_err(WishRefused::Invalid)?;
         if let Some(why) = new.broken {
             return Err(failed(why));

@@ -79,6 +79,7 @@ fn fixed(old: &Config, new: &Config) -> Vec<&'static str> {
         lame_duck,
         onnxruntime,
         workers,
+        control,
         model_control,
         tracing,
         models: _,
@@ -97,6 +98,7 @@ fn fixed(old: &Config, new: &Config) -> Vec<&'static str> {
         ("timeouts", (timeouts, lame_duck) == (&old.timeouts, &old.lame_duck)),
         ("onnxruntime", *onnxruntime == old.onnxruntime),
         ("workers", *workers == old.workers),
+        ("control", *control == old.control),
         ("model_control", *model_control == old.model_control),
         ("tracing", but_sample(tracing.as_ref()) == but_sample(old.tracing.as_ref())),
     ];

@@ -58,6 +58,7 @@ fn what_takes_a_restart_is_refused_whole_with_every_key() {
         ("controller: {policy: static}", vec!["controller"]),
         ("onnxruntime: {library: /x.so}", vec!["onnxruntime"]),
         ("model_control: explicit", vec!["model_control"]),
+        ("control: {groups: [ml]}", vec!["control"]),
         ("tracing: {otlp: \"http://c:1\"}", vec!["tracing"]),
     ] {
         let refused = plan(&old, &config(&[("a", ""), ("b", "")], more)).unwrap_err();

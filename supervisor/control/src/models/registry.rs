@@ -34,7 +34,7 @@ pub struct Shown {
 pub struct Registry {
     pub(super) file: PathBuf,
     pub(super) files: Files,
-    /// The configuration in force, but for the models.
+    /// The configuration in force, but for the models, which are as the file has them.
     config: Config,
     entries: Vec<Entry>,
     pub(super) factory: ModelFactory,
@@ -102,8 +102,8 @@ impl Registry {
                     let outcome = self.reload().await;
                     reply.send(outcome).ok();
                 }
-                Some(Asked { wish, reply }) = wishes.recv() => {
-                    let outcome = self.grant(wish).await;
+                Some(Asked { wish, by, reply }) = wishes.recv() => {
+                    let outcome = self.grant(wish, &by).await;
                     reply.send(outcome).ok();
                 }
                 _ = look.tick() => self.load_the_mended().await,
@@ -194,7 +194,14 @@ impl Registry {
         self.shown.models.send_replace(Arc::new(models));
     }
 
-    pub(super) fn order_by(&mut self, models: &[Model]) {
+    /// The model as the configuration's file has it, whatever clients have changed since.
+    pub(super) fn written(&self, name: &str) -> Option<&Model> {
+        self.config.models.iter().find(|model| model.name == name)
+    }
+
+    /// From now on this is what the file says; its order is the models'.
+    pub(super) fn as_written(&mut self, models: &[Model]) {
+        self.config.models = models.to_vec();
         let places: HashMap<_, _> = models.iter().enumerate().map(|(at, model)| (&model.name, at)).collect();
         self.entries.sort_by_key(|entry| places.get(&entry.model.name).copied().unwrap_or(usize::MAX));
     }

@@ -61,7 +61,7 @@ impl Registry {
             let begun = self.load(model, rows.len(), &mut waits).await;
             rows.push(row(&name, ChangeKind::Added, &[], begun));
         }
-        self.order_by(&config.models);
+        self.as_written(&config.models);
         self.publish();
         self.settle_all(&mut rows, waits).await;
         let touched = rows.iter().filter(|row| row.change != ChangeKind::Removed).count();

@@ -10,9 +10,14 @@ struct Scraped {
 impl Scraped {
     async fn start() -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let listener =
-            |name| Listener { address: Address::Unix(dir.path().join(name)), mode: None, group: None };
-        let listeners = MetricsListeners::bind(&[listener("a"), listener("b")]).await.unwrap();
+        let listener = |name| Listener {
+            address: Address::Unix(dir.path().join(name)),
+            mode: None,
+            group: None,
+            peers: None,
+        };
+        let listeners =
+            MetricsListeners::bind(&[listener("a"), listener("b")], &Arc::default()).await.unwrap();
         let asked = std::sync::atomic::AtomicUsize::new(0);
         let render: Render =
             Arc::new(move || format!("asked {}\n", asked.fetch_add(1, std::sync::atomic::Ordering::Relaxed)));

@@ -41,6 +41,22 @@ pub enum Ask {
     },
 }
 
+impl Ask {
+    /// What is to change, and of which model (`*` for the host); `None` if nothing is.
+    fn order(&self) -> Option<(&'static str, &str)> {
+        match self {
+            Self::Status | Self::Plan => None,
+            Self::Resize { model, .. } => Some(("resize", model)),
+            Self::Hold { model, held: true } => Some(("hold", model)),
+            Self::Hold { model, held: false } => Some(("release", model)),
+            Self::Reload => Some(("reload", "*")),
+            Self::Drain { model, drained } => {
+                Some((if *drained { "drain" } else { "undrain" }, model.as_deref().unwrap_or("*")))
+            }
+        }
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reply {

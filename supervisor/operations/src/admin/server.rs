@@ -13,13 +13,14 @@ use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
 use super::{Ask, MAX_REQUEST_BYTES, Reply, SOCKET};
 use crate::status::{self, ModelStatus, Status};
-use shadowslice_config::Controller;
+use shadowslice_config::{Controller, Peers};
 use shadowslice_control::backend::GpuBackend;
 use shadowslice_control::controller::{
     Cause, ModelPlan, Order, PlanReport, Planned, ResizeRefused, WorkerReport,
 };
 use shadowslice_control::models::{ModelSet, Reload, ReloadRefused, Served};
 use shadowslice_control::nvml::{Readings, Watched};
+use shadowslice_datapath::peer::{Guard, Outcome, Peer, Refusals, UnknownAccount, audit};
 use shadowslice_datapath::readiness::Host;
 use shadowslice_datapath::router::Router;
 
@@ -100,6 +101,8 @@ pub enum BindError {
     Bind(PathBuf, #[source] io::Error),
     #[error("the control socket {0} cannot be protected")]
     Protect(PathBuf, #[source] io::Error),
+    #[error("the control socket cannot be opened to others")]
+    Admit(#[from] UnknownAccount),
 }
 
 /// The bound control socket. Its file goes with it.
@@ -107,13 +110,17 @@ pub enum BindError {
 pub struct Admin {
     listener: UnixListener,
     path: PathBuf,
+    guard: Guard,
 }
 
 impl Admin {
     /// Binds the socket in `run_dir`. The caller holds the lock of `run_dir`, so a socket that lies
     /// there belongs to a dead supervisor.
-    pub fn bind(run_dir: &Path) -> Result<Self, BindError> {
+    /// `others` may give orders besides root and this user.
+    pub fn bind(run_dir: &Path, others: Option<&Peers>, refusals: &Arc<Refusals>) -> Result<Self, BindError> {
         let path = run_dir.join(SOCKET);
+        let guard = others.map(|others| Guard::only(others, refusals)).transpose()?;
+        let guard = guard.unwrap_or_else(Guard::everybody);
         if let Err(error) = std::fs::remove_file(&path)
             && error.kind() != io::ErrorKind::NotFound
         {
@@ -122,11 +129,13 @@ impl Admin {
         let failed = |error| BindError::Bind(path.clone(), error);
         let socket = UnixSocket::new_stream().map_err(failed)?;
         socket.bind(&path).map_err(failed)?;
+        // The mode lets everybody connect where the lists then let some stay.
+        let mode = if others.is_some() { 0o666 } else { 0o600 };
         // No client can connect before `listen`; the socket is protected by then.
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode))
             .map_err(|error| BindError::Protect(path.clone(), error))?;
         let listener = socket.listen(BACKLOG).map_err(failed)?;
-        Ok(Self { listener, path })
+        Ok(Self { listener, path, guard })
     }
 
     pub async fn run(&self, reach: Arc<Reach>) {
@@ -135,9 +144,14 @@ impl Admin {
             let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
             match self.listener.accept().await {
                 Ok((stream, _)) => {
+                    // A stream that does not say whose it is is nobody's.
+                    let Ok(peer) = Peer::of_unix(&stream) else { continue };
+                    if !self.guard.lets(&peer, "connect", SOCKET) {
+                        continue;
+                    }
                     let reach = Arc::clone(&reach);
                     tokio::spawn(async move {
-                        if let Err(error) = converse(stream, &reach).await {
+                        if let Err(error) = converse(stream, &peer, &reach).await {
                             tracing::debug!(%error, "a control conversation broke");
                         }
                         drop(place);
@@ -161,19 +175,36 @@ impl Drop for Admin {
     }
 }
 
-async fn converse(stream: UnixStream, reach: &Reach) -> io::Result<()> {
+async fn converse(stream: UnixStream, peer: &Peer, reach: &Reach) -> io::Result<()> {
     let (read, mut write) = stream.into_split();
     let mut lines = BufReader::new(read.take(MAX_REQUEST_BYTES));
     let mut line = Vec::new();
     let asked = tokio::time::timeout(ASK_TIMEOUT, lines.read_until(b'\n', &mut line)).await;
     asked.map_err(|_| io::ErrorKind::TimedOut)??;
     let answer = match serde_json::from_slice::<Ask>(&line) {
-        Ok(ask) => answer(ask, reach).await,
+        Ok(ask) => audited(ask, peer, reach).await,
         Err(error) => Reply::Refused(format!("the request is not understood: {error}")),
     };
     let mut text = serde_json::to_vec(&answer)?;
     text.push(b'\n');
     tokio::time::timeout(READ_TIMEOUT, write.write_all(&text)).await.map_err(|_| io::ErrorKind::TimedOut)?
+}
+
+/// Orders leave a line in the log, questions do not.
+async fn audited(ask: Ask, peer: &Peer, reach: &Reach) -> Reply {
+    let order = ask.order().map(|(action, on)| (action, on.to_owned()));
+    let reply = answer(ask, reach).await;
+    if let Some((action, on)) = order {
+        let outcome = match &reply {
+            Reply::Refused(why) | Reply::Faulty(why) | Reply::Unchanged { why, .. } => Outcome::Failed(why),
+            Reply::Handover { report, .. } if report.outcome != "completed" => {
+                Outcome::Failed(report.why.as_deref().unwrap_or(&report.outcome))
+            }
+            _ => Outcome::Done,
+        };
+        audit(peer, action, &on, outcome);
+    }
+    reply
 }
 
 async fn answer(ask: Ask, reach: &Reach) -> Reply {
@@ -263,9 +294,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(SOCKET);
         std::fs::write(&path, "left behind").unwrap();
-        drop(Admin::bind(folder.path()).unwrap());
+        let bind = || Admin::bind(folder.path(), None, &Arc::default());
+        drop(bind().unwrap());
         std::fs::create_dir(&path).unwrap();
-        let fault = Admin::bind(folder.path()).unwrap_err();
+        let fault = bind().unwrap_err();
         assert!(matches!(fault, BindError::Remove(named, _) if named == path));
     }
 }

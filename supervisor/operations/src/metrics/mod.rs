@@ -34,6 +34,8 @@ pub struct Own {
     pub log_dropped: u64,
     /// Bytes that requests and answers have, and may have.
     pub request_memory: (u64, u64),
+    /// Connections and calls of peers that may not.
+    pub peers_refused: u64,
     pub machine: MachineUsage,
 }
 

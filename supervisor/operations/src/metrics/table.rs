@@ -194,6 +194,11 @@ pub(super) const OWN: &[Metric<Own>] = &[
         "Lines of the log that were dropped as its reader was too slow.",
         |own| one(own.log_dropped as f64),
     ),
+    counter(
+        "shadowslice_peers_refused_total",
+        "Connections and calls of users that the configuration's lists do not let in.",
+        |own| one(own.peers_refused as f64),
+    ),
 ];
 
 pub(super) const TRACES: &[Metric<(&str, u64)>] = &[counter(

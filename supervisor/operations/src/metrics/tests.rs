@@ -10,8 +10,12 @@ use crate::status::{GpuMemory, Latency, NvmlStatus, SloStatus, WorkerStatus};
 use shadowslice_control::controller::{HandoverReport, Handovers, WorkerMemory, WorkerReport};
 use shadowslice_datapath::pipeline::Durations;
 
-const NOTHING: Own =
-    Own { log_dropped: 0, request_memory: (1, 2), machine: MachineUsage { cpu_busy: None, memory: None } };
+const NOTHING: Own = Own {
+    log_dropped: 0,
+    request_memory: (1, 2),
+    peers_refused: 0,
+    machine: MachineUsage { cpu_busy: None, memory: None },
+};
 
 fn model(name: &str) -> ModelMetrics {
     let requests = serde_json::from_value(json!({
@@ -288,6 +292,7 @@ fn a_gpu_tells_what_nvml_says_and_an_emulated_one_nothing() {
         "shadowslice_request_memory_bytes 1",
         "shadowslice_request_memory_limit_bytes 2",
         "shadowslice_log_lines_dropped_total 0",
+        "shadowslice_peers_refused_total 0",
     ];
     assert_eq!(values, [&["shadowslice_gpu_xid_errors_total{gpu=\"1\"} 4"][..], &always].concat());
 }

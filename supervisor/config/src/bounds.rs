@@ -1,0 +1,82 @@
+//! How far a client may change a model: what it takes from others stays within what the operator
+//! wrote. Pure.
+
+use super::types::{Batch, Model, OnLate};
+use super::units::show_size;
+
+/// A key that a client may change, up to what is configured.
+struct Bound {
+    key: &'static str,
+    /// What is in force may lie beyond, where a reload has failed.
+    differs: bool,
+    within: bool,
+    /// What is allowed.
+    allowed: String,
+}
+
+/// Each key that goes too far, in words. From `old`, which is in force; `written` is the operator's.
+pub(super) fn beyond(old: &Model, new: &Model, written: &Model) -> Vec<String> {
+    let bounds = of_the_gpu(old, new, written).into_iter().chain(of_requests(old, new, written));
+    let beyond = bounds.filter(|bound| bound.differs && !bound.within);
+    beyond.map(|Bound { key, allowed, .. }| format!("{key}: a client may only set {allowed}")).collect()
+}
+
+fn of_the_gpu(old: &Model, new: &Model, written: &Model) -> [Bound; 5] {
+    let batch = |model: &Model| model.batch.max.unwrap_or(Batch::DEFAULT_MAX);
+    [
+        Bound {
+            key: "share.min",
+            differs: new.share.min != old.share.min,
+            within: new.share.min == written.share.min,
+            allowed: format!("what is configured, {}", written.share.min),
+        },
+        Bound {
+            key: "share.max",
+            differs: new.share.max != old.share.max,
+            within: new.share.max <= written.share.max,
+            allowed: format!("at most what is configured, {}", written.share.max),
+        },
+        Bound {
+            key: "priority",
+            differs: new.priority != old.priority,
+            within: new.priority >= written.priority,
+            allowed: format!("what is configured, {}, or a larger number, which is lower", written.priority),
+        },
+        Bound {
+            key: "standby",
+            differs: new.standby != old.standby,
+            within: !new.standby || written.standby,
+            allowed: "\"off\", as is configured".to_owned(),
+        },
+        Bound {
+            key: "batch.max",
+            differs: new.batch.max != old.batch.max,
+            within: batch(new) <= batch(written),
+            allowed: format!("at most what is configured, {}", batch(written)),
+        },
+    ]
+}
+
+fn of_requests(old: &Model, new: &Model, written: &Model) -> [Bound; 3] {
+    let (was, queue, most) = (old.queue, new.queue, written.queue);
+    [
+        Bound {
+            key: "queue.max_requests",
+            differs: queue.max_requests != was.max_requests,
+            within: queue.max_requests <= most.max_requests,
+            allowed: format!("at most what is configured, {}", most.max_requests),
+        },
+        Bound {
+            key: "queue.memory",
+            differs: queue.memory != was.memory,
+            within: queue.memory <= most.memory,
+            allowed: format!("at most what is configured, {}", show_size(most.memory)),
+        },
+        Bound {
+            key: "queue.on_late",
+            differs: queue.on_late != was.on_late,
+            within: queue.on_late == OnLate::Reject || most.on_late == OnLate::Serve,
+            allowed: "\"reject\", as is configured".to_owned(),
+        },
+    ]
+}

@@ -1,0 +1,97 @@
+//! Who may: users and groups of the host.
+
+use std::fmt;
+
+use super::reader::{Fields, Value};
+use super::render::quoted;
+
+/// Of one list.
+const MAX_ACCOUNTS: usize = 256;
+
+/// Users and groups. Names are looked up when the supervisor starts.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Peers {
+    pub users: Vec<Account>,
+    pub groups: Vec<Account>,
+}
+
+/// A user or a group, as it is written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Account {
+    Id(u32),
+    Name(String),
+}
+
+/// Which clients may do what changes something.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Access {
+    #[default]
+    Nobody,
+    Everybody,
+    /// Over Unix sockets only, as TCP does not say who a client is.
+    Only(Peers),
+}
+
+impl fmt::Display for Account {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Id(id) => id.fmt(f),
+            Self::Name(name) => f.write_str(&quoted(name)),
+        }
+    }
+}
+
+/// As the keys of a map in YAML.
+impl fmt::Display for Peers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let list =
+            |accounts: &[Account]| accounts.iter().map(Account::to_string).collect::<Vec<_>>().join(", ");
+        write!(f, "users: [{}], groups: [{}]", list(&self.users), list(&self.groups))
+    }
+}
+
+/// `None` where neither list is written.
+pub(super) fn peers(fields: &Fields<'_>) -> Option<Peers> {
+    let list = |key| fields.get(key).map(|value| accounts(&value));
+    match (list("users"), list("groups")) {
+        (None, None) => None,
+        (users, groups) => {
+            Some(Peers { users: users.unwrap_or_default(), groups: groups.unwrap_or_default() })
+        }
+    }
+}
+
+/// A map with at least one of the lists.
+pub(super) fn listed(value: &Value<'_>) -> Option<Peers> {
+    let peers = peers(&value.fields(&["users", "groups"]));
+    if peers.is_none() && value.is_map() {
+        value.fault("names nobody; give `users`, `groups` or both");
+    }
+    peers
+}
+
+/// A map, or a word that `plain` reads as a yes or no to everybody.
+pub(super) fn access(value: &Value<'_>, plain: impl FnOnce(&Value<'_>) -> Option<bool>) -> Option<Access> {
+    if value.is_map() {
+        return listed(value).map(Access::Only);
+    }
+    plain(value).map(|yes| if yes { Access::Everybody } else { Access::Nobody })
+}
+
+fn accounts(list: &Value<'_>) -> Vec<Account> {
+    let items = list.items_up_to(MAX_ACCOUNTS, "names").unwrap_or_default();
+    items.iter().filter_map(account).collect()
+}
+
+fn account(item: &Value<'_>) -> Option<Account> {
+    let text = item.text()?;
+    if !text.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Some(Account::Name(text.to_owned()));
+    }
+    // The largest number stands for no user at all.
+    let id = text.parse().ok().filter(|id| *id != u32::MAX);
+    if id.is_none() {
+        item.fault(format!("`{text}` is no user's or group's number; the largest is {}", u32::MAX - 1));
+    }
+    id.map(Account::Id)
+}

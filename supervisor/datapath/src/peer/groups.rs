@@ -1,0 +1,46 @@
+//! The groups of the process at the other end of a Unix socket.
+#![allow(unsafe_code)] // an option of sockets that no safe crate knows yet
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use nix::errno::Errno;
+use nix::libc;
+
+/// Few processes have more.
+const USUAL: usize = 64;
+
+/// Linux lets no process have more.
+const MOST: usize = 65_536;
+
+/// Its supplementary groups as it connected; none where the kernel does not say (before Linux 4.13).
+pub(super) fn supplementary(socket: BorrowedFd<'_>) -> io::Result<Vec<u32>> {
+    let found = match read(socket, USUAL) {
+        Err(Errno::ERANGE) => read(socket, MOST),
+        found => found,
+    };
+    match found {
+        Err(Errno::ENOPROTOOPT) => Ok(Vec::new()),
+        found => Ok(found?),
+    }
+}
+
+fn read(socket: BorrowedFd<'_>, most: usize) -> Result<Vec<u32>, Errno> {
+    let mut groups: Vec<libc::gid_t> = vec![0; most];
+    let size = size_of_val(groups.as_slice());
+    let mut bytes = libc::socklen_t::try_from(size).map_err(|_| Errno::EOVERFLOW)?;
+    // SAFETY: the kernel writes at most `bytes` bytes, which is the length of `groups`, and then how
+    // many it wrote into `bytes`; both outlive the call.
+    let code = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERGROUPS,
+            groups.as_mut_ptr().cast(),
+            &raw mut bytes,
+        )
+    };
+    Errno::result(code)?;
+    groups.truncate(bytes as usize / size_of::<libc::gid_t>());
+    Ok(groups)
+}

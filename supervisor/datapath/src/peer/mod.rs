@@ -1,0 +1,89 @@
+//! Who is at the other end of a connection, and who may do what.
+
+mod groups;
+mod guard;
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+
+use nix::sys::socket::getsockopt;
+use nix::sys::socket::sockopt::PeerCredentials;
+
+pub use guard::{Guard, Refusals, UnknownAccount};
+
+/// Of the log's lines: names are clients' texts.
+const MAX_NAME_BYTES: usize = 256;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Peer {
+    /// The process that connected to a Unix socket, as it was at that moment.
+    Unix {
+        uid: u32,
+        /// Its primary group and its supplementary ones.
+        groups: Vec<u32>,
+        /// 0 if it is in another namespace.
+        pid: i32,
+    },
+    Tcp(SocketAddr),
+}
+
+impl Peer {
+    pub fn of_unix(socket: &impl AsFd) -> io::Result<Self> {
+        let told = getsockopt(socket, PeerCredentials)?;
+        let mut groups = groups::supplementary(socket.as_fd())?;
+        groups.push(told.gid());
+        Ok(Self::Unix { uid: told.uid(), groups, pid: told.pid() })
+    }
+}
+
+/// What came of something that a peer wanted changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome<'a> {
+    Done,
+    Failed(&'a str),
+    /// The peer may not.
+    Denied,
+}
+
+impl<'a, T, E> From<&'a Result<T, E>> for Outcome<'a>
+where
+    E: AsRef<str>,
+{
+    fn from(outcome: &'a Result<T, E>) -> Self {
+        outcome.as_ref().map_or_else(|why| Self::Failed(why.as_ref()), |_| Self::Done)
+    }
+}
+
+/// The one line of the log about that.
+pub fn audit(by: &Peer, action: &str, on: &str, outcome: Outcome<'_>) {
+    let on = &on[..on.floor_char_boundary(MAX_NAME_BYTES)];
+    let (uid, pid, address) = match by {
+        Peer::Unix { uid, pid, .. } => (Some(uid), Some(pid), None),
+        Peer::Tcp(address) => (None, None, Some(tracing::field::display(address))),
+    };
+    let (outcome, why) = match outcome {
+        Outcome::Done => ("done", None),
+        Outcome::Failed(why) => ("failed", Some(why)),
+        Outcome::Denied => ("denied", None),
+    };
+    tracing::info!(target: "audit", action, on, uid, pid, address, outcome, why, "audit");
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn a_peer_has_the_groups_of_its_process() {
+        let (socket, _other) = UnixStream::pair().unwrap();
+        let Peer::Unix { uid, groups, pid } = Peer::of_unix(&socket).unwrap() else { panic!("it is no TCP") };
+        assert_eq!(uid, nix::unistd::geteuid().as_raw());
+        assert_eq!(pid, nix::unistd::getpid().as_raw());
+        let mut own: Vec<_> = nix::unistd::getgroups().unwrap().iter().map(|group| group.as_raw()).collect();
+        own.push(nix::unistd::getegid().as_raw());
+        assert_eq!(groups, own);
+    }
+}

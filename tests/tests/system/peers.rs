@@ -1,0 +1,198 @@
+//! Users of the host as the configuration's lists tell them apart. Root plays them.
+
+use std::fs::{Permissions, copy, set_permissions};
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Output;
+
+use nix::unistd::geteuid;
+use shadowslice_tests::home::{Error, Home, beside};
+use shadowslice_tests::server::Server;
+use tokio::process::Command;
+use tonic::Code;
+
+use crate::scene::echo;
+
+/// Users and groups that no host has.
+const ALICE: User = User { uid: "70001", groups: "70009" };
+const MEMBER: User = User { uid: "70002", groups: "70008,70005" };
+const STRANGER: User = User { uid: "70005", groups: "70001" };
+
+#[derive(Clone, Copy)]
+struct User {
+    uid: &'static str,
+    /// Supplementary ones; the primary group is 70003.
+    groups: &'static str,
+}
+
+impl User {
+    async fn run(self, program: &Path, arguments: &[&str]) -> io::Result<Output> {
+        let (uid, groups) = (format!("--reuid={}", self.uid), format!("--groups={}", self.groups));
+        let mut command = Command::new("setpriv");
+        command.args([&uid, "--regid=70003", &groups]).arg(program).args(arguments).output().await
+    }
+
+    /// The status of an answer over HTTP; `None` if there was no answer.
+    async fn post(self, socket: &Path, path: &str, body: &str) -> io::Result<Option<u16>> {
+        let (socket, url) = (socket.to_string_lossy(), format!("http://x{path}"));
+        let asked =
+            ["-s", "-o", "/dev/null", "-w", "%{http_code}", "--unix-socket", &socket, "-d", body, &url];
+        let output = self.run(Path::new("curl"), &asked).await?;
+        let code = String::from_utf8_lossy(&output.stdout).parse().ok();
+        Ok(code.filter(|_| output.status.success()))
+    }
+}
+
+/// Whether other users can be played here.
+#[allow(clippy::print_stdout, reason = "who runs the tests is to know")]
+fn alone() -> bool {
+    let alone = !geteuid().is_root() || std::process::Command::new("curl").arg("--version").output().is_err();
+    if alone {
+        println!("skipped: root and curl are needed to be other users");
+    }
+    alone
+}
+
+/// A server whose folder, sockets and command other users can reach.
+async fn server(http: &str, more: &str) -> Result<Server, Error> {
+    let yaml = format!(
+        "listen: {{http: [{{address: \"unix:http.sock\", mode: \"0666\"{http}}}], \
+         grpc: [\"unix:grpc.sock\", \"127.0.0.1:0\"], metrics: [\"unix:metrics.sock\"]}}\n\
+         gpus: [{{device: emulated, sms: 132}}]\ncontroller: {{policy: static}}\n{more}\n\
+         models:\n  - {}\n",
+        echo("m", "share: {initial: 40%}")
+    );
+    let home = Home::with_config(&yaml)?;
+    let opened = set_permissions(home.path(), Permissions::from_mode(0o755));
+    let opened = opened.and(copy(beside("shadowslice")?, home.path().join("shadowslice")));
+    opened.map_err(|source| Error::Io { what: "open the folder to other users".into(), source })?;
+    Server::ready(home).await
+}
+
+const INDEX: &str = "/v2/repository/index";
+const LOAD: &str = "/v2/repository/models/m/load";
+
+#[tokio::test]
+async fn a_socket_lets_the_listed_users_and_groups_in_and_closes_on_others() {
+    if alone() {
+        return;
+    }
+    let server = server(", users: [70001], groups: [70005]", "").await.unwrap();
+    let socket = server.home().run_dir().join("http.sock");
+    for user in [ALICE, MEMBER, User { uid: "0", groups: "70009" }] {
+        assert_eq!(user.post(&socket, INDEX, "").await.unwrap(), Some(200), "{}", user.uid);
+    }
+    for _ in 0..3 {
+        assert_eq!(STRANGER.post(&socket, INDEX, "").await.unwrap(), None);
+    }
+    let line = server.wait_line(&["audit", "http.sock"]).await.unwrap();
+    assert!(line.contains("action=\"connect\"") && line.contains("uid=70005"), "{line}");
+    assert!(line.contains("outcome=\"denied\""), "{line}");
+    let metrics = server.home().run_dir().join("metrics.sock");
+    let scraped = shadowslice_tests::metrics::ask(&metrics, "GET", "/metrics").await.unwrap();
+    assert!(scraped.body.contains("\nshadowslice_peers_refused_total 3\n"), "{}", scraped.body);
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_name_that_the_host_does_not_know_lets_nobody_serve() {
+    let Err(ended) = server(", users: [\"no such user\"]", "").await else { panic!("it serves") };
+    assert!(ended.to_string().contains("the user \"no such user\""), "{ended}");
+}
+
+#[tokio::test]
+async fn only_the_listed_load_models_and_each_load_is_in_the_log() {
+    if alone() {
+        return;
+    }
+    let server = server("", "model_control: {users: [70001]}").await.unwrap();
+    let socket = server.home().run_dir().join("http.sock");
+    assert_eq!(STRANGER.post(&socket, INDEX, "").await.unwrap(), Some(200), "the rest is for all");
+    assert_eq!(STRANGER.post(&socket, LOAD, "{}").await.unwrap(), Some(403));
+    server.wait_line(&["audit", "\"load\"", "on=\"m\"", "uid=70005", "denied"]).await.unwrap();
+    assert_eq!(ALICE.post(&socket, LOAD, "{}").await.unwrap(), Some(200));
+    let line = server.wait_line(&["audit", "\"load\"", "on=\"m\"", "uid=70001", "done"]).await.unwrap();
+    assert!(line.contains("pid="), "{line}");
+    server.client().unload("m").await.unwrap();
+    server.wait_line(&["audit", "\"unload\"", "on=\"m\"", "uid=0", "done"]).await.unwrap();
+    assert_eq!(server.client().load("x", None).await.unwrap_err().code(), Code::NotFound);
+    server.wait_line(&["audit", "\"load\"", "on=\"x\"", "failed"]).await.unwrap();
+    let refused = server.tcp_client().await.unwrap().load("m", None).await.unwrap_err();
+    assert_eq!(refused.code(), Code::PermissionDenied, "{refused}");
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn only_the_listed_share_memory() {
+    if alone() {
+        return;
+    }
+    let server = server("", "limits: {shared_memory: {groups: [70005]}}").await.unwrap();
+    let socket = server.home().run_dir().join("http.sock");
+    let name = format!("shadowslice-test-{}-peers", std::process::id());
+    let shared = Path::new("/dev/shm").join(&name);
+    std::fs::write(&shared, [0; 64]).unwrap();
+    let region = "/v2/systemsharedmemory/region/r/register";
+    let body = format!("{{\"key\": \"{name}\", \"byte_size\": 64}}");
+    assert_eq!(STRANGER.post(&socket, region, &body).await.unwrap(), Some(403));
+    assert_eq!(MEMBER.post(&socket, region, &body).await.unwrap(), Some(200));
+    server
+        .wait_line(&["audit", "\"register shared memory\"", "on=\"r\"", "uid=70002", "done"])
+        .await
+        .unwrap();
+    let infer = r#"{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 16], "parameters":
+        {"shared_memory_region": "r", "shared_memory_byte_size": 64}}]}"#;
+    assert_eq!(
+        STRANGER.post(&socket, "/v2/models/m/infer", infer).await.unwrap(),
+        Some(403),
+        "nor reads others' memory"
+    );
+    assert_eq!(MEMBER.post(&socket, "/v2/models/m/infer", infer).await.unwrap(), Some(200));
+    let all = "/v2/systemsharedmemory/unregister";
+    assert_eq!(STRANGER.post(&socket, all, "").await.unwrap(), Some(403));
+    assert_eq!(MEMBER.post(&socket, all, "").await.unwrap(), Some(200));
+    server.wait_line(&["audit", "\"unregister shared memory\"", "on=\"*\"", "uid=70002"]).await.unwrap();
+    std::fs::remove_file(shared).unwrap();
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn orders_are_taken_from_the_listed_and_are_in_the_log() {
+    if alone() {
+        return;
+    }
+    let server = server("", "control: {groups: [70005]}").await.unwrap();
+    let run_dir = server.home().run_dir();
+    assert_eq!(run_dir.join("control.sock").metadata().unwrap().permissions().mode() & 0o777, 0o666);
+    let (program, at) = (server.home().path().join("shadowslice"), run_dir.to_str().unwrap());
+    let order = async |user: User, words: &[&str]| {
+        let output = user.run(&program, &[words, &["--run-dir", at]].concat()).await.unwrap();
+        output.status.code()
+    };
+    assert_eq!(order(MEMBER, &["drain"]).await, Some(0));
+    assert_eq!(order(MEMBER, &["undrain", "m"]).await, Some(0));
+    assert_eq!(order(MEMBER, &["resize", "m", "60%"]).await, Some(0));
+    assert_ne!(order(STRANGER, &["undrain"]).await, Some(0));
+    assert_ne!(order(STRANGER, &["status"]).await, Some(0));
+    server.reload().await.unwrap();
+    for words in [
+        ["\"drain\"", "on=\"*\"", "uid=70002", "done"],
+        ["\"undrain\"", "on=\"m\"", "uid=70002", "done"],
+        ["\"resize\"", "on=\"m\"", "uid=70002", "done"],
+        ["\"connect\"", "on=\"control.sock\"", "uid=70005", "denied"],
+        ["\"reload\"", "on=\"*\"", "uid=0", "done"],
+    ] {
+        let line = server.wait_line(&[&["audit", "pid="], &words[..]].concat()).await.unwrap();
+        assert!(!line.contains("pid=0 "), "{line}");
+    }
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn without_a_list_the_control_socket_is_the_supervisors_users() {
+    let server = server("", "").await.unwrap();
+    let socket = server.home().run_dir().join("control.sock");
+    assert_eq!(socket.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+    server.stop().await.unwrap();
+}
