@@ -188,14 +188,13 @@ impl Controller {
     /// A worker that was stopped is no spare, and would keep the next batch. One that starts has
     /// time limits.
     fn end_the_stopped(&mut self) {
-        let stopped = |process: &&Worker| {
-            if !matches!(self.workers.role_and_phase(process.id).1, "serving" | "standing") {
-                return false;
+        let mut stopped = Vec::new();
+        for process in self.processes.values_mut() {
+            let warm = matches!(self.workers.role_and_phase(process.id).1, "serving" | "standing");
+            if process.has_stood_still() && warm {
+                stopped.push(process.id);
             }
-            let stat = procfs::process::Process::new(process.pid).and_then(|process| process.stat());
-            stat.is_ok_and(|stat| stat.state == 'T')
-        };
-        let stopped: Vec<_> = self.processes.values().filter(stopped).map(|process| process.id).collect();
+        }
         for worker in stopped {
             self.tell(Fact::Misbehaved { worker, why: "it was stopped by a signal".to_owned() });
         }

@@ -119,6 +119,8 @@ pub struct Worker {
     kill: mpsc::Sender<()>,
     lowered: bool,
     spawned: Instant,
+    /// How often its main thread had been scheduled when it was last seen to be stopped.
+    stopped: Option<u64>,
 }
 
 /// How long the parts of a worker's start took, in ms; zero for parts that it has not reached or
@@ -205,6 +207,7 @@ impl Worker {
             weights,
             lowered: launch.low_priority,
             spawned,
+            stopped: None,
             boot_ms: BootMs::default(),
             answer_error: None,
             memory: None,
@@ -257,11 +260,29 @@ impl Worker {
         self.socket.close();
     }
 
+    /// Whether it has been stopped by a signal from the last such look to this one.
+    pub fn has_stood_still(&mut self) -> bool {
+        let now = stopped(self.pid).ok().flatten();
+        let then = std::mem::replace(&mut self.stopped, now);
+        now.is_some() && now == then
+    }
+
     /// Kills it. On a GPU this is the last resort: a kernel that is running would be cut off.
     pub fn kill(&self) {
         // Full means that it is being killed already.
         self.kill.try_send(()).ok();
     }
+}
+
+/// How often the main thread has been scheduled, if the process is stopped.
+fn stopped(pid: i32) -> procfs::ProcResult<Option<u64>> {
+    let process = procfs::process::Process::new(pid)?;
+    if process.stat()?.state != 'T' {
+        return Ok(None);
+    }
+    let status = process.status()?;
+    let times = [status.voluntary_ctxt_switches, status.nonvoluntary_ctxt_switches];
+    Ok(Some(times.into_iter().flatten().sum()))
 }
 
 fn start(launch: &Launch<'_>, files: &[Inherited<'_>]) -> Result<Child, SpawnError> {
