@@ -119,8 +119,9 @@ pub fn writable(engine: &EngineSpec) -> Vec<PathBuf> {
         }));
     }
     for folder in &folders {
-        // What cannot be made cannot be written either, which is said when it is tried.
-        std::fs::create_dir_all(folder).ok();
+        // Without what lies above it: a supervisor that ends removes that. What cannot be made
+        // cannot be written either, which is said when it is tried.
+        std::fs::create_dir(folder).ok();
     }
     folders
 }
@@ -255,7 +256,7 @@ mod tests {
     #[test]
     fn folders_for_kept_forms_are_made_before_the_walls_stand() {
         let folder = tempfile::tempdir().unwrap();
-        let [optimised, cache] = ["a/optimised", "a/engines"].map(|name| folder.path().join(name));
+        let [optimised, cache] = ["optimised", "engines"].map(|name| folder.path().join(name));
         let engine = EngineSpec::OnnxRuntime {
             library: PathBuf::new(),
             path: PathBuf::new(),

@@ -12,7 +12,7 @@ use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 use shadowslice_shared::batch::IN_FLIGHT;
 use shadowslice_shared::boot::{
-    Assignment, BootRefusal, DeviceMemory, Loaded, Purpose, WarmUp, Warmed, descriptors,
+    Assignment, BootRefusal, DeviceMemory, EngineSpec, Loaded, Purpose, WarmUp, Warmed, descriptors,
 };
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::slab::{AnswerSlab, SlabError};
@@ -286,6 +286,12 @@ fn stopped(pid: i32) -> procfs::ProcResult<Option<u64>> {
 }
 
 fn start(launch: &Launch<'_>, files: &[Inherited<'_>]) -> Result<Child, SpawnError> {
+    if let EngineSpec::OnnxRuntime { optimised: Some(folder), .. } = &launch.assignment.engine
+        && let Some(parent) = folder.parent()
+    {
+        // In which the worker makes its own. Without it nothing is kept.
+        std::fs::create_dir_all(parent).ok();
+    }
     let mut environment = environment(&launch.grant, launch.variables);
     let user = launch.user.as_ref().map(|(user, home)| {
         // Later ones of a name are not looked at.
