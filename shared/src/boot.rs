@@ -102,6 +102,13 @@ pub struct Assignment {
     pub partition: Option<Partitioned>,
 }
 
+impl Assignment {
+    /// Whether the worker uses a real GPU.
+    pub fn on_gpu(&self) -> bool {
+        self.purpose.needs_device() && self.device == DeviceSpec::Cuda
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Partitioned {
     /// A process that finds another division cannot serve.

@@ -104,13 +104,14 @@ pub fn found(pid: i32, socket: &Path, file: &Path) -> Found {
 
 /// Where a worker with this engine writes. A folder that is not there cannot be let through, so
 /// each is made.
-pub fn writable(engine: &EngineSpec) -> Vec<PathBuf> {
+pub fn writable(engine: &EngineSpec, on_gpu: bool) -> Vec<PathBuf> {
     let mut folders: Vec<PathBuf> = ["/dev", "/proc/self"].map(PathBuf::from).to_vec();
-    // The driver's cache of kernels that it compiled, and its way to the MPS server.
-    for name in ["CUDA_CACHE_PATH", "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"] {
-        folders.extend(std::env::var_os(name).map(PathBuf::from));
+    if on_gpu {
+        // The driver's cache of kernels that it compiled, and its way to the MPS server.
+        let named = ["CUDA_CACHE_PATH", "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"];
+        folders.extend(named.iter().filter_map(std::env::var_os).map(PathBuf::from));
+        folders.extend(std::env::home_dir().map(|home| home.join(".nv")));
     }
-    folders.extend(std::env::home_dir().map(|home| home.join(".nv")));
     if let EngineSpec::OnnxRuntime { optimised, providers, .. } = engine {
         folders.extend(optimised.clone());
         folders.extend(providers.iter().filter_map(|provider| match provider {
@@ -264,7 +265,7 @@ mod tests {
             providers: vec![Provider::TensorRt { cache: cache.clone() }, Provider::Cuda],
             optimised: Some(optimised.clone()),
         };
-        let folders = writable(&engine);
+        let folders = writable(&engine, false);
         for made in [optimised, cache] {
             assert!(folders.contains(&made) && made.is_dir(), "{folders:?}");
         }

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use shadowslice_shared::batch::IN_FLIGHT;
 use shadowslice_shared::boot::{
-    Assignment, BootRefusal, DeviceMemory, DeviceSpec, LoadTimes, Loaded as LoadedModel, Order, Partitioned,
-    Purpose, SHARE_VARIABLE, WarmUp, Warmed, WorkerSays,
+    Assignment, BootRefusal, DeviceMemory, LoadTimes, Loaded as LoadedModel, Order, Partitioned, Purpose,
+    SHARE_VARIABLE, WarmUp, Warmed, WorkerSays,
 };
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::slab::{AnswerWriter, ReadableSlab, SlabError};
@@ -49,7 +49,7 @@ impl Connected {
         let Self { link, descriptors } = self;
         let Order::Load(assignment) = link.order()? else { return Err(link.out_of_step()) };
         let begun_ns = now_ns();
-        let breaches = walls::raise(&walls::writable(&assignment.engine));
+        let breaches = walls::raise(&walls::writable(&assignment.engine, assignment.on_gpu()));
         if assignment.purpose.is_reference() {
             // Once a model is enough.
             breaches.iter().for_each(|breach| say(&chain(breach)));
@@ -137,7 +137,7 @@ impl Parts {
         let setup = |fault: SlabError| BootRefusal::Setup(chain(&fault));
         let Descriptors { batches, requests, responses, reference, pool, weights } = descriptors;
         let begun_ns = now_ns();
-        let on_gpu = assignment.purpose.needs_device() && assignment.device == DeviceSpec::Cuda;
+        let on_gpu = assignment.on_gpu();
         let libraries = Libraries::load(&assignment.engine, on_gpu)?;
         let loaded_ns = now_ns();
         let device = Device::open(assignment, pool)?;
