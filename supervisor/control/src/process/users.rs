@@ -55,30 +55,48 @@ impl Users {
 }
 
 impl User {
-    /// Makes a folder of theirs, and all that is in it; its parent can be passed, not listed.
+    /// Makes a folder of theirs; its parent can be passed, not listed. What another user left there
+    /// goes: its files could be links to anything.
     pub(crate) fn give(&self, folder: &Path) -> io::Result<()> {
+        match fs::symlink_metadata(folder) {
+            Ok(found) if found.uid() == self.id => return Ok(()),
+            Ok(_) => fs::remove_dir_all(folder)?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
         fs::create_dir_all(folder)?;
         if let Some(parent) = folder.parent() {
             fs::set_permissions(parent, fs::Permissions::from_mode(0o711))?;
         }
         fs::set_permissions(folder, fs::Permissions::from_mode(0o700))?;
-        if fs::metadata(folder)?.uid() == self.id { Ok(()) } else { self.give_all(folder) }
-    }
-
-    /// No link is followed: what is in the folder was another user's.
-    fn give_all(&self, path: &Path) -> io::Result<()> {
-        if fs::symlink_metadata(path)?.is_dir() {
-            for entry in fs::read_dir(path)? {
-                self.give_all(&entry?.path())?;
-            }
-        }
-        lchown(path, Some(self.id), Some(self.id))
+        lchown(folder, Some(self.id), Some(self.id))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_folder_is_theirs_and_what_another_user_left_there_goes() {
+        if !nix::unistd::geteuid().is_root() {
+            println!("skipped: only root gives folders away");
+            return;
+        }
+        let place = tempfile::tempdir().unwrap();
+        let (folder, other) = (place.path().join("engines/m"), place.path().join("other"));
+        fs::write(&other, "").unwrap();
+        let user = |id| User { id, model: "m".to_owned() };
+        user(70_001).give(&folder).unwrap();
+        std::os::unix::fs::symlink(&other, folder.join("link")).unwrap();
+        user(70_001).give(&folder).unwrap();
+        assert!(folder.join("link").is_symlink(), "it is theirs already");
+        user(70_002).give(&folder).unwrap();
+        let found = fs::metadata(&folder).unwrap();
+        assert_eq!((found.uid(), found.mode() & 0o777), (70_002, 0o700));
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 0);
+        assert_eq!(fs::metadata(&other).unwrap().uid(), 0, "nothing else changes hands");
+    }
 
     #[test]
     fn each_model_has_a_user_of_its_own_and_keeps_it() {

@@ -84,6 +84,20 @@ impl Actor {
     }
 }
 
+fn settings() -> Settings {
+    Settings {
+        name: "m".to_owned(),
+        live: LiveSettings {
+            slo: Slo { latency: Duration::from_secs(1), percentile: 99.0 },
+            max_delay: Duration::ZERO,
+            reject_late: false,
+        },
+        max_requests: 4,
+        memory: MEMORY_BYTES as u64,
+        profile: None,
+    }
+}
+
 struct Stage {
     pipeline: Arc<Pipeline>,
     facts: mpsc::Receiver<LaneFact>,
@@ -100,17 +114,7 @@ impl Stage {
 
     fn with(change: impl FnOnce(&mut Settings)) -> Self {
         let (reporter, facts) = mpsc::channel(FACTS);
-        let mut settings = Settings {
-            name: "m".to_owned(),
-            live: LiveSettings {
-                slo: Slo { latency: Duration::from_secs(1), percentile: 99.0 },
-                max_delay: Duration::ZERO,
-                reject_late: false,
-            },
-            max_requests: 4,
-            memory: MEMORY_BYTES as u64,
-            profile: None,
-        };
+        let mut settings = settings();
         change(&mut settings);
         let pipeline = Arc::new(Pipeline::new(settings, Clock::started(UPTIME), reporter).unwrap());
         let tensor =

@@ -51,18 +51,7 @@ async fn what_is_refused_as_not_ready_is_a_miss_of_the_slo_and_tells_the_policy_
 
 #[test]
 fn a_request_for_a_model_that_no_worker_has_described_yet_counts() {
-    let settings = Settings {
-        name: "m".to_owned(),
-        live: LiveSettings {
-            slo: Slo { latency: Duration::from_secs(1), percentile: 99.0 },
-            max_delay: Duration::ZERO,
-            reject_late: false,
-        },
-        max_requests: 4,
-        memory: MEMORY_BYTES as u64,
-        profile: None,
-    };
-    let pipeline = Pipeline::new(settings, Clock::start(), mpsc::channel(1).0).unwrap();
+    let pipeline = Pipeline::new(settings(), Clock::start(), mpsc::channel(1).0).unwrap();
     let refused = pipeline.described(None).unwrap_err();
     assert_eq!(refused.to_string(), "model 'm' is not ready: the model is being loaded");
     pipeline.shut("its file is broken");
