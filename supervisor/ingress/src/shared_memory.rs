@@ -3,17 +3,21 @@
 //! A region is read and written through its descriptor and never mapped: a client may shrink it at
 //! any moment, and reading a page that is gone from a mapping would end the server. So every use
 //! may find less than was registered, and says so.
+//!
+//! The server may open files that its clients may not. So a client has to do only with regions
+//! whose files let it read and write by itself.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
-use std::fs::{File, OpenOptions};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io::ErrorKind;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Component, Path};
 use std::sync::Arc;
 
 use bytes::Bytes;
 use nix::fcntl::OFlag;
+use nix::unistd::geteuid;
 use parking_lot::Mutex;
 
 use super::proto::system_shared_memory_status_response::RegionStatus;
@@ -45,6 +49,34 @@ pub(super) struct Regions {
 struct Region {
     told: RegionStatus,
     file: File,
+    lets: Lets,
+}
+
+/// Whom a file lets read and write it.
+#[derive(Debug)]
+struct Lets {
+    user: u32,
+    group: u32,
+    mode: u32,
+}
+
+impl Lets {
+    fn of(file: &Metadata) -> Self {
+        Self { user: file.uid(), group: file.gid(), mode: file.mode() }
+    }
+
+    /// Over TCP it may be any user of the host. Files of this server's own user are open to them,
+    /// as there it is mostly this user that asks.
+    fn lets(&self, peer: &Peer) -> bool {
+        let has = |bits| self.mode & bits == bits;
+        match peer {
+            Peer::Tcp { .. } => self.user == geteuid().as_raw() || has(0o006),
+            Peer::Unix { uid: 0, .. } => true,
+            Peer::Unix { uid, .. } if *uid == self.user => has(0o600),
+            Peer::Unix { groups, .. } if groups.contains(&self.group) => has(0o060),
+            Peer::Unix { .. } => has(0o006),
+        }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -106,13 +138,13 @@ impl Regions {
     pub(super) fn register(&self, by: &Peer, told: RegionStatus) -> Result<(), RequestError> {
         self.check_allowed(by, REGISTER, &told.name)?;
         let name = told.name.clone();
-        let outcome = self.take(told);
+        let outcome = self.take(by, told);
         let failed = outcome.as_ref().map_err(RequestError::message);
         audit(by, REGISTER, &name, (&failed).into());
         outcome
     }
 
-    fn take(&self, told: RegionStatus) -> Result<(), RequestError> {
+    fn take(&self, by: &Peer, told: RegionStatus) -> Result<(), RequestError> {
         let RegionStatus { name, key, offset, byte_size } = &told;
         if name.is_empty() || name.len() > MAX_NAME_BYTES {
             return invalid(format!("a region's name has 1 to {MAX_NAME_BYTES} bytes"));
@@ -128,51 +160,64 @@ impl Regions {
             let why = format!("{MAX_REGIONS} shared memory regions are registered already; unregister some");
             return Err(Failure::Unavailable(why).into());
         }
-        let file = open(key)?;
+        let (file, found) = open(key)?;
+        let lets = Lets::of(&found);
+        if !lets.lets(by) {
+            return Err(foreign(name));
+        }
         let end = offset.checked_add(*byte_size).filter(|_| *byte_size > 0);
-        if end.is_none_or(|end| file.metadata().is_ok_and(|found| end > found.len())) {
+        if end.is_none_or(|end| end > found.len()) {
             return invalid(format!(
                 "region '{}' of {byte_size} bytes from {offset} on does not lie within shared memory '{}'",
                 Clipped(name),
                 Clipped(key)
             ));
         }
-        by_name.insert(name.clone(), Arc::new(Region { told, file }));
+        by_name.insert(name.clone(), Arc::new(Region { told, file, lets }));
         Ok(())
     }
 
     /// An unknown region is no error. Requests under way keep the region until they end.
     pub(super) fn unregister(&self, by: &Peer, name: &str) -> Result<(), RequestError> {
         self.check_allowed(by, UNREGISTER, name)?;
-        // Dropped after the lock: to close the last descriptor of a region may take long.
-        let gone = self.by_name.lock().remove(name);
+        let gone = {
+            let mut by_name = self.by_name.lock();
+            if by_name.get(name).is_some_and(|region| !region.lets.lets(by)) {
+                return Err(foreign(name));
+            }
+            by_name.remove(name)
+        };
+        // Here, as to close the last descriptor of a region may take long.
         drop(gone);
         audit(by, UNREGISTER, name, Outcome::Done);
         Ok(())
     }
 
+    /// Those of the client's own.
     pub(super) fn unregister_all(&self, by: &Peer) -> Result<(), RequestError> {
         self.check_allowed(by, UNREGISTER, ALL)?;
-        let gone = std::mem::take(&mut *self.by_name.lock());
+        let gone: Vec<_> = self.by_name.lock().extract_if(.., |_, region| region.lets.lets(by)).collect();
         drop(gone);
         audit(by, UNREGISTER, ALL, Outcome::Done);
         Ok(())
     }
 
-    /// All regions, by name, if the name is empty.
+    /// All regions of the client's own, by name, if the name is empty.
     pub(super) fn status(&self, by: &Peer, name: &str) -> Result<Vec<RegionStatus>, RequestError> {
         self.check_allowed(by, "look at shared memory", name)?;
         let by_name = self.by_name.lock();
-        if !name.is_empty() && !by_name.contains_key(name) {
-            return Err(unknown(name));
-        }
-        let wanted = by_name.iter().filter(|(region, _)| name.is_empty() || *region == name);
-        Ok(wanted.map(|(_, region)| region.told.clone()).collect())
+        let wanted = by_name.values().filter(|region| name.is_empty() || region.told.name == name);
+        let told: Vec<_> =
+            wanted.filter(|region| region.lets.lets(by)).map(|region| region.told.clone()).collect();
+        if told.is_empty() && !name.is_empty() { Err(unknown(name)) } else { Ok(told) }
     }
 
     pub(super) fn find(&self, by: &Peer, place: &SharedTensor) -> Result<Found, RequestError> {
         self.check_allowed(by, "use shared memory", &place.region)?;
         let region = self.by_name.lock().get(&place.region).cloned().ok_or_else(|| unknown(&place.region))?;
+        if !region.lets.lets(by) {
+            return Err(foreign(&place.region));
+        }
         let end = place.offset.checked_add(place.byte_size);
         let start = region.told.offset.checked_add(place.offset);
         match (start, end.is_some_and(|end| end <= region.told.byte_size)) {
@@ -234,7 +279,7 @@ impl Found {
 }
 
 /// Opens shared memory by its key, which is a plain name with or without a slash before it.
-fn open(key: &str) -> Result<File, RequestError> {
+fn open(key: &str) -> Result<(File, Metadata), RequestError> {
     let shown = Clipped(key);
     let name = Path::new(key.strip_prefix('/').unwrap_or(key));
     let mut parts = name.components();
@@ -253,9 +298,14 @@ fn open(key: &str) -> Result<File, RequestError> {
         Failure::Invalid(format!("unable to open shared memory region '{shown}': {error}"))
     })?;
     match file.metadata() {
-        Ok(found) if found.is_file() => Ok(file),
+        Ok(found) if found.is_file() => Ok((file, found)),
         _ => invalid(format!("'{shown}' is no shared memory")),
     }
+}
+
+fn foreign(name: &str) -> RequestError {
+    let why = "this client may not read and write the file behind it";
+    RequestError::Forbidden(format!("shared memory region '{}': {why}", Clipped(name)))
 }
 
 fn unknown(name: &str) -> RequestError {

@@ -4,8 +4,8 @@ use std::os::unix::fs::symlink;
 use super::super::reserved::enough;
 use super::*;
 
-const CLIENT: Peer = Peer::Tcp(SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 9)));
-
+const CLIENT: Peer =
+    Peer::Tcp { address: SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 9)), names: Vec::new() };
 /// A file of shared memory, gone at the end.
 struct Shared {
     path: std::path::PathBuf,
@@ -147,4 +147,31 @@ fn where_it_is_not_allowed_nothing_is_said_or_done() {
             matches!(&refused, Err(RequestError::Unsupported(why)) if why.contains("limits.shared_memory"))
         );
     }
+}
+
+#[test]
+fn a_client_has_to_do_with_files_that_let_it_only() {
+    let client = |uid, groups: &[u32]| Peer::Unix { uid, groups: groups.to_vec(), pid: 1 };
+    let file = |user, mode: u32| Lets { user, group: 70_010, mode: 0o100_000 | mode };
+    let own = file(70_001, 0o600);
+    assert!(own.lets(&client(70_001, &[])) && own.lets(&client(0, &[])));
+    assert!(!own.lets(&client(70_002, &[70_010])) && !own.lets(&CLIENT));
+    assert!(!file(70_001, 0o466).lets(&client(70_001, &[70_010])), "its own bits count");
+    assert!(!file(70_001, 0o646).lets(&client(70_002, &[70_010])), "and so do its group's");
+    assert!(file(70_001, 0o660).lets(&client(70_002, &[5, 70_010])));
+    assert!(file(70_001, 0o606).lets(&client(70_002, &[])) && file(70_001, 0o606).lets(&CLIENT));
+    assert!(file(geteuid().as_raw(), 0o600).lets(&CLIENT), "of the server's own user");
+
+    let shared = Shared::new("foreign", b"0123");
+    let regions = Regions::new(Guard::everybody());
+    let stranger = client(70_001, &[]);
+    std::fs::set_permissions(&shared.path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    let refused = |outcome: Result<(), RequestError>| matches!(outcome, Err(RequestError::Forbidden(_)));
+    assert!(refused(regions.register(&stranger, region(&shared.key, 0, 4))));
+    regions.register(&CLIENT, region(&shared.key, 0, 4)).unwrap();
+    assert!(refused(regions.find(&stranger, &place(0, 4)).map(|_| ())));
+    assert!(refused(regions.unregister(&stranger, "r")));
+    assert_eq!(regions.status(&stranger, "").unwrap(), []);
+    regions.unregister_all(&stranger).unwrap();
+    assert_eq!(regions.status(&CLIENT, "").unwrap().len(), 1);
 }

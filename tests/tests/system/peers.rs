@@ -133,8 +133,12 @@ async fn only_the_listed_share_memory() {
     let name = format!("shadowslice-test-{}-peers", std::process::id());
     let shared = Path::new("/dev/shm").join(&name);
     std::fs::write(&shared, [0; 64]).unwrap();
+    let lets = |mode| set_permissions(&shared, Permissions::from_mode(mode)).unwrap();
     let region = "/v2/systemsharedmemory/region/r/register";
     let body = format!("{{\"key\": \"{name}\", \"byte_size\": 64}}");
+    lets(0o600);
+    assert_eq!(MEMBER.post(&socket, region, &body).await.unwrap(), Some(403), "root's file is root's");
+    lets(0o666);
     assert_eq!(STRANGER.post(&socket, region, &body).await.unwrap(), Some(403));
     assert_eq!(MEMBER.post(&socket, region, &body).await.unwrap(), Some(200));
     server
