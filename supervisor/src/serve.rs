@@ -112,6 +112,7 @@ fn start(file: &Path, config: &Config, log: &Log) -> Result<u8, Failed> {
         register: run_dir.private().join("workers"),
         users,
         variables: config.workers.environment.clone(),
+        worker_memory: config.workers.memory,
         timeouts: config.timeouts,
         response_bytes: config.limits.response_bytes,
         clock: Clock::start(),

@@ -141,7 +141,7 @@ const KEYS: &[&str] = &[
 fn document(root: &Value<'_>, context: &Context<'_>) -> Config {
     let fields = root.fields(KEYS);
     let run_dir = settings::run_dir(&fields, context);
-    let listen = listen::listen(&fields, &run_dir);
+    let listen = listen::listen(&fields, &run_dir, context);
     let gpus = gpus::gpus(&fields);
     let limits = settings::limits(&fields);
     let controller = settings::controller(&fields, context);

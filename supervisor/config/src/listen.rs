@@ -3,15 +3,21 @@
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
-use super::peers;
 use super::reader::{Fields, Value};
 use super::settings::{CONTROL_SOCKET, PRIVATE};
-use super::types::{Address, Listen, Listener};
+use super::types::{Listen, Listener, Tls};
+use super::{Context, absolute, peers, usable};
 
 /// In bytes: 108 with the closing NUL.
 pub(super) const MAX_SOCKET_PATH: usize = 107;
 
 const MAX_LISTENERS: usize = 64;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Address {
+    Unix(PathBuf),
+    Tcp(SocketAddr),
+}
 
 /// A socket that is in use, and the setting that uses it.
 struct Taken<'a> {
@@ -22,16 +28,17 @@ struct Taken<'a> {
 }
 
 /// No two sockets may be the same.
-pub(super) fn listen(root: &Fields<'_>, run_dir: &Path) -> Listen {
+pub(super) fn listen(root: &Fields<'_>, run_dir: &Path, context: &Context<'_>) -> Listen {
     let fields = root.section("listen", &["http", "grpc", "metrics"]);
     let ours =
         [(CONTROL_SOCKET, "the supervisor's control socket"), (PRIVATE, "the supervisor's own folder")];
     let ours = ours.map(|(name, by)| (Address::Unix(run_dir.join(name)), by.to_owned()));
     let mut taken: Vec<_> =
         ours.into_iter().map(|(address, by)| Taken { address, by, value: None }).collect();
-    let http = listeners(&fields, "http", &["unix:http.sock", "127.0.0.1:8000"], run_dir, &mut taken);
-    let grpc = listeners(&fields, "grpc", &["unix:grpc.sock", "127.0.0.1:8001"], run_dir, &mut taken);
-    let metrics = listeners(&fields, "metrics", &["127.0.0.1:8002"], run_dir, &mut taken);
+    let mut listeners = |key, default| listeners((&fields, key), default, run_dir, &mut taken, context);
+    let http = listeners("http", "http.sock");
+    let grpc = listeners("grpc", "grpc.sock");
+    let metrics = listeners("metrics", "metrics.sock");
     report_clashes(&taken);
     let is_none = |key| fields.get(key).is_some_and(|list| list.is_list() && list.items().is_empty());
     if is_none("http") && is_none("grpc") {
@@ -41,29 +48,24 @@ pub(super) fn listen(root: &Fields<'_>, run_dir: &Path) -> Listen {
 }
 
 fn listeners<'a>(
-    fields: &Fields<'a>,
-    key: &'static str,
-    default: &[&str],
+    (fields, key): (&Fields<'a>, &'static str),
+    default: &str,
     run_dir: &Path,
     taken: &mut Vec<Taken<'a>>,
+    context: &Context<'_>,
 ) -> Vec<Listener> {
     let Some(list) = fields.get(key) else {
-        let parsed = default.iter().filter_map(|text| address(text, run_dir).ok());
-        let addresses: Vec<_> = parsed.collect();
+        let address = Address::Unix(run_dir.join(default));
         let by = format!("listen.{key}, by default");
-        taken.extend(addresses.iter().map(|address| Taken {
-            address: address.clone(),
-            by: by.clone(),
-            value: None,
-        }));
-        return addresses.into_iter().map(plain).collect();
+        taken.push(Taken { address: address.clone(), by, value: None });
+        return vec![plain(address)];
     };
     let Some(items) = list.items_up_to(MAX_LISTENERS, "listeners") else { return Vec::new() };
     let mut listeners = Vec::new();
     for item in items {
-        if let Some(listener) = listener(&item, run_dir) {
+        if let Some((address, listener)) = listener(&item, run_dir, context) {
             let by = format!("{} in line {}", item.path(), item.line());
-            taken.push(Taken { address: listener.address.clone(), by, value: Some(item) });
+            taken.push(Taken { address, by, value: Some(item) });
             listeners.push(listener);
         }
     }
@@ -71,29 +73,77 @@ fn listeners<'a>(
 }
 
 fn plain(address: Address) -> Listener {
-    Listener { address, mode: None, group: None, peers: None }
+    match address {
+        Address::Unix(path) => Listener::Unix { path, mode: None, group: None, peers: None },
+        Address::Tcp(address) => Listener::Tcp { address, tls: None, tokens: None },
+    }
 }
 
-fn listener(item: &Value<'_>, run_dir: &Path) -> Option<Listener> {
+fn listener(item: &Value<'_>, run_dir: &Path, context: &Context<'_>) -> Option<(Address, Listener)> {
     if item.is_scalar() {
         let address = item.parsed(|text| address(text, run_dir))?;
-        return Some(plain(address));
+        return Some((address.clone(), plain(address)));
     }
-    let fields = item.fields(&["address", "mode", "group", "users", "groups"]);
+    let fields = item.fields(&["address", "mode", "group", "users", "groups", "tls", "tokens"]);
     let written = fields.required("address", "give `unix:x.sock` or `127.0.0.1:8000`, say")?;
-    let address = written.parsed(|text| address(text, run_dir));
-    if matches!(address, Some(Address::Tcp(_))) {
-        for key in ["mode", "group"] {
-            fields.forbidden(key, "only Unix sockets have a mode and a group; remove this");
-        }
-        for key in ["users", "groups"] {
-            fields.forbidden(key, "only Unix sockets say who connects; remove this");
-        }
+    let address = written.parsed(|text| address(text, run_dir))?;
+    let listener = match address.clone() {
+        Address::Unix(path) => unix(&fields, path),
+        Address::Tcp(address) => tcp(&fields, address, context)?,
+    };
+    Some((address, listener))
+}
+
+fn unix(fields: &Fields<'_>, path: PathBuf) -> Listener {
+    for key in ["tls", "tokens"] {
+        fields.forbidden(key, "a Unix socket's clients are on this host, and known by it; remove this");
     }
-    let mode = fields.get("mode").and_then(|value| file_mode(&value));
-    let group = fields.get("group").and_then(|value| value.text()).map(str::to_owned);
-    let peers = peers::peers(&fields);
-    address.map(|address| Listener { address, mode, group, peers })
+    Listener::Unix {
+        path,
+        mode: fields.get("mode").and_then(|value| file_mode(&value)),
+        group: fields.get("group").and_then(|value| value.text()).map(str::to_owned),
+        peers: peers::peers(fields),
+    }
+}
+
+fn tcp(fields: &Fields<'_>, address: SocketAddr, context: &Context<'_>) -> Option<Listener> {
+    for key in ["mode", "group"] {
+        fields.forbidden(key, "only Unix sockets have a mode and a group; remove this");
+    }
+    for key in ["users", "groups"] {
+        fields.forbidden(key, "only Unix sockets say who connects; remove this, or give `tokens`");
+    }
+    let tls = match fields.get("tls") {
+        Some(value) => Some(tls(&value, context)?),
+        None => None,
+    };
+    let tokens = match fields.get("tokens") {
+        Some(value) => Some(file(&value, context)?),
+        None => None,
+    };
+    Some(Listener::Tcp { address, tls, tokens })
+}
+
+fn tls(value: &Value<'_>, context: &Context<'_>) -> Option<Tls> {
+    let fields = value.fields(&["certificate", "key", "client_ca"]);
+    let needed =
+        |key| fields.required(key, "name the file, in PEM format").and_then(|value| file(&value, context));
+    let (certificate, key) = (needed("certificate"), needed("key"));
+    let client_ca = match fields.get("client_ca") {
+        Some(value) => Some(file(&value, context)?),
+        None => None,
+    };
+    Some(Tls { certificate: certificate?, key: key?, client_ca })
+}
+
+/// Absolute; the file must be there.
+fn file(value: &Value<'_>, context: &Context<'_>) -> Option<PathBuf> {
+    let path = context.shown(value.text()?);
+    if let Err(error) = usable(&path) {
+        value.fault(format!("{} cannot be used: {error}; correct the path or the file", path.display()));
+        return None;
+    }
+    Some(absolute(&path))
 }
 
 fn file_mode(value: &Value<'_>) -> Option<u32> {

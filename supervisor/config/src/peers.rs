@@ -1,4 +1,4 @@
-//! Who may: users and groups of the host.
+//! Who may: users and groups of the host, and clients by name.
 
 use std::fmt;
 
@@ -8,11 +8,14 @@ use super::render::quoted;
 /// Of one list.
 const MAX_ACCOUNTS: usize = 256;
 
-/// Users and groups. Names are looked up when the supervisor starts.
+/// Users and groups of Unix sockets' peers, and clients of TCP by names of their own. Users and
+/// groups are looked up when the supervisor starts.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Peers {
     pub users: Vec<Account>,
     pub groups: Vec<Account>,
+    /// As tokens and certificates name them.
+    pub clients: Vec<String>,
 }
 
 /// A user or a group, as it is written.
@@ -28,7 +31,6 @@ pub enum Access {
     #[default]
     Nobody,
     Everybody,
-    /// Over Unix sockets only, as TCP does not say who a client is.
     Only(Peers),
 }
 
@@ -46,18 +48,25 @@ impl fmt::Display for Peers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let list =
             |accounts: &[Account]| accounts.iter().map(Account::to_string).collect::<Vec<_>>().join(", ");
-        write!(f, "users: [{}], groups: [{}]", list(&self.users), list(&self.groups))
+        write!(f, "users: [{}], groups: [{}]", list(&self.users), list(&self.groups))?;
+        if self.clients.is_empty() {
+            return Ok(());
+        }
+        let clients: Vec<_> = self.clients.iter().map(|name| quoted(name)).collect();
+        write!(f, ", clients: [{}]", clients.join(", "))
     }
 }
 
-/// `None` where neither list is written.
+/// Of Unix sockets; `None` where neither list is written.
 pub(super) fn peers(fields: &Fields<'_>) -> Option<Peers> {
     let list = |key| fields.get(key).map(|value| accounts(&value));
     match (list("users"), list("groups")) {
         (None, None) => None,
-        (users, groups) => {
-            Some(Peers { users: users.unwrap_or_default(), groups: groups.unwrap_or_default() })
-        }
+        (users, groups) => Some(Peers {
+            users: users.unwrap_or_default(),
+            groups: groups.unwrap_or_default(),
+            clients: Vec::new(),
+        }),
     }
 }
 
@@ -70,10 +79,23 @@ pub(super) fn listed(value: &Value<'_>) -> Option<Peers> {
     peers
 }
 
+/// The same where clients may come over TCP, too.
+fn listed_clients(value: &Value<'_>) -> Option<Peers> {
+    let fields = value.fields(&["users", "groups", "clients"]);
+    let (peers, clients) = (peers(&fields), fields.get("clients"));
+    if peers.is_none() && clients.is_none() {
+        value.fault("names nobody; give `users`, `groups` or `clients`");
+        return None;
+    }
+    let items = clients.and_then(|list| list.items_up_to(MAX_ACCOUNTS, "names")).unwrap_or_default();
+    let clients = items.iter().filter_map(|item| item.text().map(str::to_owned)).collect();
+    Some(Peers { clients, ..peers.unwrap_or_default() })
+}
+
 /// A map, or a word that `plain` reads as a yes or no to everybody.
 pub(super) fn access(value: &Value<'_>, plain: impl FnOnce(&Value<'_>) -> Option<bool>) -> Option<Access> {
     if value.is_map() {
-        return listed(value).map(Access::Only);
+        return listed_clients(value).map(Access::Only);
     }
     plain(value).map(|yes| if yes { Access::Everybody } else { Access::Nobody })
 }

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use super::peers::Access;
 use super::types::{
-    Address, Batch, Config, CudaDevice, Engine, Gpu, HandoverMode, Limits, Listener, Model, OnLate,
-    Partitioning, Provider, Queue, Ready, Share, Timeouts, Tracing,
+    Batch, Config, CudaDevice, Engine, Gpu, HandoverMode, Limits, Listener, Model, OnLate, Partitioning,
+    Provider, Queue, Ready, Share, Timeouts, Tls, Tracing,
 };
 use super::units::{show_duration, show_sample, show_size};
 
@@ -63,7 +63,9 @@ impl fmt::Display for Document<'_> {
         let users = config.workers.users.as_ref();
         let users =
             users.map(|users| format!(", users: {}-{}", users.start(), users.end())).unwrap_or_default();
-        writeln!(f, "workers: {{environment: [{}]{users}}}", names.join(", "))?;
+        let memory = config.workers.memory.map(|memory| format!(", memory: {}", show_size(memory)));
+        let memory = memory.unwrap_or_default();
+        writeln!(f, "workers: {{environment: [{}]{users}{memory}}}", names.join(", "))?;
         match &config.tracing {
             Some(Tracing { otlp, sample, service }) => {
                 let (otlp, sample, service) = (quoted(otlp), show_sample(*sample), quoted(service));
@@ -75,20 +77,28 @@ impl fmt::Display for Document<'_> {
 }
 
 fn listener(listener: &Listener, run_dir: &Path) -> String {
-    let address = match &listener.address {
-        Address::Unix(socket) => {
-            quoted(&format!("unix:{}", socket.strip_prefix(run_dir).unwrap_or(socket).display()))
+    let (address, more) = match listener {
+        Listener::Unix { path, mode, group, peers } => {
+            let path = path.strip_prefix(run_dir).unwrap_or(path).display();
+            let mode = mode.map(|mode| format!(", mode: \"{mode:04o}\"")).unwrap_or_default();
+            let group = group.as_ref().map(|group| format!(", group: {}", quoted(group))).unwrap_or_default();
+            let peers = peers.as_ref().map(|peers| format!(", {peers}")).unwrap_or_default();
+            (quoted(&format!("unix:{path}")), format!("{mode}{group}{peers}"))
         }
-        Address::Tcp(address) => quoted(&address.to_string()),
+        Listener::Tcp { address, tls, tokens } => {
+            let tls = tls.as_ref().map(|tls| format!(", tls: {}", encryption(tls))).unwrap_or_default();
+            let tokens =
+                tokens.as_ref().map(|tokens| format!(", tokens: {}", path(tokens))).unwrap_or_default();
+            (quoted(&address.to_string()), format!("{tls}{tokens}"))
+        }
     };
-    let mode = listener.mode.map(|mode| format!(", mode: \"{mode:04o}\"")).unwrap_or_default();
-    let group =
-        listener.group.as_ref().map(|group| format!(", group: {}", quoted(group))).unwrap_or_default();
-    let peers = listener.peers.as_ref().map(|peers| format!(", {peers}")).unwrap_or_default();
-    match format!("{mode}{group}{peers}") {
-        none if none.is_empty() => address,
-        more => format!("{{address: {address}{more}}}"),
-    }
+    if more.is_empty() { address } else { format!("{{address: {address}{more}}}") }
+}
+
+fn encryption(tls: &Tls) -> String {
+    let clients =
+        tls.client_ca.as_ref().map(|file| format!(", client_ca: {}", path(file))).unwrap_or_default();
+    format!("{{certificate: {}, key: {}{clients}}}", path(&tls.certificate), path(&tls.key))
 }
 
 fn gpu(gpu: &Gpu) -> String {

@@ -152,8 +152,11 @@ pub(super) fn onnxruntime(root: &Fields<'_>, context: &Context<'_>) -> OnnxRunti
     OnnxRuntime { library: library.map(|path| absolute(&context.shown(path))) }
 }
 
+/// What one takes that serves nothing yet, in bytes.
+const LEAST_OF_A_WORKER: u64 = 64 << 20;
+
 pub(super) fn workers(root: &Fields<'_>, models: usize) -> Workers {
-    let fields = root.section("workers", &["environment", "users"]);
+    let fields = root.section("workers", &["environment", "users", "memory"]);
     let names = |value: &Value<'_>| {
         let name = |item: Value<'_>| {
             let name = item.text()?.to_owned();
@@ -172,7 +175,8 @@ pub(super) fn workers(root: &Fields<'_>, models: usize) -> Workers {
     {
         value.fault(format!("fewer users than models, of which there are {models}; name more"));
     }
-    Workers { environment, users }
+    let memory = fields.get("memory").and_then(|value| size_within(&value, LEAST_OF_A_WORKER, 1 << 50));
+    Workers { environment, users, memory }
 }
 
 /// `FIRST-LAST`. Root is none of them.

@@ -77,20 +77,33 @@ pub struct Listen {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Listener {
-    pub address: Address,
-    /// Of a Unix socket; `None` leaves it to the umask.
-    pub mode: Option<u32>,
-    pub group: Option<String>,
-    /// Who may connect to a Unix socket; `None` if everybody whom its mode lets in.
-    pub peers: Option<Peers>,
+pub enum Listener {
+    Unix {
+        /// Absolute, and fits into a socket's address.
+        path: PathBuf,
+        /// `None` for the default.
+        mode: Option<u32>,
+        group: Option<String>,
+        /// Who may connect; `None` if everybody whom the mode lets in.
+        peers: Option<Peers>,
+    },
+    Tcp {
+        address: SocketAddr,
+        /// `None` if connections are not encrypted.
+        tls: Option<Tls>,
+        /// A file with the tokens of those who may ask; `None` if everybody may.
+        tokens: Option<PathBuf>,
+    },
 }
 
+/// Files in PEM format, by their absolute paths.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Address {
-    /// The path is absolute and fits into a socket's address.
-    Unix(PathBuf),
-    Tcp(SocketAddr),
+pub struct Tls {
+    /// The server's own, and what leads from it to its clients' root.
+    pub certificate: PathBuf,
+    pub key: PathBuf,
+    /// Who signs the certificates that clients must have; `None` if they need none.
+    pub client_ca: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -297,6 +310,8 @@ pub struct Workers {
     pub environment: Vec<String>,
     /// Numbers of the users as which the models' workers run, one each; the supervisor's if `None`.
     pub users: Option<RangeInclusive<u32>>,
+    /// In bytes, of the host's memory, for each worker; `None` for no limit.
+    pub memory: Option<u64>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
@@ -17,6 +18,7 @@ use super::pace::Paced;
 use super::peers::{self, Caller};
 use super::pools::{Owner, Pools};
 use super::stop::Stop;
+use super::tls::Encryption;
 use super::{Frontend, grpc, http};
 use shadowslice_datapath::peer::Peer;
 
@@ -64,7 +66,7 @@ async fn listen(
     let accepting = async {
         let mut failing = false;
         loop {
-            let (stream, caller) = match accept(&bound, &service).await {
+            let accepted = match accept(&bound, &service).await {
                 Ok(accepted) => accepted,
                 Err(error) => {
                     if !failing {
@@ -76,8 +78,9 @@ async fn listen(
                 }
             };
             failing = false;
-            let entered = connections.enter(pools.client(Owner::of(&caller.peer))).await;
-            tokio::spawn(serve(service.clone(), stream, caller, entered, stop.clone()));
+            let owner = Owner::of(&accepted.caller().peer);
+            let entered = connections.enter(pools.client(owner)).await;
+            tokio::spawn(serve(service.clone(), accepted, entered, stop.clone()));
         }
     };
     tokio::select! {
@@ -86,32 +89,70 @@ async fn listen(
     }
 }
 
-async fn accept(bound: &Bound, service: &Service) -> io::Result<(Stream, Caller)> {
-    match bound {
-        Bound::Unix { listener, file, guard } => {
-            let (stream, caller) = peers::accept(listener, guard, &file.path().to_string_lossy()).await?;
-            let stream = Paced::new(stream);
-            let repaired = matches!(service, Service::Grpc(_));
-            Ok((if repaired { Box::pin(AuthorityRepair::new(stream)) } else { Box::pin(stream) }, caller))
+/// A connection that still has to say who it is, if it is to be encrypted.
+enum Accepted {
+    Open(Stream, Caller),
+    Encrypted(TcpStream, Encryption, Caller),
+}
+
+impl Accepted {
+    fn caller(&self) -> &Caller {
+        match self {
+            Self::Open(_, caller) | Self::Encrypted(_, _, caller) => caller,
         }
-        Bound::Tcp { listener, site } => {
-            let (stream, address) = listener.accept().await?;
-            // It only fails when the peer is gone, as the next read will tell.
-            let _ = stream.set_nodelay(true);
-            let caller = Caller { peer: Arc::new(Peer::Tcp(address)), site: *site };
-            Ok((Box::pin(Paced::new(stream)), caller))
+    }
+
+    async fn open(self) -> io::Result<(Stream, Caller)> {
+        match self {
+            Self::Open(stream, caller) => Ok((stream, caller)),
+            Self::Encrypted(stream, encryption, mut caller) => {
+                let (stream, known) = encryption.accept(stream).await?;
+                if let Peer::Tcp { names, .. } = Arc::make_mut(&mut caller.peer) {
+                    *names = known;
+                }
+                Ok((Box::pin(Paced::new(stream)), caller))
+            }
         }
     }
 }
 
-async fn serve(service: Service, stream: Stream, caller: Caller, entered: Entered, stop: Stop) {
+async fn accept(bound: &Bound, service: &Service) -> io::Result<Accepted> {
+    match bound {
+        Bound::Unix { listener, file, guard } => {
+            let (stream, caller) = peers::accept(listener, guard, &file.path().to_string_lossy()).await?;
+            let stream = Paced::new(stream);
+            let stream: Stream = match service {
+                Service::Grpc(_) => Box::pin(AuthorityRepair::new(stream)),
+                _ => Box::pin(stream),
+            };
+            Ok(Accepted::Open(stream, caller))
+        }
+        Bound::Tcp { listener, site, encryption, tokens } => {
+            let (stream, address) = listener.accept().await?;
+            // It only fails when the peer is gone, as the next read will tell.
+            let _ = stream.set_nodelay(true);
+            let peer = Arc::new(Peer::Tcp { address, names: Vec::new() });
+            let caller = Caller { peer, site: *site, tokens: tokens.clone() };
+            Ok(match encryption {
+                None => Accepted::Open(Box::pin(Paced::new(stream)), caller),
+                Some(encryption) => Accepted::Encrypted(stream, encryption.clone(), caller),
+            })
+        }
+    }
+}
+
+async fn serve(service: Service, accepted: Accepted, entered: Entered, stop: Stop) {
     let overdue = stop.clone().overdue();
     let client = &entered.client;
     let serving = async {
+        let (stream, caller) = match accepted.open().await {
+            Ok(opened) => opened,
+            Err(error) => return tracing::debug!(%error, "no encrypted connection came about"),
+        };
         match service {
             Service::Http(front) => http::serve(stream, front, (client, caller), stop).await,
             Service::Grpc(front) => grpc::serve(stream, front, (client, caller), stop).await,
-            Service::Metrics(render) => metrics::serve(stream, render, (client, caller.site), stop).await,
+            Service::Metrics(render) => metrics::serve(stream, render, (client, caller), stop).await,
         }
     };
     tokio::select! {

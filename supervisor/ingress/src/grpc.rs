@@ -21,7 +21,8 @@ use super::accept::Stream;
 use super::body::{OneMessage, SHORT};
 use super::codec::in_turn;
 use super::health::Health;
-use super::peers::Caller;
+use super::listen::Spoken;
+use super::peers::{Asked, Caller};
 use super::pools::{Client, Pool};
 use super::proto::grpc_inference_service_server::{GrpcInferenceService, GrpcInferenceServiceServer};
 use super::proto::health::health_server::HealthServer;
@@ -42,7 +43,6 @@ use super::proto::{
 };
 use super::request_error::{RequestError, away};
 use super::reserved::{RESERVED, Reserved};
-use super::site::Site;
 use super::slow_reader::{self, Untaken};
 use super::stop::Stop;
 use super::{
@@ -50,6 +50,8 @@ use super::{
 };
 use shadowslice_datapath::peer::Peer;
 use shadowslice_datapath::pipeline::{Coming, Metadata};
+
+pub(super) const SPOKEN: Spoken = Spoken { name: "gRPC", alpn: b"h2" };
 
 const INFER: &str = "/inference.GRPCInferenceService/ModelInfer";
 
@@ -87,13 +89,12 @@ pub(super) async fn serve(
         limit,
     };
     let (called, untaken) = (AtomicBool::new(false), Arc::new(Untaken::default()));
-    let service = service_fn(|mut request: HttpRequest<Incoming>| {
-        request.extensions_mut().insert(Arc::clone(&caller.peer));
+    let service = service_fn(|request: HttpRequest<Incoming>| {
         called.store(true, Ordering::Relaxed);
         let (front, client, servers) = (front.clone(), client.clone(), servers.clone());
-        let (untaken, site) = (untaken.clone(), caller.site);
+        let (untaken, caller) = (untaken.clone(), caller.clone());
         async move {
-            let (answer, reserved) = reserve(front, &client, servers, site, request).await;
+            let (answer, reserved) = reserve(front, &client, servers, &caller, request).await;
             Ok::<_, Infallible>(answer.map(|body| slow_reader::Answer::new(body, untaken, reserved)))
         }
     });
@@ -156,17 +157,17 @@ async fn reserve(
     front: Arc<Frontend>,
     client: &Arc<Client>,
     servers: Servers,
-    site: Site,
+    caller: &Caller,
     request: HttpRequest<Incoming>,
 ) -> (Reply, Option<Arc<Reserved>>) {
     let path = request.uri().path();
     let of_health = path.starts_with(HEALTH) || [LIVE, READY].contains(&path);
-    let pool = if of_health { Pool::Health } else { Pool::Memory };
+    let (asked, pool) = if of_health { (Asked::Health, Pool::Health) } else { (Asked::More, Pool::Memory) };
     let regular = if of_health { Ok(()) } else { client.regular().await };
     match regular.and_then(|()| Reserved::new(client, pool)) {
         Ok(reserved) => {
             // In memory of its own, so that refused calls have little.
-            let call = Box::pin(call(front, servers, site, request, &reserved));
+            let call = Box::pin(call(front, servers, (caller, asked), request, &reserved));
             (RESERVED.scope(reserved.clone(), call).await, Some(reserved))
         }
         Err(refused) => (Status::from(refused).into_http(), None),
@@ -176,13 +177,14 @@ async fn reserve(
 async fn call(
     front: Arc<Frontend>,
     servers: Servers,
-    site: Site,
+    (caller, asked): (&Caller, Asked),
     mut request: HttpRequest<Incoming>,
     reserved: &Arc<Reserved>,
 ) -> Reply {
-    if let Err(refusal) = site.check(request.uri(), request.headers()) {
-        return Status::from(refusal).into_http();
-    }
+    match caller.identify(request.uri(), request.headers(), asked) {
+        Ok(peer) => request.extensions_mut().insert(peer),
+        Err(refusal) => return Status::from(refusal).into_http(),
+    };
     if request.uri().path() != INFER {
         let uri = request.uri().clone();
         let response = servers.call(request, reserved).await.unwrap_or_else(Status::into_http);

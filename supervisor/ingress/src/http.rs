@@ -22,12 +22,12 @@ use super::Frontend;
 use super::accept::Stream;
 use super::body::{self, SHORT, Unread};
 use super::kept::Kept;
-use super::peers::Caller;
+use super::listen::Spoken;
+use super::peers::{Asked, Caller};
 use super::pools::{Client, Pool};
 use super::request_error::RequestError;
 use super::reserved::Reserved;
 use super::routes::{self, Goal};
-use super::site::Site;
 use super::stop::Stop;
 use shadowslice_datapath::pipeline::Pieces;
 use shadowslice_datapath::readiness::Host;
@@ -37,6 +37,10 @@ pub(super) type Answer = Response<Pieces>;
 
 /// Memory stays reserved until an answer has been written.
 pub(super) type Written = Full<Kept<Pieces, Option<Arc<Reserved>>>>;
+
+pub(super) const SPOKEN: Spoken = Spoken { name: "HTTP", alpn: b"http/1.1" };
+
+const HEALTH: &str = "/v2/health/";
 
 const CLOSE: HeaderValue = HeaderValue::from_static("close");
 
@@ -60,10 +64,8 @@ pub(super) async fn serve(
     stop: Stop,
 ) {
     let (asked, refused) = (AtomicBool::new(false), AtomicBool::new(false));
-    let service = service_fn(|mut request: Request<Incoming>| {
-        request.extensions_mut().insert(Arc::clone(&caller.peer));
-        Box::pin(answer(&front, (client, caller.site), &asked, &refused, request))
-    });
+    let service =
+        service_fn(|request| Box::pin(answer(&front, (client, &caller), &asked, &refused, request)));
     tokio::select! {
         io = speak(io, service, client, stop.clone()) => close(io, refused.load(Ordering::Relaxed)).await,
         () = unasked(&asked, stop) => tracing::debug!("cut an HTTP connection in mid-request"),
@@ -123,20 +125,26 @@ async fn close(mut io: Stream, linger: bool) {
 
 async fn answer(
     front: &Frontend,
-    (client, site): (&Arc<Client>, Site),
+    (client, caller): (&Arc<Client>, &Caller),
     asked: &AtomicBool,
     refused: &AtomicBool,
     request: Request<Incoming>,
 ) -> Result<Response<Written>, Infallible> {
     let (mut head, mut body) = request.into_parts();
-    if let Err(refusal) = site.check(&head.uri, &head.headers) {
-        // Its body is not read.
-        refused.store(true, Ordering::Relaxed);
-        asked.store(true, Ordering::Relaxed);
-        let mut answer = error(refusal.status(), &refusal.message());
-        answer.headers_mut().insert(CONNECTION, CLOSE);
-        return Ok(answer.map(|pieces| Full::new(Kept::new(pieces, None))));
-    }
+    let health = head.uri.path().starts_with(HEALTH);
+    let about = if health { Asked::Health } else { Asked::More };
+    match caller.identify(&head.uri, &head.headers, about) {
+        Ok(peer) => head.extensions.insert(peer),
+        Err(refusal) => {
+            // Its body is not read.
+            refused.store(true, Ordering::Relaxed);
+            asked.store(true, Ordering::Relaxed);
+            let mut answer = error(refusal.status(), &refusal.message());
+            refusal.describe(answer.headers_mut());
+            answer.headers_mut().insert(CONNECTION, CLOSE);
+            return Ok(answer.map(|pieces| Full::new(Kept::new(pieces, None))));
+        }
+    };
     let span = front.begin_http(&mut head);
     asked.store(false, Ordering::Relaxed);
     let served = match routes::goal(front, &head) {

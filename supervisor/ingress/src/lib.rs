@@ -35,6 +35,7 @@ mod model;
 mod pace;
 mod peers;
 mod pools;
+mod renewed;
 mod repository;
 mod request_error;
 mod reserved;
@@ -45,6 +46,8 @@ mod slow_reader;
 mod statistics;
 mod stop;
 mod tensors;
+mod tls;
+mod tokens;
 mod traced;
 mod unsupported;
 mod values;
@@ -111,8 +114,8 @@ impl Ingress {
         refusals: &Arc<Refusals>,
     ) -> Result<Self, BindError> {
         let memory = Guard::of(&limits.shared_memory, refusals)?;
-        let http = listen::bind_all("HTTP", http, refusals).await?;
-        let grpc = listen::bind_all("gRPC", grpc, refusals).await?;
+        let http = listen::bind_all(http::SPOKEN, http, refusals).await?;
+        let grpc = listen::bind_all(grpc::SPOKEN, grpc, refusals).await?;
         let bytes = limits.memory.unwrap_or(u64::MAX);
         let pools = Arc::new(Pools::new(limits.in_flight as u64, bytes, HEALTH_BYTES));
         Ok(Self { http, grpc, limits: limits.clone(), pools, memory })

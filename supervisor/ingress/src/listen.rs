@@ -11,7 +11,9 @@ use nix::unistd::Group;
 use tokio::net::{TcpListener, TcpSocket, UnixListener, UnixSocket, UnixStream};
 
 use super::site::Site;
-use shadowslice_config::{Address, Listener};
+use super::tls::Encryption;
+use super::tokens::Tokens;
+use shadowslice_config::Listener;
 use shadowslice_datapath::peer::{Guard, Refusals, UnknownAccount};
 
 /// At most `net.core.somaxconn`, which is usually the same number. Beyond it, a client of a Unix
@@ -29,68 +31,98 @@ pub struct BindError {
     source: Option<io::Error>,
 }
 
+impl BindError {
+    pub(super) fn new(message: String, source: Option<io::Error>) -> Self {
+        Self { message, source }
+    }
+}
+
 #[derive(Debug)]
 pub(super) enum Bound {
     Unix { listener: UnixListener, file: SocketFile, guard: Guard },
-    Tcp { listener: TcpListener, site: Site },
+    Tcp { listener: TcpListener, site: Site, encryption: Option<Encryption>, tokens: Option<Tokens> },
 }
 
-/// Takes all the addresses, or none of them. `what` names the service for the log.
+/// What is spoken on an address.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Spoken {
+    /// For the log.
+    pub(super) name: &'static str,
+    /// Inside TLS, by its name there.
+    pub(super) alpn: &'static [u8],
+}
+
+/// Takes all the addresses, or none of them.
 pub(super) async fn bind_all(
-    what: &str,
+    spoken: Spoken,
     listeners: &[Listener],
     refusals: &Arc<Refusals>,
 ) -> Result<Vec<Bound>, BindError> {
     let mut bound = Vec::with_capacity(listeners.len());
     for listener in listeners {
-        let taken = bind(listener, refusals).await?;
-        // Port 0 means any free port; only this line says which port was taken.
-        if let Bound::Tcp { listener, site } = &taken
-            && let Ok(address) = listener.local_addr()
-        {
-            tracing::info!(%address, "listening for {what}");
-            if *site == Site::Network {
-                tracing::warn!(
-                    %address,
-                    "{what} is open to other hosts, without encryption and without authentication; listen on \
-                     127.0.0.1 or on a Unix socket, behind a proxy that knows its clients"
-                );
-            }
-        }
+        let taken = bind(spoken, listener, refusals).await?;
+        say(spoken.name, &taken);
         bound.push(taken);
     }
     Ok(bound)
 }
 
-pub(super) async fn bind(listener: &Listener, refusals: &Arc<Refusals>) -> Result<Bound, BindError> {
-    match &listener.address {
-        Address::Tcp(address) => bind_tcp(*address).map_err(|source| BindError {
-            message: format!(
-                "cannot listen on {address}; stop what serves there, or give another address in `listen`"
-            ),
-            source: Some(source),
-        }),
-        Address::Unix(path) => {
-            let group = listener.group.as_deref().map(|group| group_id(path, group)).transpose()?;
-            let guard = listener.peers.as_ref().map(|peers| Guard::only(peers, refusals)).transpose()?;
+/// Port 0 means any free port; only the log says which port was taken.
+fn say(what: &str, bound: &Bound) {
+    let Bound::Tcp { listener, site, encryption, tokens } = bound else { return };
+    let Ok(address) = listener.local_addr() else { return };
+    tracing::info!(%address, "listening for {what}");
+    let knows_clients = tokens.is_some() || encryption.as_ref().is_some_and(|tls| tls.knows_clients);
+    let lacks = match (encryption.is_some(), knows_clients) {
+        (true, true) => return,
+        (false, false) => "encryption and without authentication; give it `tls` and `tokens`",
+        (false, true) => "encryption, so that tokens can be read on their way; give it `tls`",
+        (true, false) => "authentication; give it `tokens`, or `client_ca` in `tls`",
+    };
+    if *site == Site::Network {
+        tracing::warn!(%address, "{what} is open to other hosts, without {lacks}, or listen on a Unix socket");
+    }
+}
+
+pub(super) async fn bind(
+    spoken: Spoken,
+    listener: &Listener,
+    refusals: &Arc<Refusals>,
+) -> Result<Bound, BindError> {
+    match listener {
+        Listener::Tcp { address, tls, tokens } => {
+            let encryption = tls.as_ref().map(|tls| Encryption::read(tls, spoken.alpn)).transpose()?;
+            let tokens = tokens.as_ref().map(|file| Tokens::read(file, refusals)).transpose()?;
+            let failed = |source| {
+                let message = format!(
+                    "cannot listen on {address}; stop what serves there, or give another address in `listen`"
+                );
+                BindError::new(message, Some(source))
+            };
+            let (listener, site) = (bind_tcp(*address).map_err(failed)?, Site::of_tcp(*address));
+            Ok(Bound::Tcp { listener, site, encryption, tokens })
+        }
+        Listener::Unix { path, mode, group, peers } => {
+            let group = group.as_deref().map(|group| group_id(path, group)).transpose()?;
+            let guard = peers.as_ref().map(|peers| Guard::only(peers, refusals)).transpose()?;
             let guard = guard.unwrap_or_else(Guard::everybody);
             make_way(path).await?;
-            bind_unix(path, listener.mode.unwrap_or(MODE), group, guard).map_err(|source| BindError {
-                message: format!(
+            bind_unix(path, mode.unwrap_or(MODE), group, guard).map_err(|source| {
+                let message = format!(
                     "cannot listen on {}; its folder must be there, and this user's to write to",
                     path.display()
-                ),
-                source: Some(source),
+                );
+                BindError::new(message, Some(source))
             })
         }
     }
 }
 
-fn bind_tcp(address: SocketAddr) -> io::Result<Bound> {
+fn bind_tcp(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
-    Ok(Bound::Tcp { listener: socket.listen(BACKLOG)?, site: Site::of_tcp(address) })
+    socket.listen(BACKLOG)
 }
 
 /// No client can connect before `listen`; mode and group are set by then.

@@ -1,11 +1,11 @@
 use super::*;
 
 fn unix(path: &Path, mode: Option<u32>, group: Option<&str>) -> Listener {
-    Listener { address: Address::Unix(path.to_owned()), mode, group: group.map(str::to_owned), peers: None }
+    Listener::Unix { path: path.to_owned(), mode, group: group.map(str::to_owned), peers: None }
 }
 
 async fn bind_here(listener: &Listener) -> Result<Bound, BindError> {
-    bind(listener, &Arc::default()).await
+    bind(Spoken { name: "test", alpn: b"" }, listener, &Arc::default()).await
 }
 
 fn mode(path: &Path) -> u32 {
@@ -72,6 +72,6 @@ async fn faults_name_the_address() {
     assert!(long.to_string().starts_with("cannot listen on"), "{long}");
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let taken_twice = std::net::TcpListener::bind(taken);
-    let listener = Listener { address: Address::Tcp(taken), mode: None, group: None, peers: None };
+    let listener = Listener::Tcp { address: taken, tls: None, tokens: None };
     assert_eq!(bind_here(&listener).await.is_err(), taken_twice.is_ok());
 }

@@ -17,9 +17,9 @@ use super::BindError;
 use super::accept::{self, Stream};
 use super::http::{self, Answer};
 use super::kept::Kept;
-use super::listen::{self, Bound};
+use super::listen::{self, Bound, Spoken};
+use super::peers::{Asked, Caller};
 use super::pools::{Client, Pools};
-use super::site::Site;
 use super::stop::Stop;
 use shadowslice_config::Listener;
 use shadowslice_datapath::peer::Refusals;
@@ -40,7 +40,7 @@ pub struct MetricsListeners(Vec<Bound>);
 impl MetricsListeners {
     /// Takes all the addresses, or none of them. Must be called on a Tokio runtime.
     pub async fn bind(listeners: &[Listener], refusals: &Arc<Refusals>) -> Result<Self, BindError> {
-        listen::bind_all("metrics", listeners, refusals).await.map(Self)
+        listen::bind_all(Spoken { name: "metrics", ..http::SPOKEN }, listeners, refusals).await.map(Self)
     }
 
     /// Serves until `stop` holds true (or its sender is gone), and at most 1 s longer. The Unix
@@ -53,17 +53,19 @@ impl MetricsListeners {
     }
 }
 
-pub(super) async fn serve(io: Stream, render: Render, (client, site): (&Client, Site), stop: Stop) {
+pub(super) async fn serve(io: Stream, render: Render, (client, caller): (&Client, Caller), stop: Stop) {
     let written = |pieces| Full::new(Kept::new(pieces, None));
     let service =
-        service_fn(|request| ready(Ok::<_, Infallible>(answer(&render, site, &request).map(written))));
+        service_fn(|request| ready(Ok::<_, Infallible>(answer(&render, &caller, &request).map(written))));
     // It only fails when the peer is gone.
     let _ = http::speak(io, service, client, stop).await.shutdown().await;
 }
 
-fn answer(render: &Render, site: Site, request: &Request<Incoming>) -> Answer {
-    if let Err(refusal) = site.check(request.uri(), request.headers()) {
-        return plain(refusal.status(), format!("{}\n", refusal.message()));
+fn answer(render: &Render, caller: &Caller, request: &Request<Incoming>) -> Answer {
+    if let Err(refusal) = caller.identify(request.uri(), request.headers(), Asked::More) {
+        let mut answer = plain(refusal.status(), format!("{}\n", refusal.message()));
+        refusal.describe(answer.headers_mut());
+        return answer;
     }
     if request.uri().path() != "/metrics" {
         return plain(

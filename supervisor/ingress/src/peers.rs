@@ -4,16 +4,49 @@ use std::io;
 use std::sync::Arc;
 
 use hyper::http::Extensions;
+use hyper::{HeaderMap, Uri};
 use tokio::net::{UnixListener, UnixStream};
 
+use super::request_error::RequestError;
 use super::site::Site;
+use super::tokens::Tokens;
 use shadowslice_datapath::peer::{Guard, Peer};
 
-/// The other end of a connection, and as what it may address this one.
+/// The other end of a connection, and what is asked of its requests.
 #[derive(Debug, Clone)]
 pub(super) struct Caller {
     pub(super) peer: Arc<Peer>,
     pub(super) site: Site,
+    /// `None` if requests need none.
+    pub(super) tokens: Option<Tokens>,
+}
+
+/// What a request is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Asked {
+    /// What probes ask, which have no tokens.
+    Health,
+    More,
+}
+
+impl Caller {
+    /// Who a request comes from; fails if it is not let in.
+    pub(super) fn identify(
+        &self,
+        uri: &Uri,
+        headers: &HeaderMap,
+        asked: Asked,
+    ) -> Result<Arc<Peer>, RequestError> {
+        self.site.check(uri, headers)?;
+        let (Some(tokens), Asked::More) = (&self.tokens, asked) else { return Ok(Arc::clone(&self.peer)) };
+        let named =
+            tokens.name(headers).inspect_err(|_| tokens.guard().refuse(&self.peer, "ask", uri.path()))?;
+        let mut peer = Peer::clone(&self.peer);
+        if let Peer::Tcp { names, .. } = &mut peer {
+            names.push(named);
+        }
+        Ok(Arc::new(peer))
+    }
 }
 
 /// The next peer that may connect; others find their connections closed.
@@ -27,7 +60,7 @@ pub(super) async fn accept(
         // A stream that does not say whose it is is nobody's.
         let Ok(peer) = Peer::of_unix(&stream) else { continue };
         if guard.lets(&peer, "connect", path) {
-            return Ok((stream, Caller { peer: Arc::new(peer), site: Site::Unix }));
+            return Ok((stream, Caller { peer: Arc::new(peer), site: Site::Unix, tokens: None }));
         }
     }
 }

@@ -55,7 +55,7 @@ impl Owner {
     pub(super) fn of(peer: &Peer) -> Self {
         match peer {
             Peer::Unix { uid, .. } => Self::User(*uid),
-            Peer::Tcp(address) => match address.ip().to_canonical() {
+            Peer::Tcp { address, .. } => match address.ip().to_canonical() {
                 IpAddr::V6(address) => Self::Address(Ipv6Addr::from(u128::from(address) & NETWORK).into()),
                 address => Self::Address(address),
             },

@@ -1,6 +1,7 @@
 //! Why a request is not answered, in both protocols' terms.
 
-use hyper::StatusCode;
+use hyper::header::{HeaderValue, WWW_AUTHENTICATE};
+use hyper::{HeaderMap, StatusCode};
 use tonic::Status;
 
 use shadowslice_datapath::pipeline::Failure;
@@ -12,6 +13,9 @@ const MAX_MESSAGE_BYTES: usize = 2048;
 pub(super) enum RequestError {
     #[error("{0}")]
     NotFound(String),
+    /// Without a token that is known.
+    #[error("{0}")]
+    Unauthenticated(String),
     #[error("{0}")]
     Forbidden(String),
     #[error("{0}")]
@@ -29,6 +33,7 @@ impl RequestError {
     pub(super) fn status(&self) -> StatusCode {
         match self {
             Self::NotFound(_) => StatusCode::NOT_FOUND,
+            Self::Unauthenticated(_) => StatusCode::UNAUTHORIZED,
             Self::Forbidden(_) => StatusCode::FORBIDDEN,
             Self::AlreadyExists(_) => StatusCode::BAD_REQUEST,
             Self::Unsupported(_) => StatusCode::NOT_IMPLEMENTED,
@@ -37,6 +42,13 @@ impl RequestError {
             Self::Failed(Failure::Unavailable(_) | Failure::Exhausted(_)) => StatusCode::SERVICE_UNAVAILABLE,
             Self::Failed(Failure::TimedOut(_)) => StatusCode::GATEWAY_TIMEOUT,
             Self::Failed(Failure::Internal(_)) => StatusCode::INTERNAL_SERVER_ERROR,
+        }
+    }
+
+    /// Adds what HTTP says of it besides its status and its message.
+    pub(super) fn describe(&self, headers: &mut HeaderMap) {
+        if matches!(self, Self::Unauthenticated(_)) {
+            headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
     }
 
@@ -69,6 +81,7 @@ impl From<RequestError> for Status {
         let message = refusal.message();
         match refusal {
             RequestError::NotFound(_) => Self::not_found(message),
+            RequestError::Unauthenticated(_) => Self::unauthenticated(message),
             RequestError::Forbidden(_) => Self::permission_denied(message),
             RequestError::AlreadyExists(_) => Self::already_exists(message),
             RequestError::Unsupported(_) => Self::unimplemented(message),

@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::*;
-use shadowslice_config::{Access, Address};
+use shadowslice_config::Access;
 use shadowslice_datapath::clock::Clock;
 use shadowslice_datapath::pulse::Pulse;
 
@@ -47,12 +47,8 @@ impl Server {
             connections,
             shared_memory: Access::Nobody,
         };
-        let listener = |name| Listener {
-            address: Address::Unix(dir.path().join(name)),
-            mode: None,
-            group: None,
-            peers: None,
-        };
+        let listener =
+            |name| Listener::Unix { path: dir.path().join(name), mode: None, group: None, peers: None };
         let ingress =
             Ingress::bind(&[listener("http")], &[listener("grpc")], &limits, &Arc::default()).await.unwrap();
         let (stop, stopped) = watch::channel(false);
@@ -175,12 +171,8 @@ async fn where_no_connection_is_idle_one_more_may_ask_for_health_and_all_else_wh
 #[tokio::test]
 async fn one_fault_takes_no_address() {
     let dir = tempfile::tempdir().unwrap();
-    let listener = |name| Listener {
-        address: Address::Unix(dir.path().join(name)),
-        mode: None,
-        group: None,
-        peers: None,
-    };
+    let listener =
+        |name| Listener::Unix { path: dir.path().join(name), mode: None, group: None, peers: None };
     let limits = Limits {
         request_bytes: 1,
         response_bytes: 1,

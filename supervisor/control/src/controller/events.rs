@@ -42,6 +42,8 @@ pub struct Context {
     pub register: PathBuf,
     /// Names of variables that workers have besides those that all have.
     pub variables: Vec<String>,
+    /// In bytes, for each worker; `None` for no limit.
+    pub worker_memory: Option<u64>,
     /// Where each model's workers run as a user of their own.
     pub users: Option<Arc<Users>>,
     pub timeouts: Timeouts,

@@ -95,6 +95,7 @@ impl Controller {
             weights: &self.weights,
             cpus: &self.model.cpus,
             variables: &self.context.variables,
+            memory: self.context.worker_memory,
             user,
             register: &self.context.register,
             low_priority: spare && self.context.lower_shadows,

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
+use rustix::process::{Resource, Rlimit, prlimit};
 use serde::{Deserialize, Serialize};
 use shadowslice_shared::batch::IN_FLIGHT;
 use shadowslice_shared::boot::{
@@ -85,6 +86,8 @@ pub struct Launch<'l> {
     pub cpus: &'l [usize],
     /// Names of the supervisor's variables that a worker has besides those that all have.
     pub variables: &'l [String],
+    /// In bytes of its own, writable memory on the host; `None` for no limit.
+    pub memory: Option<u64>,
     /// As which it runs, if not as the supervisor's; and a folder of that user's.
     pub user: Option<(u32, PathBuf)>,
     /// The folder with a file for each worker that runs.
@@ -306,8 +309,14 @@ fn start(launch: &Launch<'_>, files: &[Inherited<'_>]) -> Result<Child, SpawnErr
     })
 }
 
-/// Priority and cores, which the worker's later threads inherit.
+/// Memory, priority and cores, which the worker's later threads inherit.
 fn settle(launch: &Launch<'_>, pid: i32) {
+    if let (Some(memory), Some(process)) = (launch.memory, rustix::process::Pid::from_raw(pid)) {
+        let limit = Rlimit { current: Some(memory), maximum: Some(memory) };
+        if let Err(error) = prlimit(Some(process), Resource::Data, limit) {
+            tracing::warn!(pid, memory, %error, "a worker's memory cannot be limited");
+        }
+    }
     if launch.low_priority {
         priority::set(pid, priority::LOWEST);
     }

@@ -42,6 +42,7 @@ enum Permitted {
     Only {
         users: Vec<u32>,
         groups: Vec<u32>,
+        clients: Vec<String>,
     },
 }
 
@@ -69,6 +70,11 @@ impl Guard {
         Self::new(Permitted::Everybody, Arc::default())
     }
 
+    /// For refusals that are decided elsewhere.
+    pub fn counting(refusals: &Arc<Refusals>) -> Self {
+        Self::new(Permitted::Nobody, Arc::clone(refusals))
+    }
+
     /// Looks names up, which may take long.
     pub fn only(peers: &Peers, refusals: &Arc<Refusals>) -> Result<Self, UnknownAccount> {
         let users =
@@ -76,7 +82,8 @@ impl Guard {
         let groups = ids("the group", &peers.groups, |name| {
             Ok(Group::from_name(name)?.map(|group| group.gid.as_raw()))
         })?;
-        Ok(Self::new(Permitted::Only { users, groups }, Arc::clone(refusals)))
+        let clients = peers.clients.clone();
+        Ok(Self::new(Permitted::Only { users, groups, clients }, Arc::clone(refusals)))
     }
 
     pub fn of(access: &Access, refusals: &Arc<Refusals>) -> Result<Self, UnknownAccount> {
@@ -97,8 +104,10 @@ impl Guard {
         let may = match (&self.permitted, peer) {
             (Permitted::Nobody, _) => return false,
             (Permitted::Everybody, _) => true,
-            (Permitted::Only { .. }, Peer::Tcp(_)) => false,
-            (Permitted::Only { users, groups }, Peer::Unix { uid, groups: its, .. }) => {
+            (Permitted::Only { clients, .. }, Peer::Tcp { names, .. }) => {
+                names.iter().any(|name| clients.contains(name))
+            }
+            (Permitted::Only { users, groups, .. }, Peer::Unix { uid, groups: its, .. }) => {
                 *uid == 0
                     || *uid == geteuid().as_raw()
                     || users.contains(uid)
@@ -111,7 +120,8 @@ impl Guard {
         may
     }
 
-    fn refuse(&self, peer: &Peer, action: &str, on: &str) {
+    /// Counts it, and tells the log.
+    pub fn refuse(&self, peer: &Peer, action: &str, on: &str) {
         self.refusals.0.fetch_add(1, Ordering::Relaxed);
         let now = Instant::now();
         let due = {
@@ -151,22 +161,31 @@ mod tests {
 
     #[test]
     fn users_and_groups_are_let_in_and_nobody_else_is() {
-        let peers = Peers { users: vec![Account::Id(70_001)], groups: vec![Account::Id(70_002)] };
+        let peers = Peers {
+            users: vec![Account::Id(70_001)],
+            groups: vec![Account::Id(70_002)],
+            clients: vec!["ci".to_owned()],
+        };
         let refusals = Arc::default();
         let guard = Guard::only(&peers, &refusals).unwrap();
         let lets = |peer| guard.lets(&peer, "connect", "x.sock");
         assert!(lets(unix(70_001, &[])) && lets(unix(70_009, &[5, 70_002])), "a user; a member of the group");
         assert!(lets(unix(0, &[])) && lets(unix(geteuid().as_raw(), &[])), "root and this user always");
         assert!(!lets(unix(70_002, &[70_001])), "a user's number is no group's");
-        assert!(!lets(Peer::Tcp(([127, 0, 0, 1], 9).into())), "TCP does not say who it is");
-        assert_eq!(refusals.count(), 2);
+        let tcp = |names: &[&str]| Peer::Tcp {
+            address: ([127, 0, 0, 1], 9).into(),
+            names: names.iter().map(ToString::to_string).collect(),
+        };
+        assert!(!lets(tcp(&[])), "TCP by itself does not say who it is");
+        assert!(lets(tcp(&["else", "ci"])) && !lets(tcp(&["c", "70001"])));
+        assert_eq!(refusals.count(), 3);
         assert!(!Guard::nobody().lets(&unix(0, &[]), "load", "m"));
         assert!(Guard::everybody().lets(&unix(70_009, &[]), "load", "m"));
     }
 
     #[test]
     fn names_are_looked_up() {
-        let named = |name: &str| Peers { users: vec![Account::Name(name.into())], groups: Vec::new() };
+        let named = |name: &str| Peers { users: vec![Account::Name(name.into())], ..Peers::default() };
         Guard::only(&named("root"), &Arc::default()).unwrap();
         let unknown = Guard::only(&named("no such user"), &Arc::default()).unwrap_err();
         assert!(unknown.to_string().starts_with("the user \"no such user\""), "{unknown}");

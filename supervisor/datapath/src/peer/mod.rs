@@ -25,7 +25,11 @@ pub enum Peer {
         /// 0 if it is in another namespace.
         pid: i32,
     },
-    Tcp(SocketAddr),
+    Tcp {
+        address: SocketAddr,
+        /// By which its certificate and its token know it; empty without either.
+        names: Vec<String>,
+    },
 }
 
 impl Peer {
@@ -58,16 +62,19 @@ where
 /// The one line of the log about that.
 pub fn audit(by: &Peer, action: &str, on: &str, outcome: Outcome<'_>) {
     let on = &on[..on.floor_char_boundary(MAX_NAME_BYTES)];
-    let (uid, pid, address) = match by {
-        Peer::Unix { uid, pid, .. } => (Some(uid), Some(pid), None),
-        Peer::Tcp(address) => (None, None, Some(tracing::field::display(address))),
+    let (uid, pid, address, client) = match by {
+        Peer::Unix { uid, pid, .. } => (Some(uid), Some(pid), None, None),
+        Peer::Tcp { address, names } => {
+            let client = (!names.is_empty()).then(|| names.join(","));
+            (None, None, Some(tracing::field::display(address)), client)
+        }
     };
     let (outcome, why) = match outcome {
         Outcome::Done => ("done", None),
         Outcome::Failed(why) => ("failed", Some(why)),
         Outcome::Denied => ("denied", None),
     };
-    tracing::info!(target: "audit", action, on, uid, pid, address, outcome, why, "audit");
+    tracing::info!(target: "audit", action, on, uid, pid, address, client, outcome, why, "audit");
 }
 
 #[cfg(test)]

@@ -10,12 +10,8 @@ struct Scraped {
 impl Scraped {
     async fn start() -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let listener = |name| Listener {
-            address: Address::Unix(dir.path().join(name)),
-            mode: None,
-            group: None,
-            peers: None,
-        };
+        let listener =
+            |name| Listener::Unix { path: dir.path().join(name), mode: None, group: None, peers: None };
         let listeners =
             MetricsListeners::bind(&[listener("a"), listener("b")], &Arc::default()).await.unwrap();
         let asked = std::sync::atomic::AtomicUsize::new(0);

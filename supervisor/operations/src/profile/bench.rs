@@ -203,6 +203,7 @@ impl Bench<'_> {
             reference: &self.reference,
             cpus: &self.model.cpus,
             variables: &[],
+            memory: None,
             user: None,
             register: self.register,
             low_priority: false,
