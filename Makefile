@@ -71,6 +71,7 @@ clients: onnxruntime python | have-cargo ## Triton's own clients against a runni
 	$(with_libs) tests/python/model_repository.py $(TARGET)/debug/shadowslice
 	$(with_libs) tests/python/encrypted.py $(TARGET)/debug/shadowslice
 	$(with_libs) tests/python/worker_memory.py $(TARGET)/debug/shadowslice
+	$(with_libs) tests/python/upgrade.py $(TARGET)/debug/shadowslice
 
 .PHONY: soak
 soak: build ## 1,300 hand-overs with twin runs, four hundred kills (nine minutes once built)

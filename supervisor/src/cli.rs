@@ -86,6 +86,15 @@ enum Command {
         #[command(flatten)]
         at: RunDir,
     },
+    /// Have the installed version of this program take over from the running one, while clients are served.
+    ///
+    /// It starts beside the running supervisor, with the configuration as it is now and workers of its own. When all
+    /// models serve that served before, it takes the connections over, and the old one answers what it has and ends.
+    /// If they do not, nothing changes. What takes a restart, such as other listeners or limits, may differ.
+    Upgrade {
+        #[command(flatten)]
+        at: RunDir,
+    },
     /// Keep the policy from changing a model's share, until it is released.
     ///
     /// A hand-over under way is finished. `resize` changes held shares too, and holds what it sets.
@@ -168,6 +177,7 @@ pub(crate) fn run() -> ExitCode {
             ask(&Ask::Resize { model, share_percent: share }, json, at)
         }
         Command::Reload { json, at } => ask(&Ask::Reload, json, at),
+        Command::Upgrade { at } => ask(&Ask::Upgrade, false, at),
         Command::Hold { model, at } => ask(&Ask::Hold { model, held: true }, false, at),
         Command::Release { model, at } => ask(&Ask::Hold { model, held: false }, false, at),
         Command::Drain { model, at } => ask(&Ask::Drain { model, drained: true }, false, at),
@@ -216,6 +226,7 @@ fn show(asked: &Ask, reply: Reply, json: bool) -> u8 {
                 failed => fail(&format!("{failed} of the changes are not in force"), exit::REFUSED),
             }
         }
+        (_, Reply::Upgraded { pid }) => print(&format!("process {pid} serves now")),
         (_, Reply::Faulty(faults)) => {
             exit::say(&faults);
             fail("the configuration has faults; nothing was changed", exit::CONFIG)

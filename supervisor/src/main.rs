@@ -1,8 +1,11 @@
 //! `shadowslice`: see `shadowslice --help`.
 
 mod cli;
+mod ending;
+mod known;
 mod serve;
 mod systemd;
+mod upgrade;
 
 use std::process::ExitCode;
 

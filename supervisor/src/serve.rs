@@ -1,25 +1,28 @@
 //! The wiring of `shadowslice serve`: the one place that knows all parts.
 
 use std::cell::Cell;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::error::Error;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::ending::{Ending, Signals, finish, hear, until_ended};
+use crate::known;
 use crate::systemd;
+use crate::upgrade::{self, Go, Predecessor, Will};
 
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use shadowslice_config as config;
-use shadowslice_config::{Config, Limits};
+use shadowslice_config::{Config, Limits, Listen};
 use shadowslice_control::backend::GpuBackend;
 use shadowslice_control::controller::{
     Context, ControlThread, GroupLedger, MemoryLedger, ModelState, Planned, Planner,
 };
 use shadowslice_control::host::{self, HostError, RunDir};
-use shadowslice_control::models::{COMMANDS, ModelFactory, ModelSet, Registry, Reload, Served, Shown};
+use shadowslice_control::models::{COMMANDS, Known, ModelFactory, ModelSet, Registry, Reload, Served, Shown};
 use shadowslice_control::nvml::Watch;
 use shadowslice_control::process::{Users, end_those_left, may_raise_priority};
 use shadowslice_datapath::clock::Clock;
@@ -28,7 +31,9 @@ use shadowslice_datapath::pulse::Pulse;
 use shadowslice_datapath::repository::{Asked, Repository};
 use shadowslice_datapath::router::Router;
 use shadowslice_datapath::trace::Tracer;
-use shadowslice_ingress::{BindError, Ingress, MetricsListeners, Render, RequestMemory};
+use shadowslice_ingress::{
+    BindError, Course, Ingress, MetricsListeners, Render, RequestMemory, SharedMemory,
+};
 use shadowslice_operations::admin::{Admin, Reach};
 use shadowslice_operations::log::Log;
 use shadowslice_operations::machine::Machine;
@@ -49,14 +54,30 @@ const NO_THREADS: &str = "the runtime cannot be started; raise the limit on proc
 
 /// Returns the exit code.
 pub(crate) fn run(path: &Path) -> u8 {
+    // First of all, as no descriptor may be opened before.
+    let predecessor = Predecessor::find();
     let log = Log::start();
-    let code = run_logged(path, &log);
+    let code = run_logged(path, &log, predecessor);
     let read = log.end();
     // The error, if there is one, is the last word.
     code.unwrap_or_else(|Failed { why, code }| if read { fail(&why, code) } else { code })
 }
 
-fn run_logged(path: &Path, log: &Log) -> Result<u8, Failed> {
+fn run_logged(
+    path: &Path,
+    log: &Log,
+    predecessor: std::io::Result<Option<Predecessor>>,
+) -> Result<u8, Failed> {
+    let mut predecessor = predecessor
+        .map_err(|error| unavailable("this process was started to take over and cannot", &error))?;
+    let code = run_after(path, log, &mut predecessor);
+    if let (Err(Failed { why, .. }), Some(predecessor)) = (&code, &predecessor) {
+        predecessor.failed(why);
+    }
+    code
+}
+
+fn run_after(path: &Path, log: &Log, predecessor: &mut Option<Predecessor>) -> Result<u8, Failed> {
     let config = match config::load_here(path) {
         Ok(config) => config,
         Err(error) => return Err(Failed { why: errors::chain(&error), code: exit::CONFIG }),
@@ -64,24 +85,42 @@ fn run_logged(path: &Path, log: &Log) -> Result<u8, Failed> {
     for note in &config.notes {
         tracing::warn!("{note}");
     }
-    start(path, &config, log)
+    start(path, &config, log, predecessor)
 }
 
-struct Failed {
+pub(crate) struct Failed {
     why: String,
     code: u8,
 }
 
-fn unavailable(what: &str, cause: &dyn Error) -> Failed {
+pub(crate) fn unavailable(what: &str, cause: &dyn Error) -> Failed {
     Failed { why: format!("{what}: {}", errors::chain(cause)), code: exit::UNAVAILABLE }
 }
 
-fn start(file: &Path, config: &Config, log: &Log) -> Result<u8, Failed> {
+fn start(
+    file: &Path,
+    config: &Config,
+    log: &Log,
+    predecessor: &mut Option<Predecessor>,
+) -> Result<u8, Failed> {
     let unfit = |error: HostError| unavailable("this host cannot serve", &error);
     let library = host::onnxruntime_library(config).map_err(unfit)?;
     let program = host::worker_program().map_err(unfit)?;
-    let run_dir = RunDir::take(&config.run_dir).map_err(|error| unfit(error.into()))?;
-    end_those_left(&run_dir.private().join("workers"));
+    let itself =
+        upgrade::program().map_err(|error| unavailable("this program's path is not known", &error))?;
+    let lock = match predecessor {
+        Some(before) if before.run_dir != config.run_dir => {
+            let there = before.run_dir.display();
+            let why = format!("run_dir is another one, {there} until now: it cannot change by an upgrade");
+            return Err(Failed { why, code: exit::CONFIG });
+        }
+        Some(before) => before.lock.take(),
+        None => None,
+    };
+    let run_dir = RunDir::take(&config.run_dir, lock).map_err(|error| unfit(error.into()))?;
+    if predecessor.is_none() {
+        end_those_left(&run_dir.private().join("workers"));
+    }
     host::raise_file_limit();
     let users = config.workers.users.clone().map(|users| Arc::new(Users::new(users)));
     if users.is_some() && !nix::unistd::geteuid().is_root() {
@@ -92,7 +131,8 @@ fn start(file: &Path, config: &Config, log: &Log) -> Result<u8, Failed> {
         Some(_) => run_dir.passable().map_err(|error| unfit(error.into()))?,
         None => run_dir.private(),
     };
-    let gpus = host::gpus(&config.gpus, &place, &program, users.is_some()).map_err(unfit)?;
+    let estates = predecessor.as_ref().map_or(&[][..], |before| &before.mps);
+    let gpus = host::gpus(&config.gpus, &place, &program, users.is_some(), estates).map_err(unfit)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(host::data_path_threads())
         .thread_name("data-path")
@@ -124,7 +164,8 @@ fn start(file: &Path, config: &Config, log: &Log) -> Result<u8, Failed> {
         groups: gpus.iter().map(|gpu| Arc::new(GroupLedger::new(groups_of(&**gpu)))).collect(),
         policy_acts: config.controller.acts().is_some(),
     };
-    let code = runtime.block_on(serve(file, config, &run_dir, context, log));
+    let place = Place { program: &itself, file, run_dir: &run_dir };
+    let code = runtime.block_on(serve(&place, config, context, log, predecessor));
     // The workers have ended by now, or the supervisor must end at once.
     let at_once = !matches!(code, Ok(0));
     gpus.iter().for_each(|gpu| gpu.stop(at_once));
@@ -136,6 +177,14 @@ fn start(file: &Path, config: &Config, log: &Log) -> Result<u8, Failed> {
 /// Zero where the GPU does not divide.
 fn groups_of(gpu: &dyn GpuBackend) -> usize {
     gpu.division().map_or(0, |division| division.count())
+}
+
+/// Where this supervisor and what it needs lie.
+struct Place<'a> {
+    program: &'a Path,
+    /// The configuration.
+    file: &'a Path,
+    run_dir: &'a RunDir,
 }
 
 struct Running {
@@ -153,6 +202,7 @@ async fn run_models(
     config: &Config,
     context: &Context,
     tracer: Option<Arc<Tracer>>,
+    known: (&Known, bool),
 ) -> Result<Running, Failed> {
     let (for_planner, shared) = watch::channel(Vec::new());
     let pulse = Pulse::new(context.clock);
@@ -162,7 +212,7 @@ async fn run_models(
     let (router, (models, seen)) = (Arc::new(Router::new(pulse.clone())), watch::channel(Arc::default()));
     let factory = ModelFactory { context: context.clone(), hire, next: 0 };
     let shown = Shown { router: Arc::clone(&router), models, for_planner, tracer };
-    let registry = Registry::start(file, config, factory, shown).await;
+    let registry = Registry::start(file, config, factory, shown, known).await;
     let registry = registry.map_err(|error| unavailable("a model cannot be made", &error))?;
     Ok(Running { registry, control, router, models: seen, planned, pulse })
 }
@@ -184,12 +234,13 @@ fn repository(
 }
 
 async fn serve(
-    file: &Path,
+    place: &Place<'_>,
     config: &Config,
-    run_dir: &RunDir,
     context: Context,
     log: &Log,
+    predecessor: &mut Option<Predecessor>,
 ) -> Result<u8, Failed> {
+    let &Place { program, file, run_dir } = place;
     let mut signals = Signals::new()?;
     let hangup = hear(SignalKind::hangup())?;
     let connections = host::connections(config);
@@ -199,28 +250,45 @@ async fn serve(
     let model_control = Guard::of(&config.model_control, &refusals)
         .map_err(|error| unavailable("models cannot be opened to clients", &error))?;
     let taken = |error: BindError| unavailable("an address cannot be listened on", &error);
-    let ingress = Ingress::bind(&config.listen.http, &config.listen.grpc, &limits, &refusals);
-    let ingress = ingress.await.map_err(taken)?;
-    let metrics_listeners = MetricsListeners::bind(&config.listen.metrics, &refusals).await.map_err(taken)?;
-    let admin = Admin::bind(run_dir.path(), config.control.as_ref(), &refusals)
+    let mut inherited =
+        predecessor.as_mut().map(|before| std::mem::take(&mut before.sockets)).unwrap_or_default();
+    let Listen { http, grpc, metrics } = &config.listen;
+    let ingress = Ingress::bind(http, grpc, &limits, &mut inherited, &refusals).await.map_err(taken)?;
+    let metrics = MetricsListeners::bind(metrics, &mut inherited, &refusals).await.map_err(taken)?;
+    let admin = Admin::bind(run_dir.path(), config.control.as_ref(), &mut inherited, &refusals)
         .map_err(|error| unavailable("the control socket cannot be listened on", &error))?;
+    let known = Known::read(&run_dir.known());
     let (tracer, exporter) = tracing(config, context.clock)?.unzip();
     let Running { registry, mut control, router, models, planned, pulse } =
-        run_models(file, config, &context, tracer.clone()).await?;
+        run_models(file, config, &context, tracer.clone(), (&known, predecessor.is_none())).await?;
     let (reloads, to_reload) = mpsc::channel(COMMANDS);
+    let (upgrade, upgrades) = mpsc::channel(1);
     let (wishes, wished) = mpsc::channel(COMMANDS);
     let repository = repository(&models, &router, model_control, wishes);
     let reach = Arc::new(Reach {
         router: Arc::clone(&router),
         models: models.clone(),
         reloads: reloads.clone(),
-        gpus: context.gpus,
+        upgrades: upgrade,
+        gpus: context.gpus.clone(),
         readings: context.readings,
         controller: config.controller,
         planned,
     });
-    let (stop, stopping) = watch::channel(false);
-    let (end, ending) = watch::channel(false);
+    let gpus = context.gpus;
+    let will = Will {
+        program,
+        config: file,
+        run_dir,
+        sockets: [ingress.passable(), metrics.passable(), vec![admin.passable()]].concat(),
+        memory: ingress.shared_memory(),
+        models: models.clone(),
+        router: &router,
+        gpus: &gpus,
+        within: (config.timeouts.spawn + config.timeouts.warm) * 2 + config.timeouts.stop,
+    };
+    let (course, steered) = watch::channel(Course::Serve);
+    let (open, opened) = watch::channel(predecessor.is_none());
     let machine = Machine::new(context.clock);
     let (log_dropped, memory) = (log.dropped(), ingress.memory());
     let own = move || {
@@ -233,37 +301,63 @@ async fn serve(
         }
     };
     let rendering = rendering(Arc::clone(&reach), tracer.clone(), own);
-    let metrics = tokio::spawn(metrics_listeners.run(rendering, ending));
+    let (metrics_course, metrics_steered) = watch::channel(Course::Serve);
+    let opening = opened.clone();
+    let metrics = tokio::spawn(async move {
+        once(opening).await;
+        metrics.run(rendering, metrics_steered).await;
+    });
 
     let begun = Cell::new(false);
     let served = async {
-        if config.strict_start {
-            let mut stopped = stopping.clone();
+        let mut stopped = steered.clone();
+        let ready = async {
             let models = Arc::clone(&models.borrow());
-            tokio::select! {
-                ready = all_ready(&models.served) => ready?,
-                // An error means that the sender of the stop is gone, which is an end, too.
-                _ = stopped.wait_for(|stop| *stop) => return Ok(()),
+            match predecessor.take() {
+                Some(before) => {
+                    succeed(before, &models, &router, &ingress.shared_memory()).await?;
+                    gpus.iter().for_each(|gpu| gpu.keep());
+                    Ok(())
+                }
+                None if config.strict_start => all_ready(&models.served).await,
+                None => Ok(()),
             }
+        };
+        tokio::select! {
+            ready = ready => ready?,
+            // An error means that the sender is gone, which is an end, too.
+            _ = stopped.wait_for(|course| *course != Course::Serve) => return Ok(()),
         }
+        inherited.remove_left();
+        open.send_replace(true);
         tracing::info!(models = config.models.len(), run_dir = %run_dir.path().display(), "serving");
         systemd::serving();
         begun.set(true);
-        ingress.run(Arc::clone(&router), repository, tracer.clone(), stopping).await;
+        ingress.run(Arc::clone(&router), repository, tracer.clone(), steered.clone()).await;
         Ok::<(), Failed>(())
+    };
+    let ordered = async {
+        once(opened).await;
+        tokio::select! {
+            () = admin.run(reach) => {}
+            () = left(course.subscribe()) => {}
+        }
+        std::future::pending().await
     };
     let conversation = async {
         tokio::select! {
             served = served => served,
-            () = admin.run(reach) => Ok(()),
+            () = ordered => Ok(()),
             () = registry.run(to_reload, wished) => Ok(()),
             () = reload_on(hangup, reloads) => Ok(()),
             () = systemd::feed_watchdog(pulse) => Ok(()),
+            () = known::keep(run_dir.known(), models.clone(), Arc::clone(&router)) => Ok(()),
             () = control.ended() => Err(control_ended()),
         }
     };
-    let way = Ending { router: &router, begun: &begun, lame_duck: config.lame_duck, stop };
-    let outcome = until_stopped(conversation, &mut signals, way).await;
+    let courses = [&course, &metrics_course];
+    let way = Ending { router: &router, begun: &begun, lame_duck: config.lame_duck, courses, will, upgrades };
+    let outcome = until_ended(conversation, &mut signals, way).await;
     let limit = config.timeouts.stop * 2 + STOP_GRACE;
     // Traces are sent while the workers end.
     let flushed = exporter.map(|exporter| tokio::spawn(exporter.finish()));
@@ -274,12 +368,49 @@ async fn serve(
             _ = signals.next() => {}
         }
     }
-    // Metrics are served until everything else has ended.
-    end.send_replace(true);
+    // Metrics are served until everything else has ended, unless the next supervisor serves them.
+    metrics_course.send_replace(Course::Stop);
     if let Err(error) = metrics.await {
         tracing::error!(%error, "the metrics' listeners broke");
     }
     code
+}
+
+/// Waits until clients are to be served.
+async fn once(mut opened: watch::Receiver<bool>) {
+    // An error means that this will never be.
+    if opened.wait_for(|opened| *opened).await.is_err() {
+        std::future::pending().await
+    }
+}
+
+/// Waits until another supervisor serves.
+async fn left(mut course: watch::Receiver<Course>) {
+    if course.wait_for(|course| *course == Course::Leave).await.is_err() {
+        std::future::pending().await
+    }
+}
+
+/// Serves from the moment at which the supervisor before this one leaves that to it.
+async fn succeed(
+    before: Predecessor,
+    models: &ModelSet,
+    router: &Router,
+    memory: &SharedMemory,
+) -> Result<(), Failed> {
+    let mut there = BTreeMap::new();
+    for model in &models.served {
+        there.insert(model.model.name.clone(), settled(model).await.err());
+    }
+    let go = before.succeed(there).await;
+    let go = go.map_err(|error| unavailable("the supervisor before this one is not understood", &error))?;
+    let Some(Go { known, regions }) = go else { return Ok(()) };
+    router.drain(None, known.drained);
+    known.models.iter().filter(|(_, model)| model.drained).for_each(|(name, _)| {
+        router.drain(Some(name), true);
+    });
+    memory.take_over(regions);
+    Ok(())
 }
 
 fn tracing(config: &Config, clock: Clock) -> Result<Option<(Arc<Tracer>, Exporter)>, Failed> {
@@ -325,111 +456,25 @@ fn rendering(
     })
 }
 
-/// What an orderly end takes.
-struct Ending<'a> {
-    router: &'a Router,
-    /// Whether clients are served already.
-    begun: &'a Cell<bool>,
-    lame_duck: Duration,
-    stop: watch::Sender<bool>,
-}
-
-/// `None` if a signal cuts the answering short.
-async fn until_stopped(
-    conversation: impl Future<Output = Result<(), Failed>>,
-    signals: &mut Signals,
-    Ending { router, begun, lame_duck, stop }: Ending<'_>,
-) -> Option<Result<(), Failed>> {
-    let mut conversation = std::pin::pin!(conversation);
-    let told = tokio::select! {
-        outcome = &mut conversation => return Some(outcome),
-        told = signals.next() => told,
-    };
-    systemd::stopping();
-    router.stop();
-    // Who ends it at a terminal does not wait for load balancers.
-    if told == Told::Terminate && begun.get() && !lame_duck.is_zero() {
-        tracing::info!("unready, and serving for {lame_duck:?} more; a second signal ends that");
-        tokio::select! {
-            outcome = &mut conversation => return Some(outcome),
-            () = tokio::time::sleep(lame_duck) => {}
-            _ = signals.next() => {}
-        }
-    }
-    tracing::info!("stopping: answering what was accepted; a further signal ends at once");
-    stop.send_replace(true);
-    tokio::select! {
-        outcome = &mut conversation => Some(outcome),
-        _ = signals.next() => None,
-    }
-}
-
-async fn finish(
-    outcome: Option<Result<(), Failed>>,
-    control: &mut ControlThread,
-    signals: &mut Signals,
-    limit: Duration,
-) -> Result<u8, Failed> {
-    let Some(outcome) = outcome else { return Ok(cut(control)) };
-    control.stop();
-    tokio::select! {
-        () = control.ended() => {}
-        () = tokio::time::sleep(limit) => tracing::error!("workers outlived their kill and are left behind"),
-        _ = signals.next() => return Ok(cut(control)),
-    }
-    outcome.map(|()| {
-        tracing::info!("stopped");
-        0
-    })
-}
-
 /// An error names the first model that never will be ready.
 async fn all_ready(models: &[Served]) -> Result<(), Failed> {
     for model in models {
-        let mut report = model.report.clone();
-        let settled = |state: &ModelState| matches!(state, ModelState::Ready | ModelState::Unready { .. });
-        let seen = report.wait_for(|report| settled(&report.state)).await;
-        if let Ok(seen) = seen
-            && let ModelState::Unready { why, .. } = &seen.state
-        {
+        settled(model).await.map_err(|why| {
             let name = &model.model.name;
             let why = format!("`start: strict` and not every model can be served: {name}: {why}");
-            return Err(Failed { why, code: exit::CONFIG });
-        }
+            Failed { why, code: exit::CONFIG }
+        })?;
     }
     Ok(())
 }
 
-fn hear(kind: SignalKind) -> Result<Signal, Failed> {
-    signal(kind).map_err(|error| unavailable("signals cannot be heard", &error))
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Told {
-    Terminate,
-    Interrupt,
-}
-
-struct Signals {
-    terminate: Signal,
-    interrupt: Signal,
-}
-
-impl Signals {
-    fn new() -> Result<Self, Failed> {
-        Ok(Self { terminate: hear(SignalKind::terminate())?, interrupt: hear(SignalKind::interrupt())? })
+/// Returns when the model serves; an error says why it does not.
+async fn settled(model: &Served) -> Result<(), String> {
+    let mut report = model.report.clone();
+    let settled = |state: &ModelState| matches!(state, ModelState::Ready | ModelState::Unready { .. });
+    match report.wait_for(|report| settled(&report.state)).await.map(|report| report.state.clone()) {
+        Ok(ModelState::Unready { why, .. }) => Err(why),
+        // Without a controller the supervisor ends.
+        _ => Ok(()),
     }
-
-    async fn next(&mut self) -> Told {
-        tokio::select! {
-            _ = self.terminate.recv() => Told::Terminate,
-            _ = self.interrupt.recv() => Told::Interrupt,
-        }
-    }
-}
-
-fn cut(control: &mut ControlThread) -> u8 {
-    tracing::warn!("second signal: ending at once");
-    control.cut();
-    exit::FORCED
 }

@@ -9,6 +9,11 @@ pub(crate) fn serving() {
     say(NotifyState::Ready);
 }
 
+/// The process that serves from now on.
+pub(crate) fn succeeded_by(pid: u32) {
+    say(NotifyState::MainPid(pid));
+}
+
 pub(crate) fn stopping() {
     say(NotifyState::Stopping);
 }

@@ -42,16 +42,7 @@ impl Server {
     pub fn start_saying_to(home: Home, config: Option<&Path>, stderr: Stdio) -> Result<Self, Error> {
         let own = home.path().join("config.yaml");
         let config = config.unwrap_or(&own).to_string_lossy().into_owned();
-        let failed = |source| Error::Io { what: "start `shadowslice serve`".into(), source };
-        let child = home
-            .command(&["serve", &config])?
-            .stdout(Stdio::null())
-            .stderr(stderr)
-            .process_group(0)
-            .spawn()
-            .map_err(failed)?;
-        let pid = child.id().and_then(|pid| i32::try_from(pid).ok());
-        let process = pid.and_then(Process::of).ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
+        let (child, process) = serve(&home, &config, stderr)?;
         Ok(Self { home, child, process })
     }
 
@@ -175,15 +166,27 @@ impl Server {
                 look.tick().await;
             }
         };
+        let followed = self.child.id() != u32::try_from(self.process.pid).ok();
         tokio::select! {
             result = timeout(self.home.patience(), happening) => {
                 result.map_err(|_| self.too_late(what))
             }
-            ended = self.child.wait() => match ended {
+            ended = self.child.wait(), if !followed => match ended {
                 Ok(status) => Err(Error::Ended { status, log: self.home.log() }),
                 Err(source) => Err(Error::Io { what: "wait for the supervisor".into(), source }),
             },
         }
+    }
+
+    /// Waits until a process has ended.
+    pub async fn wait_gone(&mut self, process: Process) -> Result<(), Error> {
+        let mut look = interval(LOOK_EVERY);
+        let gone = async {
+            while process.alive() {
+                look.tick().await;
+            }
+        };
+        timeout(self.home.patience(), gone).await.map_err(|_| self.too_late("the end of a process"))
     }
 
     fn too_late(&self, what: &str) -> Error {
@@ -261,8 +264,34 @@ impl Server {
         serde_json::from_str(&printed).map_err(|source| Error::Printed { command, printed, source })
     }
 
-    /// Waits for its end, however it comes.
+    /// Starts it once more after its end.
+    pub fn again(&mut self) -> Result<(), Error> {
+        let config = self.home.path().join("config.yaml").to_string_lossy().into_owned();
+        let (child, process) = serve(&self.home, &config, Stdio::inherit())?;
+        (self.child, self.process) = (child, process);
+        Ok(())
+    }
+
+    /// Has the next supervisor take over. Returns the one before, which may go on for a while.
+    pub async fn upgrade(&mut self) -> Result<Process, Error> {
+        let said = self.said(&["upgrade"]).await?;
+        self.follow(&said)
+    }
+
+    /// From now on this is the process that a word of the program names.
+    pub fn follow(&mut self, said: &str) -> Result<Process, Error> {
+        let next = said.split_whitespace().find_map(|word| word.parse().ok()).and_then(Process::of);
+        let next = next.ok_or_else(|| self.too_late(&format!("a process in `{said}`")))?;
+        Ok(std::mem::replace(&mut self.process, next))
+    }
+
+    /// Waits for its end, however it comes. How a successor ended is not known.
     pub async fn ended(&mut self) -> Result<ExitStatus, Error> {
+        if self.child.id() != u32::try_from(self.process.pid).ok() {
+            let process = self.process;
+            self.wait_gone(process).await?;
+            return Ok(ExitStatus::default());
+        }
         let ended = timeout(self.home.patience(), self.child.wait()).await;
         let ended = ended.map_err(|_| self.too_late("its end"))?;
         ended.map_err(|source| Error::Io { what: "wait for the supervisor".into(), source })
@@ -287,11 +316,21 @@ impl Server {
     }
 }
 
+fn serve(home: &Home, config: &str, stderr: Stdio) -> Result<(Child, Process), Error> {
+    let failed = |source| Error::Io { what: "start `shadowslice serve`".into(), source };
+    let mut command = home.command(&["serve", config])?;
+    let child = command.stdout(Stdio::null()).stderr(stderr).process_group(0).spawn().map_err(failed)?;
+    let pid = child.id().and_then(|pid| i32::try_from(pid).ok());
+    let process = pid.and_then(Process::of).ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
+    Ok((child, process))
+}
+
 impl Drop for Server {
     fn drop(&mut self) {
         let children = self.children();
         // Both fail only for processes that are gone, which need no signal.
         let _ = self.child.start_kill();
+        let _ = self.process.signal(Signal::SIGKILL);
         for child in children {
             let _ = child.signal(Signal::SIGKILL);
         }

@@ -13,7 +13,8 @@ use shadowslice_shared::units::Sms;
 use tokio::runtime::{Builder, Runtime};
 
 use crate::backend::{
-    self, EmulatedGpu, GpuBackend, Gpus, Libraries, Limits, MpsError, MpsGpu, MpsSetup, ProbeError, WholeGpu,
+    self, EmulatedGpu, GpuBackend, Gpus, Libraries, Limits, MpsError, MpsEstate, MpsGpu, MpsSetup,
+    ProbeError, WholeGpu,
 };
 use crate::nvml::{Driver, Library, NvmlFault};
 pub use crate::run_dir::{RunDir, RunDirError, unsafe_because};
@@ -73,8 +74,14 @@ pub enum HostError {
 }
 
 /// Real ones are looked for, and those under MPS get a daemon in `private`, which ends when they
-/// are dropped. `probe` tells what a CUDA process finds.
-pub fn gpus(gpus: &[Gpu], private: &Path, probe: &Path, several_users: bool) -> Result<Gpus, HostError> {
+/// are dropped, or take one of the `estates` over. `probe` tells what a CUDA process finds.
+pub fn gpus(
+    gpus: &[Gpu],
+    private: &Path,
+    probe: &Path,
+    several_users: bool,
+    estates: &[MpsEstate],
+) -> Result<Gpus, HostError> {
     let mut known = Vec::new();
     let make = |(index, gpu): (usize, &Gpu)| -> Result<Arc<dyn GpuBackend>, HostError> {
         Ok(match gpu {
@@ -85,7 +92,8 @@ pub fn gpus(gpus: &[Gpu], private: &Path, probe: &Path, several_users: bool) -> 
                 match partition {
                     Partitioning::None => Arc::new(whole_gpu(name, uuid, private, probe)?),
                     Partitioning::Mps => {
-                        Arc::new(mps_gpu(index, name, uuid, (private, several_users), probe)?)
+                        let estate = estates.iter().find(|estate| estate.uuid == uuid).cloned();
+                        Arc::new(mps_gpu(index, (name, uuid), (private, several_users), probe, estate)?)
                     }
                 }
             }
@@ -137,10 +145,10 @@ fn runtime() -> Result<Runtime, HostError> {
 
 fn mps_gpu(
     index: usize,
-    device: String,
-    uuid: String,
+    (device, uuid): (String, String),
     (private, several_users): (&Path, bool),
     probe: &Path,
+    estate: Option<MpsEstate>,
 ) -> Result<MpsGpu, HostError> {
     let setup = MpsSetup {
         device: device.clone(),
@@ -150,6 +158,7 @@ fn mps_gpu(
         probe: probe.to_owned(),
         private: private.to_owned(),
         several_users,
+        estate,
         limits: Limits::default(),
     };
     MpsGpu::start(setup).map_err(|source| HostError::Mps { device, source })

@@ -3,6 +3,7 @@
 
 use std::fs::{DirBuilder, File, OpenOptions, Permissions, set_permissions, symlink_metadata};
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -33,14 +34,23 @@ pub enum RunDirError {
 #[derive(Debug)]
 pub struct RunDir {
     path: PathBuf,
-    _lock: Flock<File>,
+    lock: Flock<File>,
 }
 
 impl RunDir {
-    pub fn take(path: &Path) -> Result<Self, RunDirError> {
+    /// With the lock of the supervisor that this one succeeds, if it does.
+    pub fn take(path: &Path, inherited: Option<OwnedFd>) -> Result<Self, RunDirError> {
         let private = path.join(PRIVATE);
         own_dir(path, 0o755)?;
         own_dir(&private, 0o700)?;
+        let taken = |file: File| {
+            let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock);
+            let lock = lock.map_err(|_| RunDirError::Taken(path.to_owned()))?;
+            Ok(Self { path: path.to_owned(), lock })
+        };
+        if let Some(lock) = inherited {
+            return taken(File::from(lock));
+        }
         let lock = private.join("lock");
         let failed = |source| RunDirError::Make { path: lock.clone(), source };
         let mut options = OpenOptions::new();
@@ -49,9 +59,16 @@ impl RunDir {
             Some(nix::libc::ELOOP) => RunDirError::Unsafe { path: lock.clone(), why: "is a link" },
             _ => failed(error),
         })?;
-        let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock);
-        let lock = lock.map_err(|_| RunDirError::Taken(path.to_owned()))?;
-        Ok(Self { path: path.to_owned(), _lock: lock })
+        taken(file)
+    }
+
+    pub fn lock(&self) -> BorrowedFd<'_> {
+        self.lock.as_fd()
+    }
+
+    /// The file with what is known beyond the configuration.
+    pub fn known(&self) -> PathBuf {
+        self.private().join("known.json")
     }
 
     pub fn path(&self) -> &Path {
@@ -110,26 +127,26 @@ mod tests {
     use super::*;
 
     fn why(path: &Path) -> String {
-        RunDir::take(path).unwrap_err().to_string()
+        RunDir::take(path, None).unwrap_err().to_string()
     }
 
     #[test]
     fn a_directory_is_made_taken_once_and_taken_again() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a/run");
-        let first = RunDir::take(&path).unwrap();
+        let first = RunDir::take(&path, None).unwrap();
         let mode = |path: &Path| symlink_metadata(path).unwrap().mode() & 0o777;
         assert_eq!((mode(&path), mode(&first.private())), (0o755, 0o700));
-        assert!(matches!(RunDir::take(&path), Err(RunDirError::Taken(_))));
+        assert!(matches!(RunDir::take(&path, None), Err(RunDirError::Taken(_))));
         drop(first);
-        RunDir::take(&path).unwrap();
+        RunDir::take(&path, None).unwrap();
     }
 
     #[test]
     fn what_others_could_change_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("run");
-        drop(RunDir::take(&path).unwrap());
+        drop(RunDir::take(&path, None).unwrap());
         for mode in [0o775, 0o757, 0o1777] {
             set_permissions(&path, Permissions::from_mode(mode)).unwrap();
             assert!(why(&path).contains("written to by others"), "{mode:o}");
@@ -147,7 +164,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (path, precious) = (folder.path().join("run"), folder.path().join("precious"));
         std::fs::write(&precious, "keep this").unwrap();
-        let private = RunDir::take(&path).unwrap().private();
+        let private = RunDir::take(&path, None).unwrap().private();
         std::fs::remove_file(private.join("lock")).unwrap();
         symlink(&precious, private.join("lock")).unwrap();
         assert!(why(&path).contains("lock in the run directory's place is a link"));

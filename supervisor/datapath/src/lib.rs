@@ -7,4 +7,5 @@ pub mod pulse;
 pub mod readiness;
 pub mod repository;
 pub mod router;
+pub mod sockets;
 pub mod trace;

@@ -62,7 +62,11 @@ impl Readiness {
     }
 
     pub(crate) fn is_drained(&self, model: &str) -> bool {
-        self.host != Host::Serving || self.drained.contains(model)
+        self.host != Host::Serving || self.drains(model)
+    }
+
+    pub(crate) fn drains(&self, model: &str) -> bool {
+        self.drained.contains(model)
     }
 
     /// Forgets the models that are gone.

@@ -132,6 +132,11 @@ impl Router {
         self.hosted.read().readiness.is_drained(model)
     }
 
+    /// Whether that was said of this model, and not of the host.
+    pub fn drains(&self, model: &str) -> bool {
+        self.hosted.read().readiness.drains(model)
+    }
+
     /// The host serves what its rule says, and the control thread would replace a worker that dies.
     pub fn ready(&self) -> bool {
         let Hosted { models, readiness } = &*self.hosted.read();

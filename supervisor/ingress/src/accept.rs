@@ -127,7 +127,7 @@ async fn accept(bound: &Bound, service: &Service) -> io::Result<Accepted> {
             };
             Ok(Accepted::Open(stream, caller))
         }
-        Bound::Tcp { listener, site, encryption, tokens } => {
+        Bound::Tcp { listener, site, encryption, tokens, .. } => {
             let (stream, address) = listener.accept().await?;
             // It only fails when the peer is gone, as the next read will tell.
             let _ = stream.set_nodelay(true);

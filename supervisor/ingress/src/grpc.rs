@@ -105,6 +105,7 @@ pub(super) async fn serve(
         .keep_alive_interval(PING)
         .keep_alive_timeout(PONG)
         .serve_connection(TokioIo::new(io), service);
+    let leaving = stop.clone();
     let mut over = std::pin::pin!(over(&called, client, stop));
     let mut overdue = std::pin::pin!(untaken.overdue());
     let mut told = false;
@@ -115,7 +116,8 @@ pub(super) async fn serve(
         }
         if !told && over.as_mut().poll(cx).is_ready() {
             told = true;
-            if !called.load(Ordering::Relaxed) {
+            // With another supervisor there, a client that is about to call is told to go there.
+            if !called.load(Ordering::Relaxed) && !leaving.leaves() {
                 return Poll::Ready(Ok(()));
             }
             Pin::new(&mut connection).graceful_shutdown();

@@ -136,6 +136,7 @@ mod tests {
     use tokio::task::yield_now;
 
     use super::super::shared_memory::Regions;
+    use super::super::stop::Course;
     use super::*;
     use shadowslice_datapath::clock::Clock;
     use shadowslice_datapath::peer::Guard;
@@ -150,7 +151,7 @@ mod tests {
             repository: Arc::new(Repository::new(Vec::new, Guard::nobody(), mpsc::channel(1).0)),
             tracer: None,
             watchers: Arc::new(Semaphore::new(1)),
-            regions: Regions::new(Guard::nobody()),
+            regions: Arc::new(Regions::new(Guard::nobody())),
             request_bytes: 1,
         })
     }
@@ -178,7 +179,7 @@ mod tests {
     async fn watchers_hear_that_control_stands_still() {
         let front = front();
         let _serving = serve(&front);
-        let (_stop, stopped) = watch::channel(false);
+        let (_stop, stopped) = watch::channel(Course::Serve);
         let (tell, mut told) = mpsc::channel(1);
         let room = Arc::clone(&front.watchers).try_acquire_owned().unwrap();
         tokio::spawn(follow(front, true, tell, Stop::new(stopped, Duration::ZERO), room));
@@ -191,7 +192,7 @@ mod tests {
     #[tokio::test]
     async fn that_a_replaced_model_stops_is_no_news() {
         let front = front();
-        let (stop, stopped) = watch::channel(false);
+        let (stop, stopped) = watch::channel(Course::Serve);
         let (tell, mut told) = mpsc::channel(1);
         let room = Arc::clone(&front.watchers).try_acquire_owned().unwrap();
         let mut serving = serve(&front);
@@ -207,6 +208,6 @@ mod tests {
         }
         serving.shut("it is broken");
         assert_eq!(told.recv().await.unwrap().unwrap(), said(ServingStatus::NotServing));
-        stop.send_replace(true);
+        stop.send_replace(Course::Stop);
     }
 }

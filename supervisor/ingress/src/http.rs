@@ -28,7 +28,7 @@ use super::pools::{Client, Pool};
 use super::request_error::RequestError;
 use super::reserved::Reserved;
 use super::routes::{self, Goal};
-use super::stop::Stop;
+use super::stop::{IDLE, Stop};
 use shadowslice_datapath::pipeline::Pieces;
 use shadowslice_datapath::readiness::Host;
 use shadowslice_datapath::trace::Outcome;
@@ -43,9 +43,6 @@ pub(super) const SPOKEN: Spoken = Spoken { name: "HTTP", alpn: b"http/1.1" };
 const HEALTH: &str = "/v2/health/";
 
 const CLOSE: HeaderValue = HeaderValue::from_static("close");
-
-/// How long a connection may lie idle, or take over the head of a request.
-const IDLE: Duration = Duration::from_secs(75);
 
 /// The longest head of a request.
 const HEAD_BYTES: usize = 64 << 10;
@@ -65,16 +62,16 @@ pub(super) async fn serve(
 ) {
     let (asked, refused) = (AtomicBool::new(false), AtomicBool::new(false));
     let service =
-        service_fn(|request| Box::pin(answer(&front, (client, &caller), &asked, &refused, request)));
+        service_fn(|request| Box::pin(answer(&front, (client, &caller), (&asked, &refused), &stop, request)));
     tokio::select! {
         io = speak(io, service, client, stop.clone()) => close(io, refused.load(Ordering::Relaxed)).await,
-        () = unasked(&asked, stop) => tracing::debug!("cut an HTTP connection in mid-request"),
+        () = unasked(&asked, stop.clone()) => tracing::debug!("cut an HTTP connection in mid-request"),
     }
 }
 
 /// Returns when serving is over and the peer, given time, has still not sent a whole request.
 async fn unasked(asked: &AtomicBool, stop: Stop) {
-    stop.begun().await;
+    stop.ends_idle().await;
     tokio::time::sleep(UNASKED).await;
     if asked.load(Ordering::Relaxed) {
         std::future::pending::<()>().await;
@@ -89,12 +86,13 @@ where
 {
     let mut connection = http1::Builder::new()
         .timer(TokioTimer::new())
+        // Also how long a connection may lie idle.
         .header_read_timeout(IDLE)
         .max_header_size(HEAD_BYTES)
         .serve_connection(TokioIo::new(io), service);
     let mut begun = std::pin::pin!(async {
         tokio::select! {
-            () = stop.begun() => {}
+            () = stop.ends_idle() => {}
             () = client.left() => {}
         }
     });
@@ -126,8 +124,8 @@ async fn close(mut io: Stream, linger: bool) {
 async fn answer(
     front: &Frontend,
     (client, caller): (&Arc<Client>, &Caller),
-    asked: &AtomicBool,
-    refused: &AtomicBool,
+    (asked, refused): (&AtomicBool, &AtomicBool),
+    stop: &Stop,
     request: Request<Incoming>,
 ) -> Result<Response<Written>, Infallible> {
     let (mut head, mut body) = request.into_parts();
@@ -166,8 +164,8 @@ async fn answer(
         refused.store(true, Ordering::Relaxed);
         answer.headers_mut().insert(CONNECTION, CLOSE);
     }
-    if front.router.host() != Host::Serving {
-        // The client connects anew, and finds another host if there is one.
+    if front.router.host() != Host::Serving || stop.leaves() {
+        // The client connects anew, and finds another host, or the next supervisor, if there is one.
         answer.headers_mut().insert(CONNECTION, CLOSE);
     }
     Ok(answer)

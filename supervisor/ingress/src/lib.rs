@@ -61,11 +61,15 @@ use shadowslice_config::{Limits, Listener};
 use shadowslice_datapath::peer::{Guard, Refusals};
 use shadowslice_datapath::repository::Repository;
 use shadowslice_datapath::router::Router;
+use shadowslice_datapath::sockets::{Inherited, Passable};
 use shadowslice_datapath::trace::Tracer;
 
 pub use listen::BindError;
 pub use metrics::{MetricsListeners, Render};
 use pools::{Pool, Pools};
+use proto::system_shared_memory_status_response::RegionStatus;
+use shared_memory::Regions;
+pub use stop::Course;
 
 /// In bytes, for health checks over gRPC, beside `limits.memory`.
 const HEALTH_BYTES: u64 = 32 << 20;
@@ -93,8 +97,27 @@ pub struct Ingress {
     grpc: Vec<listen::Bound>,
     limits: Limits,
     pools: Arc<Pools>,
-    /// Who may use shared memory.
-    memory: Guard,
+    regions: Arc<Regions>,
+}
+
+/// Clients' shared memory, as one supervisor passes it to the next.
+#[derive(Debug, Clone)]
+pub struct SharedMemory(Arc<Regions>);
+
+/// Name, key, offset and size in bytes.
+pub type Region = (String, String, u64, u64);
+
+impl SharedMemory {
+    pub fn regions(&self) -> Vec<Region> {
+        let told = self.0.told().into_iter();
+        told.map(|region| (region.name, region.key, region.offset, region.byte_size)).collect()
+    }
+
+    /// A region whose file is gone is left out.
+    pub fn take_over(&self, regions: Vec<Region>) {
+        let region = |(name, key, offset, byte_size)| RegionStatus { name, key, offset, byte_size };
+        self.0.take_over(regions.into_iter().map(region).collect());
+    }
 }
 
 /// In bytes.
@@ -111,14 +134,15 @@ impl Ingress {
         http: &[Listener],
         grpc: &[Listener],
         limits: &Limits,
+        inherited: &mut Inherited,
         refusals: &Arc<Refusals>,
     ) -> Result<Self, BindError> {
-        let memory = Guard::of(&limits.shared_memory, refusals)?;
-        let http = listen::bind_all(http::SPOKEN, http, refusals).await?;
-        let grpc = listen::bind_all(grpc::SPOKEN, grpc, refusals).await?;
+        let regions = Arc::new(Regions::new(Guard::of(&limits.shared_memory, refusals)?));
+        let http = listen::bind_all(http::SPOKEN, http, inherited, refusals).await?;
+        let grpc = listen::bind_all(grpc::SPOKEN, grpc, inherited, refusals).await?;
         let bytes = limits.memory.unwrap_or(u64::MAX);
         let pools = Arc::new(Pools::new(limits.in_flight as u64, bytes, HEALTH_BYTES));
-        Ok(Self { http, grpc, limits: limits.clone(), pools, memory })
+        Ok(Self { http, grpc, limits: limits.clone(), pools, regions })
     }
 
     /// Tells at any time what requests and answers have.
@@ -127,19 +151,29 @@ impl Ingress {
         move || RequestMemory { reserved: pools.taken(Pool::Memory), limit: pools.size(Pool::Memory) }
     }
 
-    /// Serves until `stop` holds true (or its sender is gone). Then no connection is accepted, the
-    /// Unix sockets are removed, idle connections are closed, and requests under way are answered;
-    /// returns when the last connection has ended, at most 30 s later.
+    pub fn shared_memory(&self) -> SharedMemory {
+        SharedMemory(Arc::clone(&self.regions))
+    }
+
+    /// What another supervisor may listen on next.
+    pub fn passable(&self) -> Vec<Passable> {
+        self.http.iter().chain(&self.grpc).map(listen::Bound::passable).collect()
+    }
+
+    /// Serves for as long as `stop` says so (and its sender is there). Then no connection is accepted,
+    /// the Unix sockets are removed unless they were passed on, idle connections are closed, and
+    /// requests under way are answered; returns when the last connection has ended, at most 30 s
+    /// later.
     pub async fn run(
         self,
         router: Arc<Router>,
         repository: Arc<Repository>,
         tracer: Option<Arc<Tracer>>,
-        stop: watch::Receiver<bool>,
+        stop: watch::Receiver<Course>,
     ) {
         let front = Arc::new(Frontend {
             router,
-            regions: shared_memory::Regions::new(self.memory),
+            regions: self.regions,
             watchers: Arc::new(Semaphore::new(health::WATCHERS)),
             repository,
             tracer,
@@ -158,7 +192,7 @@ struct Frontend {
     repository: Arc<Repository>,
     tracer: Option<Arc<Tracer>>,
     watchers: Arc<Semaphore>,
-    regions: shared_memory::Regions,
+    regions: Arc<Regions>,
     request_bytes: usize,
 }
 

@@ -3,8 +3,9 @@
 use std::fs::Permissions;
 use std::io;
 use std::net::SocketAddr;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, chown};
-use std::path::{Path, PathBuf};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt, chown};
+use std::path::Path;
 use std::sync::Arc;
 
 use nix::unistd::Group;
@@ -15,6 +16,7 @@ use super::tls::Encryption;
 use super::tokens::Tokens;
 use shadowslice_config::Listener;
 use shadowslice_datapath::peer::{Guard, Refusals, UnknownAccount};
+use shadowslice_datapath::sockets::{Inherited, Passable, SocketFile};
 
 /// At most `net.core.somaxconn`, which is usually the same number. Beyond it, a client of a Unix
 /// socket that does not block is turned away at once.
@@ -39,8 +41,34 @@ impl BindError {
 
 #[derive(Debug)]
 pub(super) enum Bound {
-    Unix { listener: UnixListener, file: SocketFile, guard: Guard },
-    Tcp { listener: TcpListener, site: Site, encryption: Option<Encryption>, tokens: Option<Tokens> },
+    Unix {
+        listener: Arc<UnixListener>,
+        file: Arc<SocketFile>,
+        guard: Guard,
+    },
+    Tcp {
+        listener: Arc<TcpListener>,
+        /// As it is configured.
+        address: SocketAddr,
+        site: Site,
+        encryption: Option<Encryption>,
+        tokens: Option<Tokens>,
+    },
+}
+
+impl Bound {
+    pub(super) fn passable(&self) -> Passable {
+        match self {
+            Self::Unix { listener, file, .. } => {
+                Passable::new(unix_address(file.path()), listener, Some(file))
+            }
+            Self::Tcp { listener, address, .. } => Passable::new(address.to_string(), listener, None),
+        }
+    }
+}
+
+fn unix_address(path: &Path) -> String {
+    format!("unix:{}", path.display())
 }
 
 /// What is spoken on an address.
@@ -56,11 +84,12 @@ pub(super) struct Spoken {
 pub(super) async fn bind_all(
     spoken: Spoken,
     listeners: &[Listener],
+    inherited: &mut Inherited,
     refusals: &Arc<Refusals>,
 ) -> Result<Vec<Bound>, BindError> {
     let mut bound = Vec::with_capacity(listeners.len());
     for listener in listeners {
-        let taken = bind(spoken, listener, refusals).await?;
+        let taken = bind(spoken, listener, inherited, refusals).await?;
         say(spoken.name, &taken);
         bound.push(taken);
     }
@@ -69,7 +98,7 @@ pub(super) async fn bind_all(
 
 /// Port 0 means any free port; only the log says which port was taken.
 fn say(what: &str, bound: &Bound) {
-    let Bound::Tcp { listener, site, encryption, tokens } = bound else { return };
+    let Bound::Tcp { listener, site, encryption, tokens, .. } = bound else { return };
     let Ok(address) = listener.local_addr() else { return };
     tracing::info!(%address, "listening for {what}");
     let knows_clients = tokens.is_some() || encryption.as_ref().is_some_and(|tls| tls.knows_clients);
@@ -87,6 +116,7 @@ fn say(what: &str, bound: &Bound) {
 pub(super) async fn bind(
     spoken: Spoken,
     listener: &Listener,
+    inherited: &mut Inherited,
     refusals: &Arc<Refusals>,
 ) -> Result<Bound, BindError> {
     match listener {
@@ -99,15 +129,22 @@ pub(super) async fn bind(
                 );
                 BindError::new(message, Some(source))
             };
-            let (listener, site) = (bind_tcp(*address).map_err(failed)?, Site::of_tcp(*address));
-            Ok(Bound::Tcp { listener, site, encryption, tokens })
+            let listener = match inherited.take(&address.to_string()) {
+                Some(socket) => TcpListener::from_std(socket.into()),
+                None => bind_tcp(*address),
+            };
+            let (listener, site) = (Arc::new(listener.map_err(failed)?), Site::of_tcp(*address));
+            Ok(Bound::Tcp { listener, address: *address, site, encryption, tokens })
         }
         Listener::Unix { path, mode, group, peers } => {
             let group = group.as_deref().map(|group| group_id(path, group)).transpose()?;
             let guard = peers.as_ref().map(|peers| Guard::only(peers, refusals)).transpose()?;
             let guard = guard.unwrap_or_else(Guard::everybody);
-            make_way(path).await?;
-            bind_unix(path, mode.unwrap_or(MODE), group, guard).map_err(|source| {
+            let socket = inherited.take(&unix_address(path));
+            if socket.is_none() {
+                make_way(path).await?;
+            }
+            bind_unix(path, socket, (mode.unwrap_or(MODE), group), guard).map_err(|source| {
                 let message = format!(
                     "cannot listen on {}; its folder must be there, and this user's to write to",
                     path.display()
@@ -125,14 +162,28 @@ fn bind_tcp(address: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
-/// No client can connect before `listen`; mode and group are set by then.
-fn bind_unix(path: &Path, mode: u32, group: Option<u32>, guard: Guard) -> io::Result<Bound> {
-    let socket = UnixSocket::new_stream()?;
-    socket.bind(path)?;
-    let file = SocketFile::new(path)?;
-    chown(path, None, group)?;
-    std::fs::set_permissions(path, Permissions::from_mode(mode))?;
-    Ok(Bound::Unix { listener: socket.listen(BACKLOG)?, file, guard })
+fn bind_unix(
+    path: &Path,
+    inherited: Option<OwnedFd>,
+    (mode, group): (u32, Option<u32>),
+    guard: Guard,
+) -> io::Result<Bound> {
+    let own = || -> io::Result<SocketFile> {
+        let file = SocketFile::new(path)?;
+        chown(path, None, group)?;
+        std::fs::set_permissions(path, Permissions::from_mode(mode))?;
+        Ok(file)
+    };
+    let (file, listener) = match inherited {
+        Some(socket) => (own()?, UnixListener::from_std(socket.into())?),
+        None => {
+            let socket = UnixSocket::new_stream()?;
+            socket.bind(path)?;
+            // No client can connect before `listen`; mode and group are set by then.
+            (own()?, socket.listen(BACKLOG)?)
+        }
+    };
+    Ok(Bound::Unix { listener: Arc::new(listener), file: Arc::new(file), guard })
 }
 
 fn group_id(path: &Path, group: &str) -> Result<u32, BindError> {
@@ -178,41 +229,10 @@ async fn make_way(path: &Path) -> Result<(), BindError> {
     }
 }
 
-/// A Unix socket's file, removed when dropped if it is still the file that was made here.
-#[derive(Debug)]
-pub(super) struct SocketFile {
-    path: PathBuf,
-    identity: (u64, u64),
-}
-
 impl From<UnknownAccount> for BindError {
     fn from(unknown: UnknownAccount) -> Self {
         Self { message: unknown.to_string(), source: None }
     }
-}
-
-impl SocketFile {
-    pub(super) fn path(&self) -> &Path {
-        &self.path
-    }
-
-    fn new(path: &Path) -> io::Result<Self> {
-        Ok(Self { path: path.to_owned(), identity: identity(path)? })
-    }
-}
-
-impl Drop for SocketFile {
-    fn drop(&mut self) {
-        if identity(&self.path).is_ok_and(|identity| identity == self.identity)
-            && let Err(error) = std::fs::remove_file(&self.path)
-        {
-            tracing::warn!(path = %self.path.display(), %error, "cannot remove the socket");
-        }
-    }
-}
-
-fn identity(path: &Path) -> io::Result<(u64, u64)> {
-    path.symlink_metadata().map(|file| (file.dev(), file.ino()))
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ fn unix(path: &Path, mode: Option<u32>, group: Option<&str>) -> Listener {
 }
 
 async fn bind_here(listener: &Listener) -> Result<Bound, BindError> {
-    bind(Spoken { name: "test", alpn: b"" }, listener, &Arc::default()).await
+    bind(Spoken { name: "test", alpn: b"" }, listener, &mut Inherited::default(), &Arc::default()).await
 }
 
 fn mode(path: &Path) -> u32 {

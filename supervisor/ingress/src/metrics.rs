@@ -20,9 +20,10 @@ use super::kept::Kept;
 use super::listen::{self, Bound, Spoken};
 use super::peers::{Asked, Caller};
 use super::pools::{Client, Pools};
-use super::stop::Stop;
+use super::stop::{Course, Stop};
 use shadowslice_config::Listener;
 use shadowslice_datapath::peer::Refusals;
+use shadowslice_datapath::sockets::{Inherited, Passable};
 
 /// The most connections at a time; a scraper needs one. For more, idle ones make room.
 const CONNECTIONS: usize = 64;
@@ -39,13 +40,23 @@ pub struct MetricsListeners(Vec<Bound>);
 
 impl MetricsListeners {
     /// Takes all the addresses, or none of them. Must be called on a Tokio runtime.
-    pub async fn bind(listeners: &[Listener], refusals: &Arc<Refusals>) -> Result<Self, BindError> {
-        listen::bind_all(Spoken { name: "metrics", ..http::SPOKEN }, listeners, refusals).await.map(Self)
+    pub async fn bind(
+        listeners: &[Listener],
+        inherited: &mut Inherited,
+        refusals: &Arc<Refusals>,
+    ) -> Result<Self, BindError> {
+        let spoken = Spoken { name: "metrics", ..http::SPOKEN };
+        listen::bind_all(spoken, listeners, inherited, refusals).await.map(Self)
     }
 
-    /// Serves until `stop` holds true (or its sender is gone), and at most 1 s longer. The Unix
-    /// sockets are removed.
-    pub async fn run(self, render: Render, stop: watch::Receiver<bool>) {
+    /// What another supervisor may listen on next.
+    pub fn passable(&self) -> Vec<Passable> {
+        self.0.iter().map(Bound::passable).collect()
+    }
+
+    /// Serves for as long as `stop` says so (and its sender is there), and at most 1 s longer. The
+    /// Unix sockets are removed unless they were passed on.
+    pub async fn run(self, render: Render, stop: watch::Receiver<Course>) {
         let bound = self.0.into_iter().map(|bound| (accept::Service::Metrics(render.clone()), bound));
         // They share nothing with clients.
         let pools = Arc::new(Pools::new(0, 0, 0));

@@ -138,13 +138,28 @@ impl Regions {
     pub(super) fn register(&self, by: &Peer, told: RegionStatus) -> Result<(), RequestError> {
         self.check_allowed(by, REGISTER, &told.name)?;
         let name = told.name.clone();
-        let outcome = self.take(by, told);
+        let outcome = self.take(Some(by), told);
         let failed = outcome.as_ref().map_err(RequestError::message);
         audit(by, REGISTER, &name, (&failed).into());
         outcome
     }
 
-    fn take(&self, by: &Peer, told: RegionStatus) -> Result<(), RequestError> {
+    /// As they may be registered anew.
+    pub(super) fn told(&self) -> Vec<RegionStatus> {
+        self.by_name.lock().values().map(|region| region.told.clone()).collect()
+    }
+
+    /// What another supervisor let its clients register; a region whose file is gone is left out.
+    pub(super) fn take_over(&self, told: Vec<RegionStatus>) {
+        for region in told {
+            let name = region.name.clone();
+            if let Err(why) = self.take(None, region) {
+                tracing::warn!(region = name, why = why.message(), "shared memory is not taken over");
+            }
+        }
+    }
+
+    fn take(&self, by: Option<&Peer>, told: RegionStatus) -> Result<(), RequestError> {
         let RegionStatus { name, key, offset, byte_size } = &told;
         if name.is_empty() || name.len() > MAX_NAME_BYTES {
             return invalid(format!("a region's name has 1 to {MAX_NAME_BYTES} bytes"));
@@ -162,7 +177,7 @@ impl Regions {
         }
         let (file, found) = open(key)?;
         let lets = Lets::of(&found);
-        if !lets.lets(by) {
+        if by.is_some_and(|by| !lets.lets(by)) {
             return Err(foreign(name));
         }
         let end = offset.checked_add(*byte_size).filter(|_| *byte_size > 0);

@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 struct Server {
     dir: tempfile::TempDir,
-    stop: watch::Sender<bool>,
+    stop: watch::Sender<Course>,
     running: JoinHandle<()>,
 }
 
@@ -49,9 +49,16 @@ impl Server {
         };
         let listener =
             |name| Listener::Unix { path: dir.path().join(name), mode: None, group: None, peers: None };
-        let ingress =
-            Ingress::bind(&[listener("http")], &[listener("grpc")], &limits, &Arc::default()).await.unwrap();
-        let (stop, stopped) = watch::channel(false);
+        let ingress = Ingress::bind(
+            &[listener("http")],
+            &[listener("grpc")],
+            &limits,
+            &mut Inherited::default(),
+            &Arc::default(),
+        )
+        .await
+        .unwrap();
+        let (stop, stopped) = watch::channel(Course::Serve);
         let running = tokio::spawn(ingress.run(
             Arc::new(Router::new(Pulse::new(Clock::start()))),
             Arc::new(Repository::new(Vec::new, Guard::nobody(), tokio::sync::mpsc::channel(1).0)),
@@ -70,7 +77,7 @@ impl Server {
     }
 
     async fn stop(self) {
-        self.stop.send_replace(true);
+        self.stop.send_replace(Course::Stop);
         timeout(PATIENCE, self.running).await.unwrap().unwrap();
         assert_eq!(self.dir.path().read_dir().unwrap().count(), 0, "the sockets are gone");
     }
@@ -112,7 +119,7 @@ async fn a_request_under_way_is_answered_after_the_stop() {
         "POST /v2/models/m/infer HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 4\r\n\r\n";
     // "100 Continue" says that the request is under way.
     assert!(http::ask(&mut stream, head).await.starts_with("HTTP/1.1 100"));
-    server.stop.send_replace(true);
+    server.stop.send_replace(Course::Stop);
     stream.write_all(b"{}  ").await.unwrap();
     assert!(rest(&mut stream).await.starts_with("HTTP/1.1 404"));
     server.stop().await;
@@ -181,7 +188,14 @@ async fn one_fault_takes_no_address() {
         connections: 1,
         shared_memory: Access::Nobody,
     };
-    let fault = Ingress::bind(&[listener("http")], &[listener("no/grpc")], &limits, &Arc::default()).await;
+    let fault = Ingress::bind(
+        &[listener("http")],
+        &[listener("no/grpc")],
+        &limits,
+        &mut Inherited::default(),
+        &Arc::default(),
+    )
+    .await;
     assert!(fault.unwrap_err().to_string().contains("no/grpc"));
     assert_eq!(dir.path().read_dir().unwrap().count(), 0);
 }

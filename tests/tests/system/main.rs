@@ -30,4 +30,5 @@ mod soak;
 mod standby;
 mod starting;
 mod tracing;
+mod upgrade;
 mod users;

@@ -24,7 +24,7 @@ use shadowslice_datapath::pipeline::Crowding;
 
 pub use emulated::EmulatedGpu;
 pub use grant::{Admission, Grant};
-pub use mps::{Control, Limits, MpsError, MpsGpu, MpsSetup, control_program};
+pub use mps::{Control, Limits, MpsError, MpsEstate, MpsGpu, MpsSetup, control_program};
 pub(crate) use probe::ProbeError;
 pub use probe::{Isolation, Libraries, OnnxRuntime, Probed, isolation, libraries, probe};
 pub use whole::WholeGpu;
@@ -161,7 +161,18 @@ pub trait GpuBackend: fmt::Debug + Send + Sync {
         None
     }
 
-    /// Ends what the backend runs, at once if need be. The workers are gone.
+    /// What it runs that another supervisor can take over.
+    fn estate(&self) -> Option<MpsEstate> {
+        None
+    }
+
+    /// From now on another supervisor keeps that,
+    fn pass(&self) {}
+
+    /// or this one does, which has taken it over.
+    fn keep(&self) {}
+
+    /// Ends what the backend runs, at once if need be, unless it was passed on. The workers are gone.
     fn stop(&self, _at_once: bool) {}
 }
 

@@ -7,7 +7,7 @@ use shadowslice_config as config;
 use shadowslice_datapath::peer::{self, Peer};
 use shadowslice_datapath::repository::{Wish, WishRefused};
 
-const UNLOADED: &str = "unloaded by a client";
+pub(super) const UNLOADED: &str = "unloaded by a client";
 
 impl Registry {
     /// The client may have gone when it is done, so that the audit's line is written here.

@@ -14,6 +14,7 @@
 
 mod files;
 mod instance;
+mod known;
 mod load;
 mod mended;
 mod plan;
@@ -32,6 +33,7 @@ use shadowslice_datapath::repository::Listed;
 
 pub use crate::controller::Served;
 pub use instance::{MakeError, ModelFactory};
+pub use known::{Known, KnownModel};
 pub use registry::{Registry, Shown};
 
 /// How many reloads, and how many wishes of clients, may wait for the registry.

@@ -12,6 +12,8 @@ use tokio::time::MissedTickBehavior;
 
 use super::files::Files;
 use super::instance::{Aim, Instance, MakeError, ModelFactory, resize, serving};
+use super::known::Known;
+use super::load::UNLOADED;
 use super::mended::{LOOK, Stamps, WatchedFiles};
 use super::plan::{self, Change};
 use super::{ChangeKind, ModelChange, ModelSet, Reload, Unloaded};
@@ -71,11 +73,13 @@ struct Successor {
 pub(super) type Waits = JoinSet<(usize, Result<(), String>)>;
 
 impl Registry {
+    /// With the shares that are known. With `anew` all models start, also those that a client unloaded.
     pub async fn start(
         file: &Path,
         config: &Config,
         factory: ModelFactory,
         shown: Shown,
+        (known, anew): (&Known, bool),
     ) -> Result<Self, MakeError> {
         let shares = first_shares(&config.controller, &factory.context.gpus, &config.models);
         let (file, entries) = (file.to_owned(), Vec::new());
@@ -83,8 +87,14 @@ impl Registry {
             Self { file, files: Files::default(), config: config.clone(), entries, factory, shown };
         for (model, share) in config.models.iter().zip(shares) {
             let model = Arc::new(model.clone());
-            let now = Box::new(registry.make(Arc::clone(&model), share, false).await?);
-            registry.entries.push(Entry { model, state: State::Loaded { now, next: None, before: None } });
+            let state = if !anew && known.is_unloaded(&model.name) {
+                State::Unloaded { why: UNLOADED.to_owned(), last: None }
+            } else {
+                let (share, held) = known.share(&model, share);
+                let now = Box::new(registry.make(Arc::clone(&model), share, held).await?);
+                State::Loaded { now, next: None, before: None }
+            };
+            registry.entries.push(Entry { model, state });
         }
         registry.ready_by(config.ready.clone());
         registry.publish();

@@ -16,10 +16,10 @@ pub use priority::may_raise_priority;
 pub use reference::{ReferenceError, ReferenceFile};
 pub use register::end_those_left;
 
-pub use spawn::Inherited;
-pub(crate) use spawn::close_on_exec;
 #[cfg(test)]
 pub(crate) use spawn::forks;
+pub use spawn::{Child, Inherited, spawn};
+pub(crate) use spawn::{close_on_exec, watch};
 pub use users::{NoUser, User, Users};
 pub use weights::KeptWeights;
 pub use worker::{BootMs, Launch, SpawnError, Worker, WorkerEvent, WorkerSaid};

@@ -24,26 +24,23 @@ pub struct Inherited<'f> {
     pub file: BorrowedFd<'f>,
 }
 
-/// The lowest number that is free for moving descriptors out of each other's way: above every
-/// number that a child expects.
-const ASIDE: RawFd = 32;
-
 /// A child. Dropping it kills it.
 #[derive(Debug)]
-pub(super) struct Child {
+pub struct Child {
     pid: Pid,
     /// Readable once it has ended.
     process: AsyncFd<OwnedFd>,
     status: Option<ExitStatus>,
+    free: bool,
 }
 
 impl Child {
-    pub(super) fn pid(&self) -> i32 {
+    pub fn pid(&self) -> i32 {
         self.pid.as_raw_nonzero().get()
     }
 
     /// Cancel-safe.
-    pub(super) async fn wait(&mut self) -> io::Result<ExitStatus> {
+    pub async fn wait(&mut self) -> io::Result<ExitStatus> {
         loop {
             if let Some(status) = self.status {
                 return Ok(status);
@@ -64,8 +61,18 @@ impl Child {
     }
 }
 
+impl Child {
+    /// It goes on without this process.
+    pub fn set_free(mut self) {
+        self.free = true;
+    }
+}
+
 impl Drop for Child {
     fn drop(&mut self) {
+        if self.free {
+            return;
+        }
         // It may have ended by now.
         self.kill().ok();
     }
@@ -74,15 +81,16 @@ impl Drop for Child {
 /// The child has a process group of its own, exactly this environment, these files, an empty
 /// standard input, and this process's outputs. No `fork`: after one this process copies each page
 /// that it writes to next, which would delay requests.
-pub(super) fn spawn(
+pub fn spawn(
     program: &Path,
     arguments: &[&str],
     environment: &[(OsString, OsString)],
     files: &[Inherited<'_>],
 ) -> io::Result<Child> {
     close_on_exec()?;
-    // One file's number can be another's source.
-    let aside = |file: &Inherited<'_>| rustix::io::fcntl_dupfd_cloexec(file.file, ASIDE);
+    // One file's number can be another's source, so sources lie above all numbers.
+    let above = files.iter().map(|file| file.number + 1).max().unwrap_or_default();
+    let aside = |file: &Inherited<'_>| rustix::io::fcntl_dupfd_cloexec(file.file, above);
     let sources = files.iter().map(aside).collect::<Result<Vec<OwnedFd>, _>>()?;
     let mut actions = PosixSpawnFileActions::init()?;
     let nothing = File::open("/dev/null")?;
@@ -112,10 +120,15 @@ pub(super) fn spawn(
 
 /// Watches a child that has not been waited for.
 fn watched(pid: Pid) -> io::Result<Child> {
+    Ok(Child { pid, process: watch(pid.as_raw_nonzero().get())?, status: None, free: false })
+}
+
+/// Readable once the process has ended.
+pub(crate) fn watch(pid: i32) -> io::Result<AsyncFd<OwnedFd>> {
+    let pid = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
     let process = pidfd_open(pid, PidfdFlags::empty())?;
     // SAFETY: the descriptor is owned by what is made here, which never changes or gives it away.
-    let process = unsafe { AsyncFd::register_with_interest(process, Interest::READABLE) }?;
-    Ok(Child { pid, process, status: None })
+    Ok(unsafe { AsyncFd::register_with_interest(process, Interest::READABLE) }?)
 }
 
 fn attributes() -> io::Result<PosixSpawnAttr> {

@@ -3,7 +3,7 @@ use super::*;
 /// Two listeners for a text that counts how often it is asked for.
 struct Scraped {
     dir: tempfile::TempDir,
-    stop: watch::Sender<bool>,
+    stop: watch::Sender<Course>,
     running: JoinHandle<()>,
 }
 
@@ -12,12 +12,17 @@ impl Scraped {
         let dir = tempfile::tempdir().unwrap();
         let listener =
             |name| Listener::Unix { path: dir.path().join(name), mode: None, group: None, peers: None };
-        let listeners =
-            MetricsListeners::bind(&[listener("a"), listener("b")], &Arc::default()).await.unwrap();
+        let listeners = MetricsListeners::bind(
+            &[listener("a"), listener("b")],
+            &mut Inherited::default(),
+            &Arc::default(),
+        )
+        .await
+        .unwrap();
         let asked = std::sync::atomic::AtomicUsize::new(0);
         let render: Render =
             Arc::new(move || format!("asked {}\n", asked.fetch_add(1, std::sync::atomic::Ordering::Relaxed)));
-        let (stop, stopped) = watch::channel(false);
+        let (stop, stopped) = watch::channel(Course::Serve);
         let running = tokio::spawn(listeners.run(render, stopped));
         Self { dir, stop, running }
     }
@@ -27,7 +32,7 @@ impl Scraped {
     }
 
     async fn stop(self) {
-        self.stop.send_replace(true);
+        self.stop.send_replace(Course::Stop);
         timeout(PATIENCE, self.running).await.unwrap().unwrap();
         assert_eq!(self.dir.path().read_dir().unwrap().count(), 0, "the sockets are gone");
     }

@@ -5,7 +5,7 @@ mod client;
 mod server;
 
 pub use client::{AskError, ask};
-pub use server::{Admin, BindError, Reach};
+pub use server::{Admin, BindError, Reach, Upgrade};
 
 use serde::{Deserialize, Serialize};
 
@@ -34,6 +34,8 @@ pub enum Ask {
     },
     Plan,
     Reload,
+    /// Another process of the binary that is installed now takes over.
+    Upgrade,
     /// Whether the host, or one model, is to get no more requests, though it serves.
     Drain {
         model: Option<String>,
@@ -50,6 +52,7 @@ impl Ask {
             Self::Hold { model, held: true } => Some(("hold", model)),
             Self::Hold { model, held: false } => Some(("release", model)),
             Self::Reload => Some(("reload", "*")),
+            Self::Upgrade => Some(("upgrade", "*")),
             Self::Drain { model, drained } => {
                 Some((if *drained { "drain" } else { "undrain" }, model.as_deref().unwrap_or("*")))
             }
@@ -78,6 +81,10 @@ pub enum Reply {
     },
     Plan(PlanReport),
     Reloaded(ReloadReport),
+    Upgraded {
+        /// The process that serves now.
+        pid: u32,
+    },
     /// The configuration's faults, each a line.
     Faulty(String),
     /// The share is in force already.

@@ -23,6 +23,7 @@ use shadowslice_control::nvml::{Readings, Watched};
 use shadowslice_datapath::peer::{Guard, Outcome, Peer, Refusals, UnknownAccount, audit};
 use shadowslice_datapath::readiness::Host;
 use shadowslice_datapath::router::Router;
+use shadowslice_datapath::sockets::{Inherited, Passable, SocketFile};
 
 /// A failure such as too many open files does not pass at once.
 const REST: Duration = Duration::from_millis(100);
@@ -41,12 +42,20 @@ pub struct Reach {
     pub router: Arc<Router>,
     pub models: watch::Receiver<Arc<ModelSet>>,
     pub reloads: mpsc::Sender<Reload>,
+    pub upgrades: mpsc::Sender<Upgrade>,
     /// As the configuration orders them.
     pub gpus: Vec<Arc<dyn GpuBackend>>,
     pub readings: Arc<Readings>,
     pub controller: Controller,
     /// `None` where no policy decides.
     pub planned: Option<watch::Receiver<Planned>>,
+}
+
+/// An order to have another process take over, with the place for what comes of it: the process's
+/// number, or why this one serves on.
+#[derive(Debug)]
+pub struct Upgrade {
+    pub reply: oneshot::Sender<Result<u32, String>>,
 }
 
 impl Reach {
@@ -108,34 +117,40 @@ pub enum BindError {
 /// The bound control socket. Its file goes with it.
 #[derive(Debug)]
 pub struct Admin {
-    listener: UnixListener,
-    path: PathBuf,
+    listener: Arc<UnixListener>,
+    file: Arc<SocketFile>,
     guard: Guard,
 }
 
 impl Admin {
     /// Binds the socket in `run_dir`. The caller holds the lock of `run_dir`, so a socket that lies
     /// there belongs to a dead supervisor.
-    /// `others` may give orders besides root and this user.
-    pub fn bind(run_dir: &Path, others: Option<&Peers>, refusals: &Arc<Refusals>) -> Result<Self, BindError> {
+    /// `others` may give orders besides root and this user. A socket that is `inherited` is in use.
+    pub fn bind(
+        run_dir: &Path,
+        others: Option<&Peers>,
+        inherited: &mut Inherited,
+        refusals: &Arc<Refusals>,
+    ) -> Result<Self, BindError> {
         let path = run_dir.join(SOCKET);
         let guard = others.map(|others| Guard::only(others, refusals)).transpose()?;
         let guard = guard.unwrap_or_else(Guard::everybody);
-        if let Err(error) = std::fs::remove_file(&path)
-            && error.kind() != io::ErrorKind::NotFound
-        {
-            return Err(BindError::Remove(path, error));
-        }
-        let failed = |error| BindError::Bind(path.clone(), error);
-        let socket = UnixSocket::new_stream().map_err(failed)?;
-        socket.bind(&path).map_err(failed)?;
         // The mode lets everybody connect where the lists then let some stay.
         let mode = if others.is_some() { 0o666 } else { 0o600 };
-        // No client can connect before `listen`; the socket is protected by then.
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode))
-            .map_err(|error| BindError::Protect(path.clone(), error))?;
-        let listener = socket.listen(BACKLOG).map_err(failed)?;
-        Ok(Self { listener, path, guard })
+        let listener = match inherited.take(SOCKET) {
+            Some(socket) => {
+                protect(&path, mode)?;
+                UnixListener::from_std(socket.into()).map_err(|error| BindError::Bind(path.clone(), error))?
+            }
+            None => listen(&path, mode)?,
+        };
+        let file = SocketFile::new(&path).map_err(|error| BindError::Bind(path, error))?;
+        Ok(Self { listener: Arc::new(listener), file: Arc::new(file), guard })
+    }
+
+    /// What another supervisor may listen on next.
+    pub fn passable(&self) -> Passable {
+        Passable::new(SOCKET.to_owned(), &self.listener, Some(&self.file))
     }
 
     pub async fn run(&self, reach: Arc<Reach>) {
@@ -167,12 +182,24 @@ impl Admin {
     }
 }
 
-impl Drop for Admin {
-    fn drop(&mut self) {
-        if let Err(error) = std::fs::remove_file(&self.path) {
-            tracing::warn!(path = %self.path.display(), %error, "the control socket's file stays behind");
-        }
+/// Makes the socket in the place of one that is in the way.
+fn listen(path: &Path, mode: u32) -> Result<UnixListener, BindError> {
+    if let Err(error) = std::fs::remove_file(path)
+        && error.kind() != io::ErrorKind::NotFound
+    {
+        return Err(BindError::Remove(path.to_owned(), error));
     }
+    let failed = |error| BindError::Bind(path.to_owned(), error);
+    let socket = UnixSocket::new_stream().map_err(failed)?;
+    socket.bind(path).map_err(failed)?;
+    // No client can connect before `listen`; the socket is protected by then.
+    protect(path, mode)?;
+    socket.listen(BACKLOG).map_err(failed)
+}
+
+fn protect(path: &Path, mode: u32) -> Result<(), BindError> {
+    let permissions = std::fs::Permissions::from_mode(mode);
+    std::fs::set_permissions(path, permissions).map_err(|error| BindError::Protect(path.to_owned(), error))
 }
 
 async fn converse(stream: UnixStream, peer: &Peer, reach: &Reach) -> io::Result<()> {
@@ -214,6 +241,7 @@ async fn answer(ask: Ask, reach: &Reach) -> Reply {
         Ask::Hold { model, held } => hold(&model, held, reach).await,
         Ask::Plan => Ok(Reply::Plan(reach.plan())),
         Ask::Reload => reload(reach).await,
+        Ask::Upgrade => upgrade(reach).await,
         Ask::Drain { model, drained } => drain(model.as_deref(), drained, reach),
     };
     answered.unwrap_or_else(Reply::Refused)
@@ -285,6 +313,14 @@ async fn reload(reach: &Reach) -> Result<Reply, String> {
     }
 }
 
+async fn upgrade(reach: &Reach) -> Result<Reply, String> {
+    let (reply, outcome) = oneshot::channel();
+    let busy = |_| "an upgrade is under way already, or the supervisor is stopping".to_owned();
+    reach.upgrades.try_send(Upgrade { reply }).map_err(busy)?;
+    let pid = outcome.await.map_err(|_| "the supervisor is stopping".to_owned())??;
+    Ok(Reply::Upgraded { pid })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -294,7 +330,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(SOCKET);
         std::fs::write(&path, "left behind").unwrap();
-        let bind = || Admin::bind(folder.path(), None, &Arc::default());
+        let bind = || Admin::bind(folder.path(), None, &mut Inherited::default(), &Arc::default());
         drop(bind().unwrap());
         std::fs::create_dir(&path).unwrap();
         let fault = bind().unwrap_err();

@@ -90,8 +90,8 @@ fn measure(options: &Options) -> Result<u8, ProfileError> {
     let config = configuration(options, scratch.path())?;
     let model = &config.models[0];
     let program = host::worker_program()?;
-    let run_dir = RunDir::take(&config.run_dir).map_err(HostError::from)?;
-    let gpus = host::gpus(&config.gpus, &run_dir.private(), &program, false)?;
+    let run_dir = RunDir::take(&config.run_dir, None).map_err(HostError::from)?;
+    let gpus = host::gpus(&config.gpus, &run_dir.private(), &program, false, &[])?;
     let driver = DriverView::of(&config.gpus[0]);
     let bench = Bench {
         model,

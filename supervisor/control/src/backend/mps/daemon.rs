@@ -1,15 +1,19 @@
-//! The control daemon as a child, from its start to its end.
+//! The control daemon, from its start to its end.
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::process::{ExitStatus, Stdio};
 
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
+use rustix::process::pidfd_send_signal;
+use tokio::io::unix::AsyncFd;
 use tokio::process::{Child, ChildStdin};
 
 use super::control::Control;
 use super::place::Directories;
 use crate::backend::command;
+use crate::process::watch;
 
 /// Ends the daemon if this process is killed: the guardian's input then ends. The daemon itself
 /// goes on without an input. `quit` is used since a signal could cut off a client's kernel.
@@ -20,10 +24,17 @@ const SEVERAL_USERS: &str = "-multiuser-server";
 
 #[derive(Debug)]
 pub(super) struct Daemon {
-    child: Child,
+    process: Process,
     group: Option<Pid>,
     _input: Option<ChildStdin>,
     guardian: Option<Child>,
+}
+
+#[derive(Debug)]
+enum Process {
+    Child(Child),
+    /// Of the supervisor before this one. Readable once it has ended.
+    Adopted(AsyncFd<OwnedFd>),
 }
 
 impl Daemon {
@@ -37,7 +48,30 @@ impl Daemon {
         let mut child = command.arg("-f").stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
         let group = child.id().and_then(|pid| i32::try_from(pid).ok()).map(Pid::from_raw);
         let input = child.stdin.take();
-        Ok(Self { child, group, _input: input, guardian: guardian(control) })
+        Ok(Self { process: Process::Child(child), group, _input: input, guardian: guardian(control) })
+    }
+
+    /// One that another supervisor has started, and that it keeps until [`Daemon::keep`].
+    pub(super) fn adopt(pid: i32) -> io::Result<Self> {
+        Ok(Self {
+            process: Process::Adopted(watch(pid)?),
+            group: Some(Pid::from_raw(pid)),
+            _input: None,
+            guardian: None,
+        })
+    }
+
+    /// From now on it ends with this process.
+    pub(super) fn keep(&mut self, control: &Control) {
+        self.guardian = guardian(control);
+    }
+
+    /// Leaves it to the supervisor that has adopted it.
+    pub(super) async fn pass(&mut self) {
+        if let Some(mut guardian) = self.guardian.take() {
+            // An error means that it has ended.
+            guardian.kill().await.ok();
+        }
     }
 
     pub(super) fn pid(&self) -> Option<i32> {
@@ -46,7 +80,14 @@ impl Daemon {
 
     /// Cancel-safe.
     pub(super) async fn ended(&mut self) -> io::Result<ExitStatus> {
-        self.child.wait().await
+        match &mut self.process {
+            Process::Child(child) => child.wait().await,
+            Process::Adopted(process) => {
+                process.readable().await?.retain_ready();
+                // How it ended is told to its parent only.
+                Ok(ExitStatus::default())
+            }
+        }
     }
 
     /// Ends it: by asking it, unless at once; then by killing what is left.
@@ -54,7 +95,7 @@ impl Daemon {
         if !at_once {
             match control.quit().await {
                 Ok(()) => {
-                    if tokio::time::timeout(control.limits.quit, self.child.wait()).await.is_err() {
+                    if tokio::time::timeout(control.limits.quit, self.ended()).await.is_err() {
                         tracing::warn!(
                             "the MPS control daemon said that it quits and does not; it is killed"
                         );
@@ -71,12 +112,18 @@ impl Daemon {
 
     /// Kills it and its servers.
     pub(super) async fn kill(mut self, control: &Control, place: &Directories) {
-        if let (Some(group), Ok(None)) = (self.group, self.child.try_wait()) {
-            // An error means that no process of the group is left.
-            killpg(group, Signal::SIGKILL).ok();
+        match &mut self.process {
+            Process::Child(child) => {
+                if let (Some(group), Ok(None)) = (self.group, child.try_wait()) {
+                    // An error means that no process of the group is left.
+                    killpg(group, Signal::SIGKILL).ok();
+                }
+            }
+            // An error means that it has ended. Its servers are evicted below.
+            Process::Adopted(process) => drop(pidfd_send_signal(process, rustix::process::Signal::KILL)),
         }
         // An error means that it has ended.
-        self.child.wait().await.ok();
+        self.ended().await.ok();
         // A server may have a process group of its own.
         place.evict(&control.program).await;
         if let Some(mut guardian) = self.guardian {

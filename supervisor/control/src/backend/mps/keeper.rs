@@ -32,6 +32,18 @@ pub(super) struct Condition {
     pub(super) life: u64,
     /// The server, or why there is none for new clients.
     pub(super) server: Result<i32, String>,
+    pub(super) daemon: Option<i32>,
+}
+
+/// How a daemon's keeper ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum End {
+    /// With the daemon, once that has let its clients go.
+    Orderly,
+    /// With the daemon.
+    AtOnce,
+    /// Without it: another supervisor keeps it.
+    Passed,
 }
 
 #[derive(Debug)]
@@ -42,14 +54,18 @@ pub(super) enum Request {
     Terminate(i32, oneshot::Sender<Result<(), ControlError>>),
     /// A client has died: is the server well?
     Examine,
+    /// From now on another supervisor keeps the daemon,
+    Pass,
+    /// or this one does.
+    Keep,
 }
 
 /// The stop has a channel of its own, so that it waits in no queue.
 #[derive(Debug)]
 pub(super) struct Inbox {
     pub(super) requests: mpsc::Receiver<Request>,
-    /// The end of everything, at once or not.
-    pub(super) stop: oneshot::Receiver<bool>,
+    /// The end of everything.
+    pub(super) stop: oneshot::Receiver<End>,
 }
 
 #[derive(Debug)]
@@ -60,10 +76,12 @@ pub(super) struct Keeper {
     pub(super) condition: watch::Sender<Condition>,
     /// Since when the server is at fault.
     pub(super) fault: Option<Instant>,
+    /// Whether another supervisor keeps the daemon.
+    pub(super) passed: bool,
 }
 
 enum Over {
-    Asked { at_once: bool },
+    Asked(End),
     Dead(String),
 }
 
@@ -92,6 +110,17 @@ impl Keeper {
         }
     }
 
+    /// Takes over a daemon of another supervisor, and finds its server.
+    pub(super) async fn adopt(&self, pid: i32) -> Result<(Daemon, i32), MpsError> {
+        let daemon = Daemon::adopt(pid)
+            .map_err(|source| MpsError::Program { program: self.control.program.clone(), source })?;
+        match self.control.servers().await.map(|servers| servers.first().copied()) {
+            Ok(Some(server)) => Ok((daemon, server)),
+            Ok(None) => Err(MpsError::Start { why: "it has no server".to_owned(), log: self.place.logs() }),
+            Err(error) => Err(MpsError::Control(error)),
+        }
+    }
+
     async fn await_server(&self) -> Result<i32, ControlError> {
         while self.control.servers().await.is_err() {
             sleep(LOOK_EVERY).await;
@@ -114,9 +143,17 @@ impl Keeper {
         while let Some(mut daemon) = next.take() {
             let begun = Instant::now();
             match self.attend(&mut daemon, &mut inbox).await {
-                Over::Asked { at_once } => {
-                    daemon.end(&self.control, &self.place, at_once).await;
+                Over::Asked(End::Passed) => {
+                    daemon.pass().await;
+                    return;
+                }
+                Over::Asked(how) => {
+                    daemon.end(&self.control, &self.place, how == End::AtOnce).await;
                     break;
+                }
+                Over::Dead(why) if self.passed => {
+                    self.lost(format!("the MPS control daemon is down: {why}"));
+                    return;
                 }
                 Over::Dead(why) => {
                     let why = format!("the MPS control daemon is down: {why}");
@@ -153,6 +190,7 @@ impl Keeper {
             match started {
                 Ok((daemon, server)) => {
                     tracing::info!(server, "MPS is back");
+                    self.condition.send_modify(|condition| condition.daemon = daemon.pid());
                     self.take_clients(server);
                     return Some(daemon);
                 }
@@ -169,14 +207,24 @@ impl Keeper {
         loop {
             tokio::select! {
                 biased;
-                at_once = &mut inbox.stop => return Over::Asked { at_once: at_once.unwrap_or(true) },
+                how = &mut inbox.stop => return Over::Asked(how.unwrap_or(End::AtOnce)),
                 status = daemon.ended() => return Over::Dead(format!("it ended ({})", crate::backend::shown(&status))),
                 _ = look.tick(), if self.fault.is_some() => {
                     if let Some(why) = self.recovering().await {
                         return Over::Dead(why);
                     }
                 }
-                Some(request) = inbox.requests.recv() => self.serve(request).await,
+                Some(request) = inbox.requests.recv() => match request {
+                    Request::Pass => {
+                        self.passed = true;
+                        daemon.pass().await;
+                    }
+                    Request::Keep => {
+                        self.passed = false;
+                        daemon.keep(&self.control);
+                    }
+                    request => self.serve(request).await,
+                },
             }
         }
     }
@@ -187,6 +235,7 @@ impl Keeper {
             Request::IsClient(pid, reply) => drop(reply.send(self.is_client(pid).await)),
             Request::Clients(reply) => drop(reply.send(self.clients().await)),
             Request::Terminate(client, reply) => drop(reply.send(self.terminate(client).await)),
+            Request::Pass | Request::Keep => {}
             Request::Examine => {
                 if let Err(error) = self.examine().await {
                     tracing::warn!(error = errors::chain(&error), "the MPS server cannot be examined");

@@ -7,6 +7,7 @@
 mod answers;
 mod control;
 mod daemon;
+mod estate;
 mod keeper;
 mod limits;
 mod place;
@@ -14,6 +15,7 @@ mod place;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -30,7 +32,8 @@ use super::{
 };
 use control::ControlError;
 pub use control::{Control, control_program};
-use keeper::{Condition, Inbox, Keeper, Request};
+pub use estate::MpsEstate;
+use keeper::{Condition, End, Inbox, Keeper, Request};
 pub use limits::Limits;
 use place::Directories;
 use shadowslice_shared::errors;
@@ -79,6 +82,10 @@ pub enum MpsError {
         "a CUDA process gets the whole GPU, {0}, whatever its share: it does not find the MPS server that was started for it"
     )]
     Outside(Sms),
+    #[error(
+        "its server takes clients of one user or of several: workers.users cannot come or go by an upgrade"
+    )]
+    Users,
     #[error("no thread can be started; raise the limit on processes")]
     Thread(#[source] io::Error),
 }
@@ -96,6 +103,8 @@ pub struct MpsSetup {
     pub private: PathBuf,
     /// Clients are of several users, for which this process must be root's.
     pub several_users: bool,
+    /// What another supervisor has started, to be taken over.
+    pub estate: Option<MpsEstate>,
     pub limits: Limits,
 }
 
@@ -109,12 +118,13 @@ pub struct MpsGpu {
     requests: mpsc::Sender<Request>,
     condition: watch::Receiver<Condition>,
     running: Mutex<Option<Running>>,
+    place: Directories,
+    passed: AtomicBool,
 }
 
 #[derive(Debug)]
 struct Running {
-    /// Whether at once.
-    stop: oneshot::Sender<bool>,
+    stop: oneshot::Sender<End>,
     thread: JoinHandle<()>,
 }
 
@@ -128,7 +138,10 @@ struct Found {
 impl MpsGpu {
     /// Blocks until clients are taken, for a minute or two at most.
     pub fn start(setup: MpsSetup) -> Result<Self, MpsError> {
-        let place = Directories::of(&setup.private, setup.index);
+        let place = match &setup.estate {
+            Some(estate) => estate.place.clone(),
+            None => Directories::of(&setup.private, setup.index),
+        };
         let surroundings = vec![
             (VISIBLE, setup.uuid.clone()),
             (PIPE_DIRECTORY, place.pipe.display().to_string()),
@@ -142,9 +155,11 @@ impl MpsGpu {
             limits: setup.limits,
             several_users: setup.several_users,
         };
-        let unknown = Condition { life: 0, server: Err("MPS is being started".to_owned()) };
+        let unknown = Condition { life: 0, server: Err("MPS is being started".to_owned()), daemon: None };
         let (condition, seen) = watch::channel(unknown);
-        let keeper = Keeper { control, place, uid: nix::unistd::geteuid().as_raw(), condition, fault: None };
+        let uid = nix::unistd::geteuid().as_raw();
+        let passed = setup.estate.is_some();
+        let keeper = Keeper { control, place: place.clone(), uid, condition, fault: None, passed };
         let (requests, asked) = mpsc::channel(REQUESTS);
         let (stop, stopped) = oneshot::channel();
         let (begun, beginning) = oneshot::channel();
@@ -159,6 +174,8 @@ impl MpsGpu {
             requests,
             condition: seen,
             running: Mutex::new(Some(Running { stop, thread })),
+            place,
+            passed: AtomicBool::new(passed),
         })
     }
 
@@ -192,7 +209,9 @@ fn spawn(
                 keeper.run(daemon, inbox).await;
             }
             Err(error) => {
-                keeper.place.remove();
+                if !keeper.passed {
+                    keeper.place.remove();
+                }
                 begun.send(Err(error)).ok();
             }
         }
@@ -204,6 +223,9 @@ fn spawn(
 }
 
 async fn begin(keeper: &Keeper, setup: &MpsSetup) -> Result<(daemon::Daemon, Found), MpsError> {
+    if let Some(estate) = &setup.estate {
+        return estate.adopt(keeper, setup).await;
+    }
     let program = &setup.program;
     let named = std::env::var_os(PIPE_DIRECTORY).map(PathBuf::from);
     if let Some((place, pid)) = place::foreign_daemon(named, program) {
@@ -234,7 +256,7 @@ async fn begin(keeper: &Keeper, setup: &MpsSetup) -> Result<(daemon::Daemon, Fou
     };
     match found.await {
         Ok(found) => {
-            keeper.condition.send_replace(Condition { life: 0, server: Ok(server) });
+            keeper.condition.send_replace(Condition { life: 0, server: Ok(server), daemon: daemon.pid() });
             Ok((daemon, found))
         }
         Err(error) => {
@@ -421,10 +443,31 @@ impl GpuBackend for MpsGpu {
         }))
     }
 
+    fn estate(&self) -> Option<MpsEstate> {
+        MpsEstate::of(self)
+    }
+
+    fn pass(&self) {
+        self.passed.store(true, Ordering::Relaxed);
+        // Where the queue is full, the end does the same.
+        self.requests.try_send(Request::Pass).ok();
+    }
+
+    fn keep(&self) {
+        if self.passed.swap(false, Ordering::Relaxed) && self.requests.try_send(Request::Keep).is_err() {
+            tracing::warn!("if this process is killed, the MPS control daemon stays until the next start");
+        }
+    }
+
     fn stop(&self, at_once: bool) {
         if let Some(Running { stop, thread }) = self.running.lock().take() {
+            let how = match (self.passed.load(Ordering::Relaxed), at_once) {
+                (true, _) => End::Passed,
+                (false, true) => End::AtOnce,
+                (false, false) => End::Orderly,
+            };
             // Both fail only if the keeper has panicked, and the panic is on stderr already.
-            stop.send(at_once).ok();
+            stop.send(how).ok();
             thread.join().ok();
         }
     }

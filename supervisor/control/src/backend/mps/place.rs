@@ -11,6 +11,7 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, geteuid};
 use procfs::process::{Process, all_processes};
+use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, sleep};
 
 use crate::backend::PIPE_DIRECTORY;
@@ -31,7 +32,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(10);
 /// Names of programs of MPS begin so.
 const PROGRAMS: &str = "nvidia-cuda-mps-";
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Directories {
     pub(super) pipe: PathBuf,
     pub(super) log: PathBuf,

@@ -25,7 +25,7 @@ fn measure(worker: &Path, device: CudaDevice) -> Result<Result<Vec<u32>, String>
         advice: "make the temporary directory writable".to_owned(),
     })?;
     let gpu = Gpu::Cuda { device, partition: Partitioning::Mps };
-    let gpus = host::gpus(&[gpu], private.path(), worker, false).map_err(|error| Trouble::of(&error))?;
+    let gpus = host::gpus(&[gpu], private.path(), worker, false, &[]).map_err(|error| Trouble::of(&error))?;
     let division = gpus.first().map(|gpu| gpu.division().map(|division| division.sizes().to_vec()));
     let Some(division) = division else { return Ok(Err("there is no GPU".to_owned())) };
     Ok(division.map(|sizes| sizes.iter().map(|sms| sms.0).collect()).map_err(str::to_owned))

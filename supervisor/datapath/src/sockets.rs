@@ -1,0 +1,147 @@
+//! Listening sockets that one supervisor passes to the next, so that clients find one of them
+//! listening at every moment.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+
+/// A listening socket that can be passed on while it is listened on.
+#[derive(Clone)]
+pub struct Passable {
+    /// As the configuration has it.
+    pub address: String,
+    socket: Weak<dyn AsFd + Send + Sync>,
+    file: Option<Arc<SocketFile>>,
+}
+
+impl fmt::Debug for Passable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Passable").field(&self.address).finish()
+    }
+}
+
+impl Passable {
+    pub fn new<S: AsFd + Send + Sync + 'static>(
+        address: String,
+        socket: &Arc<S>,
+        file: Option<&Arc<SocketFile>>,
+    ) -> Self {
+        let socket: Weak<S> = Arc::downgrade(socket);
+        Self { address, socket, file: file.cloned() }
+    }
+
+    /// Fails once it is listened on no more.
+    pub fn duplicate(&self) -> io::Result<OwnedFd> {
+        let socket = self.socket.upgrade().ok_or(io::ErrorKind::NotConnected)?;
+        socket.as_fd().try_clone_to_owned()
+    }
+
+    /// From now on the socket's file is another supervisor's.
+    pub fn pass(&self) {
+        if let Some(file) = &self.file {
+            file.passed.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Sockets of the supervisor before this one, by their addresses. Those that are not taken close
+/// when this is dropped.
+#[derive(Debug, Default)]
+pub struct Inherited(HashMap<String, Vec<OwnedFd>>);
+
+impl Inherited {
+    pub fn put(&mut self, address: String, socket: OwnedFd) {
+        self.0.entry(address).or_default().push(socket);
+    }
+
+    /// The first of those with this address that are left: several may have port 0.
+    pub fn take(&mut self, address: &str) -> Option<OwnedFd> {
+        let sockets = self.0.get_mut(address)?;
+        (!sockets.is_empty()).then(|| sockets.remove(0))
+    }
+
+    /// Removes the files of Unix sockets that were not taken: nobody listens there any more.
+    pub fn remove_left(self) {
+        for (address, sockets) in self.0 {
+            if let (Some(path), false) = (address.strip_prefix("unix:"), sockets.is_empty())
+                && let Err(error) = std::fs::remove_file(path)
+            {
+                tracing::warn!(path, %error, "cannot remove the socket");
+            }
+        }
+    }
+}
+
+/// A Unix socket's file, removed when dropped if it is still the file that was made here.
+#[derive(Debug)]
+pub struct SocketFile {
+    path: PathBuf,
+    identity: (u64, u64),
+    passed: AtomicBool,
+}
+
+impl SocketFile {
+    pub fn new(path: &Path) -> io::Result<Self> {
+        Ok(Self { path: path.to_owned(), identity: identity(path)?, passed: AtomicBool::new(false) })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if !self.passed.load(Ordering::Relaxed)
+            && identity(&self.path).is_ok_and(|identity| identity == self.identity)
+            && let Err(error) = std::fs::remove_file(&self.path)
+        {
+            tracing::warn!(path = %self.path.display(), %error, "cannot remove the socket");
+        }
+    }
+}
+
+fn identity(path: &Path) -> io::Result<(u64, u64)> {
+    path.symlink_metadata().map(|file| (file.dev(), file.ino()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    #[test]
+    fn a_socket_that_was_passed_on_keeps_its_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.sock");
+        let socket = Arc::new(UnixListener::bind(&path).unwrap());
+        let file = Arc::new(SocketFile::new(&path).unwrap());
+        let passable = Passable::new("unix:x.sock".to_owned(), &socket, Some(&file));
+        let copy = passable.duplicate().unwrap();
+        passable.pass();
+        drop((socket, file));
+        assert!(passable.duplicate().is_err(), "it is not held open");
+        drop(passable);
+        std::os::unix::net::UnixStream::connect(&path).unwrap();
+        drop(UnixListener::from(copy));
+        drop(SocketFile::new(&path).unwrap());
+        assert!(!path.try_exists().unwrap());
+    }
+
+    #[test]
+    fn sockets_of_one_address_are_taken_in_turn() {
+        let mut inherited = Inherited::default();
+        let socket = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
+        inherited.put("a:0".to_owned(), socket());
+        inherited.put("a:0".to_owned(), socket());
+        assert!(inherited.take("b").is_none());
+        assert!(inherited.take("a:0").is_some() && inherited.take("a:0").is_some());
+        assert!(inherited.take("a:0").is_none());
+    }
+}

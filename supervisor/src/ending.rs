@@ -1,0 +1,123 @@
+//! How serving ends: by a signal, by a successor, or by a fault.
+
+use std::cell::Cell;
+use std::time::Duration;
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::{mpsc, watch};
+
+use crate::serve::{Failed, unavailable};
+use crate::systemd;
+use crate::upgrade::Will;
+use shadowslice_control::controller::ControlThread;
+use shadowslice_datapath::router::Router;
+use shadowslice_ingress::Course;
+use shadowslice_operations::admin::Upgrade;
+use shadowslice_shared::exit;
+
+/// What an orderly end takes.
+pub(crate) struct Ending<'a> {
+    pub(crate) router: &'a Router,
+    /// Whether clients are served already.
+    pub(crate) begun: &'a Cell<bool>,
+    pub(crate) lame_duck: Duration,
+    /// Of serving, and of metrics.
+    pub(crate) courses: [&'a watch::Sender<Course>; 2],
+    pub(crate) will: Will<'a>,
+    pub(crate) upgrades: mpsc::Receiver<Upgrade>,
+}
+
+/// `None` if a signal cuts the answering short.
+pub(crate) async fn until_ended(
+    conversation: impl Future<Output = Result<(), Failed>>,
+    signals: &mut Signals,
+    Ending { router, begun, lame_duck, courses: [course, metrics], will, mut upgrades }: Ending<'_>,
+) -> Option<Result<(), Failed>> {
+    let mut conversation = std::pin::pin!(conversation);
+    let told = tokio::select! {
+        outcome = &mut conversation => return Some(outcome),
+        told = signals.next() => told,
+        (pid, reply) = will.execute(&mut upgrades) => {
+            tracing::info!(pid, "the next supervisor serves; answering what was accepted here");
+            systemd::succeeded_by(pid);
+            course.send_replace(Course::Leave);
+            metrics.send_replace(Course::Stop);
+            // It may be gone.
+            reply.send(Ok(pid)).ok();
+            return tokio::select! {
+                outcome = &mut conversation => Some(outcome),
+                _ = signals.next() => None,
+            };
+        }
+    };
+    systemd::stopping();
+    router.stop();
+    // Who ends it at a terminal does not wait for load balancers.
+    if told == Told::Terminate && begun.get() && !lame_duck.is_zero() {
+        tracing::info!("unready, and serving for {lame_duck:?} more; a second signal ends that");
+        tokio::select! {
+            outcome = &mut conversation => return Some(outcome),
+            () = tokio::time::sleep(lame_duck) => {}
+            _ = signals.next() => {}
+        }
+    }
+    tracing::info!("stopping: answering what was accepted; a further signal ends at once");
+    course.send_replace(Course::Stop);
+    tokio::select! {
+        outcome = &mut conversation => Some(outcome),
+        _ = signals.next() => None,
+    }
+}
+
+pub(crate) async fn finish(
+    outcome: Option<Result<(), Failed>>,
+    control: &mut ControlThread,
+    signals: &mut Signals,
+    limit: Duration,
+) -> Result<u8, Failed> {
+    let Some(outcome) = outcome else { return Ok(cut(control)) };
+    control.stop();
+    tokio::select! {
+        () = control.ended() => {}
+        () = tokio::time::sleep(limit) => tracing::error!("workers outlived their kill and are left behind"),
+        _ = signals.next() => return Ok(cut(control)),
+    }
+    outcome.map(|()| {
+        tracing::info!("stopped");
+        0
+    })
+}
+
+pub(crate) fn hear(kind: SignalKind) -> Result<Signal, Failed> {
+    signal(kind).map_err(|error| unavailable("signals cannot be heard", &error))
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Told {
+    Terminate,
+    Interrupt,
+}
+
+pub(crate) struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    pub(crate) fn new() -> Result<Self, Failed> {
+        Ok(Self { terminate: hear(SignalKind::terminate())?, interrupt: hear(SignalKind::interrupt())? })
+    }
+
+    pub(crate) async fn next(&mut self) -> Told {
+        tokio::select! {
+            _ = self.terminate.recv() => Told::Terminate,
+            _ = self.interrupt.recv() => Told::Interrupt,
+        }
+    }
+}
+
+fn cut(control: &mut ControlThread) -> u8 {
+    tracing::warn!("second signal: ending at once");
+    control.cut();
+    exit::FORCED
+}

@@ -1,0 +1,56 @@
+//! Keeps what is known of the models for the next supervisor.
+
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::select_all;
+use tokio::sync::watch;
+use tokio::task::spawn_blocking;
+use tokio::time::sleep;
+
+use shadowslice_control::models::{Known, ModelSet};
+use shadowslice_datapath::router::Router;
+
+/// The least time between two writes.
+const REST: Duration = Duration::from_secs(1);
+
+/// Writes it at each change, for ever.
+pub(crate) async fn keep(path: PathBuf, mut models: watch::Receiver<Arc<ModelSet>>, router: Arc<Router>) {
+    let (mut written, mut hosted, mut told) = (None, router.changes(), false);
+    loop {
+        hosted.mark_unchanged();
+        let set = Arc::clone(&models.borrow_and_update());
+        let mut reports: Vec<_> = set.served.iter().map(|served| served.report.clone()).collect();
+        reports.iter_mut().for_each(watch::Receiver::mark_unchanged);
+        let known = Known::of(&set, &router);
+        if written.as_ref() != Some(&known) {
+            let (to, new) = (path.clone(), known.clone());
+            let outcome = spawn_blocking(move || new.write(&to)).await;
+            if let Ok(Err(error)) = outcome
+                && !std::mem::replace(&mut told, true)
+            {
+                let path = path.display();
+                tracing::warn!(%error, "{path} cannot be written: the next supervisor begins anew");
+            }
+            written = Some(known);
+        }
+        let changes = reports.iter_mut().map(|report| -> Pin<Box<dyn Future<Output = bool> + Send>> {
+            Box::pin(async { report.changed().await.is_ok() })
+        });
+        let changes: Vec<_> = changes.collect();
+        let any = async {
+            // Without models there is no change; one that is gone is news of the others.
+            if changes.is_empty() || !select_all(changes).await.0 {
+                std::future::pending::<()>().await;
+            }
+        };
+        tokio::select! {
+            () = any => {}
+            Ok(()) = models.changed() => {}
+            Ok(()) = hosted.changed() => {}
+        }
+        sleep(REST).await;
+    }
+}

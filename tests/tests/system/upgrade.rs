@@ -1,0 +1,136 @@
+//! One supervisor takes over from another, and what becomes of those that fail at it.
+
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use shadowslice_tests::home::{Error, Home};
+use shadowslice_tests::load::Outcome;
+use shadowslice_tests::process::Process;
+use shadowslice_tests::server::Server;
+
+use crate::scene::{EMULATED, ask, echo, echo_case};
+
+const MODELS: &str = "model_control: explicit\nmodels:\n";
+
+fn home() -> Result<Home, Error> {
+    let models: String =
+        ["a", "b"].map(|name| format!("  - {}\n", echo(name, "share: {initial: 40%}"))).concat();
+    let adaptive = EMULATED.replace("static", "adaptive");
+    Home::with_config(&format!("{adaptive}{MODELS}{models}"))
+}
+
+/// What the command says where no other supervisor takes over.
+async fn refused(server: &Server) -> String {
+    let output = server.home().run(&["upgrade"]).await.unwrap();
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[tokio::test]
+async fn what_is_known_goes_on_also_after_a_kill() {
+    let mut server = Server::ready(home().unwrap()).await.unwrap();
+    server.resize("a", 20).await.unwrap();
+    server.said(&["drain", "b"]).await.unwrap();
+    let known = server.home().run_dir().join("private/known.json");
+    let before = server.upgrade().await.unwrap();
+    server.wait_gone(before).await.unwrap();
+    let a = server.model("a").await.unwrap();
+    assert_eq!(a.share_percent, 20);
+    let status = server.said(&["status"]).await.unwrap();
+    assert!(status.contains("a is held at 20%"), "{status}");
+    let b = server.model("b").await.unwrap();
+    assert_eq!(b.more["drained"], true, "{b:?}");
+    server.client().unload("b").await.unwrap();
+    let before = server.upgrade().await.unwrap();
+    server.wait_gone(before).await.unwrap();
+    assert_eq!(server.model("b").await.unwrap().state, "unloaded");
+
+    let written = async {
+        while !std::fs::read_to_string(&known).is_ok_and(|text| text.contains("\"unloaded\":true")) {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), written).await.unwrap();
+    server.signal(Signal::SIGKILL).unwrap();
+    server.ended().await.unwrap();
+    server.again().unwrap();
+    server.wait_model_ready("a").await.unwrap();
+    assert_eq!(server.model("a").await.unwrap().share_percent, 20);
+    server.wait_model_ready("b").await.unwrap();
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn one_that_cannot_serve_changes_nothing() {
+    let mut server = Server::ready(home().unwrap()).await.unwrap();
+    let config = std::fs::read_to_string(server.home().path().join("config.yaml")).unwrap();
+    let first = server.process();
+    let model = format!("  - {}\n", echo("c", "share: {initial: 10%}"));
+    for (written, why) in [
+        ("models: nonsense".to_owned(), "must be a list"),
+        (format!("run_dir: /tmp/elsewhere\n{config}"), "cannot change by an upgrade"),
+        (config.replace("[]}\n", "[], unknown: 1}\n"), "unknown key"),
+    ] {
+        server.home().write("config.yaml", &written).unwrap();
+        let said = refused(&server).await;
+        assert!(said.contains(why), "{said}");
+        assert_eq!(ask(server.client(), "a", &echo_case(1), 0.0).await, Outcome::Right);
+    }
+    // One that is not there cannot serve; another one may come.
+    let without: String =
+        config.lines().filter(|line| !line.contains("name: b")).collect::<Vec<_>>().join("\n");
+    server.home().write("config.yaml", format!("{without}\n{model}")).unwrap();
+    assert_eq!(server.process(), first);
+    let before = server.upgrade().await.unwrap();
+    assert_eq!(before, first);
+    server.wait_gone(before).await.unwrap();
+    assert_eq!(ask(server.client(), "c", &echo_case(1), 0.0).await, Outcome::Right);
+    assert!(server.model("b").await.is_err());
+    server.stop().await.unwrap();
+}
+
+/// The supervisor that this one has started.
+async fn successor(server: &Server) -> Process {
+    let first = server.process();
+    let found = async {
+        loop {
+            let named = |process: &Process| {
+                std::fs::read_to_string(format!("/proc/{}/comm", process.pid))
+                    .is_ok_and(|name| name == "shadowslice\n")
+            };
+            if let Some(found) =
+                server.children().into_iter().find(|process| *process != first && named(process))
+            {
+                return found;
+            }
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), found).await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_that_is_killed_before_it_serves_changes_nothing() {
+    let server = Server::ready(home().unwrap()).await.unwrap();
+    let (said, _) = tokio::join!(refused(&server), async {
+        successor(&server).await.signal(Signal::SIGKILL).unwrap();
+    });
+    assert!(said.contains("the next supervisor has ended"), "{said}");
+    assert_eq!(ask(server.client(), "a", &echo_case(1), 0.0).await, Outcome::Right);
+    server.stop().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_whose_predecessor_is_killed_serves_at_once() {
+    let mut server = Server::ready(home().unwrap()).await.unwrap();
+    let (_, next) = tokio::join!(server.home().run(&["upgrade"]), async {
+        let next = successor(&server).await;
+        server.signal(Signal::SIGKILL).unwrap();
+        next
+    });
+    server.follow(&next.pid.to_string()).unwrap();
+    server.wait_line(&["has ended without a word"]).await.unwrap();
+    server.wait_ready().await.unwrap();
+    assert_eq!(ask(server.client(), "a", &echo_case(1), 0.0).await, Outcome::Right);
+    server.stop().await.unwrap();
+}
