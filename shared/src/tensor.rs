@@ -113,16 +113,28 @@ pub fn elements(shape: &[i64]) -> Option<usize> {
 }
 
 /// The elements of a BYTES tensor; `None` where a length is wrong.
-pub fn byte_strings(mut bytes: &[u8]) -> Option<Vec<&[u8]>> {
+pub fn byte_strings(bytes: &[u8]) -> Option<Vec<&[u8]>> {
     let mut strings = Vec::new();
+    each_byte_string(bytes, |string| strings.push(string)).then_some(strings)
+}
+
+/// How many they are.
+pub fn count_byte_strings(bytes: &[u8]) -> Option<usize> {
+    let mut count = 0;
+    each_byte_string(bytes, |_| count += 1).then_some(count)
+}
+
+fn each_byte_string<'b>(mut bytes: &'b [u8], mut each: impl FnMut(&'b [u8])) -> bool {
     while !bytes.is_empty() {
-        let (length, rest) = bytes.split_first_chunk::<4>()?;
-        let length = usize::try_from(u32::from_le_bytes(*length)).ok()?;
-        let (string, rest) = rest.split_at_checked(length)?;
-        strings.push(string);
+        let Some((length, rest)) = bytes.split_first_chunk::<4>() else { return false };
+        // No system here has smaller addresses.
+        let Some((string, rest)) = rest.split_at_checked(u32::from_le_bytes(*length) as usize) else {
+            return false;
+        };
+        each(string);
         bytes = rest;
     }
-    Some(strings)
+    true
 }
 
 /// Strings of 4 GiB or more do not occur: slabs are smaller.
@@ -142,6 +154,7 @@ mod tests {
         push_byte_string(&mut bytes, b"one");
         push_byte_string(&mut bytes, b"");
         assert_eq!(byte_strings(&bytes), Some(vec![&b"one"[..], b""]));
+        assert_eq!(count_byte_strings(&bytes), Some(2));
         bytes[0] = 200;
         assert_eq!(byte_strings(&bytes), None);
         assert_eq!(byte_strings(&[1, 0]), None);

@@ -5,9 +5,11 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
+use bytes::{Buf, BufMut, Bytes};
 use futures_util::{Stream, TryStreamExt, stream};
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
+use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::{Channel, Endpoint, Uri};
 use tonic::{Request, Status};
@@ -29,6 +31,8 @@ use crate::proto::{
 
 /// The largest answer taken, in bytes.
 const MAX_ANSWER: usize = 256 << 20;
+
+const INFER: &str = "/inference.GRPCInferenceService/ModelInfer";
 
 /// How long an attempt to connect may take.
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
@@ -167,9 +171,56 @@ impl Client {
             over.await;
             message
         }));
-        let path = PathAndQuery::from_static("/inference.GRPCInferenceService/ModelInfer");
+        let path = PathAndQuery::from_static(INFER);
         let codec = ProstCodec::<ModelInferRequest, ModelInferResponse>::default();
         tensors(grpc.client_streaming(asked, path, codec).await?.into_inner())
+    }
+
+    /// Asks for an inference with these bytes as the message, whatever they are.
+    pub async fn infer_bytes(&self, message: Bytes) -> Result<(), Status> {
+        let mut grpc = tonic::client::Grpc::new(self.channel.clone());
+        grpc.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
+        let path = PathAndQuery::from_static(INFER);
+        grpc.unary(Request::new(message), path, AnyBytes).await.map(drop)
+    }
+}
+
+/// Sends bytes as they are, and reads no answer.
+struct AnyBytes;
+
+impl Codec for AnyBytes {
+    type Encode = Bytes;
+    type Decode = ();
+    type Encoder = Self;
+    type Decoder = Self;
+
+    fn encoder(&mut self) -> Self {
+        Self
+    }
+
+    fn decoder(&mut self) -> Self {
+        Self
+    }
+}
+
+impl Encoder for AnyBytes {
+    type Item = Bytes;
+    type Error = Status;
+
+    fn encode(&mut self, message: Bytes, buffer: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        buffer.reserve(message.len());
+        buffer.put(message);
+        Ok(())
+    }
+}
+
+impl Decoder for AnyBytes {
+    type Item = ();
+    type Error = Status;
+
+    fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<()>, Status> {
+        buffer.advance(buffer.remaining());
+        Ok(Some(()))
     }
 }
 

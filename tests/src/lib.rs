@@ -4,6 +4,7 @@
 pub mod cases;
 pub mod client;
 pub mod home;
+pub mod http;
 pub mod load;
 pub mod metrics;
 pub mod process;

@@ -41,11 +41,20 @@ impl Process {
         fs::read_dir(format!("/proc/{}/fd", self.pid)).map_or(0, Iterator::count)
     }
 
-    /// The most memory of its own that it ever had, in bytes.
+    /// The memory that it has, in bytes.
+    pub fn memory(self) -> Option<u64> {
+        self.bytes("VmRSS:")
+    }
+
+    /// The most memory that it ever had, in bytes.
     pub fn peak_memory(self) -> Option<u64> {
+        self.bytes("VmHWM:")
+    }
+
+    fn bytes(self, key: &str) -> Option<u64> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.pid)).ok()?;
-        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
-        Some(peak.trim().strip_suffix(" kB")?.parse::<u64>().ok()? * 1024)
+        let found = status.lines().find_map(|line| line.strip_prefix(key))?;
+        Some(found.trim().strip_suffix(" kB")?.parse::<u64>().ok()? * 1024)
     }
 
     /// Sends it a signal, if it still runs.

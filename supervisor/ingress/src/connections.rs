@@ -41,7 +41,8 @@ impl Connections {
         Arc::new(Self { most, open: Mutex::default(), count: watch::Sender::new(0) })
     }
 
-    /// Waits until there is room. At the bound the connection that is idle longest is told to go.
+    /// Waits until there is room. At the bound the connection that is idle longest, of the
+    /// peer that has most, is told to go.
     pub(super) async fn enter(self: &Arc<Self>, client: Client) -> Entered {
         let client = Arc::new(client);
         let mut count = self.count.subscribe();
@@ -59,8 +60,11 @@ impl Connections {
         let mut open = self.open.lock();
         let beyond = open.clients.len() >= self.most;
         if beyond {
+            let going = open.clients.values().filter(|other| other.is_going()).count();
             let idle = open.clients.values().filter_map(|other| Some((other.idleness()?, other)));
-            if let Some((_, longest)) = idle.min_by_key(|(idleness, _)| *idleness) {
+            if going <= open.clients.len() - self.most
+                && let Some((_, longest)) = idle.min_by_key(|(idleness, _)| *idleness)
+            {
                 longest.leave();
             }
             if open.clients.len() >= self.most.saturating_add(RESERVE) {

@@ -12,13 +12,14 @@ use hyper::body::Incoming;
 use hyper::server::conn::http2;
 use hyper::service::service_fn;
 use hyper::{Request as HttpRequest, Response as HttpResponse};
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::time::sleep;
 use tonic::codegen::Service as _;
 use tonic::{Request, Response, Status};
 
 use super::accept::Stream;
 use super::body::{OneMessage, SHORT};
+use super::calls::{Calls, Held};
 use super::codec::in_turn;
 use super::health::Health;
 use super::listen::Spoken;
@@ -89,6 +90,7 @@ pub(super) async fn serve(
         limit,
     };
     let (called, untaken) = (AtomicBool::new(false), Arc::new(Untaken::default()));
+    let mut calls = Calls::default();
     let service = service_fn(|request: HttpRequest<Incoming>| {
         called.store(true, Ordering::Relaxed);
         let (front, client, servers) = (front.clone(), client.clone(), servers.clone());
@@ -98,13 +100,13 @@ pub(super) async fn serve(
             Ok::<_, Infallible>(answer.map(|body| slow_reader::Answer::new(body, untaken, reserved)))
         }
     });
-    let mut connection = http2::Builder::new(TokioExecutor::new())
+    let mut connection = http2::Builder::new(calls.coming())
         .timer(TokioTimer::new())
         .max_concurrent_streams(STREAMS)
         .max_frame_size(FRAME_BYTES)
         .keep_alive_interval(PING)
         .keep_alive_timeout(PONG)
-        .serve_connection(TokioIo::new(io), service);
+        .serve_connection(TokioIo::new(Held::new(io, &calls)), service);
     let leaving = stop.clone();
     let mut over = std::pin::pin!(over(&called, client, stop));
     let mut overdue = std::pin::pin!(untaken.overdue());
@@ -122,11 +124,19 @@ pub(super) async fn serve(
             }
             Pin::new(&mut connection).graceful_shutdown();
         }
-        Pin::new(&mut connection).poll(cx)
+        if !calls.all_begun() {
+            // The connection goes on once they have.
+            cx.waker().wake_by_ref();
+        } else if let Poll::Ready(ended) = Pin::new(&mut connection).poll(cx) {
+            return Poll::Ready(ended);
+        }
+        calls.carry_on(cx);
+        Poll::Pending
     });
     if let Err(error) = ended.await {
         tracing::debug!(%error, "gRPC connection failed");
     }
+    calls.give_up().await;
 }
 
 /// A connection without a call is cut: its client may never have sent the HTTP/2 preface, and would

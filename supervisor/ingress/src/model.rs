@@ -6,15 +6,18 @@ use bytes::Bytes;
 use shadowslice_shared::tensor::Datatype;
 
 use super::Frontend;
-use super::request_error::RequestError;
+use super::request_error::{RequestError, away};
 use super::reserved::Reserved;
 use super::shared_memory::Found;
 use super::tensors::{self, Clipped, InferRequest, NamedTensor};
 use shadowslice_datapath::peer::Peer;
-use shadowslice_datapath::pipeline::{Coming, Failure, Metadata, Output, Pipeline};
+use shadowslice_datapath::pipeline::{Coming, Failure, Input, Metadata, Output, Pipeline};
 use shadowslice_datapath::router::{Route, Router};
 
 pub(super) const VERSION: &str = "1";
+
+/// Elements that are looked at one by one, in bytes, within a millisecond.
+const QUICK_BYTES: usize = 256 << 10;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Answered {
@@ -61,7 +64,7 @@ pub(super) fn metadata(pipeline: &Pipeline, name: &str) -> Result<Arc<Metadata>,
 pub(super) async fn infer(
     front: &Frontend,
     pipeline: &Pipeline,
-    metadata: &Metadata,
+    metadata: &Arc<Metadata>,
     mut request: InferRequest,
     (peer, coming): (&Peer, Coming),
     reserved: &Reserved,
@@ -71,7 +74,7 @@ pub(super) async fn infer(
     let places = places.map(|place| place.as_ref().map(|place| front.regions.find(peer, place)).transpose());
     let mut places: Vec<Option<Found>> = places.collect::<Result<_, _>>()?;
     fetch(front, peer, &mut request.inputs, reserved)?;
-    let inputs = tensors::check(metadata, request.inputs)?;
+    let inputs = checked(metadata, request.inputs).await?;
     let mut outputs: Vec<_> =
         pipeline.infer(inputs, request.terms, coming).await?.into_iter().map(Some).collect();
     if outputs.len() != metadata.outputs.len() {
@@ -94,6 +97,15 @@ pub(super) async fn infer(
         answered.push(Answered { name: spec.name.clone(), datatype: spec.datatype, shape, data, placed });
     }
     Ok(answered)
+}
+
+async fn checked(metadata: &Arc<Metadata>, tensors: Vec<NamedTensor>) -> Result<Vec<Input>, Failure> {
+    let one_by_one = |tensor: &&NamedTensor| matches!(tensor.datatype, Datatype::Bool | Datatype::Bytes);
+    if tensors.iter().filter(one_by_one).map(|tensor| tensor.data.len()).sum::<usize>() <= QUICK_BYTES {
+        return tensors::check(metadata, tensors);
+    }
+    let metadata = Arc::clone(metadata);
+    away("checking the tensors", move || tensors::check(&metadata, tensors)).await
 }
 
 /// In the answer.

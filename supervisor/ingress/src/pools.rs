@@ -4,6 +4,7 @@
 //! The last [`LAST`] is for connections that have little, and of that the last half for peers that
 //! have little.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -214,9 +215,15 @@ impl Client {
 
     /// The smallest goes first where connections must make room. `None` if it cannot go, or is
     /// going.
-    pub(super) fn idleness(&self) -> Option<(bool, u64)> {
+    pub(super) fn idleness(&self) -> Option<(bool, Reverse<usize>, u64)> {
         let stays = !self.is_busy() && *self.standing.borrow() != Standing::Leaving;
-        stays.then(|| (self.has(Pool::Health) > 0, self.last.load(Relaxed)))
+        let connections_of_peer = Reverse(Arc::strong_count(&self.peer));
+        stays.then(|| (self.has(Pool::Health) > 0, connections_of_peer, self.last.load(Relaxed)))
+    }
+
+    /// Whether it makes room, with nothing left to do.
+    pub(super) fn is_going(&self) -> bool {
+        !self.is_busy() && *self.standing.borrow() == Standing::Leaving
     }
 
     pub(super) fn is_beyond(&self) {

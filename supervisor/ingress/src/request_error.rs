@@ -1,7 +1,11 @@
 //! Why a request is not answered, in both protocols' terms.
 
+use std::num::NonZero;
+use std::sync::LazyLock;
+
 use hyper::header::{HeaderValue, WWW_AUTHENTICATE};
 use hyper::{HeaderMap, StatusCode};
+use tokio::sync::Semaphore;
 use tonic::Status;
 
 use shadowslice_datapath::pipeline::Failure;
@@ -63,6 +67,12 @@ pub(super) fn invalid<T, E: From<Failure>>(message: String) -> Result<T, E> {
     Err(Failure::Invalid(message).into())
 }
 
+/// As much as the threads that serve connections: what takes long leaves half of the cores to them.
+static HELPERS: LazyLock<Semaphore> = LazyLock::new(|| {
+    let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
+    Semaphore::new((cores / 2).max(1))
+});
+
 /// Does what takes long away from the threads that serve connections.
 pub(super) async fn away<T, E>(
     what: &str,
@@ -72,7 +82,12 @@ where
     T: Send + 'static,
     E: From<Failure> + Send + 'static,
 {
-    let done = tokio::task::spawn_blocking(work).await;
+    let turn = HELPERS.acquire().await;
+    let done = tokio::task::spawn_blocking(move || {
+        let _turn = turn;
+        work()
+    });
+    let done = done.await;
     done.unwrap_or_else(|why| Err(Failure::Internal(format!("{what} failed: {why}")).into()))
 }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use shadowslice_shared::tensor::{Datatype, TensorSpec, UnknownDatatype};
+use shadowslice_shared::tensor::{Datatype, TensorSpec, UnknownDatatype, count_byte_strings};
 
 use super::request_error::invalid;
 use super::shared_memory::SharedTensor;
@@ -161,7 +161,7 @@ fn check_data(tensor: &NamedTensor, elements: usize) -> Result<(), String> {
             ));
         }
     } else {
-        let Some(strings) = count_strings(&tensor.data.clone().into_bytes()) else {
+        let Some(strings) = count_byte_strings(&tensor.data.clone().into_bytes()) else {
             return Err(format!(
                 "the {got} bytes are no BYTES elements: each is its length, 4 bytes little-endian, and then that many bytes"
             ));
@@ -195,17 +195,6 @@ fn check_rows(model: &Metadata, inputs: &[Input]) -> Result<(), Failure> {
         ));
     }
     Ok(())
-}
-
-/// The number of strings in a BYTES tensor; `None` if a length is false.
-fn count_strings(mut bytes: &[u8]) -> Option<usize> {
-    let mut strings = 0;
-    while !bytes.is_empty() {
-        let (length, rest) = bytes.split_first_chunk::<4>()?;
-        bytes = rest.get(usize::try_from(u32::from_le_bytes(*length)).ok()?..)?;
-        strings += 1;
-    }
-    Some(strings)
 }
 
 fn unexpected(kind: &str, name: &str, model: &Metadata, specs: &[TensorSpec]) -> Failure {

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use shadowslice_shared::batch::{Extent, Output as WireOutput};
 use shadowslice_shared::slab::{AnswerSlab, CopyError};
-use shadowslice_shared::tensor::{TensorSpec, byte_strings, elements};
+use shadowslice_shared::tensor::{TensorSpec, count_byte_strings, elements};
 
 use super::pending::Waiting;
 use super::request::{Failure, Metadata, Output};
@@ -71,7 +71,7 @@ fn copy(
             return Err(format!("output {name} lies outside of its slab: {error}"));
         }
     };
-    if expected.is_none() && byte_strings(&data).map(|strings| strings.len()) != elements {
+    if expected.is_none() && count_byte_strings(&data) != elements {
         return Err(wrong());
     }
     Ok(Ok(Output { shape, data: Bytes::from(data) }))

@@ -1,0 +1,127 @@
+//! An HTTP client of the Open Inference Protocol over TCP that keeps its connections.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::TcpStream;
+
+use crate::cases::Tensor;
+
+type Connection = BufReader<TcpStream>;
+
+/// Clones share the connections. A request takes one that is idle, or makes one.
+#[derive(Debug, Clone)]
+pub struct HttpClient {
+    address: SocketAddr,
+    idle: Arc<Mutex<Vec<Connection>>>,
+}
+
+struct Answer {
+    status: u16,
+    closes: bool,
+    body: Vec<u8>,
+}
+
+impl HttpClient {
+    /// A client of the server at this address.
+    pub fn new(address: SocketAddr) -> Self {
+        Self { address, idle: Arc::default() }
+    }
+
+    /// The model's answer to one request, all tensors being FP32; an error says why there is none.
+    pub async fn infer(&self, model: &str, inputs: &[Tensor]) -> Result<Vec<Tensor>, String> {
+        let request = request(model, inputs)?;
+        let answer = self.answer(&request).await.map_err(|error| format!("HTTP: {error}"))?;
+        if answer.status != 200 {
+            return Err(format!("{}: {}", answer.status, String::from_utf8_lossy(&answer.body)));
+        }
+        tensors(&answer.body).ok_or_else(|| "the answer has no FP32 tensors".to_owned())
+    }
+
+    async fn answer(&self, request: &[u8]) -> io::Result<Answer> {
+        loop {
+            let kept = self.idle.lock().pop();
+            let was_kept = kept.is_some();
+            let mut connection = match kept {
+                Some(kept) => kept,
+                None => connect(self.address).await?,
+            };
+            // A server may end an idle connection just as it is used again.
+            match asked(&mut connection, request).await? {
+                Some(answer) => {
+                    if !answer.closes {
+                        self.idle.lock().push(connection);
+                    }
+                    return Ok(answer);
+                }
+                None if was_kept => {}
+                None => return Err(io::ErrorKind::UnexpectedEof.into()),
+            }
+        }
+    }
+}
+
+async fn connect(address: SocketAddr) -> io::Result<Connection> {
+    let stream = TcpStream::connect(address).await?;
+    stream.set_nodelay(true)?;
+    Ok(BufReader::new(stream))
+}
+
+/// `None` if the connection ended before anything was answered.
+async fn asked(connection: &mut Connection, request: &[u8]) -> io::Result<Option<Answer>> {
+    let mut line = String::new();
+    let begun = match connection.write_all(request).await {
+        Ok(()) => connection.read_line(&mut line).await,
+        Err(error) => Err(error),
+    };
+    if !matches!(begun, Ok(1..)) {
+        return Ok(None);
+    }
+    let status = line.split(' ').nth(1).and_then(|status| status.parse().ok());
+    let status = status.ok_or(io::ErrorKind::InvalidData)?;
+    let (mut length, mut closes) = (0, false);
+    loop {
+        line.clear();
+        connection.read_line(&mut line).await?;
+        let header = line.trim_end().to_ascii_lowercase();
+        if header.is_empty() {
+            break;
+        }
+        if let Some(bytes) = header.strip_prefix("content-length:") {
+            length = bytes.trim().parse().map_err(|_| io::ErrorKind::InvalidData)?;
+        }
+        closes |= header == "connection: close";
+    }
+    let mut body = vec![0; length];
+    connection.read_exact(&mut body).await?;
+    Ok(Some(Answer { status, closes, body }))
+}
+
+fn request(model: &str, inputs: &[Tensor]) -> Result<Vec<u8>, String> {
+    let described = |tensor: &Tensor| {
+        let data: Vec<f32> = tensor.as_fp32().ok_or("an input is not FP32")?.collect();
+        Ok(json!({"name": tensor.name, "datatype": "FP32", "shape": tensor.shape, "data": data}))
+    };
+    let inputs = inputs.iter().map(described).collect::<Result<Vec<Value>, String>>()?;
+    let body = json!({"inputs": inputs}).to_string();
+    let length = body.len();
+    Ok(format!(
+        "POST /v2/models/{model}/infer HTTP/1.1\r\nhost: localhost\r\ncontent-length: {length}\r\n\r\n{body}"
+    )
+    .into_bytes())
+}
+
+fn tensors(body: &[u8]) -> Option<Vec<Tensor>> {
+    let body: Value = serde_json::from_slice(body).ok()?;
+    let tensor = |output: &Value| {
+        let shape: Vec<i64> = serde_json::from_value(output["shape"].clone()).ok()?;
+        let data: Vec<f32> = serde_json::from_value(output["data"].clone()).ok()?;
+        let name = output["name"].as_str().filter(|_| output["datatype"] == "FP32")?;
+        Some(Tensor::fp32(name, &shape, &data))
+    };
+    body["outputs"].as_array()?.iter().map(tensor).collect()
+}

@@ -1,0 +1,137 @@
+//! What hostile clients send.
+
+use std::error::Error;
+use std::io::{self, Read};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::time::Duration;
+
+use flate2::Compression;
+use flate2::read::GzEncoder;
+use shadowslice_tests::home::Home;
+use shadowslice_tests::server::Server;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::time::timeout;
+
+pub(crate) type Tried<T> = Result<T, Box<dyn Error + Send + Sync>>;
+
+pub(crate) const MIB: usize = 1 << 20;
+
+/// Far less than what the server waits for of a client.
+pub(crate) const SOON: Duration = Duration::from_secs(20);
+
+pub(crate) async fn connect(server: &Server, socket: &str) -> io::Result<UnixStream> {
+    UnixStream::connect(server.home().run_dir().join(socket)).await
+}
+
+pub(crate) fn post(model: &str, headers: &str, length: usize) -> String {
+    format!("POST /v2/models/{model}/infer HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n{headers}\r\n")
+}
+
+/// A request for an answer of so many bytes.
+pub(crate) fn large(bytes: usize) -> Vec<u8> {
+    let json = format!(
+        r#"{{"inputs":[{{"name":"x","datatype":"FP32","shape":[1,{}],"parameters":{{"binary_data_size":{bytes}}}}}],"parameters":{{"binary_data_output":true}}}}"#,
+        bytes / 4
+    );
+    let headers = format!("inference-header-content-length: {}\r\n", json.len());
+    let mut request = post("echo", &headers, json.len() + bytes).into_bytes();
+    request.extend_from_slice(json.as_bytes());
+    request.resize(request.len() + bytes, 0);
+    request
+}
+
+/// Sends as much of a request as is taken, and reads the beginning of the answer.
+pub(crate) async fn heard(stream: &mut UnixStream, request: &[u8]) -> Tried<String> {
+    let (mut answer, mut said) = stream.split();
+    let sending = async {
+        // A server that refuses a request in its middle ends the connection.
+        let _ = said.write_all(request).await;
+        std::future::pending::<()>().await
+    };
+    let mut beginning = vec![0; 1024];
+    let read = tokio::select! {
+        read = timeout(SOON, answer.read(&mut beginning)) => read?.unwrap_or(0),
+        () = sending => unreachable!("it is pending"),
+    };
+    Ok(String::from_utf8_lossy(&beginning[..read]).into_owned())
+}
+
+/// A request of some hundred kB that becomes 64 MiB.
+pub(crate) fn bomb() -> io::Result<Vec<u8>> {
+    let mut bomb = Vec::new();
+    GzEncoder::new(io::repeat(0).take(64 * MIB as u64), Compression::fast()).read_to_end(&mut bomb)?;
+    Ok([post("echo", "content-encoding: gzip\r\n", bomb.len()).into_bytes(), bomb].concat())
+}
+
+/// The beginning of a body of 60 MiB for a model that is not there.
+pub(crate) fn absent() -> Vec<u8> {
+    [post("absent", "", 60 * MIB).into_bytes(), vec![0; 8 * MIB]].concat()
+}
+
+/// The heads of so many calls of ModelInfer, and a ping behind them.
+pub(crate) fn heads(calls: u32) -> Vec<u8> {
+    // All are short.
+    let frame = |kind: u8, flags: u8, stream: u32, payload: &[u8]| {
+        [&[0, 0, payload.len() as u8, kind, flags], &stream.to_be_bytes()[..], payload].concat()
+    };
+    let text = |text: &str| [&[text.len() as u8], text.as_bytes()].concat();
+    let named = |name: &str, value: &str| [vec![0], text(name), text(value)].concat();
+    let head = [
+        &[0x83, 0x86, 0x04][..],
+        &text("/inference.GRPCInferenceService/ModelInfer"),
+        &[0x01, 0x01, b'x'],
+        &named("te", "trailers"),
+        &named("content-type", "application/grpc"),
+    ]
+    .concat();
+    let mut sent = [&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], &frame(4, 0, 0, &[])].concat();
+    (0..calls).for_each(|call| sent.extend(frame(1, 4, 2 * call + 1, &head)));
+    sent.extend(frame(6, 0, 0, b"all read"));
+    sent
+}
+
+/// A connection on which so many calls were begun and read.
+pub(crate) async fn called(server: &Server, calls: u32) -> Tried<UnixStream> {
+    let mut stream = connect(server, "grpc.sock").await?;
+    stream.write_all(&heads(calls)).await?;
+    let mut got = Vec::new();
+    while !got.windows(8).any(|window| window == b"all read") {
+        if timeout(SOON, stream.read_buf(&mut got)).await?? == 0 {
+            return Err("the connection was ended".into());
+        }
+    }
+    Ok(stream)
+}
+
+/// A call whose message has 1.9 GiB, as its first bytes say.
+pub(crate) fn endless_call() -> Vec<u8> {
+    let mut call = heads(1);
+    call.truncate(call.len() - 17);
+    call.extend_from_slice(b"\0\0\x05\0\0\0\0\0\x01\0\x7a\0\0\0");
+    call
+}
+
+/// Whether the head of an answer is among these frames.
+pub(crate) fn has_answer(mut frames: &[u8]) -> bool {
+    while let [a, b, c, kind, ..] = *frames {
+        if kind == 1 {
+            return true;
+        }
+        frames = frames.get(9 + u32::from_be_bytes([0, a, b, c]) as usize..).unwrap_or_default();
+    }
+    false
+}
+
+/// Runs the server with so many MiB of address space.
+pub(crate) fn confine(home: &mut Home, mib: usize) -> Tried<()> {
+    let own = std::env::current_exe()?;
+    let binary = own.ancestors().nth(2).unwrap_or(Path::new(".")).join("shadowslice");
+    let binary = std::env::var_os("SHADOWSLICE_BIN").map_or(binary, Into::into);
+    let script = format!("#!/bin/sh\nulimit -v {}\nexec {} \"$@\"\n", mib * 1024, binary.display());
+    let path = home.write("confined", script)?;
+    std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755))?;
+    home.set_binary(path);
+    Ok(())
+}

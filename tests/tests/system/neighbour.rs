@@ -1,0 +1,204 @@
+//! What a well-behaved client of another model sees of each attack: `make attack` prints the table.
+//!
+//! The attacker is a thread of the lowest priority, as what it takes of the processors is not the
+//! supervisor's doing. What it takes nevertheless shows in a *twin*: such a thread that sends its
+//! bytes to nobody.
+
+mod attacks;
+mod faults;
+mod setting;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use futures_util::future::LocalBoxFuture;
+use nix::sys::signal::Signal::{SIGKILL, SIGSTOP};
+use nix::unistd::geteuid;
+use parking_lot::Mutex;
+use rustix::process::nice;
+use shadowslice_tests::cases::compare;
+use shadowslice_tests::http::HttpClient;
+use shadowslice_tests::load::{self, Arrivals, Outcome, Plan, Tally};
+use tokio::sync::oneshot;
+use tokio::time::{Instant, timeout};
+
+use crate::hostile::{SOON, Tried};
+use crate::scene::{assert_nothing_lost, echo_case};
+use attacks::Target;
+use setting::{MEMORY, NEIGHBOUR, Setting};
+
+/// In MiB, beside `limits.memory`: two models' queues, connections' buffers, and what the
+/// supervisor has without requests.
+const BESIDE: u64 = 2 * 64 + 256;
+
+/// In ms: so long after an attack the neighbour has had an answer.
+const BACK_WITHIN: f64 = 2000.0;
+
+struct Attack {
+    name: &'static str,
+    setting: Setting,
+    begin: for<'t> fn(&'t Target) -> LocalBoxFuture<'t, Tried<()>>,
+}
+
+/// An attack's row of [`ALL`].
+macro_rules! attack {
+    ($name:literal, $setting:ident, $begin:expr $(, $with:expr)*) => {
+        Attack {
+            name: $name,
+            setting: Setting::$setting,
+            begin: |target| Box::pin($begin(target $(, $with)*)),
+        }
+    };
+}
+
+const ALL: [Attack; 22] = [
+    attack!("a long log that nobody reads", Unread, attacks::noise),
+    attack!("46 MB of empty parameters (gRPC)", Plain, attacks::parameters),
+    attack!("46 MB of empty bytes_contents", Strings, attacks::contents, 23_000_000, 0),
+    attack!("46 MB of bytes_contents of 9", Strings, attacks::contents, 4 << 20, 9),
+    attack!("60 MB of JSON strings", Strings, attacks::strings),
+    attack!("a configuration that is a FIFO", Plain, faults::fifo),
+    attack!("24 gzip bombs at a time", Plain, attacks::bombs),
+    attack!("40 bodies of 60 MB for no model", Plain, attacks::bodies_for_no_model),
+    attack!("30,000 calls without messages", Plain, attacks::calls_without_messages),
+    attack!("20 slow readers of 7 MiB", Plain, attacks::slow_readers),
+    attack!("70,000 calls that stay", Plain, attacks::many_calls),
+    attack!("connections full of idle ones", Crowded, attacks::idle_connections),
+    attack!("memory that cannot be had", Confined, attacks::endless),
+    attack!("inputs that kill, rising priority", Slow, faults::bad_inputs, SIGKILL),
+    attack!("inputs that hang, rising priority", Slow, faults::bad_inputs, SIGSTOP),
+    attack!("kill -9 of the own standby", Plain, faults::standby, SIGKILL),
+    attack!("SIGSTOP of the own standby", Plain, faults::standby, SIGSTOP),
+    attack!("kill -9 of the other's workers", Plain, faults::worker, SIGKILL),
+    attack!("SIGSTOP of the other's workers", Plain, faults::worker, SIGSTOP),
+    attack!("workers that lie", Lying, faults::lies),
+    attack!("refused peers", Closed, attacks::refused),
+    attack!("malformed messages", Plain, attacks::malformed),
+];
+
+/// An attack under way, on a thread of its own.
+struct Underway {
+    over: oneshot::Sender<()>,
+    thread: JoinHandle<Tried<()>>,
+}
+
+impl Underway {
+    fn begin(attack: impl FnOnce() -> LocalBoxFuture<'static, Tried<()>> + Send + 'static) -> Self {
+        let (over, told) = oneshot::channel();
+        let thread = thread::spawn(move || {
+            nice(19)?;
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            runtime.block_on(async {
+                tokio::select! {
+                    _ = told => Ok(()),
+                    ended = attack() => ended.and(Err("the attack ended by itself".into())),
+                }
+            })
+        });
+        Self { over, thread }
+    }
+
+    fn end(self) -> Tried<()> {
+        // An error means that it has ended by itself, which it tells now.
+        let _ = self.over.send(());
+        self.thread.join().map_err(|_| "the attack panicked")?
+    }
+}
+
+/// An attacker's work without a server: bytes to a socket whose other end discards them.
+async fn twin() -> Tried<()> {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let (mut ours, mut theirs) = tokio::net::UnixStream::pair()?;
+    let (sent, mut room) = (vec![1; 64 << 10], vec![0; 64 << 10]);
+    loop {
+        let (wrote, read) = tokio::join!(ours.write_all(&sent), theirs.read_exact(&mut room));
+        wrote.and(read)?;
+        tokio::task::yield_now().await;
+    }
+}
+
+async fn asked(client: HttpClient, n: usize) -> Outcome {
+    let case = echo_case(u16::try_from(n % 60_000).unwrap_or(0));
+    match client.infer(NEIGHBOUR, &case.inputs).await {
+        Ok(answer) => compare(&case.outputs, &answer, 0.0).map_or_else(Outcome::Wrong, |()| Outcome::Right),
+        Err(why) => Outcome::Failed(why),
+    }
+}
+
+/// The neighbour's load.
+async fn seen(client: &HttpClient, seed: u64) -> Tally {
+    let plan = Plan { rate: 200.0, span: Duration::from_secs(5), arrivals: Arrivals::Poisson, seed };
+    let tally: Arc<Mutex<Tally>> = Arc::default();
+    load::run(&plan, &tally, |n| asked(client.clone(), n)).await;
+    let tally = tally.lock();
+    tally.clone()
+}
+
+fn mib(bytes: Option<u64>) -> u64 {
+    bytes.map_or(u64::MAX, |bytes| bytes >> 20)
+}
+
+/// p50, p99 and the longest in ms.
+fn figures(tally: &Tally) -> String {
+    let [half, most, all] = [0.5, 0.99, 1.0].map(|quantile| tally.latency_ms(quantile));
+    format!("{half:>5.1} {most:>6.1} {all:>6.1}")
+}
+
+#[allow(clippy::print_stdout, reason = "the table is what this is for")]
+async fn row(Attack { name, setting, begin }: Attack) -> Tried<()> {
+    let unread = Arc::new(AtomicBool::new(false));
+    let server = Arc::new(setting.server(&unread).await?);
+    let client = HttpClient::new(server.tcp_address("HTTP").await?);
+    let mut quiet = seen(&client, 1).await;
+    let underway = Underway::begin(|| Box::pin(twin()));
+    let beside_twin = seen(&client, 2).await;
+    underway.end()?;
+    let (before, rounds) = (mib(server.process().memory()), Arc::new(AtomicU64::new(0)));
+    let target = Target { server: Arc::clone(&server), rounds: Arc::clone(&rounds) };
+    unread.store(true, Relaxed);
+    let underway = Underway::begin(move || Box::pin(async move { begin(&target).await }));
+    let attacked = seen(&client, 3).await;
+    underway.end()?;
+    let (ended, first) = (Instant::now(), timeout(SOON, asked(client.clone(), 1)).await?);
+    let back = ended.elapsed().as_secs_f64() * 1e3;
+    quiet.add(&seen(&client, 4).await);
+    let (peak, rounds) = (mib(server.process().peak_memory()), rounds.load(Relaxed));
+    let ratio = |over: &Tally| attacked.latency_ms(0.99) / over.latency_ms(0.99);
+    println!(
+        "{name:<34} {} | {} | {} | {:>5.1} {:>5.1} | {before:>4} {peak:>5} | {:>4} {:>5} | {back:>5.0} | {rounds:>6}",
+        figures(&quiet),
+        figures(&beside_twin),
+        figures(&attacked),
+        ratio(&quiet),
+        ratio(&beside_twin),
+        attacked.failures(),
+        attacked.wrong,
+    );
+    [&quiet, &beside_twin, &attacked].into_iter().for_each(assert_nothing_lost);
+    assert!(first == Outcome::Right && back <= BACK_WITHIN, "{name}: {first:?} after {back:.0} ms");
+    assert!(rounds > 0, "{name}: nothing was attacked");
+    assert!(peak <= MEMORY + BESIDE, "{name}: {peak} MiB");
+    let server = Arc::into_inner(server).ok_or("the attack keeps the server")?;
+    Ok(server.stop().await?)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "takes minutes; `make attack` runs it"]
+async fn a_neighbour_loses_nothing_to_an_attack() {
+    // A part of a name, to try one alone.
+    let one = std::env::var("ATTACK").unwrap_or_default();
+    println!(
+        "ms: p50, p99, longest; MiB\n{:<34} {:<19} | {:<19} | {:<19} | p99 / both  | memory, peak | lost, wrong | back | rounds",
+        "", "quiet", "beside a twin", "attacked"
+    );
+    for attack in ALL.into_iter().filter(|attack| attack.name.contains(&one)) {
+        if attack.setting == Setting::Closed && !geteuid().is_root() {
+            println!("{}: skipped, as only root can be another user", attack.name);
+            continue;
+        }
+        let name = attack.name;
+        row(attack).await.unwrap_or_else(|why| panic!("{name}: {why}"));
+    }
+}

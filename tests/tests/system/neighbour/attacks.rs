@@ -1,0 +1,212 @@
+//! Clients that attack until they are dropped.
+
+use std::collections::VecDeque;
+use std::future::pending;
+use std::io::ErrorKind;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use bytes::Bytes;
+use rustix::process::Uid;
+use rustix::thread::set_thread_res_uid;
+use shadowslice_tests::server::Server;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::task::{JoinSet, yield_now};
+use tokio::time::interval;
+
+use super::setting::{CONNECTIONS, OTHER};
+use crate::hostile::{
+    MIB, Tried, absent, bomb, called, connect, endless_call, has_answer, heard, large, post,
+};
+
+/// Whom it is done to, and how often it was done.
+pub(super) struct Target {
+    pub(super) server: Arc<Server>,
+    pub(super) rounds: Arc<AtomicU64>,
+}
+
+impl Target {
+    pub(super) fn done(&self) {
+        self.rounds.fetch_add(1, Relaxed);
+    }
+
+    /// Of a socket whose listener has too many to accept nothing tells when it has room again.
+    async fn connect(&self, socket: &str) -> Tried<UnixStream> {
+        loop {
+            match connect(&self.server, socket).await {
+                Err(full) if full.kind() == ErrorKind::WouldBlock => yield_now().await,
+                connected => return Ok(connected?),
+            }
+        }
+    }
+}
+
+/// What is sent on connections of their own, all at a time, again and again.
+async fn sent(target: &Target, socket: &str, request: Vec<u8>, connections: usize) -> Tried<()> {
+    let request = Arc::new(request);
+    loop {
+        let mut asking = JoinSet::new();
+        for _ in 0..connections {
+            let (mut stream, request) = (target.connect(socket).await?, Arc::clone(&request));
+            asking.spawn(async move { heard(&mut stream, &request).await });
+        }
+        // What is answered is tried elsewhere.
+        asking.join_all().await;
+        target.done();
+    }
+}
+
+pub(super) async fn bombs(target: &Target) -> Tried<()> {
+    sent(target, "http.sock", bomb()?, 24).await
+}
+
+pub(super) async fn bodies_for_no_model(target: &Target) -> Tried<()> {
+    sent(target, "http.sock", absent(), 40).await
+}
+
+/// 60 MiB of JSON.
+pub(super) async fn strings(target: &Target) -> Tried<()> {
+    const STRINGS: usize = 15 * MIB;
+    let head = format!(r#"{{"inputs":[{{"name":"x","datatype":"BYTES","shape":[1,{STRINGS}],"data":["a""#);
+    let json = [head.as_str(), &r#","a""#.repeat(STRINGS - 1), "]}]}"].concat();
+    let request = post(OTHER, "", json.len()) + &json;
+    sent(target, "http.sock", request.into_bytes(), 4).await
+}
+
+/// The same for gRPC messages.
+async fn messages(target: &Target, message: Vec<u8>, calls: usize) -> Tried<()> {
+    let (message, client) = (Bytes::from(message), target.server.client());
+    loop {
+        let mut asking = JoinSet::new();
+        for _ in 0..calls {
+            let (message, client) = (message.clone(), client.clone());
+            asking.spawn(async move { client.infer_bytes(message).await });
+        }
+        if let Some(Ok(())) = asking.join_all().await.into_iter().find(Result::is_ok) {
+            return Err("nonsense was served".into());
+        }
+        target.done();
+    }
+}
+
+/// A field with this content.
+fn field(tag: u8, content: &[u8]) -> Vec<u8> {
+    let mut length = content.len();
+    let mut field = vec![tag << 3 | 2];
+    while length > 0x7f {
+        field.push(length as u8 | 0x80);
+        length >>= 7;
+    }
+    field.push(length as u8);
+    field.extend_from_slice(content);
+    field
+}
+
+pub(super) async fn parameters(target: &Target) -> Tried<()> {
+    messages(target, [field(1, OTHER.as_bytes()), field(4, b"").repeat(23_000_000)].concat(), 2).await
+}
+
+/// So many `bytes_contents` of so many bytes.
+pub(super) async fn contents(target: &Target, values: usize, bytes: usize) -> Tried<()> {
+    let values = field(8, &vec![b'a'; bytes]).repeat(values);
+    let input = [field(1, b"x"), field(2, b"BYTES"), field(3, &[1, 1]), field(5, &values)].concat();
+    messages(target, [field(1, OTHER.as_bytes()), field(5, &input)].concat(), 2).await
+}
+
+/// Groups that are not closed, and numbers that do not end.
+pub(super) async fn malformed(target: &Target) -> Tried<()> {
+    messages(target, [&[0xff; 64][..], &[0x0b, 0x2a, 0xff, 0x01]].concat().repeat(100), 64).await
+}
+
+pub(super) async fn calls_without_messages(target: &Target) -> Tried<()> {
+    loop {
+        let mut open = Vec::new();
+        for _ in 0..30 {
+            open.push(called(&target.server, 1000).await?);
+        }
+        target.done();
+    }
+}
+
+/// The calls stay.
+pub(super) async fn many_calls(target: &Target) -> Tried<()> {
+    let mut open = Vec::new();
+    for _ in 0..70 {
+        open.push(called(&target.server, 1000).await?);
+        target.done();
+    }
+    pending().await
+}
+
+/// More than there may be, of which the oldest go.
+pub(super) async fn idle_connections(target: &Target) -> Tried<()> {
+    let mut open = VecDeque::new();
+    loop {
+        open.push_back(target.connect("http.sock").await?);
+        if open.len() > 2 * CONNECTIONS {
+            open.pop_front();
+        }
+        target.done();
+        // Otherwise nothing else on this thread goes on.
+        yield_now().await;
+    }
+}
+
+pub(super) async fn slow_readers(target: &Target) -> Tried<()> {
+    let request = large(7 * MIB);
+    let mut pace = interval(Duration::from_millis(100));
+    loop {
+        let mut slow = Vec::new();
+        for _ in 0..20 {
+            let mut stream = target.connect("http.sock").await?;
+            heard(&mut stream, &request).await?;
+            slow.push(stream);
+        }
+        for _ in 0..5 {
+            pace.tick().await;
+            slow.iter().for_each(|stream| drop(stream.try_read(&mut [0; 1024])));
+        }
+        target.done();
+    }
+}
+
+pub(super) async fn endless(target: &Target) -> Tried<()> {
+    let call = endless_call();
+    let body = post(OTHER, "", 2000 * MIB).into_bytes();
+    loop {
+        let mut stream = target.connect("grpc.sock").await?;
+        stream.write_all(&call).await?;
+        let mut said = Vec::new();
+        while !has_answer(&said) {
+            if stream.read_buf(&mut said).await? == 0 {
+                return Err("the connection was ended".into());
+            }
+        }
+        heard(&mut target.connect("http.sock").await?, &body).await?;
+        target.done();
+    }
+}
+
+/// Requests that are logged at `trace`, line by line.
+pub(super) async fn noise(target: &Target) -> Tried<()> {
+    sent(target, "http.sock", b"GET /v2/models/absent HTTP/1.1\r\nhost: x\r\n\r\n".to_vec(), 16).await
+}
+
+/// As a user whom the socket's list does not name.
+pub(super) async fn refused(target: &Target) -> Tried<()> {
+    let stranger = Uid::from_raw(70_001);
+    // Only of this thread.
+    set_thread_res_uid(stranger, stranger, stranger)?;
+    loop {
+        let mut connecting = JoinSet::new();
+        for _ in 0..64 {
+            let mut stream = target.connect("http.sock").await?;
+            // It is an error or the end.
+            connecting.spawn(async move { stream.read(&mut [0]).await });
+        }
+        connecting.join_all().await;
+        target.done();
+    }
+}

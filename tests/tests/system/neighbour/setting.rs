@@ -1,0 +1,107 @@
+//! The servers that are attacked: a neighbour's model, and one that the attacker uses.
+
+use std::fs::{File, Permissions, set_permissions};
+use std::io::{PipeReader, Read, Write, pipe};
+use std::os::unix::fs::PermissionsExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread;
+
+use shadowslice_tests::home::Home;
+use shadowslice_tests::server::Server;
+
+use super::faults::liar;
+use crate::hostile::{Tried, confine};
+use crate::scene::profile;
+
+pub(super) const NEIGHBOUR: &str = "neighbour";
+/// The attacker's model.
+pub(super) const OTHER: &str = "echo";
+
+/// As many as there may be where connections are the attack.
+pub(super) const CONNECTIONS: usize = 256;
+
+/// In MiB.
+pub(super) const MEMORY: u64 = 2048;
+
+/// What an attack needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Setting {
+    Plain,
+    /// The log is long, and the last that is read of it is from before the attack.
+    Unread,
+    /// The attacker's model takes strings.
+    Strings,
+    /// There may be [`CONNECTIONS`].
+    Crowded,
+    /// Requests may be larger than what the system has.
+    Confined,
+    /// The attacker's model takes its time.
+    Slow,
+    /// Workers lie when they are told to.
+    Lying,
+    /// The attacker may not connect.
+    Closed,
+}
+
+impl Setting {
+    fn home(self) -> Tried<Home> {
+        let limits = match self {
+            Self::Crowded => format!("memory: {MEMORY}Mi, connections: {CONNECTIONS}"),
+            Self::Confined => "request_bytes: 2Gi, memory: 64Gi".to_owned(),
+            _ => format!("memory: {MEMORY}Mi"),
+        };
+        let queue = if self == Self::Confined { "2Gi" } else { "64Mi" };
+        let listed = if self == Self::Closed { ", users: [70002]" } else { "" };
+        let model = |name, more, datatype, shape| {
+            format!(
+                "  - {{name: {name}, engine: emulated, slo: 20s, profile: {name}.yaml, {more}, handover: shadow, \
+                 share: {{initial: 50%}}, queue: {{memory: {queue}, on_late: serve}}, \
+                 tensors: [{{input: x, output: y, datatype: {datatype}, shape: [{shape}]}}]}}\n"
+            )
+        };
+        let datatype = if self == Self::Strings { "BYTES" } else { "FP32" };
+        let models = model(NEIGHBOUR, "standby: always", "FP32", "16")
+            + &model(OTHER, "batch: {max: 1}", datatype, "-1");
+        let mut home = Home::with_config(&format!(
+            "listen: {{http: [{{address: \"unix:http.sock\", mode: \"0666\"{listed}}}, \"127.0.0.1:0\"], \
+             grpc: [\"unix:grpc.sock\"], metrics: []}}\n\
+             gpus: [{{device: emulated, sms: 132}}]\ncontroller: {{policy: static}}\n\
+             limits: {{{limits}}}\ntimeouts: {{stop: 500ms}}\nmodels:\n{models}"
+        ))?;
+        home.write("neighbour.yaml", profile(3.0))?;
+        home.write("echo.yaml", profile(if self == Self::Slow { 200.0 } else { 2.0 }))?;
+        match self {
+            Self::Lying => home.set_worker(&liar()?)?,
+            Self::Confined => confine(&mut home, 6144)?,
+            Self::Closed => set_permissions(home.path(), Permissions::from_mode(0o755))?,
+            Self::Unread => home.set_env("RUST_LOG", "trace"),
+            _ => {}
+        }
+        Ok(home)
+    }
+
+    /// A server that is ready; its log is read until `unread`.
+    pub(super) async fn server(self, unread: &Arc<AtomicBool>) -> Tried<Server> {
+        let home = self.home()?;
+        if self != Self::Unread {
+            return Ok(Server::ready(home).await?);
+        }
+        let (log, said) = pipe()?;
+        let (file, unread) = (File::create(home.log_path())?, Arc::clone(unread));
+        thread::spawn(move || copied(log, file, &unread));
+        let mut server = Server::start_saying_to(home, None, said.into())?;
+        server.wait_ready().await?;
+        Ok(server)
+    }
+}
+
+/// The thread's result keeps the pipe open.
+fn copied(mut log: PipeReader, mut file: File, unread: &AtomicBool) -> Option<PipeReader> {
+    let mut piece = vec![0; 64 << 10];
+    while !unread.load(Relaxed) {
+        let read = log.read(&mut piece).ok().filter(|read| *read > 0)?;
+        file.write_all(&piece[..read]).ok()?;
+    }
+    Some(log)
+}
