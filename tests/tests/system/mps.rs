@@ -128,6 +128,30 @@ fn name(pid: i32) -> String {
 }
 
 #[tokio::test]
+async fn the_daemon_is_taken_over_by_the_next_supervisor_and_left_by_one_that_fails() {
+    let mut server = Server::start(home("exec sleep 3600", "mps").unwrap(), None).unwrap();
+    let first = gpu(&server, |gpu| gpu.mps_server_pid.is_some()).await;
+    let daemon = process_of(&server.home().run_dir().join("private/mps0/pipe/nvidia-cuda-mps-control.pid"));
+    let before = server.upgrade().await.unwrap();
+    server.wait_gone(before).await.unwrap();
+    assert!(daemon.alive());
+    let now = gpu(&server, |gpu| gpu.mps_server_pid.is_some()).await;
+    assert_eq!((now.mps_server_pid, now.sms), (first.mps_server_pid, first.sms));
+
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let config = std::fs::read_to_string(server.home().path().join("config.yaml")).unwrap();
+    let address = format!("http: [\"{}\"]", taken.local_addr().unwrap());
+    server.home().write("config.yaml", config.replace("http: []", &address)).unwrap();
+    let refused = server.home().run(&["upgrade"]).await.unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(said.contains("cannot listen on") && refused.status.code() == Some(1), "{said}");
+    assert!(daemon.alive());
+    gpu(&server, |gpu| gpu.mps_server_pid == first.mps_server_pid).await;
+    server.signal(Signal::SIGKILL).unwrap();
+    gone(daemon).await;
+}
+
+#[tokio::test]
 async fn models_outlive_an_outage_of_mps_however_long_it_takes() {
     let server = Server::start(home("exec sleep 3600", "mps").unwrap(), None).unwrap();
     gpu(&server, |gpu| gpu.mps_server_pid.is_some()).await;

@@ -1,4 +1,5 @@
 //! One supervisor takes over from another, and what becomes of those that fail at it.
+#![allow(clippy::unwrap_used, reason = "a test's set-up that fails has failed the test")]
 
 use std::time::Duration;
 

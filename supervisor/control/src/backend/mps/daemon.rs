@@ -45,7 +45,9 @@ impl Daemon {
         if control.several_users {
             command.arg(SEVERAL_USERS);
         }
-        let mut child = command.arg("-f").stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
+        // It may be another supervisor's by the time that this is dropped.
+        let command = command.arg("-f").kill_on_drop(false);
+        let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
         let group = child.id().and_then(|pid| i32::try_from(pid).ok()).map(Pid::from_raw);
         let input = child.stdin.take();
         Ok(Self { process: Process::Child(child), group, _input: input, guardian: guardian(control) })
