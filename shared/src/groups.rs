@@ -4,6 +4,7 @@
 //! the SMs left over are a group of their own. Partitions that share no group share no SM.
 
 use std::fmt;
+use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
@@ -115,6 +116,31 @@ impl fmt::Display for Groups {
     }
 }
 
+impl FromStr for Groups {
+    type Err = ParseGroupsError;
+
+    /// What [`Display`](fmt::Display) writes.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "all" => return Ok(Self::WHOLE),
+            "none" => return Ok(Self::NONE),
+            _ => {}
+        }
+        let group =
+            |text: &str| text.parse().ok().filter(|&group| group < MAX_GROUPS).ok_or(ParseGroupsError);
+        let mut groups = Self::NONE;
+        for run in text.split(',') {
+            let (first, last) = run.split_once('-').unwrap_or((run, run));
+            groups = (group(first)?..=group(last)?).fold(groups, Self::with);
+        }
+        Ok(groups)
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("no set of groups, such as 0-3,7")]
+pub struct ParseGroupsError;
+
 /// The size of each of a GPU's groups.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
@@ -219,6 +245,12 @@ mod tests {
     fn sets_are_shown_as_ranges() {
         let set: Groups = [0, 1, 2, 5, 62, 63].into_iter().collect();
         assert_eq!(set.to_string(), "0-2,5,62-63");
+        for set in [set, Groups::WHOLE, Groups::NONE, Groups::first(1)] {
+            assert_eq!(set.to_string().parse(), Ok(set));
+        }
+        for wrong in ["", "x", "3-", "0,,1", "64", "0-64"] {
+            assert_eq!(wrong.parse::<Groups>(), Err(ParseGroupsError), "{wrong}");
+        }
         assert_eq!((Groups::WHOLE.to_string(), Groups::NONE.to_string()), ("all".into(), "none".into()));
         assert_eq!(set.common(Groups::first(6)).iter().collect::<Vec<_>>(), [0, 1, 2, 5]);
         assert_eq!(Groups::from_bits(set.bits()), set);

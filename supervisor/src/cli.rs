@@ -12,7 +12,7 @@ use shadowslice_control::models::{ModelChange, ReloadReport};
 use shadowslice_operations::admin::{self, Ask, Reply};
 use shadowslice_operations::doctor;
 use shadowslice_operations::profile;
-use shadowslice_operations::status;
+use shadowslice_operations::{figures, status, top};
 use shadowslice_shared::errors;
 use shadowslice_shared::exit::{self, fail};
 
@@ -52,10 +52,26 @@ enum Command {
         print: bool,
     },
     /// Show what serves what, at which share, and how well.
+    ///
+    /// DONE, FAILED and REFUSED are requests since the start. P50 MS, P99 MS and IN SLO are over the
+    /// last minute or two; `idle` if no request came. An h after SHARE: the share is held. `top` and
+    /// `--json` show more.
     Status {
         /// As JSON, for scripts.
         #[arg(long)]
         json: bool,
+        #[command(flatten)]
+        at: RunDir,
+    },
+    /// Show models and GPUs live in the terminal.
+    ///
+    /// Per model its state, share, SMs, load, latencies, queue, refusals and last change; per GPU the
+    /// models on its SMs, memory and power. The letter in column M stands for the model there, and
+    /// `inside` in column BY for a share that changes inside the worker. j/k or arrows select a
+    /// model, q ends.
+    Top {
+        #[command(flatten)]
+        options: top::Options,
         #[command(flatten)]
         at: RunDir,
     },
@@ -156,6 +172,13 @@ struct RunDir {
     run_dir: Option<PathBuf>,
 }
 
+impl RunDir {
+    fn known(self) -> Result<PathBuf, u8> {
+        let unknown = "no run directory is known: give --run-dir or SHADOWSLICE_RUN_DIR";
+        self.run_dir.or_else(config::default_run_dir).ok_or_else(|| fail(unknown, exit::USAGE))
+    }
+}
+
 pub(crate) fn run() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
@@ -173,6 +196,7 @@ pub(crate) fn run() -> ExitCode {
             checked.unwrap_or_else(|error| exit::printed(Err(error)))
         }
         Command::Status { json, at } => ask(&Ask::Status, json, at),
+        Command::Top { options, at } => at.known().map_or_else(|code| code, |at| top::run(&options, &at)),
         Command::Resize { model, share, json, at } => {
             ask(&Ask::Resize { model, share_percent: share }, json, at)
         }
@@ -196,8 +220,9 @@ fn share_percent(text: &str) -> Result<u32, String> {
 }
 
 fn ask(ask: &Ask, json: bool, at: RunDir) -> u8 {
-    let Some(run_dir) = at.run_dir.or_else(config::default_run_dir) else {
-        return fail("no run directory is known: give --run-dir or SHADOWSLICE_RUN_DIR", exit::USAGE);
+    let run_dir = match at.known() {
+        Ok(run_dir) => run_dir,
+        Err(code) => return code,
     };
     match admin::ask(&run_dir, ask) {
         Ok(reply) => show(ask, reply, json),
@@ -208,7 +233,7 @@ fn ask(ask: &Ask, json: bool, at: RunDir) -> u8 {
 fn show(asked: &Ask, reply: Reply, json: bool) -> u8 {
     match (asked, reply) {
         (_, Reply::Status(status)) if json => print(&as_json(&status)),
-        (_, Reply::Status(status)) => print(status::table(&status).trim_end()),
+        (_, Reply::Status(status)) => print(status::text(&status).trim_end()),
         (_, Reply::Plan(report)) if json => print(&as_json(&report)),
         (_, Reply::Plan(report)) => print(status::plan(&report).trim_end()),
         (_, Reply::Handover { report, held }) => {
@@ -278,10 +303,13 @@ fn reloaded(report: &ReloadReport) -> String {
 
 fn in_words(report: &HandoverReport) -> String {
     let HandoverReport { outcome, from_percent, from_sms, to_percent, to_sms, stall_us, .. } = report;
-    let effect = report.effect_ms.map(|ms| format!(", first batch at the new share after {ms:.0} ms"));
+    let effect = report
+        .effect_ms
+        .map(|ms| format!(", first batch at the new share after {}", figures::span(ms / 1e3)));
     format!(
-        "{outcome}: {from_percent}% ({from_sms} SMs) -> {to_percent}% ({to_sms} SMs){}, longest stall {stall_us:.0} us",
-        effect.unwrap_or_default()
+        "{outcome}: {from_percent}% ({from_sms} SMs) -> {to_percent}% ({to_sms} SMs){}, longest stall {}",
+        effect.unwrap_or_default(),
+        figures::span(stall_us / 1e6)
     )
 }
 

@@ -50,10 +50,6 @@ const STOP_GRACE: Duration = Duration::from_secs(5);
 /// shared queue would wait while the others get tens of answers each.
 const SHARED_QUEUE_TURN: u32 = 2;
 
-/// A busy data-path thread looks for what its sockets have after so many tasks. Greedy clients' tasks
-/// take half a millisecond, and others' requests wait for this look twice.
-const SOCKETS_TURN: u32 = 8;
-
 const NO_THREADS: &str = "the runtime cannot be started; raise the limit on processes";
 
 /// Returns the exit code.
@@ -141,7 +137,6 @@ fn start(
         .worker_threads(host::data_path_threads())
         .thread_name("data-path")
         .global_queue_interval(SHARED_QUEUE_TURN)
-        .event_interval(SOCKETS_TURN)
         .enable_all()
         .build()
         .map_err(|error| unavailable(NO_THREADS, &error))?;

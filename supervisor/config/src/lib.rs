@@ -34,6 +34,7 @@ pub use peers::{Access, Account, Peers};
 pub use render::render;
 pub use settings::PRIVATE;
 pub use types::*;
+pub use units::duration;
 
 use faults::FaultLog;
 use reader::Value;

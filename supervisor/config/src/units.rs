@@ -21,7 +21,7 @@ const DURATIONS: [(&str, u64); 6] = [
 /// In bytes, largest first. The last is for a size without a unit.
 const SIZES: [(&str, u64); 5] = [("Ti", 1 << 40), ("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10), ("", 1)];
 
-pub(super) fn duration(text: &str) -> Result<Duration, String> {
+pub fn duration(text: &str) -> Result<Duration, String> {
     let bad = || {
         format!(
             "`{text}` is not a duration; write a number and its unit, such as 500us, 20ms, 1.5s, 2m or 1h"

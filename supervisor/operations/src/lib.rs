@@ -2,9 +2,11 @@
 
 pub mod admin;
 pub mod doctor;
+pub mod figures;
 pub mod log;
 pub mod machine;
 pub mod metrics;
 pub mod otlp;
 pub mod profile;
 pub mod status;
+pub mod top;

@@ -2,21 +2,28 @@
 
 mod gpus;
 mod plan;
+mod states;
+pub(crate) mod table;
+mod text;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 use shadowslice_shared::groups::Division;
+use shadowslice_shared::units::Moment;
 
-pub(crate) use gpus::MIB;
 pub use gpus::{GpuMemory, NvmlStatus, WorkerStatus};
+pub(crate) use gpus::{MIB, notes as notes_of_gpu};
 pub use plan::plan;
+pub(crate) use plan::why as plan_why;
+pub use text::text;
+pub(crate) use text::{in_slo, latency, notes, share, state};
 
 use shadowslice_config::Model;
 use shadowslice_control::backend::{BackendStatus, GpuBackend};
-use shadowslice_control::controller::{Handovers, ModelPlan, ModelReport, ModelState, NextStart};
+use shadowslice_control::controller::{Handovers, ModelPlan, ModelReport};
 use shadowslice_control::nvml::Watched;
 use shadowslice_datapath::pipeline::{Counts, Pipeline, PipelineReport};
 use shadowslice_datapath::readiness::Host;
@@ -75,6 +82,9 @@ pub struct ModelStatus {
     pub gpu: usize,
     /// The share in force.
     pub share_percent: u32,
+    /// Since when; `None` for the share that it was started with.
+    #[serde(default)]
+    pub share_age_s: Option<f64>,
     pub sms: u32,
     /// How the share is changed: `in-process`, `shadow`, `restart` or `never`.
     #[serde(default)]
@@ -99,6 +109,9 @@ pub struct ModelStatus {
     pub requests: Counts,
     /// Answered since the start.
     pub batches: u64,
+    /// All answered requests together, until their batches were sent.
+    #[serde(default)]
+    pub queue_wait_s: f64,
     /// At the share in force, by rows: a mean that gives recent batches more weight.
     pub execution_ms: BTreeMap<u32, f64>,
     /// Over the last minute or two, from acceptance to answer.
@@ -130,6 +143,14 @@ pub struct SloStatus {
     pub slack: Option<f64>,
 }
 
+impl ModelStatus {
+    /// It takes requests, has none, and was offered none in the last minute or two.
+    pub fn is_idle(&self) -> bool {
+        let offered = self.slo.slack.is_some() || self.slo.attainment.is_none_or(|met| met < 1.0);
+        self.queue == 0 && self.in_flight == 0 && !offered
+    }
+}
+
 pub fn of_gpu(index: usize, gpu: &dyn GpuBackend, watched: &Watched) -> GpuStatus {
     let BackendStatus { device, uuid, backend, sms, mps_server_pid, why } = gpu.status();
     let nvml = watched.reading.as_ref().map(gpus::of_reading);
@@ -147,35 +168,25 @@ pub fn of_model(
     gpus: &[Watched],
     plan: Option<&ModelPlan>,
 ) -> ModelStatus {
-    let PipelineReport { open, counts, batches, latencies, pending: (queue, in_flight), execution } =
-        pipeline.report();
+    let seen = pipeline.report();
+    let PipelineReport { open, latencies, pending: (queue, in_flight), .. } = seen;
     let slo_ms = model.slo.latency.as_secs_f64() * 1e3;
     let shadow = report.mechanism == "shadow";
     let cannot_resize =
         gpus::no_room(&report.workers, report.memory_need, gpus.get(model.gpu)).filter(|_| shadow);
     let now = Instant::now();
-    let (state, why) = match &report.state {
-        ModelState::Loading => ("loading", None),
-        ModelState::Ready => ("ready", None),
-        ModelState::Restarting => ("restarting", None),
-        ModelState::Waiting(why) => ("restarting", Some(why.clone())),
-        ModelState::Unready { why, .. } => ("unready", Some(why.clone())),
-        ModelState::Stopping => ("stopping", None),
-    };
-    let next_try = match report.state {
-        ModelState::Unready { next: NextStart::UnderWay, .. } => Some(Duration::ZERO),
-        ModelState::Unready { next: NextStart::At(at), .. } => Some(at.saturating_duration_since(now)),
-        _ => None,
-    };
+    let changed = report.since != Moment::default();
+    let (state, why) = states::told(&report.state);
     ModelStatus {
         name: model.name.clone(),
         state: state.to_owned(),
         state_age_s: now.saturating_duration_since(report.state_since).as_secs_f64(),
         drained: false,
         why,
-        next_try_s: next_try.map(|next| next.as_secs_f64()),
+        next_try_s: states::next_try(&report.state, now).map(|next| next.as_secs_f64()),
         gpu: model.gpu,
         share_percent: report.share.get(),
+        share_age_s: changed.then(|| seen.at.since(report.since).as_secs_f64()),
         sms: report.sms,
         mechanism: report.mechanism.to_owned(),
         no_partition: report.no_partition.clone(),
@@ -188,9 +199,14 @@ pub fn of_model(
         workers: gpus::of_workers(&report.workers, gpus.get(model.gpu)),
         worker_deaths: report.worker_deaths,
         worker_restarts: report.worker_restarts,
-        requests: counts,
-        batches,
-        execution_ms: execution.into_iter().map(|(rows, took)| (rows, took.as_secs_f64() * 1e3)).collect(),
+        requests: seen.counts,
+        batches: seen.batches,
+        queue_wait_s: seen.queue_wait.as_secs_f64(),
+        execution_ms: seen
+            .execution
+            .into_iter()
+            .map(|(rows, took)| (rows, took.as_secs_f64() * 1e3))
+            .collect(),
         latency_ms: Latency { p50: latencies.p50_ms, p99: latencies.p99_ms },
         slo: SloStatus {
             latency_ms: slo_ms,
@@ -220,100 +236,3 @@ pub fn of_unloaded(model: &Model, why: &str, going: bool) -> ModelStatus {
         ..ModelStatus::default()
     }
 }
-
-pub fn table(status: &Status) -> String {
-    let mut text = aligned(&COLUMNS, &status.models);
-    text.push_str(match status.host {
-        Host::Serving if status.ready => "",
-        Host::Serving => "the host is not ready\n",
-        Host::Drained => "the host is drained, until `shadowslice undrain`\n",
-        Host::Stopping => "the host is stopping\n",
-    });
-    for model in &status.models {
-        if model.drained && status.host == Host::Serving {
-            text.push_str(&format!("{0} is drained, until `shadowslice undrain {0}`\n", model.name));
-        }
-        if let Some(why) = &model.why {
-            text.push_str(&format!("{} is {}{}: {why}\n", model.name, model.state, next_try(model)));
-        }
-        if let Some(why) = &model.cannot_resize {
-            text.push_str(&format!("{} cannot resize: {why}\n", model.name));
-        }
-        if let Some(why) = &model.no_standby {
-            text.push_str(&format!("{} has no standing worker: {why}\n", model.name));
-        }
-        if model.held {
-            let (name, share) = (&model.name, model.share_percent);
-            text.push_str(&format!("{name} is held at {share}%, until `shadowslice release {name}`\n"));
-        }
-        if let Some(wanted) = model.wanted_percent.filter(|&wanted| wanted != model.share_percent) {
-            let verdict = model.verdict.as_deref().unwrap_or("the policy says no more");
-            text.push_str(&format!("{}: {wanted}% wanted: {verdict}\n", model.name));
-        }
-    }
-    for gpu in &status.gpus {
-        if gpu.backend == "none" {
-            text.push_str(&format!("GPU {}: `partition: none`, no share is enforced\n", gpu.device));
-        }
-        if let Some(why) = &gpu.why {
-            text.push_str(&format!("GPU {} takes no workers: {why}\n", gpu.device));
-        }
-        if let Some(line) = gpus::line(gpu) {
-            text.push_str(&line);
-            text.push('\n');
-        }
-    }
-    text
-}
-
-/// Since when a model is unready, and until when.
-fn next_try(model: &ModelStatus) -> String {
-    if model.state != "unready" {
-        return String::new();
-    }
-    let next = match model.next_try_s {
-        None => "tried again when its files or its configuration change".to_owned(),
-        Some(0.0) => "it is being tried again".to_owned(),
-        Some(next) => format!("tried again in {next:.0} s"),
-    };
-    format!(" since {:.0} s ({next})", model.state_age_s)
-}
-
-/// A column of a table: its head, and a row's text.
-type Column<R> = (&'static str, fn(&R) -> String);
-
-fn aligned<R>(columns: &[Column<R>], rows: &[R]) -> String {
-    let mut lines = vec![String::new(); rows.len() + 1];
-    for (head, cell) in columns {
-        let cells: Vec<_> = std::iter::once((*head).to_owned()).chain(rows.iter().map(cell)).collect();
-        let width = cells.iter().map(String::len).max().unwrap_or(0);
-        for (line, cell) in lines.iter_mut().zip(cells) {
-            line.push_str(&format!("{cell:<width$}  "));
-        }
-    }
-    lines.iter().map(|line| format!("{}\n", line.trim_end())).collect()
-}
-
-const COLUMNS: [Column<ModelStatus>; 15] = [
-    ("MODEL", |model| model.name.clone()),
-    ("STATE", |model| model.state.clone()),
-    ("SHARE", |model| format!("{}%", model.share_percent)),
-    ("SMS", |model| model.sms.to_string()),
-    ("QUEUE", |model| model.queue.to_string()),
-    ("IN FLIGHT", |model| model.in_flight.to_string()),
-    ("DONE", |model| model.requests.succeeded.to_string()),
-    ("FAILED", |model| model.requests.failed.to_string()),
-    ("REJECTED", |model| model.requests.rejected.to_string()),
-    ("P50 MS", |model| format!("{:.1}", model.latency_ms.p50)),
-    ("P99 MS", |model| format!("{:.1}", model.latency_ms.p99)),
-    ("SLO MS", |model| format!("{:.1}", model.slo.latency_ms)),
-    ("MET", |model| {
-        let met = |attainment: f64| format!("{:.2}%", attainment * 100.0);
-        model.slo.attainment.map_or("-".to_owned(), met)
-    }),
-    ("CHANGES", |model| model.handovers.completed.to_string()),
-    ("BY", |model| match &model.groups {
-        Some(groups) => format!("{} {groups}", model.mechanism),
-        None => model.mechanism.clone(),
-    }),
-];

@@ -37,6 +37,9 @@ const NO_GPU: &[&str] = &["ort", "cudarc", "nvml_wrapper"];
 const ALL: &[&str] =
     &["crate", "shadowslice_config", "shadowslice_datapath", "shadowslice_policy", "shadowslice_shared"];
 
+const OPERATIONS: &[&str] =
+    &["crate", "shadowslice_config", "shadowslice_control", "shadowslice_datapath", "shadowslice_shared"];
+
 /// Rules that are finer than the rules between crates, which the manifests keep
 /// ([`super::manifests`]).
 pub(crate) const ROWS: &[Row] = &[
@@ -113,6 +116,13 @@ pub(crate) const ROWS: &[Row] = &[
         may: &["crate::otlp", "shadowslice_datapath", "shadowslice_shared"],
         never: PURE,
     },
+    // What `top` shows; only its `run` asks and draws.
+    Row {
+        part: "supervisor/operations/src/top",
+        may: &["crate", "shadowslice_control", "shadowslice_datapath", "shadowslice_shared"],
+        never: PURE,
+    },
+    Row { part: "supervisor/operations/src/top/run.rs", may: OPERATIONS, never: &[] },
     // Whole-system tests see binaries, sockets and documents, as users do.
     Row { part: "tests/src", may: &["crate", "shadowslice_tests"], never: &["ort", "cudarc"] },
     // Judging is pure but for the files that simulate, read profiles and write.

@@ -12,7 +12,7 @@ use shadowslice_tests::home::{Error, Home, beside};
 use shadowslice_tests::load::Outcome;
 use shadowslice_tests::server::Server;
 
-use crate::scene::{EMULATED, ask, echo, echo_case, home, one_echo};
+use crate::scene::{EMULATED, ask, echo, echo_case, home, one_echo, unwrapped};
 
 /// Runs `serve` on a folder's configuration to its end; returns the exit code and the output.
 async fn refused(home: &Home) -> Result<(Option<i32>, String), Error> {
@@ -77,7 +77,7 @@ async fn a_model_with_a_broken_file_is_loaded_as_soon_as_the_file_is_mended() {
     let unready = |model: &shadowslice_tests::status::Model| model.state == "unready";
     server.wait_status("m", "unready", unready).await.unwrap();
     let said = server.home().run(&["status"]).await.unwrap();
-    let said = String::from_utf8_lossy(&said.stdout).into_owned();
+    let said = unwrapped(&String::from_utf8_lossy(&said.stdout));
     assert!(said.contains("when its files or its configuration change"), "{said}");
     // Written by another name first, as a copy is not at once whole.
     let folder = server.home().path();

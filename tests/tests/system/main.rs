@@ -31,6 +31,8 @@ mod sites;
 mod soak;
 mod standby;
 mod starting;
+mod terminal;
+mod top;
 mod tracing;
 mod upgrade;
 mod users;

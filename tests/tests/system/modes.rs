@@ -9,7 +9,9 @@ use shadowslice_tests::process::Process;
 use shadowslice_tests::server::Server;
 use shadowslice_tests::status::Model;
 
-use crate::scene::{EMULATED, ask, assert_nothing_lost, echo, echo_case, home, load, one_echo, profile};
+use crate::scene::{
+    EMULATED, ask, assert_nothing_lost, echo, echo_case, home, load, one_echo, profile, unwrapped,
+};
 
 #[tokio::test]
 async fn without_a_shadow_requests_wait_and_none_is_lost() {
@@ -130,7 +132,7 @@ async fn a_model_that_has_given_up_is_tried_again_by_itself_and_says_when() {
     let server = one_echo(5.0, "share: {initial: 50%}").await.unwrap();
     give_up(&server).await.unwrap();
     let said = server.home().run(&["status"]).await.unwrap();
-    let said = String::from_utf8_lossy(&said.stdout).into_owned();
+    let said = unwrapped(&String::from_utf8_lossy(&said.stdout));
     assert!(said.contains("echo is unready since 0 s (") && said.contains("tried again"), "{said}");
     server.wait_status("echo", "another try", |model| model.state == "ready").await.unwrap();
     assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, Outcome::Right);

@@ -12,7 +12,7 @@ use shadowslice_tests::server::Server;
 use shadowslice_tests::status::Gpu;
 use tokio::time::{interval, timeout};
 
-use crate::scene::echo;
+use crate::scene::{echo, unwrapped};
 
 const UUID: &str = "GPU-00000000-1111-2222-3333-444444444444";
 
@@ -203,7 +203,7 @@ async fn without_mps_no_share_is_enforced_and_status_says_so() {
     let model = server.model("echo").await.unwrap();
     assert_eq!((model.share_percent, model.sms), (30, 132));
     let shown = server.home().run(&["status"]).await.unwrap();
-    assert!(String::from_utf8_lossy(&shown.stdout).contains("no share is enforced"));
+    assert!(unwrapped(&String::from_utf8_lossy(&shown.stdout)).contains("no share is enforced"));
     assert!(server.log().contains("no share is enforced"), "{}", server.log());
     server.stop().await.unwrap();
 }

@@ -64,6 +64,11 @@ pub(crate) async fn one_echo_under(policy: &str, execution_ms: f64, more: &str) 
     Server::ready(home).await
 }
 
+/// A command's output without its line breaks, which come where 80 columns are full.
+pub(crate) fn unwrapped(output: &str) -> String {
+    output.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
 /// The n-th echo request, with its answer.
 pub(crate) fn echo_case(n: u16) -> Case {
     let tensor = |name| Tensor::fp32(name, &[1, 16], &[f32::from(n); 16]);

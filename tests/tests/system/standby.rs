@@ -12,7 +12,7 @@ use shadowslice_tests::server::Server;
 use shadowslice_tests::status::{Model, Worker};
 use tokio::task::JoinSet;
 
-use crate::scene::{EMULATED, ask, assert_nothing_lost, echo, echo_case, load, profile};
+use crate::scene::{EMULATED, ask, assert_nothing_lost, echo, echo_case, load, profile, unwrapped};
 
 /// Clients that each wait for an answer before they ask again.
 pub(crate) const CONNECTIONS: u16 = 8;
@@ -247,7 +247,7 @@ async fn none_stands_ready_beyond_the_memory_that_is_allowed_and_status_says_so(
     };
     let (stands, lacks) = tokio::time::timeout(server.home().patience(), looking).await.unwrap();
     assert_eq!((told(&stands).as_str(), lacks.workers.len()), ("", 1), "{stands:?} {lacks:?}");
-    let said = server.said(&["status"]).await.unwrap();
+    let said = unwrapped(&server.said(&["status"]).await.unwrap());
     assert!(said.contains(&format!("{} has no standing worker: it needs 0.1 GiB", lacks.name)), "{said}");
     server.stop().await.unwrap();
 }

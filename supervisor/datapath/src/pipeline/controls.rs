@@ -8,7 +8,7 @@ use shadowslice_policy::scheduler::{Abandoned, Slice};
 use shadowslice_policy::sharing::{Door, Seen};
 use shadowslice_shared::batch::{Command, MAX_MESSAGE_BYTES, MAX_REQUESTS};
 use shadowslice_shared::ids::WorkerId;
-use shadowslice_shared::units::Percent;
+use shadowslice_shared::units::{Moment, Percent};
 
 use super::counts::Counts;
 use super::facts::LaneFact;
@@ -23,10 +23,13 @@ use crate::trace::{Handover, Lost};
 
 #[derive(Debug, Clone)]
 pub struct PipelineReport {
+    pub at: Moment,
     /// It takes requests.
     pub open: bool,
     pub counts: Counts,
     pub batches: u64,
+    /// Of all answered requests together, until their batch was sent.
+    pub queue_wait: Duration,
     pub latencies: Latencies,
     /// Accepted, and not answered yet: queued, in flight.
     pub pending: (usize, usize),
@@ -184,9 +187,11 @@ impl Pipeline {
         let serving = state.scheduler.serving_lane();
         let execution = serving.map_or_else(Vec::new, |lane| lane.predictor.observed().collect());
         PipelineReport {
+            at: now,
             open: state.gate == Gate::Open,
             counts: state.stats.counts,
             batches: state.stats.totals.batch_execution.count(),
+            queue_wait: state.stats.totals.queue_wait.sum(),
             latencies: state.stats.latencies(now),
             pending: (state.scheduler.queued(), state.scheduler.in_flight()),
             execution,

@@ -66,6 +66,14 @@ pub(super) fn no_room(workers: &[WorkerReport], need: Option<u64>, gpu: Option<&
     lacks.then(|| format!("needs {} of GPU memory, and {} are free", gib(needed), gib(free)))
 }
 
+/// What is not as it should be with a GPU.
+pub(crate) fn notes(gpu: &GpuStatus) -> Vec<String> {
+    let none = (gpu.backend == "none")
+        .then(|| format!("GPU {}: `partition: none`, no share is enforced", gpu.device));
+    let why = gpu.why.as_ref().map(|why| format!("GPU {} takes no workers: {why}", gpu.device));
+    [none, why].into_iter().flatten().collect()
+}
+
 pub(super) fn line(gpu: &GpuStatus) -> Option<String> {
     let NvmlStatus { name, memory, utilisation_percent, xid_errors, .. } = gpu.nvml.as_ref()?;
     let memory = memory.map_or("memory unknown".to_owned(), |GpuMemory { used_mib, total_mib, .. }| {

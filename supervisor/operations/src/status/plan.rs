@@ -1,6 +1,7 @@
-//! The changes that the policy would make, as text.
+//! The changes that the policy would make, as text, 80 columns wide.
 
-use super::{Column, aligned};
+use super::table::{Column, Long, WIDTH, aligned, block, left, right, wrapped};
+use crate::figures;
 use shadowslice_control::controller::{ModelPlan, PlanReport};
 
 pub fn plan(report: &PlanReport) -> String {
@@ -9,24 +10,32 @@ pub fn plan(report: &PlanReport) -> String {
         return "policy: static: nothing decides shares; `shadowslice resize` changes them\n".to_owned();
     }
     let act = if *act { "decisions are carried out" } else { "act: false, so nothing is carried out" };
-    let mut text = format!("policy: {policy}, every {interval_ms:.0} ms, {decisions} decisions; {act}\n");
-    if models.is_empty() {
-        return text;
+    let head = format!("policy: {policy}, every {interval_ms:.0} ms, {decisions} decisions; {act}");
+    let mut lines = wrapped(&head, WIDTH, 2);
+    if !models.is_empty() {
+        let mut rows = aligned(&COLUMNS, models, WIDTH, Long::OwnLine).into_iter();
+        lines.extend(rows.next());
+        for (row, model) in rows.zip(models) {
+            lines.push(row);
+            lines.extend(block(&format!("{}; {}", why(model), place(model)), WIDTH));
+        }
     }
-    text.push_str(&aligned(&COLUMNS, models));
-    for model in models {
-        text.push_str(&format!("{}: {}", model.name, model.why));
-        if let Some(obstacle) = &model.not_ordered {
-            text.push_str(&format!("; not ordered: {obstacle}"));
-        }
-        if model.held {
-            text.push_str("; held");
-        }
-        text.push_str(&format!("; {}\n", place(model)));
+    lines.iter().map(|line| format!("{line}\n")).collect()
+}
+
+/// What the policy found, and what keeps it from being ordered.
+pub(crate) fn why(model: &ModelPlan) -> String {
+    let mut text = model.why.clone();
+    if let Some(obstacle) = &model.not_ordered {
+        text.push_str(&format!("; not ordered: {obstacle}"));
+    }
+    if model.held {
+        text.push_str("; held");
     }
     text
 }
 
+/// How the share changes, and where the model is.
 fn place(model: &ModelPlan) -> String {
     let mut text = model.mechanism.clone();
     match model.groups.as_deref() {
@@ -43,22 +52,90 @@ fn place(model: &ModelPlan) -> String {
     text
 }
 
-const COLUMNS: [Column<ModelPlan>; 13] = [
-    ("MODEL", |model| model.name.clone()),
-    ("SHARE", |model| format!("{}%", model.share_percent)),
-    ("SMS", |model| model.sms.to_string()),
-    ("WANTED", |model| format!("{}%", model.wanted_percent)),
-    ("SMS", |model| model.wanted_sms.to_string()),
-    ("VERDICT", |model| model.verdict.clone()),
-    ("RATE", |model| format!("{:.1}/s", model.seen.arrival_rate)),
-    ("P99 MS", |model| format!("{:.1}", model.seen.p99_ms)),
-    ("MET", |model| percent(model.seen.attainment)),
-    ("BUSY", |model| percent(model.seen.busy)),
-    ("BATCH", |model| model.door.max_batch.to_string()),
-    ("WAIT MS", |model| format!("{:.0}", model.door.max_delay_ms)),
-    ("REFUSES", |model| if model.door.refuse_late { "late" } else { "-" }.to_owned()),
+const COLUMNS: [Column<ModelPlan>; 11] = [
+    left(0, "MODEL", |model| model.name.clone()),
+    right(0, "SHARE", |model| format!("{}%", model.share_percent)),
+    right(0, "SMS", |model| model.sms.to_string()),
+    right(0, "WANTED", |model| format!("{}%", model.wanted_percent)),
+    right(0, "SMS", |model| model.wanted_sms.to_string()),
+    left(0, "VERDICT", |model| model.verdict.clone()),
+    right(0, "REQ/S", |model| match idle(model) {
+        true => "idle".to_owned(),
+        false => figures::rate(model.seen.arrival_rate),
+    }),
+    right(0, "MISSED", |model| match idle(model) {
+        true => "-".to_owned(),
+        false => figures::percent(1.0 - model.seen.attainment),
+    }),
+    right(0, "BUSY", |model| format!("{:.0}%", model.seen.busy * 100.0)),
+    left(0, "REFUSES", |model| if model.door.refuse_late { "late" } else { "-" }.to_owned()),
+    left(0, "KEPT BY", |model| kept_by(model).to_owned()),
 ];
 
-fn percent(part: f64) -> String {
-    format!("{:.0}%", part * 100.0)
+fn idle(model: &ModelPlan) -> bool {
+    model.seen.arrival_rate == 0.0 && model.seen.queued == 0 && model.seen.attainment >= 1.0
+}
+
+/// What keeps a wanted change from being made.
+fn kept_by(model: &ModelPlan) -> &'static str {
+    match (model.verdict.as_str(), &model.not_ordered) {
+        (_, Some(_)) => "obstacle",
+        _ if model.held => "hold",
+        ("wait", None) => "hand-over",
+        _ => "-",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use shadowslice_control::controller::{DoorReport, SeenReport};
+
+    fn model(name: &str) -> ModelPlan {
+        ModelPlan {
+            name: name.to_owned(),
+            gpu: 0,
+            share_percent: 100,
+            sms: 132,
+            wanted_percent: 79,
+            wanted_sms: 104,
+            mechanism: "in-process".to_owned(),
+            no_partition: None,
+            groups: Some("0-12".to_owned()),
+            groups_shared_with: vec!["digits".to_owned()],
+            held: false,
+            verdict: "shrink".to_owned(),
+            why: "it makes room for digits, which missed 23.5 % of its requests before that".to_owned(),
+            not_ordered: None,
+            last_order_why: None,
+            door: DoorReport { max_batch: 1, max_delay_ms: 0.0, refuse_late: true },
+            seen: SeenReport { arrival_rate: 99.0, p99_ms: 9.3, attainment: 0.8, busy: 0.97, queued: 2 },
+        }
+    }
+
+    fn said(models: Vec<ModelPlan>) -> String {
+        let (policy, act) = ("adaptive".to_owned(), true);
+        plan(&PlanReport { policy, act, interval_ms: 100.0, decisions: 94, models })
+    }
+
+    #[test]
+    fn each_model_has_a_row_and_its_reason_below() {
+        let said = said(vec![model("speech")]);
+        let lines: Vec<_> = said.lines().collect();
+        assert_eq!(lines[1], "MODEL  SHARE SMS WANTED SMS VERDICT REQ/S MISSED BUSY REFUSES KEPT BY");
+        assert_eq!(lines[2], "speech  100% 132    79% 104 shrink     99  20.0%  97% late    -");
+        assert!(lines[3].starts_with("  it makes room for digits"), "{said}");
+        assert!(lines[4].starts_with("  ") && lines[4].contains("some of which digits has, too"), "{said}");
+    }
+
+    #[test]
+    fn an_idle_model_is_idle_and_all_fits_80_columns() {
+        let seen = SeenReport { arrival_rate: 0.0, p99_ms: 0.0, attainment: 1.0, busy: 0.0, queued: 0 };
+        let name = "a-model-with-a-name-that-is-rather-long".to_owned();
+        let not_ordered = Some("the last order failed (no memory); tried again in 4 s ".repeat(4));
+        let said = said(vec![ModelPlan { seen, name, not_ordered, ..model("") }, model("other")]);
+        assert!(said.contains(" idle "), "{said}");
+        assert!(said.contains("obstacle") && said.contains("tried again in 4 s"), "{said}");
+        assert_eq!(said.lines().find(|line| line.chars().count() > WIDTH), None, "{said}");
+    }
 }

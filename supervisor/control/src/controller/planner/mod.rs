@@ -172,7 +172,10 @@ impl Planner {
             obstacles[change.model] = self.order(change, live, &verdict, now).err();
         }
         let sharers = self.models.iter().map(|(sharer, _)| sharer);
-        let models = report::models(sharers, &facts, &decision, &names, obstacles);
+        let mut models = report::models(sharers, &facts, &decision, &names, obstacles);
+        for (model, (_, orders)) in models.iter_mut().zip(&self.models) {
+            model.last_order_why = orders.reason().map(str::to_owned);
+        }
         self.planned.send_modify(|planned| {
             planned.took.record(took);
             planned.report.decisions += 1;
@@ -211,7 +214,7 @@ impl Planner {
         if sharer.sms(to) == sharer.sms(from) {
             return Err(format!("{from} is as near to that as share.min, share.max and the GPU allow"));
         }
-        orders.send(&sharer.orders, to, now)?;
+        orders.send(&sharer.orders, to, verdict, now)?;
         let figures = SeenReport::of(&live.seen);
         tracing::info!(
             model = sharer.model.name,

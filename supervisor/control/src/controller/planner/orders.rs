@@ -19,6 +19,8 @@ type Outcome = Result<HandoverReport, ResizeRefused>;
 pub(super) struct Orders {
     under_way: Option<(Percent, oneshot::Receiver<Outcome>)>,
     failed: Option<Failed>,
+    /// What the last order was given for.
+    reason: Option<String>,
     /// Whether another share is known to make its answers wrong.
     wrong: bool,
     rolled_back: u64,
@@ -39,6 +41,10 @@ impl Orders {
     /// Whether the model's share is to be left alone, as answers were wrong with another one.
     pub(super) fn are_vain(&self) -> bool {
         self.wrong
+    }
+
+    pub(super) fn reason(&self) -> Option<&str> {
+        self.reason.as_deref()
     }
 
     pub(super) fn hear(&mut self, model: &str, report: &ModelReport, now: Moment) {
@@ -77,6 +83,7 @@ impl Orders {
         &mut self,
         to: &mpsc::Sender<Order>,
         share: Percent,
+        reason: &str,
         now: Moment,
     ) -> Result<(), String> {
         if let Some(failed) = self.failed.as_ref().filter(|failed| failed.until > now) {
@@ -90,6 +97,7 @@ impl Orders {
         let order = Order::Resize { share, cause: Cause::Policy, hold: false, reply };
         to.try_send(order).map_err(|_| "too many orders wait for the model".to_owned())?;
         self.under_way = Some((share, outcome));
+        self.reason = Some(reason.to_owned());
         Ok(())
     }
 }

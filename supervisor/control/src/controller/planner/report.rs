@@ -45,6 +45,9 @@ pub struct ModelPlan {
     pub why: String,
     /// Why a wanted change is not ordered.
     pub not_ordered: Option<String>,
+    /// Why the policy gave its last order; `None` while it has given none.
+    #[serde(default)]
+    pub last_order_why: Option<String>,
     pub door: DoorReport,
     pub seen: SeenReport,
 }
@@ -165,6 +168,7 @@ fn of_model(
         verdict: name(verdict).to_owned(),
         why,
         not_ordered,
+        last_order_why: None,
         door: DoorReport::of(door, on_late, sharer.model.batch.max_delay),
         seen: SeenReport::of(&live.seen),
     }

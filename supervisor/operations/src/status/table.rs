@@ -1,0 +1,180 @@
+//! Tables and sentences that fit a width.
+
+/// As wide as any terminal is.
+pub(crate) const WIDTH: usize = 80;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Align {
+    Left,
+    Right,
+}
+
+/// A column: its head, and a row's text. Where there is no room, the column of the highest rank
+/// goes first, and columns of rank 0 stay.
+#[derive(Debug)]
+pub(crate) struct Column<R> {
+    pub(crate) rank: u8,
+    pub(crate) head: &'static str,
+    pub(crate) align: Align,
+    pub(crate) cell: fn(&R) -> String,
+}
+
+/// What becomes of a first cell that is too long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Long {
+    Cut,
+    /// It gets a line of its own, above the rest of its row.
+    OwnLine,
+}
+
+/// The first column is narrowed to this before columns leave, and to the least where none can.
+const NARROW: usize = 10;
+const LEAST: usize = 4;
+
+pub(crate) const fn left<R>(rank: u8, head: &'static str, cell: fn(&R) -> String) -> Column<R> {
+    Column { rank, head, align: Align::Left, cell }
+}
+
+pub(crate) const fn right<R>(rank: u8, head: &'static str, cell: fn(&R) -> String) -> Column<R> {
+    Column { rank, head, align: Align::Right, cell }
+}
+
+/// The head and each row, at most `width` wide as long as the columns of rank 0 are not wider.
+pub(crate) fn aligned<R>(columns: &[Column<R>], rows: &[R], width: usize, long: Long) -> Vec<String> {
+    let cells: Vec<Vec<String>> = columns.iter().map(|column| cells(column, rows)).collect();
+    let mut widths: Vec<usize> = cells.iter().map(|cells| widest(cells)).collect();
+    let mut kept: Vec<usize> = (0..columns.len()).collect();
+    let others =
+        |kept: &[usize], widths: &[usize]| kept.iter().skip(1).map(|&i| widths[i] + 1).sum::<usize>();
+    let first = widths.first().copied().unwrap_or(0);
+    while others(&kept, &widths) + first.min(NARROW) > width {
+        let last = kept.iter().copied().filter(|&i| columns[i].rank > 0).max_by_key(|&i| columns[i].rank);
+        let Some(last) = last else { break };
+        kept.retain(|&i| i != last);
+    }
+    let room = width.saturating_sub(others(&kept, &widths)).max(LEAST);
+    if let Some(first) = widths.first_mut() {
+        *first = room.min(*first);
+    }
+    (0..=rows.len()).map(|row| line(columns, &cells, &widths, &kept, row, long)).collect()
+}
+
+fn cells<R>(column: &Column<R>, rows: &[R]) -> Vec<String> {
+    std::iter::once(column.head.to_owned()).chain(rows.iter().map(column.cell)).collect()
+}
+
+fn widest(cells: &[String]) -> usize {
+    cells.iter().map(|cell| cell.chars().count()).max().unwrap_or(0)
+}
+
+fn line<R>(
+    columns: &[Column<R>],
+    cells: &[Vec<String>],
+    widths: &[usize],
+    kept: &[usize],
+    row: usize,
+    long: Long,
+) -> String {
+    let mut line = String::new();
+    for &i in kept {
+        let (cell, width) = (&cells[i][row], widths[i]);
+        if i > 0 {
+            line.push(' ');
+        }
+        match columns[i].align {
+            _ if cell.chars().count() > width && long == Long::OwnLine => {
+                line.push_str(&format!("{cell}\n{:width$}", ""));
+            }
+            _ if cell.chars().count() > width => line.push_str(&cut(cell, width)),
+            Align::Left => line.push_str(&format!("{cell:<width$}")),
+            Align::Right => line.push_str(&format!("{cell:>width$}")),
+        }
+    }
+    line.trim_end().to_owned()
+}
+
+/// At most `width` characters; the last one tells that there were more.
+pub(crate) fn cut(text: &str, width: usize) -> String {
+    if text.chars().count() <= width {
+        return text.to_owned();
+    }
+    let kept: String = text.chars().take(width.saturating_sub(1)).collect();
+    if width == 0 { kept } else { kept + "…" }
+}
+
+/// Lines of at most `width`, all but the first indented. Longer words are broken. What could steer
+/// a terminal is replaced, as others may have written some of it.
+pub(crate) fn wrapped(text: &str, width: usize, indent: usize) -> Vec<String> {
+    let plain = |letter: char| if letter.is_control() && !letter.is_whitespace() { '?' } else { letter };
+    let text: String = text.chars().map(plain).collect();
+    let mut lines = vec![String::new()];
+    let mut filled = 0;
+    let indent = indent.min(width.saturating_sub(1));
+    for word in text.split_whitespace() {
+        let length = word.chars().count();
+        let gap = usize::from(filled > 0 && lines.last().is_some_and(|line| !line.ends_with(' ')));
+        let last = lines.len() - 1;
+        if filled + gap + length <= width {
+            lines[last].push_str(&" ".repeat(gap));
+            lines[last].push_str(word);
+            filled += gap + length;
+            continue;
+        }
+        for letter in word.chars().enumerate() {
+            let fresh = letter.0 == 0 && filled > 0;
+            if fresh || filled >= width.max(1) {
+                lines.push(" ".repeat(indent));
+                filled = indent;
+            }
+            if let Some(line) = lines.last_mut() {
+                line.push(letter.1);
+            }
+            filled += 1;
+        }
+    }
+    lines
+}
+
+/// [`wrapped`], with all lines indented by two.
+pub(crate) fn block(text: &str, width: usize) -> Vec<String> {
+    wrapped(text, width.saturating_sub(2), 0).iter().map(|line| format!("  {line}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const COLUMNS: [Column<(&str, u32)>; 3] = [
+        left(0, "NAME", |row| row.0.to_owned()),
+        right(0, "N", |row| row.1.to_string()),
+        left(1, "MORE", |row| "x".repeat(row.1 as usize)),
+    ];
+
+    #[test]
+    fn columns_are_as_wide_as_needed_and_leave_by_rank() {
+        let rows = [("one", 7), ("a-long-name", 12)];
+        let all = aligned(&COLUMNS, &rows, 40, Long::Cut);
+        assert_eq!(all, ["NAME         N MORE", "one          7 xxxxxxx", "a-long-name 12 xxxxxxxxxxxx"]);
+        assert_eq!(aligned(&COLUMNS, &rows, 10, Long::Cut), ["NAME     N", "one      7", "a-long… 12"]);
+        let own = aligned(&COLUMNS, &rows, 10, Long::OwnLine);
+        assert_eq!(own[2], "a-long-name\n        12");
+        assert_eq!(aligned(&COLUMNS, &[], 3, Long::Cut), ["NAME N"]);
+    }
+
+    #[test]
+    fn sentences_are_broken_between_words_and_words_where_they_must_be() {
+        assert_eq!(wrapped("it makes room for one", 10, 2), ["it makes", "  room for", "  one"]);
+        assert_eq!(wrapped("a 0123456789 b", 6, 1), ["a", " 01234", " 56789", " b"]);
+        assert_eq!(wrapped("", 6, 1), [""]);
+        assert_eq!(wrapped("a\u{1b}[2J\nb", 9, 1), ["a?[2J b"]);
+        for width in 0..5 {
+            for line in wrapped("some words", width, 2) {
+                assert!(line.chars().count() <= width.max(1), "{width}: {line:?}");
+            }
+        }
+        assert_eq!(
+            (cut("abc", 3), cut("abcd", 3), cut("abc", 0)),
+            ("abc".into(), "ab…".into(), String::new())
+        );
+    }
+}

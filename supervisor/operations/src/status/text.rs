@@ -1,0 +1,140 @@
+//! The status as text, 80 columns wide.
+
+use super::table::{Column, Long, WIDTH, aligned, left, right, wrapped};
+use super::{ModelStatus, Status, gpus};
+use crate::figures;
+use shadowslice_datapath::readiness::Host;
+
+pub fn text(status: &Status) -> String {
+    let mut lines = aligned(&COLUMNS, &status.models, WIDTH, Long::OwnLine);
+    let mut say = |line: &str| lines.extend(wrapped(line, WIDTH, 2));
+    match status.host {
+        Host::Serving if status.ready => {}
+        Host::Serving => say("the host is not ready"),
+        Host::Drained => say("the host is drained, until `shadowslice undrain`"),
+        Host::Stopping => say("the host is stopping"),
+    }
+    for model in &status.models {
+        if model.drained && status.host == Host::Serving {
+            say(&format!("{0} is drained, until `shadowslice undrain {0}`", model.name));
+        }
+        notes(model).iter().for_each(|note| say(note));
+        if let Some(wanted) = model.wanted_percent.filter(|&wanted| wanted != model.share_percent) {
+            let verdict = model.verdict.as_deref().unwrap_or("the policy says no more");
+            say(&format!("{}: {wanted}% wanted: {verdict}", model.name));
+        }
+    }
+    for gpu in &status.gpus {
+        gpus::notes(gpu).iter().for_each(|note| say(note));
+        if let Some(line) = gpus::line(gpu) {
+            say(&line);
+        }
+    }
+    lines.iter().map(|line| format!("{line}\n")).collect()
+}
+
+/// What is not as it should be with a model, or not as the policy would have it.
+pub(crate) fn notes(model: &ModelStatus) -> Vec<String> {
+    let name = &model.name;
+    let why = model.why.as_ref().map(|why| format!("{name} is {}{}: {why}", model.state, next_try(model)));
+    let no_change = model.cannot_resize.as_ref().map(|why| format!("{name} cannot resize: {why}"));
+    let no_standby = model.no_standby.as_ref().map(|why| format!("{name} has no standing worker: {why}"));
+    let held = model
+        .held
+        .then(|| format!("{name} is held at {}%, until `shadowslice release {name}`", model.share_percent));
+    [why, no_change, no_standby, held].into_iter().flatten().collect()
+}
+
+/// Since when a model is unready, and until when.
+fn next_try(model: &ModelStatus) -> String {
+    if model.state != "unready" {
+        return String::new();
+    }
+    let next = match model.next_try_s {
+        None => "tried again when its files or its configuration change".to_owned(),
+        Some(0.0) => "it is being tried again".to_owned(),
+        Some(next) => format!("tried again in {next:.0} s"),
+    };
+    format!(" since {:.0} s ({next})", model.state_age_s)
+}
+
+pub(crate) fn state(model: &ModelStatus) -> String {
+    let drained = model.drained && model.state == "ready";
+    if drained { "drained".to_owned() } else { model.state.clone() }
+}
+
+/// The share in force; `h` tells that it is held.
+pub(crate) fn share(model: &ModelStatus) -> String {
+    format!("{}%{}", model.share_percent, if model.held { "h" } else { "" })
+}
+
+/// The part of the requests answered within the SLO; `-` where there was none.
+pub(crate) fn in_slo(model: &ModelStatus) -> String {
+    let part = model.slo.attainment.filter(|_| !model.is_idle());
+    part.map_or("-".to_owned(), figures::percent)
+}
+
+/// A latency; `-` where no request was answered.
+pub(crate) fn latency(model: &ModelStatus, ms: f64) -> String {
+    model.slo.slack.map_or("-".to_owned(), |_| figures::ms(ms))
+}
+
+const COLUMNS: [Column<ModelStatus>; 11] = [
+    left(0, "MODEL", |model| model.name.clone()),
+    left(0, "STATE", state),
+    right(0, "SHARE", share),
+    right(0, "SMS", |model| model.sms.to_string()),
+    right(0, "QUEUE", |model| figures::count(model.queue as u64)),
+    right(0, "DONE", |model| figures::count(model.requests.succeeded)),
+    right(0, "FAILED", |model| figures::count(model.requests.failed)),
+    right(0, "REFUSED", |model| figures::count(model.requests.rejected)),
+    right(0, "P50 MS", |model| match model.is_idle() {
+        true => "idle".to_owned(),
+        false => latency(model, model.latency_ms.p50),
+    }),
+    right(0, "P99 MS", |model| latency(model, model.latency_ms.p99)),
+    right(0, "IN SLO", in_slo),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Latency, SloStatus};
+    use super::*;
+
+    fn model(name: &str) -> ModelStatus {
+        let slo = SloStatus { latency_ms: 20.0, percentile: 99.0, attainment: Some(1.0), slack: None };
+        let (name, state) = (name.to_owned(), "ready".to_owned());
+        ModelStatus { name, state, share_percent: 100, sms: 132, slo, ..ModelStatus::default() }
+    }
+
+    fn said(models: Vec<ModelStatus>) -> String {
+        text(&Status { host: Host::Serving, ready: true, models, gpus: Vec::new() })
+    }
+
+    #[test]
+    fn idle_is_idle_and_what_was_offered_has_figures() {
+        let slo = SloStatus { attainment: Some(0.9837), slack: Some(0.5), ..model("b").slo };
+        let busy =
+            ModelStatus { slo, latency_ms: Latency { p50: 4.26, p99: 95.2 }, held: true, ..model("busy") };
+        let said = said(vec![model("quiet"), busy]);
+        let lines: Vec<_> = said.lines().collect();
+        assert_eq!(lines[1].split_whitespace().skip(8).collect::<Vec<_>>(), ["idle", "-", "-"]);
+        assert_eq!(lines[2].split_whitespace().skip(8).collect::<Vec<_>>(), ["4.3", "95", "98.3%"]);
+        assert!(lines[2].contains(" 100%h "), "{said}");
+        assert!(lines[3].starts_with("busy is held at 100%"), "{said}");
+    }
+
+    #[test]
+    fn whatever_it_holds_it_fits_80_columns_and_no_name_is_cut() {
+        let (name, state) = ("a-model-with-a-name.that_is-as-long-as-names-may-be".repeat(2), "restarting");
+        let mut long = ModelStatus { state: state.to_owned(), why: Some("for ".repeat(60)), ..model(&name) };
+        long.requests.succeeded = 4_000_000_000;
+        (long.requests.failed, long.requests.rejected, long.queue) = (123_456, 98_765, 99_999);
+        let slo = SloStatus { attainment: Some(0.9999), slack: Some(-9.0), ..long.slo.clone() };
+        long = ModelStatus { slo, latency_ms: Latency { p50: 98_765.0, p99: 1e6 }, held: true, ..long };
+        long.name.truncate(80);
+        let said = said(vec![model("short"), long.clone()]);
+        assert!(said.lines().any(|line| line == long.name), "{said}");
+        assert_eq!(said.lines().find(|line| line.chars().count() > WIDTH), None, "{said}");
+    }
+}

@@ -1,0 +1,87 @@
+//! What is shown, and what keys do.
+
+use std::time::Duration;
+
+use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+
+use super::facts::{Facts, Seen};
+
+#[derive(Debug, Default)]
+pub(super) struct App {
+    pub(super) interval: Duration,
+    pub(super) facts: Option<Facts>,
+    /// The supervisor does not answer.
+    pub(super) away: Option<Away>,
+    last: Option<Seen>,
+    /// By name, as models come and go.
+    selected: Option<String>,
+}
+
+#[derive(Debug)]
+pub(super) struct Away {
+    pub(super) why: String,
+    since: Duration,
+    now: Duration,
+}
+
+impl Away {
+    pub(super) fn lasts(&self) -> Duration {
+        self.now.saturating_sub(self.since)
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Next {
+    Draw,
+    End,
+}
+
+impl App {
+    pub(super) fn new(interval: Duration) -> Self {
+        Self { interval, ..Self::default() }
+    }
+
+    /// `answer`: of the supervisor, or why there is none.
+    pub(super) fn hear(&mut self, answer: Result<Seen, String>, now: Duration) {
+        match answer {
+            Ok(seen) => {
+                self.facts = Some(Facts::of(&seen, self.last.as_ref()));
+                self.last = Some(seen);
+                self.away = None;
+            }
+            Err(why) => {
+                // Counters of the next supervisor have nothing to do with these.
+                self.last = None;
+                let since = self.away.as_ref().map_or(now, |away| away.since);
+                self.away = Some(Away { why, since, now });
+            }
+        }
+    }
+
+    pub(super) fn press(&mut self, key: KeyEvent) -> Next {
+        let control = key.modifiers.contains(KeyModifiers::CONTROL);
+        match key.code {
+            KeyCode::Char('c') if control => return Next::End,
+            KeyCode::Char('q') | KeyCode::Esc => return Next::End,
+            KeyCode::Char('j') | KeyCode::Down => self.select(|place| place.saturating_add(1)),
+            KeyCode::Char('k') | KeyCode::Up => self.select(|place| place.saturating_sub(1)),
+            KeyCode::Home => self.select(|_| 0),
+            KeyCode::End => self.select(|_| usize::MAX),
+            _ => {}
+        }
+        Next::Draw
+    }
+
+    /// The first model, unless another one was chosen that is still there.
+    pub(super) fn selected(&self) -> usize {
+        let models = self.facts.iter().flat_map(|facts| &facts.models);
+        let chosen = |name: &String| models.clone().position(|model| model.status.name == *name);
+        self.selected.as_ref().and_then(chosen).unwrap_or(0)
+    }
+
+    fn select(&mut self, to: impl Fn(usize) -> usize) {
+        let Some(facts) = &self.facts else { return };
+        let place = to(self.selected()).min(facts.models.len().saturating_sub(1));
+        self.selected = facts.models.get(place).map(|model| model.status.name.clone());
+    }
+}

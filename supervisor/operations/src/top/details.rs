@@ -1,0 +1,135 @@
+//! All of one model.
+
+use super::facts::ModelFacts;
+use crate::figures::{self, span};
+use crate::status::table::wrapped;
+use crate::status::{ModelStatus, WorkerStatus, latency, notes, plan_why};
+
+/// The most important facts come first, as there may be room for some lines only.
+pub(super) fn lines(model: &ModelFacts, width: usize) -> Vec<String> {
+    let status = &model.status;
+    let mut lines = vec![head(model)];
+    lines.extend(notes(status));
+    lines.push(last_change(model));
+    if let Some(plan) = &model.plan {
+        lines.push(format!("plan: {}% wanted ({}): {}", plan.wanted_percent, plan.verdict, plan_why(plan)));
+    }
+    lines.push(requests(model));
+    lines.extend(status.workers.iter().map(worker));
+    lines.push(place(status));
+    lines.iter().flat_map(|line| wrapped(line, width, 4)).collect()
+}
+
+fn head(model: &ModelFacts) -> String {
+    let status = &model.status;
+    let slo = &status.slo;
+    let age = span(status.state_age_s);
+    let mut text = format!(
+        "{} ({}) on GPU {}: {} for {age}; SLO {} for {}%",
+        status.name,
+        model.key,
+        status.gpu,
+        crate::status::state(status),
+        span(slo.latency_ms / 1e3),
+        slo.percentile
+    );
+    if let Some(slack) = slo.slack {
+        text.push_str(&format!(", slack {:.0}%", slack * 100.0));
+    }
+    if model.is_idle() && model.is_ready() {
+        text.push_str("; idle");
+    }
+    if slo.slack.is_some() {
+        let (p50, p99) = (latency(status, status.latency_ms.p50), latency(status, status.latency_ms.p99));
+        text.push_str(&format!(
+            "; in the last minutes p50 {p50}, p99 {p99} ms, {} in SLO",
+            crate::status::in_slo(status)
+        ));
+    }
+    text
+}
+
+/// The change of the share that ended last, and its reason.
+fn last_change(model: &ModelFacts) -> String {
+    let status = &model.status;
+    let Some(last) = &status.handovers.last else {
+        return "last change: none since the start".to_owned();
+    };
+    let reason = match last.cause.as_str() {
+        "hand" => "by hand".to_owned(),
+        "policy" => {
+            let why = model.plan.as_ref().and_then(|plan| plan.last_order_why.as_deref());
+            format!("by the policy: {}", why.unwrap_or("it says no more"))
+        }
+        "death" => "after a worker's death".to_owned(),
+        _ => "the worker could not keep its share".to_owned(),
+    };
+    let mut text = format!(
+        "last change: {}% -> {}% ({} SMs), {}",
+        last.from_percent, last.to_percent, last.to_sms, last.outcome
+    );
+    if let Some(age) = status.share_age_s {
+        text.push_str(&format!(", share in force for {}", span(age)));
+    }
+    text.push_str(&format!("; {reason}"));
+    if let Some(why) = &last.why {
+        text.push_str(&format!("; {why}"));
+    }
+    text
+}
+
+fn requests(model: &ModelFacts) -> String {
+    let status = &model.status;
+    let counts = &status.requests;
+    let named = counts.refused.by_reason().filter(|(_, count)| *count > 0);
+    let named: Vec<_> =
+        named.map(|(why, count)| format!("{} {}", why.replace('_', " "), figures::count(count))).collect();
+    let reasons = if named.is_empty() { String::new() } else { format!(" ({})", named.join(", ")) };
+    let refused = counts.refused.by_reason().map(|(_, count)| count).sum();
+    let mut text = format!(
+        "requests: {} wait, {} run, {} done, {} failed, {} refused{reasons}",
+        figures::count(status.queue as u64),
+        status.in_flight,
+        figures::count(counts.succeeded),
+        figures::count(counts.failed),
+        figures::count(refused)
+    );
+    if let Some(wait) = model.rates.and_then(|rates| rates.wait_ms) {
+        text.push_str(&format!("; waited {} in the mean", span(wait / 1e3)));
+    }
+    text
+}
+
+fn worker(worker: &WorkerStatus) -> String {
+    let WorkerStatus { report, memory_mib } = worker;
+    let mut text = format!(
+        "worker {} ({}): {}, {}% ({} SMs)",
+        report.pid, report.role, report.phase, report.share_percent, report.sms
+    );
+    let all = memory_mib.map(|all| format!("memory {}", figures::mib(all)));
+    let kinds = report.memory.map(|memory| {
+        format!("weights {}, scratch {}", figures::mib(memory.weights_mib), figures::mib(memory.scratch_mib))
+    });
+    [all, kinds].into_iter().flatten().for_each(|part| text.push_str(&format!(", {part}")));
+    text
+}
+
+fn place(status: &ModelStatus) -> String {
+    let mut text = format!("changes of share: {}", status.mechanism);
+    match status.groups.as_deref() {
+        Some("all") => text.push_str(", all groups of SMs"),
+        Some(groups) => text.push_str(&format!(", groups {groups}")),
+        None => {}
+    }
+    if let Some(why) = &status.no_partition {
+        text.push_str(&format!(", not in-process: {why}"));
+    }
+    let changes = &status.handovers;
+    text.push_str(&format!(
+        "; {} completed, {} failed; {} workers died",
+        changes.completed,
+        changes.aborted + changes.rolled_back,
+        status.worker_deaths
+    ));
+    text
+}

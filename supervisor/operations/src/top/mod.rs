@@ -1,0 +1,16 @@
+//! `shadowslice top`: what models and GPUs do, live. What is shown follows from facts alone; `run`
+//! asks, draws and reads keys.
+
+mod app;
+mod details;
+mod facts;
+mod gpus;
+mod models;
+mod rates;
+mod room;
+mod run;
+#[cfg(test)]
+mod tests;
+mod view;
+
+pub use run::{Options, run};

@@ -1,0 +1,75 @@
+//! The table of models.
+
+use super::facts::ModelFacts;
+use crate::figures;
+use crate::status::table::{Column, Long, aligned, left, right};
+use crate::status::{in_slo, latency, share, state};
+
+/// The head, and a row for each model. What has no room leaves by its rank.
+pub(super) fn table(models: &[ModelFacts], width: usize) -> Vec<String> {
+    aligned(&COLUMNS, models, width, Long::Cut)
+}
+
+const COLUMNS: [Column<ModelFacts>; 18] = [
+    left(0, "MODEL", |model| model.status.name.clone()),
+    left(0, "M", |model| model.key.to_string()),
+    left(1, "STATE", |model| state(&model.status)),
+    right(0, "SHARE", |model| share(&model.status)),
+    right(4, "SMS", |model| model.status.sms.to_string()),
+    left(6, "BY", by),
+    right(0, "REQ/S", requests),
+    right(7, "P50 MS", |model| busy(model, || latency(&model.status, model.status.latency_ms.p50))),
+    right(2, "P99 MS", |model| busy(model, || latency(&model.status, model.status.latency_ms.p99))),
+    right(1, "IN SLO", |model| busy(model, || in_slo(&model.status))),
+    right(5, "QUEUE", |model| figures::count(model.status.queue as u64)),
+    right(3, "REF/S", |model| rate(model, |rates| rates.refused)),
+    right(8, "WAIT MS", |model| {
+        model.rates.and_then(|rates| rates.wait_ms).map_or("-".to_owned(), figures::ms)
+    }),
+    right(9, "FAIL/S", |model| rate(model, |rates| rates.failed)),
+    right(10, "SLO MS", |model| figures::ms(model.status.slo.latency_ms)),
+    left(11, "LAST CHANGE", last_change),
+    right(12, "DONE", |model| figures::count(model.status.requests.succeeded)),
+    right(13, "DEATHS", |model| figures::count(model.status.worker_deaths)),
+];
+
+/// How the share changes.
+fn by(model: &ModelFacts) -> String {
+    match model.status.mechanism.as_str() {
+        "in-process" => "inside",
+        other => other,
+    }
+    .to_owned()
+}
+
+fn requests(model: &ModelFacts) -> String {
+    match model.rates {
+        _ if model.status.slo.attainment.is_none() => "-".to_owned(),
+        _ if model.is_idle() => "idle".to_owned(),
+        Some(rates) => figures::rate(rates.requests),
+        None => "...".to_owned(),
+    }
+}
+
+fn rate(model: &ModelFacts, of: fn(&super::rates::Rates) -> f64) -> String {
+    let rate = model.rates.as_ref().map(of).filter(|_| !model.is_idle());
+    rate.map_or("-".to_owned(), figures::rate)
+}
+
+fn busy(model: &ModelFacts, figure: impl Fn() -> String) -> String {
+    if model.is_idle() { "-".to_owned() } else { figure() }
+}
+
+/// The change that ended last; how long ago, if its share is in force.
+fn last_change(model: &ModelFacts) -> String {
+    let status = &model.status;
+    let Some(last) = &status.handovers.last else {
+        return "-".to_owned();
+    };
+    let change = format!("{}>{}% {}", last.from_percent, last.to_percent, last.cause);
+    let in_force = matches!(last.outcome.as_str(), "completed" | "taken over");
+    match status.share_age_s.filter(|_| in_force) {
+        Some(age) => format!("{change}, {} ago", figures::span(age)),
+        None => format!("{change}, {}", last.outcome),
+    }
+}

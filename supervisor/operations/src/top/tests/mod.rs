@@ -1,0 +1,206 @@
+//! What a terminal shows, at its usual sizes and at any.
+
+mod answers;
+
+use std::time::Duration;
+
+use ratatui::Terminal;
+use ratatui::backend::TestBackend;
+use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+use ratatui::text::Text;
+use serde_json::{Value, json};
+
+use super::app::{App, Next};
+use super::view;
+use answers::{boot, busy, gpu, merge, model, seen};
+
+const USUAL: (u16, u16) = (80, 24);
+const LARGE: (u16, u16) = (120, 40);
+
+/// After two answers, a second apart.
+fn app(models: impl Fn(u64) -> Vec<Value>, gpus: &[Value]) -> App {
+    let mut app = App::new(Duration::from_secs(1));
+    for second in [1, 2] {
+        app.hear(Ok(seen(models(second), gpus.to_vec(), second)), Duration::from_secs(second));
+    }
+    app
+}
+
+/// What a terminal of this size shows.
+fn shown(app: &App, (width, height): (u16, u16)) -> String {
+    let lines = view::screen(app, width, height);
+    assert!(lines.len() <= usize::from(height), "{} lines at {width}x{height}", lines.len());
+    for line in &lines {
+        assert!(line.width() <= usize::from(width), "{width}x{height}: {line}");
+    }
+    if width == 0 {
+        return String::new();
+    }
+    let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
+    terminal.draw(|frame| frame.render_widget(Text::from(lines), frame.area())).unwrap();
+    terminal.backend().to_string()
+}
+
+fn has(screen: &str, all: &[&str]) {
+    let words = screen.replace('"', " ").split_whitespace().collect::<Vec<_>>().join(" ");
+    for one in all {
+        assert!(words.contains(one), "no `{one}` in\n{screen}");
+    }
+}
+
+fn press(app: &mut App, code: KeyCode) -> Next {
+    app.press(KeyEvent::new(code, KeyModifiers::NONE))
+}
+
+fn two(second: u64) -> Vec<Value> {
+    vec![model("digits", json!({})), model("speech", busy(second * 100))]
+}
+
+#[test]
+fn an_idle_and_a_busy_model_at_the_usual_size() {
+    let mut app = app(two, &[gpu(0, true)]);
+    let screen = shown(&app, USUAL);
+    has(
+        &screen,
+        &[
+            "host ready, 2 models, policy adaptive, every 1 s",
+            "MODEL M STATE SHARE SMS BY REQ/S P50 MS P99 MS IN SLO QUEUE REF/S",
+            "digits a ready 100% 132 inside idle - - - 0 -",
+            "speech b ready 60% 72 inside 110 4.3 18 98.3% 7 10",
+            "GPU 0 NVIDIA H200, mps, 132 SMs; 121 of 700 W, busy 37%",
+            "SMs ab ab ab ab ab ab ab ab ab a a a a a a a",
+            "memory weights 196 MiB, scratch 80 MiB, other 2.1 GiB, free 136.7 of 140.4 GiB",
+            "digits (a) on GPU 0: ready for 12 s; SLO 20 ms for 99%; idle",
+            "last change: none since the start",
+            "worker 4711 (incumbent): serving, 100% (132 SMs), memory 1.2 GiB, weights 98 MiB, scratch 40 MiB",
+            "q ends",
+        ],
+    );
+    assert_eq!(press(&mut app, KeyCode::Char('j')), Next::Draw);
+    has(
+        &shown(&app, USUAL),
+        &[
+            "speech (b) on GPU 0: ready for 12 s; SLO 20 ms for 99%, slack -25%",
+            "last change: 100% -> 60% (72 SMs), completed, share in force for 12 s; by the policy: 72 SMs instead",
+            "plan: 60% wanted (keep): it makes room for digits",
+            "requests: 7 wait, 4 run, 200 done, 0 failed, 20 refused (late 20); waited 3 ms in the mean",
+        ],
+    );
+    has(&shown(&app, LARGE), &["WAIT MS FAIL/S SLO MS LAST CHANGE", "3.0 0 20 100>60% policy, 12 s ago"]);
+}
+
+#[test]
+fn a_change_that_failed_is_not_taken_for_the_one_in_force() {
+    let failed = json!({"handovers": {"aborted": 1, "last": {"outcome": "aborted", "cause": "hand",
+        "why": "the new worker\ndid not start"}}});
+    let models = |second| {
+        let mut speech = model("speech", busy(second * 100));
+        merge(&mut speech, failed.clone());
+        vec![speech]
+    };
+    let screen = shown(&app(models, &[gpu(0, true)]), LARGE);
+    has(&screen, &["100>60% hand, aborted"]);
+    has(&screen, &["aborted, share in force for 12 s; by hand; the new worker did not start"]);
+}
+
+#[test]
+fn after_one_answer_there_are_no_rates_yet() {
+    let mut app = App::new(Duration::from_secs(1));
+    has(&shown(&app, USUAL), &["asking the supervisor"]);
+    app.hear(Ok(seen(two(1), vec![gpu(0, false)], 1)), Duration::from_secs(1));
+    let screen = shown(&app, USUAL);
+    has(&screen, &["digits a ready 100% 132 inside idle", "speech b ready 60% 72 inside ... 4.3", "98.3%"]);
+}
+
+#[test]
+fn a_model_that_is_not_ready_says_why_and_shares_by_percentage_are_a_bar() {
+    let slo = json!({"attainment": null, "slack": null});
+    let unready =
+        json!({"state": "unready", "why": "8 workers in a row did not start", "next_try_s": 4.2, "slo": slo});
+    let by_percentage = json!({"groups": null, "mechanism": "shadow", "share_percent": 50});
+    let models = |_| vec![model("broken", unready.clone()), model("speech", by_percentage.clone())];
+    let mut facts = app(models, &[gpu(0, false)]);
+    let screen = shown(&facts, USUAL);
+    has(&screen, &["broken a unready 100% 132 inside - - - - 0 -"]);
+    has(&screen, &["broken is unready since 12 s (tried again in 4 s): 8 workers in a row did not start"]);
+    has(&screen, &["shares bbbbbbbbbbbbbbbbbbbbbbbbb......................... 50%"]);
+    let silent = json!({"workers": [{"role": "incumbent", "pid": 1, "share_percent": 50, "sms": 66,
+        "phase": "serving", "restarts": 0, "boot_ms": boot(), "memory_mib": null, "memory": null}]});
+    facts = app(|_| vec![model("speech", silent.clone())], &[gpu(0, false)]);
+    has(&shown(&facts, USUAL), &["memory not known"]);
+}
+
+#[test]
+fn twenty_models_with_long_names_on_several_gpus() {
+    let name = |place: u64| format!("a-model-with-a-name-that-is-much-too-long-for-a-table-{place}");
+    let models = |second| {
+        let of = |place| {
+            let mut model = model(&name(place), busy(second * 5_000 * (place + 1)));
+            merge(&mut model, json!({"gpu": place % 4}));
+            model
+        };
+        (0..20).map(of).collect()
+    };
+    let gpus: Vec<Value> = (0..4).map(|index| gpu(index, true)).collect();
+    let mut app = app(models, &gpus);
+    let screen = shown(&app, USUAL);
+    has(&screen, &["models 1-", "of 20", "a-model-with", "GPU 0", "GPU 3", "REF/S", "60%"]);
+    has(&screen, &[&format!("{} (a) on GPU 0", name(0)), "last change"]);
+    press(&mut app, KeyCode::End);
+    has(&shown(&app, USUAL), &["-20 of 20", &format!("{} (t) on GPU 3", name(19))]);
+    press(&mut app, KeyCode::Up);
+    assert_eq!(app.selected(), 18);
+    has(&shown(&app, LARGE), &["GPU 0 NVIDIA H200, mps, 132 SMs", "memory weights"]);
+    let page = view::page(&app, 80);
+    assert!(page.iter().all(|line| line.width() <= 80));
+    let page: String = page.iter().map(|line| format!("{line}\n")).collect();
+    has(&page, &[&format!("{} (t) on GPU 3", name(19))]);
+}
+
+#[test]
+fn a_supervisor_that_is_gone_is_told_of_and_the_last_facts_stay() {
+    let mut app = app(two, &[gpu(0, true)]);
+    let refused = || Err("no supervisor can be reached at /run/control.sock".to_owned());
+    app.hear(refused(), Duration::from_secs(3));
+    app.hear(refused(), Duration::from_secs(8));
+    let gone = "no supervisor for 5 s; asked every 1 s: no supervisor can be reached";
+    has(&shown(&app, USUAL), &[gone, "speech b ready 60%"]);
+    app.hear(Ok(seen(two(0), vec![gpu(0, true)], 9)), Duration::from_secs(9));
+    let screen = shown(&app, USUAL);
+    has(&screen, &["q ends", "speech b ready 60% 72 inside ..."]);
+}
+
+#[test]
+fn keys_end_it_or_choose_a_model_that_stays_chosen() {
+    let mut app = app(two, &[gpu(0, true)]);
+    assert_eq!([KeyCode::Char('q'), KeyCode::Esc].map(|key| press(&mut app, key)), [Next::End; 2]);
+    assert_eq!(app.press(KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL)), Next::End);
+    assert_eq!(press(&mut app, KeyCode::Char('c')), Next::Draw);
+    press(&mut app, KeyCode::Down);
+    press(&mut app, KeyCode::Down);
+    assert_eq!(app.selected(), 1);
+    let reordered = vec![model("new", json!({})), model("other", json!({})), model("speech", busy(400))];
+    app.hear(Ok(seen(reordered, vec![], 3)), Duration::from_secs(3));
+    assert_eq!(app.selected(), 2);
+    app.hear(Ok(seen(vec![], vec![], 4)), Duration::from_secs(4));
+    assert_eq!(app.selected(), 0);
+    has(&shown(&app, USUAL), &["0 models"]);
+}
+
+#[test]
+fn no_size_is_too_small() {
+    let many =
+        |second| (0..30).map(|place| model(&format!("model-{place}"), busy(second * 100 + place))).collect();
+    let gpus: Vec<Value> = (0..3).map(|index| gpu(index, index == 1)).collect();
+    let mut away = app(two, &gpus);
+    away.hear(Err("it is gone".to_owned()), Duration::from_secs(3));
+    for app in
+        [App::new(Duration::from_secs(1)), app(two, &gpus), app(many, &gpus), app(|_| vec![], &[]), away]
+    {
+        for width in (0..50).chain([79, 80, 81, 119, 200, 500]) {
+            for height in (0..12).chain([23, 24, 40, 100]) {
+                shown(&app, (width, height));
+            }
+        }
+    }
+}
