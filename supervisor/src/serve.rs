@@ -30,6 +30,7 @@ use shadowslice_datapath::peer::{Guard, Refusals};
 use shadowslice_datapath::pulse::Pulse;
 use shadowslice_datapath::repository::{Asked, Repository};
 use shadowslice_datapath::router::Router;
+use shadowslice_datapath::sockets::Passable;
 use shadowslice_datapath::trace::Tracer;
 use shadowslice_ingress::{
     BindError, Course, Ingress, MetricsListeners, Render, RequestMemory, SharedMemory,
@@ -276,11 +277,12 @@ async fn serve(
         planned,
     });
     let gpus = context.gpus;
+    let sockets = [ingress.passable(), metrics.passable(), vec![admin.passable()]].concat();
     let will = Will {
         program,
         config: file,
         run_dir,
-        sockets: [ingress.passable(), metrics.passable(), vec![admin.passable()]].concat(),
+        sockets: sockets.clone(),
         memory: ingress.shared_memory(),
         models: models.clone(),
         router: &router,
@@ -328,6 +330,7 @@ async fn serve(
             // An error means that the sender is gone, which is an end, too.
             _ = stopped.wait_for(|course| *course != Course::Serve) => return Ok(()),
         }
+        sockets.iter().for_each(Passable::keep);
         inherited.remove_left();
         open.send_replace(true);
         tracing::info!(models = config.models.len(), run_dir = %run_dir.path().display(), "serving");
@@ -336,10 +339,12 @@ async fn serve(
         ingress.run(Arc::clone(&router), repository, tracer.clone(), steered.clone()).await;
         Ok::<(), Failed>(())
     };
-    let ordered = async {
+    // What only the supervisor that serves does.
+    let while_it_serves = async {
         once(opened).await;
         tokio::select! {
             () = admin.run(reach) => {}
+            () = known::keep(run_dir.known(), models.clone(), Arc::clone(&router)) => {}
             () = left(course.subscribe()) => {}
         }
         std::future::pending().await
@@ -347,11 +352,10 @@ async fn serve(
     let conversation = async {
         tokio::select! {
             served = served => served,
-            () = ordered => Ok(()),
+            () = while_it_serves => Ok(()),
             () = registry.run(to_reload, wished) => Ok(()),
             () = reload_on(hangup, reloads) => Ok(()),
             () = systemd::feed_watchdog(pulse) => Ok(()),
-            () = known::keep(run_dir.known(), models.clone(), Arc::clone(&router)) => Ok(()),
             () = control.ended() => Err(control_ended()),
         }
     };

@@ -47,6 +47,13 @@ impl Passable {
             file.passed.store(true, Ordering::Relaxed);
         }
     }
+
+    /// From now on it is this one's, which has inherited it.
+    pub fn keep(&self) {
+        if let Some(file) = &self.file {
+            file.passed.store(false, Ordering::Relaxed);
+        }
+    }
 }
 
 /// Sockets of the supervisor before this one, by their addresses. Those that are not taken close
@@ -90,6 +97,13 @@ impl SocketFile {
         Ok(Self { path: path.to_owned(), identity: identity(path)?, passed: AtomicBool::new(false) })
     }
 
+    /// One of a supervisor that still listens there: it stays unless it is [kept](Passable::keep).
+    pub fn inherited(path: &Path) -> io::Result<Self> {
+        let file = Self::new(path)?;
+        file.passed.store(true, Ordering::Relaxed);
+        Ok(file)
+    }
+
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -129,8 +143,13 @@ mod tests {
         assert!(passable.duplicate().is_err(), "it is not held open");
         drop(passable);
         std::os::unix::net::UnixStream::connect(&path).unwrap();
-        drop(UnixListener::from(copy));
-        drop(SocketFile::new(&path).unwrap());
+        let socket = Arc::new(UnixListener::from(copy));
+        let next = || Arc::new(SocketFile::inherited(&path).unwrap());
+        drop(next());
+        assert!(path.try_exists().unwrap(), "the one before listens there");
+        let file = next();
+        Passable::new("unix:x.sock".to_owned(), &socket, Some(&file)).keep();
+        drop(file);
         assert!(!path.try_exists().unwrap());
     }
 

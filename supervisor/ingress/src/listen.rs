@@ -168,19 +168,22 @@ fn bind_unix(
     (mode, group): (u32, Option<u32>),
     guard: Guard,
 ) -> io::Result<Bound> {
-    let own = || -> io::Result<SocketFile> {
-        let file = SocketFile::new(path)?;
+    let protect = || {
         chown(path, None, group)?;
-        std::fs::set_permissions(path, Permissions::from_mode(mode))?;
-        Ok(file)
+        std::fs::set_permissions(path, Permissions::from_mode(mode))
     };
     let (file, listener) = match inherited {
-        Some(socket) => (own()?, UnixListener::from_std(socket.into())?),
+        Some(socket) => {
+            protect()?;
+            (SocketFile::inherited(path)?, UnixListener::from_std(socket.into())?)
+        }
         None => {
             let socket = UnixSocket::new_stream()?;
             socket.bind(path)?;
+            let file = SocketFile::new(path)?;
             // No client can connect before `listen`; mode and group are set by then.
-            (own()?, socket.listen(BACKLOG)?)
+            protect()?;
+            (file, socket.listen(BACKLOG)?)
         }
     };
     Ok(Bound::Unix { listener: Arc::new(listener), file: Arc::new(file), guard })

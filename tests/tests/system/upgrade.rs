@@ -67,10 +67,14 @@ async fn one_that_cannot_serve_changes_nothing() {
     let config = std::fs::read_to_string(server.home().path().join("config.yaml")).unwrap();
     let first = server.process();
     let model = format!("  - {}\n", echo("c", "share: {initial: 10%}"));
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let _taken = std::net::TcpListener::bind(taken).unwrap();
     for (written, why) in [
         ("models: nonsense".to_owned(), "must be a list"),
         (format!("run_dir: /tmp/elsewhere\n{config}"), "cannot change by an upgrade"),
         (config.replace("[]}\n", "[], unknown: 1}\n"), "unknown key"),
+        // By then it has the other sockets.
+        (config.replace("metrics: []", &format!("metrics: [\"{taken}\"]")), "cannot listen on"),
     ] {
         server.home().write("config.yaml", &written).unwrap();
         let said = refused(&server).await;

@@ -137,14 +137,15 @@ impl Admin {
         let guard = guard.unwrap_or_else(Guard::everybody);
         // The mode lets everybody connect where the lists then let some stay.
         let mode = if others.is_some() { 0o666 } else { 0o600 };
-        let listener = match inherited.take(SOCKET) {
+        let failed = |error| BindError::Bind(path.clone(), error);
+        let (listener, file) = match inherited.take(SOCKET) {
             Some(socket) => {
                 protect(&path, mode)?;
-                UnixListener::from_std(socket.into()).map_err(|error| BindError::Bind(path.clone(), error))?
+                (UnixListener::from_std(socket.into()).map_err(failed)?, SocketFile::inherited(&path))
             }
-            None => listen(&path, mode)?,
+            None => (listen(&path, mode)?, SocketFile::new(&path)),
         };
-        let file = SocketFile::new(&path).map_err(|error| BindError::Bind(path, error))?;
+        let file = file.map_err(failed)?;
         Ok(Self { listener: Arc::new(listener), file: Arc::new(file), guard })
     }
 
