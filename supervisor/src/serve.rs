@@ -40,6 +40,7 @@ use shadowslice_operations::log::Log;
 use shadowslice_operations::machine::Machine;
 use shadowslice_operations::metrics;
 use shadowslice_operations::otlp::Exporter;
+use shadowslice_operations::own_process::OwnProcess;
 use shadowslice_shared::errors;
 use shadowslice_shared::exit::{self, fail};
 
@@ -291,7 +292,7 @@ async fn serve(
     };
     let (course, steered) = watch::channel(Course::Serve);
     let (open, opened) = watch::channel(predecessor.is_none());
-    let machine = Machine::new(context.clock);
+    let (machine, process) = (Machine::new(context.clock), OwnProcess::new());
     let (log_dropped, memory) = (log.dropped(), ingress.memory());
     let own = move || {
         let RequestMemory { reserved, limit } = memory();
@@ -300,6 +301,7 @@ async fn serve(
             request_memory: (reserved, limit),
             peers_refused: refusals.count(),
             machine: machine.usage(),
+            process: process.usage(),
         }
     };
     let rendering = rendering(Arc::clone(&reach), tracer.clone(), own);

@@ -57,11 +57,12 @@ fn equal_part(models: &[Model], gpu: usize) -> Percent {
     Percent::new(part.max(1)).unwrap_or(Percent::WHOLE)
 }
 
-/// Minimal shares that do not fit on a GPU together are a fault. `items` are where the models
-/// stand.
+/// Minimal shares that do not fit on a GPU together are a fault, if they are written. `items` are
+/// where the models stand.
 pub(super) fn check_sums(models: &[Model], items: &[Value<'_>], gpus: usize) {
     for gpu in 0..gpus {
-        let on_gpu: Vec<_> = models.iter().zip(items).filter(|(model, _)| model.gpu == gpu).collect();
+        let counts = |(model, item): &(&Model, &Value<'_>)| model.gpu == gpu && written(item).is_some();
+        let on_gpu: Vec<_> = models.iter().zip(items).filter(counts).collect();
         let sum: u32 = on_gpu.iter().map(|(model, _)| model.share.min.get()).sum();
         let mut before = 0;
         let over = on_gpu.iter().find(|(model, _)| {
@@ -73,7 +74,7 @@ pub(super) fn check_sums(models: &[Model], items: &[Value<'_>], gpus: usize) {
             let parts: Vec<_> =
                 named.map(|(model, _)| format!("{} {}", model.name, model.share.min)).collect();
             let more = if on_gpu.len() > MAX_NAMED { ", ..." } else { "" };
-            where_written(item).fault(format!(
+            written(item).as_ref().unwrap_or(item).fault(format!(
                 "the models on GPU {gpu} have share.min of {sum}% together ({}{more}) and 100% is all there is; lower one or use another GPU",
                 parts.join(", ")
             ));
@@ -81,8 +82,6 @@ pub(super) fn check_sums(models: &[Model], items: &[Value<'_>], gpus: usize) {
     }
 }
 
-fn where_written<'a>(item: &Value<'a>) -> Value<'a> {
-    let share = item.entry("share");
-    let min = share.as_ref().and_then(|share| share.entry("min"));
-    min.or(share).unwrap_or_else(|| item.clone())
+fn written<'a>(item: &Value<'a>) -> Option<Value<'a>> {
+    item.entry("share")?.entry("min")
 }

@@ -7,6 +7,7 @@ pub mod log;
 pub mod machine;
 pub mod metrics;
 pub mod otlp;
+pub mod own_process;
 pub mod profile;
 pub mod status;
 pub mod top;

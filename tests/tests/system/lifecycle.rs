@@ -109,7 +109,7 @@ async fn starts_again_where_a_killed_one_left_its_sockets_and_a_stopped_worker()
     left.iter().for_each(|worker| worker.signal(Signal::SIGSTOP).unwrap());
     first.signal(Signal::SIGKILL).unwrap();
     first.ended().await.unwrap();
-    assert!(left.iter().any(|worker| worker.alive()), "a stopped worker notices nothing");
+    // The kernel wakes stopped processes whose group has lost its parent, and most end by that.
     let second = Home::with_config(&format!("run_dir: {}\n{yaml}", run_dir.display())).unwrap();
     let second = Server::start(second, None).unwrap();
     let client = Client::new(&run_dir.join("grpc.sock"));

@@ -6,6 +6,7 @@ mod text;
 mod triton;
 
 use crate::machine::MachineUsage;
+use crate::own_process::ProcessUsage;
 use crate::status::{GpuStatus, ModelStatus};
 use shadowslice_control::controller::Changes;
 use shadowslice_datapath::pipeline::{LatencyHistogram, Totals};
@@ -37,6 +38,7 @@ pub struct Own {
     /// Connections and calls of peers that may not.
     pub peers_refused: u64,
     pub machine: MachineUsage,
+    pub process: ProcessUsage,
 }
 
 /// The supervisor's own metrics come before Triton's.
@@ -58,6 +60,8 @@ pub fn render(
     let traces = traces.as_ref().map_or(&[][..], |outcomes| &outcomes[..]);
     write_all(&mut text, table::TRACES, traces, |(outcome, _)| format!("outcome=\"{outcome}\""));
     write_all(&mut text, table::OWN, &[own], |_| String::new());
+    write_all(&mut text, table::BUILD, &[()], |()| format!("version=\"{}\"", env!("CARGO_PKG_VERSION")));
+    write_all(&mut text, table::PROCESS, &[own.process], |_| String::new());
     triton::write(&mut text, models, gpus, own.machine);
     text
 }

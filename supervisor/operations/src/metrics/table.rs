@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use super::text::{Metric, Sample, counter, gauge, histogram};
 use super::{ModelMetrics, Own, Policy};
+use crate::own_process::ProcessUsage;
 use crate::status::MIB;
 use shadowslice_control::controller::{Changes, Outcomes};
 use shadowslice_datapath::pipeline::LatencyHistogram;
@@ -196,10 +197,33 @@ pub(super) const OWN: &[Metric<Own>] = &[
     ),
     counter(
         "shadowslice_peers_refused_total",
-        "Connections and calls of users that the configuration's lists do not let in.",
+        "Connections and calls that no list lets in, or that have no token.",
         |own| one(own.peers_refused as f64),
     ),
 ];
+
+pub(super) const BUILD: &[Metric<()>] =
+    &[gauge("shadowslice_build_info", "1, with the version of the supervisor.", |()| one(1.0))];
+
+/// Under the names of Prometheus's own clients.
+pub(super) const PROCESS: &[Metric<ProcessUsage>] =
+    &[
+        counter("process_cpu_seconds_total", "CPU time of the supervisor, without workers.", |own| {
+            one(own.cpu_s)
+        }),
+        gauge("process_resident_memory_bytes", "Resident memory of the supervisor.", |own| {
+            one(own.resident.map(|bytes| bytes as f64))
+        }),
+        gauge("process_open_fds", "Open file descriptors of the supervisor.", |own| {
+            one(own.open_files.map(|count| count as f64))
+        }),
+        gauge("process_max_fds", "The most file descriptors that it may have.", |own| {
+            one(own.most_open_files.map(|count| count as f64))
+        }),
+        gauge("process_start_time_seconds", "When the supervisor started, in s since 1970.", |own| {
+            one(own.started)
+        }),
+    ];
 
 pub(super) const TRACES: &[Metric<(&str, u64)>] = &[counter(
     "shadowslice_trace_spans_total",

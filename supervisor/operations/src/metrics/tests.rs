@@ -15,6 +15,13 @@ const NOTHING: Own = Own {
     request_memory: (1, 2),
     peers_refused: 0,
     machine: MachineUsage { cpu_busy: None, memory: None },
+    process: ProcessUsage {
+        cpu_s: None,
+        resident: None,
+        open_files: None,
+        most_open_files: None,
+        started: None,
+    },
 };
 
 fn model(name: &str) -> ModelMetrics {
@@ -295,6 +302,7 @@ fn a_gpu_tells_what_nvml_says_and_an_emulated_one_nothing() {
         "shadowslice_request_memory_limit_bytes 2",
         "shadowslice_log_lines_dropped_total 0",
         "shadowslice_peers_refused_total 0",
+        concat!("shadowslice_build_info{version=\"", env!("CARGO_PKG_VERSION"), "\"} 1"),
     ];
     assert_eq!(values, [&["shadowslice_gpu_xid_errors_total{gpu=\"1\"} 4"][..], &always].concat());
 }
@@ -380,6 +388,7 @@ fn all() -> Vec<(&'static str, &'static str)> {
     }
     let ours = of(table::MODELS).chain(of(table::POLICY)).chain(of(gpus::METRICS));
     let ours = ours.chain(of(table::TRACES)).chain(of(table::OWN));
+    let ours = ours.chain(of(table::BUILD)).chain(of(table::PROCESS));
     ours.chain(of(triton::MODELS)).chain(of(triton::GPUS)).chain(of(triton::MACHINE)).collect()
 }
 
