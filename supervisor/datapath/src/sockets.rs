@@ -16,7 +16,8 @@ pub struct Passable {
     /// As the configuration has it.
     pub address: String,
     socket: Weak<dyn AsFd + Send + Sync>,
-    file: Option<Arc<SocketFile>>,
+    /// Of nothing for TCP.
+    file: Weak<SocketFile>,
 }
 
 impl fmt::Debug for Passable {
@@ -32,7 +33,7 @@ impl Passable {
         file: Option<&Arc<SocketFile>>,
     ) -> Self {
         let socket: Weak<S> = Arc::downgrade(socket);
-        Self { address, socket, file: file.cloned() }
+        Self { address, socket, file: file.map(Arc::downgrade).unwrap_or_default() }
     }
 
     /// Fails once it is listened on no more.
@@ -43,14 +44,14 @@ impl Passable {
 
     /// From now on the socket's file is another supervisor's.
     pub fn pass(&self) {
-        if let Some(file) = &self.file {
+        if let Some(file) = self.file.upgrade() {
             file.passed.store(true, Ordering::Relaxed);
         }
     }
 
     /// From now on it is this one's, which has inherited it.
     pub fn keep(&self) {
-        if let Some(file) = &self.file {
+        if let Some(file) = self.file.upgrade() {
             file.passed.store(false, Ordering::Relaxed);
         }
     }
