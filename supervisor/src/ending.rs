@@ -8,7 +8,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::serve::{Failed, unavailable};
 use crate::systemd;
-use crate::upgrade::Will;
+use crate::upgrade::Succession;
 use shadowslice_control::controller::ControlThread;
 use shadowslice_datapath::router::Router;
 use shadowslice_ingress::Course;
@@ -23,7 +23,7 @@ pub(crate) struct Ending<'a> {
     pub(crate) lame_duck: Duration,
     /// Of serving, and of metrics.
     pub(crate) courses: [&'a watch::Sender<Course>; 2],
-    pub(crate) will: Will<'a>,
+    pub(crate) succession: Succession<'a>,
     pub(crate) upgrades: mpsc::Receiver<Upgrade>,
 }
 
@@ -31,13 +31,13 @@ pub(crate) struct Ending<'a> {
 pub(crate) async fn until_ended(
     conversation: impl Future<Output = Result<(), Failed>>,
     signals: &mut Signals,
-    Ending { router, begun, lame_duck, courses: [course, metrics], will, mut upgrades }: Ending<'_>,
+    Ending { router, begun, lame_duck, courses: [course, metrics], succession, mut upgrades }: Ending<'_>,
 ) -> Option<Result<(), Failed>> {
     let mut conversation = std::pin::pin!(conversation);
     let told = tokio::select! {
         outcome = &mut conversation => return Some(outcome),
         told = signals.next() => told,
-        (pid, reply) = will.execute(&mut upgrades) => {
+        (pid, reply) = succession.next(&mut upgrades) => {
             tracing::info!(pid, "the next supervisor serves; answering what was accepted here");
             systemd::succeeded_by(pid);
             course.send_replace(Course::Leave);

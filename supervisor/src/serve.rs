@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::ending::{Ending, Signals, finish, hear, until_ended};
 use crate::known;
 use crate::systemd;
-use crate::upgrade::{self, Go, Predecessor, Will};
+use crate::upgrade::{self, Go, Predecessor, Succession};
 
 use tokio::signal::unix::{Signal, SignalKind};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -279,7 +279,7 @@ async fn serve(
     });
     let gpus = context.gpus;
     let sockets = [ingress.passable(), metrics.passable(), vec![admin.passable()]].concat();
-    let will = Will {
+    let succession = Succession {
         program,
         config: file,
         run_dir,
@@ -362,7 +362,8 @@ async fn serve(
         }
     };
     let courses = [&course, &metrics_course];
-    let way = Ending { router: &router, begun: &begun, lame_duck: config.lame_duck, courses, will, upgrades };
+    let way =
+        Ending { router: &router, begun: &begun, lame_duck: config.lame_duck, courses, succession, upgrades };
     let outcome = until_ended(conversation, &mut signals, way).await;
     let limit = config.timeouts.stop * 2 + STOP_GRACE;
     // Traces are sent while the workers end.

@@ -12,6 +12,7 @@ use tokio::time::sleep;
 
 use super::authority::AuthorityRepair;
 use super::connections::{Connections, Entered, outstays};
+use super::inward::Inward;
 use super::listen::Bound;
 use super::metrics::{self, Render};
 use super::pace::Paced;
@@ -122,7 +123,7 @@ async fn accept(bound: &Bound, service: &Service) -> io::Result<Accepted> {
             let (stream, caller) = peers::accept(listener, guard, &file.path().to_string_lossy()).await?;
             let stream = Paced::new(stream);
             let stream: Stream = match service {
-                Service::Grpc(_) => Box::pin(AuthorityRepair::new(stream)),
+                Service::Grpc(_) => Box::pin(Inward::new(stream, AuthorityRepair::new())),
                 _ => Box::pin(stream),
             };
             Ok(Accepted::Open(stream, caller))

@@ -16,9 +16,10 @@ use std::ops::Range;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, ReadBuf};
 
 use super::grpc::FRAME_BYTES;
+use super::inward::Reads;
 
 const PREFACE_BYTES: usize = 24;
 const HEAD_BYTES: usize = 9;
@@ -29,9 +30,8 @@ const PADDED: u8 = 0x8;
 const PRIORITY: u8 = 0x20;
 const PRIORITY_BYTES: usize = 5;
 
-/// A stream whose incoming authorities are repaired; outgoing bytes are left alone.
-pub(super) struct AuthorityRepair<S> {
-    stream: S,
+/// Repairs the authorities that come in.
+pub(super) struct AuthorityRepair {
     /// How many bytes come before the head of the next frame.
     skip: usize,
     /// The beginning of a frame that is not all there yet: `h2` could do nothing with it.
@@ -40,19 +40,20 @@ pub(super) struct AuthorityRepair<S> {
     free: usize,
 }
 
-impl<S> AuthorityRepair<S> {
-    pub(super) fn new(stream: S) -> Self {
-        Self { stream, skip: PREFACE_BYTES, held: Vec::new(), free: 0 }
+impl AuthorityRepair {
+    pub(super) fn new() -> Self {
+        Self { skip: PREFACE_BYTES, held: Vec::new(), free: 0 }
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for AuthorityRepair<S> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
+impl Reads for AuthorityRepair {
+    fn poll_read<S: AsyncRead + Unpin>(
+        &mut self,
+        stream: &mut S,
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let Self { stream, skip, held, free } = &mut *self;
+        let Self { skip, held, free } = self;
         loop {
             if *free > 0 {
                 let given = buf.remaining().min(*free);
@@ -79,32 +80,6 @@ impl<S: AsyncRead + Unpin> AsyncRead for AuthorityRepair<S> {
                 *free = if came.filled().is_empty() { held.len() } else { repair(held, skip) };
             }
         }
-    }
-}
-
-impl<S: AsyncWrite + Unpin> AsyncWrite for AuthorityRepair<S> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, buf)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
     }
 }
 

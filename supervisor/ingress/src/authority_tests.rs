@@ -3,6 +3,7 @@ use std::collections::VecDeque;
 use futures_util::FutureExt;
 use tokio::io::AsyncReadExt;
 
+use super::super::inward::Inward;
 use super::*;
 
 const PREFACE: &[u8; PREFACE_BYTES] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -96,7 +97,7 @@ fn with(stream: &[u8], replacement: u8) -> Vec<u8> {
 
 fn repaired(pieces: &[&[u8]]) -> Vec<u8> {
     let pieces = pieces.iter().filter(|piece| !piece.is_empty()).map(|piece| piece.to_vec()).collect();
-    let mut reader = AuthorityRepair::new(Pieces(pieces));
+    let mut reader = Inward::new(Pieces(pieces), AuthorityRepair::new());
     let mut out = Vec::new();
     let read = reader.read_to_end(&mut out).now_or_never();
     read.expect("the pieces are all there").unwrap();
@@ -151,7 +152,7 @@ fn frames_with_a_false_padding_pass_unchanged() {
 #[tokio::test]
 async fn a_wrapped_stream_is_repaired_behind_what_was_read_before() {
     let sent = with(&stream(), b'%');
-    let mut reader = AuthorityRepair::new(io::Cursor::new(sent));
+    let mut reader = Inward::new(io::Cursor::new(sent), AuthorityRepair::new());
     let mut got = b"%%".to_vec();
     let first = reader.read_u8().await.unwrap();
     got.push(first);

@@ -3,7 +3,7 @@
 //! with no memory reserved, when their connection has long gone.
 
 use std::collections::VecDeque;
-use std::io::{self, IoSlice};
+use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -12,8 +12,10 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use hyper::rt::Executor;
 use parking_lot::Mutex;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, ReadBuf};
 use tokio::task::yield_now;
+
+use super::inward::Reads;
 
 /// So many calls begin before other connections have their turn.
 const TURN: usize = 32;
@@ -72,56 +74,20 @@ impl Calls {
     }
 }
 
-/// A connection from which nothing is read while more calls wait for their begin than have a turn.
-pub(super) struct Held<S> {
-    stream: S,
-    coming: Coming,
-}
-
-impl<S> Held<S> {
-    pub(super) fn new(stream: S, calls: &Calls) -> Self {
-        Self { stream, coming: calls.coming() }
-    }
-}
-
-impl<S: AsyncRead + Unpin> AsyncRead for Held<S> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
+/// While more calls wait for their begin than have a turn, nothing is read.
+impl Reads for Coming {
+    fn poll_read<S: AsyncRead + Unpin>(
+        &mut self,
+        stream: &mut S,
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if self.coming.0.lock().len() > TURN {
+        if self.0.lock().len() > TURN {
             // As soon as they have begun.
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }
-        Pin::new(&mut self.stream).poll_read(cx, buf)
-    }
-}
-
-impl<S: AsyncWrite + Unpin> AsyncWrite for Held<S> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, buf)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
+        Pin::new(stream).poll_read(cx, buf)
     }
 }
 

@@ -19,9 +19,10 @@ use tonic::{Request, Response, Status};
 
 use super::accept::Stream;
 use super::body::{OneMessage, SHORT};
-use super::calls::{Calls, Held};
+use super::calls::Calls;
 use super::codec::in_turn;
 use super::health::Health;
+use super::inward::Inward;
 use super::listen::Spoken;
 use super::peers::{Asked, Caller};
 use super::pools::{Client, Pool};
@@ -90,7 +91,7 @@ pub(super) async fn serve(
         limit,
     };
     let (called, untaken) = (AtomicBool::new(false), Arc::new(Untaken::default()));
-    let mut calls = Calls::default();
+    let (mut calls, caller) = (Calls::default(), Arc::new(caller));
     let service = service_fn(|request: HttpRequest<Incoming>| {
         called.store(true, Ordering::Relaxed);
         let (front, client, servers) = (front.clone(), client.clone(), servers.clone());
@@ -106,7 +107,7 @@ pub(super) async fn serve(
         .max_frame_size(FRAME_BYTES)
         .keep_alive_interval(PING)
         .keep_alive_timeout(PONG)
-        .serve_connection(TokioIo::new(Held::new(io, &calls)), service);
+        .serve_connection(TokioIo::new(Inward::new(io, calls.coming())), service);
     let leaving = stop.clone();
     let mut over = std::pin::pin!(over(&called, client, stop));
     let mut overdue = std::pin::pin!(untaken.overdue());

@@ -27,6 +27,7 @@ mod envelope;
 mod grpc;
 mod health;
 mod http;
+mod inward;
 mod json;
 mod kept;
 mod listen;

@@ -67,7 +67,7 @@ pub(crate) struct Go {
 }
 
 /// What a supervisor leaves to the next.
-pub(crate) struct Will<'a> {
+pub(crate) struct Succession<'a> {
     pub(crate) program: &'a Path,
     pub(crate) config: &'a Path,
     pub(crate) run_dir: &'a RunDir,
@@ -80,10 +80,10 @@ pub(crate) struct Will<'a> {
     pub(crate) within: Duration,
 }
 
-impl Will<'_> {
+impl Succession<'_> {
     /// Returns when another supervisor serves: its number, and where to say it. Orders that fail are
     /// answered here. Cancel-safe: a process that does not serve yet is ended.
-    pub(crate) async fn execute(
+    pub(crate) async fn next(
         &self,
         orders: &mut mpsc::Receiver<Upgrade>,
     ) -> (u32, oneshot::Sender<Result<u32, String>>) {

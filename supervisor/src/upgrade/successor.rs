@@ -11,7 +11,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
-use super::{Estate, Go, MAX_LINE, VARIABLE, Will, Word};
+use super::{Estate, Go, MAX_LINE, Succession, VARIABLE, Word};
 use shadowslice_control::models::ModelSet;
 use shadowslice_control::process::{Child, Inherited, spawn};
 use shadowslice_datapath::sockets::Passable;
@@ -48,17 +48,17 @@ pub(crate) fn program() -> io::Result<PathBuf> {
 impl Successor {
     /// Returns when its models serve as well as the ones here. An error says why they do not; then
     /// the process has ended.
-    pub(crate) async fn raise(will: &Will<'_>, models: &ModelSet) -> Result<Self, String> {
+    pub(crate) async fn raise(succession: &Succession<'_>, models: &ModelSet) -> Result<Self, String> {
         if std::process::id() == 1 {
             let why = "this supervisor is process 1, with which a container ends; start it under an init, as \
                        `docker run --init` does";
             return Err(why.to_owned());
         }
         let failed = |what: &str, error: &io::Error| format!("{what}: {}", errors::chain(error));
-        let mut successor = Self::start(will)
+        let mut successor = Self::start(succession)
             .await
             .map_err(|error| failed("the next supervisor cannot be started", &error))?;
-        let within = will.within;
+        let within = succession.within;
         let said = timeout(within, successor.hear()).await;
         let said =
             said.map_err(|_| format!("the next supervisor's models do not serve within {within:?}"))?;
@@ -80,8 +80,8 @@ impl Successor {
         }
     }
 
-    async fn start(will: &Will<'_>) -> io::Result<Self> {
-        let Will { program, config, run_dir, sockets, gpus, .. } = will;
+    async fn start(succession: &Succession<'_>) -> io::Result<Self> {
+        let Succession { program, config, run_dir, sockets, gpus, .. } = succession;
         let (ours, theirs) = UnixStream::pair()?;
         let theirs = theirs.into_std()?;
         theirs.set_nonblocking(false)?;

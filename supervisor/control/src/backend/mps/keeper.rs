@@ -1,6 +1,8 @@
 //! Keeps one daemon and its server alive, and sends their commands: one task, so that no two
 //! commands run at the same time.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot, watch};
@@ -35,17 +37,6 @@ pub(super) struct Condition {
     pub(super) daemon: Option<i32>,
 }
 
-/// How a daemon's keeper ends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum End {
-    /// With the daemon, once that has let its clients go.
-    Orderly,
-    /// With the daemon.
-    AtOnce,
-    /// Without it: another supervisor keeps it.
-    Passed,
-}
-
 #[derive(Debug)]
 pub(super) enum Request {
     /// Whether a process that has made its context is a client.
@@ -64,8 +55,8 @@ pub(super) enum Request {
 #[derive(Debug)]
 pub(super) struct Inbox {
     pub(super) requests: mpsc::Receiver<Request>,
-    /// The end of everything.
-    pub(super) stop: oneshot::Receiver<End>,
+    /// The end of everything, at once or not.
+    pub(super) stop: oneshot::Receiver<bool>,
 }
 
 #[derive(Debug)]
@@ -76,12 +67,12 @@ pub(super) struct Keeper {
     pub(super) condition: watch::Sender<Condition>,
     /// Since when the server is at fault.
     pub(super) fault: Option<Instant>,
-    /// Whether another supervisor keeps the daemon.
-    pub(super) passed: bool,
+    /// Whether another supervisor keeps the daemon, which then goes on when this one ends.
+    pub(super) passed: Arc<AtomicBool>,
 }
 
 enum Over {
-    Asked(End),
+    Asked { at_once: bool },
     Dead(String),
 }
 
@@ -143,15 +134,15 @@ impl Keeper {
         while let Some(mut daemon) = next.take() {
             let begun = Instant::now();
             match self.attend(&mut daemon, &mut inbox).await {
-                Over::Asked(End::Passed) => {
+                Over::Asked { .. } if self.passed.load(Ordering::Relaxed) => {
                     daemon.pass().await;
                     return;
                 }
-                Over::Asked(how) => {
-                    daemon.end(&self.control, &self.place, how == End::AtOnce).await;
+                Over::Asked { at_once } => {
+                    daemon.end(&self.control, &self.place, at_once).await;
                     break;
                 }
-                Over::Dead(why) if self.passed => {
+                Over::Dead(why) if self.passed.load(Ordering::Relaxed) => {
                     self.lost(format!("the MPS control daemon is down: {why}"));
                     return;
                 }
@@ -207,7 +198,7 @@ impl Keeper {
         loop {
             tokio::select! {
                 biased;
-                how = &mut inbox.stop => return Over::Asked(how.unwrap_or(End::AtOnce)),
+                at_once = &mut inbox.stop => return Over::Asked { at_once: at_once.unwrap_or(true) },
                 status = daemon.ended() => return Over::Dead(format!("it ended ({})", crate::backend::shown(&status))),
                 _ = look.tick(), if self.fault.is_some() => {
                     if let Some(why) = self.recovering().await {
@@ -215,14 +206,8 @@ impl Keeper {
                     }
                 }
                 Some(request) = inbox.requests.recv() => match request {
-                    Request::Pass => {
-                        self.passed = true;
-                        daemon.pass().await;
-                    }
-                    Request::Keep => {
-                        self.passed = false;
-                        daemon.keep(&self.control);
-                    }
+                    Request::Pass => daemon.pass().await,
+                    Request::Keep => daemon.keep(&self.control),
                     request => self.serve(request).await,
                 },
             }

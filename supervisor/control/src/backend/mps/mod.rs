@@ -33,7 +33,7 @@ use super::{
 use control::ControlError;
 pub use control::{Control, control_program};
 pub use estate::MpsEstate;
-use keeper::{Condition, End, Inbox, Keeper, Request};
+use keeper::{Condition, Inbox, Keeper, Request};
 pub use limits::Limits;
 use place::Directories;
 use shadowslice_shared::errors;
@@ -119,12 +119,14 @@ pub struct MpsGpu {
     condition: watch::Receiver<Condition>,
     running: Mutex<Option<Running>>,
     place: Directories,
-    passed: AtomicBool,
+    /// Whether another supervisor keeps the daemon.
+    passed: Arc<AtomicBool>,
 }
 
 #[derive(Debug)]
 struct Running {
-    stop: oneshot::Sender<End>,
+    /// Whether at once.
+    stop: oneshot::Sender<bool>,
     thread: JoinHandle<()>,
 }
 
@@ -158,8 +160,15 @@ impl MpsGpu {
         let unknown = Condition { life: 0, server: Err("MPS is being started".to_owned()), daemon: None };
         let (condition, seen) = watch::channel(unknown);
         let uid = nix::unistd::geteuid().as_raw();
-        let passed = setup.estate.is_some();
-        let keeper = Keeper { control, place: place.clone(), uid, condition, fault: None, passed };
+        let passed = Arc::new(AtomicBool::new(setup.estate.is_some()));
+        let keeper = Keeper {
+            control,
+            place: place.clone(),
+            uid,
+            condition,
+            fault: None,
+            passed: Arc::clone(&passed),
+        };
         let (requests, asked) = mpsc::channel(REQUESTS);
         let (stop, stopped) = oneshot::channel();
         let (begun, beginning) = oneshot::channel();
@@ -175,7 +184,7 @@ impl MpsGpu {
             condition: seen,
             running: Mutex::new(Some(Running { stop, thread })),
             place,
-            passed: AtomicBool::new(passed),
+            passed,
         })
     }
 
@@ -209,7 +218,7 @@ fn spawn(
                 keeper.run(daemon, inbox).await;
             }
             Err(error) => {
-                if !keeper.passed {
+                if !keeper.passed.load(Ordering::Relaxed) {
                     keeper.place.remove();
                 }
                 begun.send(Err(error)).ok();
@@ -461,13 +470,8 @@ impl GpuBackend for MpsGpu {
 
     fn stop(&self, at_once: bool) {
         if let Some(Running { stop, thread }) = self.running.lock().take() {
-            let how = match (self.passed.load(Ordering::Relaxed), at_once) {
-                (true, _) => End::Passed,
-                (false, true) => End::AtOnce,
-                (false, false) => End::Orderly,
-            };
             // Both fail only if the keeper has panicked, and the panic is on stderr already.
-            stop.send(how).ok();
+            stop.send(at_once).ok();
             thread.join().ok();
         }
     }
