@@ -1,7 +1,7 @@
 //! The wiring of `shadowslice serve`: the one place that knows all parts.
 
 use std::cell::Cell;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::error::Error;
 use std::path::Path;
 use std::sync::Arc;
@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use crate::ending::{Ending, Signals, finish, hear, until_ended};
 use crate::known;
+use crate::shown;
 use crate::systemd;
 use crate::upgrade::{self, Go, Predecessor, Succession};
 
@@ -32,10 +33,9 @@ use shadowslice_datapath::repository::{Asked, Repository};
 use shadowslice_datapath::router::Router;
 use shadowslice_datapath::sockets::Passable;
 use shadowslice_datapath::trace::Tracer;
-use shadowslice_ingress::{
-    BindError, Course, Ingress, MetricsListeners, Render, RequestMemory, SharedMemory,
-};
+use shadowslice_ingress::{BindError, Course, Ingress, MetricsListeners, RequestMemory, SharedMemory};
 use shadowslice_operations::admin::{Admin, Reach};
+use shadowslice_operations::history::History;
 use shadowslice_operations::log::Log;
 use shadowslice_operations::machine::Machine;
 use shadowslice_operations::metrics;
@@ -304,12 +304,16 @@ async fn serve(
             process: process.usage(),
         }
     };
-    let rendering = rendering(Arc::clone(&reach), tracer.clone(), own);
+    let history = Arc::new(History::new());
+    let shown = shown::shown(&reach, tracer.clone(), own, &history);
     let (metrics_course, metrics_steered) = watch::channel(Course::Serve);
-    let opening = opened.clone();
+    let (opening, seen) = (opened.clone(), Arc::clone(&reach));
     let metrics = tokio::spawn(async move {
         once(opening).await;
-        metrics.run(rendering, metrics_steered).await;
+        tokio::select! {
+            () = metrics.run(shown, metrics_steered) => {}
+            () = history.write(seen) => {}
+        }
     });
 
     let begun = Cell::new(false);
@@ -434,33 +438,6 @@ async fn reload_on(mut hangup: Signal, reloads: mpsc::Sender<Reload>) {
         reloads.try_send(Reload { reply: oneshot::channel().0 }).ok();
     }
     std::future::pending().await
-}
-
-fn rendering(
-    reach: Arc<Reach>,
-    tracer: Option<Arc<Tracer>>,
-    own: impl Fn() -> metrics::Own + Send + Sync + 'static,
-) -> Render {
-    Arc::new(move || {
-        let status = reach.status();
-        let mut statuses: HashMap<_, _> =
-            status.models.into_iter().map(|model| (model.name.clone(), model)).collect();
-        let models = reach.models();
-        let told = |model: &Served| {
-            Some(metrics::ModelMetrics {
-                status: statuses.remove(&model.model.name)?,
-                totals: model.pipeline.totals(),
-                changes: model.report.borrow().changes.clone(),
-            })
-        };
-        let models: Vec<_> = models.served.iter().filter_map(told).collect();
-        let policy = reach.planned.as_ref().map(|planned| {
-            let Planned { report, took } = planned.borrow().clone();
-            metrics::Policy { name: report.policy, took }
-        });
-        let traces = tracer.as_ref().map(|tracer| tracer.counts());
-        metrics::render(&models, policy.as_ref(), traces, &status.gpus, own())
-    })
 }
 
 /// An error names the first model that never will be ready.

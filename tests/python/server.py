@@ -22,8 +22,8 @@ class Server:
     """Runs until `stop`. `make` writes the models into a folder and says what to configure of each; `more` are lines
     of the configuration."""
 
-    def __init__(self, binary, make, more="", wait=True):
-        self.more = more
+    def __init__(self, binary, make, more="", wait=True, metrics="[]"):
+        self.more, self.metrics = more, metrics
         self.binary = os.path.abspath(binary)
         self.folder = Path(tempfile.mkdtemp(prefix="ss-", dir="/tmp"))
         self.run_dir = self.folder / "run"
@@ -44,7 +44,7 @@ class Server:
         lines = ["listen:",
                  f'  http: ["unix:http.sock", "127.0.0.1:{self.http_port}"]',
                  f'  grpc: ["unix:grpc.sock", "127.0.0.1:{self.grpc_port}"]',
-                 "  metrics: []",
+                 f"  metrics: {self.metrics}",
                  "gpus: [{device: emulated, sms: 132}]",
                  self.more,
                  "models:"]

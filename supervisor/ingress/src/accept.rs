@@ -14,7 +14,7 @@ use super::authority::AuthorityRepair;
 use super::connections::{Connections, Entered, outstays};
 use super::inward::Inward;
 use super::listen::Bound;
-use super::metrics::{self, Render};
+use super::metrics::{self, Shown};
 use super::pace::Paced;
 use super::peers::{self, Caller};
 use super::pools::{Owner, Pools};
@@ -30,7 +30,7 @@ const REST: Duration = Duration::from_millis(100);
 pub(super) enum Service {
     Http(Arc<Frontend>),
     Grpc(Arc<Frontend>),
-    Metrics(Render),
+    Metrics(Shown),
 }
 
 pub(super) type Stream = Pin<Box<dyn Connection>>;
@@ -153,7 +153,7 @@ async fn serve(service: Service, accepted: Accepted, entered: Entered, stop: Sto
         match service {
             Service::Http(front) => http::serve(stream, front, (client, caller), stop).await,
             Service::Grpc(front) => grpc::serve(stream, front, (client, caller), stop).await,
-            Service::Metrics(render) => metrics::serve(stream, render, (client, caller), stop).await,
+            Service::Metrics(shown) => metrics::serve(stream, shown, (client, caller), stop).await,
         }
     };
     tokio::select! {

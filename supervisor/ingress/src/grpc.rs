@@ -175,7 +175,7 @@ async fn reserve(
 ) -> (Reply, Option<Arc<Reserved>>) {
     let path = request.uri().path();
     let of_health = path.starts_with(HEALTH) || [LIVE, READY].contains(&path);
-    let (asked, pool) = if of_health { (Asked::Health, Pool::Health) } else { (Asked::More, Pool::Memory) };
+    let (asked, pool) = if of_health { (Asked::Open, Pool::Health) } else { (Asked::Guarded, Pool::Memory) };
     let regular = if of_health { Ok(()) } else { client.regular().await };
     match regular.and_then(|()| Reserved::new(client, pool)) {
         Ok(reserved) => {

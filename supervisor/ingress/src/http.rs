@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use http_body_util::Full;
-use hyper::body::Incoming;
+use hyper::body::{Body, Incoming};
 use hyper::header::{CONNECTION, CONTENT_TYPE, HeaderValue};
 use hyper::http::request::Parts;
 use hyper::server::conn::http1;
@@ -81,8 +81,9 @@ async fn unasked(asked: &AtomicBool, stop: Stop) {
 /// To close the connection is left to the caller.
 pub(super) async fn speak<S>(io: Stream, service: S, client: &Client, stop: Stop) -> Stream
 where
-    S: HttpService<Incoming, ResBody = Written, Error = Infallible> + Unpin,
+    S: HttpService<Incoming, Error = Infallible> + Unpin,
     S::Future: Unpin,
+    S::ResBody: Body<Error = Infallible> + 'static,
 {
     let mut connection = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -130,7 +131,7 @@ async fn answer(
 ) -> Result<Response<Written>, Infallible> {
     let (mut head, mut body) = request.into_parts();
     let health = head.uri.path().starts_with(HEALTH);
-    let about = if health { Asked::Health } else { Asked::More };
+    let about = if health { Asked::Open } else { Asked::Guarded };
     match caller.identify(&head.uri, &head.headers, about) {
         Ok(peer) => head.extensions.insert(peer),
         Err(refusal) => {

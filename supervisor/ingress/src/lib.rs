@@ -67,7 +67,7 @@ use shadowslice_datapath::sockets::{Inherited, Passable};
 use shadowslice_datapath::trace::Tracer;
 
 pub use listen::BindError;
-pub use metrics::{MetricsListeners, Render};
+pub use metrics::{Events, File, MetricsListeners, Shown};
 use pools::{Pool, Pools};
 use proto::system_shared_memory_status_response::RegionStatus;
 use shared_memory::Regions;

@@ -1,22 +1,24 @@
-//! The metrics' listeners: one text at one path, over HTTP.
+//! The metrics' listeners: the metrics, and the page that shows the last hour.
 
 use std::convert::Infallible;
 use std::future::ready;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http_body_util::Full;
-use hyper::body::Incoming;
-use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue};
+use bytes::Bytes;
+use futures_util::{StreamExt, stream};
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full, StreamBody};
+use hyper::body::{Frame, Incoming};
+use hyper::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, HeaderName, HeaderValue};
 use hyper::service::service_fn;
-use hyper::{Method, Request, StatusCode};
+use hyper::{Method, Request, Response, StatusCode};
 use tokio::io::AsyncWriteExt;
-use tokio::sync::watch;
+use tokio::sync::{broadcast, watch};
 
 use super::BindError;
 use super::accept::{self, Stream};
-use super::http::{self, Answer};
-use super::kept::Kept;
+use super::http;
 use super::listen::{self, Bound, Spoken};
 use super::peers::{Asked, Caller};
 use super::pools::{Client, Pools};
@@ -25,15 +27,51 @@ use shadowslice_config::Listener;
 use shadowslice_datapath::peer::Refusals;
 use shadowslice_datapath::sockets::{Inherited, Passable};
 
-/// The most connections at a time; a scraper needs one. For more, idle ones make room.
+/// The most connections at a time; a scraper needs one, and so does an open page. For more, idle
+/// ones make room.
 const CONNECTIONS: usize = 64;
 
 const DRAIN: Duration = Duration::from_secs(1);
 
-const TEXT: HeaderValue = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+const METRICS: &str = "/metrics";
+const EVENTS: &str = "/events";
 
-/// Called on a thread that serves clients: must not wait.
-pub type Render = Arc<dyn Fn() -> String + Send + Sync>;
+/// A page may load what lies beside it, and nothing else; and no other page may show it in a frame.
+const GUARDS: [(&str, &str); 4] = [
+    (
+        "content-security-policy",
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    ),
+    ("x-content-type-options", "nosniff"),
+    ("referrer-policy", "no-referrer"),
+    ("cross-origin-resource-policy", "same-origin"),
+];
+
+/// What the listeners answer. Its functions are called on threads that serve clients: they must not
+/// wait.
+#[derive(Clone)]
+pub struct Shown {
+    /// The metrics' text.
+    pub metrics: Arc<dyn Fn() -> String + Send + Sync>,
+    /// They tell nothing of the host, so that they take no token.
+    pub files: &'static [File],
+    pub events: Arc<dyn Fn() -> Events + Send + Sync>,
+}
+
+/// A file of the page.
+#[derive(Debug)]
+pub struct File {
+    pub path: &'static str,
+    pub content_type: &'static str,
+    pub text: &'static str,
+}
+
+/// Server-sent events: those there are, and those to come.
+#[derive(Debug)]
+pub struct Events {
+    pub kept: Vec<Bytes>,
+    pub news: broadcast::Receiver<Bytes>,
+}
 
 #[derive(Debug)]
 pub struct MetricsListeners(Vec<Bound>);
@@ -56,47 +94,76 @@ impl MetricsListeners {
 
     /// Serves for as long as `stop` says so (and its sender is there), and at most 1 s longer. The
     /// Unix sockets are removed unless they were passed on.
-    pub async fn run(self, render: Render, stop: watch::Receiver<Course>) {
-        let bound = self.0.into_iter().map(|bound| (accept::Service::Metrics(render.clone()), bound));
+    pub async fn run(self, shown: Shown, stop: watch::Receiver<Course>) {
+        let bound = self.0.into_iter().map(|bound| (accept::Service::Metrics(shown.clone()), bound));
         // They share nothing with clients.
         let pools = Arc::new(Pools::new(0, 0, 0));
         accept::run(bound, CONNECTIONS, pools, Stop::new(stop, DRAIN)).await;
     }
 }
 
-pub(super) async fn serve(io: Stream, render: Render, (client, caller): (&Client, Caller), stop: Stop) {
-    let written = |pieces| Full::new(Kept::new(pieces, None));
-    let service =
-        service_fn(|request| ready(Ok::<_, Infallible>(answer(&render, &caller, &request).map(written))));
+type Body = UnsyncBoxBody<Bytes, Infallible>;
+type Answer = Response<Body>;
+
+pub(super) async fn serve(io: Stream, shown: Shown, (client, caller): (&Client, Caller), stop: Stop) {
+    let service = service_fn(|request| ready(Ok::<_, Infallible>(answer(&shown, &caller, &request, &stop))));
     // It only fails when the peer is gone.
-    let _ = http::speak(io, service, client, stop).await.shutdown().await;
+    let _ = http::speak(io, service, client, stop.clone()).await.shutdown().await;
 }
 
-fn answer(render: &Render, caller: &Caller, request: &Request<Incoming>) -> Answer {
-    if let Err(refusal) = caller.identify(request.uri(), request.headers(), Asked::More) {
+fn answer(shown: &Shown, caller: &Caller, request: &Request<Incoming>, stop: &Stop) -> Answer {
+    let path = request.uri().path();
+    let file = shown.files.iter().find(|file| file.path == path);
+    let about = if file.is_some() { Asked::Open } else { Asked::Guarded };
+    if let Err(refusal) = caller.identify(request.uri(), request.headers(), about) {
         let mut answer = plain(refusal.status(), format!("{}\n", refusal.message()));
         refusal.describe(answer.headers_mut());
         return answer;
     }
-    if request.uri().path() != "/metrics" {
-        return plain(
-            StatusCode::NOT_FOUND,
-            "there is nothing here; the metrics are at /metrics\n".to_owned(),
-        );
+    if file.is_none() && ![METRICS, EVENTS].contains(&path) {
+        let text = "there is nothing here; the metrics are at /metrics, and a page to look at is at /\n";
+        return plain(StatusCode::NOT_FOUND, text.to_owned());
     }
     if request.method() != Method::GET {
         let mut refusal = plain(StatusCode::METHOD_NOT_ALLOWED, "use GET\n".to_owned());
         refusal.headers_mut().insert(ALLOW, HeaderValue::from_static("GET"));
         return refusal;
     }
-    let mut metrics = plain(StatusCode::OK, render());
-    metrics.headers_mut().insert(CONTENT_TYPE, TEXT);
-    metrics
+    match file {
+        Some(file) => guarded(content(file.content_type, Full::from(file.text).boxed_unsync())),
+        None if path == EVENTS => guarded(events((shown.events)(), stop.clone())),
+        None => {
+            content("text/plain; version=0.0.4; charset=utf-8", Full::from((shown.metrics)()).boxed_unsync())
+        }
+    }
+}
+
+/// They end when serving does, so that a page soon finds the next supervisor; and for a page that
+/// is too far behind, so that it begins anew.
+fn events(Events { kept, news }: Events, stop: Stop) -> Answer {
+    let news = stream::unfold(news, |mut news| async move { Some((news.recv().await.ok()?, news)) });
+    let all = stream::iter(kept).chain(news).take_until(stop.begun());
+    let body = StreamBody::new(all.map(|event| Ok(Frame::data(event))));
+    content("text/event-stream", body.boxed_unsync())
 }
 
 fn plain(status: StatusCode, text: String) -> Answer {
-    let mut response = http::empty(status);
-    *response.body_mut() = text.into();
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+    let mut response = content("text/plain; charset=utf-8", Full::from(text).boxed_unsync());
+    *response.status_mut() = status;
     response
+}
+
+fn content(kind: &'static str, body: Body) -> Answer {
+    let mut response = Response::new(body);
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    response
+}
+
+fn guarded(mut answer: Answer) -> Answer {
+    let headers = answer.headers_mut();
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    for (name, value) in GUARDS {
+        headers.insert(HeaderName::from_static(name), HeaderValue::from_static(value));
+    }
+    answer
 }

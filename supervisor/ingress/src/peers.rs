@@ -24,9 +24,9 @@ pub(super) struct Caller {
 /// What a request is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Asked {
-    /// What probes ask, which have no tokens.
-    Health,
-    More,
+    /// What tells nothing, and is asked without a token: health, and the files of a page.
+    Open,
+    Guarded,
 }
 
 impl Caller {
@@ -38,7 +38,7 @@ impl Caller {
         asked: Asked,
     ) -> Result<Arc<Peer>, RequestError> {
         self.site.check(uri, headers)?;
-        let (Some(tokens), Asked::More) = (&self.tokens, asked) else { return Ok(Arc::clone(&self.peer)) };
+        let (Some(tokens), Asked::Guarded) = (&self.tokens, asked) else { return Ok(Arc::clone(&self.peer)) };
         let named =
             tokens.name(headers).inspect_err(|_| tokens.guard().refuse(&self.peer, "ask", uri.path()))?;
         let mut peer = Peer::clone(&self.peer);

@@ -3,6 +3,7 @@
 pub mod admin;
 pub mod doctor;
 pub mod figures;
+pub mod history;
 pub mod log;
 pub mod machine;
 pub mod metrics;

@@ -19,7 +19,7 @@ pub(crate) use gpus::{MIB, notes as notes_of_gpu};
 pub use plan::plan;
 pub(crate) use plan::why as plan_why;
 pub use text::text;
-pub(crate) use text::{in_slo, latency, notes, share, state};
+pub(crate) use text::{change_text, in_slo, latency, notes, share, state};
 
 use shadowslice_config::Model;
 use shadowslice_control::backend::{BackendStatus, GpuBackend};
@@ -104,6 +104,9 @@ pub struct ModelStatus {
     pub workers: Vec<WorkerStatus>,
     /// Deaths of the worker that served or was to serve, since the start.
     pub worker_deaths: u64,
+    /// What the last of them died of.
+    #[serde(default)]
+    pub last_death: Option<String>,
     /// Starts in the place of dead workers where no other worker stood ready.
     pub worker_restarts: u64,
     pub requests: Counts,
@@ -198,6 +201,7 @@ pub fn of_model(
         in_flight,
         workers: gpus::of_workers(&report.workers, gpus.get(model.gpu)),
         worker_deaths: report.worker_deaths,
+        last_death: report.last_death.clone(),
         worker_restarts: report.worker_restarts,
         requests: seen.counts,
         batches: seen.batches,

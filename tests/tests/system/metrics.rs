@@ -201,7 +201,8 @@ async fn only_the_metrics_are_there() {
     let server = scraped(5.0, "share: {initial: 50%}").await.unwrap();
     let socket = server.home().run_dir().join("metrics.sock");
     for (method, path, status) in [
-        ("GET", "/", 404),
+        ("GET", "/index.html", 404),
+        ("POST", "/", 405),
         ("GET", "/v2/health/live", 404),
         ("POST", "/v2/models/echo/infer", 404),
         ("POST", "/metrics", 405),

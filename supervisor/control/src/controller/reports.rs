@@ -65,6 +65,8 @@ pub struct ModelReport {
     pub workers: Vec<WorkerReport>,
     /// Deaths since the start of the worker that served or was to serve.
     pub worker_deaths: u64,
+    /// What the last of them died of.
+    pub last_death: Option<String>,
     /// Times that a worker was started in the place of such a worker, after a pause.
     pub worker_restarts: u64,
     pub handovers: Handovers,

@@ -16,7 +16,7 @@ use super::gate::Gate;
 use super::note;
 use super::request::Metadata;
 use super::stall::Stall;
-use super::stats::Latencies;
+use super::stats::{Latencies, Look};
 use super::totals::Totals;
 use super::{LiveSettings, Pipeline};
 use crate::trace::{Handover, Lost};
@@ -196,6 +196,12 @@ impl Pipeline {
             pending: (state.scheduler.queued(), state.scheduler.in_flight()),
             execution,
         }
+    }
+
+    /// For one observer: what one look has seen, no other sees. `None` if no request was answered
+    /// since the last one.
+    pub fn look(&self) -> Option<Look> {
+        self.state.lock().stats.look()
     }
 
     pub fn totals(&self) -> Totals {

@@ -61,7 +61,7 @@ pub use shadowslice_config::Slo;
 pub use shadowslice_policy::scheduler::Slice;
 pub use socket::BatchSocket;
 pub use stall::Stall;
-pub use stats::Latencies;
+pub use stats::{Latencies, Look};
 pub use totals::{Steps, Total, Totals};
 
 use crate::clock::Clock;

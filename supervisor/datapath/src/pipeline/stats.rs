@@ -27,6 +27,13 @@ pub struct Latencies {
     pub attainment: f64,
 }
 
+/// Of the requests answered since the last look, in ms.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Look {
+    pub p50_ms: f64,
+    pub p99_ms: f64,
+}
+
 #[derive(Debug)]
 pub(crate) struct Stats {
     pub(crate) counts: Counts,
@@ -35,6 +42,8 @@ pub(crate) struct Stats {
     began: Moment,
     current: Window,
     previous: Window,
+    /// Since the last look.
+    unseen_us: Histogram<u32>,
 }
 
 #[derive(Debug)]
@@ -46,9 +55,7 @@ struct Window {
 
 impl Window {
     fn new() -> Self {
-        let latency_us =
-            Histogram::new_with_max(LONGEST_US, 2).expect("a constant range and precision that fit");
-        Self { latency_us, offered: 0, within: 0 }
+        Self { latency_us: histogram(), offered: 0, within: 0 }
     }
 
     fn clear(&mut self) {
@@ -56,6 +63,10 @@ impl Window {
         self.offered = 0;
         self.within = 0;
     }
+}
+
+fn histogram() -> Histogram<u32> {
+    Histogram::new_with_max(LONGEST_US, 2).expect("a constant range and precision that fit")
 }
 
 impl Stats {
@@ -67,6 +78,7 @@ impl Stats {
             began: now,
             current: Window::new(),
             previous: Window::new(),
+            unseen_us: histogram(),
         }
     }
 
@@ -75,8 +87,10 @@ impl Stats {
         self.counts.succeeded += 1;
         self.totals.answered(spent);
         let in_time = latency <= self.slo.latency;
+        let us = u64::try_from(latency.as_micros()).unwrap_or(LONGEST_US);
+        self.unseen_us.saturating_record(us);
         let window = self.window(now);
-        window.latency_us.saturating_record(u64::try_from(latency.as_micros()).unwrap_or(LONGEST_US));
+        window.latency_us.saturating_record(us);
         window.offered += 1;
         if in_time {
             self.current.within += 1;
@@ -127,6 +141,17 @@ impl Stats {
             slo_percentile_ms: (!both.is_empty()).then(|| ms(self.slo.percentile / 100.0)),
             attainment: if offered == 0 { 1.0 } else { within as f64 / offered as f64 },
         }
+    }
+
+    /// `None` if no request was answered since the last look.
+    pub(crate) fn look(&mut self) -> Option<Look> {
+        if self.unseen_us.is_empty() {
+            return None;
+        }
+        let ms = |quantile| self.unseen_us.value_at_quantile(quantile) as f64 / 1e3;
+        let look = Look { p50_ms: ms(0.5), p99_ms: ms(0.99) };
+        self.unseen_us.reset();
+        Some(look)
     }
 
     fn window(&mut self, now: Moment) -> &mut Window {
@@ -185,6 +210,21 @@ mod tests {
         assert_eq!(stats.latencies(at(1)).attainment, 1.0);
         assert_eq!((stats.counts.invalid, stats.counts.failed, stats.counts.rejected), (2, 0, 0));
         assert_eq!(stats.totals.fail.count, 2);
+    }
+
+    #[test]
+    fn a_look_sees_what_was_answered_since_the_look_before() {
+        let mut stats = Stats::new(Slo { latency: Duration::from_millis(20), percentile: 75.0 }, at(0));
+        assert_eq!(stats.look(), None);
+        (0..99).for_each(|_| stats.succeeded(&answered_after(10), at(1)));
+        stats.succeeded(&answered_after(300), at(1));
+        let near = |look: Look, p50: f64, p99: f64| {
+            assert!((look.p50_ms / p50 - 1.0).abs() < 0.01 && (look.p99_ms / p99 - 1.0).abs() < 0.01);
+        };
+        near(stats.look().unwrap(), 10.0, 10.0);
+        stats.succeeded(&answered_after(300), at(2));
+        near(stats.look().unwrap(), 300.0, 300.0);
+        assert_eq!(stats.look(), None);
     }
 
     #[test]

@@ -1,7 +1,15 @@
+use bytes::Bytes;
+use tokio::sync::broadcast;
+
 use super::*;
 
-/// Two listeners for a text that counts how often it is asked for.
+fn event(text: &str) -> Bytes {
+    format!("data: {text}\n\n").into()
+}
+
+/// Two listeners for a text that counts how often it is asked for, a page and its events.
 struct Scraped {
+    events: broadcast::Sender<Bytes>,
     dir: tempfile::TempDir,
     stop: watch::Sender<Course>,
     running: JoinHandle<()>,
@@ -20,11 +28,18 @@ impl Scraped {
         .await
         .unwrap();
         let asked = std::sync::atomic::AtomicUsize::new(0);
-        let render: Render =
-            Arc::new(move || format!("asked {}\n", asked.fetch_add(1, std::sync::atomic::Ordering::Relaxed)));
+        let events = broadcast::Sender::new(4);
+        let news = events.clone();
+        let shown = Shown {
+            metrics: Arc::new(move || {
+                format!("asked {}\n", asked.fetch_add(1, std::sync::atomic::Ordering::Relaxed))
+            }),
+            files: &[File { path: "/", content_type: "text/html", text: "<p>a page" }],
+            events: Arc::new(move || Events { kept: vec![event("kept")], news: news.subscribe() }),
+        };
         let (stop, stopped) = watch::channel(Course::Serve);
-        let running = tokio::spawn(listeners.run(render, stopped));
-        Self { dir, stop, running }
+        let running = tokio::spawn(listeners.run(shown, stopped));
+        Self { events, dir, stop, running }
     }
 
     async fn connect(&self, name: &str) -> UnixStream {
@@ -44,7 +59,10 @@ async fn one_path_and_one_method_on_every_listener() {
     let (mut a, mut b) = (server.connect("a").await, server.connect("b").await);
     for (count, stream) in [&mut a, &mut b].into_iter().enumerate() {
         for (request, status, says) in [
-            ("GET /", 404, "/metrics"),
+            ("GET /", 200, "<p>a page"),
+            ("PUT /", 405, "allow: GET"),
+            ("GET /events/", 404, "/metrics"),
+            ("GET /../etc/passwd", 404, "/metrics"),
             ("GET /metrics/", 404, "/metrics"),
             ("POST /v2/models/m/infer", 404, "/metrics"),
             ("POST /metrics", 405, "allow: GET"),
@@ -55,7 +73,7 @@ async fn one_path_and_one_method_on_every_listener() {
             assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{request}: {answer}");
             assert!(answer.contains(says), "{request}: {answer}");
             let kind = "content-type: text/plain; version=0.0.4; charset=utf-8\r\n";
-            assert_eq!(answer.contains(kind), status == 200, "{answer}");
+            assert_eq!(answer.contains(kind), request.starts_with("GET /metrics?"), "{answer}");
         }
     }
     server.stop().await;
@@ -82,4 +100,44 @@ async fn idle_connections_make_room_for_a_scraper() {
     assert!(answer.contains("asked 0"), "{answer}");
     assert_eq!(rest(&mut idle[0]).await, "");
     server.stop().await;
+}
+
+#[tokio::test]
+async fn events_come_as_they_happen_and_end_with_serving() {
+    let server = Scraped::start().await;
+    let mut page = server.connect("a").await;
+    page.write_all(b"GET /events HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+    let head = until(&mut page, "data: kept").await;
+    assert!(head.contains("content-type: text/event-stream\r\n"), "{head}");
+    assert!(head.contains("content-security-policy: default-src 'none'"), "{head}");
+    server.events.send(event("news")).unwrap();
+    until(&mut page, "data: news").await;
+    server.stop().await;
+    assert!(rest(&mut page).await.ends_with("0\r\n\r\n"), "the stream is whole");
+}
+
+#[tokio::test]
+async fn a_page_that_reads_nothing_holds_nothing_up_and_begins_anew() {
+    let server = Scraped::start().await;
+    let mut page = server.connect("a").await;
+    page.write_all(b"GET /events HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await.unwrap();
+    until(&mut page, "data: kept").await;
+    let large = event(&"x".repeat(1 << 20));
+    for _ in 0..64 {
+        server.events.send(large.clone()).ok();
+        tokio::task::yield_now().await;
+    }
+    let rest = timeout(PATIENCE, rest(&mut page)).await.unwrap();
+    assert!(rest.len() < 32 << 20 && rest.ends_with("0\r\n\r\n"), "{}", rest.len());
+    server.stop().await;
+}
+
+/// Reads up to that text.
+async fn until(stream: &mut UnixStream, end: &str) -> String {
+    let mut read = Vec::new();
+    while !String::from_utf8_lossy(&read).contains(end) {
+        let byte = timeout(PATIENCE, stream.read_u8()).await.unwrap().unwrap();
+        read.push(byte);
+    }
+    String::from_utf8(read).unwrap()
 }

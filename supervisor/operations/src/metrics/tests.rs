@@ -50,6 +50,7 @@ fn model(name: &str) -> ModelMetrics {
         in_flight: 9,
         workers: Vec::new(),
         worker_deaths: 10,
+        last_death: None,
         worker_restarts: 5,
         requests: requests.unwrap(),
         batches: 0,

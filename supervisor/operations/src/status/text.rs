@@ -3,6 +3,7 @@
 use super::table::{Column, Long, WIDTH, aligned, left, right, wrapped};
 use super::{ModelStatus, Status, gpus};
 use crate::figures;
+use shadowslice_control::controller::{HandoverReport, ModelPlan};
 use shadowslice_datapath::readiness::Host;
 
 pub fn text(status: &Status) -> String {
@@ -56,6 +57,22 @@ fn next_try(model: &ModelStatus) -> String {
         Some(next) => format!("tried again in {next:.0} s"),
     };
     format!(" since {:.0} s ({next})", model.state_age_s)
+}
+
+/// A change of the share that ended, and its reason.
+pub(crate) fn change_text(last: &HandoverReport, plan: Option<&ModelPlan>) -> String {
+    let reason = match last.cause.as_str() {
+        "hand" => "by hand".to_owned(),
+        "policy" => {
+            let why = plan.and_then(|plan| plan.last_order_why.as_deref());
+            format!("by the policy: {}", why.unwrap_or("it says no more"))
+        }
+        "death" => "after a worker's death".to_owned(),
+        _ => "the worker could not keep its share".to_owned(),
+    };
+    let HandoverReport { from_percent, to_percent, to_sms, outcome, .. } = last;
+    let why = last.why.as_ref().map(|why| format!("; {why}")).unwrap_or_default();
+    format!("{from_percent}% -> {to_percent}% ({to_sms} SMs), {outcome}; {reason}{why}")
 }
 
 pub(crate) fn state(model: &ModelStatus) -> String {

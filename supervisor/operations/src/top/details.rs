@@ -3,7 +3,7 @@
 use super::facts::ModelFacts;
 use crate::figures::{self, span};
 use crate::status::table::wrapped;
-use crate::status::{ModelStatus, WorkerStatus, latency, notes, plan_why};
+use crate::status::{ModelStatus, WorkerStatus, change_text, latency, notes, plan_why};
 
 /// The most important facts come first, as there may be room for some lines only.
 pub(super) fn lines(model: &ModelFacts, width: usize) -> Vec<String> {
@@ -55,25 +55,9 @@ fn last_change(model: &ModelFacts) -> String {
     let Some(last) = &status.handovers.last else {
         return "last change: none since the start".to_owned();
     };
-    let reason = match last.cause.as_str() {
-        "hand" => "by hand".to_owned(),
-        "policy" => {
-            let why = model.plan.as_ref().and_then(|plan| plan.last_order_why.as_deref());
-            format!("by the policy: {}", why.unwrap_or("it says no more"))
-        }
-        "death" => "after a worker's death".to_owned(),
-        _ => "the worker could not keep its share".to_owned(),
-    };
-    let mut text = format!(
-        "last change: {}% -> {}% ({} SMs), {}",
-        last.from_percent, last.to_percent, last.to_sms, last.outcome
-    );
+    let mut text = format!("last change: {}", change_text(last, model.plan.as_ref()));
     if let Some(age) = status.share_age_s {
-        text.push_str(&format!(", share in force for {}", span(age)));
-    }
-    text.push_str(&format!("; {reason}"));
-    if let Some(why) = &last.why {
-        text.push_str(&format!("; {why}"));
+        text.push_str(&format!("; the share is in force for {}", span(age)));
     }
     text
 }

@@ -81,6 +81,7 @@ pub struct Workers {
     stopping: bool,
     /// Of workers that served or were to serve; `restarted` counts the starts in their place.
     deaths: u64,
+    last_death: Option<String>,
     restarted: u64,
     actions: Vec<Action>,
 }
@@ -105,6 +106,7 @@ impl Workers {
             held,
             stopping: false,
             deaths: 0,
+            last_death: None,
             restarted: 0,
             actions: Vec::new(),
         }

@@ -221,6 +221,7 @@ impl Workers {
 
     pub(super) fn died(&mut self, why: String) {
         self.deaths += 1;
+        self.last_death = Some(why.clone());
         self.retry(why);
     }
 

@@ -119,6 +119,11 @@ impl Workers {
         (self.deaths, self.restarted)
     }
 
+    /// What the last of them died of.
+    pub fn last_death(&self) -> Option<&str> {
+        self.last_death.as_deref()
+    }
+
     /// Deaths, and starts in vain.
     pub fn failures_in_a_row(&self) -> u32 {
         self.restarts.failures()

@@ -56,6 +56,7 @@ fn report(state: ModelState, share: Percent, gpu: &dyn GpuBackend) -> ModelRepor
         held: false,
         workers: Vec::new(),
         worker_deaths: 0,
+        last_death: None,
         worker_restarts: 0,
         handovers: Handovers::default(),
         changes: Changes::default(),

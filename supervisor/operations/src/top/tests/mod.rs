@@ -81,7 +81,7 @@ fn an_idle_and_a_busy_model_at_the_usual_size() {
         &shown(&app, USUAL),
         &[
             "speech (b) on GPU 0: ready for 12 s; SLO 20 ms for 99%, slack -25%",
-            "last change: 100% -> 60% (72 SMs), completed, share in force for 12 s; by the policy: 72 SMs instead",
+            "last change: 100% -> 60% (72 SMs), completed; by the policy: 72 SMs instead",
             "plan: 60% wanted (keep): it makes room for digits",
             "requests: 7 wait, 4 run, 200 done, 0 failed, 20 refused (late 20); waited 3 ms in the mean",
         ],
@@ -100,7 +100,7 @@ fn a_change_that_failed_is_not_taken_for_the_one_in_force() {
     };
     let screen = shown(&app(models, &[gpu(0, true)]), LARGE);
     has(&screen, &["100>60% hand, aborted"]);
-    has(&screen, &["aborted, share in force for 12 s; by hand; the new worker did not start"]);
+    has(&screen, &["aborted; by hand; the new worker did not start; the share is in force for 12 s"]);
 }
 
 #[test]

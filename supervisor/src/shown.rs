@@ -1,0 +1,60 @@
+//! What the metrics' listeners show: the metrics, and the page with its samples.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use shadowslice_control::controller::Planned;
+use shadowslice_control::models::Served;
+use shadowslice_datapath::trace::Tracer;
+use shadowslice_ingress::{Events, File, Shown};
+use shadowslice_operations::admin::Reach;
+use shadowslice_operations::history::History;
+use shadowslice_operations::metrics;
+
+/// The page, as it stands in the binary.
+const FILES: &[File] = &[
+    File { path: "/", content_type: "text/html; charset=utf-8", text: include_str!("page/index.html") },
+    File { path: "/page.css", content_type: "text/css; charset=utf-8", text: include_str!("page/page.css") },
+    File { path: "/page.js", content_type: SCRIPT, text: include_str!("page/page.js") },
+    File { path: "/charts.js", content_type: SCRIPT, text: include_str!("page/charts.js") },
+];
+
+const SCRIPT: &str = "text/javascript; charset=utf-8";
+
+pub(crate) fn shown(
+    reach: &Arc<Reach>,
+    tracer: Option<Arc<Tracer>>,
+    own: impl Fn() -> metrics::Own + Send + Sync + 'static,
+    history: &Arc<History>,
+) -> Shown {
+    let (reach, history) = (Arc::clone(reach), Arc::clone(history));
+    Shown {
+        metrics: Arc::new(move || rendered(&reach, tracer.as_deref(), own())),
+        files: FILES,
+        events: Arc::new(move || {
+            let (kept, news) = history.follow();
+            Events { kept, news }
+        }),
+    }
+}
+
+fn rendered(reach: &Reach, tracer: Option<&Tracer>, own: metrics::Own) -> String {
+    let status = reach.status();
+    let mut statuses: HashMap<_, _> =
+        status.models.into_iter().map(|model| (model.name.clone(), model)).collect();
+    let models = reach.models();
+    let told = |model: &Served| {
+        Some(metrics::ModelMetrics {
+            status: statuses.remove(&model.model.name)?,
+            totals: model.pipeline.totals(),
+            changes: model.report.borrow().changes.clone(),
+        })
+    };
+    let models: Vec<_> = models.served.iter().filter_map(told).collect();
+    let policy = reach.planned.as_ref().map(|planned| {
+        let Planned { report, took } = planned.borrow().clone();
+        metrics::Policy { name: report.policy, took }
+    });
+    let traces = tracer.map(Tracer::counts);
+    metrics::render(&models, policy.as_ref(), traces, &status.gpus, own)
+}
