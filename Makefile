@@ -23,6 +23,7 @@ ort       := $(TARGET)/onnxruntime/libonnxruntime.so
 ort_gpu   := $(TARGET)/onnxruntime-gpu/libonnxruntime.so
 py_stamp  := $(TARGET)/python/.complete-$(shell $(PYTHON) -c 'import sys; print(*sys.version_info[:2], sep=".")' 2>/dev/null)
 models    := $(TARGET)/models/.complete
+browser   := $(TARGET)/browser/.complete
 rivals    := $(TARGET)/rivals/.complete
 pip       := $(PYTHON) -m pip --disable-pip-version-check --quiet
 with_env  := PYTHON=$(PYTHON) PYTHONPATH=$(TARGET)/python PYTHONDONTWRITEBYTECODE=1
@@ -41,7 +42,7 @@ demo: build models ## Serve three models without a GPU, resize them under load, 
 	$(TARGET)/release/shadowslice-demo
 
 .PHONY: test
-test: lint clients unit ## Formatting, lints, all tests, outside clients
+test: lint clients page monitoring unit ## Formatting, lints, all tests, outside clients
 
 .PHONY: lint
 lint: | have-cargo ## Formatting and lints
@@ -72,6 +73,21 @@ clients: onnxruntime python | have-cargo ## Triton's own clients against a runni
 	$(with_libs) tests/python/encrypted.py $(TARGET)/debug/shadowslice
 	$(with_libs) tests/python/worker_memory.py $(TARGET)/debug/shadowslice
 	$(with_libs) tests/python/upgrade.py $(TARGET)/debug/shadowslice
+
+# The browser is for x86-64 and comes by npm; elsewhere CHROMIUM names one.
+CHROMIUM ?= $(TARGET)/browser/chromium/chromium
+.PHONY: page
+page: onnxruntime $(browser) | have-cargo ## The page on the metrics' address, in a headless Chromium
+	$(CARGO) build --workspace --locked
+	PYTHONPATH=$(TARGET)/python:$(TARGET)/browser PYTHONDONTWRITEBYTECODE=1 \
+	  $(PYTHON) tests/python/page.py $(TARGET)/debug/shadowslice $(CHROMIUM)
+
+# From Debian's package where none is on the path; elsewhere PROMTOOL names one.
+PROMTOOL ?= $(or $(shell command -v promtool),$(TARGET)/tools/promtool)
+.PHONY: monitoring
+monitoring: onnxruntime python $(PROMTOOL) | have-cargo ## The alert rules and the Grafana board, with promtool
+	$(CARGO) build --workspace --locked
+	$(with_libs) tests/python/monitoring.py $(TARGET)/debug/shadowslice $(PROMTOOL)
 
 .PHONY: soak
 soak: build ## 1,300 hand-overs with twin runs, four hundred kills (nine minutes once built)
@@ -187,6 +203,27 @@ $(rivals): $(wildcard benches/rivals/requirements-*.txt) benches/rivals/install 
            $(py_stamp) | have-pip
 	PYTHON=$(PYTHON) benches/rivals/install $(@D)
 	$(with_libs) benches/rivals/make_models.py $(@D)/models
+	touch $@
+
+$(browser): $(wildcard tests/browser/*) $(py_stamp) | have-pip
+	rm -rf $(@D) && mkdir -p $(@D)/modules
+	$(pip) install --root-user-action=ignore --only-binary=:all: --no-deps --target $(@D) --requirement tests/browser/requirements.txt
+	if [ "$(CHROMIUM)" = "$(@D)/chromium/chromium" ]; then \
+	  command -v npm >/dev/null || { \
+	    echo "error: npm is missing: install it (apt-get install npm), or name a Chromium: make CHROMIUM=/usr/bin/chromium" >&2; exit 69; }; \
+	  cp tests/browser/package*.json $(@D)/modules; \
+	  npm ci --prefix $(@D)/modules --ignore-scripts --no-audit --no-fund --loglevel error; \
+	  $(with_libs) tests/browser/install $(@D)/modules/node_modules $(@D)/chromium; \
+	  rm -rf $(@D)/modules; \
+	fi
+	touch $@
+
+$(TARGET)/tools/promtool:
+	rm -rf $@.d && mkdir -p $@.d
+	cd $@.d && apt-get download prometheus >/dev/null && dpkg -x prometheus_*.deb . || { \
+	  echo "error: promtool is missing: install it (Debian: prometheus), or name one: make PROMTOOL=FILE" >&2; exit 69; }
+	mv $@.d/usr/bin/promtool $@
+	rm -rf $@.d
 	touch $@
 
 $(py_stamp): requirements.txt | have-pip

@@ -1,0 +1,95 @@
+#!/usr/bin/env python3
+"""The alert rules and the Grafana board, with promtool and the metrics of a real supervisor.
+
+Usage: monitoring.py SHADOWSLICE_BINARY PROMTOOL [unittest arguments]
+"""
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import tritonclient.http as httpclient
+from onnx import TensorProto
+
+import models
+from server import Server, free_port
+
+FOLDER = Path(__file__).parents[2] / "packaging/monitoring"
+ALERTS, BOARD = FOLDER / "alerts.yaml", FOLDER / "grafana.json"
+# What only a GPU with NVML has.
+ON_A_GPU = {f"shadowslice_gpu_{what}" for what in ["memory_used_bytes", "memory_total_bytes", "utilization", "xid_errors_total"]}
+VARIABLES = {"$__rate_interval": "5m", "$instance": ".*", "$model": ".*"}
+BINARY, PROMTOOL = "", ""
+
+
+def expressions():
+    """Of each panel of the board, with Grafana's variables filled in."""
+    for panel in json.loads(BOARD.read_text())["panels"]:
+        for target in panel["targets"]:
+            expression = target["expr"]
+            for name, value in VARIABLES.items():
+                expression = expression.replace(name, value)
+            yield panel["title"], expression
+
+
+class Monitoring(unittest.TestCase):
+    def promtool(self, *arguments, text=None):
+        ran = subprocess.run([PROMTOOL, *arguments], cwd=FOLDER, input=text, text=True, timeout=60,
+                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        self.assertEqual(ran.returncode, 0, ran.stdout)
+
+    def test_the_alerts_fire_when_they_should(self):
+        self.promtool("check", "rules", ALERTS.name)
+        self.promtool("test", "rules", "alerts.test.yaml")
+
+    def test_every_panel_asks_what_prometheus_understands(self):
+        rules = [{"record": "panel", "expr": expression} for _, expression in expressions()]
+        self.assertGreater(len(rules), 10)
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+            json.dump({"groups": [{"name": "board", "rules": rules}]}, file)
+            file.flush()
+            self.promtool("check", "rules", "--lint=none", file.name)
+
+    def test_panels_lie_beside_each_other(self):
+        taken = set()
+        for panel in json.loads(BOARD.read_text())["panels"]:
+            at = panel["gridPos"]
+            cells = {(at["x"] + x, at["y"] + y) for x in range(at["w"]) for y in range(at["h"])}
+            self.assertTrue(taken.isdisjoint(cells) and at["x"] + at["w"] <= 24, panel["title"])
+            taken |= cells
+
+    def test_every_metric_that_is_asked_for_is_there(self):
+        port = free_port()
+        server = Server(BINARY, make, metrics=f'["127.0.0.1:{port}"]')
+        self.addCleanup(server.stop)
+        client = httpclient.InferenceServerClient(f"localhost:{server.http_port}")
+        self.addCleanup(client.close)
+        tensor = httpclient.InferInput("x", [1, 3], "FP32")
+        tensor.set_data_from_numpy(np.ones((1, 3), np.float32))
+        client.infer("m", [tensor])
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            text = answer.read().decode()
+        there = set(re.findall(r"^([a-z_]+)[{ ]", text, re.M)) | ON_A_GPU
+        asked = ALERTS.read_text() + " ".join(expression for _, expression in expressions())
+        names = set(re.findall(r"\b(?:shadowslice|process)_[a-z_]+[a-z]\b(?=[\s{\[)]|$)", asked))
+        self.assertGreater(len(names), 15)
+        self.assertEqual(names - there, set())
+
+
+def make(folder):
+    models.identity(folder, "m", [("x", "y", TensorProto.FLOAT)])
+    return {"m": "batch: {max: 8}"}
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 3:
+        sys.exit(__doc__)
+    BINARY, PROMTOOL = sys.argv[1:3]
+    del sys.argv[1:3]
+    unittest.main()
