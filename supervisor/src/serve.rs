@@ -228,11 +228,11 @@ fn repository(
     models: &watch::Receiver<Arc<ModelSet>>,
     router: &Arc<Router>,
     guard: Guard,
-    wishes: mpsc::Sender<Asked>,
+    (wishes, rising): (mpsc::Sender<Asked>, watch::Receiver<bool>),
 ) -> Arc<Repository> {
     let (models, router) = (models.clone(), Arc::clone(router));
     let list = move || models.borrow().listed(|name| router.is_drained(name));
-    Arc::new(Repository::new(list, guard, wishes))
+    Arc::new(Repository::new(list, guard, wishes, rising))
 }
 
 async fn serve(
@@ -266,12 +266,14 @@ async fn serve(
     let (reloads, to_reload) = mpsc::channel(COMMANDS);
     let (upgrade, upgrades) = mpsc::channel(1);
     let (wishes, wished) = mpsc::channel(COMMANDS);
-    let repository = repository(&models, &router, model_control, wishes);
+    let (rising, risen) = watch::channel(false);
+    let repository = repository(&models, &router, model_control, (wishes, risen.clone()));
     let reach = Arc::new(Reach {
         router: Arc::clone(&router),
         models: models.clone(),
         reloads: reloads.clone(),
         upgrades: upgrade,
+        rising: risen.clone(),
         gpus: context.gpus.clone(),
         readings: context.readings,
         controller: config.controller,
@@ -287,6 +289,7 @@ async fn serve(
         memory: ingress.shared_memory(),
         models: models.clone(),
         router: &router,
+        rising,
         gpus: &gpus,
         within: (config.timeouts.spawn + config.timeouts.warm) * 2 + config.timeouts.stop,
     };
@@ -360,7 +363,7 @@ async fn serve(
             served = served => served,
             () = while_it_serves => Ok(()),
             () = registry.run(to_reload, wished) => Ok(()),
-            () = reload_on(hangup, reloads) => Ok(()),
+            () = reload_on(hangup, reloads, risen) => Ok(()),
             () = systemd::feed_watchdog(pulse) => Ok(()),
             () = control.ended() => Err(control_ended()),
         }
@@ -431,8 +434,12 @@ fn tracing(config: &Config, clock: Clock) -> Result<Option<(Arc<Tracer>, Exporte
 }
 
 /// Asks for a reload at each SIGHUP, for ever.
-async fn reload_on(mut hangup: Signal, reloads: mpsc::Sender<Reload>) {
+async fn reload_on(mut hangup: Signal, reloads: mpsc::Sender<Reload>, rising: watch::Receiver<bool>) {
     while hangup.recv().await.is_some() {
+        if *rising.borrow() {
+            tracing::warn!("no reload: another supervisor is about to take over, and reads the file itself");
+            continue;
+        }
         // The log says how the reload went. A full queue is no loss: the last reload in it reads
         // the same file.
         reloads.try_send(Reload { reply: oneshot::channel().0 }).ok();

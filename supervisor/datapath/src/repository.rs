@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::peer::{Guard, Peer};
 
@@ -56,6 +56,9 @@ pub enum WishRefused {
     Failed(String, String),
     #[error("the server is busy with other models, or stopping; try again later")]
     Busy,
+    /// What is changed now would not be known there.
+    #[error("another supervisor is about to take over; try again in some seconds")]
+    Succession,
 }
 
 /// A model as clients see it.
@@ -73,6 +76,7 @@ pub struct Repository {
     list: List,
     guard: Guard,
     wishes: mpsc::Sender<Asked>,
+    rising: watch::Receiver<bool>,
 }
 
 impl fmt::Debug for Repository {
@@ -82,13 +86,14 @@ impl fmt::Debug for Repository {
 }
 
 impl Repository {
-    /// Commands of those whom `guard` lets go to `wishes`.
+    /// Commands of those whom `guard` lets go to `wishes`, unless the next supervisor is `rising`.
     pub fn new(
         list: impl Fn() -> Vec<Listed> + Send + Sync + 'static,
         guard: Guard,
         wishes: mpsc::Sender<Asked>,
+        rising: watch::Receiver<bool>,
     ) -> Self {
-        Self { list: Box::new(list), guard, wishes }
+        Self { list: Box::new(list), guard, wishes, rising }
     }
 
     pub fn list(&self) -> Vec<Listed> {
@@ -103,6 +108,9 @@ impl Repository {
         let (action, model) = wish.named();
         if !self.guard.lets(&by, action, model) {
             return Err(WishRefused::Denied);
+        }
+        if *self.rising.borrow() {
+            return Err(WishRefused::Succession);
         }
         let (reply, outcome) = oneshot::channel();
         let sent = tokio::time::timeout(TURN_WITHIN, self.wishes.send(Asked { wish, by, reply })).await;

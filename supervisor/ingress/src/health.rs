@@ -148,7 +148,12 @@ mod tests {
     fn front() -> Arc<Frontend> {
         Arc::new(Frontend {
             router: Arc::new(Router::new(Pulse::new(Clock::start()))),
-            repository: Arc::new(Repository::new(Vec::new, Guard::nobody(), mpsc::channel(1).0)),
+            repository: Arc::new(Repository::new(
+                Vec::new,
+                Guard::nobody(),
+                mpsc::channel(1).0,
+                watch::channel(false).1,
+            )),
             tracer: None,
             watchers: Arc::new(Semaphore::new(1)),
             regions: Arc::new(Regions::new(Guard::nobody())),

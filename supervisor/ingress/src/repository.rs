@@ -48,7 +48,9 @@ impl From<WishRefused> for RequestError {
             WishRefused::Denied => Self::Forbidden(message),
             WishRefused::Invalid(_) => Failure::Invalid(message).into(),
             WishRefused::Failed(..) => Failure::Internal(message).into(),
-            WishRefused::NotAllowed | WishRefused::Busy => Failure::Unavailable(message).into(),
+            WishRefused::NotAllowed | WishRefused::Busy | WishRefused::Succession => {
+                Failure::Unavailable(message).into()
+            }
         }
     }
 }

@@ -61,7 +61,12 @@ impl Server {
         let (stop, stopped) = watch::channel(Course::Serve);
         let running = tokio::spawn(ingress.run(
             Arc::new(Router::new(Pulse::new(Clock::start()))),
-            Arc::new(Repository::new(Vec::new, Guard::nobody(), tokio::sync::mpsc::channel(1).0)),
+            Arc::new(Repository::new(
+                Vec::new,
+                Guard::nobody(),
+                tokio::sync::mpsc::channel(1).0,
+                watch::channel(false).1,
+            )),
             None,
             stopped,
         ));

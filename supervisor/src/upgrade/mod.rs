@@ -76,6 +76,8 @@ pub(crate) struct Succession<'a> {
     pub(crate) memory: SharedMemory,
     pub(crate) models: watch::Receiver<Arc<ModelSet>>,
     pub(crate) router: &'a Router,
+    /// Tells whether the next one is being started: nothing but what it will know may change then.
+    pub(crate) rising: watch::Sender<bool>,
     /// How long the models of the next one may take until they serve.
     pub(crate) within: Duration,
 }
@@ -89,9 +91,11 @@ impl Succession<'_> {
     ) -> (u32, oneshot::Sender<Result<u32, String>>) {
         loop {
             let Some(Upgrade { reply }) = orders.recv().await else { std::future::pending().await };
+            self.rising.send_replace(true);
             match self.hand_over().await {
                 Ok(pid) => return (pid, reply),
                 Err(why) => {
+                    self.rising.send_replace(false);
                     tracing::error!(why, "no upgrade: this supervisor serves on");
                     reply.send(Err(why)).ok();
                 }

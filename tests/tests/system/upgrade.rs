@@ -6,7 +6,7 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 use shadowslice_tests::home::{Error, Home};
 use shadowslice_tests::load::Outcome;
-use shadowslice_tests::process::Process;
+use shadowslice_tests::process::{Process, descendants};
 use shadowslice_tests::server::Server;
 
 use crate::scene::{EMULATED, ask, echo, echo_case};
@@ -130,6 +130,13 @@ async fn one_whose_predecessor_is_killed_serves_at_once() {
     let mut server = Server::ready(home().unwrap()).await.unwrap();
     let (_, next) = tokio::join!(server.home().run(&["upgrade"]), async {
         let next = successor(&server).await;
+        // By the first of its workers it has what it needs.
+        let has_begun = async {
+            while descendants(next.pid).is_empty() {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), has_begun).await.unwrap();
         server.signal(Signal::SIGKILL).unwrap();
         next
     });
@@ -137,5 +144,41 @@ async fn one_whose_predecessor_is_killed_serves_at_once() {
     server.wait_line(&["has ended without a word"]).await.unwrap();
     server.wait_ready().await.unwrap();
     assert_eq!(ask(server.client(), "a", &echo_case(1), 0.0).await, Outcome::Right);
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn what_clients_changed_goes_on_and_nothing_is_changed_while_the_next_one_rises() {
+    let mut server = Server::ready(home().unwrap()).await.unwrap();
+    server.client().load("a", Some(r#"{"slo": "77ms"}"#)).await.unwrap();
+    server.client().load("a", Some(r#"{"batch": {"max": 3}, "slo": "88ms"}"#)).await.unwrap();
+    let slo = async |server: &Server| server.model("a").await.unwrap().slo.latency_ms;
+    assert_eq!(slo(&server).await, 88.0);
+
+    // A model that starts slowly leaves time to give orders.
+    let config = std::fs::read_to_string(server.home().path().join("config.yaml")).unwrap();
+    let slow = echo("c", "profile: slow.yaml, share: {initial: 10%}");
+    let profile = "source: {kind: illustrative}\nstart: {process: 3s, load: 1ms, warm: 1ms}\n\
+                   execution_ms: {sms: [132], 1: [1.0]}\n";
+    server.home().write("slow.yaml", profile).unwrap();
+    server.home().write("config.yaml", &format!("{config}  - {slow}\n")).unwrap();
+    let before = server.process();
+    let (upgraded, refused) = tokio::join!(server.home().run(&["upgrade"]), async {
+        server.wait_line(&["the next supervisor is started"]).await.unwrap();
+        let resized = server.home().run(&["resize", "a", "20%"]).await.unwrap();
+        let loaded = server.client().load("a", None).await.unwrap_err();
+        (String::from_utf8_lossy(&resized.stderr).into_owned(), loaded.message().to_owned())
+    });
+    let upgraded = upgraded.unwrap();
+    assert!(upgraded.status.success(), "{upgraded:?}");
+    server.follow(&String::from_utf8_lossy(&upgraded.stdout)).unwrap();
+    assert!(
+        refused.0.contains("about to take over") && refused.1.contains("about to take over"),
+        "{refused:?}"
+    );
+    server.wait_gone(before).await.unwrap();
+    assert_eq!(slo(&server).await, 88.0);
+    let known = std::fs::read_to_string(server.home().run_dir().join("private/known.json")).unwrap();
+    assert!(known.contains("batch"), "the other key, too: {known}");
     server.stop().await.unwrap();
 }

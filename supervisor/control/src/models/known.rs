@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use shadowslice_shared::units::Percent;
 
 use super::ModelSet;
+use super::by_clients::ByClients;
 use shadowslice_config::Model;
 use shadowslice_datapath::readiness::Host;
 use shadowslice_datapath::router::Router;
@@ -37,6 +38,8 @@ pub struct KnownModel {
     pub drained: bool,
     /// By a client.
     pub unloaded: bool,
+    /// The clients' changes of its configuration.
+    by_clients: ByClients,
 }
 
 impl Known {
@@ -49,6 +52,7 @@ impl Known {
                 held: report.held,
                 drained: router.drains(&served.model.name),
                 unloaded: false,
+                by_clients: models.by_clients.get(&served.model.name).cloned().unwrap_or_default(),
             };
             (served.model.name.clone(), known)
         });
@@ -95,6 +99,10 @@ impl Known {
             range.contains(&share).then_some((share, known.held))
         });
         share.unwrap_or((otherwise, false))
+    }
+
+    pub(super) fn by_clients(&self, model: &str) -> Option<&ByClients> {
+        self.models.get(model).map(|known| &known.by_clients).filter(|by_clients| !by_clients.is_empty())
     }
 
     pub(super) fn is_unloaded(&self, model: &str) -> bool {

@@ -67,6 +67,10 @@ impl Registry {
         let [ModelChange { why, .. }] = rows;
         let Some(why) = why else {
             self.undrain(name);
+            if let Some(json) = json {
+                self.changed_by_client(name, json);
+                self.publish();
+            }
             return Ok(());
         };
         // The requested configuration failed, so the next load starts from the old one.

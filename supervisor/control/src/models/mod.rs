@@ -12,6 +12,7 @@
 //! and goes. So requests of the old form meet workers of the old form, and nothing that is queued
 //! moves.
 
+mod by_clients;
 mod files;
 mod instance;
 mod known;
@@ -21,6 +22,7 @@ mod plan;
 mod registry;
 mod reload;
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -30,6 +32,8 @@ use tokio::sync::{mpsc, oneshot};
 use crate::controller::{ModelState, Order};
 use shadowslice_config::Model;
 use shadowslice_datapath::repository::Listed;
+
+use by_clients::ByClients;
 
 pub use crate::controller::Served;
 pub use instance::{MakeError, ModelFactory};
@@ -103,6 +107,8 @@ pub struct ModelSet {
     /// As the configuration orders them.
     pub served: Vec<Served>,
     pub unloaded: Vec<Unloaded>,
+    /// What clients have changed, by the model's name.
+    by_clients: BTreeMap<String, ByClients>,
 }
 
 #[derive(Debug)]

@@ -10,6 +10,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 
+use super::by_clients::ByClients;
 use super::files::Files;
 use super::instance::{Aim, Instance, MakeError, ModelFactory, resize, serving};
 use super::known::Known;
@@ -47,6 +48,8 @@ pub struct Registry {
 struct Entry {
     model: Arc<Model>,
     state: State,
+    /// What differs from the configuration's file.
+    by_clients: ByClients,
 }
 
 #[derive(Debug)]
@@ -85,8 +88,13 @@ impl Registry {
         let (file, entries) = (file.to_owned(), Vec::new());
         let mut registry =
             Self { file, files: Files::default(), config: config.clone(), entries, factory, shown };
-        for (model, share) in config.models.iter().zip(shares) {
-            let model = Arc::new(model.clone());
+        for (written, share) in config.models.iter().zip(shares) {
+            let by_clients = known.by_clients(&written.name).filter(|_| !anew);
+            let (model, by_clients) = by_clients.map_or_else(
+                || (written.clone(), ByClients::default()),
+                |by_clients| by_clients.applied(config, written),
+            );
+            let model = Arc::new(model);
             let state = if !anew && known.is_unloaded(&model.name) {
                 State::Unloaded { why: UNLOADED.to_owned(), last: None }
             } else {
@@ -94,7 +102,7 @@ impl Registry {
                 let now = Box::new(registry.make(Arc::clone(&model), share, held).await?);
                 State::Loaded { now, next: None, before: None }
             };
-            registry.entries.push(Entry { model, state });
+            registry.entries.push(Entry { model, state, by_clients });
         }
         registry.ready_by(config.ready.clone());
         registry.publish();
@@ -186,7 +194,10 @@ impl Registry {
 
     pub(super) fn publish(&self) {
         let (mut models, mut routes) = (ModelSet::default(), HashMap::new());
-        for Entry { model, state } in &self.entries {
+        for Entry { model, state, by_clients } in &self.entries {
+            if !by_clients.is_empty() {
+                models.by_clients.insert(model.name.clone(), by_clients.clone());
+            }
             match state {
                 State::Loaded { now, next, .. } => {
                     let successor = next.as_ref().map(|next| next.instance.served.report.clone());
@@ -212,6 +223,7 @@ impl Registry {
     /// From now on this is what the file says; its order is the models'.
     pub(super) fn as_written(&mut self, models: &[Model]) {
         self.config.models = models.to_vec();
+        self.entries.iter_mut().for_each(|entry| entry.by_clients = ByClients::default());
         let places: HashMap<_, _> = models.iter().enumerate().map(|(at, model)| (&model.name, at)).collect();
         self.entries.sort_by_key(|entry| places.get(&entry.model.name).copied().unwrap_or(usize::MAX));
     }
@@ -254,8 +266,8 @@ impl Registry {
             }
         };
         match self.entry(&model.name) {
-            Some(entry) => *entry = Entry { model, state },
-            None => self.entries.push(Entry { model, state }),
+            Some(entry) => (entry.model, entry.state) = (model, state),
+            None => self.entries.push(Entry { model, state, by_clients: ByClients::default() }),
         }
         outcome
     }
@@ -281,7 +293,7 @@ impl Registry {
         let Some(place) = self.entries.iter().position(|entry| entry.model.name == new.name) else {
             return (ChangeKind::Changed, Err("the configuration names no such model".to_owned()));
         };
-        let Entry { model, state } = &mut self.entries[place];
+        let Entry { model, state, .. } = &mut self.entries[place];
         let State::Loaded { now, before, .. } = state else {
             *model = new;
             return (ChangeKind::Changed, Ok(()));
@@ -369,7 +381,7 @@ impl Registry {
     /// Ends a change in place: if its share is not in force, the model returns to its earlier
     /// configuration, so that another reload tries again.
     async fn settle_in_place(&mut self, name: &str, outcome: &Result<(), String>) {
-        let Some(Entry { model, state: State::Loaded { now, before, .. } }) = self.entry(name) else {
+        let Some(Entry { model, state: State::Loaded { now, before, .. }, .. }) = self.entry(name) else {
             return;
         };
         let Some(before) = before.take().filter(|_| outcome.is_err()) else { return };
@@ -378,6 +390,13 @@ impl Registry {
             Err(why) => tracing::error!(model = name, why, "the model cannot go back to what it went by"),
         }
         self.publish();
+    }
+
+    /// A client's changes are in force.
+    pub(super) fn changed_by_client(&mut self, name: &str, json: &str) {
+        if let Some(entry) = self.entry(name) {
+            entry.by_clients.add(json);
+        }
     }
 
     /// Has a model that is not loaded go by that configuration once it is loaded.

@@ -43,6 +43,8 @@ pub struct Reach {
     pub models: watch::Receiver<Arc<ModelSet>>,
     pub reloads: mpsc::Sender<Reload>,
     pub upgrades: mpsc::Sender<Upgrade>,
+    /// Whether the next supervisor is being started, which would not know of orders given now.
+    pub rising: watch::Receiver<bool>,
     /// As the configuration orders them.
     pub gpus: Vec<Arc<dyn GpuBackend>>,
     pub readings: Arc<Readings>,
@@ -237,6 +239,9 @@ async fn audited(ask: Ask, peer: &Peer, reach: &Reach) -> Reply {
 
 async fn answer(ask: Ask, reach: &Reach) -> Reply {
     let answered = match ask {
+        Ask::Resize { .. } | Ask::Hold { .. } | Ask::Reload if *reach.rising.borrow() => {
+            Err("another supervisor is about to take over; try again in some seconds".to_owned())
+        }
         Ask::Status => Ok(Reply::Status(reach.status())),
         Ask::Resize { model, share_percent } => resize(&model, share_percent, reach).await,
         Ask::Hold { model, held } => hold(&model, held, reach).await,

@@ -1,0 +1,90 @@
+//! What clients have changed of a model's configuration: the next supervisor changes it, too.
+
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use shadowslice_config::{self as config, Config, Model};
+
+/// The most changes of different keys; the oldest go.
+const MOST: usize = 32;
+
+/// Changes as JSON, as clients gave them with a load, the first one first.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(transparent)]
+pub(super) struct ByClients(Vec<String>);
+
+impl ByClients {
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// A change of the same keys takes the place of an earlier one.
+    pub(super) fn add(&mut self, json: &str) {
+        let new = keys(json);
+        self.0.retain(|earlier| !keys(earlier).is_subset(&new));
+        self.0.push(json.to_owned());
+        let beyond = self.0.len().saturating_sub(MOST);
+        self.0.drain(..beyond);
+    }
+
+    /// The model with the changes that are still possible, and these. Reads files.
+    pub(super) fn applied(&self, config: &Config, written: &Model) -> (Model, Self) {
+        let (mut config, mut applied) = (config.clone(), Self::default());
+        for json in &self.0 {
+            let changed = config::changed_model(&config, written, json);
+            let changed = changed.and_then(|model| model.broken.clone().map_or(Ok(model), Err));
+            match changed {
+                Ok(model) => {
+                    config.models.iter_mut().filter(|other| other.name == model.name).for_each(|other| {
+                        *other = model.clone();
+                    });
+                    applied.0.push(json.clone());
+                }
+                Err(why) => {
+                    let model = &written.name;
+                    tracing::warn!(model, why, json, "what a client changed is not in force any more");
+                }
+            }
+        }
+        let model = config.models.into_iter().find(|model| model.name == written.name);
+        (model.unwrap_or_else(|| written.clone()), applied)
+    }
+}
+
+/// The places of all values in a document.
+fn keys(json: &str) -> BTreeSet<String> {
+    fn collect(value: &Value, place: &str, keys: &mut BTreeSet<String>) {
+        match value {
+            Value::Object(entries) => {
+                entries.iter().for_each(|(key, value)| collect(value, &format!("{place}/{key}"), keys));
+            }
+            _ => {
+                keys.insert(place.to_owned());
+            }
+        }
+    }
+    let mut all = BTreeSet::new();
+    // What cannot be read was refused, and has no keys.
+    collect(&serde_json::from_str(json).unwrap_or(Value::Object(Default::default())), "", &mut all);
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_later_change_of_the_same_keys_is_the_one_that_counts() {
+        let mut changes = ByClients::default();
+        for json in [r#"{"slo": "5ms"}"#, r#"{"batch": {"max": 4}}"#, r#"{"slo": "9ms", "priority": 2}"#] {
+            changes.add(json);
+        }
+        assert_eq!(changes.0, [r#"{"batch": {"max": 4}}"#, r#"{"slo": "9ms", "priority": 2}"#]);
+        changes.add(r#"{"batch": {"sizes": [1]}}"#);
+        assert_eq!(changes.0.len(), 3, "another key of the same group");
+        (0..100).for_each(|n| changes.add(&format!(r#"{{"k{n}": 1}}"#)));
+        assert_eq!((changes.0.len(), changes.0.last().map(String::as_str)), (MOST, Some(r#"{"k99": 1}"#)));
+    }
+}
