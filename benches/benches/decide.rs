@@ -26,6 +26,7 @@ fn profile(work: f64, knee: u32) -> Profile {
         memory: Memory::default(),
         start: Start::default(),
         bandwidth: 0.1,
+        shapes: Default::default(),
         execution: Execution::new(sms.clone(), [1, 2, 4, 8, 16, 32].map(row).to_vec()).unwrap(),
     }
 }

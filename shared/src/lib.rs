@@ -11,6 +11,7 @@ pub mod exit;
 pub mod frame;
 pub mod groups;
 pub mod ids;
+pub mod logged;
 pub mod pool;
 pub mod profile;
 pub mod slab;

@@ -1,5 +1,6 @@
 //! Profiles: what a model costs on a device. Emulation, simulation and policies read them.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -41,6 +42,8 @@ pub struct Profile {
     pub start: Start,
     /// The part of the memory bandwidth that the model uses alone on the whole GPU, 0 to 1.
     pub bandwidth: f64,
+    /// With which it was measured, of inputs that have free axes besides the batch, without that.
+    pub shapes: BTreeMap<String, Vec<i64>>,
     pub execution: Execution,
 }
 
@@ -81,30 +84,41 @@ const MAX_MS: f64 = 1e6;
 const LONGEST_MS: f64 = 1e9;
 
 impl Execution {
-    /// Rows may come in any order.
-    pub fn new(sms: Vec<Sms>, mut rows: Vec<Row>) -> Result<Self, BadTable> {
-        if sms.is_empty() {
-            return Err(BadTable::NoColumns);
+    /// All that keeps this from being a table; rows may come in any order.
+    pub fn faults(sms: &[Sms], rows: &[Row]) -> Vec<BadTable> {
+        let mut faults = Vec::new();
+        match sms.first() {
+            None => faults.push(BadTable::NoColumns),
+            Some(first) if *first < Sms(1) || !sms.is_sorted_by(|a, b| a < b) => {
+                faults.push(BadTable::ColumnsOutOfOrder);
+            }
+            Some(_) => {}
         }
-        if rows.is_empty() {
-            return Err(BadTable::NoRows);
+        let batches: BTreeSet<u32> = rows.iter().map(|row| row.batch).collect();
+        match batches.first() {
+            None => faults.push(BadTable::NoRows),
+            Some(0) => faults.push(BadTable::RowsOutOfOrder),
+            Some(_) if batches.len() < rows.len() => faults.push(BadTable::RowsOutOfOrder),
+            Some(_) => {}
         }
-        if sms[0] < Sms(1) || !sms.is_sorted_by(|a, b| a < b) {
-            return Err(BadTable::ColumnsOutOfOrder);
-        }
-        rows.sort_by_key(|row| row.batch);
-        if rows[0].batch == 0 || !rows.is_sorted_by(|a, b| a.batch < b.batch) {
-            return Err(BadTable::RowsOutOfOrder);
-        }
-        for Row { batch, ms } in &rows {
-            if ms.len() != sms.len() {
-                return Err(BadTable::Ragged { batch: *batch, got: ms.len(), want: sms.len() });
+        for &Row { batch, ref ms } in rows {
+            if ms.len() != sms.len() && !sms.is_empty() {
+                faults.push(BadTable::Ragged { batch, got: ms.len(), want: sms.len() });
             }
             if let Some(&ms) = ms.iter().find(|&&ms| !(ms > 0.0 && ms < MAX_MS)) {
-                return Err(BadTable::NotATime { batch: *batch, ms });
+                faults.push(BadTable::NotATime { batch, ms });
             }
         }
-        Ok(Self { sms, rows })
+        faults
+    }
+
+    /// Rows may come in any order.
+    pub fn new(sms: Vec<Sms>, mut rows: Vec<Row>) -> Result<Self, BadTable> {
+        rows.sort_by_key(|row| row.batch);
+        match Self::faults(&sms, &rows).into_iter().next() {
+            Some(bad) => Err(bad),
+            None => Ok(Self { sms, rows }),
+        }
     }
 
     /// Linear between the table's points; `sms` may be a fraction, under contention. With fewer SMs

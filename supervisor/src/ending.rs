@@ -1,5 +1,6 @@
 //! How serving ends: by a signal, by a successor, or by a fault.
 
+use shadowslice_shared::logged;
 use std::cell::Cell;
 use std::time::Duration;
 
@@ -54,7 +55,10 @@ pub(crate) async fn until_ended(
     router.stop();
     // Who ends it at a terminal does not wait for load balancers.
     if told == Told::Terminate && begun.get() && !lame_duck.is_zero() {
-        tracing::info!("unready, and serving for {lame_duck:?} more; a second signal ends that");
+        tracing::info!(
+            "unready, and serving for {} more; a second signal ends that",
+            logged::span(lame_duck)
+        );
         tokio::select! {
             outcome = &mut conversation => return Some(outcome),
             () = tokio::time::sleep(lame_duck) => {}

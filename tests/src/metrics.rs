@@ -49,7 +49,7 @@ impl Metrics {
                 helped = help.split_once(' ').ok_or_else(wrong)?.0.to_owned();
             } else if let Some(kind) = line.strip_prefix("# TYPE ") {
                 let (name, kind) = kind.split_once(' ').ok_or_else(wrong)?;
-                if name != helped || !["counter", "gauge", "histogram"].contains(&kind) {
+                if name != helped || !["counter", "gauge", "histogram", "summary"].contains(&kind) {
                     return Err(wrong());
                 }
                 typed = name.to_owned();

@@ -22,7 +22,14 @@ use support::{
 /// A batch of one row takes `ms` on `sms` SMs.
 fn profile(sms: u32, ms: f64, start: Start) -> Profile {
     let execution = Execution::new(vec![Sms(sms)], vec![Row { batch: 1, ms: vec![ms] }]).unwrap();
-    Profile { source: Source::Illustrative, memory: Memory::default(), start, bandwidth: 0.0, execution }
+    Profile {
+        source: Source::Illustrative,
+        memory: Memory::default(),
+        start,
+        bandwidth: 0.0,
+        shapes: Default::default(),
+        execution,
+    }
 }
 
 #[test]

@@ -220,7 +220,8 @@ fn real_answers_take_as_long_as_the_profile_says() {
     let model = file(&linear([1.0; 4]));
     let execution = Execution::new(vec![Sms(2)], vec![Row { batch: 1, ms: vec![200.0] }]).unwrap();
     let (source, memory, start) = (Source::Illustrative, Memory::default(), Start::default());
-    let profile = Some(Profile { source, memory, start, bandwidth: 0.0, execution });
+    let profile =
+        Some(Profile { source, memory, start, bandwidth: 0.0, shapes: Default::default(), execution });
     let setup = Setup { profile, ..Setup::new(onnxruntime(model.path.clone())) };
     let worker = serving(setup, &warm_up(&[&[2]]));
     worker.send(&worker.batch(&[&[2]], &[(1, vec![fp32(&[1.0; 2])])]));

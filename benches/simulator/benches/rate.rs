@@ -29,6 +29,7 @@ fn served(index: u32) -> Served {
         memory: Memory::default(),
         start: Start { process: Duration::from_secs(1), ..Start::default() },
         bandwidth: 0.2,
+        shapes: Default::default(),
         execution: Execution::new(vec![Sms(10), Sms(20), Sms(40)], rows).unwrap(),
     };
     let terms = Terms {

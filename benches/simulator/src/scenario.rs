@@ -48,6 +48,7 @@ pub(crate) mod fixtures {
             memory: Memory::default(),
             start: Start { process: seconds(1), load: seconds(1), warm: seconds(1) },
             bandwidth: 0.0,
+            shapes: Default::default(),
             execution: Execution::new(vec![Sms(50)], vec![Row { batch: 1, ms: vec![ms] }]).unwrap(),
         }
     }

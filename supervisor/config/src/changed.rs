@@ -5,6 +5,7 @@ use std::path::Path;
 use std::rc::Rc;
 
 use super::faults::{Fault, FaultLog};
+use super::host::AnyHost;
 use super::reader::Value;
 use super::types::{Config, Model, Share};
 use super::yaml::{self, Node};
@@ -42,7 +43,9 @@ pub fn changed_model(config: &Config, written: &Model, json: &str) -> Result<Mod
         dir: Path::new(""),
         env: &|_| None,
         is_root: false,
+        host: &AnyHost,
         file_faults: RefCell::default(),
+        host_faults: RefCell::default(),
         notes: RefCell::default(),
     };
     let mut read = document(&Value::root(&whole, &log), &context);

@@ -35,8 +35,9 @@ fn report(
         writeln!(err, "note: {note}").ok();
     }
     let printed = if print { out.write_all(render(config).as_bytes()) } else { Ok(()) };
-    if !config.file_faults.is_empty() {
-        writeln!(err, "{}", Listing(&config.file_faults)).ok();
+    let faults = [&config.file_faults[..], &config.host_faults].concat();
+    if !faults.is_empty() {
+        writeln!(err, "{}", Listing(&faults)).ok();
         return Ok(exit::CONFIG);
     }
     printed?;

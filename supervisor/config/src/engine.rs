@@ -9,7 +9,7 @@ use shadowslice_shared::tensor::{Datatype, TensorSpec, elements};
 use super::reader::{Fields, Value};
 use super::types::{Engine, Gpu, Limits, Provider};
 use super::units::show_size;
-use super::{Context, absolute, usable};
+use super::{Context, absolute, onnx, usable};
 
 const MAX_AXES: usize = 32;
 
@@ -23,22 +23,23 @@ enum EngineName {
     Emulated,
 }
 
-/// Keys that only the other engine reads are faults.
+/// With the names of the inputs that a model's file has, as far as they are known. Keys that only the
+/// other engine reads are faults.
 pub(super) fn engine(
     model: &Fields<'_>,
     gpu: Option<&Gpu>,
     limits: &Limits,
     context: &Context<'_>,
-) -> Engine {
+) -> (Engine, Vec<String>) {
     match kind(model) {
         Some(EngineName::OnnxRuntime) => onnxruntime(model, gpu, context),
         Some(EngineName::Emulated) => {
             for key in ["path", "threads", "providers"] {
                 model.forbidden(key, "the emulated engine computes nothing and needs none; remove this");
             }
-            Engine::Emulated { tensors: tensors(model, limits) }
+            (Engine::Emulated { tensors: tensors(model, limits) }, Vec::new())
         }
-        None => Engine::Emulated { tensors: Vec::new() },
+        None => (Engine::Emulated { tensors: Vec::new() }, Vec::new()),
     }
 }
 
@@ -59,7 +60,7 @@ fn kind(model: &Fields<'_>) -> Option<EngineName> {
     Some(EngineName::OnnxRuntime)
 }
 
-fn onnxruntime(model: &Fields<'_>, gpu: Option<&Gpu>, context: &Context<'_>) -> Engine {
+fn onnxruntime(model: &Fields<'_>, gpu: Option<&Gpu>, context: &Context<'_>) -> (Engine, Vec<String>) {
     model.forbidden(
         "tensors",
         "only the emulated engine is told its tensors; an ONNX model brings its own; remove this",
@@ -67,7 +68,8 @@ fn onnxruntime(model: &Fields<'_>, gpu: Option<&Gpu>, context: &Context<'_>) -> 
     let threads = model.or("threads", 1, |value| value.whole(1..=MAX_THREADS));
     let path = model.required("path", "give the model's file, such as `path: digits.onnx`");
     let path = path.and_then(|value| Some(model_file(&value, &context.shown(value.text()?), context)));
-    Engine::OnnxRuntime { path: path.unwrap_or_default(), threads, providers: providers(model, gpu) }
+    let (path, inputs) = path.unwrap_or_default();
+    (Engine::OnnxRuntime { path, threads, providers: providers(model, gpu) }, inputs)
 }
 
 /// An emulated GPU computes nothing: its models run on the CPU.
@@ -99,14 +101,15 @@ fn providers(model: &Fields<'_>, gpu: Option<&Gpu>) -> Vec<Provider> {
     })
 }
 
-/// Absolute; a file that cannot be used is a fault of the model.
-fn model_file(value: &Value<'_>, shown: &Path, context: &Context<'_>) -> PathBuf {
-    if let Err(error) = usable(shown) {
+/// Absolute, with the names of its inputs; a file that cannot be used is a fault of the model.
+fn model_file(value: &Value<'_>, shown: &Path, context: &Context<'_>) -> (PathBuf, Vec<String>) {
+    let inputs = usable(shown).and_then(|()| onnx::inputs(shown));
+    if let Err(error) = &inputs {
         let message =
             format!("{} cannot be used: {error}; put the model there or correct the path", shown.display());
         context.file_faults.borrow_mut().push(value.describe(message));
     }
-    absolute(shown)
+    (absolute(shown), inputs.unwrap_or_default())
 }
 
 pub(super) fn stem(path: &str) -> Option<String> {
@@ -158,7 +161,7 @@ fn tensor_name(text: &str) -> Result<String, &'static str> {
 }
 
 /// Without the batch axis; -1 stands for any size where that is allowed.
-fn shape(value: &Value<'_>, any_size: bool) -> Option<Vec<i64>> {
+pub(super) fn shape(value: &Value<'_>, any_size: bool) -> Option<Vec<i64>> {
     let items = value.items_up_to(MAX_AXES, "axes").filter(|_| value.is_list())?;
     let axes: Vec<i64> = items.iter().map(|item| axis(item, any_size)).collect::<Option<_>>()?;
     let known: Vec<i64> = axes.iter().copied().filter(|axis| *axis > 0).collect();
@@ -192,9 +195,15 @@ fn check_size(value: &Value<'_>, shape: &[i64], datatype: Option<Datatype>, limi
     }
 }
 
-/// Per input. A shape that contradicts an emulated engine's inputs is a fault, and so is a shape
+/// Per input. A name that no input has is a fault of the model's file; a shape that contradicts an emulated engine's inputs is a fault, and so is a shape
 /// that no request can have.
-pub(super) fn warmup(model: &Fields<'_>, engine: &Engine, limits: &Limits) -> BTreeMap<String, Vec<i64>> {
+pub(super) fn warmup(
+    model: &Fields<'_>,
+    engine: &Engine,
+    limits: &Limits,
+    inputs: &[String],
+    context: &Context<'_>,
+) -> BTreeMap<String, Vec<i64>> {
     let mut warmup = BTreeMap::new();
     let Some(value) = model.get("warmup") else { return warmup };
     for (input, value) in value.any_fields() {
@@ -204,6 +213,10 @@ pub(super) fn warmup(model: &Fields<'_>, engine: &Engine, limits: &Limits) -> BT
             check_warmup(&value, input, &shape, tensors);
             let declared = tensors.iter().find(|tensor| tensor.input.name == input);
             datatype = declared.map(|tensor| tensor.input.datatype);
+        }
+        if !inputs.is_empty() && !inputs.iter().any(|name| name == input) {
+            let message = format!("the model has no such input; its file has {}", inputs.join(", "));
+            context.file_faults.borrow_mut().push(value.describe(message));
         }
         check_size(&value, &shape, datatype, limits);
         warmup.insert(input.to_owned(), shape);

@@ -8,8 +8,10 @@ pub mod check;
 mod engine;
 mod faults;
 mod gpus;
+mod host;
 mod listen;
 mod models;
+mod onnx;
 mod peers;
 mod profile;
 mod reader;
@@ -26,7 +28,7 @@ use std::cell::RefCell;
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 pub use changed::changed_model;
 pub use faults::{ConfigError, Fault, Listing, Position};
@@ -37,6 +39,7 @@ pub use types::*;
 pub use units::duration;
 
 use faults::FaultLog;
+use host::{AnyHost, Host, ThisHost};
 use reader::Value;
 
 /// How variables of the environment are looked up.
@@ -48,7 +51,9 @@ struct Context<'a> {
     dir: &'a Path,
     env: Environment<'a>,
     is_root: bool,
+    host: &'a dyn Host,
     file_faults: RefCell<Vec<Fault>>,
+    host_faults: RefCell<Vec<Fault>>,
     /// Settings that have no effect, or cannot be right, and are no faults.
     notes: RefCell<Vec<Fault>>,
 }
@@ -57,6 +62,11 @@ impl Context<'_> {
     /// Of a path that is relative to the file.
     fn shown(&self, path: &str) -> PathBuf {
         self.dir.join(path)
+    }
+
+    /// What the configuration names and this host does not have.
+    fn lacks(&self, value: &Value<'_>, message: impl std::fmt::Display) {
+        self.host_faults.borrow_mut().push(value.describe(format!("on this host {message}")));
     }
 
     /// A note on a profile that two models have is kept once.
@@ -68,9 +78,18 @@ impl Context<'_> {
     }
 }
 
+/// Without `..`, except where that leads elsewhere: out of a folder that is a link.
 fn absolute(path: &Path) -> PathBuf {
     // Fails only where there is no working directory; opening the path fails by itself then.
-    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
+    let whole = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let is_folder = |path: &Path| path.symlink_metadata().is_ok_and(|found| found.is_dir());
+    let mut plain = PathBuf::new();
+    for part in whole.components() {
+        if part != Component::ParentDir || !is_folder(&plain) || !plain.pop() {
+            plain.push(part);
+        }
+    }
+    plain
 }
 
 /// Fails for a path that is not a regular file, is empty, or cannot be read by this user.
@@ -90,8 +109,12 @@ fn usable(path: &Path) -> Result<(), io::Error> {
     Ok(())
 }
 
-/// Faults of models' own files leave a configuration, and stand in [`Config::file_faults`].
+/// On a host that has whatever is named; see [`load_here`].
 pub fn load(path: &Path, env: Environment<'_>, is_root: bool) -> Result<Config, ConfigError> {
+    load_on(path, env, is_root, &AnyHost)
+}
+
+fn load_on(path: &Path, env: Environment<'_>, is_root: bool, host: &dyn Host) -> Result<Config, ConfigError> {
     let log = FaultLog::new(path);
     let text =
         yaml::read(path, &log).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
@@ -99,19 +122,30 @@ pub fn load(path: &Path, env: Environment<'_>, is_root: bool) -> Result<Config, 
         return Err(ConfigError::Faults(log.into_sorted()));
     };
     let dir = path.parent().unwrap_or(Path::new(""));
-    let context = Context { dir, env, is_root, file_faults: RefCell::default(), notes: RefCell::default() };
+    let context = Context {
+        dir,
+        env,
+        is_root,
+        host,
+        file_faults: RefCell::default(),
+        host_faults: RefCell::default(),
+        notes: RefCell::default(),
+    };
     let config = document(&Value::root(&tree, &log), &context);
     let mut faults = log.into_sorted();
     if faults.is_empty() {
         return Ok(config);
     }
     faults.extend(config.file_faults);
+    faults.extend(config.host_faults);
     Err(ConfigError::Faults(faults))
 }
 
-/// In the environment of this process.
+/// In the environment of this process. Faults of models' own files, and what this host lacks, leave
+/// a configuration, and stand in [`Config::file_faults`] and [`Config::host_faults`].
 pub fn load_here(path: &Path) -> Result<Config, ConfigError> {
-    load(path, &|name| std::env::var_os(name), nix::unistd::geteuid().is_root())
+    let is_root = nix::unistd::geteuid().is_root();
+    load_on(path, &|name| std::env::var_os(name), is_root, &ThisHost::default())
 }
 
 const EXAMPLE: &str = "models: [{path: digits.onnx, slo: 20ms}]";
@@ -144,20 +178,24 @@ fn document(root: &Value<'_>, context: &Context<'_>) -> Config {
     let run_dir = settings::run_dir(&fields, context);
     let listen = listen::listen(&fields, &run_dir, context);
     let gpus = gpus::gpus(&fields);
-    let limits = settings::limits(&fields);
+    let limits = settings::limits(&fields, context);
     let controller = settings::controller(&fields, context);
     let beside = models::Beside { gpus: &gpus, limits: &limits, controller: &controller };
     let models = models::models(&fields, &beside, context);
     let (timeouts, lame_duck) = settings::timeouts(&fields);
     let ready = fields.or("ready", Ready::default(), |value| settings::ready(value, &models));
     let workers = settings::workers(&fields, models.len());
+    let control = fields.get("control").and_then(|value| peers::listed(&value, context));
+    let model_control = settings::model_control(&fields, context);
+    let mut host_faults = context.host_faults.take();
+    host_faults.sort_by_key(|fault| fault.at);
     Config {
         run_dir,
         listen,
         gpus,
         models,
-        control: fields.get("control").and_then(|value| peers::listed(&value)),
-        model_control: settings::model_control(&fields),
+        control,
+        model_control,
         controller,
         limits,
         timeouts,
@@ -169,6 +207,7 @@ fn document(root: &Value<'_>, context: &Context<'_>) -> Config {
         workers,
         tracing: tracing::tracing(&fields),
         file_faults: context.file_faults.take(),
+        host_faults,
         notes: context.notes.take(),
     }
 }

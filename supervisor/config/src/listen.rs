@@ -3,9 +3,10 @@
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
+use super::host::AccountKind;
 use super::reader::{Fields, Value};
 use super::settings::{CONTROL_SOCKET, PRIVATE};
-use super::types::{Listen, Listener, Tls};
+use super::types::{Listen, Listener, SOCKET_MODE, Tls};
 use super::{Context, absolute, peers, usable};
 
 /// In bytes: 108 with the closing NUL.
@@ -88,21 +89,27 @@ fn listener(item: &Value<'_>, run_dir: &Path, context: &Context<'_>) -> Option<(
     let written = fields.required("address", "give `unix:x.sock` or `127.0.0.1:8000`, say")?;
     let address = written.parsed(|text| address(text, run_dir))?;
     let listener = match address.clone() {
-        Address::Unix(path) => unix(&fields, path),
+        Address::Unix(path) => unix(&fields, path, context),
         Address::Tcp(address) => tcp(&fields, address, context)?,
     };
     Some((address, listener))
 }
 
-fn unix(fields: &Fields<'_>, path: PathBuf) -> Listener {
+fn group(value: &Value<'_>, context: &Context<'_>) -> Option<String> {
+    let name = value.text()?;
+    peers::check_known(value, AccountKind::Group, name, context);
+    Some(name.to_owned())
+}
+
+fn unix(fields: &Fields<'_>, path: PathBuf, context: &Context<'_>) -> Listener {
     for key in ["tls", "tokens"] {
         fields.forbidden(key, "a Unix socket's clients are on this host, and known by it; remove this");
     }
     Listener::Unix {
         path,
-        mode: fields.get("mode").and_then(|value| file_mode(&value)),
-        group: fields.get("group").and_then(|value| value.text()).map(str::to_owned),
-        peers: peers::peers(fields),
+        mode: fields.get("mode").and_then(|value| file_mode(&value)).filter(|mode| *mode != SOCKET_MODE),
+        group: fields.get("group").and_then(|value| group(&value, context)),
+        peers: peers::peers(fields, context),
     }
 }
 

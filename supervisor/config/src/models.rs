@@ -1,5 +1,6 @@
 //! The models.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use shadowslice_shared::profile::Profile;
@@ -74,7 +75,7 @@ fn model(fields: &Fields<'_>, beside: &Beside<'_>, context: &Context<'_>) -> Mod
     let Beside { gpus, limits, controller } = *beside;
     let first_file_fault = context.file_faults.borrow().len();
     let gpu = gpu(fields, gpus);
-    let engine = engine::engine(fields, gpus.get(gpu), limits, context);
+    let (engine, inputs) = engine::engine(fields, gpus.get(gpu), limits, context);
     let name = name(fields);
     let profile =
         fields.get("profile").and_then(|value| value.text().map(|path| (value, context.shown(path))));
@@ -82,8 +83,10 @@ fn model(fields: &Fields<'_>, beside: &Beside<'_>, context: &Context<'_>) -> Mod
     let handover = handover(fields);
     let is_emulated = matches!(engine, Engine::Emulated { .. });
     let slo = slo(fields);
+    let warmup = engine::warmup(fields, &engine, limits, &inputs, context);
     if let Some(profile) = &read {
         note_hopeless(fields, &slo, profile, gpus.get(gpu), context);
+        note_other_shapes(fields, &warmup, profile, context);
     }
     Model {
         name,
@@ -97,9 +100,9 @@ fn model(fields: &Fields<'_>, beside: &Beside<'_>, context: &Context<'_>) -> Mod
         priority: priority(fields, gpus.get(gpu), controller, context),
         handover,
         standby: standby(fields, handover, context),
-        cpus: fields.or("cpus", Vec::new(), cpus),
+        cpus: fields.or("cpus", Vec::new(), |value| cpus(value, context)),
         memory_limit: memory_limit(fields, gpus.get(gpu), context),
-        warmup: engine::warmup(fields, &engine, limits),
+        warmup,
         engine,
         broken: broken(context, first_file_fault),
     }
@@ -200,6 +203,29 @@ fn note_hopeless(
     }
 }
 
+fn note_other_shapes(
+    fields: &Fields<'_>,
+    warmup: &BTreeMap<String, Vec<i64>>,
+    profile: &Profile,
+    context: &Context<'_>,
+) {
+    let Some(value) = fields.get("profile") else { return };
+    for (input, measured) in &profile.shapes {
+        let warmed = match warmup.get(input) {
+            Some(shape) if shape == measured => continue,
+            Some(shape) => format!("has {shape:?}"),
+            None => "does not name it, so that its free axes have length 1".to_owned(),
+        };
+        context.note(
+            &value,
+            format!(
+                "was measured with the input {input} of shape {measured:?}, and `warmup` {warmed}: \
+                 a batch may take another time; measure with the shape that requests have, and name it in `warmup`"
+            ),
+        );
+    }
+}
+
 fn latency(value: &Value<'_>) -> Option<Duration> {
     let latency = value.parsed(units::duration)?;
     if latency.is_zero() {
@@ -241,7 +267,7 @@ fn standby(fields: &Fields<'_>, handover: HandoverMode, context: &Context<'_>) -
     standby
 }
 
-fn cpus(value: &Value<'_>) -> Option<Vec<usize>> {
+fn cpus(value: &Value<'_>, context: &Context<'_>) -> Option<Vec<usize>> {
     let mut cpus = Vec::new();
     for item in value.items() {
         let cpu = item.whole(0..=MAX_CPUS - 1)?;
@@ -249,8 +275,16 @@ fn cpus(value: &Value<'_>) -> Option<Vec<usize>> {
             item.fault(format!("core {cpu} is in the list already; name each once"));
             return None;
         }
+        if let Some(cores) = context.host.cores()
+            && !cores.iter().any(|range| range.contains(&cpu))
+        {
+            let cores: Vec<_> =
+                cores.iter().map(|range| format!("{}-{}", range.start(), range.end())).collect();
+            context.lacks(&item, format!("there is no core {cpu}; there are {}", cores.join(", ")));
+        }
         cpus.push(cpu);
     }
+    cpus.sort_unstable();
     Some(cpus)
 }
 

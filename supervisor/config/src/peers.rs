@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use super::Context;
+use super::host::AccountKind;
 use super::reader::{Fields, Value};
 use super::render::quoted;
 
@@ -19,7 +21,7 @@ pub struct Peers {
 }
 
 /// A user or a group, as it is written.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Account {
     Id(u32),
     Name(String),
@@ -58,9 +60,9 @@ impl fmt::Display for Peers {
 }
 
 /// Of Unix sockets; `None` where neither list is written.
-pub(super) fn peers(fields: &Fields<'_>) -> Option<Peers> {
-    let list = |key| fields.get(key).map(|value| accounts(&value));
-    match (list("users"), list("groups")) {
+pub(super) fn peers(fields: &Fields<'_>, context: &Context<'_>) -> Option<Peers> {
+    let list = |key, kind| fields.get(key).map(|value| accounts(&value, kind, context));
+    match (list("users", AccountKind::User), list("groups", AccountKind::Group)) {
         (None, None) => None,
         (users, groups) => Some(Peers {
             users: users.unwrap_or_default(),
@@ -71,8 +73,8 @@ pub(super) fn peers(fields: &Fields<'_>) -> Option<Peers> {
 }
 
 /// A map with at least one of the lists.
-pub(super) fn listed(value: &Value<'_>) -> Option<Peers> {
-    let peers = peers(&value.fields(&["users", "groups"]));
+pub(super) fn listed(value: &Value<'_>, context: &Context<'_>) -> Option<Peers> {
+    let peers = peers(&value.fields(&["users", "groups"]), context);
     if peers.is_none() && value.is_map() {
         value.fault("names nobody; give `users`, `groups` or both");
     }
@@ -80,29 +82,49 @@ pub(super) fn listed(value: &Value<'_>) -> Option<Peers> {
 }
 
 /// The same where clients may come over TCP, too.
-fn listed_clients(value: &Value<'_>) -> Option<Peers> {
+fn listed_clients(value: &Value<'_>, context: &Context<'_>) -> Option<Peers> {
     let fields = value.fields(&["users", "groups", "clients"]);
-    let (peers, clients) = (peers(&fields), fields.get("clients"));
+    let (peers, clients) = (peers(&fields, context), fields.get("clients"));
     if peers.is_none() && clients.is_none() {
         value.fault("names nobody; give `users`, `groups` or `clients`");
         return None;
     }
     let items = clients.and_then(|list| list.items_up_to(MAX_ACCOUNTS, "names")).unwrap_or_default();
-    let clients = items.iter().filter_map(|item| item.text().map(str::to_owned)).collect();
+    let mut clients: Vec<_> = items.iter().filter_map(|item| item.text().map(str::to_owned)).collect();
+    clients.sort_unstable();
     Some(Peers { clients, ..peers.unwrap_or_default() })
 }
 
 /// A map, or a word that `plain` reads as a yes or no to everybody.
-pub(super) fn access(value: &Value<'_>, plain: impl FnOnce(&Value<'_>) -> Option<bool>) -> Option<Access> {
+pub(super) fn access(
+    value: &Value<'_>,
+    context: &Context<'_>,
+    plain: impl FnOnce(&Value<'_>) -> Option<bool>,
+) -> Option<Access> {
     if value.is_map() {
-        return listed_clients(value).map(Access::Only);
+        return listed_clients(value, context).map(Access::Only);
     }
     plain(value).map(|yes| if yes { Access::Everybody } else { Access::Nobody })
 }
 
-fn accounts(list: &Value<'_>) -> Vec<Account> {
+fn accounts(list: &Value<'_>, kind: AccountKind, context: &Context<'_>) -> Vec<Account> {
     let items = list.items_up_to(MAX_ACCOUNTS, "names").unwrap_or_default();
-    items.iter().filter_map(account).collect()
+    let known = |item: &Value<'_>, account: &Account| {
+        if let Account::Name(name) = account {
+            check_known(item, kind, name, context);
+        }
+    };
+    let accounts = items.iter().filter_map(|item| account(item).inspect(|account| known(item, account)));
+    let mut accounts: Vec<_> = accounts.collect();
+    accounts.sort_unstable();
+    accounts
+}
+
+pub(super) fn check_known(value: &Value<'_>, kind: AccountKind, name: &str, context: &Context<'_>) {
+    if !context.host.has_account(kind, name) {
+        let kind = kind.name();
+        context.lacks(value, format!("there is no {kind} `{name}`; make it, or correct the name"));
+    }
 }
 
 fn account(item: &Value<'_>) -> Option<Account> {

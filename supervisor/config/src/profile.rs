@@ -5,12 +5,13 @@ use std::path::Path;
 use shadowslice_shared::profile::{BadTable, Execution, Memory, Profile, Row, Source, Start};
 use shadowslice_shared::units::Sms;
 
+use super::engine::shape;
 use super::faults::FaultLog;
 use super::reader::{Fields, Value};
 use super::settings::size_within;
 use super::{Context, units, usable, yaml};
 
-const KEYS: &[&str] = &["source", "memory", "start", "bandwidth", "execution_ms"];
+const KEYS: &[&str] = &["source", "memory", "start", "bandwidth", "shapes", "execution_ms"];
 
 const EXAMPLE: &str = "{source: {kind: illustrative}, execution_ms: {sms: [132], 1: [3.0]}}";
 
@@ -54,7 +55,10 @@ fn profile(root: &Value<'_>) -> Option<Profile> {
         value.number("a number from 0 to 1, such as 0.2", |share| (0.0..=1.0).contains(&share))
     };
     let bandwidth = fields.or("bandwidth", 0.0, share);
-    Some(Profile { source: source?, memory, start, bandwidth, execution: execution? })
+    let shapes = fields.get("shapes");
+    let shapes = shapes.iter().flat_map(Value::any_fields);
+    let shapes = shapes.filter_map(|(input, axes)| Some((input.to_owned(), shape(&axes, false)?))).collect();
+    Some(Profile { source: source?, memory, start, bandwidth, shapes, execution: execution? })
 }
 
 fn source(profile: &Fields<'_>) -> Option<Source> {
@@ -87,11 +91,16 @@ fn execution(profile: &Fields<'_>) -> Option<Execution> {
             rows.push(row(key, &value).map(|row| (row, value)));
         }
     }
-    let rows = rows.into_iter().collect::<Option<Vec<_>>>().filter(|_| table.is_map())?;
-    let list = rows.iter().map(|(row, _)| row.clone()).collect();
-    let execution =
-        Execution::new(sms?, list).map_err(|bad| culprit(&bad, &table, &rows).fault(bad.to_string())).ok()?;
-    Some(execution)
+    let all_read = sms.is_some() && rows.iter().all(Option::is_some) && table.is_map();
+    let rows: Vec<_> = rows.into_iter().flatten().collect();
+    let list: Vec<_> = rows.iter().map(|(row, _)| row.clone()).collect();
+    for bad in Execution::faults(sms.as_deref().unwrap_or_default(), &list) {
+        let follows = matches!(bad, BadTable::NoColumns | BadTable::NoRows) && !all_read;
+        if !follows {
+            culprit(&bad, &table, &rows).fault(bad.to_string());
+        }
+    }
+    Execution::new(sms?, list).ok().filter(|_| all_read)
 }
 
 fn culprit<'a>(bad: &BadTable, table: &Value<'a>, rows: &[(Row, Value<'a>)]) -> Value<'a> {

@@ -80,12 +80,12 @@ const LIMITS: [&str; 6] =
     ["request_bytes", "response_bytes", "memory", "in_flight", "connections", "shared_memory"];
 
 /// Which clients may load and unload models.
-pub(super) fn model_control(root: &Fields<'_>) -> Access {
+pub(super) fn model_control(root: &Fields<'_>, context: &Context<'_>) -> Access {
     let word = |value: &Value<'_>| value.one_of(&[("none", false), ("explicit", true)]);
-    root.or("model_control", Access::default(), |value| peers::access(value, word))
+    root.or("model_control", Access::default(), |value| peers::access(value, context, word))
 }
 
-pub(super) fn limits(root: &Fields<'_>) -> Limits {
+pub(super) fn limits(root: &Fields<'_>, context: &Context<'_>) -> Limits {
     let fields = root.section("limits", &LIMITS);
     let bytes = |key| fields.or(key, 64 << 20, |value| size_within(value, 1, MAX_MESSAGE));
     let count = |key, default| fields.or(key, default, |value| count(value, 1_000_000));
@@ -97,8 +97,9 @@ pub(super) fn limits(root: &Fields<'_>) -> Limits {
         memory: fields.get("memory").and_then(|value| size_within(&value, least, 1 << 50)),
         in_flight: count("in_flight", 65_536),
         connections: count("connections", 16_384),
-        shared_memory: fields
-            .or("shared_memory", Access::default(), |value| peers::access(value, |word| word.flag())),
+        shared_memory: fields.or("shared_memory", Access::default(), |value| {
+            peers::access(value, context, |word| word.flag())
+        }),
     }
 }
 
@@ -143,7 +144,9 @@ pub(super) fn ready(value: &Value<'_>, models: &[Model]) -> Option<Ready> {
         }
         known.then(|| text.to_owned())
     };
-    Some(Ready::Each(names.iter().filter_map(known).collect()))
+    let mut names: Vec<_> = names.iter().filter_map(known).collect();
+    names.sort_unstable();
+    Some(Ready::Each(names))
 }
 
 pub(super) fn onnxruntime(root: &Fields<'_>, context: &Context<'_>) -> OnnxRuntime {
@@ -168,7 +171,8 @@ pub(super) fn workers(root: &Fields<'_>, models: usize) -> Workers {
         };
         value.items().into_iter().map(name).collect()
     };
-    let environment = fields.or("environment", Vec::new(), names);
+    let mut environment: Vec<String> = fields.or("environment", Vec::new(), names);
+    environment.sort_unstable();
     let users = fields.get("users").and_then(|value| value.parsed(users));
     if let (Some(users), Some(value)) = (&users, fields.get("users"))
         && users.clone().count() < models

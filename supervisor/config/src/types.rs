@@ -48,6 +48,8 @@ pub struct Config {
     /// Faults of the models' own files. `check` refuses them; `serve` starts the other models.
     pub file_faults: Vec<Fault>,
     /// Settings that have no effect in this configuration, or cannot be right.
+    /// What is named and is not on this host: names of users and groups, and cores.
+    pub host_faults: Vec<Fault>,
     pub notes: Vec<Fault>,
 }
 
@@ -76,12 +78,15 @@ pub struct Listen {
     pub metrics: Vec<Listener>,
 }
 
+/// Where no mode is configured: the socket's owner and its group may connect.
+pub const SOCKET_MODE: u32 = 0o660;
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Listener {
     Unix {
         /// Absolute, and fits into a socket's address.
         path: PathBuf,
-        /// `None` for the default.
+        /// `None` for [`SOCKET_MODE`].
         mode: Option<u32>,
         group: Option<String>,
         /// Who may connect; `None` if everybody whom the mode lets in.

@@ -14,16 +14,13 @@ use tokio::net::{TcpListener, TcpSocket, UnixListener, UnixSocket, UnixStream};
 use super::site::Site;
 use super::tls::Encryption;
 use super::tokens::Tokens;
-use shadowslice_config::Listener;
+use shadowslice_config::{Listener, SOCKET_MODE};
 use shadowslice_datapath::peer::{Guard, Refusals, UnknownAccount};
 use shadowslice_datapath::sockets::{Inherited, Passable, SocketFile};
 
 /// At most `net.core.somaxconn`, which is usually the same number. Beyond it, a client of a Unix
 /// socket that does not block is turned away at once.
 const BACKLOG: u32 = 4096;
-
-/// Where no mode is configured: the socket's owner and its group may connect.
-const MODE: u32 = 0o660;
 
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
@@ -144,7 +141,7 @@ pub(super) async fn bind(
             if socket.is_none() {
                 make_way(path).await?;
             }
-            bind_unix(path, socket, (mode.unwrap_or(MODE), group), guard).map_err(|source| {
+            bind_unix(path, socket, (mode.unwrap_or(SOCKET_MODE), group), guard).map_err(|source| {
                 let message = format!(
                     "cannot listen on {}; its folder must be there, and this user's to write to",
                     path.display()

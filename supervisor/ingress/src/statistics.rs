@@ -26,7 +26,7 @@ fn model(name: String, totals: &Totals) -> proto::ModelStatistics {
         version: VERSION.to_owned(),
         last_inference: last_inference(totals),
         inference_count: totals.rows,
-        execution_count: totals.batch_execution.count(),
+        execution_count: totals.batch_execution.count,
         inference_stats: Some(proto::InferStatistics {
             success: part(sums.request),
             fail: duration(totals.fail),

@@ -1,7 +1,7 @@
 //! The log. It goes to standard error by way of a bounded queue: a reader that stops reading stops
 //! nothing but the log. Lines that find no room are dropped and counted.
 
-use std::io::{self, IsTerminal};
+use std::io::{self, IsTerminal, Write};
 use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
@@ -27,11 +27,28 @@ pub struct Log {
     dropped: ErrorCounter,
 }
 
+/// Each event is written at once, and stays one line whatever texts of others are in it.
+struct OneLine<W>(W);
+
+impl<W: Write> Write for OneLine<W> {
+    fn write(&mut self, event: &[u8]) -> io::Result<usize> {
+        let (text, end) = event.split_at(event.len() - usize::from(event.ends_with(b"\n")));
+        let text: Vec<u8> = text.iter().map(|&byte| if byte == b'\n' { b' ' } else { byte }).collect();
+        self.0.write_all(&text)?;
+        self.0.write_all(end)?;
+        Ok(event.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
 impl Log {
     /// Once a process. RUST_LOG chooses how much, SHADOWSLICE_LOG=json the form.
     pub fn start() -> Self {
         let queue = NonBlockingBuilder::default().lossy(true).buffered_lines_limit(WAITING);
-        let (queue, writer) = queue.finish(io::stderr());
+        let (queue, writer) = queue.finish(OneLine(io::stderr()));
         let dropped = queue.error_counter();
         let log = tracing_subscriber::fmt().with_env_filter(filter()).with_writer(queue).with_target(false);
         // Internal errors would go to standard error at once, and wait for its reader.
@@ -65,5 +82,20 @@ impl Log {
     pub fn dropped(&self) -> impl Fn() -> u64 + Send + Sync + 'static {
         let dropped = self.dropped.clone();
         move || dropped.dropped_lines() as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_is_one_line() {
+        let mut written = Vec::new();
+        let mut log = OneLine(&mut written);
+        for event in ["one\n", "a thread panicked: at x.rs:1:\nmessage\n", "no end"] {
+            assert_eq!(log.write(event.as_bytes()).unwrap(), event.len());
+        }
+        assert_eq!(String::from_utf8(written).unwrap(), "one\na thread panicked: at x.rs:1: message\nno end");
     }
 }

@@ -217,6 +217,7 @@ mod tests {
             memory: Memory::default(),
             start: Start::default(),
             bandwidth: 0.1,
+            shapes: Default::default(),
             execution: Execution::new(vec![Sms(10), Sms(20)], vec![row(1), row(8)]).unwrap(),
         }
     }

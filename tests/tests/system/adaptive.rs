@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use serde_json::Value;
-use shadowslice_tests::home::{Error, Home};
+use shadowslice_tests::home::{Error, Home, beside};
 use shadowslice_tests::process::Process;
 use shadowslice_tests::server::Server;
 use shadowslice_tests::status::Model;
 use tokio::task::JoinHandle;
 
-use crate::scene::{assert_nothing_lost, echo, load, profile, unwrapped};
+use crate::scene::{EMULATED, assert_nothing_lost, echo, load, profile, unwrapped};
 use crate::standby::{in_phase, incumbent, kill};
 
 /// Two models that take 10 ms a batch with 66 SMs and more, under a policy.
@@ -281,5 +281,28 @@ async fn without_a_policy_nothing_is_decided_and_nothing_held() {
     let again = server.said(&["resize", "one", "20%"]).await.unwrap();
     assert!(again.contains("in force already") && !again.contains("held"), "{again}");
     assert_eq!(server.model("one").await.unwrap().more["held"], false);
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_resize_that_only_has_a_model_tried_again_holds_nothing() {
+    let text = EMULATED.replace("policy: static", "policy: equal");
+    let mut home = Home::with_config(&format!("{text}models:\n  - {}\n", echo("echo", "gpu: 0"))).unwrap();
+    let (broken, real) = (home.path().join("broken"), beside("shadowslice-worker").unwrap());
+    home.set_worker(&format!("test -e {} && exit 1\nexec {} \"$@\"", broken.display(), real.display()))
+        .unwrap();
+    let server = Server::ready(home).await.unwrap();
+    std::fs::write(&broken, "").unwrap();
+    let pid = server.model("echo").await.unwrap().workers[0].pid;
+    Process::of(pid).unwrap().signal(Signal::SIGKILL).unwrap();
+    server.wait_status("echo", "unready", |model| model.state == "unready").await.unwrap();
+    std::fs::remove_file(&broken).unwrap();
+    let words = server.said(&["resize", "echo", "100%"]).await.unwrap();
+    assert!(!words.contains("held until"), "{words}");
+    let model = server.wait_status("echo", "ready", |model| model.state == "ready").await.unwrap();
+    assert_eq!((model.share_percent, &model.more["held"]), (100, &Value::Bool(false)));
+    // Of a model that serves, the same command keeps the share.
+    assert!(server.said(&["resize", "echo", "100%"]).await.unwrap().contains("held until"));
+    assert_eq!(server.model("echo").await.unwrap().more["held"], true);
     server.stop().await.unwrap();
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Stdio;
 
 use nix::sys::signal::Signal;
-use shadowslice_tests::cases::models_folder;
+use shadowslice_tests::cases::{NO_OPERATORS, models_folder};
 use shadowslice_tests::home::{Error, Home, beside};
 use shadowslice_tests::load::Outcome;
 use shadowslice_tests::server::Server;
@@ -27,7 +27,7 @@ fn with_a_broken_one() -> Result<Home, Error> {
         "{name: missing, path: missing.onnx, slo: 50ms}".into(),
     ];
     let home = home(&models)?;
-    home.write("nonsense.onnx", "this is no model")?;
+    home.write("nonsense.onnx", NO_OPERATORS)?;
     Ok(home)
 }
 
@@ -52,7 +52,7 @@ async fn others_serve_beside_broken_models_and_status_says_why() {
 async fn a_mended_file_is_read_by_a_reload_and_one_that_is_not_is_said_to_be_faulty_again() {
     let broken = "{name: m, path: m.onnx, slo: 50ms, share: {initial: 50%}}".to_owned();
     let home = home(&[echo("echo", "share: {initial: 50%}"), broken]).unwrap();
-    home.write("m.onnx", "this is no model").unwrap();
+    home.write("m.onnx", NO_OPERATORS).unwrap();
     let mut server = Server::start(home, None).unwrap();
     server.wait_model_ready("echo").await.unwrap();
     server.wait_status("m", "unready", |model| model.state == "unready").await.unwrap();
@@ -71,7 +71,7 @@ async fn a_mended_file_is_read_by_a_reload_and_one_that_is_not_is_said_to_be_fau
 async fn a_model_with_a_broken_file_is_loaded_as_soon_as_the_file_is_mended() {
     let broken = "{name: m, path: m.onnx, slo: 50ms, share: {initial: 50%}}".to_owned();
     let home = home(&[echo("echo", "share: {initial: 50%}"), broken]).unwrap();
-    home.write("m.onnx", "this is no model").unwrap();
+    home.write("m.onnx", NO_OPERATORS).unwrap();
     let mut server = Server::start(home, None).unwrap();
     server.wait_model_ready("echo").await.unwrap();
     let unready = |model: &shadowslice_tests::status::Model| model.state == "unready";

@@ -72,7 +72,7 @@ async fn a_request_and_a_resize_move_the_counters() {
             ("batches_total", "", 2.0),
             ("request_latency_seconds_count", "", 2.0),
             ("request_latency_seconds_bucket", ",le=\"+Inf\"", 2.0),
-            ("request_latency_seconds_bucket", ",le=\"0.003\"", 0.0),
+            ("request_latency_seconds_bucket", ",le=\"0.002\"", 0.0),
             ("handovers_total", ",outcome=\"completed\"", 1.0),
             ("handovers_total", ",outcome=\"aborted\"", 0.0),
         ] {
@@ -109,7 +109,7 @@ async fn sums_and_counts_match_the_requests_that_were_sent() {
     for name in ["batch_rows_count", "batch_execution_seconds_count"] {
         assert_eq!(ours(name, ""), batches, "{name}");
     }
-    assert_eq!((ours("batch_rows_sum", ""), ours("batch_rows_bucket", ",le=\"16\"")), (all, batches));
+    assert_eq!(ours("batch_rows_sum", ""), all);
     for name in ["queue_wait_seconds_count", "request_latency_seconds_count"] {
         assert_eq!(ours(name, ""), 40.0, "{name}");
     }

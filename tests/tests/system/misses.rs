@@ -2,7 +2,7 @@
 
 use std::error::Error as StdError;
 
-use shadowslice_tests::cases::{Tensor, models_folder};
+use shadowslice_tests::cases::{NO_OPERATORS, Tensor, models_folder};
 use shadowslice_tests::home::{Error, Home};
 use shadowslice_tests::metrics::ask as http;
 use shadowslice_tests::server::Server;
@@ -18,7 +18,7 @@ fn starting(models: &[String]) -> Result<Server, Error> {
     let models: String = models.iter().map(|model| format!("  - {model}\n")).collect();
     let home = Home::with_config(&format!("{host}models:\n{models}"))?;
     home.write("slow.yaml", profile(5.0).replace("load: 50ms", "load: 300s"))?;
-    home.write("broken.onnx", "this is no model")?;
+    home.write("broken.onnx", NO_OPERATORS)?;
     Server::start(home, None)
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
-use shadowslice_tests::cases::models_folder;
+use shadowslice_tests::cases::{NO_OPERATORS, models_folder};
 use shadowslice_tests::home::Home;
 use shadowslice_tests::process::Process;
 
@@ -62,7 +62,7 @@ async fn an_emulated_devices_profile_is_found_back_with_its_knee() {
 #[tokio::test]
 async fn what_cannot_be_measured_is_said() {
     let home = Home::new().unwrap();
-    let junk = home.write("junk.onnx", "no model").unwrap();
+    let junk = home.write("junk.onnx", NO_OPERATORS).unwrap();
     let run = async |arguments: &[&str]| {
         let arguments = [&["profile"], arguments, &["--device", "emulated"]].concat();
         let output = home.command(&arguments).unwrap().output().await.unwrap();
@@ -77,6 +77,47 @@ async fn what_cannot_be_measured_is_said() {
     assert!(code == 78 && why.contains("error: --sms: must be"), "{code} {why}");
     let (code, why) = run(&[junk, "--shares", "0"]).await;
     assert!(code == 64 && why.contains("0 is not a share"), "{code} {why}");
+}
+
+#[tokio::test]
+async fn free_axes_are_asked_for_and_their_shape_goes_along_with_the_profile() {
+    let home = Home::new().unwrap();
+    let model = models_folder().join("encoder.onnx");
+    let model = model.to_str().unwrap();
+    let run = async |arguments: &[&str]| {
+        let output = home.command(arguments).unwrap().output().await.unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        (output.status.code().unwrap(), String::from_utf8(output.stdout).unwrap(), said)
+    };
+    let arguments = ["--device", "emulated", "--max-batch", "1", "--shares", "100", "--runs", "1"];
+    let arguments = [&["profile", model], &arguments[..]].concat();
+    let (code, _, why) = run(&arguments).await;
+    assert_eq!(code, 78, "{why}");
+    let example = format!(
+        "input_ids [?], attention_mask [?]; give the shape that requests have, without the batch axis, for example: \
+         shadowslice profile {model} --device emulated --shape input_ids=128 --shape attention_mask=128"
+    );
+    assert!(why.contains(&example), "{why}");
+    let shapes = ["--shape", "input_ids=16", "--shape", "attention_mask=16"];
+    let (code, profile, why) = run(&[&arguments[..], &shapes].concat()).await;
+    assert!(
+        code == 0 && profile.contains(r#"shapes: {"attention_mask":[16],"input_ids":[16]}"#),
+        "{profile}{why}"
+    );
+    home.write("profile.yaml", &profile).unwrap();
+    let written = |warmup: &str| {
+        let text = format!(
+            "gpus: [{{device: emulated, sms: 132}}]\nmodels: [{{path: {model}, slo: 1s, profile: profile.yaml, warmup: {warmup}}}]\n"
+        );
+        home.write("other.yaml", text).unwrap()
+    };
+    let other = written("{input_ids: [32], attention_mask: [16]}");
+    let (code, _, said) = run(&["check", other.to_str().unwrap()]).await;
+    let note = "was measured with the input input_ids of shape [16], and `warmup` has [32]";
+    assert!(code == 0 && said.contains(note) && !said.contains("attention_mask of"), "{said}");
+    let other = written("{input_ids: [16], attention_mask: [16]}");
+    let (code, _, said) = run(&["check", other.to_str().unwrap()]).await;
+    assert!(code == 0 && !said.contains("was measured with"), "{said}");
 }
 
 #[tokio::test]

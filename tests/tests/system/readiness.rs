@@ -3,6 +3,7 @@
 use std::error::Error as StdError;
 
 use futures_util::FutureExt;
+use shadowslice_tests::cases::NO_OPERATORS;
 use shadowslice_tests::home::{Error, Home, PATIENCE};
 use shadowslice_tests::load::Outcome;
 use shadowslice_tests::metrics::ask as http;
@@ -50,7 +51,7 @@ fn write(home: &Home, more: &str, models: &[String]) -> Result<(), Error> {
 async fn starting(more: &str, models: &[String]) -> Result<Server, Error> {
     let home = Home::new()?;
     home.write("slow.yaml", profile(5.0).replace("load: 50ms", "load: 300s"))?;
-    home.write("broken.onnx", "this is no model")?;
+    home.write("broken.onnx", NO_OPERATORS)?;
     write(&home, more, models)?;
     Server::start(home, None)
 }

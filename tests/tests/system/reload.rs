@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
-use shadowslice_tests::cases::{Case, Tensor};
+use shadowslice_tests::cases::{Case, NO_OPERATORS, Tensor};
 use shadowslice_tests::client::Client;
 use shadowslice_tests::home::{Error, Home};
 use shadowslice_tests::load::Outcome;
@@ -336,7 +336,7 @@ async fn new_workers_that_do_not_serve_leave_the_old_ones() {
     let server = serving(&[quick("m", "share: {initial: 50%}")]).await.unwrap();
     let before = incumbent(&server, "m").await.unwrap();
     let clients = Clients::start(&server, "m");
-    server.home().write("nonsense.onnx", "this is no model").unwrap();
+    server.home().write("nonsense.onnx", NO_OPERATORS).unwrap();
     let nonsense = "{name: m, path: nonsense.onnx, slo: 50ms, share: {initial: 50%}}".to_owned();
     rewrite(&server, &[nonsense]).unwrap();
     let output = server.home().run(&["reload", "--json"]).await.unwrap();

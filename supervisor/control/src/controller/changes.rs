@@ -1,6 +1,6 @@
 //! Changes of a share: what became of them, by their causes.
 
-use shadowslice_datapath::pipeline::LatencyHistogram;
+use shadowslice_datapath::pipeline::Total;
 use shadowslice_policy::workers::Cause;
 
 /// What became of the orders of one cause, since the start, and how long they took.
@@ -14,7 +14,7 @@ pub struct Outcomes {
     /// It was not begun. A share that is in force already is no refusal.
     pub refused: u64,
     /// From the decision to the first batch at the new share.
-    pub effect: LatencyHistogram,
+    pub effect: Total,
 }
 
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -24,7 +24,7 @@ pub struct Changes {
     /// Changes to another worker, as the serving worker could not have the share any more.
     pub by_worker: Outcomes,
     /// The longest stall of each.
-    pub stall: LatencyHistogram,
+    pub stall: Total,
 }
 
 impl Changes {

@@ -283,7 +283,7 @@ impl Controller {
                 }
             }
             WorkerSaid::Refused(refusal) => {
-                tracing::error!(model, pid, %refusal, "a worker refused");
+                tracing::error!(model, pid, why = refusal.to_string(), "a worker refused");
                 if matches!(refusal, BootRefusal::Proof { .. }) {
                     // They may be damaged: the next worker loads them from the file.
                     self.weights = KeptWeights::default();

@@ -1,5 +1,6 @@
 //! What became of changes of a share: counted, timed, and answered to those that asked.
 
+use shadowslice_shared::logged;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -66,7 +67,7 @@ impl Records {
         let took = at.since(effect.decided);
         effect.took = Some(took);
         if let Some(cause) = effect.cause {
-            self.changes.of(cause).effect.record(took);
+            self.changes.of(cause).effect.add(took);
         }
         if let Some(last) = self.handovers.last.as_mut().filter(|_| effect.reported) {
             last.effect_ms = Some(ms(took));
@@ -102,7 +103,13 @@ impl Controller {
                 };
                 counts.into_iter().for_each(|count| *count += 1);
                 let cause = change.request.cause.name();
-                tracing::warn!(model = self.model.name, outcome, cause, %reason, "hand-over failed");
+                tracing::warn!(
+                    model = self.model.name,
+                    outcome,
+                    cause,
+                    why = reason.to_string(),
+                    "hand-over failed"
+                );
                 let report = HandoverReport {
                     outcome: outcome.to_owned(),
                     why: Some(reason.to_string()),
@@ -112,7 +119,7 @@ impl Controller {
                 self.records.answer(&change.request, Ok(report));
             }
             Report::Aborted(request, refused) => {
-                tracing::warn!(model = self.model.name, to = %request.share, why = %refused, "a change of share failed");
+                tracing::warn!(model = self.model.name, to = %request.share, why = refused.to_string(), "a change of share failed");
                 self.records.handovers.aborted += 1;
                 self.records.changes.of(request.cause).aborted += 1;
                 self.records.answer(&request, Err(refused));
@@ -138,19 +145,19 @@ impl Controller {
             Means::Restart => {
                 let effect = self.now().since(request.decided);
                 report.effect_ms = Some(ms(effect));
-                self.records.changes.of(request.cause).effect.record(effect);
+                self.records.changes.of(request.cause).effect.add(effect);
             }
         }
         tracing::info!(
             model = self.model.name,
             share = %request.share,
             mechanism = report.mechanism,
-            stall_us = report.stall_us,
+            stall_ms = logged::rounded(report.stall_us / 1e3),
             "the share is in force"
         );
         let changes = &mut self.records.changes;
         changes.of(request.cause).completed += 1;
-        changes.stall.record(Duration::from_secs_f64(report.stall_us / 1e6));
+        changes.stall.add(Duration::from_secs_f64(report.stall_us / 1e6));
         self.records.reported(report.clone());
         self.records.answer(&request, Ok(report));
     }

@@ -86,7 +86,11 @@ impl Controller {
                 ModelState::Unready { next: NextStart::UnderWay, .. } => {}
                 ModelState::Ready => tracing::info!(model, share = %new.share, "model ready"),
                 ModelState::Restarting => {
-                    tracing::warn!(model, deaths = self.workers.failures_in_a_row(), "restarting the worker");
+                    tracing::warn!(
+                        model,
+                        deaths = Some(self.workers.failures_in_a_row()).filter(|deaths| *deaths > 0),
+                        "restarting the worker"
+                    );
                 }
                 ModelState::Waiting(why) => tracing::warn!(model, why, "no worker for now"),
                 ModelState::Unready { why, .. } => tracing::error!(model, why, "the model is unready"),

@@ -1,5 +1,6 @@
 //! A model as it runs: made, given to the control thread, and ended when it is not needed any more.
 
+use shadowslice_shared::logged;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -130,7 +131,8 @@ impl Instance {
             if tokio::time::timeout(ANSWER_WITHIN, guests.gone()).await.is_err() {
                 tracing::warn!(
                     model = model.name,
-                    "requests that have waited for {ANSWER_WITHIN:?} are refused: {why}"
+                    "requests that have waited for {} are refused: {why}",
+                    logged::span(ANSWER_WITHIN)
                 );
                 pipeline.shut(why);
             }

@@ -86,6 +86,7 @@ fn fixed(old: &Config, new: &Config) -> Vec<&'static str> {
         strict_start: _,
         ready: _,
         file_faults: _,
+        host_faults: _,
         notes: _,
     } = new;
     let same = [
@@ -115,9 +116,6 @@ fn sample(old: &Config, new: &Config) -> Option<Sample> {
 }
 
 pub(super) fn change(old: &Model, new: &Model) -> Option<Change> {
-    if old == new {
-        return None;
-    }
     let Model {
         name: _,
         engine: _,
@@ -141,7 +139,7 @@ pub(super) fn change(old: &Model, new: &Model) -> Option<Change> {
     // A worker is started with a partition or with a percentage, and keeps to that.
     let same_means = handover.may_be_in_process() == old.handover.may_be_in_process();
     let in_place = [
-        ("share.initial", (share.initial, share.given) == (old.share.initial, old.share.given) || !moves),
+        ("share.initial", share.initial == old.share.initial || !moves),
         ("share.min", share.min == old.share.min),
         ("share.max", share.max == old.share.max),
         ("slo", *slo == old.slo),
@@ -170,7 +168,9 @@ pub(super) fn change(old: &Model, new: &Model) -> Option<Change> {
     };
     let mut anew = differ(&anew);
     anew.extend(engine(&old.engine, &new.engine));
-    Some(Change { model: new.clone(), in_place: differ(&in_place), anew })
+    let in_place = differ(&in_place);
+    // Whether a share is given or the default, and where an equal profile lies, changes nothing.
+    (!in_place.is_empty() || !anew.is_empty()).then(|| Change { model: new.clone(), in_place, anew })
 }
 
 fn engine(old: &Engine, new: &Engine) -> Vec<&'static str> {

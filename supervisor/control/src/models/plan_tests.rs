@@ -153,3 +153,65 @@ fn what_makes_the_host_ready_changes_in_place() {
     assert_eq!(plan, Plan { ready: Some(Ready::Each(vec!["b".to_owned()])), ..Plan::default() });
     assert_eq!(super::plan(&ready("ready: all"), &ready("ready: all")), Ok(Plan::default()));
 }
+
+/// Files that say the same in two ways change nothing.
+#[test]
+fn another_form_is_no_change() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &[u8]| std::fs::write(dir.path().join(name), text).unwrap();
+    std::fs::create_dir(dir.path().join("models")).unwrap();
+    file("m.onnx", b"\x08\x09\x3a\x07\x12\x05graph");
+    file("p.yaml", b"{source: {kind: illustrative}, execution_ms: {sms: [132], 1: [4.0]}}");
+    file("q.yaml", b"# Equal.\nexecution_ms: {1: [4], sms: [132]}\nsource:\n  kind: illustrative\n");
+    let read = |text: &str| {
+        let path = dir.path().join("config.yaml");
+        std::fs::write(&path, text).unwrap();
+        shadowslice_config::load(&path, &|_| None, false).unwrap_or_else(|error| panic!("{text}: {error}"))
+    };
+    let one = read(
+        "run_dir: /tmp/x
+listen: {http: [\"unix:http.sock\"]}
+gpus: [{device: emulated}]
+model_control: {users: [b, a], groups: [2, 1]}
+control: {users: [b, a]}
+workers: {environment: [B, A]}
+ready: [b, a]
+limits: {request_bytes: 64Mi}
+models:
+  - {name: a, path: m.onnx, slo: 20ms, profile: p.yaml, cpus: [1, 0], batch: {max: 8}}
+  - {name: b, path: m.onnx, slo: 1s, warmup: {x: [4], y: [5]}}
+",
+    );
+    let other = read(
+        "# The same.
+models:
+- slo:
+    percentile: 99.0
+    latency: 0.02s
+  path: ./models/../m.onnx
+  batch: {sizes: [1, 2, 4, 8], max_delay: 0ms, max: 8}
+  cpus: [0, 1]
+  profile: q.yaml
+  name: \"a\"
+  share: {min: 2%, initial: 50%, max: 100%}
+  priority: 1
+  handover: auto
+  gpu: 0
+- {slo: 1000ms, warmup: {y: [5], x: [4]}, name: b, path: models/../m.onnx, queue: {max_requests: 1024, memory: 268435456}}
+limits: {request_bytes: 67108864, response_bytes: 65536Ki}
+ready: [a, b]
+workers: {environment: [A, B]}
+control: {users: [a, b]}
+model_control: {groups: [1, 2], users: [a, b]}
+gpus:
+  - {sms: 132, device: emulated}
+controller: {policy: adaptive, interval: 0.1s}
+listen:
+  http: [{address: \"unix:/tmp/x/http.sock\", mode: \"0660\"}]
+run_dir: /tmp/../tmp/x
+start: lenient
+",
+    );
+    assert_eq!(plan(&one, &other), Ok(Plan::default()));
+    assert_eq!(plan(&one, &read(&shadowslice_config::render(&one))), Ok(Plan::default()));
+}

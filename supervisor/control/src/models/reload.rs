@@ -25,8 +25,9 @@ impl Registry {
         let read = self.files.read(move || config::load_here(&file)).await;
         let read = read.map_err(ReloadRefused::Impossible)?;
         let config = read.map_err(|error| ReloadRefused::Faulty(faults(&error)))?;
-        if !config.file_faults.is_empty() {
-            return Err(ReloadRefused::Faulty(Listing(&config.file_faults).to_string()));
+        let faults = [&config.file_faults[..], &config.host_faults].concat();
+        if !faults.is_empty() {
+            return Err(ReloadRefused::Faulty(Listing(&faults).to_string()));
         }
         let mut plan = plan::plan(&self.config(), &config)
             .map_err(|fixed| ReloadRefused::Impossible(fixed.to_string()))?;
@@ -105,7 +106,10 @@ fn tell(outcome: &Result<ReloadReport, ReloadRefused>) {
             tracing::error!("the configuration has faults; nothing was changed");
         }
         Err(refused @ ReloadRefused::Impossible(_)) => {
-            tracing::error!(why = %refused, "the configuration cannot be taken over; nothing was changed");
+            tracing::error!(
+                why = refused.to_string(),
+                "the configuration cannot be taken over; nothing was changed"
+            );
         }
     }
 }

@@ -224,7 +224,7 @@ impl Pipeline {
             let within = terms.timeout.map_or(slo, |timeout| timeout.min(slo));
             let arrived = received - Coming::counted(took, within);
             (entry.arrived, entry.deadline) = (arrived, arrived + within);
-            state.stats.totals.coming.record(took);
+            state.stats.totals.coming.add(took);
             state.accept(entry, stored).map(|()| arrived)
         })?;
         Wait { pipeline: self, claim, arrived }.answer(answer, terms.timeout).await

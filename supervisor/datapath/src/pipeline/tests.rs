@@ -382,6 +382,7 @@ fn slow_profile() -> Profile {
         memory: Memory::default(),
         start: Start::default(),
         bandwidth: 0.1,
+        shapes: Default::default(),
         execution: Execution::new(vec![Sms(60)], vec![row(1), row(8)]).unwrap(),
     }
 }

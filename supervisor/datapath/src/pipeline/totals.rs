@@ -13,7 +13,7 @@ pub struct Total {
 }
 
 impl Total {
-    pub(crate) fn add(&mut self, time: Duration) {
+    pub fn add(&mut self, time: Duration) {
         self.count += 1;
         self.time = self.time.saturating_add(time);
     }
@@ -33,13 +33,13 @@ pub struct Steps {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Totals {
     /// Of each request that reached the model: from its head to its end.
-    pub coming: LatencyHistogram,
+    pub coming: Total,
     /// Of each answered request: its coming, as far as that counts, and all until the answer.
     pub latency: LatencyHistogram,
     /// Of each answered request: from when it was all there to the sending of its batch.
-    pub queue_wait: LatencyHistogram,
+    pub queue_wait: Total,
     /// Of each answered batch: how long it executed, as its worker reported it.
-    pub batch_execution: LatencyHistogram,
+    pub batch_execution: Total,
     pub durations: Durations,
     /// Requests refused, failed, timed out, or given up by their clients, from arrival to that.
     pub fail: Total,
@@ -60,13 +60,13 @@ pub(crate) struct Took {
 impl Totals {
     pub(crate) fn answered(&mut self, spent: &Spent) {
         self.latency.record(spent.latency);
-        self.queue_wait.record(spent.until_sent);
+        self.queue_wait.add(spent.until_sent);
         self.durations.add(spent);
     }
 
     /// A batch of `rows` was answered; clients still waited for `wanted` of the rows.
     pub(crate) fn executed(&mut self, rows: u32, wanted: u32, took: Took, at: SystemTime) {
-        self.batch_execution.record(took.infer);
+        self.batch_execution.add(took.infer);
         self.rows += u64::from(wanted);
         self.last = Some(at);
         let steps = self.by_rows.entry(rows).or_default();

@@ -226,7 +226,9 @@ async fn audited(ask: Ask, peer: &Peer, reach: &Reach) -> Reply {
     let reply = answer(ask, reach).await;
     if let Some((action, on)) = order {
         let outcome = match &reply {
-            Reply::Refused(why) | Reply::Faulty(why) | Reply::Unchanged { why, .. } => Outcome::Failed(why),
+            Reply::Refused(why) => Outcome::Failed(why),
+            // Each fault has had its line.
+            Reply::Faulty(_) => Outcome::Failed("the configuration has faults"),
             Reply::Handover { report, .. } if report.outcome != "completed" => {
                 Outcome::Failed(report.why.as_deref().unwrap_or(&report.outcome))
             }
@@ -290,18 +292,20 @@ fn drain(model: Option<&str>, drained: bool, reach: &Reach) -> Result<Reply, Str
         named(name, reach)?;
     }
     let news = reach.router.drain(model, drained);
-    tracing::info!(model, drained, news, "an operator decides whether requests are to come");
     Ok(Reply::Drained { drained, news })
 }
 
 async fn resize(name: &str, share_percent: u32, reach: &Reach) -> Result<Reply, String> {
     let share = Percent::new(share_percent).map_err(|error| error.to_string())?;
     let resize = |reply| Order::Resize { share, cause: Cause::Hand, hold: true, reply };
-    let held = reach.controller.acts().is_some();
+    let acts = reach.controller.acts().is_some();
     match order(name, reach, resize).await? {
-        Ok(report) => Ok(Reply::Handover { report, held }),
-        Err(refused @ ResizeRefused::InForce { .. }) => {
-            Ok(Reply::Unchanged { why: refused.to_string(), held })
+        Ok(report) => {
+            let held = acts && report.from_sms != report.to_sms;
+            Ok(Reply::Handover { report, held })
+        }
+        Err(refused @ ResizeRefused::InForce { serves, .. }) => {
+            Ok(Reply::Unchanged { why: refused.to_string(), held: acts && serves })
         }
         Err(refused) => Err(refused.to_string()),
     }

@@ -390,7 +390,7 @@ fn errors_are_split_into_what_is_found_and_what_to_do() {
 fn a_configuration_needs_what_its_models_need() {
     let need = |yaml: &str| {
         let folder = tempfile::tempdir().unwrap();
-        std::fs::write(folder.path().join("m.onnx"), "x").unwrap();
+        std::fs::write(folder.path().join("m.onnx"), b"\x08\x09\x3a\x07\x12\x05graph").unwrap();
         let path = folder.path().join("c.yaml");
         std::fs::write(&path, yaml).unwrap();
         Need::of(&config::load(&path, &|_| None, true).unwrap())

@@ -9,7 +9,7 @@ use crate::machine::MachineUsage;
 use crate::own_process::ProcessUsage;
 use crate::status::{GpuStatus, ModelStatus};
 use shadowslice_control::controller::Changes;
-use shadowslice_datapath::pipeline::{LatencyHistogram, Totals};
+use shadowslice_datapath::pipeline::{Total, Totals};
 use shadowslice_datapath::trace::Counts;
 use text::{escaped, write_all};
 
@@ -25,7 +25,7 @@ pub struct ModelMetrics {
 pub struct Policy {
     pub name: String,
     /// How long its decisions took, since the start.
-    pub took: LatencyHistogram,
+    pub took: Total,
 }
 
 /// What is measured of the supervisor, and of its host.

@@ -2,14 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use super::text::{Metric, Sample, counter, gauge, histogram};
+use super::text::{Metric, Sample, counter, gauge, histogram, summary};
 use super::{ModelMetrics, Own, Policy};
 use crate::own_process::ProcessUsage;
 use crate::status::MIB;
 use shadowslice_control::controller::{Changes, Outcomes};
-use shadowslice_datapath::pipeline::LatencyHistogram;
-
-const BOUNDS_ROWS: [u32; 11] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024];
+use shadowslice_datapath::pipeline::{LatencyHistogram, Total};
 
 /// Values of one metric may be added up: no event is counted under two labels.
 pub(super) const MODELS: &[Metric<ModelMetrics>] = &[
@@ -54,23 +52,23 @@ pub(super) const MODELS: &[Metric<ModelMetrics>] = &[
         one(model.status.in_flight as f64)
     }),
     counter("shadowslice_batches_total", "Batches answered.", |model| {
-        one(model.totals.batch_execution.count() as f64)
+        one(model.totals.batch_execution.count as f64)
     }),
-    histogram("shadowslice_batch_rows", "Rows of batches answered.", rows),
-    histogram(
+    summary("shadowslice_batch_rows", "Rows of batches answered.", rows),
+    summary(
         "shadowslice_batch_execution_seconds",
         "Execution of batches answered, as their workers reported it.",
-        |model| latencies(&model.totals.batch_execution),
+        |model| total(&model.totals.batch_execution),
     ),
-    histogram(
+    summary(
         "shadowslice_request_receive_seconds",
         "How long requests took to come, from their head to their end.",
-        |model| latencies(&model.totals.coming),
+        |model| total(&model.totals.coming),
     ),
-    histogram(
+    summary(
         "shadowslice_queue_wait_seconds",
         "Wait of answered requests, from their end to the sending of their batch.",
-        |model| latencies(&model.totals.queue_wait),
+        |model| total(&model.totals.queue_wait),
     ),
     histogram(
         "shadowslice_request_latency_seconds",
@@ -127,13 +125,13 @@ pub(super) const MODELS: &[Metric<ModelMetrics>] = &[
         "Orders to change the share, by cause and outcome.",
         repartitions,
     ),
-    histogram(
+    summary(
         "shadowslice_handover_effect_seconds",
         "Effects of hand-overs: from the decision to the first batch at the new share, by cause.",
         |model| by_cause(&causes(model), |outcomes| &outcomes.effect),
     ),
-    histogram("shadowslice_handover_stall_seconds", "Longest stalls of completed hand-overs.", |model| {
-        latencies(&model.changes.stall)
+    summary("shadowslice_handover_stall_seconds", "Longest stalls of completed hand-overs.", |model| {
+        total(&model.changes.stall)
     }),
     gauge(
         "shadowslice_handover_last_stall_seconds",
@@ -177,8 +175,8 @@ pub(super) const MODELS: &[Metric<ModelMetrics>] = &[
 
 /// Without values where no policy decides.
 pub(super) const POLICY: &[Metric<Policy>] =
-    &[histogram("shadowslice_decision_duration_seconds", "How long the policy took to decide.", |policy| {
-        latencies(&policy.took)
+    &[summary("shadowslice_decision_duration_seconds", "How long the policy took to decide.", |policy| {
+        total(&policy.took)
     })];
 
 pub(super) const OWN: &[Metric<Own>] = &[
@@ -247,11 +245,8 @@ fn repartitions(model: &ModelMetrics) -> Vec<Sample> {
     causes(model).into_iter().flat_map(of).collect()
 }
 
-fn by_cause(
-    causes: &[(&'static str, &Outcomes)],
-    of: impl Fn(&Outcomes) -> &LatencyHistogram,
-) -> Vec<Sample> {
-    causes.iter().flat_map(|(cause, outcomes)| with_cause(cause, latencies(of(outcomes)))).collect()
+fn by_cause(causes: &[(&'static str, &Outcomes)], of: impl Fn(&Outcomes) -> &Total) -> Vec<Sample> {
+    causes.iter().flat_map(|(cause, outcomes)| with_cause(cause, total(of(outcomes)))).collect()
 }
 
 fn with_cause(cause: &str, mut samples: Vec<Sample>) -> Vec<Sample> {
@@ -307,16 +302,23 @@ pub(super) fn by(label: &'static str, counts: &[(&str, u64)]) -> Vec<Sample> {
     counts.iter().map(sample).collect()
 }
 
-pub(super) fn latencies(latency: &LatencyHistogram) -> Vec<Sample> {
+fn latencies(latency: &LatencyHistogram) -> Vec<Sample> {
     let bounded = latency.cumulative().map(|(bound, count)| (bound.as_secs_f64().to_string(), count));
-    buckets(bounded, latency.count(), latency.sum().as_secs_f64())
+    let bucket = |(bound, count): (String, u64)| Sample {
+        suffix: "_bucket",
+        labels: vec![("le", bound)],
+        value: count as f64,
+    };
+    let all = bounded.chain([("+Inf".to_owned(), latency.count())]).map(bucket);
+    all.chain(sum_and_count(latency.sum().as_secs_f64(), latency.count())).collect()
+}
+
+fn total(of: &Total) -> Vec<Sample> {
+    sum_and_count(of.time.as_secs_f64(), of.count).into()
 }
 
 fn rows(model: &ModelMetrics) -> Vec<Sample> {
-    let by_rows = &model.totals.by_rows;
-    let within = |bound| by_rows.range(..=bound).map(|(_, steps)| steps.infer.count).sum();
-    let bounded = BOUNDS_ROWS.iter().map(|&bound| (bound.to_string(), within(bound)));
-    buckets(bounded, model.totals.batch_execution.count(), batch_rows(model))
+    sum_and_count(batch_rows(model), model.totals.batch_execution.count).into()
 }
 
 pub(super) fn batch_rows(model: &ModelMetrics) -> f64 {
@@ -324,13 +326,7 @@ pub(super) fn batch_rows(model: &ModelMetrics) -> f64 {
     by_rows.map(|(&rows, steps)| u64::from(rows) * steps.infer.count).sum::<u64>() as f64
 }
 
-fn buckets(bounded: impl Iterator<Item = (String, u64)>, count: u64, sum: f64) -> Vec<Sample> {
-    let bucket = |(bound, count): (String, u64)| Sample {
-        suffix: "_bucket",
-        labels: vec![("le", bound)],
-        value: count as f64,
-    };
-    let total = |suffix, value| Sample { suffix, labels: Vec::new(), value };
-    let all = bounded.chain([("+Inf".to_owned(), count)]).map(bucket);
-    all.chain([total("_sum", sum), total("_count", count as f64)]).collect()
+fn sum_and_count(sum: f64, count: u64) -> [Sample; 2] {
+    let sample = |suffix, value| Sample { suffix, labels: Vec::new(), value };
+    [sample("_sum", sum), sample("_count", count as f64)]
 }

@@ -8,7 +8,7 @@ use super::*;
 use crate::machine::MachineMemory;
 use crate::status::{GpuMemory, Latency, NvmlStatus, SloStatus, WorkerStatus};
 use shadowslice_control::controller::{HandoverReport, Handovers, WorkerMemory, WorkerReport};
-use shadowslice_datapath::pipeline::Durations;
+use shadowslice_datapath::pipeline::{Durations, LatencyHistogram, Steps};
 
 const NOTHING: Own = Own {
     log_dropped: 0,
@@ -68,12 +68,12 @@ fn model(name: &str) -> ModelMetrics {
 /// A batch was answered.
 fn executed(model: &mut ModelMetrics, rows: u32, took: Duration) {
     model.totals.by_rows.entry(rows).or_default().infer.count += 1;
-    model.totals.batch_execution.record(took);
+    model.totals.batch_execution.add(took);
 }
 
 fn policy() -> Policy {
-    let mut took = LatencyHistogram::default();
-    took.record(Duration::from_micros(80));
+    let mut took = Total::default();
+    took.add(Duration::from_micros(80));
     Policy { name: "half+doors".to_owned(), took }
 }
 
@@ -123,7 +123,7 @@ fn what_a_policy_wants_and_did_is_told_once_there_is_one() {
     (model.status.wanted_percent, model.status.held) = (Some(40), true);
     model.changes.by_hand.completed = 2;
     model.changes.by_policy.refused = 3;
-    model.changes.by_hand.effect.record(Duration::from_millis(900));
+    model.changes.by_hand.effect.add(Duration::from_millis(900));
     let text = render(&[model], Some(&policy()), None, &[], NOTHING);
     let own = "model=\"m\",gpu=\"1\"";
     has(&text, &format!("shadowslice_share_wanted_ratio{{{own}}} 0.4"));
@@ -132,7 +132,8 @@ fn what_a_policy_wants_and_did_is_told_once_there_is_one() {
     let counted = "shadowslice_repartitions_total";
     has(&text, &format!("{counted}{{{own},cause=\"hand\",outcome=\"completed\"}} 2"));
     has(&text, &format!("{counted}{{{own},cause=\"policy\",outcome=\"refused\"}} 3"));
-    has(&text, &format!("shadowslice_handover_effect_seconds_bucket{{{own},cause=\"hand\",le=\"1\"}} 1"));
+    has(&text, &format!("shadowslice_handover_effect_seconds_sum{{{own},cause=\"hand\"}} 0.9"));
+    has(&text, &format!("shadowslice_handover_effect_seconds_count{{{own},cause=\"hand\"}} 1"));
     has(&text, &format!("shadowslice_handover_stall_seconds_count{{{own}}} 0"));
     has(&text, "shadowslice_decision_duration_seconds_count{policy=\"half+doors\"} 1");
 }
@@ -157,6 +158,23 @@ fn only_a_model_that_serves_is_ready() {
     }
 }
 
+fn last_handover() -> HandoverReport {
+    HandoverReport {
+        outcome: "completed".to_owned(),
+        mechanism: "shadow".to_owned(),
+        cause: "hand".to_owned(),
+        at_once: false,
+        why: None,
+        from_percent: 20,
+        to_percent: 29,
+        from_sms: 26,
+        to_sms: 38,
+        effect_ms: None,
+        stall_us: 12.5,
+        stall_total_us: 13.0,
+    }
+}
+
 #[test]
 fn the_last_hand_over_is_told_in_seconds_once_there_is_one() {
     let mut model = model("m");
@@ -167,20 +185,7 @@ fn the_last_hand_over_is_told_in_seconds_once_there_is_one() {
         in_process: 7,
         flips: 5,
         failovers: 4,
-        last: Some(HandoverReport {
-            outcome: "completed".to_owned(),
-            mechanism: "shadow".to_owned(),
-            cause: "hand".to_owned(),
-            at_once: false,
-            why: None,
-            from_percent: 20,
-            to_percent: 29,
-            from_sms: 26,
-            to_sms: 38,
-            effect_ms: None,
-            stall_us: 12.5,
-            stall_total_us: 13.0,
-        }),
+        last: Some(last_handover()),
     };
     let text = render(std::slice::from_ref(&model), None, None, &[], NOTHING);
     let own = "model=\"m\",gpu=\"1\"";
@@ -206,7 +211,9 @@ fn a_histogram_has_its_buckets_its_sum_and_its_count() {
     }
     let text = render(&[model], None, None, &[], NOTHING);
     let name = "shadowslice_request_latency_seconds";
-    for (bound, count) in [("0.0005", 0), ("0.001", 1), ("0.015", 1), ("0.02", 2), ("10", 2), ("+Inf", 3)] {
+    for (bound, count) in
+        [("0.0005", 0), ("0.001", 1), ("0.01", 1), ("0.02", 2), ("20", 2), ("60", 3), ("+Inf", 3)]
+    {
         has(&text, &format!("{name}_bucket{{model=\"m\",gpu=\"1\",le=\"{bound}\"}} {count}"));
     }
     has(&text, &format!("{name}_sum{{model=\"m\",gpu=\"1\"}} 60.021"));
@@ -217,6 +224,46 @@ fn a_histogram_has_its_buckets_its_sum_and_its_count() {
 fn a_models_name_cannot_break_out_of_its_quotes() {
     let text = render(&[model("a\"} 9\nb\\n é")], None, None, &[], NOTHING);
     has(&text, r#"shadowslice_batches_total{model="a\"} 9\nb\\n é",gpu="1"} 0"#);
+}
+
+/// Everything that a model may have, with large figures.
+fn busy(index: usize, latency: &LatencyHistogram) -> ModelMetrics {
+    let mut model = model(&format!("resnet50-v1.5-{index}"));
+    let count = 123_456_789;
+    let status = &mut model.status;
+    status.gpu = index % 8;
+    status.wanted_percent = Some(40);
+    status.slo.slack = Some(-0.123_456_789_012_345);
+    status.slo.attainment = Some(0.987_654_321_098_765);
+    status.requests = serde_json::from_value(json!({
+        "accepted": count, "succeeded": count, "within_slo": count, "failed": count, "rejected": count,
+        "invalid": count, "refused": {"late": count, "queue_full": count}, "retried": count, "cancelled": count
+    }))
+    .unwrap();
+    let roles = ["incumbent", "shadow", "standby", "parked", "reference", "leaving"];
+    status.workers = roles.map(|role| worker(role, Some(1234))).into();
+    status.handovers.last = Some(HandoverReport { effect_ms: Some(123.456), ..last_handover() });
+    let total = Total { count, time: Duration::from_nanos(123_456_789_123_456) };
+    let Changes { by_hand, by_policy, by_worker, stall } = &mut model.changes;
+    [by_hand, by_policy, by_worker].into_iter().for_each(|outcomes| outcomes.effect = total);
+    *stall = total;
+    let by_rows = BTreeMap::from([(8, Steps { infer: total, ..Steps::default() })]);
+    let latency = latency.clone();
+    model.totals =
+        Totals { coming: total, latency, queue_wait: total, batch_execution: total, by_rows, ..model.totals };
+    model
+}
+
+#[test]
+fn twenty_models_fill_less_than_200_kb() {
+    let mut latency = LatencyHistogram::default();
+    (0..1_000_000).for_each(|_| latency.record(Duration::from_nanos(123)));
+    let models: Vec<_> = (0..20).map(|index| busy(index, &latency)).collect();
+    let text = render(&models, Some(&policy()), None, &[], NOTHING);
+    let told = |name: &str| text.contains(&format!("\n{name}"));
+    let untold: Vec<_> = table::MODELS.iter().map(|metric| metric.name).filter(|name| !told(name)).collect();
+    assert!(untold.is_empty(), "{untold:?} have no values");
+    assert!(text.len() < 200_000, "{} bytes", text.len());
 }
 
 fn worker(role: &str, memory_mib: Option<u64>) -> WorkerStatus {
@@ -314,18 +361,15 @@ fn batches_have_their_sizes_and_times_and_requests_their_wait() {
     for (rows, ms) in [(1, 2), (3, 4), (8, 90)] {
         executed(&mut model, rows, Duration::from_millis(ms));
     }
-    model.totals.queue_wait.record(Duration::from_micros(60));
+    model.totals.queue_wait.add(Duration::from_micros(160));
     let text = render(&[model], None, None, &[], NOTHING);
     let own = "model=\"m\",gpu=\"1\"";
-    for (bound, count) in [("1", 1), ("2", 1), ("4", 2), ("8", 3), ("1024", 3), ("+Inf", 3)] {
-        has(&text, &format!("shadowslice_batch_rows_bucket{{{own},le=\"{bound}\"}} {count}"));
-    }
     has(&text, &format!("shadowslice_batch_rows_sum{{{own}}} 12"));
     has(&text, &format!("shadowslice_batch_rows_count{{{own}}} 3"));
     has(&text, &format!("shadowslice_batches_total{{{own}}} 3"));
     has(&text, &format!("shadowslice_batch_execution_seconds_sum{{{own}}} 0.096"));
-    has(&text, &format!("shadowslice_queue_wait_seconds_bucket{{{own},le=\"0.00005\"}} 0"));
-    has(&text, &format!("shadowslice_queue_wait_seconds_bucket{{{own},le=\"0.0001\"}} 1"));
+    has(&text, &format!("shadowslice_queue_wait_seconds_sum{{{own}}} 0.00016"));
+    has(&text, &format!("shadowslice_queue_wait_seconds_count{{{own}}} 1"));
 }
 
 #[test]

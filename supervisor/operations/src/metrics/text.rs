@@ -32,8 +32,17 @@ pub(super) const fn histogram<S>(
     Metric { name, kind: "histogram", help, samples }
 }
 
+/// Of sum and count, without quantiles.
+pub(super) const fn summary<S>(
+    name: &'static str,
+    help: &'static str,
+    samples: fn(&S) -> Vec<Sample>,
+) -> Metric<S> {
+    Metric { name, kind: "summary", help, samples }
+}
+
 pub(super) struct Sample {
-    /// The text after the metric's name; empty except for histograms.
+    /// The text after the metric's name; empty except for histograms and summaries.
     pub(super) suffix: &'static str,
     pub(super) labels: Vec<(&'static str, String)>,
     pub(super) value: f64,

@@ -21,7 +21,7 @@ pub(super) const MODELS: &[Metric<ModelMetrics>] =
         counter("nv_inference_request_failure", "Requests without an answer, by Triton's reasons.", failures),
         counter("nv_inference_count", "Rows answered.", |model| one(batch_rows(model))),
         counter("nv_inference_exec_count", "Batches answered.", |model| {
-            one(model.totals.batch_execution.count() as f64)
+            one(model.totals.batch_execution.count as f64)
         }),
         counter(
             "nv_inference_request_duration_us",

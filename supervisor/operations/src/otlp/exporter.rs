@@ -1,5 +1,6 @@
 //! The thread that sends traces on.
 
+use shadowslice_shared::logged;
 use std::io;
 use std::sync::Arc;
 use std::thread;
@@ -82,7 +83,10 @@ impl Exporter {
     pub async fn finish(self) {
         drop(self.stop);
         if timeout(FLUSH_WITHIN, self.ended).await.is_err() {
-            tracing::warn!("traces of the last requests could not be sent within {FLUSH_WITHIN:?}");
+            tracing::warn!(
+                "traces of the last requests could not be sent within {}",
+                logged::span(FLUSH_WITHIN)
+            );
         }
     }
 }

@@ -1,8 +1,10 @@
 //! A worker started as for serving, then given batch after batch: on one partition after another,
 //! or at a single share.
 
+use shadowslice_shared::logged;
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, AsRawFd};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -19,7 +21,7 @@ use shadowslice_shared::tensor::{Datatype, TensorSpec, elements};
 use shadowslice_shared::units::{Percent, Sms};
 use tokio::sync::mpsc;
 
-use super::options::advice;
+use super::options::{advice, free_axes};
 use shadowslice_config::{Model, Timeouts};
 use shadowslice_control::backend::{GpuBackend, Grant, GrantError, GrantRequest};
 use shadowslice_control::controller::{engine_spec, warm_up};
@@ -57,6 +59,8 @@ pub(super) enum BenchError {
     TooLarge(u32, #[source] OutOfSlab),
     #[error("input '{0}' has dynamic axes; give --shape {0}=AXISxAXIS, without the batch axis")]
     Unknown(String),
+    #[error("{0}")]
+    FreeAxes(String),
     #[error("reference answers cannot be kept")]
     Reference(#[from] ReferenceError),
     #[error("a batch does not fit into a message")]
@@ -69,6 +73,8 @@ pub(super) enum BenchError {
 
 pub(super) struct Bench<'b> {
     pub(super) model: &'b Model,
+    /// The command line, to which a user may add.
+    pub(super) command: &'b str,
     pub(super) gpu: Arc<dyn GpuBackend>,
     pub(super) program: &'b std::path::Path,
     pub(super) library: &'b std::path::Path,
@@ -166,7 +172,8 @@ impl Bench<'_> {
         for &size in &plan.sizes {
             ms.push((size, self.time(socket, &loaded.inputs, &plan, (size, groups)).await?));
         }
-        tracing::info!(sms = sms.0, ?ms, "measured");
+        let shown = ms.iter().map(|&(size, ms)| (size, logged::rounded(ms))).collect::<BTreeMap<_, _>>();
+        tracing::info!(sms = sms.0, ms = ?shown, "measured");
         let (all, weights, activations) = ((self.all_memory)(worker.pid), loaded.weights, warmed.activations);
         let context = all.saturating_sub(weights).saturating_sub(activations);
         Ok(Column { sms, ms, boot: worker.boot_ms, memory: Memory { context, weights, activations } })
@@ -211,13 +218,23 @@ impl Bench<'_> {
             events,
         };
         let model = self.model.clone();
-        let mut worker = Worker::spawn(launch, move |loaded| warm_up(&model, loaded))?;
+        let free = Arc::new(OnceLock::new());
+        let (found, command) = (Arc::clone(&free), self.command.to_owned());
+        let mut worker = Worker::spawn(launch, move |loaded| {
+            let plan = warm_up(&model, loaded)?;
+            match free_axes(&loaded.inputs, plan.batched, &model.warmup, &command) {
+                None => Ok(plan),
+                Some(why) => Err(BootRefusal::Model(found.get_or_init(|| why).clone())),
+            }
+        })?;
         let patience = self.timeouts.spawn.saturating_add(self.timeouts.warm);
         let booted = tokio::time::timeout(patience, converse(&mut worker, &mut heard)).await;
-        let (loaded, warmed) = booted.unwrap_or_else(|_| {
+        let booted = booted.unwrap_or_else(|_| {
             worker.kill();
             Err(BenchError::Late(patience))
-        })?;
+        });
+        let asked = |error| free.get().map_or(error, |why| BenchError::FreeAxes(why.clone()));
+        let (loaded, warmed) = booted.map_err(asked)?;
         Ok(Warm { worker, events: heard, loaded, warmed })
     }
 

@@ -44,6 +44,8 @@ enum ProfileError {
     Reference(#[from] ReferenceError),
     #[error("the runtime cannot be started; raise the limit on processes")]
     Runtime(#[source] std::io::Error),
+    #[error("the model leaves axes free besides the batch: {0}")]
+    FreeAxes(String),
     #[error("the model cannot be measured at {0}")]
     Bench(Percent, #[source] BenchError),
     #[error("--shares")]
@@ -65,7 +67,7 @@ enum ProfileError {
 impl ProfileError {
     fn code(&self) -> u8 {
         match self {
-            Self::Asked(_) => exit::CONFIG,
+            Self::Asked(_) | Self::FreeAxes(_) => exit::CONFIG,
             Self::Share(_) => exit::USAGE,
             Self::Bench(..) | Self::Table(_) | Self::Interrupted => exit::REFUSED,
             _ => exit::UNAVAILABLE,
@@ -95,6 +97,7 @@ fn measure(options: &Options) -> Result<u8, ProfileError> {
     let driver = DriverView::of(&config.gpus[0]);
     let bench = Bench {
         model,
+        command: &options.command(),
         gpu: Arc::clone(&gpus[0]),
         program: &program,
         engines: &run_dir.private().join("tensorrt"),
@@ -141,7 +144,12 @@ async fn twice<T>(measure: impl AsyncFn() -> Result<T, BenchError>) -> Result<T,
 }
 
 async fn all(bench: &Bench<'_>, mut shares: Vec<Percent>) -> Result<Vec<Column>, ProfileError> {
-    let failed = |share| move |error| ProfileError::Bench(share, error);
+    let failed = |share| {
+        move |error| match error {
+            BenchError::FreeAxes(which) => ProfileError::FreeAxes(which),
+            error => ProfileError::Bench(share, error),
+        }
+    };
     bench.prepare().await.map_err(failed(Percent::WHOLE))?;
     shares.sort_unstable();
     let mut columns = match bench.gpu.division() {
@@ -222,7 +230,8 @@ fn assemble(model: &Model, columns: Vec<Column>, measured: Option<Source>) -> Re
         (None, Some(given)) => (given.source.clone(), given.memory, given.bandwidth),
         (None, None) => (Source::Illustrative, Memory::default(), 0.0),
     };
-    Ok(Profile { source, memory, start, bandwidth, execution: Execution::new(sms, rows)? })
+    let shapes = model.warmup.clone();
+    Ok(Profile { source, memory, start, bandwidth, shapes, execution: Execution::new(sms, rows)? })
 }
 
 fn start(boot: BootMs) -> Start {

@@ -1,7 +1,10 @@
 //! The options of `shadowslice profile`.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+use shadowslice_shared::tensor::TensorSpec;
 
 const LONGEST_NAME: usize = 128;
 
@@ -67,6 +70,16 @@ pub struct Options {
 }
 
 impl Options {
+    /// The command line as far as it says what is measured.
+    pub(super) fn command(&self) -> String {
+        let shapes = self.shape.iter().map(|(input, axes)| {
+            let axes: Vec<_> = axes.iter().map(i64::to_string).collect();
+            format!(" --shape {input}={}", axes.join("x"))
+        });
+        let shapes: String = shapes.collect();
+        format!("shadowslice profile {} --device {}{shapes}", self.model.display(), self.device)
+    }
+
     /// The model's name: its file's stem, with other letters replaced.
     pub(super) fn name(&self) -> String {
         let stem = self.model.file_stem().unwrap_or_default().to_string_lossy();
@@ -92,6 +105,29 @@ pub(super) fn instead_of_keys(said: &str, made_up: &Path) -> String {
 
 pub(super) fn advice(said: &str) -> String {
     ADVICE.iter().fold(said.to_owned(), |said, (key, option)| said.replace(key, option))
+}
+
+/// Inputs with free axes besides the batch for which no shape is given, and what to give. How long
+/// a batch takes depends on them, so no length is made up.
+pub(super) fn free_axes(
+    inputs: &[TensorSpec],
+    batched: bool,
+    given: &BTreeMap<String, Vec<i64>>,
+    command: &str,
+) -> Option<String> {
+    let rows = inputs.iter().map(|input| (&input.name, &input.shape[usize::from(batched)..]));
+    let free: Vec<_> = rows.filter(|(name, axes)| axes.contains(&-1) && !given.contains_key(*name)).collect();
+    let shown = |axes: &[i64], free: &str, between: &str| {
+        let axis = |&axis: &i64| if axis < 0 { free.to_owned() } else { axis.to_string() };
+        axes.iter().map(axis).collect::<Vec<_>>().join(between)
+    };
+    let inputs: Vec<_> =
+        free.iter().map(|(name, axes)| format!("{name} [{}]", shown(axes, "?", ", "))).collect();
+    let options: Vec<_> =
+        free.iter().map(|(name, axes)| format!("--shape {name}={}", shown(axes, "128", "x"))).collect();
+    let (inputs, options) = (inputs.join(", "), options.join(" "));
+    let advice = "give the shape that requests have, without the batch axis, for example";
+    (!free.is_empty()).then(|| format!("{inputs}; {advice}: {command} {options}"))
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {

@@ -7,7 +7,7 @@ use crate::status::MIB;
 /// The file of a profile, which reads as the same profile except for rounding: executions to a
 /// µs, the start to a ms, memory up to a MiB.
 pub(super) fn write(profile: &Profile, comment: &str) -> String {
-    let Profile { source, memory, start, bandwidth, execution } = profile;
+    let Profile { source, memory, start, bandwidth, shapes, execution } = profile;
     let source = match source {
         Source::Illustrative => "{kind: illustrative}".to_owned(),
         Source::Measured { device, driver, date } => {
@@ -17,6 +17,11 @@ pub(super) fn write(profile: &Profile, comment: &str) -> String {
     let [context, weights, activations] =
         [memory.context, memory.weights, memory.activations].map(|bytes| bytes.div_ceil(MIB));
     let [process, load, warm] = [start.process, start.load, start.warm].map(|span| span.as_millis());
+    let shapes = match shapes.len() {
+        0 => String::new(),
+        // JSON is YAML.
+        _ => format!("shapes: {}\n", serde_json::json!(shapes)),
+    };
     let columns: Vec<String> = execution.sms().iter().map(|sms| sms.0.to_string()).collect();
     let mut text: String = comment.lines().map(|line| format!("# {line}\n")).collect();
     text.push_str(&format!(
@@ -24,7 +29,7 @@ pub(super) fn write(profile: &Profile, comment: &str) -> String {
 memory: {{context: {context}Mi, weights: {weights}Mi, activations: {activations}Mi}}
 start: {{process: {process}ms, load: {load}ms, warm: {warm}ms}}
 bandwidth: {bandwidth}
-execution_ms:
+{shapes}execution_ms:
   sms: [{}]
 ",
         columns.join(", ")

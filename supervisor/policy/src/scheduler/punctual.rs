@@ -179,6 +179,7 @@ mod tests {
             memory: Memory::default(),
             start: Start::default(),
             bandwidth: 0.0,
+            shapes: Default::default(),
             execution: Execution::new(vec![Sms(10)], vec![row(1), row(64)]).unwrap(),
         };
         Predictor::new(Some(&profile), Sms(10))

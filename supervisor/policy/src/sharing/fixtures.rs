@@ -38,6 +38,7 @@ pub(super) fn profile(fixed: f64, work: f64, knee: u32) -> Profile {
             warm: Duration::from_millis(500),
         },
         bandwidth: 0.1,
+        shapes: Default::default(),
         execution: Execution::new(sms.clone(), [1, 2, 4, 8, 16, 32].map(row).to_vec()).unwrap(),
     }
 }

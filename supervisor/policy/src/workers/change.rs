@@ -109,7 +109,7 @@ pub enum Reason {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ResizeRefused {
     #[error("{share} ({sms} SMs) is in force already; nothing was done")]
-    InForce { share: Percent, sms: u32 },
+    InForce { share: Percent, sms: u32, serves: bool },
     #[error("{share} is outside of share.min {min} and share.max {max} of model '{model}'")]
     OutOfBounds { model: String, share: Percent, min: Percent, max: Percent },
     #[error("model '{0}' has `handover: never`: its share is set once, in the configuration")]

@@ -12,8 +12,10 @@ impl Workers {
     pub(super) fn resize(&mut self, request: ResizeRequest, hold: bool) {
         let refusal = self.refusal(&request);
         let as_asked = matches!(refusal, None | Some(ResizeRefused::InForce { .. }));
-        // A share that an operator set is held until its release.
-        self.held |= as_asked && hold && self.settings.policy_acts;
+        // A share that an operator set is held until its release. Where no worker serves, the share
+        // in force is named to have the model tried again, and not to keep it.
+        let again = self.serving().is_none() && self.sms(request.share) == self.sms(self.share);
+        self.held |= as_asked && hold && !again && self.settings.policy_acts;
         match refusal {
             Some(refused) => self.refuse(request, refused),
             None => self.change_share(request),
@@ -73,7 +75,8 @@ impl Workers {
         if self.is_wrong_at(share) {
             return Some(ResizeRefused::Wrong { model: model(), share });
         }
-        (wanted == now && !down).then_some(ResizeRefused::InForce { share, sms: wanted.0 })
+        let serves = self.serving().is_some();
+        (wanted == now && !down).then_some(ResizeRefused::InForce { share, sms: wanted.0, serves })
     }
 
     /// By the first of these ways that there is: inside the worker; to a worker that stands ready; to

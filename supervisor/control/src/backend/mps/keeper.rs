@@ -1,6 +1,7 @@
 //! Keeps one daemon and its server alive, and sends their commands: one task, so that no two
 //! commands run at the same time.
 
+use shadowslice_shared::logged;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -186,7 +187,11 @@ impl Keeper {
                     return Some(daemon);
                 }
                 Err(error) => {
-                    tracing::error!(error = errors::chain(&error), ?pause, "MPS cannot be restarted");
+                    tracing::error!(
+                        error = errors::chain(&error),
+                        pause_ms = logged::ms(*pause),
+                        "MPS cannot be restarted"
+                    );
                 }
             }
         }
@@ -313,13 +318,18 @@ impl Keeper {
             && let Some(server) = servers.first()
             && matches!(self.control.server_status(*server).await, Ok(ServerStatus::Active))
         {
-            tracing::info!(server, took = ?since.elapsed(), "the MPS server takes clients again");
+            tracing::info!(
+                server,
+                took_ms = logged::ms(since.elapsed()),
+                "the MPS server takes clients again"
+            );
             self.fault = None;
             self.take_clients(*server);
             return None;
         }
         let limit = self.control.limits.fault;
-        (since.elapsed() > limit).then(|| format!("its server did not recover within {limit:?}"))
+        (since.elapsed() > limit)
+            .then(|| format!("its server did not recover within {}", logged::span(limit)))
     }
 
     fn take_clients(&self, server: i32) {

@@ -12,6 +12,7 @@ mod keeper;
 mod limits;
 mod place;
 
+use shadowslice_shared::logged;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -408,7 +409,11 @@ impl GpuBackend for MpsGpu {
                     tracing::warn!(pid, error, "MPS did not say that a worker's work is off the GPU")
                 }
                 Err(_) => {
-                    tracing::warn!(pid, ?limit, "a worker's work does not leave the GPU")
+                    tracing::warn!(
+                        pid,
+                        limit_ms = logged::ms(limit),
+                        "a worker's work does not leave the GPU"
+                    )
                 }
             }
         }))

@@ -13,6 +13,7 @@ mod report;
 #[cfg(test)]
 mod tests;
 
+use shadowslice_shared::logged;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,7 +28,7 @@ use crate::backend::GpuBackend;
 use orders::Orders;
 use shadowslice_config::{Controller as Settings, Model};
 use shadowslice_datapath::clock::Clock;
-use shadowslice_datapath::pipeline::LatencyHistogram;
+use shadowslice_datapath::pipeline::Total;
 
 pub use report::{DoorReport, ModelPlan, PlanReport, SeenReport};
 
@@ -35,7 +36,7 @@ pub use report::{DoorReport, ModelPlan, PlanReport, SeenReport};
 pub struct Planned {
     pub report: PlanReport,
     /// How long each took since the start.
-    pub took: LatencyHistogram,
+    pub took: Total,
 }
 
 #[derive(Debug)]
@@ -114,7 +115,7 @@ impl Planner {
         let gpus = whole(gpus);
         let policy = Policy::new(choice, &gpus, &[]);
         let report = PlanReport::nothing_yet(settings);
-        let (planned, seen) = watch::channel(Planned { report, took: LatencyHistogram::default() });
+        let (planned, seen) = watch::channel(Planned { report, took: Total::default() });
         let Settings { act, interval, .. } = *settings;
         let (ids, terms, models) = (Vec::new(), Vec::new(), Vec::new());
         let mut planner =
@@ -177,7 +178,7 @@ impl Planner {
             model.last_order_why = orders.reason().map(str::to_owned);
         }
         self.planned.send_modify(|planned| {
-            planned.took.record(took);
+            planned.took.add(took);
             planned.report.decisions += 1;
             planned.report.models = models;
         });
@@ -224,10 +225,10 @@ impl Planner {
             to_sms = sharer.sms(to).0,
             cause = Cause::Policy.name(),
             verdict,
-            arrival_rate = figures.arrival_rate,
-            p99_ms = figures.p99_ms,
-            attainment = figures.attainment,
-            busy = figures.busy,
+            arrival_rate = logged::rounded(figures.arrival_rate),
+            p99_ms = logged::rounded(figures.p99_ms),
+            attainment = logged::part(figures.attainment),
+            busy = logged::rounded(figures.busy),
             "the policy changes a share"
         );
         Ok(())

@@ -1,5 +1,6 @@
 //! The planner's orders to one controller: one at a time, with a pause after a failure.
 
+use shadowslice_shared::logged;
 use std::time::Duration;
 
 use shadowslice_shared::units::{Moment, Percent};
@@ -75,7 +76,12 @@ impl Orders {
     fn fail(&mut self, model: &str, why: String, now: Moment) {
         let recent = self.failed.as_ref().filter(|failed| now.since(failed.until) < LONGEST_PAUSE);
         let pause = recent.map_or(FIRST_PAUSE, |failed| (failed.pause * 2).min(LONGEST_PAUSE));
-        tracing::warn!(model, why, ?pause, "a share that the policy wants is not in force");
+        tracing::warn!(
+            model,
+            why,
+            pause_ms = logged::ms(pause),
+            "a share that the policy wants is not in force"
+        );
         self.failed = Some(Failed { until: now + pause, pause, why });
     }
 

@@ -70,15 +70,19 @@ impl Rules {
         Ok(())
     }
 
-    fn refusal(&self, request: &ResizeRequest, step: &Step<'_>) -> Option<&'static str> {
-        let share = request.share;
+    fn is_in_force(&self, share: Percent, step: &Step<'_>) -> bool {
         let now = self.share();
-        let same = match step.workers.partition().filter(|_| self.before.partitioned) {
+        match step.workers.partition().filter(|_| self.before.partitioned) {
             Some((division, _)) => {
                 self.partitions.count_of(division, share) == self.partitions.count_of(division, now)
             }
             None => sms_of(&self.settings, share) == sms_of(&self.settings, now),
-        };
+        }
+    }
+
+    fn refusal(&self, request: &ResizeRequest, step: &Step<'_>) -> Option<&'static str> {
+        let share = request.share;
+        let same = self.is_in_force(share, step);
         let wrong = !self.before.partitioned
             && self
                 .before
@@ -108,7 +112,8 @@ impl Rules {
         let due = self.refusal(request, step);
         rule(refused == due, &format!("a request is refused if it must be: {due:?}, not {refused:?}"))?;
         let as_asked = matches!(refused, None | Some("in force"));
-        self.answers.holds(*hold && as_asked && self.settings.policy_acts && !self.stopping);
+        let again = !self.was_ready && self.is_in_force(request.share, step);
+        self.answers.holds(*hold && as_asked && !again && self.settings.policy_acts && !self.stopping);
         if refused.is_none() { self.means_is_quickest(request, step) } else { Ok(()) }
     }
 

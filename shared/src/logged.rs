@@ -1,0 +1,45 @@
+//! Figures in the log: rounded to what an operator reads.
+
+use std::time::Duration;
+
+/// To three digits, of which whole numbers keep all.
+pub fn rounded(value: f64) -> f64 {
+    if value == 0.0 || !value.is_finite() {
+        return value;
+    }
+    let digits = 2.0 - value.abs().log10().floor();
+    let unit = 10_f64.powf(digits.clamp(0.0, 3.0));
+    (value * unit).round() / unit
+}
+
+/// Of a whole, with three decimals; only the whole is 1.
+pub fn part(part: f64) -> f64 {
+    (part * 1e3 + 1e-6).floor() / 1e3
+}
+
+/// In milliseconds, rounded.
+pub fn ms(time: Duration) -> f64 {
+    rounded(time.as_secs_f64() * 1e3)
+}
+
+/// With its unit, rounded.
+pub fn span(time: Duration) -> String {
+    let ms = ms(time);
+    if ms < 1e3 { format!("{ms} ms") } else { format!("{} s", rounded(time.as_secs_f64())) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn three_digits_are_enough_and_three_decimals_the_most() {
+        let values = [0.0, 0.000_123, 0.012_345, 1.234_56, 12.345_678, 99.96, 123.456, 123_456.7];
+        assert_eq!(values.map(rounded), [0.0, 0.0, 0.012, 1.23, 12.3, 100.0, 123.0, 123_457.0]);
+        assert_eq!(rounded(-1.234_56), -1.23);
+        assert_eq!([1.0, 0.999_9, 0.99, 0.123_45, 0.0].map(part), [1.0, 0.999, 0.99, 0.123, 0.0]);
+        assert_eq!(ms(Duration::from_nanos(12_345_678)), 12.3);
+        let spans = [12_345_678, 1_234_567_890, 15_000_000_000].map(Duration::from_nanos).map(span);
+        assert_eq!(spans, ["12.3 ms", "1.23 s", "15 s"]);
+    }
+}

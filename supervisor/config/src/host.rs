@@ -1,0 +1,90 @@
+//! The host that a configuration is for: its users, its groups and its cores.
+
+use std::cell::OnceCell;
+use std::fs;
+use std::ops::RangeInclusive;
+
+use nix::unistd::{Group, User};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum AccountKind {
+    User,
+    Group,
+}
+
+impl AccountKind {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::User => "user",
+            Self::Group => "group",
+        }
+    }
+}
+
+pub(super) trait Host {
+    fn has_account(&self, kind: AccountKind, name: &str) -> bool;
+
+    /// In ascending order; `None` if they are not known.
+    fn cores(&self) -> Option<&[RangeInclusive<usize>]>;
+}
+
+/// One that has whatever is named.
+pub(super) struct AnyHost;
+
+impl Host for AnyHost {
+    fn has_account(&self, _: AccountKind, _: &str) -> bool {
+        true
+    }
+
+    fn cores(&self) -> Option<&[RangeInclusive<usize>]> {
+        None
+    }
+}
+
+#[derive(Default)]
+pub(super) struct ThisHost {
+    cores: OnceCell<Option<Vec<RangeInclusive<usize>>>>,
+}
+
+impl Host for ThisHost {
+    /// Where the host cannot say, a start tells why.
+    fn has_account(&self, kind: AccountKind, name: &str) -> bool {
+        match kind {
+            AccountKind::User => !matches!(User::from_name(name), Ok(None)),
+            AccountKind::Group => !matches!(Group::from_name(name), Ok(None)),
+        }
+    }
+
+    fn cores(&self) -> Option<&[RangeInclusive<usize>]> {
+        let read = || ranges(&fs::read_to_string("/sys/devices/system/cpu/online").ok()?);
+        self.cores.get_or_init(read).as_deref()
+    }
+}
+
+/// As the kernel writes them: `0-3,8`.
+fn ranges(text: &str) -> Option<Vec<RangeInclusive<usize>>> {
+    let range = |part: &str| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        Some(first.parse().ok()?..=last.parse().ok()?)
+    };
+    text.trim().split(',').map(range).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cores_are_read_as_the_kernel_writes_them() {
+        assert_eq!(ranges("0-3,8\n"), Some(vec![0..=3, 8..=8]));
+        assert_eq!(ranges(""), None);
+    }
+
+    #[test]
+    fn this_host_has_root_and_not_everybody() {
+        let host = ThisHost::default();
+        for kind in [AccountKind::User, AccountKind::Group] {
+            assert!(host.has_account(kind, "root") && !host.has_account(kind, "no-such-name"));
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! What can be known of an ONNX model's file without loading it: that it is one, that it is there
+//! to its end, and its inputs. Everything large is skipped.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
+use std::path::Path;
+
+/// Numbers of fields, as onnx.proto has them.
+const MODEL_GRAPH: u64 = 7;
+const GRAPH_INPUT: u64 = 11;
+const VALUE_NAME: u64 = 1;
+
+/// Of `ModelProto`: the largest number of a field.
+const MODEL_MOST: u64 = 26;
+
+/// Of a protocol buffer's fields: how their values are written.
+const VARINT: u64 = 0;
+const FIXED_64: u64 = 1;
+const BYTES: u64 = 2;
+const FIXED_32: u64 = 5;
+
+const MAX_NAME: u64 = 64 * 1024;
+
+/// Names of the inputs of the model in that file; older models name constants, too.
+pub(super) fn inputs(path: &Path) -> io::Result<Vec<String>> {
+    let mut file = File::open(path)?;
+    let len = file.metadata()?.len();
+    let mut head = Vec::new();
+    (&mut file).take(64).read_to_end(&mut head)?;
+    if let Some(instead) = instead(&head) {
+        return Err(io::Error::other(instead));
+    }
+    file.seek(SeekFrom::Start(0))?;
+    let mut walk = Walk { file: BufReader::new(file), at: 0 };
+    let graph = walk.find_in_model(len)?.ok_or_else(|| none("it has no graph"))?;
+    walk.inputs(graph)
+}
+
+/// What is often in the place of a model.
+fn instead(head: &[u8]) -> Option<&'static str> {
+    let text = head.trim_ascii_start();
+    let is = |start: &str| text.get(..start.len()).is_some_and(|s| s.eq_ignore_ascii_case(start.as_bytes()));
+    if is("version https://git-lfs") {
+        Some("it is a pointer of Git LFS; run `git lfs pull`")
+    } else if is("<!doctype") || is("<html") || is("<?xml") {
+        Some("it is a web page and no ONNX model; a download went wrong")
+    } else {
+        None
+    }
+}
+
+fn none(why: &str) -> io::Error {
+    io::Error::other(format!("it is no ONNX model: {why}"))
+}
+
+fn truncated() -> io::Error {
+    io::Error::other("it is truncated, or no ONNX model; copy it again")
+}
+
+#[derive(Clone, Copy)]
+struct Field {
+    number: u64,
+    kind: u64,
+    /// Where its value ends.
+    end: u64,
+}
+
+struct Walk {
+    file: BufReader<File>,
+    at: u64,
+}
+
+impl Walk {
+    /// All of the file is walked through, so that its end is known to be there.
+    fn find_in_model(&mut self, len: u64) -> io::Result<Option<(u64, u64)>> {
+        let mut graph = None;
+        while self.at < len {
+            let field = self.field(len)?;
+            if field.number == 0 || field.number > MODEL_MOST {
+                return Err(none("its bytes are not those of one"));
+            }
+            if field.number == MODEL_GRAPH && field.kind == BYTES {
+                graph = Some((self.at, field.end));
+            }
+            self.go_to(field.end)?;
+        }
+        Ok(graph)
+    }
+
+    fn inputs(&mut self, (start, end): (u64, u64)) -> io::Result<Vec<String>> {
+        self.go_to(start)?;
+        let mut names = Vec::new();
+        while self.at < end {
+            let field = self.field(end)?;
+            if field.number == GRAPH_INPUT && field.kind == BYTES {
+                names.extend(self.name(field.end)?);
+            }
+            self.go_to(field.end)?;
+        }
+        Ok(names)
+    }
+
+    fn name(&mut self, end: u64) -> io::Result<Option<String>> {
+        while self.at < end {
+            let field = self.field(end)?;
+            if field.number == VALUE_NAME && field.kind == BYTES {
+                let len = (field.end - self.at).min(MAX_NAME);
+                let mut name = Vec::new();
+                self.at += u64::try_from((&mut self.file).take(len).read_to_end(&mut name)?).unwrap_or(len);
+                return Ok(Some(String::from_utf8_lossy(&name).into_owned()));
+            }
+            self.go_to(field.end)?;
+        }
+        Ok(None)
+    }
+
+    /// The field that begins here, which ends before `end`.
+    fn field(&mut self, end: u64) -> io::Result<Field> {
+        let key = self.varint()?;
+        let (number, kind) = (key >> 3, key & 7);
+        let bytes = match kind {
+            VARINT => {
+                self.varint()?;
+                0
+            }
+            FIXED_64 => 8,
+            BYTES => self.varint()?,
+            FIXED_32 => 4,
+            _ => return Err(none("its bytes are not those of one")),
+        };
+        match self.at.checked_add(bytes) {
+            Some(found) if found <= end => Ok(Field { number, kind, end: found }),
+            _ => Err(truncated()),
+        }
+    }
+
+    fn varint(&mut self) -> io::Result<u64> {
+        let mut value = 0;
+        for shift in (0..64).step_by(7) {
+            let byte = *self.file.fill_buf()?.first().ok_or_else(truncated)?;
+            self.file.consume(1);
+            self.at += 1;
+            value |= u64::from(byte & 0x7f) << shift;
+            if byte < 0x80 {
+                return Ok(value);
+            }
+        }
+        Err(none("its bytes are not those of one"))
+    }
+
+    fn go_to(&mut self, place: u64) -> io::Result<()> {
+        let by = i64::try_from(i128::from(place) - i128::from(self.at)).map_err(io::Error::other)?;
+        self.file.seek_relative(by)?;
+        self.at = place;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A field of bytes.
+    fn field(number: u8, value: &[u8]) -> Vec<u8> {
+        let len = u8::try_from(value.len()).unwrap();
+        [&[number << 3 | 2, len][..], value].concat()
+    }
+
+    fn model() -> Vec<u8> {
+        let input = |name: &str| field(11, &[field(1, name.as_bytes()), field(2, b"")].concat());
+        let graph = [field(5, &[7; 100]), input("ids"), field(12, b""), input("mask")].concat();
+        [&[8, 9][..], &field(2, b"pytorch"), &field(7, &graph), &field(8, b"")].concat()
+    }
+
+    fn found(bytes: &[u8]) -> Result<Vec<String>, String> {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), bytes).unwrap();
+        inputs(file.path()).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn inputs_are_named_in_their_order() {
+        assert_eq!(found(&model()).unwrap(), ["ids", "mask"]);
+    }
+
+    #[test]
+    fn what_is_no_whole_model_is_told_apart() {
+        let whole = model();
+        for end in 1..whole.len() {
+            // A model that ends between two fields lacks nothing that could be seen.
+            let cut = found(&whole[..end]);
+            let between = [2, 11, whole.len() - 2].contains(&end);
+            assert!(between || cut.is_err(), "{end}: {cut:?}");
+        }
+        for (bytes, why) in [
+            (&whole[..40], "truncated"),
+            (&whole[..11], "no graph"),
+            (b"<!DOCTYPE html><html>404", "web page"),
+            (b"\n <html><body>", "web page"),
+            (b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a", "git lfs pull"),
+            (b"this is no model", "no ONNX model"),
+            (b"PK\x03\x04", "no ONNX model"),
+            (&[0xff; 20], "no ONNX model"),
+        ] {
+            let said = found(bytes).unwrap_err();
+            assert!(said.contains(why), "{said}");
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! The log, as an operator reads it: an event is a line, and figures are rounded.
+#![allow(clippy::unwrap_used, reason = "a helper of tests fails its test")]
+
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use serde_json::Value;
+use shadowslice_tests::home::Home;
+use shadowslice_tests::process::Process;
+use shadowslice_tests::server::Server;
+use shadowslice_tests::status::Model;
+
+use crate::scene::{echo, load, profile};
+
+const CONFIG: &str = "listen: {http: [\"unix:http.sock\"], grpc: [\"unix:grpc.sock\"], metrics: []}
+gpus: [{device: emulated, sms: 132}]
+controller: {policy: adaptive, interval: 50ms}
+timeouts: {dwell: 100ms, lame_duck: 123456us}
+models:
+";
+
+/// Resizes, deaths, decisions of the policy, reloads, a drain, refused orders, a stop.
+async fn eventful(form: Option<&str>) -> String {
+    let mut home = Home::with_config(&format!(
+        "{CONFIG}  - {}\n  - {}\n",
+        echo("short", "profile: profile.yaml, slo: 14ms, priority: 1"),
+        echo("long", "profile: long.yaml, slo: 1s, priority: 2")
+    ))
+    .unwrap();
+    home.write("profile.yaml", profile(3.217_592_653)).unwrap();
+    home.write("long.yaml", profile(27.182_818_284)).unwrap();
+    if let Some(form) = form {
+        home.set_env("SHADOWSLICE_LOG", form);
+    }
+    let mut server = Server::ready(home).await.unwrap();
+    let loads = [("short", 150.0), ("long", 40.0)]
+        .map(|(model, rate)| load(&server, model, rate, Duration::from_secs(4)));
+    let pid = server.model("short").await.unwrap().workers[0].pid;
+    Process::of(pid).unwrap().signal(Signal::SIGKILL).unwrap();
+    let back = |model: &Model| model.state == "ready" && model.workers.iter().any(|worker| worker.pid != pid);
+    server.wait_status("short", "another worker", back).await.unwrap();
+    server.resize("short", 40).await.unwrap();
+    for orders in [["resize", "short", "41%"], ["resize", "short", "41%"], ["resize", "absent", "1%"]] {
+        server.home().run(&orders).await.unwrap();
+    }
+    for order in [&["release", "short"][..], &["drain", "long"], &["undrain", "long"], &["reload"]] {
+        server.said(order).await.unwrap();
+    }
+    server.home().write("config.yaml", "models: []\nnonsense: 1\nmore: 2\n").unwrap();
+    assert!(!server.home().run(&["reload"]).await.unwrap().status.success());
+    for load in loads {
+        load.await.unwrap();
+    }
+    server.signal(Signal::SIGTERM).unwrap();
+    server.wait_gone(server.process()).await.unwrap();
+    let text = std::fs::read_to_string(server.home().log_path()).unwrap();
+    assert!(text.lines().count() > 20, "{text}");
+    text
+}
+
+/// Numbers with a decimal point; addresses and versions have more than one.
+fn decimals(text: &str) -> impl Iterator<Item = (&str, &str)> {
+    let words = text.split(|letter: char| !letter.is_ascii_digit() && letter != '.');
+    let parts = words.map(|word| word.trim_matches('.')).filter_map(|word| word.split_once('.'));
+    parts.filter(|(_, fraction)| !fraction.contains('.'))
+}
+
+fn assert_rounded(line: &str) {
+    for (whole, fraction) in decimals(line) {
+        let digits = whole.trim_start_matches('0').len() + fraction.len();
+        assert!(fraction.len() <= 3 && digits <= 6, "{whole}.{fraction} in {line}");
+    }
+}
+
+#[tokio::test]
+async fn lines_have_a_time_and_rounded_figures() {
+    let log = eventful(None).await;
+    for line in log.lines() {
+        let (time, said) = line.split_once("Z ").unwrap_or_else(|| panic!("no time: {line}"));
+        assert!(time.len() == 26 && time.starts_with("20") && time.as_bytes()[10] == b'T', "{line}");
+        assert_rounded(said);
+    }
+    for event in ["worker ended", "the share is in force", "action=\"drain\"", "the configuration has faults"]
+    {
+        assert!(log.contains(event), "no `{event}` in\n{log}");
+    }
+    assert!(log.contains("stall_ms=") && log.contains("serving for 123 ms more"), "{log}");
+    let of = |words: &str| log.lines().filter(|line| line.contains(words)).count();
+    assert_eq!(
+        (of("drain\" on=\"long\""), of("nonsense: unknown key")),
+        (2, 1),
+        "an event is told once:\n{log}"
+    );
+}
+
+#[tokio::test]
+async fn as_json_each_line_is_an_object_and_figures_are_numbers() {
+    let log = eventful(Some("json")).await;
+    let mut stalls = 0;
+    for line in log.lines() {
+        let event: Value = serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));
+        assert!(event["timestamp"].is_string() && event["level"].is_string(), "{line}");
+        let fields = event["fields"].as_object().unwrap();
+        assert_rounded(&event["fields"].to_string());
+        stalls += u32::from(fields.get("stall_ms").is_some_and(Value::is_number));
+    }
+    assert!(stalls >= 2, "{log}");
+}
