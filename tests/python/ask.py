@@ -31,7 +31,7 @@ class Server:
         head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
         length = next(int(line.split(":")[1]) for line in head.split("\r\n") if line.startswith("content-length:"))
         body = await reader.readexactly(length)
-        if len(self.idle) < IDLE_AT_MOST:
+        if len(self.idle) < IDLE_AT_MOST and "connection: close" not in head:
             self.idle.append((reader, writer))
         else:
             writer.close()
