@@ -51,21 +51,18 @@ class Graph:
 
 
 def digits(path):
-    """A multi-layer perceptron on scikit-learn's 8x8 digits; its cases are the held-out images."""
-    from sklearn.datasets import load_digits
-    from sklearn.model_selection import train_test_split
-    from sklearn.neural_network import MLPClassifier
-
-    images, labels = load_digits(return_X_y=True)
-    train, held_out, train_labels, truths = train_test_split(
-        images / 16, labels, test_size=0.25, random_state=0, stratify=labels)
-    mlp = MLPClassifier((64, 32), random_state=0, max_iter=1000).fit(train, train_labels)
+    """A multi-layer perceptron on 8x8 images of digits (digits.txt); its cases are the held-out images."""
+    table = np.loadtxt(Path(__file__).with_name("digits.csv.gz"), delimiter=",")
+    table = np.random.default_rng(0).permutation(table)
+    images, truths = table[:, :-1], table[:, -1].astype(int)
+    held_out, train = np.split(np.arange(len(table)), [len(table) // 4])
+    *hidden, last = trained(images[train] / 16, truths[train], [64, 64, 32, 10])
 
     graph = Graph()
     layer = graph.add("Div", "image", graph.weight(16))  # pixels are 0 to 16
-    for weight, bias in zip(mlp.coefs_[:-1], mlp.intercepts_[:-1]):
+    for weight, bias in hidden:
         layer = graph.add("Relu", graph.linear(layer, weight, bias))
-    logits = graph.linear(layer, mlp.coefs_[-1], mlp.intercepts_[-1])
+    logits = graph.linear(layer, *last)
     graph.add("ArgMax", logits, output="label", axis=1, keepdims=0)
     graph.add("Softmax", logits, output="probabilities", axis=1)
     graph.save(path,
@@ -73,8 +70,32 @@ def digits(path):
                [helper.make_tensor_value_info("label", TensorProto.INT64, ["batch"]),
                 helper.make_tensor_value_info("probabilities", TensorProto.FLOAT, ["batch", 10])])
 
-    requests = [{"image": (image * 16).astype(np.float32)[None]} for image in held_out]
-    return requests, [int(truth) for truth in truths]
+    requests = [{"image": image.astype(np.float32)[None]} for image in images[held_out]]
+    return requests, truths[held_out].tolist()
+
+
+def trained(images, truths, widths, epochs=60, rows=32, rate=0.05, momentum=0.9):
+    """Weights and biases of a perceptron's layers, by stochastic gradient descent."""
+    random = np.random.default_rng(0)
+    weights = [random.normal(0, (2 / above) ** 0.5, (above, below)) for above, below in zip(widths, widths[1:])]
+    layers = [(weight, np.zeros(weight.shape[1])) for weight in weights]
+    moves = [[np.zeros_like(part) for part in layer] for layer in layers]
+    for _ in range(epochs):
+        for chosen in np.array_split(random.permutation(len(images)), len(images) // rows):
+            values = [images[chosen]]
+            for weight, bias in layers[:-1]:
+                values.append(np.maximum(values[-1] @ weight + bias, 0))
+            logits = values[-1] @ layers[-1][0] + layers[-1][1]
+            odds = np.exp(logits - logits.max(1, keepdims=True))
+            error = (odds / odds.sum(1, keepdims=True) - np.eye(widths[-1])[truths[chosen]]) / len(chosen)
+            for (weight, bias), moved, value in zip(layers[::-1], moves[::-1], values[::-1]):
+                slopes = value.T @ error, error.sum(0)
+                error = (error @ weight.T) * (value > 0)
+                for part, move, slope in zip((weight, bias), moved, slopes):
+                    move *= momentum
+                    move -= rate * slope
+                    part += move
+    return layers
 
 
 def encoder(path, layers=2, width=64, heads=4, vocabulary=1000):

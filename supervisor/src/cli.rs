@@ -3,9 +3,10 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
+use clap_complete::Shell;
 
-use crate::serve;
+use crate::{manual, serve};
 use shadowslice_config as config;
 use shadowslice_control::controller::HandoverReport;
 use shadowslice_control::models::{ModelChange, ReloadReport};
@@ -163,6 +164,16 @@ enum Command {
     ///
     /// Workers are started as for serving, one share after the other; nothing else should use the device.
     Profile(Box<profile::Options>),
+    /// Print what a shell needs to complete this program's commands, options and values.
+    ///
+    /// Packages install it. By hand: `source <(shadowslice completions bash)`.
+    Completions { shell: Shell },
+    /// Write the manual's pages, for packages.
+    #[command(hide = true)]
+    Man {
+        /// An existing folder.
+        folder: PathBuf,
+    },
 }
 
 #[derive(Debug, clap::Args)]
@@ -209,6 +220,8 @@ pub(crate) fn run() -> ExitCode {
         Command::Plan { json, at } => ask(&Ask::Plan, json, at),
         Command::Doctor(options) => doctor::run(&options),
         Command::Profile(options) => profile::run(&options),
+        Command::Completions { shell } => manual::completions(Cli::command(), shell),
+        Command::Man { folder } => manual::pages(Cli::command(), &folder),
     };
     ExitCode::from(code)
 }

@@ -3,6 +3,7 @@
 mod cli;
 mod ending;
 mod known;
+mod manual;
 mod serve;
 mod shown;
 mod systemd;

@@ -127,8 +127,8 @@ def unix_http(path, method, target, body=None, headers=None):
     """One HTTP request on a Unix socket: the status and the body of the answer."""
     connection = http.client.HTTPConnection("localhost", timeout=30)
     connection.sock = socket.socket(socket.AF_UNIX)
-    connection.sock.connect(path)
     try:
+        connection.sock.connect(path)
         connection.request(method, target, body, headers or {})
         response = connection.getresponse()
         return response.status, response.read()

@@ -170,7 +170,7 @@ pub fn onnxruntime_library(config: &Config) -> Result<PathBuf, HostError> {
     if needed { find_onnxruntime(config.onnxruntime.library.as_deref()) } else { Ok(PathBuf::new()) }
 }
 
-/// `configured`, else as the environment says, else where `make` puts it.
+/// `configured`, else as the environment says, else where `make` and packages put it.
 pub fn find_onnxruntime(configured: Option<&Path>) -> Result<PathBuf, HostError> {
     let from_environment = || std::env::var_os("ORT_DYLIB_PATH").map(PathBuf::from);
     let places = match configured.map(Path::to_owned).or_else(from_environment) {
@@ -193,7 +193,8 @@ fn beside_executable() -> Result<Vec<PathBuf>, HostError> {
     let name = "libonnxruntime.so";
     let beside = executable_dir()?;
     let above = beside.parent().unwrap_or(&beside).to_owned();
-    Ok(vec![above.join("onnxruntime").join(name), above.join("lib").join(name), beside.join(name)])
+    let folders = [above.join("onnxruntime"), above.join("lib/shadowslice"), above.join("lib"), beside];
+    Ok(folders.map(|folder| folder.join(name)).into())
 }
 
 pub fn worker_program() -> Result<PathBuf, HostError> {

@@ -8,7 +8,8 @@ use std::path::Path;
 const DOCUMENTS: [&str; 3] = ["README.md", "ARCHITECTURE.md", "CHANGELOG.md"];
 
 /// Folders that a path in a document may start with.
-const TREE: [&str; 7] = ["shared/", "worker/", "supervisor/", "tests/", "benches/", "configs/", "docs/"];
+const TREE: [&str; 8] =
+    ["shared/", "worker/", "supervisor/", "tests/", "benches/", "configs/", "docs/", "packaging/"];
 
 pub(crate) fn faults(root: &Path) -> Vec<String> {
     let names = DOCUMENTS.map(str::to_owned).into_iter();

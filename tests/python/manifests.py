@@ -1,0 +1,175 @@
+#!/usr/bin/env python3
+"""Manifests for Kubernetes and KServe: against the published schemas, with each other, and what they start.
+
+Usage: manifests.py SHADOWSLICE_BINARY
+"""
+
+import copy
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+import urllib.request
+from pathlib import Path
+
+import jsonschema
+import yaml
+
+import models
+from server import free_port, wait_until
+
+PACKAGING = Path(__file__).resolve().parents[2] / "packaging"
+STOP = 56  # seconds: docs/operations.md, TimeoutStopSec
+
+# What a slip of the pen does to a manifest: the kind, where, and what stands there then.
+SLIPS = [
+    ("Deployment", ["spec", "replicas"], "2"),
+    ("Deployment", ["spec", "template", "spec", "containers", 0, "ports", 0, "containerPort"], "8000"),
+    ("Deployment", ["spec", "template", "spec", "containers", 0, "livenesProbe"], {}),
+    ("Deployment", ["spec", "template", "spec", "securityContext", "runAsUser"], "10001"),
+    ("DaemonSet", ["spec", "template", "spec", "nodeSelector", "nvidia.com/gpu.present"], True),
+    ("DaemonSet", ["spec", "updateStrategy", "rollingUpdate", "maxUnavailabel"], 1),
+    ("ConfigMap", ["data", "shadowslice.yaml"], {"gpus": []}),
+    ("Service", ["spec", "ports", 0, "port"], "8000"),
+    ("NetworkPolicy", ["spec", "podSelecter"], {}),
+    ("PersistentVolumeClaim", ["spec", "accessModes"], "ReadOnlyMany"),
+    ("PodMonitor", ["spec", "podMetricEndpoints"], []),
+    ("PodMonitor", ["spec", "podMetricsEndpoints", 0, "interval"], 15),
+    ("ServingRuntime", ["spec", "supportedModelFormat"], []),
+    ("ServingRuntime", ["spec", "containers", 0, "startupProbe", "httpget"], {}),
+    ("InferenceService", ["spec", "predictor", "model", "modelFormat"], "onnx"),
+]
+
+
+def documents():
+    return [document for file in sorted((PACKAGING / "kubernetes").glob("*.yaml"))
+            for document in yaml.safe_load_all(file.read_text())]
+
+
+def of_kind(kind):
+    return next(document for document in documents() if document["kind"] == kind)
+
+
+def faults(document):
+    for file in sorted((PACKAGING / "schemas").glob("*.json")):
+        schema = json.loads(file.read_text())
+        if reference := schema["kinds"].get(document["kind"]):
+            return [fault.message for fault in
+                    jsonschema.Draft202012Validator(schema | {"$ref": reference}).iter_errors(document)]
+    return [f"no schema knows a {document['kind']}"]
+
+
+class Manifests(unittest.TestCase):
+    def test_each_is_as_its_schema_says(self):
+        for document in documents():
+            self.assertEqual(faults(document), [], document["kind"])
+
+    def test_slips_are_found(self):
+        for kind, (*path, last), slip in SLIPS:
+            document = copy.deepcopy(of_kind(kind))
+            place = document
+            for step in path:
+                place = place[step]
+            place[last] = slip
+            self.assertNotEqual(faults(document), [], (kind, path, last))
+
+    def test_pods_of_both_kinds_are_alike(self):
+        deployment, daemons = (of_kind(kind)["spec"]["template"]["spec"] for kind in ("Deployment", "DaemonSet"))
+        del daemons["nodeSelector"]
+        for pod in (deployment, daemons):
+            pod["volumes"] = [volume for volume in pod["volumes"] if volume["name"] != "models"]
+        self.assertEqual(deployment, daemons)
+
+    def test_pods_are_found_and_have_time_to_end(self):
+        settings = yaml.safe_load(of_kind("ConfigMap")["data"]["shadowslice.yaml"])
+        lame_duck = int(settings["timeouts"]["lame_duck"].removesuffix("s"))
+        version = re.search('^version = "(.*)"', (PACKAGING.parent / "Cargo.toml").read_text(), re.MULTILINE)[1]
+        for kind in ("Deployment", "DaemonSet"):
+            spec = of_kind(kind)["spec"]
+            labels, pod = spec["template"]["metadata"]["labels"], spec["template"]["spec"]
+            container, = pod["containers"]
+            for document in documents():
+                selector = document["spec"].get("selector") if "spec" in document else None
+                if selector:
+                    self.assertEqual(selector.get("matchLabels", selector), labels, document["kind"])
+            self.assertGreaterEqual(pod["terminationGracePeriodSeconds"], STOP + lame_duck)
+            self.assertEqual(container["image"], f"shadowslice:{version}")
+            for port in container["ports"]:
+                self.assertEqual(settings["listen"][port["name"]], [f"0.0.0.0:{port['containerPort']}"])
+            mounted = {mount["name"] for mount in container["volumeMounts"]}
+            self.assertEqual(mounted, {volume["name"] for volume in pod["volumes"]})
+
+
+class Configurations(unittest.TestCase):
+    def setUp(self):
+        self.folder = Path(tempfile.mkdtemp(prefix="ss-", dir="/tmp"))
+        self.addCleanup(shutil.rmtree, self.folder)
+        models.make(self.folder)
+
+    def test_shipped_ones_have_no_faults(self):
+        mounted = of_kind("ConfigMap")["data"]["shadowslice.yaml"]
+        mounted = mounted.replace("/models/resnet50.onnx", str(self.folder / "dynamic.onnx"))
+        image = (PACKAGING / "container.yaml").read_text()
+        image = image.replace("/opt/shadowslice/share/shadowslice", str(PACKAGING.parent / "configs"))
+        for text in (mounted, image):
+            config = self.folder / "shadowslice.yaml"
+            config.write_text(text)
+            checked = subprocess.run([BINARY, "check", config], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                     env=os.environ | {"RUNTIME_DIRECTORY": str(self.folder)})
+            self.assertTrue(checked.stdout.endswith(": fine\n"), checked.stdout)
+
+    def test_kserve_serves_a_folder_with_one_model(self):
+        (self.folder / "models/deep").mkdir(parents=True)
+        (self.folder / "unbatched.onnx").rename(self.folder / "models/deep/model.onnx")
+        self.assert_serves("resnet50")
+
+    def test_kserve_serves_what_the_folder_says(self):
+        (self.folder / "models").mkdir()
+        (self.folder / "unbatched.onnx").rename(self.folder / "models/unbatched.onnx")
+        (self.folder / "models/shadowslice.yaml").write_text(
+            'listen: {http: ["0.0.0.0:8080"]}\ngpus: [{device: emulated}]\n'
+            "models: [{name: mine, path: unbatched.onnx, slo: 1s, batch: {max: 0}}]\n")
+        self.assert_serves("mine")
+
+    def assert_serves(self, model):
+        """Runs the runtime's own command, with free ports and another folder of models."""
+        container, = of_kind("ServingRuntime")["spec"]["containers"]
+        given = {each["name"]: each["value"].replace("{{.Name}}", "resnet50") for each in container["env"]}
+        given |= {"MODELS": str(self.folder / "models"), "GPUS": "[{device: emulated}]",
+                  "RUNTIME_DIRECTORY": str(self.folder), "PATH": f"{BINARY.parent}:{os.environ['PATH']}"}
+        ports = {port: str(free_port()) for port in ("8080", "9000", "8002")}
+
+        def moved(text):
+            return re.sub("8080|9000|8002", lambda port: ports[port[0]], text)
+
+        own = self.folder / "models/shadowslice.yaml"
+        if own.exists():
+            own.write_text(moved(own.read_text()))
+        script, = container["args"]
+        log = open(self.folder / "log", "w+")
+        self.addCleanup(log.close)
+        server = subprocess.Popen([*container["command"], moved(script)], env=given, stderr=log)
+        try:
+            def ready():
+                try:
+                    with urllib.request.urlopen(f"http://127.0.0.1:{ports['8080']}/v2/models/{model}/ready") as answer:
+                        return answer.status == 200
+                except OSError:
+                    return server.poll() is not None
+            wait_until(ready)
+            log.seek(0)
+            self.assertIsNone(server.poll(), log.read())
+        finally:
+            server.send_signal(2)
+            server.wait(30)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
+    BINARY = Path(sys.argv[1]).resolve()
+    unittest.main(argv=[sys.argv[0], *sys.argv[2:]])
