@@ -52,7 +52,7 @@ function axes({ ink, width, x, y }, view, ticks, unit) {
   }
   ink.textBaseline = "top";
   ink.textAlign = "left";
-  ink.fillText(unit, 0, 0);
+  ink.fillText(unit, 0, 1);
   const step = (view.to - view.from) / 5;
   for (let place = 0; place <= 5; place += 1) {
     const time = view.from + place * step;

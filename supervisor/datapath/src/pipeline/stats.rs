@@ -1,5 +1,6 @@
 //! Counts and latencies of one model.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
@@ -130,11 +131,20 @@ impl Stats {
 
     pub(crate) fn latencies(&mut self, now: Moment) -> Latencies {
         self.window(now);
-        let mut both = self.previous.latency_us.clone();
-        both.add(&self.current.latency_us).expect("both have the same range");
+        let (current, previous) = (&self.current.latency_us, &self.previous.latency_us);
+        // Most models are idle most of the time, and histograms are large.
+        let both = match (current.is_empty(), previous.is_empty()) {
+            (true, _) => Cow::Borrowed(previous),
+            (_, true) => Cow::Borrowed(current),
+            _ => {
+                let mut both = previous.clone();
+                both.add(current).expect("both have the same range");
+                Cow::Owned(both)
+            }
+        };
         let offered = self.previous.offered + self.current.offered;
         let within = self.previous.within + self.current.within;
-        let ms = |quantile| both.value_at_quantile(quantile) as f64 / 1e3;
+        let ms = |quantile| if both.is_empty() { 0.0 } else { both.value_at_quantile(quantile) as f64 / 1e3 };
         Latencies {
             p50_ms: ms(0.5),
             p99_ms: ms(0.99),
