@@ -161,7 +161,7 @@ async fn what_clients_changed_goes_on_and_nothing_is_changed_while_the_next_one_
     let profile = "source: {kind: illustrative}\nstart: {process: 3s, load: 1ms, warm: 1ms}\n\
                    execution_ms: {sms: [132], 1: [1.0]}\n";
     server.home().write("slow.yaml", profile).unwrap();
-    server.home().write("config.yaml", &format!("{config}  - {slow}\n")).unwrap();
+    server.home().write("config.yaml", format!("{config}  - {slow}\n")).unwrap();
     let before = server.process();
     let (upgraded, refused) = tokio::join!(server.home().run(&["upgrade"]), async {
         server.wait_line(&["the next supervisor is started"]).await.unwrap();
