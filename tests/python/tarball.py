@@ -6,6 +6,7 @@ Usage: tarball.py SHADOWSLICE_BINARY ONNXRUNTIME_FOLDER
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -43,6 +44,14 @@ class Tarball(unittest.TestCase):
         elsewhere = {"TMPDIR": "/var/tmp", "LC_ALL": "C.UTF-8", "TZ": "Asia/Tokyo"}
         again = pack(self.folder / "second", env=os.environ | elsewhere)
         self.assertTrue(self.packed.read_bytes() == again.read_bytes())
+
+    def test_links_in_the_documents_lead_somewhere(self):
+        broken = []
+        for page in [*self.top.rglob("*.md")]:
+            for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+                if "://" not in link and not link.startswith("#") and not (page.parent / link.split("#")[0]).exists():
+                    broken.append(f"{page.relative_to(self.top)}: {link}")
+        self.assertEqual(broken, [])
 
     def test_an_example_serves_at_once(self):
         for name in ("vision", "text"):
