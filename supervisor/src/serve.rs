@@ -312,7 +312,11 @@ async fn serve(
     let (metrics_course, metrics_steered) = watch::channel(Course::Serve);
     let (opening, seen) = (opened.clone(), Arc::clone(&reach));
     let metrics = tokio::spawn(async move {
-        once(opening).await;
+        tokio::select! {
+            () = once(opening) => {}
+            // The end may come before that.
+            () = ended(metrics_steered.clone()) => return,
+        }
         tokio::select! {
             () = metrics.run(shown, metrics_steered) => {}
             () = history.write(seen) => {}
@@ -321,7 +325,6 @@ async fn serve(
 
     let begun = Cell::new(false);
     let served = async {
-        let mut stopped = steered.clone();
         let ready = async {
             let models = Arc::clone(&models.borrow());
             match predecessor.take() {
@@ -336,8 +339,7 @@ async fn serve(
         };
         tokio::select! {
             ready = ready => ready?,
-            // An error means that the sender is gone, which is an end, too.
-            _ = stopped.wait_for(|course| *course != Course::Serve) => return Ok(()),
+            () = ended(steered.clone()) => return Ok(()),
         }
         sockets.iter().for_each(Passable::keep);
         inherited.remove_left();
@@ -396,6 +398,12 @@ async fn once(mut opened: watch::Receiver<bool>) {
     if opened.wait_for(|opened| *opened).await.is_err() {
         std::future::pending().await
     }
+}
+
+/// Waits until this supervisor is no longer to serve.
+async fn ended(mut course: watch::Receiver<Course>) {
+    // An error means that the sender is gone, which is an end, too.
+    let _ = course.wait_for(|course| *course != Course::Serve).await;
 }
 
 /// Waits until another supervisor serves.

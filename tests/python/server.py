@@ -23,7 +23,7 @@ class Server:
     of the configuration."""
 
     def __init__(self, binary, make, more="", wait=True, metrics="[]"):
-        self.more, self.metrics = more, metrics
+        self.more, self.listen_metrics = more, metrics
         self.binary = os.path.abspath(binary)
         self.folder = Path(tempfile.mkdtemp(prefix="ss-", dir="/tmp"))
         self.run_dir = self.folder / "run"
@@ -44,7 +44,7 @@ class Server:
         lines = ["listen:",
                  f'  http: ["unix:http.sock", "127.0.0.1:{self.http_port}"]',
                  f'  grpc: ["unix:grpc.sock", "127.0.0.1:{self.grpc_port}"]',
-                 f"  metrics: {self.metrics}",
+                 f"  metrics: {self.listen_metrics}",
                  "gpus: [{device: emulated, sms: 132}]",
                  self.more,
                  "models:"]

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use nix::fcntl::{Flock, FlockArg, OFlag};
+use nix::fcntl::OFlag;
 use nix::unistd::geteuid;
 use shadowslice_config::PRIVATE;
 
@@ -34,7 +34,9 @@ pub enum RunDirError {
 #[derive(Debug)]
 pub struct RunDir {
     path: PathBuf,
-    lock: Flock<File>,
+    /// Its supervisors in turn hold the same lock, which goes with the last descriptor. So it is
+    /// never unlocked, as that would take it from the others.
+    lock: File,
 }
 
 impl RunDir {
@@ -43,9 +45,8 @@ impl RunDir {
         let private = path.join(PRIVATE);
         own_dir(path, 0o755)?;
         own_dir(&private, 0o700)?;
-        let taken = |file: File| {
-            let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock);
-            let lock = lock.map_err(|_| RunDirError::Taken(path.to_owned()))?;
+        let taken = |lock: File| {
+            lock.try_lock().map_err(|_| RunDirError::Taken(path.to_owned()))?;
             Ok(Self { path: path.to_owned(), lock })
         };
         if let Some(lock) = inherited {

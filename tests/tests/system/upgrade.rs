@@ -80,6 +80,7 @@ async fn one_that_cannot_serve_changes_nothing() {
         let said = refused(&server).await;
         assert!(said.contains(why), "{said}");
         assert_eq!(ask(server.client(), "a", &echo_case(1), 0.0).await, Outcome::Right);
+        assert_alone(&server, &config).await;
     }
     // One that is not there cannot serve; another one may come.
     let without: String =
@@ -90,7 +91,44 @@ async fn one_that_cannot_serve_changes_nothing() {
     assert_eq!(before, first);
     server.wait_gone(before).await.unwrap();
     assert_eq!(ask(server.client(), "c", &echo_case(1), 0.0).await, Outcome::Right);
+    assert_alone(&server, &config).await;
     assert!(server.model("b").await.is_err());
+    server.stop().await.unwrap();
+}
+
+/// Another supervisor in the same run directory must not come up, nor touch the workers there.
+async fn assert_alone(server: &Server, config: &str) {
+    let before = server.model("a").await.unwrap().workers[0].pid;
+    server.home().write("second.yaml", config).unwrap();
+    let config = server.home().path().join("second.yaml");
+    let second = server.home().run(&["serve", &config.to_string_lossy()]).await.unwrap();
+    let said = String::from_utf8_lossy(&second.stderr).into_owned();
+    assert!(said.contains("another supervisor runs in"), "{said}");
+    assert_eq!(server.model("a").await.unwrap().workers[0].pid, before);
+}
+
+#[tokio::test]
+async fn one_that_is_told_to_stop_before_it_serves_ends_and_changes_nothing() {
+    let server = Server::ready(home().unwrap()).await.unwrap();
+    let slow = "source: {kind: illustrative}\nstart: {process: 5s, load: 1ms, warm: 1ms}\n\
+                execution_ms: {sms: [132], 1: [1.0]}\n";
+    server.home().write("slow.yaml", slow).unwrap();
+    let config = std::fs::read_to_string(server.home().path().join("config.yaml")).unwrap();
+    let model = echo("c", "profile: slow.yaml, share: {initial: 10%}");
+    server.home().write("config.yaml", format!("{config}  - {model}\n")).unwrap();
+    let (said, again) = tokio::join!(refused(&server), async {
+        let next = successor(&server).await;
+        while descendants(next.pid).is_empty() {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        let again = refused(&server).await;
+        next.signal(Signal::SIGTERM).unwrap();
+        again
+    });
+    assert!(again.contains("under way already"), "{again}");
+    assert!(said.contains("the next supervisor has ended"), "{said}");
+    assert_eq!(ask(server.client(), "a", &echo_case(1), 0.0).await, Outcome::Right);
+    assert_alone(&server, &config).await;
     server.stop().await.unwrap();
 }
 

@@ -324,6 +324,9 @@ async fn reload(reach: &Reach) -> Result<Reply, String> {
 }
 
 async fn upgrade(reach: &Reach) -> Result<Reply, String> {
+    if *reach.rising.borrow() {
+        return Err("an upgrade is under way already".to_owned());
+    }
     let (reply, outcome) = oneshot::channel();
     let busy = |_| "an upgrade is under way already, or the supervisor is stopping".to_owned();
     reach.upgrades.try_send(Upgrade { reply }).map_err(busy)?;
