@@ -9,7 +9,9 @@ use shadowslice_tests::process::{Process, descendants};
 use shadowslice_tests::server::Server;
 use shadowslice_tests::status::{Model, Worker};
 
-use crate::scene::{EMULATED, ask, assert_nothing_lost, echo, echo_case, home, load, one_echo, profile};
+use crate::scene::{
+    EMULATED, ask, assert_nothing_lost, echo, echo_case, home, home_under, load, one_echo, profile,
+};
 
 /// Late answers are still answers here: a restart takes longer than the SLO allows.
 const SERVE_LATE: &str = "share: {initial: 50%}, queue: {on_late: serve}";
@@ -43,6 +45,23 @@ async fn clients_do_not_see_incumbents_killed() {
     }
     assert_nothing_lost(&loading.await.unwrap());
     server.stop().await.unwrap();
+}
+
+/// Requests that come while none serves have to wait, which is no overload, however long it takes.
+#[tokio::test]
+async fn an_outage_longer_than_any_burst_turns_nobody_away() {
+    for policy in ["static", "adaptive"] {
+        let home = home_under(policy, &[echo("echo", "profile: slow.yaml, slo: 50ms")]).unwrap();
+        home.write("slow.yaml", profile(5.0).replace("process: 50ms", "process: 2s")).unwrap();
+        let server = Server::ready(home).await.unwrap();
+        let pid = incumbent(&server.model("echo").await.unwrap()).unwrap().pid;
+        Process::of(pid).unwrap().signal(Signal::SIGKILL).unwrap();
+        let restarting = |model: &Model| model.state == "restarting";
+        server.wait_status("echo", "an outage", restarting).await.unwrap();
+        let loading = load(&server, "echo", 20.0, Duration::from_secs(3));
+        assert_nothing_lost(&loading.await.unwrap());
+        server.stop().await.unwrap();
+    }
 }
 
 #[tokio::test]

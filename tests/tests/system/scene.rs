@@ -23,7 +23,7 @@ pub(crate) fn home(models: &[String]) -> Result<Home, Error> {
     home_under("static", models)
 }
 
-fn home_under(policy: &str, models: &[String]) -> Result<Home, Error> {
+pub(crate) fn home_under(policy: &str, models: &[String]) -> Result<Home, Error> {
     let host = EMULATED.replace("policy: static", &format!("policy: {policy}"));
     let models: String = models.iter().map(|model| format!("  - {model}\n")).collect();
     Home::with_config(&format!("{host}models:\n{models}"))

@@ -384,8 +384,14 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
     }
 
     fn note(&mut self, now: Moment) {
+        let serves = self.serving_lane().is_some();
         if let Some(lateness) = &mut self.lateness {
-            if self.queues.is_empty() { lateness.emptied() } else { lateness.queued(now) }
+            if !self.queues.is_empty() {
+                lateness.queued(now);
+            } else if serves {
+                // In an outage no lane has emptied it: those that come must wait all the same.
+                lateness.emptied();
+            }
         }
         if self.queues.is_empty() {
             self.door.emptied(now);
