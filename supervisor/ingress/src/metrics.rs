@@ -124,9 +124,9 @@ fn answer(shown: &Shown, caller: &Caller, request: &Request<Incoming>, stop: &St
         let text = "there is nothing here; the metrics are at /metrics, and a page to look at is at /\n";
         return plain(StatusCode::NOT_FOUND, text.to_owned());
     }
-    if request.method() != Method::GET {
-        let mut refusal = plain(StatusCode::METHOD_NOT_ALLOWED, "use GET\n".to_owned());
-        refusal.headers_mut().insert(ALLOW, HeaderValue::from_static("GET"));
+    if ![Method::GET, Method::HEAD].contains(request.method()) {
+        let mut refusal = plain(StatusCode::METHOD_NOT_ALLOWED, "use GET or HEAD\n".to_owned());
+        refusal.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
         return refusal;
     }
     match file {

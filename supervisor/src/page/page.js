@@ -15,6 +15,7 @@ const colours = new Map();
 let minutes = 15;
 let pointed;
 let drawing = false;
+let lostAt;
 
 const by = (id) => document.getElementById(id);
 
@@ -25,6 +26,7 @@ async function follow() {
   const headers = token ? { authorization: `Bearer ${token}` } : {};
   const answer = await fetch("events", { headers });
   if (answer.status === 401) {
+    tell(token ? "this token is not taken" : "a token is asked for", Boolean(token));
     sessionStorage.removeItem("token");
     by("ask").hidden = false;
     await new Promise((resolve) => by("ask").addEventListener("submit", resolve, { once: true }));
@@ -49,7 +51,8 @@ async function followOn() {
     try {
       await follow();
     } catch (error) {
-      tell(`no connection since ${clock(Date.now())} (${error.message}), trying again`, true);
+      lostAt ??= Date.now();
+      tell(`no connection since ${clock(lostAt)} (${error.message}), trying again; what is shown is older`, true);
       await new Promise((resolve) => setTimeout(resolve, RETRY));
     }
   }
@@ -58,6 +61,8 @@ async function followOn() {
 function tell(text, lost) {
   by("link").textContent = text;
   by("link").classList.toggle("lost", lost);
+  document.querySelector("main").classList.toggle("stale", lost);
+  if (!lost) lostAt = undefined;
 }
 
 // A sample that is there already comes again when the connection does.
@@ -97,6 +102,7 @@ function drawAll() {
   const view = { from, to: now.time, pointed };
   const ready = now.ready ? "ready" : "not ready";
   by("host").textContent = `version ${now.version}, ${now.host === "serving" ? ready : now.host}, policy ${now.policy}`;
+  by("in-time").textContent = `In time, ${minutes} min`;
   drawTable(now, shown);
   now.gpus.forEach((gpu, index) => drawGpu(gpu, index, now, shown, view));
   keep(by("charts"), now.models.map((model) => `chart-${model.name}`));

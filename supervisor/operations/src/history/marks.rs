@@ -38,6 +38,13 @@ pub(super) struct Mark {
 }
 
 impl Mark {
+    /// This supervisor serves from now on.
+    pub(super) fn begin() -> Self {
+        let text =
+            format!("supervisor {}, version {}, begins", std::process::id(), env!("CARGO_PKG_VERSION"));
+        Self::of_host(Kind::State, text)
+    }
+
     fn of(model: &ModelStatus, kind: Kind, text: String) -> Self {
         Self { model: Some(model.name.clone()), ..Self::of_host(kind, text) }
     }
@@ -131,7 +138,7 @@ fn state(before: Option<&ModelStatus>, now: &ModelStatus) -> Option<Mark> {
         return None;
     }
     if was == "restarting" && now.state == "ready" {
-        return None;
+        return Some(Mark::of(now, Kind::State, "serves again".to_owned()));
     }
     let why = now.why.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
     Some(Mark::of(now, Kind::State, format!("{}{why}", now.state)))

@@ -20,7 +20,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use crate::admin::Reach;
 use crate::status::Status;
-use marks::Refusing;
+use marks::{Mark, Refusing};
 use sample::Sample;
 use shadowslice_control::controller::PlanReport;
 use shadowslice_datapath::pipeline::Look;
@@ -88,10 +88,12 @@ impl History {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         ticks.tick().await;
         let (mut before, mut refusing) = (Seen::now(&reach), Refusing::default());
+        let mut begins = Some(Mark::begin());
         loop {
             ticks.tick().await;
             let now = Seen::now(&reach);
-            let sample = Sample::between(&before, &now, SystemTime::now(), &mut refusing);
+            let mut sample = Sample::between(&before, &now, SystemTime::now(), &mut refusing);
+            sample.marks.splice(..0, begins.take());
             self.push(&sample);
             before = now;
         }

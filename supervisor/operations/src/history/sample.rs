@@ -24,7 +24,7 @@ pub(super) struct Sample {
     gpus: Vec<GpuSample>,
     models: Vec<ModelSample>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    marks: Vec<Mark>,
+    pub(super) marks: Vec<Mark>,
 }
 
 #[derive(Debug, PartialEq, Serialize)]

@@ -109,7 +109,7 @@ fn what_happened_is_told_once_with_its_reason() {
     assert_eq!(death, [("death".to_owned(), "a worker died: killed by SIGKILL".to_owned())]);
     assert_eq!(marks(model("m", died.clone()), model("m", died.clone())), []);
     let back = json!({"worker_deaths": 1, "last_death": "killed by SIGKILL"});
-    assert_eq!(marks(model("m", died), model("m", back)), [], "the death has told it");
+    assert_eq!(marks(model("m", died), model("m", back)), [("state".to_owned(), "serves again".to_owned())]);
     let unready = marks(model("m", json!({})), model("m", json!({"state": "unready", "why": "no file"})));
     assert_eq!(unready, [("state".to_owned(), "unready: no file".to_owned())]);
     let last = |outcome: &str| {
