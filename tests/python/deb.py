@@ -82,6 +82,13 @@ class Package(unittest.TestCase):
         self.assertIn("slo: 70ms", CONFIG.read_text(), "the operator's configuration must stay")
         self.assertNotIn("restart", (folder / "told").read_text())
 
+        whole, serving = CONFIG.read_text(), server.pid()
+        CONFIG.write_text(whole + "nonsense: 1\n")
+        run("dpkg", "--install", package)
+        self.assertEqual((server.pid(), server.infer()), (serving, [1.0] * 16), "nothing else can serve")
+        self.assertNotIn("restart", (folder / "told").read_text())
+        CONFIG.write_text(whole)
+
         run("kill", str(server.pid()))
         wait_until(lambda: not (RUN_DIR / "http.sock").exists())
         run("dpkg", "--install", package)
