@@ -253,7 +253,7 @@ async fn a_faulty_file_changes_nothing_and_every_fault_is_named() {
         let output = server.home().run(&["reload"]).await.unwrap();
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(1), "{said}");
-        assert!(said.contains(key) && said.contains("restart"), "{said}");
+        assert!(said.contains(key) && said.contains("shadowslice upgrade"), "{said}");
     }
     std::fs::remove_file(server.home().path().join("config.yaml")).unwrap();
     assert_eq!(server.home().run(&["reload"]).await.unwrap().status.code(), Some(78));
