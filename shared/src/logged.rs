@@ -1,4 +1,4 @@
-//! Figures in the log: rounded to what an operator reads.
+//! Figures in the log and in samples: rounded to what an operator reads.
 
 use std::time::Duration;
 

@@ -195,7 +195,8 @@ fn check_size(value: &Value<'_>, shape: &[i64], datatype: Option<Datatype>, limi
     }
 }
 
-/// Per input. A name that no input has is a fault of the model's file; a shape that contradicts an emulated engine's inputs is a fault, and so is a shape
+/// Per input. A name that no input has is a fault of the model's file; a shape that contradicts an
+/// emulated engine's inputs is a fault, and so is a shape
 /// that no request can have.
 pub(super) fn warmup(
     model: &Fields<'_>,

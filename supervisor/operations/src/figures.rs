@@ -63,17 +63,6 @@ pub fn mib(mib: u64) -> String {
     if mib < 1 << 10 { format!("{mib} MiB") } else { format!("{:.1} GiB", mib as f64 / 1024.0) }
 }
 
-/// To three digits that count.
-pub fn significant(figure: f64) -> f64 {
-    if figure == 0.0 || !figure.is_finite() {
-        return 0.0;
-    }
-    let digits = 2 - figure.abs().log10().floor() as i32;
-    // Either way by a power that is a whole number, so that no noise comes in.
-    let unit = 10_f64.powi(digits.abs());
-    if digits >= 0 { (figure * unit).round() / unit } else { (figure / unit).round() * unit }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -98,12 +87,6 @@ mod tests {
             let figure = 10_u64.pow(power) * 9;
             assert!(count(figure).len() <= 5 && rate(figure as f64).len() <= 5, "{figure}");
         }
-    }
-
-    #[test]
-    fn three_digits_count() {
-        let figures = [0.0, f64::NAN, 0.001_234_5, 9.996, 12.345, 1_234.5, 987_654.0, -0.5];
-        assert_eq!(figures.map(significant), [0.0, 0.0, 0.001_23, 10.0, 12.3, 1_230.0, 988_000.0, -0.5]);
     }
 
     #[test]

@@ -33,9 +33,10 @@ struct OneLine<W>(W);
 impl<W: Write> Write for OneLine<W> {
     fn write(&mut self, event: &[u8]) -> io::Result<usize> {
         let (text, end) = event.split_at(event.len() - usize::from(event.ends_with(b"\n")));
-        let text: Vec<u8> = text.iter().map(|&byte| if byte == b'\n' { b' ' } else { byte }).collect();
-        self.0.write_all(&text)?;
-        self.0.write_all(end)?;
+        let text = text.iter().map(|&byte| if byte == b'\n' { b' ' } else { byte });
+        let line: Vec<u8> = text.chain(end.iter().copied()).collect();
+        // At once, as another supervisor may write to the same file.
+        self.0.write_all(&line)?;
         Ok(event.len())
     }
 

@@ -171,13 +171,13 @@ function card(parent, id, canvases) {
   const made = element("article", undefined, "card");
   made.id = id;
   made.append(element("h3"));
-  for (const [kind, legend] of canvases) {
+  for (const [kind, entries] of canvases) {
     const canvas = element("canvas", undefined, kind);
     canvas.setAttribute("role", "img");
     canvas.addEventListener("pointermove", point);
     canvas.addEventListener("pointerleave", leave);
     made.append(canvas);
-    if (legend) made.append(legend);
+    if (entries) made.append(legend(entries));
   }
   parent.append(made);
   return made;
@@ -241,8 +241,8 @@ function drawModel(model, shown, view) {
   const { name } = model;
   const own = colours.get(name);
   const of = card(by("charts"), `chart-${name}`, [
-    ["low", legend([["p99 ms", own], ["p50 ms", colour("faint")], ["SLO", colour("slo")]])],
-    ["low", legend(OUTCOMES.map(([text, , kind]) => [`${text}, requests/s`, colour(kind)]))],
+    ["low", [["p99 ms", own], ["p50 ms", colour("faint")], ["SLO", colour("slo")]]],
+    ["low", OUTCOMES.map(([text, , kind]) => [`${text}, requests/s`, colour(kind)])],
   ]);
   title(of, name, `SLO ${short(model.slo_ms)} ms for ${model.percentile}%`, own);
   const value = (key) => (sample) => sample.by.get(name)?.[key] ?? 0;

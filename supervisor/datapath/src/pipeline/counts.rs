@@ -55,6 +55,14 @@ pub struct Counts {
 pub struct Refused([u64; Refusal::NAMES.len()]);
 
 impl Refused {
+    fn since(&self, earlier: &Self) -> Option<Self> {
+        let mut grown = [0; Refusal::NAMES.len()];
+        for (grown, (now, before)) in grown.iter_mut().zip(self.0.iter().zip(earlier.0)) {
+            *grown = now.checked_sub(before)?;
+        }
+        Some(Self(grown))
+    }
+
     /// For each reason, all of them included, how many.
     pub fn by_reason(&self) -> impl Iterator<Item = (&'static str, u64)> {
         Refusal::NAMES.into_iter().zip(self.0)
@@ -62,6 +70,22 @@ impl Refused {
 }
 
 impl Counts {
+    /// What was counted after `earlier`; `None` if the counts began anew in between, as those of a
+    /// replaced model do.
+    pub fn since(&self, earlier: &Self) -> Option<Self> {
+        Some(Self {
+            accepted: self.accepted.checked_sub(earlier.accepted)?,
+            succeeded: self.succeeded.checked_sub(earlier.succeeded)?,
+            within_slo: self.within_slo.checked_sub(earlier.within_slo)?,
+            failed: self.failed.checked_sub(earlier.failed)?,
+            rejected: self.rejected.checked_sub(earlier.rejected)?,
+            invalid: self.invalid.checked_sub(earlier.invalid)?,
+            refused: self.refused.since(&earlier.refused)?,
+            retried: self.retried.checked_sub(earlier.retried)?,
+            cancelled: self.cancelled.checked_sub(earlier.cancelled)?,
+        })
+    }
+
     pub(crate) fn refuse(&mut self, why: Refusal) {
         match why {
             Refusal::TooLarge => self.invalid += 1,
@@ -86,6 +110,21 @@ impl From<Refused> for BTreeMap<String, u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_was_counted_since_is_the_difference_unless_it_began_anew() {
+        let mut before = Counts { accepted: 3, succeeded: 2, ..Counts::default() };
+        before.refuse(Refusal::Late);
+        let mut now = Counts { accepted: 7, within_slo: 1, ..before };
+        now.refuse(Refusal::Late);
+        now.refuse(Refusal::QueueFull);
+        let since = now.since(&before).unwrap();
+        assert_eq!((since.accepted, since.succeeded, since.within_slo, since.rejected), (4, 0, 1, 2));
+        let reasons: Vec<_> = since.refused.by_reason().filter(|(_, count)| *count > 0).collect();
+        assert_eq!(reasons, [("queue_full", 1), ("late", 1)]);
+        assert_eq!(before.since(&now), None);
+        assert_eq!(Counts { refused: Refused::default(), ..now }.since(&before), None, "of any of them");
+    }
 
     #[test]
     fn each_reason_is_told_by_its_name_and_read_back() {

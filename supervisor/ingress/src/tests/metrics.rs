@@ -141,3 +141,16 @@ async fn until(stream: &mut UnixStream, end: &str) -> String {
     }
     String::from_utf8(read).unwrap()
 }
+
+#[tokio::test]
+async fn a_head_is_answered_without_a_body() {
+    let server = Scraped::start().await;
+    for path in ["/", "/metrics", "/events"] {
+        let mut asking = server.connect("a").await;
+        let request = format!("HEAD {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+        asking.write_all(request.as_bytes()).await.unwrap();
+        let answer = rest(&mut asking).await;
+        assert!(answer.starts_with("HTTP/1.1 200 ") && answer.ends_with("\r\n\r\n"), "{path}: {answer}");
+    }
+    server.stop().await;
+}

@@ -22,6 +22,7 @@ use shadowslice_control::models::{ModelSet, Reload, ReloadRefused, Served};
 use shadowslice_control::nvml::{Readings, Watched};
 use shadowslice_datapath::peer::{Guard, Outcome, Peer, Refusals, UnknownAccount, audit};
 use shadowslice_datapath::readiness::Host;
+use shadowslice_datapath::repository::WishRefused;
 use shadowslice_datapath::router::Router;
 use shadowslice_datapath::sockets::{Inherited, Passable, SocketFile};
 
@@ -242,7 +243,7 @@ async fn audited(ask: Ask, peer: &Peer, reach: &Reach) -> Reply {
 async fn answer(ask: Ask, reach: &Reach) -> Reply {
     let answered = match ask {
         Ask::Resize { .. } | Ask::Hold { .. } | Ask::Reload if *reach.rising.borrow() => {
-            Err("another supervisor is about to take over; try again in some seconds".to_owned())
+            Err(WishRefused::Succession.to_string())
         }
         Ask::Status => Ok(Reply::Status(reach.status())),
         Ask::Resize { model, share_percent } => resize(&model, share_percent, reach).await,

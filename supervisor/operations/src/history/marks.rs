@@ -80,7 +80,7 @@ pub(super) fn between(
         let nothing = ModelStatus { name: model.name.clone(), ..ModelStatus::default() };
         let earlier = before.models.iter().find(|earlier| earlier.name == model.name);
         // Another instance of the model counts from zero.
-        let same = earlier.filter(|earlier| earlier.requests.accepted <= model.requests.accepted);
+        let same = earlier.filter(|earlier| model.requests.since(&earlier.requests).is_some());
         let counted = same.unwrap_or(&nothing);
         marks.extend(death(counted, model));
         marks.extend(change(counted, model, plan));

@@ -7,10 +7,10 @@ use serde::Serialize;
 use super::Seen;
 use super::marks::{self, Mark, Refusing};
 use super::parts::even_parts;
-use crate::figures::significant;
 use crate::status::{GpuStatus, ModelStatus};
 use shadowslice_datapath::pipeline::{Counts, Look};
 use shadowslice_datapath::readiness::Host;
+use shadowslice_shared::logged::rounded;
 
 /// What is absent is nothing or zero.
 #[derive(Debug, PartialEq, Serialize)]
@@ -23,7 +23,7 @@ pub(super) struct Sample {
     policy: String,
     gpus: Vec<GpuSample>,
     models: Vec<ModelSample>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "is_nothing")]
     pub(super) marks: Vec<Mark>,
 }
 
@@ -31,15 +31,15 @@ pub(super) struct Sample {
 struct GpuSample {
     name: String,
     sms: u32,
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "is_nothing")]
     used_mib: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "is_nothing")]
     total_mib: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "is_nothing")]
     watts: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "is_nothing")]
     busy_percent: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "is_nothing")]
     why: Option<String>,
 }
 
@@ -52,42 +52,34 @@ struct ModelSample {
     sms: u32,
     /// See [`even_parts`].
     part_sms: f64,
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "is_nothing")]
     groups: Option<String>,
     mechanism: String,
-    #[serde(skip_serializing_if = "is_false")]
+    #[serde(skip_serializing_if = "is_nothing")]
     held: bool,
     slo_ms: f64,
     percentile: f64,
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "is_nothing")]
     p50_ms: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "is_nothing")]
     p99_ms: Option<f64>,
     /// Requests a second, by how they ended.
-    #[serde(skip_serializing_if = "is_zero")]
+    #[serde(skip_serializing_if = "is_nothing")]
     in_time: f64,
-    #[serde(skip_serializing_if = "is_zero")]
+    #[serde(skip_serializing_if = "is_nothing")]
     late: f64,
-    #[serde(skip_serializing_if = "is_zero")]
+    #[serde(skip_serializing_if = "is_nothing")]
     refused: f64,
-    #[serde(skip_serializing_if = "is_zero")]
+    #[serde(skip_serializing_if = "is_nothing")]
     failed: f64,
-    #[serde(skip_serializing_if = "is_none_there")]
+    #[serde(skip_serializing_if = "is_nothing")]
     queue: usize,
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "is_nothing")]
     why: Option<String>,
 }
 
-fn is_false(flag: &bool) -> bool {
-    !flag
-}
-
-fn is_zero(rate: &f64) -> bool {
-    *rate == 0.0
-}
-
-fn is_none_there(count: &usize) -> bool {
-    *count == 0
+fn is_nothing<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 impl Sample {
@@ -98,7 +90,7 @@ impl Sample {
         let models = status.models.iter().zip(parts).map(|(model, part)| {
             let earlier = before.status.models.iter().find(|earlier| earlier.name == model.name);
             let look = now.looks.get(&model.name).copied();
-            ModelSample::of(model, earlier, look, span).with_part(part)
+            ModelSample::of(model, earlier, look, part, span)
         });
         Self {
             time: at
@@ -142,59 +134,37 @@ impl GpuSample {
 }
 
 impl ModelSample {
-    fn of(model: &ModelStatus, before: Option<&ModelStatus>, look: Option<Look>, span: Duration) -> Self {
-        let grown = Grown::between(before.map(|before| &before.requests), &model.requests);
-        let a_second = |count: u64| significant(count as f64 / span.as_secs_f64().max(1e-3));
+    fn of(
+        model: &ModelStatus,
+        before: Option<&ModelStatus>,
+        look: Option<Look>,
+        part_sms: f64,
+        span: Duration,
+    ) -> Self {
+        // A model that was replaced counts from zero.
+        let counts = before.and_then(|before| model.requests.since(&before.requests));
+        let Counts { succeeded, within_slo, rejected, failed, .. } = counts.unwrap_or(model.requests);
+        let a_second = |count: u64| rounded(count as f64 / span.as_secs_f64().max(1e-3));
         Self {
             name: model.name.clone(),
             gpu: model.gpu,
             state: crate::status::state(model),
             share_percent: model.share_percent,
             sms: model.sms,
-            part_sms: 0.0,
+            part_sms: rounded(part_sms),
             groups: model.groups.clone(),
             mechanism: model.mechanism.clone(),
             held: model.held,
             slo_ms: model.slo.latency_ms,
             percentile: model.slo.percentile,
-            p50_ms: look.map(|look| significant(look.p50_ms)),
-            p99_ms: look.map(|look| significant(look.p99_ms)),
-            in_time: a_second(grown.in_time),
-            late: a_second(grown.late),
-            refused: a_second(grown.refused),
-            failed: a_second(grown.failed),
+            p50_ms: look.map(|look| rounded(look.p50_ms)),
+            p99_ms: look.map(|look| rounded(look.p99_ms)),
+            in_time: a_second(within_slo),
+            late: a_second(succeeded.saturating_sub(within_slo)),
+            refused: a_second(rejected),
+            failed: a_second(failed),
             queue: model.queue,
             why: model.why.clone(),
-        }
-    }
-
-    fn with_part(self, part: f64) -> Self {
-        Self { part_sms: significant(part), ..self }
-    }
-}
-
-/// Requests that came to an end since the sample before.
-struct Grown {
-    in_time: u64,
-    late: u64,
-    refused: u64,
-    failed: u64,
-}
-
-impl Grown {
-    /// A model that was replaced counts from zero.
-    fn between(before: Option<&Counts>, now: &Counts) -> Self {
-        let zero = Counts::default();
-        let before =
-            before.filter(|before| before.succeeded <= now.succeeded && before.rejected <= now.rejected);
-        let before = before.unwrap_or(&zero);
-        let answered = now.succeeded - before.succeeded;
-        let in_time = now.within_slo.saturating_sub(before.within_slo);
-        Self {
-            in_time,
-            late: answered.saturating_sub(in_time),
-            refused: now.rejected - before.rejected,
-            failed: now.failed.saturating_sub(before.failed),
         }
     }
 }

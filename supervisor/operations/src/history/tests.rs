@@ -66,11 +66,11 @@ fn rates_are_by_the_time_between_and_what_is_idle_has_none() {
         seen(0, vec![model("busy", json!({"requests": counts(10, 10, 0)})), model("idle", json!({}))]);
     let more = json!({"requests": counts(50, 40, 6), "queue": 3});
     let mut now = seen(2, vec![model("busy", more), model("idle", json!({}))]);
-    now.looks.insert("busy".to_owned(), Look { p50_ms: 4.2571, p99_ms: 1234.5 });
+    now.looks.insert("busy".to_owned(), Look { p50_ms: 4.2571, p99_ms: 1234.6 });
     let sample = between(&before, &now, &mut Refusing::default());
     let busy = &sample["models"][0];
     assert_eq!((&busy["in_time"], &busy["late"], &busy["refused"]), (&15.0.into(), &5.0.into(), &3.0.into()));
-    assert_eq!((&busy["p50_ms"], &busy["p99_ms"], &busy["queue"]), (&4.26.into(), &1230.0.into(), &3.into()));
+    assert_eq!((&busy["p50_ms"], &busy["p99_ms"], &busy["queue"]), (&4.26.into(), &1235.0.into(), &3.into()));
     assert_eq!(busy.get("failed"), None);
     let idle = sample["models"][1].as_object().unwrap();
     assert!(["in_time", "late", "refused", "p99_ms", "queue"].iter().all(|key| !idle.contains_key(*key)));

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::status::ModelStatus;
+use shadowslice_datapath::pipeline::Counts;
 
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(super) struct Rates {
@@ -19,22 +20,17 @@ pub(super) struct Rates {
 impl Rates {
     /// `None` if the counters began anew in between, as those of a replaced model do.
     pub(super) fn between(before: &ModelStatus, after: &ModelStatus, span: Duration) -> Option<Self> {
-        let ended = |model: &ModelStatus| {
-            let counts = &model.requests;
-            counts.succeeded + counts.failed + counts.rejected + counts.invalid + counts.cancelled
-        };
-        let grown = |count: fn(&ModelStatus) -> u64| count(after).checked_sub(count(before));
-        let ended = ended(after).checked_sub(ended(before))?;
-        let came = grown(|model| model.requests.accepted)?;
-        let answered = grown(|model| model.requests.succeeded)?;
+        let counts = after.requests.since(&before.requests)?;
+        let Counts { accepted, succeeded, failed, rejected, invalid, cancelled, .. } = counts;
+        let ended = succeeded + failed + rejected + invalid + cancelled;
         let seconds = span.as_secs_f64().max(1e-3);
         let waited = (after.queue_wait_s - before.queue_wait_s) * 1e3;
         Some(Self {
             requests: ended as f64 / seconds,
-            refused: grown(|model| model.requests.rejected)? as f64 / seconds,
-            failed: grown(|model| model.requests.failed)? as f64 / seconds,
-            wait_ms: (answered > 0 && waited >= 0.0).then(|| waited / answered as f64),
-            idle: ended == 0 && came == 0 && after.queue == 0 && after.in_flight == 0,
+            refused: rejected as f64 / seconds,
+            failed: failed as f64 / seconds,
+            wait_ms: (succeeded > 0 && waited >= 0.0).then(|| waited / succeeded as f64),
+            idle: ended == 0 && accepted == 0 && after.queue == 0 && after.in_flight == 0,
         })
     }
 }
