@@ -44,11 +44,11 @@ def throwaway():
     if missing or os.geteuid() != 0:
         sys.exit(print(f"skipped: {', '.join(missing) or 'root'} is needed to install a package"))
     script = """
-        mount -t tmpfs tmpfs "$0" && mkdir "$0"/upper "$0"/work "$0"/root || exit 77
-        mount -t overlay overlay -o lowerdir=/,upperdir="$0"/upper,workdir="$0"/work "$0"/root || exit 77
-        mount -t tmpfs tmpfs "$0"/root/run && mount -t proc proc "$0"/root/proc || exit 77
-        mount --rbind /dev "$0"/root/dev || exit 77
-        exec chroot "$0"/root "$@"
+        mount -t tmpfs tmpfs "$0" && mkdir "$0"/upper "$0"/work "$0"/merged || exit 77
+        mount -t overlay overlay -o lowerdir=/,upperdir="$0"/upper,workdir="$0"/work "$0"/merged || exit 77
+        mount -t tmpfs tmpfs "$0"/merged/run && mount -t proc proc "$0"/merged/proc || exit 77
+        mount --rbind /dev "$0"/merged/dev || exit 77
+        exec chroot "$0"/merged "$@"
     """
     with tempfile.TemporaryDirectory(prefix="ss-", dir="/var/tmp") as root:
         space = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "bash", "-c", script, root]
