@@ -35,10 +35,13 @@ pub(crate) async fn until_ended(
     Ending { router, begun, lame_duck, courses: [course, metrics], succession, mut upgrades }: Ending<'_>,
 ) -> Option<Result<(), Failed>> {
     let mut conversation = std::pin::pin!(conversation);
+    // Kept to the end: one that is being started may serve models of this one already.
+    let mut next = std::pin::pin!(succession.next(&mut upgrades));
     let told = tokio::select! {
         outcome = &mut conversation => return Some(outcome),
         told = signals.next() => told,
-        (pid, reply) = succession.next(&mut upgrades) => {
+        (next, reply) = &mut next => {
+            let pid = next.pid();
             tracing::info!(pid, "the next supervisor serves; answering what was accepted here");
             systemd::succeeded_by(pid);
             course.send_replace(Course::Leave);
@@ -53,6 +56,7 @@ pub(crate) async fn until_ended(
     };
     systemd::stopping();
     router.stop();
+    succession.stay().await;
     // Who ends it at a terminal does not wait for load balancers.
     if told == Told::Terminate && begun.get() && !lame_duck.is_zero() {
         tracing::info!(

@@ -16,10 +16,17 @@ use shadowslice_datapath::router::Router;
 /// The least time between two writes.
 const REST: Duration = Duration::from_secs(1);
 
-/// Writes it at each change, for ever.
-pub(crate) async fn keep(path: PathBuf, mut models: watch::Receiver<Arc<ModelSet>>, router: Arc<Router>) {
+/// Writes it at each change, for ever, but while the next supervisor is `rising`.
+pub(crate) async fn keep(
+    path: PathBuf,
+    mut models: watch::Receiver<Arc<ModelSet>>,
+    router: Arc<Router>,
+    mut rising: watch::Receiver<bool>,
+) {
     let (mut written, mut hosted, mut told) = (None, router.changes(), false);
     loop {
+        // An error means that this supervisor ends.
+        rising.wait_for(|rising| !*rising).await.ok();
         hosted.mark_unchanged();
         let set = Arc::clone(&models.borrow_and_update());
         let mut reports: Vec<_> = set.served.iter().map(|served| served.report.clone()).collect();

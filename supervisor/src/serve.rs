@@ -1,7 +1,7 @@
 //! The wiring of `shadowslice serve`: the one place that knows all parts.
 
 use std::cell::Cell;
-use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::error::Error;
 use std::path::Path;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::ending::{Ending, Signals, finish, hear, until_ended};
 use crate::known;
 use crate::shown;
 use crate::systemd;
-use crate::upgrade::{self, Go, Predecessor, Succession};
+use crate::upgrade::{self, Conversation, Go, Predecessor, Succession, Turnstile, settled};
 
 use tokio::signal::unix::{Signal, SignalKind};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -19,9 +19,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use shadowslice_config as config;
 use shadowslice_config::{Config, Limits, Listen};
 use shadowslice_control::backend::GpuBackend;
-use shadowslice_control::controller::{
-    Context, ControlThread, GroupLedger, MemoryLedger, ModelState, Planned, Planner,
-};
+use shadowslice_control::controller::{Context, ControlThread, GroupLedger, MemoryLedger, Planned, Planner};
 use shadowslice_control::host::{self, HostError, RunDir};
 use shadowslice_control::models::{COMMANDS, Known, ModelFactory, ModelSet, Registry, Reload, Served, Shown};
 use shadowslice_control::nvml::Watch;
@@ -29,6 +27,7 @@ use shadowslice_control::process::{Users, end_those_left, may_raise_priority};
 use shadowslice_datapath::clock::Clock;
 use shadowslice_datapath::peer::{Guard, Refusals};
 use shadowslice_datapath::pulse::Pulse;
+use shadowslice_datapath::relay::Relays;
 use shadowslice_datapath::repository::{Asked, Repository};
 use shadowslice_datapath::router::Router;
 use shadowslice_datapath::sockets::Passable;
@@ -196,27 +195,37 @@ struct Running {
     models: watch::Receiver<Arc<ModelSet>>,
     planned: Option<watch::Receiver<Planned>>,
     pulse: Pulse,
+    /// Lets the models' workers start, one model after the other.
+    turns: Turnstile,
 }
 
-/// Returns once the models are made; their workers begin to start.
+/// Returns once the models are made; their workers begin to start, or wait for their turn if there is
+/// a predecessor, from which models are moving.
 async fn run_models(
-    file: &Path,
+    (file, known_at): (&Path, &Path),
     config: &Config,
     context: &Context,
     tracer: Option<Arc<Tracer>>,
-    known: (&Known, bool),
+    moving: watch::Receiver<bool>,
 ) -> Result<Running, Failed> {
+    let succeeds = *moving.borrow();
     let (for_planner, shared) = watch::channel(Vec::new());
     let pulse = Pulse::new(context.clock);
-    let (planner, planned) = Planner::new(&config.controller, context.clock, &context.gpus, shared).unzip();
+    let planner = Planner::new(&config.controller, context.clock, &context.gpus, shared, moving);
+    let (planner, planned) = planner.unzip();
     let started = ControlThread::start(planner, pulse.clone());
     let (control, hire) = started.map_err(|error| unavailable(NO_THREADS, &error))?;
+    let (turns, hire) = Turnstile::before(hire, config.models.len() + COMMANDS);
+    if !succeeds {
+        turns.open();
+    }
     let (router, (models, seen)) = (Arc::new(Router::new(pulse.clone())), watch::channel(Arc::default()));
     let factory = ModelFactory { context: context.clone(), hire, next: 0 };
     let shown = Shown { router: Arc::clone(&router), models, for_planner, tracer };
-    let registry = Registry::start(file, config, factory, shown, known).await;
+    let known = Known::read(known_at);
+    let registry = Registry::start(file, config, factory, shown, (&known, !succeeds)).await;
     let registry = registry.map_err(|error| unavailable("a model cannot be made", &error))?;
-    Ok(Running { registry, control, router, models: seen, planned, pulse })
+    Ok(Running { registry, control, router, models: seen, planned, pulse, turns })
 }
 
 fn control_ended() -> Failed {
@@ -259,14 +268,19 @@ async fn serve(
     let metrics = MetricsListeners::bind(metrics, &mut inherited, &refusals).await.map_err(taken)?;
     let admin = Admin::bind(run_dir.path(), config.control.as_ref(), &mut inherited, &refusals)
         .map_err(|error| unavailable("the control socket cannot be listened on", &error))?;
-    let known = Known::read(&run_dir.known());
+    let relays = predecessor.is_some().then(|| Relays::bind(&run_dir.relay())).transpose();
+    let relays = relays.map_err(|error| {
+        unavailable("requests of the supervisor before this one cannot be listened for", &error)
+    })?;
     let (tracer, exporter) = tracing(config, context.clock)?.unzip();
-    let Running { registry, mut control, router, models, planned, pulse } =
-        run_models(file, config, &context, tracer.clone(), (&known, predecessor.is_none())).await?;
+    let (rising, risen) = watch::channel(predecessor.is_some());
+    let (to_read, known_at) = ((file, &*run_dir.known()), run_dir.known());
+    let Running { registry, mut control, router, models, planned, pulse, turns } =
+        run_models(to_read, config, &context, tracer.clone(), risen.clone()).await?;
     let (reloads, to_reload) = mpsc::channel(COMMANDS);
     let (upgrade, upgrades) = mpsc::channel(1);
     let (wishes, wished) = mpsc::channel(COMMANDS);
-    let (rising, risen) = watch::channel(false);
+    let (moves, to_move) = mpsc::channel(COMMANDS);
     let repository = repository(&models, &router, model_control, (wishes, risen.clone()));
     let reach = Arc::new(Reach {
         router: Arc::clone(&router),
@@ -289,10 +303,12 @@ async fn serve(
         memory: ingress.shared_memory(),
         models: models.clone(),
         router: &router,
-        rising,
+        moves: moves.clone(),
+        rising: rising.clone(),
         gpus: &gpus,
         within: (config.timeouts.spawn + config.timeouts.warm) * 2 + config.timeouts.stop,
     };
+    let (before_lives, before_ended) = oneshot::channel::<Infallible>();
     let (course, steered) = watch::channel(Course::Serve);
     let (open, opened) = watch::channel(predecessor.is_none());
     let (machine, process) = (Machine::new(context.clock), OwnProcess::new());
@@ -329,7 +345,11 @@ async fn serve(
             let models = Arc::clone(&models.borrow());
             match predecessor.take() {
                 Some(before) => {
-                    succeed(before, &models, &router, &ingress.shared_memory()).await?;
+                    let before = before.converse(before_lives, moves).map_err(|error| {
+                        unavailable("the supervisor before this one cannot be spoken with", &error)
+                    })?;
+                    let there = (&turns, &*run_dir.relay());
+                    succeed(before, &models, there, &router, &ingress.shared_memory()).await;
                     gpus.iter().for_each(|gpu| gpu.keep());
                     Ok(())
                 }
@@ -343,6 +363,7 @@ async fn serve(
         }
         sockets.iter().for_each(Passable::keep);
         inherited.remove_left();
+        rising.send_replace(false);
         open.send_replace(true);
         tracing::info!(models = config.models.len(), run_dir = %run_dir.path().display(), "serving");
         systemd::serving();
@@ -355,8 +376,18 @@ async fn serve(
         once(opened).await;
         tokio::select! {
             () = admin.run(reach) => {}
-            () = known::keep(run_dir.known(), models.clone(), Arc::clone(&router)) => {}
+            () = known::keep(known_at, models.clone(), Arc::clone(&router), risen.clone()) => {}
             () = left(course.subscribe()) => {}
+        }
+        std::future::pending().await
+    };
+    let relayed = async {
+        if let Some(relays) = relays {
+            tokio::select! {
+                () = relays.run(Arc::clone(&router)) => {}
+                // By its end: nothing is ever sent.
+                _ = before_ended => {}
+            }
         }
         std::future::pending().await
     };
@@ -364,8 +395,9 @@ async fn serve(
         tokio::select! {
             served = served => served,
             () = while_it_serves => Ok(()),
-            () = registry.run(to_reload, wished) => Ok(()),
-            () = reload_on(hangup, reloads, risen) => Ok(()),
+            () = relayed => Ok(()),
+            () = registry.run(to_reload, wished, to_move) => Ok(()),
+            () = reload_on(hangup, reloads, risen.clone()) => Ok(()),
             () = systemd::feed_watchdog(pulse) => Ok(()),
             () = control.ended() => Err(control_ended()),
         }
@@ -415,24 +447,20 @@ async fn left(mut course: watch::Receiver<Course>) {
 
 /// Serves from the moment at which the supervisor before this one leaves that to it.
 async fn succeed(
-    before: Predecessor,
+    mut before: Conversation,
     models: &ModelSet,
+    (turns, socket): (&Turnstile, &Path),
     router: &Router,
     memory: &SharedMemory,
-) -> Result<(), Failed> {
-    let mut there = BTreeMap::new();
-    for model in &models.served {
-        there.insert(model.model.name.clone(), settled(model).await.err());
-    }
-    let go = before.succeed(there).await;
-    let go = go.map_err(|error| unavailable("the supervisor before this one is not understood", &error))?;
-    let Some(Go { known, regions }) = go else { return Ok(()) };
-    router.drain(None, known.drained);
-    known.models.iter().filter(|(_, model)| model.drained).for_each(|(name, _)| {
+) {
+    let Some(Go { drained, drained_models, regions }) = before.take_over(models, turns, socket).await else {
+        return;
+    };
+    router.drain(None, drained);
+    for name in &drained_models {
         router.drain(Some(name), true);
-    });
+    }
     memory.take_over(regions);
-    Ok(())
 }
 
 fn tracing(config: &Config, clock: Clock) -> Result<Option<(Arc<Tracer>, Exporter)>, Failed> {
@@ -465,15 +493,4 @@ async fn all_ready(models: &[Served]) -> Result<(), Failed> {
         })?;
     }
     Ok(())
-}
-
-/// Returns when the model serves; an error says why it does not.
-async fn settled(model: &Served) -> Result<(), String> {
-    let mut report = model.report.clone();
-    let settled = |state: &ModelState| matches!(state, ModelState::Ready | ModelState::Unready { .. });
-    match report.wait_for(|report| settled(&report.state)).await.map(|report| report.state.clone()) {
-        Ok(ModelState::Unready { why, .. }) => Err(why),
-        // Without a controller the supervisor ends.
-        _ => Ok(()),
-    }
 }

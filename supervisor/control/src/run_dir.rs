@@ -72,6 +72,11 @@ impl RunDir {
         self.private().join("known.json")
     }
 
+    /// The socket at which this process gets requests from the supervisor before it.
+    pub fn relay(&self) -> PathBuf {
+        self.private().join(format!("relay-{}.sock", std::process::id()))
+    }
+
     pub fn path(&self) -> &Path {
         &self.path
     }

@@ -5,6 +5,7 @@ pub mod peer;
 pub mod pipeline;
 pub mod pulse;
 pub mod readiness;
+pub mod relay;
 pub mod repository;
 pub mod router;
 pub mod sockets;

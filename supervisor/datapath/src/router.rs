@@ -9,9 +9,10 @@ use parking_lot::RwLock;
 use shadowslice_config::Ready;
 use tokio::sync::{mpsc, watch};
 
-use crate::pipeline::Pipeline;
+use crate::pipeline::{Coming, Failure, Input, Output, Pipeline, RequestOptions};
 use crate::pulse::Pulse;
 use crate::readiness::{Host, Readiness};
+use crate::relay::Relay;
 
 /// The models that requests can reach now. Models come and go: [`Router::set`] changes all at once.
 #[derive(Debug)]
@@ -32,6 +33,8 @@ struct Hosted {
 #[derive(Debug, Clone)]
 pub struct Route {
     pipeline: Arc<Pipeline>,
+    /// If another supervisor has the model's workers.
+    relay: Option<Arc<Relay>>,
     /// Held, not used: its end tells.
     _guests: mpsc::Sender<Infallible>,
 }
@@ -43,7 +46,30 @@ pub struct Guests(mpsc::Receiver<Infallible>);
 impl Route {
     pub fn to(pipeline: Arc<Pipeline>) -> (Self, Guests) {
         let (guests, gone) = mpsc::channel(1);
-        (Self { pipeline, _guests: guests }, Guests(gone))
+        (Self { pipeline, relay: None, _guests: guests }, Guests(gone))
+    }
+
+    /// The way to the same model by another supervisor. Who takes it is no guest here.
+    pub fn by(&self, relay: Relay) -> Self {
+        Self { relay: Some(Arc::new(relay)), ..Self::to(Arc::clone(&self.pipeline)).0 }
+    }
+
+    /// Whether it takes requests; else why not.
+    pub fn ready(&self) -> Result<(), String> {
+        if self.relay.is_some() { Ok(()) } else { self.pipeline.ready() }
+    }
+
+    /// As [`Pipeline::infer`].
+    pub async fn infer(
+        &self,
+        inputs: Vec<Input>,
+        terms: RequestOptions,
+        coming: Coming,
+    ) -> Result<Vec<Output>, Failure> {
+        match &self.relay {
+            None => self.pipeline.infer(inputs, terms, coming).await,
+            Some(relay) => relay.infer(inputs, terms, coming).await,
+        }
     }
 }
 

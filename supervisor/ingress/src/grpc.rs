@@ -253,7 +253,7 @@ struct Service(Arc<Frontend>);
 
 impl Service {
     fn metadata(&self, name: &str, version: &str) -> Result<Arc<Metadata>, RequestError> {
-        model::metadata(&*model::find(&self.0.router, name, version)?, name)
+        model::metadata(&model::find(&self.0.router, name, version)?, name)
     }
 
     async fn infer(

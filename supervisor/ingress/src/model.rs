@@ -11,7 +11,7 @@ use super::reserved::Reserved;
 use super::shared_memory::Found;
 use super::tensors::{self, Clipped, InferRequest, NamedTensor};
 use shadowslice_datapath::peer::Peer;
-use shadowslice_datapath::pipeline::{Coming, Failure, Input, Metadata, Output, Pipeline};
+use shadowslice_datapath::pipeline::{Coming, Failure, Input, Metadata, Output};
 use shadowslice_datapath::router::{Route, Router};
 
 pub(super) const VERSION: &str = "1";
@@ -47,14 +47,14 @@ pub(super) fn find(router: &Router, name: &str, version: &str) -> Result<Route, 
 }
 
 /// Whether clients are to send requests; else why not.
-pub(super) fn ready(router: &Router, name: &str, model: &Pipeline) -> Result<(), String> {
+pub(super) fn ready(router: &Router, name: &str, model: &Route) -> Result<(), String> {
     if router.is_drained(name) {
         return Err("it is drained".to_owned());
     }
     model.ready()
 }
 
-pub(super) fn metadata(pipeline: &Pipeline, name: &str) -> Result<Arc<Metadata>, RequestError> {
+pub(super) fn metadata(pipeline: &Route, name: &str) -> Result<Arc<Metadata>, RequestError> {
     pipeline.metadata().ok_or_else(|| {
         let why = pipeline.ready().err().unwrap_or_else(|| "it is still loading".to_owned());
         Failure::Unavailable(format!("model '{}' is not ready: {why}", Clipped(name))).into()
@@ -63,7 +63,7 @@ pub(super) fn metadata(pipeline: &Pipeline, name: &str) -> Result<Arc<Metadata>,
 
 pub(super) async fn infer(
     front: &Frontend,
-    pipeline: &Pipeline,
+    pipeline: &Route,
     metadata: &Arc<Metadata>,
     mut request: InferRequest,
     (peer, coming): (&Peer, Coming),

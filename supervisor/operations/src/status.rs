@@ -65,7 +65,8 @@ pub struct GpuStatus {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct ModelStatus {
     pub name: String,
-    /// `loading`, `ready`, `restarting`, `unready`, `stopping`, `unloading` or `unloaded`.
+    /// `loading`, `ready`, `restarting`, `unready`, `stopping`, `unloading`, `unloaded` or
+    /// `moved`.
     pub state: String,
     /// Since when, in seconds.
     #[serde(default)]
@@ -224,11 +225,10 @@ pub fn of_model(
     }
 }
 
-/// `going`: it still answers the requests that it accepted.
-pub fn of_unloaded(model: &Model, why: &str, going: bool) -> ModelStatus {
+pub fn of_unloaded(model: &Model, why: &str, state: &str) -> ModelStatus {
     ModelStatus {
         name: model.name.clone(),
-        state: if going { "unloading" } else { "unloaded" }.to_owned(),
+        state: state.to_owned(),
         why: Some(why.to_owned()),
         gpu: model.gpu,
         slo: SloStatus {

@@ -1,20 +1,28 @@
 //! One supervisor takes over from another on the same host, while clients are served.
 //!
-//! The one that serves starts the next as a process of its own, and gives it its listening sockets
-//! and the lock of the run directory. The next one starts workers of its own, and says when its
-//! models serve. From then on it accepts the connections, and the first one serves those that it has
-//! to their end. Until that moment it can call everything off: nothing has changed then.
+//! ```text
+//! the one that serves                       the next
+//! starts it ── listening sockets, lock ───▶ makes its models, with no worker yet
+//!                                           starts the workers of one model
+//! passes requests of the model to it, ◀──── says that the model serves
+//! ends its own workers ───────────────────▶ ... and so on with each model
+//! passes requests to it, as long as         accepts the connections
+//! a client is connected here
+//! ```
+//!
+//! Models move one by one, so that a GPU needs memory for one model more, not for all twice. Until
+//! the last has moved everything can be called off: then the models come back in the same way.
 //!
 //! Both talk over a socket, a JSON document a line.
 
 mod predecessor;
 mod successor;
+mod turns;
 
-pub(crate) use predecessor::Predecessor;
-use successor::Successor;
-pub(crate) use successor::program;
+pub(crate) use predecessor::{Conversation, Predecessor, settled};
+pub(crate) use successor::{Successor, program};
+pub(crate) use turns::Turnstile;
 
-use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
@@ -26,7 +34,8 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use shadowslice_control::backend::{Gpus, MpsEstate};
 use shadowslice_control::host::RunDir;
-use shadowslice_control::models::{Known, ModelSet};
+use shadowslice_control::models::{Known, ModelSet, Move};
+use shadowslice_datapath::readiness::Host;
 use shadowslice_datapath::router::Router;
 use shadowslice_datapath::sockets::Passable;
 use shadowslice_ingress::{Region, SharedMemory};
@@ -53,16 +62,31 @@ struct Estate {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Word {
-    /// Each model serves, or there is a reason why it does not.
-    Started(BTreeMap<String, Option<String>>),
+    /// The model serves, by requests that come to `socket`, or there is a reason why it does not.
+    Serves { model: String, socket: PathBuf, why: Option<String> },
+    /// There is no further model.
+    Started,
     /// It ends now.
     Failed(String),
 }
 
-/// What the one that serves says last: the next one accepts connections from then on.
+/// What the one that serves answers.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Order {
+    /// The next model's workers may start.
+    Next,
+    /// The model is served here again.
+    Drop { model: String },
+    /// Nothing is said after it: the next one accepts connections from then on.
+    Go(Go),
+}
+
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Go {
-    pub(crate) known: Known,
+    /// Whether the host is drained, and which models are.
+    pub(crate) drained: bool,
+    pub(crate) drained_models: Vec<String>,
     pub(crate) regions: Vec<Region>,
 }
 
@@ -76,24 +100,25 @@ pub(crate) struct Succession<'a> {
     pub(crate) memory: SharedMemory,
     pub(crate) models: watch::Receiver<Arc<ModelSet>>,
     pub(crate) router: &'a Router,
+    pub(crate) moves: mpsc::Sender<Move>,
     /// Tells whether the next one is being started: nothing but what it will know may change then.
     pub(crate) rising: watch::Sender<bool>,
-    /// How long the models of the next one may take until they serve.
+    /// How long a model of the next one may take until it serves.
     pub(crate) within: Duration,
 }
 
 impl Succession<'_> {
-    /// Returns when another supervisor serves: its number, and where to say it. Orders that fail are
-    /// answered here. Cancel-safe: a process that does not serve yet is ended.
+    /// Returns when another supervisor serves, and where to say it. Orders that fail are answered
+    /// here. Dropping the future ends a process that does not serve yet.
     pub(crate) async fn next(
         &self,
         orders: &mut mpsc::Receiver<Upgrade>,
-    ) -> (u32, oneshot::Sender<Result<u32, String>>) {
+    ) -> (Successor, oneshot::Sender<Result<u32, String>>) {
         loop {
             let Some(Upgrade { reply }) = orders.recv().await else { std::future::pending().await };
             self.rising.send_replace(true);
             match self.hand_over().await {
-                Ok(pid) => return (pid, reply),
+                Ok(next) => return (next, reply),
                 Err(why) => {
                     self.rising.send_replace(false);
                     tracing::error!(why, "no upgrade: this supervisor serves on");
@@ -103,7 +128,7 @@ impl Succession<'_> {
         }
     }
 
-    async fn hand_over(&self) -> Result<u32, String> {
+    async fn hand_over(&self) -> Result<Successor, String> {
         tracing::info!(program = %self.program.display(), "the next supervisor is started");
         let models = Arc::clone(&self.models.borrow());
         let (known, path) = (Known::of(&models, self.router), self.run_dir.known());
@@ -111,11 +136,83 @@ impl Succession<'_> {
         written.unwrap_or_else(|error| Err(io::Error::other(error))).map_err(|error| {
             format!("what is known of the models cannot be written for the next supervisor: {error}")
         })?;
-        let next = Successor::raise(self, &models).await?;
-        let known = Known::of(&self.models.borrow(), self.router);
-        let pid = next.go(&Go { known, regions: self.memory.regions() }).await?;
+        let mut next = Successor::start(self).await?;
+        let mut moved = Vec::new();
+        let taken_over = async {
+            self.move_all(&mut next, &models, &mut moved).await?;
+            next.go(self.go(&models)).await
+        };
+        if let Err(why) = taken_over.await {
+            self.take_back(next, moved).await;
+            return Err(why);
+        }
+        self.stay().await;
         self.gpus.iter().for_each(|gpu| gpu.pass());
         self.sockets.iter().for_each(Passable::pass);
-        Ok(pid)
+        Ok(next)
+    }
+
+    fn go(&self, models: &ModelSet) -> Go {
+        let names = models.served.iter().map(|served| &served.model.name);
+        Go {
+            drained: self.router.host() == Host::Drained,
+            drained_models: names.filter(|name| self.router.drains(name)).cloned().collect(),
+            regions: self.memory.regions(),
+        }
+    }
+
+    /// Has each model that serves in the next one served there, one after the other.
+    async fn move_all(
+        &self,
+        next: &mut Successor,
+        models: &ModelSet,
+        moved: &mut Vec<String>,
+    ) -> Result<(), String> {
+        loop {
+            match next.hear(self.within).await? {
+                Word::Serves { model, socket, why } => {
+                    let here = models.served.iter().find(|served| served.model.name == model);
+                    if here.is_some_and(|served| served.pipeline.ready().is_ok()) {
+                        if let Some(why) = why {
+                            return Err(format!("model '{model}' serves here and not there: {why}"));
+                        }
+                        moved.push(model.clone());
+                        self.order(|ended| Move::Away { model, socket: socket.into(), ended }).await;
+                    }
+                    next.say(&Order::Next).await?;
+                }
+                Word::Started => return Ok(()),
+                Word::Failed(why) => {
+                    next.end().await;
+                    return Err(format!("the next supervisor does not start: {why}"));
+                }
+            }
+        }
+    }
+
+    /// One model after the other, while the next supervisor serves the others; all at once if it
+    /// has ended.
+    async fn take_back(&self, mut next: Successor, mut moved: Vec<String>) {
+        while next.lives()
+            && let Some(model) = moved.pop()
+        {
+            self.order(|serve| Move::Back { models: vec![model.clone()], serve }).await;
+            next.say(&Order::Drop { model }).await.ok();
+        }
+        if !moved.is_empty() {
+            self.order(|serve| Move::Back { models: moved, serve }).await;
+        }
+    }
+
+    /// Models that have moved are not to come back.
+    pub(crate) async fn stay(&self) {
+        // The registry ends only with this supervisor.
+        self.moves.send(Move::Stay).await.ok();
+    }
+
+    async fn order(&self, order: impl FnOnce(oneshot::Sender<()>) -> Move) {
+        let (done, is_done) = oneshot::channel();
+        self.moves.send(order(done)).await.ok();
+        is_done.await.ok();
     }
 }

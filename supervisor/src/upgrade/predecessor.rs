@@ -1,17 +1,21 @@
 //! The supervisor before this one, as this one sees it.
 #![allow(unsafe_code)] // adopting descriptors that this process was started with
 
-use std::collections::BTreeMap;
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::convert::Infallible;
+use std::io::{self, BufRead, Read, Write};
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use tokio::io::{AsyncBufReadExt, AsyncReadExt};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::sync::{mpsc, oneshot};
 
-use super::{Estate, Go, MAX_LINE, VARIABLE, Word};
+use super::{Estate, Go, MAX_LINE, Order, Turnstile, VARIABLE, Word};
 use shadowslice_control::backend::MpsEstate;
+use shadowslice_control::controller::{ModelState, Served};
+use shadowslice_control::models::{ModelSet, Move};
 use shadowslice_datapath::sockets::Inherited;
 
 /// How long the estate may take to come.
@@ -36,7 +40,7 @@ impl Predecessor {
         channel.set_read_timeout(Some(PATIENCE))?;
         let mut line = Vec::new();
         // Nothing is said after it for a while, so that nothing is read too early.
-        BufReader::new(&channel).take(MAX_LINE).read_until(b'\n', &mut line)?;
+        io::BufReader::new(&channel).take(MAX_LINE).read_until(b'\n', &mut line)?;
         let Estate { run_dir, lock, sockets, mps } = serde_json::from_slice(&line)?;
         let mut inherited = Inherited::default();
         for (address, number) in sockets {
@@ -56,20 +60,111 @@ impl Predecessor {
         (&self.channel).write_all(&line)
     }
 
-    /// Says how the models are, and waits until this supervisor is to serve. One whose predecessor
-    /// has died meanwhile serves at once.
-    pub(crate) async fn succeed(self, models: BTreeMap<String, Option<String>>) -> io::Result<Option<Go>> {
-        self.say(&Word::Started(models)).ok();
+    /// The conversation from now on. `_until` goes with the predecessor.
+    pub(crate) fn converse(
+        self,
+        _until: oneshot::Sender<Infallible>,
+        moves: mpsc::Sender<Move>,
+    ) -> io::Result<Conversation> {
         self.channel.set_nonblocking(true)?;
-        let channel = tokio::net::UnixStream::from_std(self.channel)?;
-        let mut line = Vec::new();
-        let mut reader = tokio::io::BufReader::new(channel.take(MAX_LINE));
-        reader.read_until(b'\n', &mut line).await?;
-        if line.is_empty() {
-            tracing::warn!("the supervisor before this one has ended without a word; this one serves");
-            return Ok(None);
+        let (orders, words) = tokio::net::UnixStream::from_std(self.channel)?.into_split();
+        let (hear, heard) = mpsc::channel(1);
+        tokio::spawn(async move {
+            let _until = _until;
+            let mut orders = BufReader::new(orders);
+            while let Some(order) = read(&mut orders).await {
+                // Nobody may listen any more, and the end is still to be heard.
+                hear.send(order).await.ok();
+            }
+        });
+        Ok(Conversation { words, heard, moves })
+    }
+}
+
+async fn read(orders: &mut BufReader<OwnedReadHalf>) -> Option<Order> {
+    let mut line = Vec::new();
+    if orders.take(MAX_LINE).read_until(b'\n', &mut line).await.is_err() || line.is_empty() {
+        return None;
+    }
+    let order = serde_json::from_slice(&line);
+    order
+        .inspect_err(|error| tracing::error!(%error, "the supervisor before this one is not understood"))
+        .ok()
+}
+
+/// With a predecessor that still serves.
+#[derive(Debug)]
+pub(crate) struct Conversation {
+    words: OwnedWriteHalf,
+    heard: mpsc::Receiver<Order>,
+    moves: mpsc::Sender<Move>,
+}
+
+impl Conversation {
+    /// Takes over model by model. Returns when this supervisor is to accept connections, with
+    /// nothing if its predecessor has died meanwhile.
+    pub(crate) async fn take_over(
+        &mut self,
+        models: &ModelSet,
+        turns: &Turnstile,
+        socket: &Path,
+    ) -> Option<Go> {
+        for served in &models.served {
+            turns.next();
+            let why = tokio::select! {
+                outcome = settled(served) => outcome.err(),
+                // It does not speak before it is told, but of what it takes back.
+                _ = self.order() => return self.alone(turns),
+            };
+            let (model, socket) = (served.model.name.clone(), socket.to_owned());
+            // If nobody hears it, nobody answers.
+            self.say(&Word::Serves { model, socket, why }).await.ok();
+            if !matches!(self.order().await, Some(Order::Next)) {
+                return self.alone(turns);
+            }
         }
-        Ok(Some(serde_json::from_slice(&line)?))
+        turns.open();
+        self.say(&Word::Started).await.ok();
+        match self.order().await {
+            Some(Order::Go(go)) => Some(go),
+            _ => self.alone(turns),
+        }
+    }
+
+    fn alone(&self, turns: &Turnstile) -> Option<Go> {
+        turns.open();
+        tracing::warn!("the supervisor before this one has ended without a word; this one serves");
+        None
+    }
+
+    async fn say(&mut self, word: &Word) -> io::Result<()> {
+        let mut line = serde_json::to_vec(word)?;
+        line.push(b'\n');
+        self.words.write_all(&line).await
+    }
+
+    /// The next one that is not for the registry; `None` if the predecessor has ended. Cancel-safe.
+    async fn order(&mut self) -> Option<Order> {
+        loop {
+            match self.heard.recv().await? {
+                Order::Drop { model } => {
+                    // The registry ends only with this supervisor.
+                    self.moves.send(Move::Drop { model }).await.ok();
+                }
+                order => return Some(order),
+            }
+        }
+    }
+}
+
+/// Returns when the model serves; an error says why it does not.
+pub(crate) async fn settled(model: &Served) -> Result<(), String> {
+    let mut report = model.report.clone();
+    let settled = |state: &ModelState| matches!(state, ModelState::Ready | ModelState::Unready { .. });
+    match report.wait_for(|report| settled(&report.state)).await.map(|report| report.state.clone()) {
+        Ok(ModelState::Unready { why, .. }) => Err(why),
+        // Without a controller the supervisor ends.
+        _ => Ok(()),
     }
 }
 

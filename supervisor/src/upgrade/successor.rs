@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::time::timeout;
 
-use super::{Estate, Go, MAX_LINE, Succession, VARIABLE, Word};
-use shadowslice_control::models::ModelSet;
+use super::{Estate, Go, MAX_LINE, Order, Succession, VARIABLE, Word};
 use shadowslice_control::process::{Child, Inherited, spawn};
 use shadowslice_datapath::sockets::Passable;
 use shadowslice_shared::errors;
@@ -26,11 +26,13 @@ const WATCHDOG_OWNER: &str = "WATCHDOG_PID";
 /// How long it may take to end by itself once it has failed.
 const ENDS_WITHIN: Duration = Duration::from_secs(5);
 
-/// A process that is to serve. Dropping it kills it.
+/// A process that is to serve. Dropping it kills it, until it serves.
 #[derive(Debug)]
 pub(crate) struct Successor {
     child: Child,
-    channel: UnixStream,
+    said: BufReader<OwnedReadHalf>,
+    orders: OwnedWriteHalf,
+    lives: bool,
 }
 
 /// The path by which this program was started, under which the next version will lie: a link in it
@@ -46,41 +48,26 @@ pub(crate) fn program() -> io::Result<PathBuf> {
 }
 
 impl Successor {
-    /// Returns when its models serve as well as the ones here. An error says why they do not; then
-    /// the process has ended.
-    pub(crate) async fn raise(succession: &Succession<'_>, models: &ModelSet) -> Result<Self, String> {
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.pid().unsigned_abs()
+    }
+
+    /// As far as is known.
+    pub(super) fn lives(&self) -> bool {
+        self.lives
+    }
+
+    pub(super) async fn start(succession: &Succession<'_>) -> Result<Self, String> {
         if std::process::id() == 1 {
             let why = "this supervisor is process 1, with which a container ends; start it under an init, as \
                        `docker run --init` does";
             return Err(why.to_owned());
         }
-        let failed = |what: &str, error: &io::Error| format!("{what}: {}", errors::chain(error));
-        let mut successor = Self::start(succession)
-            .await
-            .map_err(|error| failed("the next supervisor cannot be started", &error))?;
-        let within = succession.within;
-        let said = timeout(within, successor.hear()).await;
-        let said =
-            said.map_err(|_| format!("the next supervisor's models do not serve within {within:?}"))?;
-        match said.map_err(|error| failed("the next supervisor has ended", &error))? {
-            Word::Failed(why) => {
-                // It is killed if it does not.
-                timeout(ENDS_WITHIN, successor.child.wait()).await.ok();
-                Err(format!("the next supervisor does not start: {why}"))
-            }
-            Word::Started(there) => {
-                let worse = models.served.iter().filter(|served| served.pipeline.ready().is_ok());
-                let worse = worse.filter_map(|served| {
-                    let name = &served.model.name;
-                    Some(format!("model '{name}' serves here and not there: {}", there.get(name)?.as_ref()?))
-                });
-                let worse: Vec<_> = worse.collect();
-                if worse.is_empty() { Ok(successor) } else { Err(worse.join("\n")) }
-            }
-        }
+        let started = Self::spawn(succession).await;
+        started.map_err(|error| format!("the next supervisor cannot be started: {}", errors::chain(&error)))
     }
 
-    async fn start(succession: &Succession<'_>) -> io::Result<Self> {
+    async fn spawn(succession: &Succession<'_>) -> io::Result<Self> {
         let Succession { program, config, run_dir, sockets, gpus, .. } = succession;
         let (ours, theirs) = UnixStream::pair()?;
         let theirs = theirs.into_std()?;
@@ -100,20 +87,32 @@ impl Successor {
         let config = std::path::absolute(config)?;
         let config = config.to_str().ok_or(io::ErrorKind::InvalidFilename)?;
         let child = spawn(program, &["serve", config], &environment, &files)?;
-        let mut successor = Self { child, channel: ours };
-        successor.say(&estate).await?;
-        Ok(successor)
+        let (said, mut orders) = ours.into_split();
+        write(&mut orders, &estate).await?;
+        Ok(Self { child, said: BufReader::new(said), orders, lives: true })
     }
 
-    async fn say(&mut self, what: &impl serde::Serialize) -> io::Result<()> {
-        let mut line = serde_json::to_vec(what)?;
-        line.push(b'\n');
-        self.channel.write_all(&line).await
+    pub(super) async fn say(&mut self, order: &Order) -> Result<(), String> {
+        let said = write(&mut self.orders, order).await;
+        said.map_err(|error| self.gone(&error))
     }
 
-    async fn hear(&mut self) -> io::Result<Word> {
+    /// What it says next; an error says why there is nothing within that time.
+    pub(super) async fn hear(&mut self, within: Duration) -> Result<Word, String> {
+        let heard = timeout(within, self.read()).await;
+        let heard =
+            heard.map_err(|_| format!("a model of the next supervisor does not serve within {within:?}"))?;
+        heard.map_err(|error| self.gone(&error))
+    }
+
+    fn gone(&mut self, error: &io::Error) -> String {
+        self.lives = false;
+        format!("the next supervisor has ended: {}", errors::chain(error))
+    }
+
+    async fn read(&mut self) -> io::Result<Word> {
         let mut line = Vec::new();
-        BufReader::new((&mut self.channel).take(MAX_LINE)).read_until(b'\n', &mut line).await?;
+        (&mut self.said).take(MAX_LINE).read_until(b'\n', &mut line).await?;
         if line.is_empty() {
             let status = self.child.wait().await?;
             return Err(io::Error::other(format!("{status}; the log says why")));
@@ -121,12 +120,22 @@ impl Successor {
         Ok(serde_json::from_slice(&line)?)
     }
 
-    /// From now on it serves. Returns its number.
-    pub(crate) async fn go(mut self, go: &Go) -> Result<u32, String> {
-        let said = self.say(go).await;
-        said.map_err(|error| format!("the next supervisor has ended: {}", errors::chain(&error)))?;
-        let pid = self.child.pid().unsigned_abs();
-        self.child.set_free();
-        Ok(pid)
+    /// It has said that it fails. It is killed if it does not end.
+    pub(super) async fn end(&mut self) {
+        self.lives = false;
+        timeout(ENDS_WITHIN, self.child.wait()).await.ok();
     }
+
+    /// From now on it serves. It knows by this end of the socket when no more requests come from here.
+    pub(super) async fn go(&mut self, go: Go) -> Result<(), String> {
+        self.say(&Order::Go(go)).await?;
+        self.child.set_free();
+        Ok(())
+    }
+}
+
+async fn write(orders: &mut OwnedWriteHalf, what: &impl serde::Serialize) -> io::Result<()> {
+    let mut line = serde_json::to_vec(what)?;
+    line.push(b'\n');
+    orders.write_all(&line).await
 }

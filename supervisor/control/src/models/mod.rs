@@ -18,6 +18,7 @@ mod instance;
 mod known;
 mod load;
 mod mended;
+mod moves;
 mod plan;
 mod registry;
 mod reload;
@@ -38,6 +39,7 @@ use by_clients::ByClients;
 pub use crate::controller::Served;
 pub use instance::{MakeError, ModelFactory};
 pub use known::{Known, KnownModel};
+pub use moves::Move;
 pub use registry::{Registry, Shown};
 
 /// How many reloads, and how many wishes of clients, may wait for the registry.
@@ -115,13 +117,25 @@ pub struct ModelSet {
 pub struct Unloaded {
     pub model: Arc<Model>,
     pub why: String,
-    /// Its last controller, which may still answer what it accepted.
-    last: Option<mpsc::Sender<Order>>,
+    absence: Absence,
+}
+
+#[derive(Debug)]
+enum Absence {
+    /// Its last controller may still answer what it accepted.
+    Unloaded { last: Option<mpsc::Sender<Order>> },
+    /// The next supervisor answers.
+    Moved,
 }
 
 impl Unloaded {
-    pub fn is_going(&self) -> bool {
-        self.last.as_ref().is_some_and(|orders| !orders.is_closed())
+    /// As `status` calls it: `unloading` if it still answers requests that it accepted.
+    pub fn state(&self) -> &'static str {
+        match &self.absence {
+            Absence::Unloaded { last: Some(orders) } if !orders.is_closed() => "unloading",
+            Absence::Unloaded { .. } => "unloaded",
+            Absence::Moved => "moved",
+        }
     }
 }
 
@@ -146,8 +160,12 @@ impl ModelSet {
             Listed { name, state, reason }
         });
         let unloaded = self.unloaded.iter().map(|unloaded| {
-            let state = if unloaded.is_going() { "UNLOADING" } else { "UNAVAILABLE" };
-            Listed { name: unloaded.model.name.clone(), state, reason: unloaded.why.clone() }
+            let (state, reason) = match unloaded.state() {
+                "moved" => ("READY", String::new()),
+                "unloading" => ("UNLOADING", unloaded.why.clone()),
+                _ => ("UNAVAILABLE", unloaded.why.clone()),
+            };
+            Listed { name: unloaded.model.name.clone(), state, reason }
         });
         served.chain(unloaded).collect()
     }

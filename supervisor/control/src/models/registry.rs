@@ -16,8 +16,9 @@ use super::instance::{Aim, Instance, MakeError, ModelFactory, resize, serving};
 use super::known::Known;
 use super::load::UNLOADED;
 use super::mended::{LOOK, Stamps, WatchedFiles};
+use super::moves::{MOVED, Move, Moved};
 use super::plan::{self, Change};
-use super::{ChangeKind, ModelChange, ModelSet, Reload, Unloaded};
+use super::{Absence, ChangeKind, ModelChange, ModelSet, Reload, Unloaded};
 use crate::controller::{Cause, ModelReport, ModelState, Order, Served, first_shares};
 use shadowslice_config::{Config, Model, Ready, Sample};
 use shadowslice_datapath::repository::Asked;
@@ -53,7 +54,7 @@ struct Entry {
 }
 
 #[derive(Debug)]
-enum State {
+pub(super) enum State {
     Loaded {
         now: Box<Instance>,
         /// The workers that are being started to take its place.
@@ -62,12 +63,16 @@ enum State {
         before: Option<Arc<Model>>,
     },
     /// It does not run, for this reason; its `last` controller may still answer accepted requests.
-    Unloaded { why: String, last: Option<mpsc::Sender<Order>> },
+    Unloaded {
+        why: String,
+        last: Option<mpsc::Sender<Order>>,
+    },
+    Moved(Moved),
 }
 
 #[derive(Debug)]
-struct Successor {
-    instance: Box<Instance>,
+pub(super) struct Successor {
+    pub(super) instance: Box<Instance>,
     /// The old workers' share, in force or coming, when the successor was made.
     beside: Percent,
 }
@@ -109,8 +114,13 @@ impl Registry {
         Ok(registry)
     }
 
-    /// Carries out reloads and clients' wishes, one after the other, for ever.
-    pub async fn run(mut self, mut reloads: mpsc::Receiver<Reload>, mut wishes: mpsc::Receiver<Asked>) {
+    /// Carries out reloads, clients' wishes and moves, one after the other, for ever.
+    pub async fn run(
+        mut self,
+        mut reloads: mpsc::Receiver<Reload>,
+        mut wishes: mpsc::Receiver<Asked>,
+        mut moves: mpsc::Receiver<Move>,
+    ) {
         let mut look = tokio::time::interval(LOOK);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -124,6 +134,7 @@ impl Registry {
                     let outcome = self.grant(wish, &by).await;
                     reply.send(outcome).ok();
                 }
+                Some(order) = moves.recv() => self.carry(order).await,
                 _ = look.tick() => self.load_the_mended().await,
             }
         }
@@ -170,7 +181,7 @@ impl Registry {
             State::Loaded { now, next: None, .. } => {
                 matches!(now.served.report.borrow().state, ModelState::Unready { .. })
             }
-            State::Loaded { .. } | State::Unloaded { .. } => false,
+            State::Loaded { .. } | State::Unloaded { .. } | State::Moved(_) => false,
         });
         unready.map(|entry| Arc::clone(&entry.model)).collect()
     }
@@ -178,14 +189,35 @@ impl Registry {
     pub(super) fn watched_files(&mut self, name: &str) -> Option<&mut WatchedFiles> {
         match &mut self.entry(name)?.state {
             State::Loaded { now, .. } => Some(&mut now.files),
-            State::Unloaded { .. } => None,
+            State::Unloaded { .. } | State::Moved(_) => None,
         }
     }
 
-    async fn make(&mut self, model: Arc<Model>, share: Percent, held: bool) -> Result<Instance, MakeError> {
+    pub(super) async fn make(
+        &mut self,
+        model: Arc<Model>,
+        share: Percent,
+        held: bool,
+    ) -> Result<Instance, MakeError> {
         let of = Arc::clone(&model);
         let found = self.files.read(move || Stamps::of(&of)).await.unwrap_or_default();
         self.factory.make(model, share, held, found).await
+    }
+
+    pub(super) fn state(&mut self, name: &str) -> Option<&mut State> {
+        self.entry(name).map(|entry| &mut entry.state)
+    }
+
+    /// Returns the state before.
+    pub(super) fn set_state(&mut self, name: &str, state: State) -> Option<State> {
+        self.state(name).map(|before| std::mem::replace(before, state))
+    }
+
+    pub(super) fn moved(&mut self) -> impl Iterator<Item = &mut Moved> {
+        self.entries.iter_mut().filter_map(|entry| match &mut entry.state {
+            State::Moved(moved) => Some(moved),
+            State::Loaded { .. } | State::Unloaded { .. } => None,
+        })
     }
 
     fn entry(&mut self, name: &str) -> Option<&mut Entry> {
@@ -206,7 +238,12 @@ impl Registry {
                 }
                 State::Unloaded { why, last } => {
                     let (model, why, last) = (Arc::clone(model), why.clone(), last.clone());
-                    models.unloaded.push(Unloaded { model, why, last });
+                    models.unloaded.push(Unloaded { model, why, absence: Absence::Unloaded { last } });
+                }
+                State::Moved(moved) => {
+                    routes.insert(model.name.clone(), moved.route.clone());
+                    let (model, why) = (Arc::clone(model), MOVED.to_owned());
+                    models.unloaded.push(Unloaded { model, why, absence: Absence::Moved });
                 }
             }
         }

@@ -63,7 +63,7 @@ impl Child {
 
 impl Child {
     /// It goes on without this process.
-    pub fn set_free(mut self) {
+    pub fn set_free(&mut self) {
         self.free = true;
     }
 }

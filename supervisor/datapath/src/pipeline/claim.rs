@@ -56,8 +56,7 @@ impl Wait<'_> {
     fn timed_out(&self, timeout: Duration) -> Failure {
         let now = self.pipeline.now();
         self.pipeline.state.lock().timed_out(now.since(self.arrived), now);
-        let us = timeout.as_micros();
-        Failure::TimedOut(format!("the request was not answered within its timeout of {us} us"))
+        Failure::timed_out(timeout)
     }
 }
 

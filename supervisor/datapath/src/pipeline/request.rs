@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use serde::{Deserialize, Serialize};
 use shadowslice_shared::tensor::TensorSpec;
 
 use super::pieces::Pieces;
@@ -74,7 +75,7 @@ impl Coming {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct RequestOptions {
     /// Lower numbers go first; 0 for [`RequestOptions::DEFAULT_PRIORITY`].
     pub priority: u64,
@@ -91,7 +92,7 @@ impl RequestOptions {
     }
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 pub enum Failure {
     /// Not now; the same request may succeed later. UNAVAILABLE, 503.
     #[error("{0}")]
@@ -111,6 +112,11 @@ pub enum Failure {
 }
 
 impl Failure {
+    pub(crate) fn timed_out(timeout: Duration) -> Self {
+        let us = timeout.as_micros();
+        Self::TimedOut(format!("the request was not answered within its timeout of {us} us"))
+    }
+
     pub fn no_memory(bytes: usize) -> Self {
         Self::Exhausted(format!(
             "the system has no {bytes} bytes for it; try again later, lower limits.memory, or give the supervisor more memory"

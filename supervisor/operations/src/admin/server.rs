@@ -84,7 +84,7 @@ impl Reach {
             }
         });
         let unloaded = models.unloaded.iter();
-        let unloaded = unloaded.map(|model| status::of_unloaded(&model.model, &model.why, model.is_going()));
+        let unloaded = unloaded.map(|model| status::of_unloaded(&model.model, &model.why, model.state()));
         Status {
             host: self.router.host(),
             ready: self.router.ready(),

@@ -52,6 +52,8 @@ pub struct Planner {
     policy: Policy,
     models: Vec<(Served, Orders)>,
     sharers: watch::Receiver<Vec<Served>>,
+    /// Whether models are on their way from one supervisor to another, with their shares.
+    moving: watch::Receiver<bool>,
     planned: watch::Sender<Planned>,
 }
 
@@ -110,6 +112,7 @@ impl Planner {
         clock: Clock,
         gpus: &[Arc<dyn GpuBackend>],
         sharers: watch::Receiver<Vec<Served>>,
+        moving: watch::Receiver<bool>,
     ) -> Option<(Self, watch::Receiver<Planned>)> {
         let choice = settings.decides()?;
         let gpus = whole(gpus);
@@ -119,7 +122,7 @@ impl Planner {
         let Settings { act, interval, .. } = *settings;
         let (ids, terms, models) = (Vec::new(), Vec::new(), Vec::new());
         let mut planner =
-            Self { choice, act, interval, clock, gpus, ids, terms, policy, models, sharers, planned };
+            Self { choice, act, interval, clock, gpus, ids, terms, policy, models, sharers, moving, planned };
         planner.meet();
         Some((planner, seen))
     }
@@ -144,7 +147,11 @@ impl Planner {
         loop {
             tokio::select! {
                 Ok(()) = self.sharers.changed() => self.meet(),
-                _ = tick.tick() => self.decide(),
+                _ = tick.tick() => {
+                    if !*self.moving.borrow() {
+                        self.decide();
+                    }
+                }
             }
         }
     }

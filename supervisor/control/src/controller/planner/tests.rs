@@ -92,8 +92,14 @@ impl Rig {
             reports.push(told);
             ordered.push(to_controller);
         }
-        let (planner, planned) =
-            Planner::new(&config.controller, clock, &[gpu], watch::channel(sharers).1).unwrap();
+        let (planner, planned) = Planner::new(
+            &config.controller,
+            clock,
+            &[gpu],
+            watch::channel(sharers).1,
+            watch::channel(false).1,
+        )
+        .unwrap();
         Self { planner, planned, reports, ordered }
     }
 

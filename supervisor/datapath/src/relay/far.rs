@@ -1,0 +1,103 @@
+//! The side that has the workers.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+
+use super::{Ask, Part, Reply, read_head, read_parts, write_head};
+use crate::pipeline::{Coming, Failure, Input, Output};
+use crate::router::Router;
+use crate::sockets::SocketFile;
+
+/// A failure such as too many open files does not pass at once.
+const REST: Duration = Duration::from_millis(100);
+
+/// Where requests of the supervisor before this one arrive. Its file goes with it.
+#[derive(Debug)]
+pub struct Relays {
+    listener: UnixListener,
+    file: SocketFile,
+}
+
+impl Relays {
+    /// In a folder that nobody else may enter: clients are not asked who they are.
+    pub fn bind(socket: &Path) -> io::Result<Self> {
+        // One that was killed may have left its own, with the same process number.
+        if let Err(error) = std::fs::remove_file(socket)
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            return Err(error);
+        }
+        let listener = UnixListener::bind(socket)?;
+        Ok(Self { listener, file: SocketFile::new(socket)? })
+    }
+
+    pub fn socket(&self) -> &Path {
+        self.file.path()
+    }
+
+    /// Answers for ever. Dropping the future gives up what is under way.
+    pub async fn run(&self, router: Arc<Router>) {
+        let mut connections = JoinSet::new();
+        loop {
+            tokio::select! {
+                accepted = self.listener.accept() => match accepted {
+                    Ok((stream, _)) => {
+                        connections.spawn(serve(stream, Arc::clone(&router)));
+                    }
+                    Err(error) => {
+                        tracing::debug!(%error, "no connection of the other supervisor is accepted");
+                        sleep(REST).await;
+                    }
+                },
+                Some(_) = connections.join_next() => {}
+            }
+        }
+    }
+}
+
+async fn serve(mut stream: UnixStream, router: Arc<Router>) {
+    loop {
+        if let Err(error) = answer(&mut stream, &router).await {
+            // The end of a connection is the usual one.
+            return tracing::debug!(%error, "a connection of the other supervisor ends");
+        }
+    }
+}
+
+async fn answer(stream: &mut UnixStream, router: &Router) -> io::Result<()> {
+    let Ask { model, coming, terms, inputs } = read_head(stream).await?;
+    let Some(route) = router.model(&model) else {
+        let failure = Failure::Unavailable(format!("the next supervisor does not serve model '{model}'"));
+        write_head(stream, &Reply::Err(failure)).await?;
+        return Err(io::ErrorKind::NotFound.into());
+    };
+    let inputs = read_parts(stream, inputs, route.request_bytes()).await?;
+    let input = |Output { shape, data }| Input { shape, data: data.into() };
+    let inputs = inputs.into_iter().map(input).collect();
+    let now = Instant::now();
+    let coming = Coming { began: now.checked_sub(coming).unwrap_or(now), journal: None };
+    let outcome = tokio::select! {
+        outcome = route.infer(inputs, terms, coming) => outcome,
+        // Nothing comes before the answer, but the end.
+        _ = stream.read_u8() => return Err(io::ErrorKind::ConnectionAborted.into()),
+    };
+    match outcome {
+        Ok(outputs) => {
+            let part =
+                |output: &Output| Part { shape: output.shape.clone(), bytes: output.data.len() as u64 };
+            write_head(stream, &Reply::Ok(outputs.iter().map(part).collect())).await?;
+            for output in &outputs {
+                stream.write_all(&output.data).await?;
+            }
+            Ok(())
+        }
+        Err(failure) => write_head(stream, &Reply::Err(failure)).await,
+    }
+}

@@ -1,0 +1,96 @@
+//! The side that has the client.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use tokio::io::AsyncWriteExt;
+use tokio::net::UnixStream;
+use tokio::sync::watch;
+
+use super::{Ask, Part, Reply, read_head, read_parts, write_head};
+use crate::pipeline::{Coming, Failure, Input, Output, RequestOptions};
+use crate::router::Route;
+
+/// The way to a model that another supervisor serves.
+#[derive(Debug)]
+pub struct Relay {
+    model: String,
+    socket: Arc<Path>,
+    /// Connections without a request.
+    idle: Mutex<Vec<UnixStream>>,
+    /// The model's own workers, once they are back.
+    home: watch::Receiver<Option<Route>>,
+}
+
+impl Relay {
+    /// By the other supervisor's `socket`. If that ends, requests wait until the model is `home`.
+    pub fn new(model: String, socket: Arc<Path>, home: watch::Receiver<Option<Route>>) -> Self {
+        Self { model, socket, idle: Mutex::default(), home }
+    }
+
+    pub(crate) async fn infer(
+        &self,
+        inputs: Vec<Input>,
+        terms: RequestOptions,
+        coming: Coming,
+    ) -> Result<Vec<Output>, Failure> {
+        match self.ask(&inputs, terms, coming.began.elapsed()).await {
+            Ok(outcome) => outcome,
+            Err(error) => {
+                tracing::debug!(model = self.model, %error, "the other supervisor has not answered");
+                let home = self.home(terms.timeout, coming.began).await?;
+                Box::pin(home.infer(inputs, terms, coming)).await
+            }
+        }
+    }
+
+    /// An error means that the other supervisor is not there, or not any more.
+    async fn ask(
+        &self,
+        inputs: &[Input],
+        terms: RequestOptions,
+        coming: Duration,
+    ) -> io::Result<Result<Vec<Output>, Failure>> {
+        let idle = self.idle.lock().pop();
+        // Not kept if this is given up, as an answer may still come on it.
+        let mut stream = match idle {
+            Some(stream) => stream,
+            None => UnixStream::connect(&self.socket).await?,
+        };
+        let part = |input: &Input| Part { shape: input.shape.clone(), bytes: input.data.len() as u64 };
+        let inputs_described = inputs.iter().map(part).collect();
+        let ask = Ask { model: self.model.clone(), coming, terms, inputs: inputs_described };
+        write_head(&mut stream, &ask).await?;
+        for input in inputs {
+            stream.write_all_buf(&mut input.data.clone()).await?;
+        }
+        let outcome = match read_head::<Reply>(&mut stream).await? {
+            Ok(parts) => Ok(read_parts(&mut stream, parts, u64::MAX).await?),
+            Err(failure) => Err(failure),
+        };
+        self.idle.lock().push(stream);
+        Ok(outcome)
+    }
+
+    async fn home(&self, timeout: Option<Duration>, began: Instant) -> Result<Route, Failure> {
+        let mut home = self.home.clone();
+        let back = async {
+            // An error means that it will not be.
+            home.wait_for(Option::is_some).await.ok().and_then(|home| home.clone())
+        };
+        let back = match timeout {
+            None => back.await,
+            Some(timeout) => {
+                let left = timeout.saturating_sub(began.elapsed());
+                tokio::time::timeout(left, back).await.map_err(|_| Failure::timed_out(timeout))?
+            }
+        };
+        back.ok_or_else(|| {
+            let why = format!("the supervisor that serves model '{}' has ended; connect anew", self.model);
+            Failure::Unavailable(why)
+        })
+    }
+}
