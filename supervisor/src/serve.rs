@@ -268,7 +268,7 @@ async fn serve(
     let metrics = MetricsListeners::bind(metrics, &mut inherited, &refusals).await.map_err(taken)?;
     let admin = Admin::bind(run_dir.path(), config.control.as_ref(), &mut inherited, &refusals)
         .map_err(|error| unavailable("the control socket cannot be listened on", &error))?;
-    let relays = predecessor.is_some().then(|| Relays::bind(&run_dir.relay())).transpose();
+    let relays = predecessor.as_mut().and_then(|before| before.relay.take()).map(Relays::listen).transpose();
     let relays = relays.map_err(|error| {
         unavailable("requests of the supervisor before this one cannot be listened for", &error)
     })?;
@@ -348,8 +348,7 @@ async fn serve(
                     let before = before.converse(before_lives, moves).map_err(|error| {
                         unavailable("the supervisor before this one cannot be spoken with", &error)
                     })?;
-                    let there = (&turns, &*run_dir.relay());
-                    succeed(before, &models, there, &router, &ingress.shared_memory()).await;
+                    succeed(before, (&models, &turns), &router, &ingress.shared_memory()).await;
                     gpus.iter().for_each(|gpu| gpu.keep());
                     Ok(())
                 }
@@ -448,12 +447,11 @@ async fn left(mut course: watch::Receiver<Course>) {
 /// Serves from the moment at which the supervisor before this one leaves that to it.
 async fn succeed(
     mut before: Conversation,
-    models: &ModelSet,
-    (turns, socket): (&Turnstile, &Path),
+    (models, turns): (&ModelSet, &Turnstile),
     router: &Router,
     memory: &SharedMemory,
 ) {
-    let Some(Go { drained, drained_models, regions }) = before.take_over(models, turns, socket).await else {
+    let Some(Go { drained, drained_models, regions }) = before.take_over(models, turns).await else {
         return;
     };
     router.drain(None, drained);

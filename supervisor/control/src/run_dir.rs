@@ -72,7 +72,7 @@ impl RunDir {
         self.private().join("known.json")
     }
 
-    /// The socket at which this process gets requests from the supervisor before it.
+    /// The socket by which this process passes requests to the next supervisor.
     pub fn relay(&self) -> PathBuf {
         self.private().join(format!("relay-{}.sock", std::process::id()))
     }

@@ -53,6 +53,8 @@ struct Estate {
     run_dir: PathBuf,
     /// Descriptors, as the successor has them.
     lock: RawFd,
+    /// Where requests arrive of models that have moved.
+    relay: RawFd,
     sockets: Vec<(String, RawFd)>,
     #[serde(default)]
     mps: Vec<MpsEstate>,
@@ -62,8 +64,8 @@ struct Estate {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Word {
-    /// The model serves, by requests that come to `socket`, or there is a reason why it does not.
-    Serves { model: String, socket: PathBuf, why: Option<String> },
+    /// The model serves, or there is a reason why it does not.
+    Serves { model: String, why: Option<String> },
     /// There is no further model.
     Started,
     /// It ends now.
@@ -170,14 +172,15 @@ impl Succession<'_> {
     ) -> Result<(), String> {
         loop {
             match next.hear(self.within).await? {
-                Word::Serves { model, socket, why } => {
+                Word::Serves { model, why } => {
                     let here = models.served.iter().find(|served| served.model.name == model);
                     if here.is_some_and(|served| served.pipeline.ready().is_ok()) {
                         if let Some(why) = why {
                             return Err(format!("model '{model}' serves here and not there: {why}"));
                         }
                         moved.push(model.clone());
-                        self.order(|ended| Move::Away { model, socket: socket.into(), ended }).await;
+                        let socket = next.relay();
+                        self.order(|ended| Move::Away { model, socket, ended }).await;
                     }
                     next.say(&Order::Next).await?;
                 }

@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use std::io::{self, BufRead, Read, Write};
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
@@ -26,6 +26,7 @@ pub(crate) struct Predecessor {
     channel: UnixStream,
     pub(crate) run_dir: PathBuf,
     pub(crate) lock: Option<OwnedFd>,
+    pub(crate) relay: Option<OwnedFd>,
     pub(crate) sockets: Inherited,
     pub(crate) mps: Vec<MpsEstate>,
 }
@@ -41,12 +42,13 @@ impl Predecessor {
         let mut line = Vec::new();
         // Nothing is said after it for a while, so that nothing is read too early.
         io::BufReader::new(&channel).take(MAX_LINE).read_until(b'\n', &mut line)?;
-        let Estate { run_dir, lock, sockets, mps } = serde_json::from_slice(&line)?;
+        let Estate { run_dir, lock, relay, sockets, mps } = serde_json::from_slice(&line)?;
         let mut inherited = Inherited::default();
         for (address, number) in sockets {
             inherited.put(address, own(number)?);
         }
-        Ok(Some(Self { channel, run_dir, lock: Some(own(lock)?), sockets: inherited, mps }))
+        let (lock, relay) = (Some(own(lock)?), Some(own(relay)?));
+        Ok(Some(Self { channel, run_dir, lock, relay, sockets: inherited, mps }))
     }
 
     pub(crate) fn failed(&self, why: &str) {
@@ -103,12 +105,7 @@ pub(crate) struct Conversation {
 impl Conversation {
     /// Takes over model by model. Returns when this supervisor is to accept connections, with
     /// nothing if its predecessor has died meanwhile.
-    pub(crate) async fn take_over(
-        &mut self,
-        models: &ModelSet,
-        turns: &Turnstile,
-        socket: &Path,
-    ) -> Option<Go> {
+    pub(crate) async fn take_over(&mut self, models: &ModelSet, turns: &Turnstile) -> Option<Go> {
         for served in &models.served {
             turns.next();
             let why = tokio::select! {
@@ -116,9 +113,9 @@ impl Conversation {
                 // It does not speak before it is told, but of what it takes back.
                 _ = self.order() => return self.alone(turns),
             };
-            let (model, socket) = (served.model.name.clone(), socket.to_owned());
+            let model = served.model.name.clone();
             // If nobody hears it, nobody answers.
-            self.say(&Word::Serves { model, socket, why }).await.ok();
+            self.say(&Word::Serves { model, why }).await.ok();
             if !matches!(self.order().await, Some(Order::Next)) {
                 return self.alone(turns);
             }

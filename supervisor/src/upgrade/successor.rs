@@ -4,7 +4,9 @@ use std::env;
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd, RawFd};
-use std::path::PathBuf;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
@@ -14,7 +16,7 @@ use tokio::time::timeout;
 
 use super::{Estate, Go, MAX_LINE, Order, Succession, VARIABLE, Word};
 use shadowslice_control::process::{Child, Inherited, spawn};
-use shadowslice_datapath::sockets::Passable;
+use shadowslice_datapath::sockets::{Passable, SocketFile};
 use shadowslice_shared::errors;
 
 /// The first number that a successor gets; the ones before are standard streams.
@@ -33,6 +35,8 @@ pub(crate) struct Successor {
     said: BufReader<OwnedReadHalf>,
     orders: OwnedWriteHalf,
     lives: bool,
+    /// Where it gets requests from here. The file goes with this supervisor, or with the attempt.
+    relay: SocketFile,
 }
 
 /// The path by which this program was started, under which the next version will lie: a link in it
@@ -67,18 +71,26 @@ impl Successor {
         started.map_err(|error| format!("the next supervisor cannot be started: {}", errors::chain(&error)))
     }
 
+    pub(super) fn relay(&self) -> Arc<Path> {
+        self.relay.path().into()
+    }
+
     async fn spawn(succession: &Succession<'_>) -> io::Result<Self> {
         let Succession { program, config, run_dir, sockets, gpus, .. } = succession;
         let (ours, theirs) = UnixStream::pair()?;
         let theirs = theirs.into_std()?;
         theirs.set_nonblocking(false)?;
         let copies: Vec<OwnedFd> = sockets.iter().map(Passable::duplicate).collect::<Result<_, _>>()?;
-        let passed = [theirs.as_fd(), run_dir.lock()].into_iter().chain(copies.iter().map(AsFd::as_fd));
+        let (listener, relay) = listen(&run_dir.relay())?;
+        let passed = [theirs.as_fd(), run_dir.lock(), listener.as_fd()]
+            .into_iter()
+            .chain(copies.iter().map(AsFd::as_fd));
         let files: Vec<_> = (FIRST..).zip(passed).map(|(number, file)| Inherited { number, file }).collect();
         let estate = Estate {
             run_dir: run_dir.path().to_owned(),
             lock: FIRST + 1,
-            sockets: sockets.iter().map(|socket| socket.address.clone()).zip(FIRST + 2..).collect(),
+            relay: FIRST + 2,
+            sockets: sockets.iter().map(|socket| socket.address.clone()).zip(FIRST + 3..).collect(),
             mps: gpus.iter().filter_map(|gpu| gpu.estate()).collect(),
         };
         let mut environment: Vec<(OsString, OsString)> =
@@ -89,7 +101,7 @@ impl Successor {
         let child = spawn(program, &["serve", config], &environment, &files)?;
         let (said, mut orders) = ours.into_split();
         write(&mut orders, &estate).await?;
-        Ok(Self { child, said: BufReader::new(said), orders, lives: true })
+        Ok(Self { child, said: BufReader::new(said), orders, lives: true, relay })
     }
 
     pub(super) async fn say(&mut self, order: &Order) -> Result<(), String> {
@@ -132,6 +144,15 @@ impl Successor {
         self.child.set_free();
         Ok(())
     }
+}
+
+fn listen(path: &Path) -> io::Result<(UnixListener, SocketFile)> {
+    // One that was killed may have left its own, with the same process number.
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    Ok((UnixListener::bind(path)?, SocketFile::new(path)?))
 }
 
 async fn write(orders: &mut OwnedWriteHalf, what: &impl serde::Serialize) -> io::Result<()> {

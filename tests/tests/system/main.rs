@@ -19,6 +19,7 @@ mod log;
 mod metrics;
 mod misses;
 mod modes;
+mod moving;
 mod mps;
 mod neighbour;
 mod peers;

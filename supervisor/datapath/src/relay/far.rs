@@ -1,7 +1,7 @@
 //! The side that has the workers.
 
 use std::io;
-use std::path::Path;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -22,24 +22,18 @@ const REST: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub struct Relays {
     listener: UnixListener,
-    file: SocketFile,
+    _file: SocketFile,
 }
 
 impl Relays {
-    /// In a folder that nobody else may enter: clients are not asked who they are.
-    pub fn bind(socket: &Path) -> io::Result<Self> {
-        // One that was killed may have left its own, with the same process number.
-        if let Err(error) = std::fs::remove_file(socket)
-            && error.kind() != io::ErrorKind::NotFound
-        {
-            return Err(error);
-        }
-        let listener = UnixListener::bind(socket)?;
-        Ok(Self { listener, file: SocketFile::new(socket)? })
-    }
-
-    pub fn socket(&self) -> &Path {
-        self.file.path()
+    /// By a listening socket in a folder that nobody else may enter: clients are not asked who they
+    /// are.
+    pub fn listen(socket: OwnedFd) -> io::Result<Self> {
+        let listener = std::os::unix::net::UnixListener::from(socket);
+        listener.set_nonblocking(true)?;
+        let address = listener.local_addr()?;
+        let file = SocketFile::new(address.as_pathname().ok_or(io::ErrorKind::InvalidInput)?)?;
+        Ok(Self { listener: UnixListener::from_std(listener)?, _file: file })
     }
 
     /// Answers for ever. Dropping the future gives up what is under way.

@@ -1,0 +1,198 @@
+//! Models move to the next supervisor one by one while clients ask on connections that they have.
+#![allow(clippy::unwrap_used, reason = "a test's set-up that fails has failed the test")]
+
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use shadowslice_tests::cases::NO_OPERATORS;
+use shadowslice_tests::home::Home;
+use shadowslice_tests::http::HttpClient;
+use shadowslice_tests::load::{self, Arrivals, Outcome, Plan, Tally};
+use shadowslice_tests::process::{Process, descendants};
+use shadowslice_tests::server::Server;
+use tokio::task::JoinHandle;
+
+use crate::scene::{EMULATED, ask, assert_nothing_lost, echo, echo_case, load, profile};
+
+/// Serves `a` and `b`.
+async fn serving() -> Server {
+    let home = home();
+    configure(&home, &[]);
+    let mut server = Server::ready(home).await.unwrap();
+    server.wait_model_ready("b").await.unwrap();
+    server
+}
+
+fn home() -> Home {
+    let home = Home::with_config("").unwrap();
+    home.write("profile.yaml", profile(1.0)).unwrap();
+    home.write("slow.yaml", profile(1.0).replace("load: 50ms", "load: 2s")).unwrap();
+    home.write("broken.onnx", NO_OPERATORS).unwrap();
+    home
+}
+
+/// Between `a` and `b` lies what differs.
+fn configure(home: &Home, between: &[String]) {
+    let fast = |name| echo(name, "profile: profile.yaml, slo: 20s, share: {initial: 30%}");
+    let models: Vec<String> = [&[fast("a")][..], between, &[fast("b")]].concat();
+    configure_with(home, &models);
+}
+
+fn configure_with(home: &Home, models: &[String]) {
+    let host = EMULATED.replace("\"unix:http.sock\"", "\"127.0.0.1:0\"");
+    let models: String = models.iter().map(|model| format!("  - {model}\n")).collect();
+    home.write("config.yaml", format!("{host}models:\n{models}")).unwrap();
+}
+
+/// The next supervisor starts it for 2 s and more: a time in which `a` has moved and `b` has not.
+fn slow() -> String {
+    echo("slow", "profile: slow.yaml, share: {initial: 10%}")
+}
+
+fn broken(name: &str) -> String {
+    format!("{{name: {name}, path: broken.onnx, slo: 1s, share: {{initial: 10%}}}}")
+}
+
+async fn a_has_moved(server: &Server) {
+    server
+        .wait_status("a", "moved", |model| model.state == "moved" && model.workers.is_empty())
+        .await
+        .unwrap();
+    assert_eq!(server.model("b").await.unwrap().state, "ready");
+}
+
+/// The supervisor that this one has started.
+fn successor(server: &Server) -> Process {
+    let named = |process: &Process| {
+        std::fs::read_to_string(format!("/proc/{}/comm", process.pid))
+            .is_ok_and(|name| name == "shadowslice\n")
+    };
+    server.children().into_iter().find(named).unwrap()
+}
+
+fn loads(server: &Server, span: Duration) -> [JoinHandle<Tally>; 2] {
+    ["a", "b"].map(|model| load(server, model, 100.0, span))
+}
+
+async fn over_http(client: HttpClient, model: &str, n: u16) -> Outcome {
+    let case = echo_case(n);
+    match client.infer(model, &case.inputs).await {
+        Ok(answer) if answer == case.outputs => Outcome::Right,
+        Ok(answer) => Outcome::Wrong(format!("{answer:?}")),
+        Err(why) => Outcome::Failed(why),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_lost_and_no_more_than_one_model_has_workers_twice() {
+    let mut server = serving().await;
+    configure(server.home(), &[slow()]);
+    let client = HttpClient::new(server.tcp_address("HTTP").await.unwrap());
+    let http = client.clone();
+    let plan = Plan { rate: 50.0, span: Duration::from_secs(5), arrivals: Arrivals::Poisson, seed: 2 };
+    let by_http = tokio::spawn(async move {
+        let tally = std::sync::Arc::default();
+        load::run(&plan, &tally, |n| over_http(http.clone(), "a", u16::try_from(n).unwrap())).await;
+        let tally = tally.lock();
+        tally.clone()
+    });
+    let loads = loads(&server, plan.span);
+    let before = server.process();
+    let (upgraded, ()) = tokio::join!(server.home().run(&["upgrade"]), async {
+        a_has_moved(&server).await;
+        let next = successor(&server);
+        // `a` and `slow` there, `b` here.
+        let (all, there) = (server.children().len(), descendants(next.pid).len());
+        assert!(there <= 2 && all <= there + 2, "{all} processes, {there} of them there");
+        assert!(server.client().model_ready("a").await.unwrap());
+        let listed = server.client().repository_index(true).await.unwrap();
+        assert!(listed.iter().any(|(name, state, _)| name == "a" && state == "READY"), "{listed:?}");
+    });
+    let upgraded = upgraded.unwrap();
+    server.follow(&String::from_utf8_lossy(&upgraded.stdout)).unwrap();
+    for load in loads.into_iter().chain([by_http]) {
+        assert_nothing_lost(&load.await.unwrap());
+    }
+    // Its connections may be open, but it has no workers.
+    let left = descendants(before.pid).into_iter().filter(|process| *process != server.process());
+    let workers: Vec<_> =
+        left.filter(|process| !descendants(server.process().pid).contains(process)).collect();
+    assert!(workers.is_empty(), "{workers:?}");
+    assert_eq!(over_http(client, "b", 7).await, Outcome::Right);
+    server.stop().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn models_come_back_if_a_later_one_does_not_serve_there() {
+    let server = serving().await;
+    let a = echo("a", "profile: profile.yaml, slo: 20s, share: {initial: 30%}");
+    configure_with(server.home(), &[a, slow(), broken("b")]);
+    let loads = loads(&server, Duration::from_secs(5));
+    let (output, ()) = tokio::join!(server.home().run(&["upgrade"]), a_has_moved(&server));
+    let said = String::from_utf8_lossy(&output.unwrap().stderr).into_owned();
+    assert!(said.contains("model 'b' serves here and not there"), "{said}");
+    for model in ["a", "b"] {
+        let model = server.model(model).await.unwrap();
+        assert_eq!((model.state.as_str(), model.workers.len()), ("ready", 1));
+    }
+    for load in loads {
+        assert_nothing_lost(&load.await.unwrap());
+    }
+    assert_eq!(server.children().len(), 2);
+    server.stop().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn models_come_back_and_requests_wait_if_the_next_supervisor_is_killed() {
+    let server = serving().await;
+    configure(server.home(), &[slow()]);
+    let loads = loads(&server, Duration::from_secs(5));
+    let (output, ()) = tokio::join!(server.home().run(&["upgrade"]), async {
+        a_has_moved(&server).await;
+        successor(&server).signal(Signal::SIGKILL).unwrap();
+    });
+    let said = String::from_utf8_lossy(&output.unwrap().stderr).into_owned();
+    assert!(said.contains("the next supervisor has ended"), "{said}");
+    for load in loads {
+        assert_nothing_lost(&load.await.unwrap());
+    }
+    assert_eq!(server.model("a").await.unwrap().state, "ready");
+    server.stop().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stop_in_the_middle_answers_what_was_accepted_and_leaves_nothing() {
+    let mut server = serving().await;
+    configure(server.home(), &[slow()]);
+    let client = server.client();
+    let (_, outcome) = tokio::join!(server.home().run(&["upgrade"]), async {
+        let case = echo_case(1);
+        assert_eq!(ask(client.clone(), "a", &case, 0.0).await, Outcome::Right);
+        a_has_moved(&server).await;
+        let asked = ask(client, "a", &case, 0.0);
+        let (outcome, ()) = tokio::join!(asked, async {
+            server.signal(Signal::SIGTERM).unwrap();
+        });
+        outcome
+    });
+    assert_eq!(outcome, Outcome::Right);
+    assert!(server.ended().await.unwrap().success());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_next_one_serves_all_if_the_first_is_killed_in_the_middle() {
+    let mut server = serving().await;
+    configure(server.home(), &[slow()]);
+    let (_, next) = tokio::join!(server.home().run(&["upgrade"]), async {
+        a_has_moved(&server).await;
+        let next = successor(&server);
+        server.signal(Signal::SIGKILL).unwrap();
+        next
+    });
+    server.follow(&next.pid.to_string()).unwrap();
+    server.wait_ready().await.unwrap();
+    for model in ["a", "b"] {
+        assert_eq!(ask(server.client(), model, &echo_case(1), 0.0).await, Outcome::Right);
+    }
+    server.stop().await.unwrap();
+}
