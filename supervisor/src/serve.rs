@@ -1,7 +1,6 @@
 //! The wiring of `shadowslice serve`: the one place that knows all parts.
 
 use std::cell::Cell;
-use std::convert::Infallible;
 use std::error::Error;
 use std::path::Path;
 use std::sync::Arc;
@@ -308,7 +307,9 @@ async fn serve(
         gpus: &gpus,
         within: (config.timeouts.spawn + config.timeouts.warm) * 2 + config.timeouts.stop,
     };
-    let (before_lives, before_ended) = oneshot::channel::<Infallible>();
+    // Goes with the supervisor before this one, if there is one.
+    let (before_lives, before) = watch::channel(());
+    let before_lives = predecessor.is_some().then_some(before_lives);
     let (course, steered) = watch::channel(Course::Serve);
     let (open, opened) = watch::channel(predecessor.is_none());
     let (machine, process) = (Machine::new(context.clock), OwnProcess::new());
@@ -368,6 +369,10 @@ async fn serve(
         systemd::serving();
         begun.set(true);
         ingress.run(Arc::clone(&router), repository, tracer.clone(), steered.clone()).await;
+        if *steered.borrow() == Course::Leave {
+            // Its clients' requests go on through this supervisor to the next.
+            gone(before.clone()).await;
+        }
         Ok::<(), Failed>(())
     };
     // What only the supervisor that serves does.
@@ -384,8 +389,7 @@ async fn serve(
         if let Some(relays) = relays {
             tokio::select! {
                 () = relays.run(Arc::clone(&router)) => {}
-                // By its end: nothing is ever sent.
-                _ = before_ended => {}
+                () = gone(before.clone()) => {}
             }
         }
         std::future::pending().await
@@ -429,6 +433,12 @@ async fn once(mut opened: watch::Receiver<bool>) {
     if opened.wait_for(|opened| *opened).await.is_err() {
         std::future::pending().await
     }
+}
+
+/// Waits until the supervisor before this one has ended.
+async fn gone(mut before: watch::Receiver<()>) {
+    // Nothing is ever sent: this is the end of the sender.
+    while before.changed().await.is_ok() {}
 }
 
 /// Waits until this supervisor is no longer to serve.

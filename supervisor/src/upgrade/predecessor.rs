@@ -1,7 +1,6 @@
 //! The supervisor before this one, as this one sees it.
 #![allow(unsafe_code)] // adopting descriptors that this process was started with
 
-use std::convert::Infallible;
 use std::io::{self, BufRead, Read, Write};
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
@@ -10,7 +9,7 @@ use std::time::Duration;
 
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, watch};
 
 use super::{Estate, Go, MAX_LINE, Order, Turnstile, VARIABLE, Word};
 use shadowslice_control::backend::MpsEstate;
@@ -62,22 +61,22 @@ impl Predecessor {
         (&self.channel).write_all(&line)
     }
 
-    /// The conversation from now on. `_until` goes with the predecessor.
+    /// The conversation from now on. `lives` goes with the predecessor.
     pub(crate) fn converse(
         self,
-        _until: oneshot::Sender<Infallible>,
+        lives: Option<watch::Sender<()>>,
         moves: mpsc::Sender<Move>,
     ) -> io::Result<Conversation> {
         self.channel.set_nonblocking(true)?;
         let (orders, words) = tokio::net::UnixStream::from_std(self.channel)?.into_split();
         let (hear, heard) = mpsc::channel(1);
         tokio::spawn(async move {
-            let _until = _until;
             let mut orders = BufReader::new(orders);
             while let Some(order) = read(&mut orders).await {
                 // Nobody may listen any more, and the end is still to be heard.
                 hear.send(order).await.ok();
             }
+            drop(lives);
         });
         Ok(Conversation { words, heard, moves })
     }

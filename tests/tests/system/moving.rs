@@ -162,15 +162,19 @@ async fn models_come_back_and_requests_wait_if_the_next_supervisor_is_killed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stop_in_the_middle_answers_what_was_accepted_and_leaves_nothing() {
-    let mut server = serving().await;
-    configure(server.home(), &[slow()]);
-    let client = server.client();
+    let home = home();
+    home.write("long.yaml", profile(500.0)).unwrap();
+    let long = echo("a", "profile: long.yaml, slo: 20s, share: {initial: 100%}");
+    configure_with(&home, &[long.clone(), echo("b", "share: {initial: 10%}")]);
+    let mut server = Server::ready(home).await.unwrap();
+    configure_with(server.home(), &[long, slow(), echo("b", "share: {initial: 10%}")]);
+    let (client, case) = (server.client(), echo_case(1));
+    assert_eq!(ask(client.clone(), "a", &case, 0.0).await, Outcome::Right);
     let (_, outcome) = tokio::join!(server.home().run(&["upgrade"]), async {
-        let case = echo_case(1);
-        assert_eq!(ask(client.clone(), "a", &case, 0.0).await, Outcome::Right);
         a_has_moved(&server).await;
-        let asked = ask(client, "a", &case, 0.0);
-        let (outcome, ()) = tokio::join!(asked, async {
+        let (outcome, ()) = tokio::join!(ask(client, "a", &case, 0.0), async {
+            // The request is under way by then.
+            tokio::time::sleep(Duration::from_millis(200)).await;
             server.signal(Signal::SIGTERM).unwrap();
         });
         outcome
@@ -194,5 +198,26 @@ async fn the_next_one_serves_all_if_the_first_is_killed_in_the_middle() {
     for model in ["a", "b"] {
         assert_eq!(ask(server.client(), model, &echo_case(1), 0.0).await, Outcome::Right);
     }
+    server.stop().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_idle_connection_is_served_through_two_upgrades() {
+    let mut server = serving().await;
+    let client = HttpClient::new(server.tcp_address("HTTP").await.unwrap());
+    assert_eq!(over_http(client.clone(), "a", 1).await, Outcome::Right);
+    let first = server.upgrade().await.unwrap();
+    let second = server.upgrade().await.unwrap();
+    let workers = |of: Process| {
+        let next = descendants(server.process().pid);
+        let all = descendants(of.pid).into_iter();
+        all.filter(|process| !next.contains(process) && process.open_files() > 0).count()
+    };
+    // The first has the second below it, and that has the third.
+    assert_eq!((workers(first), workers(second)), (2, 1), "supervisors alone");
+    assert!(first.alive() && second.alive());
+    assert_eq!(over_http(client, "b", 2).await, Outcome::Right);
+    server.wait_gone(first).await.unwrap();
+    server.wait_gone(second).await.unwrap();
     server.stop().await.unwrap();
 }
