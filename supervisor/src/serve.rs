@@ -294,6 +294,7 @@ async fn serve(
     });
     let gpus = context.gpus;
     let sockets = [ingress.passable(), metrics.passable(), vec![admin.passable()]].concat();
+    let history = Arc::new(History::new());
     let succession = Succession {
         program,
         config: file,
@@ -302,6 +303,7 @@ async fn serve(
         memory: ingress.shared_memory(),
         models: models.clone(),
         router: &router,
+        history: &history,
         moves: moves.clone(),
         rising: rising.clone(),
         gpus: &gpus,
@@ -324,10 +326,9 @@ async fn serve(
             process: process.usage(),
         }
     };
-    let history = Arc::new(History::new());
     let shown = shown::shown(&reach, tracer.clone(), own, &history);
     let (metrics_course, metrics_steered) = watch::channel(Course::Serve);
-    let (opening, seen) = (opened.clone(), Arc::clone(&reach));
+    let (opening, seen, writing) = (opened.clone(), Arc::clone(&reach), Arc::clone(&history));
     let metrics = tokio::spawn(async move {
         tokio::select! {
             () = once(opening) => {}
@@ -336,7 +337,7 @@ async fn serve(
         }
         tokio::select! {
             () = metrics.run(shown, metrics_steered) => {}
-            () = history.write(seen) => {}
+            () = writing.write(seen) => {}
         }
     });
 
@@ -351,6 +352,9 @@ async fn serve(
                     })?;
                     succeed(before, (&models, &turns), &router, &ingress.shared_memory()).await;
                     gpus.iter().for_each(|gpu| gpu.keep());
+                    if let Err(error) = history.take(&run_dir.history()) {
+                        tracing::warn!(%error, "the page begins anew");
+                    }
                     Ok(())
                 }
                 None if config.strict_start => all_ready(&models.served).await,

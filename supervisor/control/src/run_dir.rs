@@ -72,6 +72,11 @@ impl RunDir {
         self.private().join("known.json")
     }
 
+    /// The file in which samples for the page go to the next supervisor.
+    pub fn history(&self) -> PathBuf {
+        self.private().join("history")
+    }
+
     /// The socket by which this process passes requests to the next supervisor.
     pub fn relay(&self) -> PathBuf {
         self.private().join(format!("relay-{}.sock", std::process::id()))

@@ -40,6 +40,7 @@ use shadowslice_datapath::router::Router;
 use shadowslice_datapath::sockets::Passable;
 use shadowslice_ingress::{Region, SharedMemory};
 use shadowslice_operations::admin::Upgrade;
+use shadowslice_operations::history::History;
 
 /// The number of the descriptor over which a successor talks with its predecessor.
 const VARIABLE: &str = "SHADOWSLICE_PREDECESSOR";
@@ -102,6 +103,7 @@ pub(crate) struct Succession<'a> {
     pub(crate) memory: SharedMemory,
     pub(crate) models: watch::Receiver<Arc<ModelSet>>,
     pub(crate) router: &'a Router,
+    pub(crate) history: &'a Arc<History>,
     pub(crate) moves: mpsc::Sender<Move>,
     /// Tells whether the next one is being started: nothing but what it will know may change then.
     pub(crate) rising: watch::Sender<bool>,
@@ -142,6 +144,7 @@ impl Succession<'_> {
         let mut moved = Vec::new();
         let taken_over = async {
             self.move_all(&mut next, &models, &mut moved).await?;
+            self.leave_history().await;
             next.go(self.go(&models)).await
         };
         if let Err(why) = taken_over.await {
@@ -152,6 +155,14 @@ impl Succession<'_> {
         self.gpus.iter().for_each(|gpu| gpu.pass());
         self.sockets.iter().for_each(Passable::pass);
         Ok(next)
+    }
+
+    async fn leave_history(&self) {
+        let (history, file) = (Arc::clone(self.history), self.run_dir.history());
+        let left = tokio::task::spawn_blocking(move || history.leave(&file)).await;
+        if let Ok(Err(error)) = left {
+            tracing::warn!(%error, "the page of the next supervisor begins anew");
+        }
     }
 
     fn go(&self, models: &ModelSet) -> Go {

@@ -15,7 +15,7 @@ use crate::controller::{
 };
 use crate::host::onnxruntime_library;
 use crate::process::{ReferenceError, ReferenceFile};
-use shadowslice_config::{Config, Model, OnLate};
+use shadowslice_config::{Config, Model, OnLate, Timeouts};
 use shadowslice_datapath::pipeline::{FACTS, LiveSettings, Pipeline, Settings};
 use shadowslice_datapath::router::{Guests, Route};
 use shadowslice_shared::errors;
@@ -95,12 +95,15 @@ impl ModelFactory {
         Ok(())
     }
 
-    /// Twice the limit for one start, for the reference worker and the first that serves. Deaths
-    /// and waits for memory count.
     pub(super) fn patience(&self) -> Duration {
-        let timeouts = self.context.timeouts;
-        (timeouts.spawn + timeouts.warm) * 2 + timeouts.stop
+        patience(&self.context.timeouts)
     }
+}
+
+/// How long a model may take until it serves: twice the limit for one start, for the reference
+/// worker and the first that serves. Deaths and waits for memory count.
+pub fn patience(timeouts: &Timeouts) -> Duration {
+    (timeouts.spawn + timeouts.warm) * 2 + timeouts.stop
 }
 
 fn live(model: &Model) -> LiveSettings {
@@ -203,10 +206,7 @@ fn is_coming(state: &ModelState) -> bool {
 }
 
 /// Waits until a model serves, for `patience` at most; else says why it does not.
-pub(super) async fn serving(
-    mut report: watch::Receiver<ModelReport>,
-    patience: Duration,
-) -> Result<(), String> {
+pub async fn serving(mut report: watch::Receiver<ModelReport>, patience: Duration) -> Result<(), String> {
     let settled = |report: &ModelReport| {
         matches!(report.state, ModelState::Ready | ModelState::Unready { .. } | ModelState::Stopping)
     };

@@ -37,7 +37,7 @@ use shadowslice_datapath::repository::Listed;
 use by_clients::ByClients;
 
 pub use crate::controller::Served;
-pub use instance::{MakeError, ModelFactory};
+pub use instance::{MakeError, ModelFactory, patience, serving};
 pub use known::{Known, KnownModel};
 pub use moves::Move;
 pub use registry::{Registry, Shown};

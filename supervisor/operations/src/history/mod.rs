@@ -10,6 +10,9 @@ mod sample;
 mod tests;
 
 use std::collections::{BTreeMap, VecDeque};
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -33,6 +36,9 @@ const SAMPLES: usize = 1800;
 
 /// The most that all kept samples take; of many models there is less than an hour.
 const BYTES: usize = 16 << 20;
+
+/// Of a message; no text in a message has it.
+const END: &[u8] = b"\n\n";
 
 /// Samples that wait for a page that reads slowly. One that is further behind begins anew.
 const WAITING: usize = 32;
@@ -82,6 +88,26 @@ impl History {
         (kept.messages.iter().cloned().collect(), self.news.subscribe())
     }
 
+    /// Leaves the samples to the next supervisor, in a file.
+    pub fn leave(&self, file: &Path) -> io::Result<()> {
+        let (kept, _) = self.follow();
+        fs::write(file, kept.concat())
+    }
+
+    /// Takes over what was left in a file, which goes. Samples of now come after it.
+    pub fn take(&self, file: &Path) -> io::Result<()> {
+        let mut left = Vec::new();
+        File::open(file)?.take(BYTES as u64).read_to_end(&mut left)?;
+        fs::remove_file(file)?;
+        let mut left = &left[..];
+        while let Some(end) = left.windows(END.len()).position(|window| window == END) {
+            let (message, later) = left.split_at(end + END.len());
+            self.keep(Bytes::copy_from_slice(message));
+            left = later;
+        }
+        Ok(())
+    }
+
     /// For ever.
     pub async fn write(&self, reach: Arc<Reach>) {
         let mut ticks = interval(INTERVAL);
@@ -102,7 +128,10 @@ impl History {
     fn push(&self, sample: &Sample) {
         let json =
             serde_json::to_string(sample).expect("keys of samples are texts, which is all that can fail");
-        let message = Bytes::from(format!("data: {json}\n\n"));
+        self.keep(Bytes::from(format!("data: {json}\n\n")));
+    }
+
+    fn keep(&self, message: Bytes) {
         let mut kept = self.kept.lock();
         kept.bytes += message.len();
         kept.messages.push_back(message.clone());

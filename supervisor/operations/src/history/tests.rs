@@ -173,6 +173,23 @@ fn an_hour_is_kept_and_a_page_gets_all_of_it_once() {
 }
 
 #[test]
+fn what_one_supervisor_leaves_the_next_one_shows_first() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("history");
+    let (first, next) = (History::new(), History::new());
+    assert!(next.take(&file).is_err(), "nothing is left");
+    let now = seen(2, vec![model("m", json!({"why": "two\n\nlines"}))]);
+    let sample = Sample::between(&now, &now, SystemTime::UNIX_EPOCH, &mut Refusing::default());
+    first.push(&sample);
+    first.push(&sample);
+    first.leave(&file).unwrap();
+    next.take(&file).unwrap();
+    next.push(&sample);
+    assert_eq!(next.follow().0, [first.follow().0, vec![first.follow().0[0].clone()]].concat());
+    assert!(!file.try_exists().unwrap());
+}
+
+#[test]
 fn samples_of_many_models_take_no_more_than_their_bound() {
     let history = History::new();
     let many = (0..500).map(|place| model(&format!("model-{place}"), json!({"why": "x".repeat(200)})));
