@@ -4,6 +4,7 @@ mod cli;
 mod ending;
 mod known;
 mod manual;
+mod running;
 mod serve;
 mod shown;
 mod systemd;

@@ -8,9 +8,10 @@ use std::time::Duration;
 
 use crate::ending::{Ending, Signals, finish, hear, until_ended};
 use crate::known;
+use crate::running::{Running, all_ready, repository, run_models};
 use crate::shown;
 use crate::systemd;
-use crate::upgrade::{self, Conversation, Go, Predecessor, Succession, Turnstile, settled};
+use crate::upgrade::{self, Conversation, Go, Predecessor, Succession, Turnstile};
 
 use tokio::signal::unix::{Signal, SignalKind};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -18,16 +19,14 @@ use tokio::sync::{mpsc, oneshot, watch};
 use shadowslice_config as config;
 use shadowslice_config::{Config, Limits, Listen};
 use shadowslice_control::backend::GpuBackend;
-use shadowslice_control::controller::{Context, ControlThread, GroupLedger, MemoryLedger, Planned, Planner};
+use shadowslice_control::controller::{Context, GroupLedger, MemoryLedger};
 use shadowslice_control::host::{self, HostError, RunDir};
-use shadowslice_control::models::{COMMANDS, Known, ModelFactory, ModelSet, Registry, Reload, Served, Shown};
+use shadowslice_control::models::{COMMANDS, ModelSet, Reload, patience};
 use shadowslice_control::nvml::Watch;
 use shadowslice_control::process::{Users, end_those_left, may_raise_priority};
 use shadowslice_datapath::clock::Clock;
 use shadowslice_datapath::peer::{Guard, Refusals};
-use shadowslice_datapath::pulse::Pulse;
 use shadowslice_datapath::relay::Relays;
-use shadowslice_datapath::repository::{Asked, Repository};
 use shadowslice_datapath::router::Router;
 use shadowslice_datapath::sockets::Passable;
 use shadowslice_datapath::trace::Tracer;
@@ -50,7 +49,7 @@ const STOP_GRACE: Duration = Duration::from_secs(5);
 /// shared queue would wait while the others get tens of answers each.
 const SHARED_QUEUE_TURN: u32 = 2;
 
-const NO_THREADS: &str = "the runtime cannot be started; raise the limit on processes";
+pub(crate) const NO_THREADS: &str = "the runtime cannot be started; raise the limit on processes";
 
 /// Returns the exit code.
 pub(crate) fn run(path: &Path) -> u8 {
@@ -89,8 +88,8 @@ fn run_after(path: &Path, log: &Log, predecessor: &mut Option<Predecessor>) -> R
 }
 
 pub(crate) struct Failed {
-    why: String,
-    code: u8,
+    pub(crate) why: String,
+    pub(crate) code: u8,
 }
 
 pub(crate) fn unavailable(what: &str, cause: &dyn Error) -> Failed {
@@ -187,60 +186,9 @@ struct Place<'a> {
     run_dir: &'a RunDir,
 }
 
-struct Running {
-    registry: Registry,
-    control: ControlThread,
-    router: Arc<Router>,
-    models: watch::Receiver<Arc<ModelSet>>,
-    planned: Option<watch::Receiver<Planned>>,
-    pulse: Pulse,
-    /// Lets the models' workers start, one model after the other.
-    turns: Turnstile,
-}
-
-/// Returns once the models are made; their workers begin to start, or wait for their turn if there is
-/// a predecessor, from which models are moving.
-async fn run_models(
-    (file, known_at): (&Path, &Path),
-    config: &Config,
-    context: &Context,
-    tracer: Option<Arc<Tracer>>,
-    moving: watch::Receiver<bool>,
-) -> Result<Running, Failed> {
-    let succeeds = *moving.borrow();
-    let (for_planner, shared) = watch::channel(Vec::new());
-    let pulse = Pulse::new(context.clock);
-    let planner = Planner::new(&config.controller, context.clock, &context.gpus, shared, moving);
-    let (planner, planned) = planner.unzip();
-    let started = ControlThread::start(planner, pulse.clone());
-    let (control, hire) = started.map_err(|error| unavailable(NO_THREADS, &error))?;
-    let (turns, hire) = Turnstile::before(hire, config.models.len() + COMMANDS);
-    if !succeeds {
-        turns.open();
-    }
-    let (router, (models, seen)) = (Arc::new(Router::new(pulse.clone())), watch::channel(Arc::default()));
-    let factory = ModelFactory { context: context.clone(), hire, next: 0 };
-    let shown = Shown { router: Arc::clone(&router), models, for_planner, tracer };
-    let known = Known::read(known_at);
-    let registry = Registry::start(file, config, factory, shown, (&known, !succeeds)).await;
-    let registry = registry.map_err(|error| unavailable("a model cannot be made", &error))?;
-    Ok(Running { registry, control, router, models: seen, planned, pulse, turns })
-}
-
 fn control_ended() -> Failed {
     let why = "the controllers have ended by a fault of this program; please report the log above";
     Failed { why: why.to_owned(), code: exit::SOFTWARE }
-}
-
-fn repository(
-    models: &watch::Receiver<Arc<ModelSet>>,
-    router: &Arc<Router>,
-    guard: Guard,
-    (wishes, rising): (mpsc::Sender<Asked>, watch::Receiver<bool>),
-) -> Arc<Repository> {
-    let (models, router) = (models.clone(), Arc::clone(router));
-    let list = move || models.borrow().listed(|name| router.is_drained(name));
-    Arc::new(Repository::new(list, guard, wishes, rising))
 }
 
 async fn serve(
@@ -307,7 +255,7 @@ async fn serve(
         moves: moves.clone(),
         rising: rising.clone(),
         gpus: &gpus,
-        within: (config.timeouts.spawn + config.timeouts.warm) * 2 + config.timeouts.stop,
+        within: patience(&config.timeouts) + STOP_GRACE,
     };
     // Goes with the supervisor before this one, if there is one.
     let (before_lives, before) = watch::channel(());
@@ -350,7 +298,8 @@ async fn serve(
                     let before = before.converse(before_lives, moves).map_err(|error| {
                         unavailable("the supervisor before this one cannot be spoken with", &error)
                     })?;
-                    succeed(before, (&models, &turns), &router, &ingress.shared_memory()).await;
+                    let starting = (&*models, &turns, patience(&config.timeouts));
+                    succeed(before, starting, &router, &ingress.shared_memory()).await;
                     gpus.iter().for_each(|gpu| gpu.keep());
                     if let Err(error) = history.take(&run_dir.history()) {
                         tracing::warn!(%error, "the page begins anew");
@@ -461,11 +410,12 @@ async fn left(mut course: watch::Receiver<Course>) {
 /// Serves from the moment at which the supervisor before this one leaves that to it.
 async fn succeed(
     mut before: Conversation,
-    (models, turns): (&ModelSet, &Turnstile),
+    (models, turns, patience): (&ModelSet, &Turnstile, Duration),
     router: &Router,
     memory: &SharedMemory,
 ) {
-    let Some(Go { drained, drained_models, regions }) = before.take_over(models, turns).await else {
+    let Some(Go { drained, drained_models, regions }) = before.take_over(models, turns, patience).await
+    else {
         return;
     };
     router.drain(None, drained);
@@ -493,16 +443,4 @@ async fn reload_on(mut hangup: Signal, reloads: mpsc::Sender<Reload>, rising: wa
         reloads.try_send(Reload { reply: oneshot::channel().0 }).ok();
     }
     std::future::pending().await
-}
-
-/// An error names the first model that never will be ready.
-async fn all_ready(models: &[Served]) -> Result<(), Failed> {
-    for model in models {
-        settled(model).await.map_err(|why| {
-            let name = &model.model.name;
-            let why = format!("`start: strict` and not every model can be served: {name}: {why}");
-            Failed { why, code: exit::CONFIG }
-        })?;
-    }
-    Ok(())
 }

@@ -19,7 +19,7 @@ mod predecessor;
 mod successor;
 mod turns;
 
-pub(crate) use predecessor::{Conversation, Predecessor, settled};
+pub(crate) use predecessor::{Conversation, Predecessor};
 pub(crate) use successor::{Successor, program};
 pub(crate) use turns::Turnstile;
 

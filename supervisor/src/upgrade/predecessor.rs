@@ -13,8 +13,7 @@ use tokio::sync::{mpsc, watch};
 
 use super::{Estate, Go, MAX_LINE, Order, Turnstile, VARIABLE, Word};
 use shadowslice_control::backend::MpsEstate;
-use shadowslice_control::controller::{ModelState, Served};
-use shadowslice_control::models::{ModelSet, Move};
+use shadowslice_control::models::{ModelSet, Move, serving};
 use shadowslice_datapath::sockets::Inherited;
 
 /// How long the estate may take to come.
@@ -104,11 +103,16 @@ pub(crate) struct Conversation {
 impl Conversation {
     /// Takes over model by model. Returns when this supervisor is to accept connections, with
     /// nothing if its predecessor has died meanwhile.
-    pub(crate) async fn take_over(&mut self, models: &ModelSet, turns: &Turnstile) -> Option<Go> {
+    pub(crate) async fn take_over(
+        &mut self,
+        models: &ModelSet,
+        turns: &Turnstile,
+        patience: Duration,
+    ) -> Option<Go> {
         for served in &models.served {
             turns.next();
             let why = tokio::select! {
-                outcome = settled(served) => outcome.err(),
+                outcome = serving(served.report.clone(), patience) => outcome.err(),
                 // It does not speak before it is told, but of what it takes back.
                 _ = self.order() => return self.alone(turns),
             };
@@ -150,17 +154,6 @@ impl Conversation {
                 order => return Some(order),
             }
         }
-    }
-}
-
-/// Returns when the model serves; an error says why it does not.
-pub(crate) async fn settled(model: &Served) -> Result<(), String> {
-    let mut report = model.report.clone();
-    let settled = |state: &ModelState| matches!(state, ModelState::Ready | ModelState::Unready { .. });
-    match report.wait_for(|report| settled(&report.state)).await.map(|report| report.state.clone()) {
-        Ok(ModelState::Unready { why, .. }) => Err(why),
-        // Without a controller the supervisor ends.
-        _ => Ok(()),
     }
 }
 
