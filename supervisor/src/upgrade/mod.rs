@@ -133,6 +133,7 @@ impl Succession<'_> {
     }
 
     async fn hand_over(&self) -> Result<Successor, String> {
+        self.order(|done| Move::Nothing { done }).await;
         tracing::info!(program = %self.program.display(), "the next supervisor is started");
         let models = Arc::clone(&self.models.borrow());
         let (known, path) = (Known::of(&models, self.router), self.run_dir.known());

@@ -220,3 +220,22 @@ async fn what_clients_changed_goes_on_and_nothing_is_changed_while_the_next_one_
     assert!(known.contains("batch"), "the other key, too: {known}");
     server.stop().await.unwrap();
 }
+
+#[tokio::test]
+async fn a_load_that_is_under_way_is_waited_for_and_goes_on() {
+    let slow = echo("a", "profile: slow.yaml, share: {initial: 40%}");
+    let home = Home::with_config(&format!("{EMULATED}{MODELS}  - {slow}\n")).unwrap();
+    let profile = "source: {kind: illustrative}\nstart: {process: 1s, load: 1ms, warm: 1ms}\n\
+                   execution_ms: {sms: [132], 1: [1.0]}\n";
+    home.write("slow.yaml", profile).unwrap();
+    let mut server = Server::ready(home).await.unwrap();
+    let mut client = server.client();
+    let changes = Some(r#"{"batch": {"max": 3}, "slo": "66ms"}"#);
+    let load = tokio::spawn(async move { client.load("a", changes).await });
+    server.wait_line(&["a client loads it"]).await.unwrap();
+    let before = server.upgrade().await.unwrap();
+    load.await.unwrap().unwrap();
+    server.wait_gone(before).await.unwrap();
+    assert_eq!(server.model("a").await.unwrap().slo.latency_ms, 66.0);
+    server.stop().await.unwrap();
+}

@@ -14,6 +14,8 @@ use shadowslice_datapath::router::Route;
 
 #[derive(Debug)]
 pub enum Move {
+    /// `done` hears when all is done that was asked before.
+    Nothing { done: oneshot::Sender<()> },
     /// The supervisor at this socket serves the model. `ended` hears when no worker is left here.
     Away { model: String, socket: Arc<Path>, ended: oneshot::Sender<()> },
     /// The models are to have workers here again. `serve` hears when they serve, or cannot.
@@ -39,10 +41,13 @@ pub(super) const MOVED: &str = "the next supervisor serves it";
 impl Registry {
     pub(super) async fn carry(&mut self, order: Move) {
         match order {
+            // The receiver may be gone, here and below.
+            Move::Nothing { done } => {
+                done.send(()).ok();
+            }
             Move::Away { model, socket, ended } => self.move_away(&model, socket, ended),
             Move::Back { models, serve } => {
                 self.move_back(models).await;
-                // The receiver may be gone.
                 serve.send(()).ok();
             }
             Move::Stay => self.moved().for_each(|moved| moved.home = None),

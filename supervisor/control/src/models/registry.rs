@@ -124,8 +124,9 @@ impl Registry {
         let mut look = tokio::time::interval(LOOK);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            // The receiver may be gone.
+            // The receivers may be gone. Models move when all is done that was asked before.
             tokio::select! {
+                biased;
                 Some(Reload { reply }) = reloads.recv() => {
                     let outcome = self.reload().await;
                     reply.send(outcome).ok();
