@@ -30,11 +30,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use shadowslice_control::backend::{Gpus, MpsEstate};
 use shadowslice_control::host::RunDir;
-use shadowslice_control::models::{Known, ModelSet, Move};
+use shadowslice_control::models::{Known, ModelSet, Move, Served};
 use shadowslice_datapath::readiness::Host;
 use shadowslice_datapath::router::Router;
 use shadowslice_datapath::sockets::Passable;
@@ -65,8 +66,8 @@ struct Estate {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Word {
-    /// The model serves, or there is a reason why it does not.
-    Serves { model: String, why: Option<String> },
+    /// The model, which is `described` so, serves, or there is a reason why it does not.
+    Serves { model: String, described: Value, why: Option<String> },
     /// There is no further model.
     Started,
     /// It ends now.
@@ -91,6 +92,12 @@ pub(crate) struct Go {
     pub(crate) drained: bool,
     pub(crate) drained_models: Vec<String>,
     pub(crate) regions: Vec<Region>,
+}
+
+/// The inputs and outputs of a model, as its workers found them.
+fn described(model: &Served) -> Value {
+    let metadata = model.pipeline.metadata();
+    metadata.and_then(|metadata| serde_json::to_value(&*metadata).ok()).unwrap_or_default()
 }
 
 /// What a supervisor leaves to the next.
@@ -184,15 +191,19 @@ impl Succession<'_> {
     ) -> Result<(), String> {
         loop {
             match next.hear(self.within).await? {
-                Word::Serves { model, why } => {
+                Word::Serves { model, described: there, why } => {
                     let here = models.served.iter().find(|served| served.model.name == model);
-                    if here.is_some_and(|served| served.pipeline.ready().is_ok()) {
-                        if let Some(why) = why {
+                    match (here, why) {
+                        (Some(here), Some(why)) if here.pipeline.ready().is_ok() => {
                             return Err(format!("model '{model}' serves here and not there: {why}"));
                         }
-                        moved.push(model.clone());
-                        let socket = next.relay();
-                        self.order(|ended| Move::Away { model, socket, ended }).await;
+                        // Requests are checked here, so that both must take the same ones.
+                        (Some(here), None) if described(here) == there => {
+                            moved.push(model.clone());
+                            let socket = next.relay();
+                            self.order(|ended| Move::Away { model, socket, ended }).await;
+                        }
+                        _ => tracing::info!(model, "this supervisor's workers stay for its own clients"),
                     }
                     next.say(&Order::Next).await?;
                 }

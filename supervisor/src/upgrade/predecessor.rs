@@ -11,7 +11,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{mpsc, watch};
 
-use super::{Estate, Go, MAX_LINE, Order, Turnstile, VARIABLE, Word};
+use super::{Estate, Go, MAX_LINE, Order, Turnstile, VARIABLE, Word, described};
 use shadowslice_control::backend::MpsEstate;
 use shadowslice_control::models::{ModelSet, Move, serving};
 use shadowslice_datapath::sockets::Inherited;
@@ -116,9 +116,9 @@ impl Conversation {
                 // It does not speak before it is told, but of what it takes back.
                 _ = self.order() => return self.alone(turns),
             };
-            let model = served.model.name.clone();
+            let (model, described) = (served.model.name.clone(), described(served));
             // If nobody hears it, nobody answers.
-            self.say(&Word::Serves { model, why }).await.ok();
+            self.say(&Word::Serves { model, described, why }).await.ok();
             if !matches!(self.order().await, Some(Order::Next)) {
                 return self.alone(turns);
             }

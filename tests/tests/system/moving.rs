@@ -83,20 +83,23 @@ async fn over_http(client: HttpClient, model: &str, n: u16) -> Outcome {
     }
 }
 
+fn http_load(client: &HttpClient, model: &'static str, span: Duration) -> JoinHandle<Tally> {
+    let client = client.clone();
+    tokio::spawn(async move {
+        let plan = Plan { rate: 100.0, span, arrivals: Arrivals::Poisson, seed: 2 };
+        let tally = std::sync::Arc::default();
+        load::run(&plan, &tally, |n| over_http(client.clone(), model, u16::try_from(n).unwrap())).await;
+        let tally = tally.lock();
+        tally.clone()
+    })
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_lost_and_no_more_than_one_model_has_workers_twice() {
     let mut server = serving().await;
     configure(server.home(), &[slow()]);
     let client = HttpClient::new(server.tcp_address("HTTP").await.unwrap());
-    let http = client.clone();
-    let plan = Plan { rate: 50.0, span: Duration::from_secs(5), arrivals: Arrivals::Poisson, seed: 2 };
-    let by_http = tokio::spawn(async move {
-        let tally = std::sync::Arc::default();
-        load::run(&plan, &tally, |n| over_http(http.clone(), "a", u16::try_from(n).unwrap())).await;
-        let tally = tally.lock();
-        tally.clone()
-    });
-    let loads = loads(&server, plan.span);
+    let loads = ["a", "b"].map(|model| http_load(&client, model, Duration::from_secs(5)));
     let before = server.process();
     let (upgraded, ()) = tokio::join!(server.home().run(&["upgrade"]), async {
         a_has_moved(&server).await;
@@ -110,7 +113,7 @@ async fn nothing_is_lost_and_no_more_than_one_model_has_workers_twice() {
     });
     let upgraded = upgraded.unwrap();
     server.follow(&String::from_utf8_lossy(&upgraded.stdout)).unwrap();
-    for load in loads.into_iter().chain([by_http]) {
+    for load in loads {
         assert_nothing_lost(&load.await.unwrap());
     }
     // Its connections may be open, but it has no workers.
@@ -219,5 +222,21 @@ async fn an_idle_connection_is_served_through_two_upgrades() {
     assert_eq!(over_http(client, "b", 2).await, Outcome::Right);
     server.wait_gone(first).await.unwrap();
     server.wait_gone(second).await.unwrap();
+    server.stop().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_of_a_model_that_takes_other_inputs_now_are_served_as_before_to_their_end() {
+    let mut server = serving().await;
+    let at = server.tcp_address("HTTP").await.unwrap();
+    let client = HttpClient::new(at);
+    assert_eq!(over_http(client.clone(), "a", 1).await, Outcome::Right);
+    let config = std::fs::read_to_string(server.home().path().join("config.yaml")).unwrap();
+    server.home().write("config.yaml", config.replacen("shape: [16]", "shape: [32]", 1)).unwrap();
+    let first = server.upgrade().await.unwrap();
+    assert_eq!(over_http(client.clone(), "a", 2).await, Outcome::Right);
+    let refused = over_http(client, "a", 3).await;
+    assert!(matches!(&refused, Outcome::Failed(why) if why.contains("shape")), "{refused:?}");
+    server.wait_gone(first).await.unwrap();
     server.stop().await.unwrap();
 }

@@ -10,7 +10,7 @@ use super::pieces::Pieces;
 use crate::trace::Journal;
 
 /// A model's description, as its workers found it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Metadata {
     pub name: String,
     /// The software that runs the model, in Triton's words: `onnxruntime_onnx`, or `emulated`.
