@@ -203,7 +203,13 @@ impl Succession<'_> {
                             let socket = next.relay();
                             self.order(|ended| Move::Away { model, socket, ended }).await;
                         }
-                        _ => tracing::info!(model, "this supervisor's workers stay for its own clients"),
+                        (Some(_), _) => {
+                            tracing::info!(
+                                model,
+                                "its workers here stay for clients that are connected here"
+                            );
+                        }
+                        (None, _) => {}
                     }
                     next.say(&Order::Next).await?;
                 }
