@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::error::Error;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::ending::{Ending, Signals, finish, hear, until_ended};
 use crate::known;
@@ -269,6 +269,8 @@ async fn serve(
     let (rising, risen) = watch::channel(false);
     let repository = repository(&models, &router, model_control, (wishes, risen.clone()));
     let reach = Arc::new(Reach {
+        since: Instant::now(),
+        config: std::path::absolute(file).unwrap_or_else(|_| file.to_owned()),
         router: Arc::clone(&router),
         models: models.clone(),
         reloads: reloads.clone(),
