@@ -1,6 +1,6 @@
 //! The command line.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
@@ -9,6 +9,7 @@ use clap_complete::Shell;
 use crate::{manual, serve};
 use shadowslice_config as config;
 use shadowslice_control::controller::HandoverReport;
+use shadowslice_control::host;
 use shadowslice_control::models::{ModelChange, ReloadReport};
 use shadowslice_operations::admin::{self, Ask, Reply};
 use shadowslice_operations::doctor;
@@ -203,7 +204,8 @@ pub(crate) fn run() -> ExitCode {
         Command::Serve { config } => serve::run(&config),
         Command::Check { config, print } => {
             let (mut out, mut err) = (std::io::stdout().lock(), std::io::stderr().lock());
-            let checked = config::check::run(&config, print, &mut out, &mut err);
+            let refused = |path: &Path| host::RunDir::refuses(path).map(|why| errors::chain(&why));
+            let checked = config::check::run(&config, print, &refused, &mut out, &mut err);
             checked.unwrap_or_else(|error| exit::printed(Err(error)))
         }
         Command::Status { json, at } => ask(&Ask::Status, json, at),
