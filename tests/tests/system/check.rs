@@ -89,6 +89,19 @@ async fn files_that_are_no_models_and_inputs_that_are_none_are_found() {
 }
 
 #[tokio::test]
+async fn a_file_that_is_no_profile_keeps_what_it_holds() {
+    let home = Home::new().unwrap();
+    for text in ["hunter2\n", "hunter2: {hunter2: hunter2}\nhunter2: 1\n", "hunter2: 1\n[hunter2]\n"] {
+        home.write("secret", text).unwrap();
+        let echo = echo("echo", "profile: secret, share: {initial: 50%}");
+        let (code, said) = check(&home, &format!("{EMULATED}models: [{echo}]\n")).await;
+        let is_told = said.contains("/secret:1:1: this is no profile") || said.contains("not valid YAML");
+        assert!(code == 78 && is_told, "{said}");
+        assert!(!said.contains("hunter2"), "{said}");
+    }
+}
+
+#[tokio::test]
 async fn a_file_that_says_the_same_in_another_form_changes_nothing_at_a_reload() {
     let home = Home::new().unwrap();
     std::fs::create_dir(home.path().join("models")).unwrap();
