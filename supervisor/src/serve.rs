@@ -36,13 +36,13 @@ use shadowslice_datapath::trace::Tracer;
 use shadowslice_ingress::{BindError, Course, Ingress, MetricsListeners, RequestMemory, SharedMemory};
 use shadowslice_operations::admin::{Admin, Reach};
 use shadowslice_operations::history::History;
-use shadowslice_operations::log::Log;
+use shadowslice_operations::log::{self, Log};
 use shadowslice_operations::machine::Machine;
 use shadowslice_operations::metrics;
 use shadowslice_operations::otlp::Exporter;
 use shadowslice_operations::own_process::OwnProcess;
 use shadowslice_shared::errors;
-use shadowslice_shared::exit::{self, fail};
+use shadowslice_shared::exit;
 
 /// How long the controllers may take to end, beyond the stop timeout.
 const STOP_GRACE: Duration = Duration::from_secs(5);
@@ -62,7 +62,7 @@ pub(crate) fn run(path: &Path) -> u8 {
     let code = run_logged(path, &log, predecessor);
     let read = log.end();
     // The error, if there is one, is the last word.
-    code.unwrap_or_else(|Failed { why, code }| if read { fail(&why, code) } else { code })
+    code.unwrap_or_else(|Failed { why, code }| if read { log::fail(&why, code) } else { code })
 }
 
 fn run_logged(
