@@ -44,7 +44,7 @@ enum ProfileError {
     Reference(#[from] ReferenceError),
     #[error("the runtime cannot be started; raise the limit on processes")]
     Runtime(#[source] std::io::Error),
-    #[error("the model leaves axes free besides the batch: {0}")]
+    #[error("{0}")]
     FreeAxes(String),
     #[error("the model cannot be measured at {0}")]
     Bench(Percent, #[source] BenchError),
