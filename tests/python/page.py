@@ -8,6 +8,7 @@ import hashlib
 import os
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -156,6 +157,21 @@ class Page(unittest.TestCase):
         page.get_by_role("button", name="1 h").click()
         expect(page.get_by_role("button", name="1 h")).to_have_attribute("aria-pressed", "true")
         self.assertEqual(self.complaints, [])
+
+    def test_a_page_too_many_says_so_and_is_live_once_there_is_room(self):
+        server = self.serve()
+        self.addCleanup(server.stop)
+        others, answer = [], b" 200 "
+        while b" 200 " in answer:
+            others.append(socket.create_connection(("127.0.0.1", self.metrics_port), 30))
+            others[-1].sendall(b"GET /events HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            answer = others[-1].recv(4096)
+        self.assertIn(b" 503 ", answer)
+        page = self.open()
+        expect(page.locator("#link")).to_contain_text("too many pages are open")
+        for other in others:
+            other.close()
+        expect(page.locator("#link")).to_have_text("live")
 
     def test_a_page_outlives_its_supervisor_and_keeps_what_it_saw(self):
         server = self.serve()

@@ -32,6 +32,7 @@ async function follow() {
     await new Promise((resolve) => by("ask").addEventListener("submit", resolve, { once: true }));
     return;
   }
+  if (answer.status === 503) throw new Error((await answer.text()).trim());
   if (!answer.ok) throw new Error(`the supervisor answers ${answer.status}`);
   by("ask").hidden = true;
   tell("live", false);
