@@ -25,7 +25,7 @@ use crate::tensor::TensorSpec;
 use crate::units::Sms;
 
 /// Changes with every change of these messages.
-pub const PROTOCOL: u32 = 7;
+pub const PROTOCOL: u32 = 8;
 
 /// The numbers of the descriptors that a worker inherits.
 pub mod descriptors {
@@ -277,4 +277,7 @@ pub enum BootRefusal {
     /// The next worker does otherwise.
     #[error("the model has to be loaded in another form: {0}")]
     OtherForm(String),
+    /// Only for one who measures, as times depend on them.
+    #[error("the model leaves axes free besides the batch: {0}")]
+    FreeAxes(String),
 }

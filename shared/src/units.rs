@@ -1,6 +1,7 @@
 //! Units: shares of a GPU, streaming multiprocessors, and moments in time.
 
 use std::fmt;
+use std::str::FromStr;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -52,6 +53,18 @@ impl TryFrom<u32> for Percent {
 
     fn try_from(percent: u32) -> Result<Self, NotAShare> {
         Self::new(percent)
+    }
+}
+
+/// With or without its `%`.
+impl FromStr for Percent {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let number = text.strip_suffix('%').unwrap_or(text).parse::<u32>();
+        let number =
+            number.map_err(|_| format!("{text:?} is not a share; give a whole percentage, e.g. 30%"))?;
+        Self::new(number).map_err(|error| error.to_string())
     }
 }
 
@@ -149,5 +162,11 @@ mod tests {
     fn only_one_to_a_hundred_is_a_share() {
         assert_eq!(Percent::new(0), Err(NotAShare(0)));
         assert_eq!(Percent::new(101), Err(NotAShare(101)));
+        assert_eq!(["30", "30%"].map(|text| text.parse().map(Percent::get)), [Ok(30), Ok(30)]);
+        for (text, why) in [("101%", "101 is not a share"), ("x%", "\"x%\" is not a share"), ("%", "a whole")]
+        {
+            let fault = text.parse::<Percent>().unwrap_err();
+            assert!(fault.contains(why), "{fault}");
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! The command line.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
@@ -9,6 +9,7 @@ use clap_complete::Shell;
 use crate::{manual, serve};
 use shadowslice_config as config;
 use shadowslice_control::controller::HandoverReport;
+use shadowslice_control::host;
 use shadowslice_control::models::{ModelChange, ReloadReport};
 use shadowslice_operations::admin::{self, Ask, Reply};
 use shadowslice_operations::doctor;
@@ -16,6 +17,7 @@ use shadowslice_operations::profile;
 use shadowslice_operations::{figures, status, top};
 use shadowslice_shared::errors;
 use shadowslice_shared::exit::{self, fail};
+use shadowslice_shared::units::Percent;
 
 /// Shares a GPU among models: a worker process each, resized while it serves.
 ///
@@ -84,8 +86,7 @@ enum Command {
         /// The model's name.
         model: String,
         /// The share of the GPU's SMs, e.g. 30%.
-        #[arg(value_parser = share_percent)]
-        share: u32,
+        share: Percent,
         /// As JSON, for scripts.
         #[arg(long)]
         json: bool,
@@ -203,13 +204,14 @@ pub(crate) fn run() -> ExitCode {
         Command::Serve { config } => serve::run(&config),
         Command::Check { config, print } => {
             let (mut out, mut err) = (std::io::stdout().lock(), std::io::stderr().lock());
-            let checked = config::check::run(&config, print, &mut out, &mut err);
+            let refused = |path: &Path| host::RunDir::refuses(path).map(|why| errors::chain(&why));
+            let checked = config::check::run(&config, print, &refused, &mut out, &mut err);
             checked.unwrap_or_else(|error| exit::printed(Err(error)))
         }
         Command::Status { json, at } => ask(&Ask::Status, json, at),
         Command::Top { options, at } => at.known().map_or_else(|code| code, |at| top::run(&options, &at)),
         Command::Resize { model, share, json, at } => {
-            ask(&Ask::Resize { model, share_percent: share }, json, at)
+            ask(&Ask::Resize { model, share_percent: share.get() }, json, at)
         }
         Command::Reload { json, at } => ask(&Ask::Reload, json, at),
         Command::Upgrade { at } => ask(&Ask::Upgrade, false, at),
@@ -224,12 +226,6 @@ pub(crate) fn run() -> ExitCode {
         Command::Man { folder } => manual::pages(Cli::command(), &folder),
     };
     ExitCode::from(code)
-}
-
-fn share_percent(text: &str) -> Result<u32, String> {
-    let number = text.strip_suffix('%').unwrap_or(text);
-    let wrong = || format!("{text:?} is not a share; give a whole percentage, e.g. 30%");
-    number.parse().map_err(|_| wrong())
 }
 
 fn ask(ask: &Ask, json: bool, at: RunDir) -> u8 {

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::error::Error;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::ending::{Ending, Signals, finish, hear, until_ended};
 use crate::known;
@@ -33,13 +33,13 @@ use shadowslice_datapath::trace::Tracer;
 use shadowslice_ingress::{BindError, Course, Ingress, MetricsListeners, RequestMemory, SharedMemory};
 use shadowslice_operations::admin::{Admin, Reach};
 use shadowslice_operations::history::History;
-use shadowslice_operations::log::Log;
+use shadowslice_operations::log::{self, Log};
 use shadowslice_operations::machine::Machine;
 use shadowslice_operations::metrics;
 use shadowslice_operations::otlp::Exporter;
 use shadowslice_operations::own_process::OwnProcess;
 use shadowslice_shared::errors;
-use shadowslice_shared::exit::{self, fail};
+use shadowslice_shared::exit;
 
 /// How long the controllers may take to end, beyond the stop timeout.
 const STOP_GRACE: Duration = Duration::from_secs(5);
@@ -59,7 +59,7 @@ pub(crate) fn run(path: &Path) -> u8 {
     let code = run_logged(path, &log, predecessor);
     let read = log.end();
     // The error, if there is one, is the last word.
-    code.unwrap_or_else(|Failed { why, code }| if read { fail(&why, code) } else { code })
+    code.unwrap_or_else(|Failed { why, code }| if read { log::fail(&why, code) } else { code })
 }
 
 fn run_logged(
@@ -230,6 +230,8 @@ async fn serve(
     let (moves, to_move) = mpsc::channel(COMMANDS);
     let repository = repository(&models, &router, model_control, (wishes, risen.clone()));
     let reach = Arc::new(Reach {
+        since: Instant::now(),
+        config: std::path::absolute(file).unwrap_or_else(|_| file.to_owned()),
         router: Arc::clone(&router),
         models: models.clone(),
         reloads: reloads.clone(),

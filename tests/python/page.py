@@ -8,6 +8,7 @@ import hashlib
 import os
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -33,6 +34,11 @@ def make(folder):
     models.identity(folder, "busy", [("x", "y", TensorProto.FLOAT)])
     models.identity(folder, "quiet", [("x", "y", TensorProto.FLOAT)])
     return {"busy": "batch: {max: 8}", "quiet": "batch: {max: 8}"}
+
+
+def make_with_one_in_trouble(folder):
+    (folder / "broken.onnx").write_text("this is no model")
+    return make(folder) | {"broken": "batch: {max: 8}"}
 
 
 class Load:
@@ -74,7 +80,7 @@ class Page(unittest.TestCase):
         cls.browser.close()
         cls.playwright.stop()
 
-    def serve(self, tokens=""):
+    def serve(self, tokens="", make=make):
         self.metrics_port = free_port()
         address = f'{{address: "127.0.0.1:{self.metrics_port}"{tokens}}}'
         server = Server(BINARY, make, metrics=f"[{address}]")
@@ -156,6 +162,55 @@ class Page(unittest.TestCase):
         page.get_by_role("button", name="1 h").click()
         expect(page.get_by_role("button", name="1 h")).to_have_attribute("aria-pressed", "true")
         self.assertEqual(self.complaints, [])
+
+    def test_models_are_filtered_and_those_in_trouble_come_first(self):
+        server = self.serve(make=make_with_one_in_trouble)
+        self.addCleanup(server.stop)
+        page = self.open()
+        names = page.locator("#models tbody td:first-child")
+        expect(names).to_have_text(["broken", "busy", "quiet"])
+        page.locator("#filter").fill("QUI")
+        for _ in range(2):
+            expect(names).to_have_text(["quiet"])
+            expect(page.locator("#charts .card")).to_have_count(1)
+            self.assertTrue(page.url.endswith("/#models=QUI"), page.url)
+            page.reload()
+        expect(page.locator("#filter")).to_have_value("QUI")
+        page.locator("#filter").fill("")
+        expect(names).to_have_count(3)
+        expect(page.locator("#charts .card")).to_have_count(3)
+        self.assertTrue(page.url.endswith("/"), page.url)
+        self.assertEqual(self.complaints, [])
+
+    def test_a_narrow_screen_has_every_column(self):
+        server = self.serve()
+        self.addCleanup(server.stop)
+        page = self.open()
+        page.set_viewport_size({"width": 390, "height": 800})
+        expect(self.row(page, "busy")).to_be_visible()
+        table = page.locator(".wide")
+        table.evaluate("(table) => table.scrollTo(table.scrollWidth, 0)")
+        right = lambda cell: cell.evaluate("(cell) => cell.getBoundingClientRect().right")
+        for cell in (page.locator("#models th").last, page.locator("#models th").first):
+            expect(cell).to_be_visible()
+            self.assertTrue(0 < right(cell) <= 390, right(cell))
+        self.assertEqual(page.evaluate("document.documentElement.scrollWidth"), 390, "only the table scrolls")
+        self.picture(page, "narrow.png")
+
+    def test_a_page_too_many_says_so_and_is_live_once_there_is_room(self):
+        server = self.serve()
+        self.addCleanup(server.stop)
+        others, answer = [], b" 200 "
+        while b" 200 " in answer:
+            others.append(socket.create_connection(("127.0.0.1", self.metrics_port), 30))
+            others[-1].sendall(b"GET /events HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            answer = others[-1].recv(4096)
+        self.assertIn(b" 503 ", answer)
+        page = self.open()
+        expect(page.locator("#link")).to_contain_text("too many pages are open")
+        for other in others:
+            other.close()
+        expect(page.locator("#link")).to_have_text("live")
 
     def test_a_page_outlives_its_supervisor_and_keeps_what_it_saw(self):
         server = self.serve()

@@ -2,6 +2,7 @@
 //! read it.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -9,10 +10,25 @@ use serde_json::{Map, Value};
 /// The whole answer.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Status {
+    /// The process that answers.
+    pub supervisor: Supervisor,
     /// Every model.
     pub models: Vec<Model>,
     /// Every GPU.
     pub gpus: Vec<Gpu>,
+}
+
+/// A supervisor's process.
+#[derive(Debug, Clone, Deserialize)]
+pub struct Supervisor {
+    /// The program's version.
+    pub version: String,
+    /// Its process.
+    pub pid: i32,
+    /// Since its start, in seconds.
+    pub age_s: f64,
+    /// The configuration that it was started with.
+    pub config: PathBuf,
 }
 
 /// One GPU.

@@ -5,16 +5,23 @@ use std::path::Path;
 
 use shadowslice_shared::{errors, exit};
 
+use super::examined_here;
 use super::faults::{ConfigError, Listing};
-use super::load_here;
+use super::host::Refusal;
 use super::render::render;
 use super::types::Config;
 
 /// Returns the exit status. Faults go to `err`, where an error of writing is ignored. A summary, or
 /// the whole configuration if `print` says so, goes to `out`. If there are no faults, an error of
 /// writing to `out` is returned.
-pub fn run(path: &Path, print: bool, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<u8> {
-    match load_here(path) {
+pub fn run(
+    path: &Path,
+    print: bool,
+    run_dir: Refusal<'_>,
+    out: &mut dyn Write,
+    err: &mut dyn Write,
+) -> io::Result<u8> {
+    match examined_here(path, run_dir) {
         Ok(config) => report(path, &config, print, out, err),
         Err(error) => {
             let kind = if matches!(error, ConfigError::Read { .. }) { "error: " } else { "" };

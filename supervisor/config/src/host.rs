@@ -3,6 +3,7 @@
 use std::cell::OnceCell;
 use std::fs;
 use std::ops::RangeInclusive;
+use std::path::Path;
 
 use nix::unistd::{Group, User};
 
@@ -26,7 +27,13 @@ pub(super) trait Host {
 
     /// In ascending order; `None` if they are not known.
     fn cores(&self) -> Option<&[RangeInclusive<usize>]>;
+
+    /// Why a supervisor could not have this run directory.
+    fn refuses_run_dir(&self, path: &Path) -> Option<String>;
 }
+
+/// Asked of [`Host::refuses_run_dir`]. What is to serve finds out by taking the folder.
+pub type Refusal<'a> = &'a dyn Fn(&Path) -> Option<String>;
 
 /// One that has whatever is named.
 pub(super) struct AnyHost;
@@ -39,14 +46,24 @@ impl Host for AnyHost {
     fn cores(&self) -> Option<&[RangeInclusive<usize>]> {
         None
     }
+
+    fn refuses_run_dir(&self, _: &Path) -> Option<String> {
+        None
+    }
 }
 
-#[derive(Default)]
-pub(super) struct ThisHost {
+pub(super) struct ThisHost<'a> {
     cores: OnceCell<Option<Vec<RangeInclusive<usize>>>>,
+    run_dir: Refusal<'a>,
 }
 
-impl Host for ThisHost {
+impl<'a> ThisHost<'a> {
+    pub(super) fn new(run_dir: Refusal<'a>) -> Self {
+        Self { cores: OnceCell::new(), run_dir }
+    }
+}
+
+impl Host for ThisHost<'_> {
     /// Where the host cannot say, a start tells why.
     fn has_account(&self, kind: AccountKind, name: &str) -> bool {
         match kind {
@@ -58,6 +75,10 @@ impl Host for ThisHost {
     fn cores(&self) -> Option<&[RangeInclusive<usize>]> {
         let read = || ranges(&fs::read_to_string("/sys/devices/system/cpu/online").ok()?);
         self.cores.get_or_init(read).as_deref()
+    }
+
+    fn refuses_run_dir(&self, path: &Path) -> Option<String> {
+        (self.run_dir)(path)
     }
 }
 
@@ -82,7 +103,7 @@ mod tests {
 
     #[test]
     fn this_host_has_root_and_not_everybody() {
-        let host = ThisHost::default();
+        let host = ThisHost::new(&|_| None);
         for kind in [AccountKind::User, AccountKind::Group] {
             assert!(host.has_account(kind, "root") && !host.has_account(kind, "no-such-name"));
         }

@@ -32,9 +32,10 @@ use std::path::{Component, Path, PathBuf};
 
 pub use changed::changed_model;
 pub use faults::{ConfigError, Fault, Listing, Position};
+pub use host::Refusal;
 pub use peers::{Access, Account, Peers};
 pub use render::render;
-pub use settings::PRIVATE;
+pub use settings::{CONTROL_SOCKET, PRIVATE};
 pub use types::*;
 pub use units::duration;
 
@@ -144,8 +145,13 @@ fn load_on(path: &Path, env: Environment<'_>, is_root: bool, host: &dyn Host) ->
 /// In the environment of this process. Faults of models' own files, and what this host lacks, leave
 /// a configuration, and stand in [`Config::file_faults`] and [`Config::host_faults`].
 pub fn load_here(path: &Path) -> Result<Config, ConfigError> {
+    examined_here(path, &|_| None)
+}
+
+/// [`load_here`], with the run directory's fault among those of the host.
+fn examined_here(path: &Path, run_dir: Refusal<'_>) -> Result<Config, ConfigError> {
     let is_root = nix::unistd::geteuid().is_root();
-    load_on(path, &|name| std::env::var_os(name), is_root, &ThisHost::default())
+    load_on(path, &|name| std::env::var_os(name), is_root, &ThisHost::new(run_dir))
 }
 
 const EXAMPLE: &str = "models: [{path: digits.onnx, slo: 20ms}]";

@@ -9,6 +9,7 @@ use super::engine::shape;
 use super::faults::FaultLog;
 use super::reader::{Fields, Value};
 use super::settings::size_within;
+use super::yaml::Node;
 use super::{Context, units, usable, yaml};
 
 const KEYS: &[&str] = &["source", "memory", "start", "bandwidth", "shapes", "execution_ms"];
@@ -33,11 +34,26 @@ pub(super) fn load(value: &Value<'_>, path: &Path, context: &Context<'_>) -> Opt
         }
     };
     let tree = text.and_then(|text| yaml::parse(&text, EXAMPLE, &log));
+    let tree = tree.filter(|tree| is_profile(tree, &log));
+    let may_be_shown = tree.is_some();
     let profile = tree.and_then(|tree| profile(&Value::root(&tree, &log)));
-    let faults = log.into_sorted();
+    let mut faults = log.into_sorted();
+    if !may_be_shown {
+        faults.iter_mut().for_each(|fault| fault.path.clear());
+    }
     let is_fine = faults.is_empty();
     context.file_faults.borrow_mut().extend(faults);
     profile.filter(|_| is_fine)
+}
+
+/// Another file is a fault, without a word of what it holds: that may be a secret.
+fn is_profile(root: &Node, log: &FaultLog) -> bool {
+    let found = ["source", "execution_ms"].iter().any(|key| root.get(key).is_some());
+    if !found {
+        let message = "this is no profile: that is a map with `source` and `execution_ms`; name another file";
+        log.add(root.at, "", message);
+    }
+    found
 }
 
 fn profile(root: &Value<'_>) -> Option<Profile> {

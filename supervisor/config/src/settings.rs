@@ -13,7 +13,7 @@ use super::types::{Choice, Controller, Limits, Model, OnnxRuntime, Ready, Timeou
 use super::{Context, Environment, absolute, units};
 
 /// For `status` and `resize`, in the run directory.
-pub(super) const CONTROL_SOCKET: &str = "control.sock";
+pub const CONTROL_SOCKET: &str = "control.sock";
 
 /// In the run directory; other users may not open it.
 pub const PRIVATE: &str = "private";
@@ -23,9 +23,9 @@ const MAX_MESSAGE: u64 = 2 * 1024 * 1024 * 1024;
 
 /// Absolute; a fault if its sockets would not have addresses.
 pub(super) fn run_dir(root: &Fields<'_>, context: &Context<'_>) -> PathBuf {
-    let written = root.get("run_dir").map(|value| value.text().map(|text| context.shown(text)));
-    let run_dir = match written {
-        Some(written) => written.unwrap_or_default(),
+    let written = root.get("run_dir");
+    let run_dir = match &written {
+        Some(value) => value.text().map(|text| context.shown(text)).unwrap_or_default(),
         None => default_run_dir(context.env, context.is_root).unwrap_or_else(|| {
             root.fault("run_dir", "neither RUNTIME_DIRECTORY nor XDG_RUNTIME_DIR is set, so there is no default; say where sockets go, such as `run_dir: /tmp/shadowslice`");
             PathBuf::new()
@@ -43,6 +43,12 @@ pub(super) fn run_dir(root: &Fields<'_>, context: &Context<'_>) -> PathBuf {
                 length - MAX_SOCKET_PATH
             ),
         );
+    }
+    // A default depends on the environment, which may be another one when it serves.
+    if let Some(value) = written
+        && let Some(why) = context.host.refuses_run_dir(&run_dir)
+    {
+        context.lacks(&value, why);
     }
     run_dir
 }

@@ -272,11 +272,12 @@ fn no_change_of_a_character_brings_the_loader_down() {
 #[test]
 fn check_says_what_it_found_and_exits_accordingly() {
     let folder = tempfile::tempdir().unwrap();
+    let refusal = |path: &Path| path.ends_with("refused").then(|| "it is refused".to_owned());
     let check = |text: &str, print| {
         let path = folder.path().join("x.yaml");
         fs::write(&path, text).unwrap();
         let (mut out, mut err) = (Vec::new(), Vec::new());
-        let status = config::check::run(&path, print, &mut out, &mut err).unwrap();
+        let status = config::check::run(&path, print, &refusal, &mut out, &mut err).unwrap();
         let text =
             |bytes| String::from_utf8(bytes).unwrap().replace(&format!("{}/", folder.path().display()), "");
         (status, text(out), text(err))
@@ -293,11 +294,17 @@ fn check_says_what_it_found_and_exits_accordingly() {
     assert_eq!((status, err.as_str()), (0, ""));
     assert!(out.starts_with("run_dir: /run/x\n"), "{out}");
 
+    let (status, out, err) = check(&fine.replace("/run/x", "/run/refused"), false);
+    assert_eq!(
+        (status, out.as_str(), err.as_str()),
+        (78, "", "x.yaml:1:10: run_dir: on this host it is refused\n")
+    );
+
     let (status, out, err) = check("models: {}\n", true);
     assert_eq!((status, out.as_str()), (78, ""));
     assert!(err.contains("x.yaml:1:9: models: must be a list"), "{err}");
     let nowhere = folder.path().join("nowhere.yaml");
     let mut err = Vec::new();
-    assert_eq!(config::check::run(&nowhere, false, &mut Vec::new(), &mut err).unwrap(), 78);
+    assert_eq!(config::check::run(&nowhere, false, &refusal, &mut Vec::new(), &mut err).unwrap(), 78);
     assert!(String::from_utf8(err).unwrap().starts_with("error: cannot read "));
 }

@@ -5,13 +5,17 @@ use std::fs::{DirBuilder, File, OpenOptions, Permissions, set_permissions, symli
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use nix::fcntl::OFlag;
-use nix::unistd::geteuid;
-use shadowslice_config::PRIVATE;
+use nix::unistd::{AccessFlags, eaccess, geteuid};
+use shadowslice_config::{CONTROL_SOCKET, PRIVATE};
 
 const PASSABLE: &str = "workers";
+
+/// In the private folder.
+const LOCK: &str = "lock";
 
 /// Permission to write for the group, or for all others.
 const OTHERS_WRITE: u32 = 0o022;
@@ -43,8 +47,8 @@ impl RunDir {
     /// With the lock of the supervisor that this one succeeds, if it does.
     pub fn take(path: &Path, inherited: Option<OwnedFd>) -> Result<Self, RunDirError> {
         let private = path.join(PRIVATE);
-        own_dir(path, 0o755)?;
-        own_dir(&private, 0o700)?;
+        own_dir(path, |path| make(path, 0o755))?;
+        own_dir(&private, |path| make(path, 0o700))?;
         let taken = |lock: File| {
             lock.try_lock().map_err(|_| RunDirError::Taken(path.to_owned()))?;
             Ok(Self { path: path.to_owned(), lock })
@@ -52,15 +56,17 @@ impl RunDir {
         if let Some(lock) = inherited {
             return taken(File::from(lock));
         }
-        let lock = private.join("lock");
-        let failed = |source| RunDirError::Make { path: lock.clone(), source };
-        let mut options = OpenOptions::new();
-        options.write(true).create(true).truncate(false).custom_flags(OFlag::O_NOFOLLOW.bits()).mode(0o600);
-        let file = options.open(&lock).map_err(|error| match error.raw_os_error() {
-            Some(nix::libc::ELOOP) => RunDirError::Unsafe { path: lock.clone(), why: "is a link" },
-            _ => failed(error),
-        })?;
-        taken(file)
+        taken(open_lock(&private.join(LOCK), true)?)
+    }
+
+    /// Why a supervisor of this user could not take it, found without making anything. A supervisor
+    /// that runs there is no reason, nor is whose it is.
+    pub fn refuses(path: &Path) -> Option<RunDirError> {
+        let refused = examine(path).err()?;
+        let socket = path.join(CONTROL_SOCKET);
+        let gone = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
+        let is_served = socket.symlink_metadata().is_ok() && !UnixStream::connect(&socket).is_err_and(gone);
+        (!is_served).then_some(refused)
     }
 
     pub fn lock(&self) -> BorrowedFd<'_> {
@@ -89,7 +95,7 @@ impl RunDir {
     /// A folder in it where workers of other users reach what they know of.
     pub fn passable(&self) -> Result<PathBuf, RunDirError> {
         let path = self.path.join(PASSABLE);
-        own_dir(&path, 0o711)?;
+        own_dir(&path, |path| make(path, 0o711))?;
         Ok(path)
     }
 
@@ -116,17 +122,42 @@ pub fn unsafe_because(path: &Path) -> io::Result<Option<&'static str>> {
     })
 }
 
-/// Makes a directory with this mode, whatever the umask. One that is there keeps its own.
-fn own_dir(path: &Path, mode: u32) -> Result<(), RunDirError> {
+fn open_lock(path: &Path, create: bool) -> Result<File, RunDirError> {
+    let mut options = OpenOptions::new();
+    options.write(true).create(create).truncate(false).custom_flags(OFlag::O_NOFOLLOW.bits()).mode(0o600);
+    options.open(path).map_err(|error| match error.raw_os_error() {
+        Some(nix::libc::ELOOP) => RunDirError::Unsafe { path: path.to_owned(), why: "is a link" },
+        _ => RunDirError::Make { path: path.to_owned(), source: error },
+    })
+}
+
+/// [`RunDir::take`], but nothing is made or locked.
+fn examine(path: &Path) -> Result<(), RunDirError> {
+    let private = path.join(PRIVATE);
+    own_dir(path, could_be_made)?;
+    own_dir(&private, could_be_made)?;
+    let lock = private.join(LOCK);
+    if lock.symlink_metadata().is_ok() { open_lock(&lock, false).map(drop) } else { Ok(()) }
+}
+
+fn could_be_made(path: &Path) -> io::Result<()> {
+    let there = path.ancestors().find(|path| path.symlink_metadata().is_ok()).unwrap_or(path);
+    Ok(eaccess(there, AccessFlags::W_OK | AccessFlags::X_OK)?)
+}
+
+/// With this mode, whatever the umask.
+fn make(path: &Path, mode: u32) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(mode).create(path)?;
+    set_permissions(path, <Permissions as std::os::unix::fs::PermissionsExt>::from_mode(mode))
+}
+
+/// Makes a directory if there is none. One that is there keeps its mode.
+fn own_dir(path: &Path, make: impl FnOnce(&Path) -> io::Result<()>) -> Result<(), RunDirError> {
     let failed = |source| RunDirError::Make { path: path.to_owned(), source };
     match unsafe_because(path) {
         Ok(Some(why)) => Err(RunDirError::Unsafe { path: path.to_owned(), why }),
         Ok(None) => Ok(()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            DirBuilder::new().recursive(true).mode(mode).create(path).map_err(failed)?;
-            let permissions = <Permissions as std::os::unix::fs::PermissionsExt>::from_mode(mode);
-            set_permissions(path, permissions).map_err(failed)
-        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => make(path).map_err(failed),
         Err(error) => Err(failed(error)),
     }
 }
@@ -134,11 +165,18 @@ fn own_dir(path: &Path, mode: u32) -> Result<(), RunDirError> {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::os::unix::net::UnixListener;
+
+    use shadowslice_shared::errors;
 
     use super::*;
 
     fn why(path: &Path) -> String {
         RunDir::take(path, None).unwrap_err().to_string()
+    }
+
+    fn full_why(path: &Path) -> String {
+        errors::chain(&RunDir::take(path, None).unwrap_err())
     }
 
     #[test]
@@ -168,6 +206,30 @@ mod tests {
         assert!(why(&link).contains("is a link"));
         std::fs::write(folder.path().join("file"), "").unwrap();
         assert!(why(&folder.path().join("file")).contains("is no folder"));
+    }
+
+    #[test]
+    fn what_a_start_would_refuse_is_known_before_and_nothing_is_made() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a/run");
+        assert!(RunDir::refuses(&path).is_none() && !folder.path().join("a").try_exists().unwrap());
+        let below = |name: &str| folder.path().join(name);
+        std::fs::write(below("file"), "").unwrap();
+        drop(RunDir::take(&below("open"), None).unwrap());
+        set_permissions(below("open"), Permissions::from_mode(0o777)).unwrap();
+        drop(RunDir::take(&below("locked"), None).unwrap());
+        std::fs::remove_file(below("locked/private/lock")).unwrap();
+        symlink(below("file"), below("locked/private/lock")).unwrap();
+        for path in [below("file"), below("file/below"), below("open"), below("locked")] {
+            assert_eq!(RunDir::refuses(&path).map(|why| errors::chain(&why)), Some(full_why(&path)));
+        }
+        let served = RunDir::take(&path, None).unwrap();
+        assert!(RunDir::refuses(&path).is_none(), "{served:?}");
+        // It may be the one of another user's supervisor.
+        let supervisor = UnixListener::bind(below("open").join(CONTROL_SOCKET)).unwrap();
+        assert!(RunDir::refuses(&below("open")).is_none());
+        drop(supervisor);
+        assert!(RunDir::refuses(&below("open")).is_some(), "its socket outlived it");
     }
 
     #[test]

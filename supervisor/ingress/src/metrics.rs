@@ -21,7 +21,7 @@ use super::accept::{self, Stream};
 use super::http;
 use super::listen::{self, Bound, Spoken};
 use super::peers::{Asked, Caller};
-use super::pools::{Client, Pools};
+use super::pools::{Client, Pool, Pools, Taken};
 use super::stop::{Course, Stop};
 use shadowslice_config::Listener;
 use shadowslice_datapath::peer::Refusals;
@@ -30,6 +30,10 @@ use shadowslice_datapath::sockets::{Inherited, Passable};
 /// The most connections at a time; a scraper needs one, and so does an open page. For more, idle
 /// ones make room.
 const CONNECTIONS: usize = 64;
+
+/// The most pages that follow events at a time, which are never idle. They leave room for scrapers,
+/// and those of one peer leave room for others' ([`Pools`]).
+const PAGES: u64 = 48;
 
 const DRAIN: Duration = Duration::from_secs(1);
 
@@ -96,8 +100,8 @@ impl MetricsListeners {
     /// Unix sockets are removed unless they were passed on.
     pub async fn run(self, shown: Shown, stop: watch::Receiver<Course>) {
         let bound = self.0.into_iter().map(|bound| (accept::Service::Metrics(shown.clone()), bound));
-        // They share nothing with clients.
-        let pools = Arc::new(Pools::new(0, 0, 0));
+        // They share nothing with clients. What stands for memory is the places of pages.
+        let pools = Arc::new(Pools::new(0, PAGES, 0));
         accept::run(bound, CONNECTIONS, pools, Stop::new(stop, DRAIN)).await;
     }
 }
@@ -105,13 +109,19 @@ impl MetricsListeners {
 type Body = UnsyncBoxBody<Bytes, Infallible>;
 type Answer = Response<Body>;
 
-pub(super) async fn serve(io: Stream, shown: Shown, (client, caller): (&Client, Caller), stop: Stop) {
-    let service = service_fn(|request| ready(Ok::<_, Infallible>(answer(&shown, &caller, &request, &stop))));
+pub(super) async fn serve(io: Stream, shown: Shown, (client, caller): (&Arc<Client>, Caller), stop: Stop) {
+    let service =
+        service_fn(|request| ready(Ok::<_, Infallible>(answer(&shown, (client, &caller), &request, &stop))));
     // It only fails when the peer is gone.
     let _ = http::speak(io, service, client, stop.clone()).await.shutdown().await;
 }
 
-fn answer(shown: &Shown, caller: &Caller, request: &Request<Incoming>, stop: &Stop) -> Answer {
+fn answer(
+    shown: &Shown,
+    (client, caller): (&Arc<Client>, &Caller),
+    request: &Request<Incoming>,
+    stop: &Stop,
+) -> Answer {
     let path = request.uri().path();
     let file = shown.files.iter().find(|file| file.path == path);
     let about = if file.is_some() { Asked::Open } else { Asked::Guarded };
@@ -131,7 +141,13 @@ fn answer(shown: &Shown, caller: &Caller, request: &Request<Incoming>, stop: &St
     }
     match file {
         Some(file) => guarded(content(file.content_type, Full::from(file.text).boxed_unsync())),
-        None if path == EVENTS => guarded(events((shown.events)(), stop.clone())),
+        None if path == EVENTS => guarded(match client.take(Pool::Memory, 1) {
+            Some(place) => events((shown.events)(), place, stop.clone()),
+            None => {
+                let text = "too many pages are open; close one, or wait until another one is closed\n";
+                plain(StatusCode::SERVICE_UNAVAILABLE, text.to_owned())
+            }
+        }),
         None => {
             content("text/plain; version=0.0.4; charset=utf-8", Full::from((shown.metrics)()).boxed_unsync())
         }
@@ -139,11 +155,14 @@ fn answer(shown: &Shown, caller: &Caller, request: &Request<Incoming>, stop: &St
 }
 
 /// They end when serving does, so that a page soon finds the next supervisor; and for a page that
-/// is too far behind, so that it begins anew.
-fn events(Events { kept, news }: Events, stop: Stop) -> Answer {
+/// is too far behind, so that it begins anew. Until then a page has its place.
+fn events(Events { kept, news }: Events, place: Taken, stop: Stop) -> Answer {
     let news = stream::unfold(news, |mut news| async move { Some((news.recv().await.ok()?, news)) });
     let all = stream::iter(kept).chain(news).take_until(stop.begun());
-    let body = StreamBody::new(all.map(|event| Ok(Frame::data(event))));
+    let body = StreamBody::new(all.map(move |event| {
+        let _held = &place;
+        Ok(Frame::data(event))
+    }));
     content("text/event-stream", body.boxed_unsync())
 }
 

@@ -5,6 +5,7 @@ use std::io::{self, IsTerminal, Write};
 use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
+use shadowslice_shared::exit;
 use tracing_appender::non_blocking::{ErrorCounter, NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::EnvFilter;
 
@@ -19,6 +20,23 @@ fn filter() -> EnvFilter {
     let level = std::env::var("RUST_LOG").ok().filter(|level| !level.is_empty());
     let wanted = level.and_then(|level| EnvFilter::try_new(format!("audit=info,{level}")).ok());
     wanted.unwrap_or_else(|| EnvFilter::new("info"))
+}
+
+fn is_json() -> bool {
+    std::env::var_os("SHADOWSLICE_LOG").is_some_and(|form| form == "json")
+}
+
+/// [`exit::fail`] in the log's form, but by no queue and at every level.
+pub fn fail(why: &str, code: u8) -> u8 {
+    if !is_json() {
+        return exit::fail(why, code);
+    }
+    let form = tracing_subscriber::fmt().json().with_target(false).with_writer(io::stderr).finish();
+    tracing::subscriber::with_default(form, || {
+        // Of a configuration each fault is a line.
+        why.lines().for_each(|line| tracing::error!("{line}"));
+    });
+    code
 }
 
 #[derive(Debug)]
@@ -54,9 +72,8 @@ impl Log {
         let log = tracing_subscriber::fmt().with_env_filter(filter()).with_writer(queue).with_target(false);
         // Internal errors would go to standard error at once, and wait for its reader.
         let log = log.with_ansi(io::stderr().is_terminal()).log_internal_errors(false);
-        let json = std::env::var_os("SHADOWSLICE_LOG").is_some_and(|form| form == "json");
         // An error means that there is a log already.
-        if json {
+        if is_json() {
             log.json().try_init().ok()
         } else {
             log.try_init().ok()

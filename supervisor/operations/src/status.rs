@@ -7,6 +7,7 @@ pub(crate) mod table;
 mod text;
 
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -19,7 +20,7 @@ pub(crate) use gpus::{MIB, notes as notes_of_gpu};
 pub use plan::plan;
 pub(crate) use plan::why as plan_why;
 pub use text::text;
-pub(crate) use text::{change_text, in_slo, latency, notes, share, state};
+pub(crate) use text::{change_text, in_slo, latency, notes, share, state, supervisor};
 
 use shadowslice_config::Model;
 use shadowslice_control::backend::{BackendStatus, GpuBackend};
@@ -30,6 +31,9 @@ use shadowslice_datapath::readiness::Host;
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Status {
+    /// `None` if one answers that does not know it yet, as before an upgrade.
+    #[serde(default)]
+    pub supervisor: Option<SupervisorStatus>,
     #[serde(default)]
     pub host: Host,
     /// What the host says of its readiness.
@@ -38,6 +42,28 @@ pub struct Status {
     /// As the configuration orders them; unloaded models come last.
     pub models: Vec<ModelStatus>,
     pub gpus: Vec<GpuStatus>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SupervisorStatus {
+    pub version: String,
+    pub pid: u32,
+    /// Since it was started, in seconds.
+    pub age_s: f64,
+    /// The configuration's file.
+    pub config: PathBuf,
+}
+
+impl SupervisorStatus {
+    /// Of this process.
+    pub fn own(since: Instant, config: &Path) -> Self {
+        Self {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            age_s: since.elapsed().as_secs_f64(),
+            config: config.to_owned(),
+        }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

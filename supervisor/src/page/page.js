@@ -32,6 +32,7 @@ async function follow() {
     await new Promise((resolve) => by("ask").addEventListener("submit", resolve, { once: true }));
     return;
   }
+  if (answer.status === 503) throw new Error((await answer.text()).trim());
   if (!answer.ok) throw new Error(`the supervisor answers ${answer.status}`);
   by("ask").hidden = true;
   tell("live", false);
@@ -103,10 +104,11 @@ function drawAll() {
   const ready = now.ready ? "ready" : "not ready";
   by("host").textContent = `version ${now.version}, ${now.host === "serving" ? ready : now.host}, policy ${now.policy}`;
   by("in-time").textContent = `In time, ${minutes} min`;
-  drawTable(now, shown);
+  const models = now.models.filter((model) => isWanted(model.name));
+  drawTable(models, shown);
   now.gpus.forEach((gpu, index) => drawGpu(gpu, index, now, shown, view));
-  keep(by("charts"), now.models.map((model) => `chart-${model.name}`));
-  now.models.forEach((model) => drawModel(model, shown, view));
+  keep(by("charts"), models.map((model) => `chart-${model.name}`));
+  models.forEach((model) => drawModel(model, shown, view));
   drawMarks(from);
 }
 
@@ -123,6 +125,8 @@ function swatch(own) {
   return made;
 }
 
+const isWanted = (name) => name.toLowerCase().includes(by("filter").value.trim().toLowerCase());
+
 const rate = (model) => (model.in_time ?? 0) + (model.late ?? 0) + (model.refused ?? 0) + (model.failed ?? 0);
 
 // Of the requests in the time shown, the part that was answered within the SLO.
@@ -132,9 +136,14 @@ function inTime(name, shown) {
   return offered > 0 ? sum((model) => model.in_time ?? 0) / offered : undefined;
 }
 
-function drawTable(now, shown) {
-  const rows = now.models.map((model) => {
-    const part = inTime(model.name, shown);
+const isUnready = (model) => !["ready", "unloading", "unloaded"].includes(model.state);
+const hasMissed = (model, part) => part !== undefined && part * 100 < model.percentile;
+
+// Models in trouble come first, and otherwise as the configuration has them.
+function drawTable(models, shown) {
+  const known = models.map((model) => ({ model, part: inTime(model.name, shown) }));
+  const rank = ({ model, part }) => (isUnready(model) ? 0 : hasMissed(model, part) ? 1 : 2);
+  const rows = known.sort((one, other) => rank(one) - rank(other)).map(({ model, part }) => {
     const idle = rate(model) === 0 && !model.queue;
     const row = element("tr");
     const name = element("td");
@@ -157,8 +166,7 @@ function drawTable(now, shown) {
       model.refused ? short(model.refused) : "-",
     ];
     row.append(...cells.map((text) => element("td", text)));
-    const missed = part !== undefined && part * 100 < model.percentile;
-    row.children[9].classList.toggle("missed", missed);
+    row.children[9].classList.toggle("missed", hasMissed(model, part));
     return row;
   });
   by("models").tBodies[0].replaceChildren(...rows);
@@ -271,9 +279,11 @@ function round(top) {
 }
 
 function drawMarks(from) {
-  const shown = marks.filter((mark) => mark.time >= from).reverse().slice(0, 200);
+  const wanted = (mark) => mark.time >= from && (!mark.model || isWanted(mark.model));
+  const shown = marks.filter(wanted).reverse().slice(0, 200);
   const list = by("marks");
-  const key = shown.length > 0 ? `${shown.length} ${shown[0].time} ${from < marks[0].time}` : "none";
+  const first = shown.length > 0 ? `${shown[0].time} ${from < marks[0].time}` : "none";
+  const key = `${shown.length} ${first} ${by("filter").value}`;
   if (list.dataset.key === key) return;
   list.dataset.key = key;
   list.replaceChildren(...shown.map((mark) => {
@@ -329,6 +339,17 @@ by("ask").addEventListener("submit", (event) => {
 by("ranges").addEventListener("click", (event) => {
   if (event.target instanceof HTMLButtonElement) choose(event.target);
 });
+by("filter").addEventListener("input", () => {
+  const value = by("filter").value;
+  history.replaceState(null, "", value ? `#${new URLSearchParams({ models: value })}` : location.pathname);
+  draw();
+});
+function readFragment() {
+  by("filter").value = new URLSearchParams(location.hash.slice(1)).get("models") ?? "";
+  draw();
+}
+window.addEventListener("hashchange", readFragment);
 window.addEventListener("resize", draw);
+readFragment();
 choose(by("ranges").children[1]);
 followOn();

@@ -132,6 +132,8 @@ async fn a_policy_moves_shares_under_load_and_loses_nothing() {
     );
     let table = server.said(&["plan"]).await.unwrap();
     assert!(table.starts_with("policy: gslice, every 100 ms, "), "{table}");
+    // The last interval saw none of the requests.
+    assert!(table.contains("are over the last ") && !table.contains(" idle "), "{table}");
     server.stop().await.unwrap();
 }
 

@@ -1,9 +1,16 @@
 //! `shadowslice check` finds what a start would find.
 #![allow(clippy::unwrap_used, reason = "a helper of tests fails its test")]
 
+use std::fs::{Permissions, create_dir, set_permissions};
+use std::os::unix::fs::{PermissionsExt, chown, symlink};
+use std::path::Path;
+
+use nix::unistd::geteuid;
 use shadowslice_tests::cases::models_folder;
 use shadowslice_tests::home::Home;
 use shadowslice_tests::server::Server;
+
+use crate::scene::{EMULATED, echo};
 
 async fn check(home: &Home, text: &str) -> (i32, String) {
     let file = home.write("checked.yaml", text).unwrap();
@@ -82,6 +89,19 @@ async fn files_that_are_no_models_and_inputs_that_are_none_are_found() {
 }
 
 #[tokio::test]
+async fn a_file_that_is_no_profile_keeps_what_it_holds() {
+    let home = Home::new().unwrap();
+    for text in ["hunter2\n", "hunter2: {hunter2: hunter2}\nhunter2: 1\n", "hunter2: 1\n[hunter2]\n"] {
+        home.write("secret", text).unwrap();
+        let echo = echo("echo", "profile: secret, share: {initial: 50%}");
+        let (code, said) = check(&home, &format!("{EMULATED}models: [{echo}]\n")).await;
+        let is_told = said.contains("/secret:1:1: this is no profile") || said.contains("not valid YAML");
+        assert!(code == 78 && is_told, "{said}");
+        assert!(!said.contains("hunter2"), "{said}");
+    }
+}
+
+#[tokio::test]
 async fn a_file_that_says_the_same_in_another_form_changes_nothing_at_a_reload() {
     let home = Home::new().unwrap();
     std::fs::create_dir(home.path().join("models")).unwrap();
@@ -124,4 +144,73 @@ timeouts: {stop: 5000ms}
 
 fn home_write(server: &Server, name: &str, text: &str) {
     server.home().write(name, text).expect("the folder takes files");
+}
+
+/// A configuration with this run directory, on an emulated GPU.
+fn serving_in(run_dir: &Path) -> String {
+    let model = echo("echo", "share: {initial: 50%}");
+    format!("run_dir: {}\n{EMULATED}models: [{model}]\n", run_dir.display())
+}
+
+#[tokio::test]
+async fn a_run_directory_that_serve_refuses_is_found_in_the_same_words_and_nothing_is_made() {
+    let home = Home::new().unwrap();
+    let below = |name: &str| home.path().join(name);
+    home.write("file", "").unwrap();
+    symlink(home.path(), below("link")).unwrap();
+    create_dir(below("open")).unwrap();
+    set_permissions(below("open"), Permissions::from_mode(0o777)).unwrap();
+    let mut names = vec!["file", "file/below", "link", "open"];
+    if geteuid().is_root() {
+        create_dir(below("foreign")).unwrap();
+        chown(below("foreign"), Some(70_001), None).unwrap();
+        names.push("foreign");
+    }
+    for name in names {
+        let text = serving_in(&below(name));
+        home.write("checked.yaml", &text).unwrap();
+        let served = home.run(&["serve", "checked.yaml"]).await.unwrap();
+        let served = String::from_utf8(served.stderr).unwrap();
+        let why = served.trim_end().rsplit_once("error: this host cannot serve: ").unwrap().1;
+        let (code, said) = check(&home, &text).await;
+        assert!(
+            code == 78 && said.ends_with(&format!("checked.yaml:1:10: run_dir: on this host {why}\n")),
+            "{said}"
+        );
+    }
+    assert_eq!(check(&home, &serving_in(&below("new/below"))).await, (0, String::new()));
+    assert!(!below("new").try_exists().unwrap());
+    let (code, said) = check(&home, &serving_in(&below(&"long".repeat(30)))).await;
+    assert!(code == 78 && said.contains("run_dir: too long for Unix sockets"), "{said}");
+}
+
+#[tokio::test]
+async fn the_run_directory_of_one_that_serves_is_fine() {
+    let home = Home::new().unwrap();
+    let text = serving_in(&home.run_dir());
+    home.write("config.yaml", &text).unwrap();
+    let server = Server::ready(home).await.unwrap();
+    assert_eq!(check(server.home(), &text).await, (0, String::new()));
+    // As root sees the one of another user's supervisor.
+    set_permissions(server.home().run_dir(), Permissions::from_mode(0o777)).unwrap();
+    assert_eq!(check(server.home(), &text).await, (0, String::new()));
+    server.stop().await.unwrap();
+}
+
+/// As root can write anywhere, the test needs to be root, and then somebody else.
+#[tokio::test]
+async fn a_folder_that_may_not_be_written_to_is_no_place_for_a_run_directory() {
+    let home = Home::new().unwrap();
+    set_permissions(home.path(), Permissions::from_mode(0o755)).unwrap();
+    let file = home.write("checked.yaml", serving_in(&home.path().join("run"))).unwrap();
+    let mut command = home.command(&["check", file.to_str().unwrap()]).unwrap();
+    let code = if geteuid().is_root() { Some(78) } else { Some(0) };
+    if geteuid().is_root() {
+        command.uid(70_005).gid(70_005);
+    }
+    let output = command.output().await.unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), code, "{said}");
+    let why = "run cannot be made; choose another as run_dir: Permission denied";
+    assert_eq!(said.contains(why), code == Some(78), "{said}");
 }

@@ -106,3 +106,24 @@ async fn as_json_each_line_is_an_object_and_figures_are_numbers() {
     }
     assert!(stalls >= 2, "{log}");
 }
+
+#[tokio::test]
+async fn as_json_the_error_that_ends_it_is_an_object_too() {
+    let mut home = Home::with_config("models: []\nnonsense: 1\n").unwrap();
+    home.set_env("SHADOWSLICE_LOG", "json");
+    home.set_env("RUST_LOG", "off");
+    for (file, code, faults) in [
+        ("config.yaml", 78, &["models: ", "nonsense: unknown key"][..]),
+        ("absent.yaml", 78, &["cannot read absent.yaml"]),
+    ] {
+        let output = home.run(&["serve", file]).await.unwrap();
+        assert_eq!(output.status.code(), Some(code));
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(said.lines().count(), faults.len(), "{said}");
+        for (line, fault) in said.lines().zip(faults) {
+            let event: Value = serde_json::from_str(line).unwrap();
+            assert!(event["timestamp"].is_string() && event["level"] == "ERROR", "{line}");
+            assert!(event["fields"]["message"].as_str().unwrap().contains(fault), "{line}");
+        }
+    }
+}

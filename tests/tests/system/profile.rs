@@ -21,7 +21,7 @@ async fn an_emulated_devices_profile_is_found_back_with_its_knee() {
         // have been copied from there.
         Case {
             table: "{sms: [8, 40, 132], 1: [17.0, 5.5, 5.5], 4: [42.0, 12.25, 12.25]}",
-            arguments: ["--shares", "10,31,100", "--sms", "132"],
+            arguments: ["--shares", "10%,31,100%", "--sms", "132"],
             rows: [("sms:", &[8.0, 40.0, 132.0]), ("1:", &[17.0, 5.5, 5.5]), ("4:", &[42.0, 12.25, 12.25])],
         },
         // Too small to be divided into groups: a worker a share.

@@ -86,11 +86,17 @@ async fn however_it_ends_the_terminal_is_as_it_was() {
 async fn without_a_terminal_it_prints_a_page() {
     let home = home(&[echo("one", "share: {initial: 50%}"), echo("two", "share: {initial: 25%}")]).unwrap();
     let server = Server::ready(home).await.unwrap();
+    let own = format!("supervisor {}, pid {}, for ", env!("CARGO_PKG_VERSION"), server.process().pid);
     for arguments in [&ARGUMENTS[..], &["top", "--once", "--interval", "100ms"]] {
         let page = server.said(arguments).await.unwrap();
         assert_eq!(page.lines().find(|line| line.chars().count() > 80), None, "{page}");
         let page = unwrapped(&page);
-        for part in ["one a ready 50% 66 shadow idle", "one (a) on GPU 0: ready", "two (b) on GPU 0: ready"] {
+        for part in [
+            own.as_str(),
+            "one a ready 50% 66 shadow idle",
+            "one (a) on GPU 0: ready",
+            "two (b) on GPU 0: ready",
+        ] {
             assert!(page.contains(part), "no {part} in {page}");
         }
     }

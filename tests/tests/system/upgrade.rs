@@ -39,6 +39,8 @@ async fn what_is_known_goes_on_also_after_a_kill() {
     assert_eq!(a.share_percent, 20);
     let status = server.said(&["status"]).await.unwrap();
     assert!(status.contains("a is held at 20%"), "{status}");
+    let own = server.status().await.unwrap().supervisor;
+    assert_eq!((own.pid, own.config), (server.process().pid, server.home().path().join("config.yaml")));
     let b = server.model("b").await.unwrap();
     assert_eq!(b.more["drained"], true, "{b:?}");
     server.client().unload("b").await.unwrap();

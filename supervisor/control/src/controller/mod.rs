@@ -30,7 +30,9 @@ pub use events::{Context, Controller};
 pub use groups::GroupLedger;
 pub use loaded::warm_up;
 pub use memory::MemoryLedger;
-pub use planner::{DoorReport, ModelPlan, PlanReport, Planned, Planner, SeenReport, first_shares};
+pub use planner::{
+    DoorReport, ModelPlan, PlanReport, Planned, Planner, RecentReport, SeenReport, first_shares,
+};
 pub use reports::{
     HandoverReport, Handovers, ModelReport, ModelState, NextStart, WorkerMemory, WorkerReport,
 };

@@ -117,6 +117,48 @@ async fn events_come_as_they_happen_and_end_with_serving() {
 }
 
 #[tokio::test]
+async fn a_page_too_many_is_refused_and_none_makes_room_for_it_or_for_scrapers() {
+    let server = Scraped::start().await;
+    const FOLLOW: &[u8] = b"GET /events HTTP/1.1\r\nhost: x\r\n\r\n";
+    let open = async || {
+        let mut page = server.connect("a").await;
+        page.write_all(FOLLOW).await.unwrap();
+        let answer = until(&mut page, "\r\n\r\n").await;
+        (page, answer)
+    };
+    let mut pages = Vec::new();
+    let (mut refused, answer) = loop {
+        match open().await {
+            (page, answer) if answer.starts_with("HTTP/1.1 200 ") => pages.push(page),
+            refused => break refused,
+        }
+    };
+    assert!(answer.starts_with("HTTP/1.1 503 ") && pages.len() > 40, "{} and {answer}", pages.len());
+    until(&mut refused, "too many pages are open").await;
+    let mut scrapers = Vec::new();
+    for _ in 0..80 {
+        let mut scraper = server.connect("b").await;
+        let answer = http::ask(&mut scraper, "GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        assert!(answer.contains("asked "), "{answer}");
+        scrapers.push(scraper);
+    }
+    // So long has an idle one to go.
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    server.events.send(event("news")).unwrap();
+    for page in &mut pages {
+        until(page, "data: news").await;
+    }
+    drop(pages.pop());
+    let again = async {
+        while !open().await.1.starts_with("HTTP/1.1 200 ") {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    timeout(PATIENCE, again).await.unwrap();
+    server.stop().await;
+}
+
+#[tokio::test]
 async fn a_page_that_reads_nothing_holds_nothing_up_and_begins_anew() {
     let server = Scraped::start().await;
     let mut page = server.connect("a").await;

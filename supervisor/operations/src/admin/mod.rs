@@ -13,7 +13,7 @@ use crate::status::Status;
 use shadowslice_control::controller::{HandoverReport, PlanReport};
 use shadowslice_control::models::ReloadReport;
 
-pub const SOCKET: &str = "control.sock";
+pub use shadowslice_config::CONTROL_SOCKET as SOCKET;
 
 pub const MAX_REQUEST_BYTES: u64 = 64 * 1024;
 

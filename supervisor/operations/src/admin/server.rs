@@ -4,7 +4,7 @@ use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use shadowslice_shared::units::Percent;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
@@ -12,7 +12,7 @@ use tokio::net::{UnixListener, UnixSocket, UnixStream};
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
 use super::{Ask, MAX_REQUEST_BYTES, Reply, SOCKET};
-use crate::status::{self, ModelStatus, Status};
+use crate::status::{self, ModelStatus, Status, SupervisorStatus};
 use shadowslice_config::{Controller, Peers};
 use shadowslice_control::backend::GpuBackend;
 use shadowslice_control::controller::{
@@ -40,6 +40,10 @@ const READ_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
 pub struct Reach {
+    /// When this process began to serve or to take over.
+    pub since: Instant,
+    /// The configuration's file, absolute.
+    pub config: PathBuf,
     pub router: Arc<Router>,
     pub models: watch::Receiver<Arc<ModelSet>>,
     pub reloads: mpsc::Sender<Reload>,
@@ -86,6 +90,7 @@ impl Reach {
         let unloaded = models.unloaded.iter();
         let unloaded = unloaded.map(|model| status::of_unloaded(&model.model, &model.why, model.state()));
         Status {
+            supervisor: Some(SupervisorStatus::own(self.since, &self.config)),
             host: self.router.host(),
             ready: self.router.ready(),
             models: served.chain(unloaded).collect(),

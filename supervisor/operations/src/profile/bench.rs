@@ -4,7 +4,7 @@
 use shadowslice_shared::logged;
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, AsRawFd};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -217,15 +217,11 @@ impl Bench<'_> {
             data_path: &tokio::runtime::Handle::current(),
             events,
         };
-        let model = self.model.clone();
-        let free = Arc::new(OnceLock::new());
-        let (found, command) = (Arc::clone(&free), self.command.to_owned());
+        let (model, command) = (self.model.clone(), self.command.to_owned());
         let mut worker = Worker::spawn(launch, move |loaded| {
             let plan = warm_up(&model, loaded)?;
-            match free_axes(&loaded.inputs, plan.batched, &model.warmup, &command) {
-                None => Ok(plan),
-                Some(why) => Err(BootRefusal::Model(found.get_or_init(|| why).clone())),
-            }
+            let free = free_axes(&loaded.inputs, plan.batched, &model.warmup, &command);
+            free.map_or(Ok(plan), |which| Err(BootRefusal::FreeAxes(which)))
         })?;
         let patience = self.timeouts.spawn.saturating_add(self.timeouts.warm);
         let booted = tokio::time::timeout(patience, converse(&mut worker, &mut heard)).await;
@@ -233,8 +229,7 @@ impl Bench<'_> {
             worker.kill();
             Err(BenchError::Late(patience))
         });
-        let asked = |error| free.get().map_or(error, |why| BenchError::FreeAxes(why.clone()));
-        let (loaded, warmed) = booted.map_err(asked)?;
+        let (loaded, warmed) = booted?;
         Ok(Warm { worker, events: heard, loaded, warmed })
     }
 
@@ -335,6 +330,7 @@ async fn converse(
                     BootRefusal::NoOperator(_) => BenchError::NoOperator(why),
                     BootRefusal::NoPartitions(_) => BenchError::NoPartitions(why),
                     BootRefusal::OtherForm(_) => BenchError::OtherForm(why),
+                    BootRefusal::FreeAxes(_) => BenchError::FreeAxes(refusal.to_string()),
                     _ => BenchError::Refused(why),
                 });
             }

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use shadowslice_shared::profile::{BadTable, Execution, Memory, Profile, Row, Source, Start};
 use shadowslice_shared::slab::{SlabError, WritableSlab};
-use shadowslice_shared::units::{NotAShare, Percent};
+use shadowslice_shared::units::Percent;
 use tokio::signal::unix::{SignalKind, signal};
 
 use shadowslice_config as config;
@@ -44,12 +44,10 @@ enum ProfileError {
     Reference(#[from] ReferenceError),
     #[error("the runtime cannot be started; raise the limit on processes")]
     Runtime(#[source] std::io::Error),
-    #[error("the model leaves axes free besides the batch: {0}")]
+    #[error("{0}")]
     FreeAxes(String),
     #[error("the model cannot be measured at {0}")]
     Bench(Percent, #[source] BenchError),
-    #[error("--shares")]
-    Share(#[from] NotAShare),
     #[error("signals cannot be heard")]
     Signals(#[source] std::io::Error),
     #[error("ended by a signal before all was measured; no profile is written")]
@@ -68,7 +66,6 @@ impl ProfileError {
     fn code(&self) -> u8 {
         match self {
             Self::Asked(_) | Self::FreeAxes(_) => exit::CONFIG,
-            Self::Share(_) => exit::USAGE,
             Self::Bench(..) | Self::Table(_) | Self::Interrupted => exit::REFUSED,
             _ => exit::UNAVAILABLE,
         }
@@ -87,7 +84,6 @@ fn measure(options: &Options) -> Result<u8, ProfileError> {
     if let Some(path) = &options.output {
         output::may_be_written(path).map_err(|error| ProfileError::NoOutput(path.clone(), error))?;
     }
-    let shares = options.shares.iter().map(|&share| Percent::new(share)).collect::<Result<Vec<_>, _>>()?;
     let scratch = tempfile::Builder::new().prefix("profile-").tempdir().map_err(ProfileError::Describe)?;
     let config = configuration(options, scratch.path())?;
     let model = &config.models[0];
@@ -112,7 +108,9 @@ fn measure(options: &Options) -> Result<u8, ProfileError> {
         all_memory: &|pid| driver.memory_of(pid),
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let columns = runtime.map_err(ProfileError::Runtime)?.block_on(unless_interrupted(all(&bench, shares)));
+    let columns = runtime
+        .map_err(ProfileError::Runtime)?
+        .block_on(unless_interrupted(all(&bench, options.shares.clone())));
     gpus.iter().for_each(|gpu| gpu.stop(columns.is_err()));
     let profile = assemble(model, columns?, driver.source())?;
     let comment = format!("{}, measured by `shadowslice profile`.", model.name);

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use shadowslice_shared::tensor::TensorSpec;
+use shadowslice_shared::units::Percent;
 
 const LONGEST_NAME: usize = 128;
 
@@ -41,9 +42,9 @@ pub struct Options {
     /// The profile by which the emulated device takes its time.
     #[arg(long, value_name = "PROFILE.yaml")]
     pub(super) emulate: Option<PathBuf>,
-    /// Shares to measure at, in percent.
+    /// Shares to measure at, with or without `%`.
     #[arg(long, value_delimiter = ',', default_value = "6,12,20,30,45,60,80,100")]
-    pub(super) shares: Vec<u32>,
+    pub(super) shares: Vec<Percent>,
     /// The largest batch; sizes are powers of two up to it. 0 for a model without a batch axis.
     #[arg(long, allow_negative_numbers = true)]
     pub(super) max_batch: Option<u32>,

@@ -13,6 +13,8 @@ pub fn plan(report: &PlanReport) -> String {
     let head = format!("policy: {policy}, every {interval_ms:.0} ms, {decisions} decisions; {act}");
     let mut lines = wrapped(&head, WIDTH, 2);
     if !models.is_empty() {
+        let span = models.iter().map(|model| model.recent.span_s).fold(0.0, f64::max);
+        lines.push(format!("REQ/S to BUSY are over the last {}:", figures::span(span)));
         let mut rows = aligned(&COLUMNS, models, WIDTH, Long::OwnLine).into_iter();
         lines.extend(rows.next());
         for (row, model) in rows.zip(models) {
@@ -61,19 +63,18 @@ const COLUMNS: [Column<ModelPlan>; 11] = [
     left(0, "VERDICT", |model| model.verdict.clone()),
     right(0, "REQ/S", |model| match idle(model) {
         true => "idle".to_owned(),
-        false => figures::rate(model.seen.arrival_rate),
+        false => figures::rate(model.recent.arrival_rate),
     }),
-    right(0, "MISSED", |model| match idle(model) {
-        true => "-".to_owned(),
-        false => figures::percent(1.0 - model.seen.attainment),
+    right(0, "MISSED", |model| {
+        model.recent.attainment.map_or("-".to_owned(), |met| figures::percent(1.0 - met))
     }),
-    right(0, "BUSY", |model| format!("{:.0}%", model.seen.busy * 100.0)),
+    right(0, "BUSY", |model| format!("{:.0}%", model.recent.busy * 100.0)),
     left(0, "REFUSES", |model| if model.door.refuse_late { "late" } else { "-" }.to_owned()),
     left(0, "KEPT BY", |model| kept_by(model).to_owned()),
 ];
 
 fn idle(model: &ModelPlan) -> bool {
-    model.seen.arrival_rate == 0.0 && model.seen.queued == 0 && model.seen.attainment >= 1.0
+    model.recent.arrival_rate == 0.0 && model.recent.attainment.is_none() && model.seen.queued == 0
 }
 
 /// What keeps a wanted change from being made.
@@ -89,7 +90,7 @@ fn kept_by(model: &ModelPlan) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use shadowslice_control::controller::{DoorReport, SeenReport};
+    use shadowslice_control::controller::{DoorReport, RecentReport, SeenReport};
 
     fn model(name: &str) -> ModelPlan {
         ModelPlan {
@@ -109,7 +110,8 @@ mod tests {
             not_ordered: None,
             last_order_why: None,
             door: DoorReport { max_batch: 1, max_delay_ms: 0.0, refuse_late: true },
-            seen: SeenReport { arrival_rate: 99.0, p99_ms: 9.3, attainment: 0.8, busy: 0.97, queued: 2 },
+            seen: SeenReport { arrival_rate: 0.0, p99_ms: 0.0, attainment: 1.0, busy: 0.0, queued: 0 },
+            recent: RecentReport { span_s: 14.2, arrival_rate: 99.0, attainment: Some(0.8), busy: 0.97 },
         }
     }
 
@@ -122,18 +124,19 @@ mod tests {
     fn each_model_has_a_row_and_its_reason_below() {
         let said = said(vec![model("speech")]);
         let lines: Vec<_> = said.lines().collect();
-        assert_eq!(lines[1], "MODEL  SHARE SMS WANTED SMS VERDICT REQ/S MISSED BUSY REFUSES KEPT BY");
-        assert_eq!(lines[2], "speech  100% 132    79% 104 shrink     99  20.0%  97% late    -");
-        assert!(lines[3].starts_with("  it makes room for digits"), "{said}");
-        assert!(lines[4].starts_with("  ") && lines[4].contains("some of which digits has, too"), "{said}");
+        assert_eq!(lines[1], "REQ/S to BUSY are over the last 14 s:");
+        assert_eq!(lines[2], "MODEL  SHARE SMS WANTED SMS VERDICT REQ/S MISSED BUSY REFUSES KEPT BY");
+        assert_eq!(lines[3], "speech  100% 132    79% 104 shrink     99  20.0%  97% late    -");
+        assert!(lines[4].starts_with("  it makes room for digits"), "{said}");
+        assert!(lines[5].starts_with("  ") && lines[5].contains("some of which digits has, too"), "{said}");
     }
 
     #[test]
     fn an_idle_model_is_idle_and_all_fits_80_columns() {
-        let seen = SeenReport { arrival_rate: 0.0, p99_ms: 0.0, attainment: 1.0, busy: 0.0, queued: 0 };
+        let recent = RecentReport { span_s: 14.2, ..RecentReport::default() };
         let name = "a-model-with-a-name-that-is-rather-long".to_owned();
         let not_ordered = Some("the last order failed (no memory); tried again in 4 s ".repeat(4));
-        let said = said(vec![ModelPlan { seen, name, not_ordered, ..model("") }, model("other")]);
+        let said = said(vec![ModelPlan { recent, name, not_ordered, ..model("") }, model("other")]);
         assert!(said.contains(" idle "), "{said}");
         assert!(said.contains("obstacle") && said.contains("tried again in 4 s"), "{said}");
         assert_eq!(said.lines().find(|line| line.chars().count() > WIDTH), None, "{said}");

@@ -1,7 +1,7 @@
 //! The status as text, 80 columns wide.
 
 use super::table::{Column, Long, WIDTH, aligned, left, right, wrapped};
-use super::{ModelStatus, Status, gpus};
+use super::{ModelStatus, Status, SupervisorStatus, gpus};
 use crate::figures;
 use shadowslice_control::controller::{HandoverReport, ModelPlan};
 use shadowslice_datapath::readiness::Host;
@@ -31,7 +31,13 @@ pub fn text(status: &Status) -> String {
             say(&line);
         }
     }
+    status.supervisor.iter().for_each(|own| say(&supervisor(own)));
     lines.iter().map(|line| format!("{line}\n")).collect()
+}
+
+pub(crate) fn supervisor(own: &SupervisorStatus) -> String {
+    let SupervisorStatus { version, pid, age_s, config } = own;
+    format!("supervisor {version}, pid {pid}, for {}, with {}", figures::span(*age_s), config.display())
 }
 
 /// What is not as it should be with a model, or not as the policy would have it.
@@ -125,7 +131,9 @@ mod tests {
     }
 
     fn said(models: Vec<ModelStatus>) -> String {
-        text(&Status { host: Host::Serving, ready: true, models, gpus: Vec::new() })
+        let (version, config) = ("0.1.0".to_owned(), "/etc/shadowslice/shadowslice.yaml".into());
+        let supervisor = Some(SupervisorStatus { version, pid: 4711, age_s: 10_000.0, config });
+        text(&Status { supervisor, host: Host::Serving, ready: true, models, gpus: Vec::new() })
     }
 
     #[test]
@@ -139,6 +147,10 @@ mod tests {
         assert_eq!(lines[2].split_whitespace().skip(8).collect::<Vec<_>>(), ["4.3", "95", "98.3%"]);
         assert!(lines[2].contains(" 100%h "), "{said}");
         assert!(lines[3].starts_with("busy is held at 100%"), "{said}");
+        assert_eq!(
+            lines[4..],
+            ["supervisor 0.1.0, pid 4711, for 3 h, with /etc/shadowslice/shadowslice.yaml"]
+        );
     }
 
     #[test]

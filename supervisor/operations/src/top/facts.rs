@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::rates::Rates;
-use crate::status::{GpuStatus, ModelStatus, Status};
+use crate::status::{GpuStatus, ModelStatus, Status, SupervisorStatus};
 use shadowslice_control::controller::{ModelPlan, PlanReport};
 use shadowslice_datapath::readiness::Host;
 
@@ -18,6 +18,7 @@ pub(crate) struct Seen {
 
 #[derive(Debug, Clone)]
 pub(super) struct Facts {
+    pub(super) supervisor: Option<SupervisorStatus>,
     pub(super) host: Host,
     pub(super) ready: bool,
     pub(super) policy: String,
@@ -63,6 +64,7 @@ impl Facts {
             rates: before.and_then(|before| rates(model, before, seen.at)),
         });
         Self {
+            supervisor: seen.status.supervisor.clone(),
             host: seen.status.host,
             ready: seen.status.ready,
             policy: seen.plan.policy.clone(),

@@ -8,6 +8,7 @@ use super::facts::{Facts, ModelFacts};
 use super::room::{Room, Wants, share_out};
 use super::{details, gpus, models};
 use crate::figures::span;
+use crate::status::supervisor;
 use crate::status::table::{cut, wrapped};
 use shadowslice_datapath::readiness::Host;
 
@@ -53,6 +54,8 @@ pub(super) fn page(app: &App, width: u16) -> Vec<Line<'static>> {
     let width = usize::from(width);
     let Some(facts) = &app.facts else { return Vec::new() };
     let mut lines = vec![title(app, facts, (0, facts.models.len()), width)];
+    let own = facts.supervisor.iter().flat_map(|own| wrapped(&supervisor(own), width, 2));
+    lines.extend(own.map(Line::from));
     lines.extend(models::table(&facts.models, width).into_iter().map(Line::from));
     lines.extend(facts.gpus.iter().flat_map(|gpu| gpus::full(facts, gpu, width)).map(Line::from));
     lines.extend(facts.models.iter().flat_map(|model| details::lines(model, width)).map(Line::from));
@@ -83,6 +86,8 @@ fn title(app: &App, facts: &Facts, (first, shown): (usize, usize), width: usize)
     };
     let every = span(app.interval.as_secs_f64());
     let text = format!("shadowslice top: host {host}, {models}, policy {}{act}, every {every}", facts.policy);
+    let own = facts.supervisor.iter().map(|own| format!("{text}; {}", supervisor(own)));
+    let text = own.into_iter().find(|text| text.chars().count() <= width).unwrap_or(text);
     Line::styled(cut(&text, width), BOLD)
 }
 

@@ -9,6 +9,7 @@
 
 mod facts;
 mod orders;
+mod recent;
 mod report;
 #[cfg(test)]
 mod tests;
@@ -26,10 +27,12 @@ use super::reports::ModelState;
 use super::{Cause, Order, Served};
 use crate::backend::GpuBackend;
 use orders::Orders;
+use recent::Recent;
 use shadowslice_config::{Controller as Settings, Model};
 use shadowslice_datapath::clock::Clock;
 use shadowslice_datapath::pipeline::Total;
 
+pub use recent::RecentReport;
 pub use report::{DoorReport, ModelPlan, PlanReport, SeenReport};
 
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -50,11 +53,18 @@ pub struct Planner {
     ids: Vec<usize>,
     terms: Vec<Terms>,
     policy: Policy,
-    models: Vec<(Served, Orders)>,
+    models: Vec<(Served, Kept)>,
     sharers: watch::Receiver<Vec<Served>>,
     /// Whether models are on their way from one supervisor to another, with their shares.
     moving: watch::Receiver<bool>,
     planned: watch::Sender<Planned>,
+}
+
+/// What the planner keeps of a model.
+#[derive(Debug, Default)]
+struct Kept {
+    orders: Orders,
+    recent: Recent,
 }
 
 impl Served {
@@ -127,16 +137,16 @@ impl Planner {
         Some((planner, seen))
     }
 
-    /// Takes over the models that there are now. The orders of a model that stays are kept.
+    /// Takes over the models that there are now.
     fn meet(&mut self) {
         let sharers = self.sharers.borrow_and_update().clone();
         let mut known = std::mem::take(&mut self.models);
-        let orders = |sharer: &Served| {
+        let kept = |sharer: &Served| {
             let place = known.iter().position(|(other, _)| other.id == sharer.id);
             place.map(|place| known.swap_remove(place).1).unwrap_or_default()
         };
-        let orders: Vec<_> = sharers.iter().map(orders).collect();
-        self.models = sharers.into_iter().zip(orders).collect();
+        let kept: Vec<_> = sharers.iter().map(kept).collect();
+        self.models = sharers.into_iter().zip(kept).collect();
         self.learn_terms();
     }
 
@@ -181,8 +191,9 @@ impl Planner {
         }
         let sharers = self.models.iter().map(|(sharer, _)| sharer);
         let mut models = report::models(sharers, &facts, &decision, &names, obstacles);
-        for (model, (_, orders)) in models.iter_mut().zip(&self.models) {
-            model.last_order_why = orders.reason().map(str::to_owned);
+        for (model, (_, kept)) in models.iter_mut().zip(&self.models) {
+            model.last_order_why = kept.orders.reason().map(str::to_owned);
+            model.recent = kept.recent.report();
         }
         self.planned.send_modify(|planned| {
             planned.took.add(took);
@@ -198,16 +209,18 @@ impl Planner {
     }
 
     fn facts(&mut self, now: Moment) -> Facts {
-        for (sharer, orders) in &mut self.models {
-            orders.hear(&sharer.model.name, &sharer.report.borrow(), now);
-        }
-        let models = self.models.iter();
-        let models = models.map(|(sharer, orders)| facts::live(sharer, orders, sharer.pipeline.observe()));
-        Facts { now, gpus: self.gpus.clone(), models: models.collect() }
+        let live = |(sharer, kept): &mut (Served, Kept)| {
+            kept.orders.hear(&sharer.model.name, &sharer.report.borrow(), now);
+            let seen = sharer.pipeline.observe();
+            kept.recent.add(&seen);
+            facts::live(sharer, &kept.orders, seen)
+        };
+        let models = self.models.iter_mut().map(live).collect();
+        Facts { now, gpus: self.gpus.clone(), models }
     }
 
     fn order(&mut self, change: &Change, live: &Live, verdict: &str, now: Moment) -> Result<(), String> {
-        let Some((sharer, orders)) = self.models.get_mut(change.model) else { return Ok(()) };
+        let Some((sharer, kept)) = self.models.get_mut(change.model) else { return Ok(()) };
         if !self.act {
             return Err("controller.act is false".to_owned());
         }
@@ -222,7 +235,7 @@ impl Planner {
         if sharer.sms(to) == sharer.sms(from) {
             return Err(format!("{from} is as near to that as share.min, share.max and the GPU allow"));
         }
-        orders.send(&sharer.orders, to, verdict, now)?;
+        kept.orders.send(&sharer.orders, to, verdict, now)?;
         let figures = SeenReport::of(&live.seen);
         tracing::info!(
             model = sharer.model.name,

@@ -7,7 +7,7 @@ use shadowslice_policy::sharing::{Decision, Door, Facts, Live, Missed, Seen, Ver
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::units::Moment;
 
-use super::{Served, Settings};
+use super::{RecentReport, Served, Settings};
 use shadowslice_config::OnLate;
 use shadowslice_shared::units::ms;
 
@@ -50,6 +50,8 @@ pub struct ModelPlan {
     pub last_order_why: Option<String>,
     pub door: DoorReport,
     pub seen: SeenReport,
+    #[serde(default)]
+    pub recent: RecentReport,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -171,6 +173,7 @@ fn of_model(
         last_order_why: None,
         door: DoorReport::of(door, on_late, sharer.model.batch.max_delay),
         seen: SeenReport::of(&live.seen),
+        recent: RecentReport::default(),
     }
 }
 

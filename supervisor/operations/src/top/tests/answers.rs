@@ -88,5 +88,6 @@ pub(super) fn seen(models: Vec<Value>, gpus: Vec<Value>, second: u64) -> Seen {
 }
 
 fn empty() -> Status {
-    serde_json::from_value(json!({"models": [], "gpus": []})).unwrap()
+    let own = json!({"version": "0.1.0", "pid": 77, "age_s": 10_000.0, "config": "/etc/a.yaml"});
+    serde_json::from_value(json!({"supervisor": own, "models": [], "gpus": []})).unwrap()
 }

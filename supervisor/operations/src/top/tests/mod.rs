@@ -87,6 +87,7 @@ fn an_idle_and_a_busy_model_at_the_usual_size() {
         ],
     );
     has(&shown(&app, LARGE), &["WAIT MS FAIL/S SLO MS LAST CHANGE", "3.0 0 20 100>60% policy, 12 s ago"]);
+    has(&shown(&app, LARGE), &["every 1 s; supervisor 0.1.0, pid 77, for 3 h, with /etc/a.yaml"]);
 }
 
 #[test]
