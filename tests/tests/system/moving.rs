@@ -70,6 +70,13 @@ fn successor(server: &Server) -> Process {
     server.children().into_iter().find(named).unwrap()
 }
 
+/// Processes below `of`, and not below `next`.
+fn descendants_beside(of: Process, next: Process) -> usize {
+    let there = descendants(next.pid);
+    let all = descendants(of.pid).into_iter();
+    all.filter(|process| !there.contains(process) && process.open_files() > 0).count()
+}
+
 fn loads(server: &Server, span: Duration) -> [JoinHandle<Tally>; 2] {
     ["a", "b"].map(|model| load(server, model, 100.0, span))
 }
@@ -211,13 +218,9 @@ async fn an_idle_connection_is_served_through_two_upgrades() {
     assert_eq!(over_http(client.clone(), "a", 1).await, Outcome::Right);
     let first = server.upgrade().await.unwrap();
     let second = server.upgrade().await.unwrap();
-    let workers = |of: Process| {
-        let next = descendants(server.process().pid);
-        let all = descendants(of.pid).into_iter();
-        all.filter(|process| !next.contains(process) && process.open_files() > 0).count()
-    };
     // The first has the second below it, and that has the third.
-    assert_eq!((workers(first), workers(second)), (2, 1), "supervisors alone");
+    let below = [first, second].map(|of| descendants_beside(of, server.process()));
+    assert_eq!(below, [2, 1], "supervisors alone");
     assert!(first.alive() && second.alive());
     assert_eq!(over_http(client, "b", 2).await, Outcome::Right);
     server.wait_gone(first).await.unwrap();
@@ -234,6 +237,7 @@ async fn clients_of_a_model_that_takes_other_inputs_now_are_served_as_before_to_
     let config = std::fs::read_to_string(server.home().path().join("config.yaml")).unwrap();
     server.home().write("config.yaml", config.replacen("shape: [16]", "shape: [32]", 1)).unwrap();
     let first = server.upgrade().await.unwrap();
+    assert_eq!(descendants_beside(first, server.process()), 2, "the next supervisor, and the worker of `a`");
     assert_eq!(over_http(client.clone(), "a", 2).await, Outcome::Right);
     let refused = over_http(client, "a", 3).await;
     assert!(matches!(&refused, Outcome::Failed(why) if why.contains("shape")), "{refused:?}");
