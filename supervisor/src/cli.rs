@@ -106,9 +106,9 @@ enum Command {
     },
     /// Have the installed version of this program take over from the running one, while clients are served.
     ///
-    /// It starts beside the running supervisor, with the configuration as it is now and workers of its own. When all
-    /// models serve that served before, it takes the connections over, and the old one answers what it has and ends.
-    /// If they do not, nothing changes. What takes a restart, such as other listeners or limits, may differ.
+    /// It starts beside the running supervisor, with the configuration as it is now and workers of its own. It takes over
+    /// one model after the other, then the connections; the old one answers what it has, and ends. If a model does not
+    /// serve there, all come back. What takes a restart, such as other listeners or limits, may differ.
     Upgrade {
         #[command(flatten)]
         at: RunDir,
