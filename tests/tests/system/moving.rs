@@ -250,7 +250,7 @@ async fn with_slow_starts() -> Server {
     let home = home();
     home.write("starts.yaml", profile(1.0).replace("process: 50ms", "process: 1s")).unwrap();
     let a = echo("a", "profile: starts.yaml, slo: 50ms, share: {initial: 30%}");
-    configure_with(&home, &[a.clone()]);
+    configure_with(&home, std::slice::from_ref(&a));
     let server = Server::ready(home).await.unwrap();
     configure_with(server.home(), &[a, slow()]);
     server
