@@ -38,7 +38,6 @@ use shadowslice_control::backend::{Gpus, MpsEstate};
 use shadowslice_control::host::RunDir;
 use shadowslice_control::models::{Known, ModelSet, Move, Served};
 use shadowslice_datapath::readiness::Host;
-use shadowslice_datapath::relay;
 use shadowslice_datapath::router::Router;
 use shadowslice_datapath::sockets::Passable;
 use shadowslice_ingress::{Region, SharedMemory};
@@ -94,18 +93,6 @@ pub(crate) struct Go {
     pub(crate) drained: bool,
     pub(crate) drained_models: Vec<String>,
     pub(crate) regions: Vec<Region>,
-}
-
-/// How often a supervisor that serves models of this one is asked whether it lives, and how long it
-/// may take to answer.
-const ASKED_EVERY: Duration = Duration::from_secs(1);
-const ANSWERS_WITHIN: Duration = Duration::from_secs(5);
-
-/// Returns when the supervisor at that socket does not answer any more.
-async fn silence(socket: &Path) {
-    while relay::answers(socket, ANSWERS_WITHIN).await {
-        tokio::time::sleep(ASKED_EVERY).await;
-    }
 }
 
 /// The inputs and outputs of a model, as its workers found them.
@@ -225,15 +212,7 @@ impl Succession<'_> {
         moved: &mut Vec<String>,
     ) -> Result<(), String> {
         loop {
-            let socket = next.relay();
-            let word = tokio::select! {
-                word = next.hear(self.within) => word?,
-                () = silence(&socket), if !moved.is_empty() => {
-                    next.kill();
-                    return Err(format!("the next supervisor did not answer for {ANSWERS_WITHIN:?}, and was killed"));
-                }
-            };
-            match word {
+            match next.hear(self.within, !moved.is_empty()).await? {
                 Word::Serves { model, described: there, why } => {
                     let here = models.served.iter().find(|served| served.model.name == model);
                     match (here, why) {
@@ -243,7 +222,11 @@ impl Succession<'_> {
                         // Requests are checked here, so that both must take the same ones.
                         (Some(here), None) if described(here) == there => {
                             moved.push(model.clone());
-                            self.order(|ended| Move::Away { model, socket, ended }).await;
+                            let socket = next.relay();
+                            tokio::select! {
+                                () = self.order(|ended| Move::Away { model, socket, ended }) => {}
+                                why = next.lost() => return Err(why),
+                            }
                         }
                         (Some(_), _) => {
                             tracing::info!(
@@ -257,7 +240,7 @@ impl Succession<'_> {
                 }
                 Word::Started => return Ok(()),
                 Word::Failed(why) => {
-                    next.end().await;
+                    next.ends().await;
                     return Err(format!("the next supervisor does not start: {why}"));
                 }
             }
@@ -277,6 +260,7 @@ impl Succession<'_> {
         if !moved.is_empty() {
             self.order(|serve| Move::Back { models: moved, outage: true, serve }).await;
         }
+        next.end().await;
     }
 
     /// Models that have moved are not to come back.

@@ -16,6 +16,7 @@ use tokio::time::timeout;
 
 use super::{Estate, Go, MAX_LINE, Order, Succession, VARIABLE, Word};
 use shadowslice_control::process::{Child, Inherited, spawn};
+use shadowslice_datapath::relay;
 use shadowslice_datapath::sockets::{Passable, SocketFile};
 use shadowslice_shared::errors;
 
@@ -109,12 +110,36 @@ impl Successor {
         said.map_err(|error| self.gone(&error))
     }
 
-    /// What it says next; an error says why there is nothing within that time.
-    pub(super) async fn hear(&mut self, within: Duration) -> Result<Word, String> {
-        let heard = timeout(within, self.read()).await;
+    /// What it says next; an error says why there is nothing within that time. If it `serves` it must
+    /// answer meanwhile.
+    pub(super) async fn hear(&mut self, within: Duration, serves: bool) -> Result<Word, String> {
+        let socket = self.relay();
+        let heard = tokio::select! {
+            heard = timeout(within, self.read()) => heard,
+            () = silence(&socket), if serves => return Err(self.silent()),
+        };
         let heard =
             heard.map_err(|_| format!("a model of the next supervisor does not serve within {within:?}"))?;
         heard.map_err(|error| self.gone(&error))
+    }
+
+    /// Returns when it has ended, or does not answer any more; then it is killed.
+    pub(super) async fn lost(&mut self) -> String {
+        let socket = self.relay();
+        tokio::select! {
+            status = self.child.wait() => {
+                let ended = status.map(|status| io::Error::other(status.to_string()));
+                self.gone(&ended.unwrap_or_else(|error| error))
+            }
+            () = silence(&socket) => self.silent(),
+        }
+    }
+
+    fn silent(&mut self) -> String {
+        self.lives = false;
+        // It may have ended by now.
+        self.child.kill().ok();
+        format!("the next supervisor did not answer for {ANSWERS_WITHIN:?}, and was killed")
     }
 
     fn gone(&mut self, error: &io::Error) -> String {
@@ -132,16 +157,16 @@ impl Successor {
         Ok(serde_json::from_slice(&line)?)
     }
 
-    pub(super) fn kill(&mut self) {
-        self.lives = false;
-        // It may have ended by now.
-        self.child.kill().ok();
-    }
-
-    /// It has said that it fails. It is killed if it does not end.
-    pub(super) async fn end(&mut self) {
+    /// It has said that it fails: it ends by itself, if it can.
+    pub(super) async fn ends(&mut self) {
         self.lives = false;
         timeout(ENDS_WITHIN, self.child.wait()).await.ok();
+    }
+
+    /// Kills it, and waits for its end.
+    pub(super) async fn end(&mut self) {
+        self.child.kill().ok();
+        self.ends().await;
     }
 
     /// From now on it serves. It knows by this end of the socket when no more requests come from here.
@@ -159,6 +184,18 @@ fn listen(path: &Path) -> io::Result<(UnixListener, SocketFile)> {
         _ => {}
     }
     Ok((UnixListener::bind(path)?, SocketFile::new(path)?))
+}
+
+/// How often a supervisor that serves models of this one is asked whether it lives, and how long it
+/// may take to answer.
+const ASKED_EVERY: Duration = Duration::from_secs(1);
+const ANSWERS_WITHIN: Duration = Duration::from_secs(5);
+
+/// Returns when the supervisor at that socket does not answer any more.
+async fn silence(socket: &Path) {
+    while relay::answers(socket, ANSWERS_WITHIN).await {
+        tokio::time::sleep(ASKED_EVERY).await;
+    }
 }
 
 async fn write(orders: &mut OwnedWriteHalf, what: &impl serde::Serialize) -> io::Result<()> {

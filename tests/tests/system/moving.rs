@@ -328,3 +328,35 @@ async fn workers_start_from_the_program_that_was_there_at_the_supervisors_start(
     assert_eq!(ask(server.client(), "a", &echo_case(1), 0.0).await, Outcome::Right);
     server.stop().await.unwrap();
 }
+
+/// A request to `a` whose body does not come.
+async fn half_asked(server: &Server) -> tokio::net::TcpStream {
+    use tokio::io::AsyncWriteExt;
+    let at = server.tcp_address("HTTP").await.unwrap();
+    let mut stream = tokio::net::TcpStream::connect(at).await.unwrap();
+    let head = "POST /v2/models/a/infer HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{";
+    stream.write_all(head.as_bytes()).await.unwrap();
+    stream
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hang_is_noticed_too_while_a_body_keeps_a_model_from_moving_and_no_zombie_is_left() {
+    let server = serving().await;
+    configure(server.home(), &[slow()]);
+    let half = half_asked(&server).await;
+    // The request is known by then.
+    assert_eq!(ask(server.client(), "a", &echo_case(1), 0.0).await, Outcome::Right);
+    let (output, tallies) = tokio::join!(server.home().run(&["upgrade"]), async {
+        server.wait_status("a", "moved", |model| model.state == "moved").await.unwrap();
+        successor(&server).signal(Signal::SIGSTOP).unwrap();
+        let [a, b] = loads(&server, Duration::from_secs(1));
+        [a.await.unwrap(), b.await.unwrap()]
+    });
+    drop(half);
+    let said = String::from_utf8_lossy(&output.unwrap().stderr).into_owned();
+    assert!(said.contains("did not answer for 5s, and was killed"), "{said}");
+    tallies.iter().for_each(assert_nothing_lost);
+    // Their two workers alone, and no process that has ended.
+    assert_eq!(server.children().len(), 2);
+    server.stop().await.unwrap();
+}
