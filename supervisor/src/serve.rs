@@ -104,7 +104,7 @@ fn start(
 ) -> Result<u8, Failed> {
     let unfit = |error: HostError| unavailable("this host cannot serve", &error);
     let library = host::onnxruntime_library(config).map_err(unfit)?;
-    let program = host::worker_program().map_err(unfit)?;
+    let programs = host::programs().map_err(unfit)?;
     let itself =
         upgrade::program().map_err(|error| unavailable("this program's path is not known", &error))?;
     let lock = match predecessor {
@@ -131,7 +131,7 @@ fn start(
         None => run_dir.private(),
     };
     let estates = predecessor.as_ref().map_or(&[][..], |before| &before.mps);
-    let gpus = host::gpus(&config.gpus, &place, &program, users.is_some(), estates).map_err(unfit)?;
+    let gpus = host::gpus(&config.gpus, &place, &programs.worker, users.is_some(), estates).map_err(unfit)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(host::data_path_threads())
         .thread_name("data-path")
@@ -145,7 +145,7 @@ fn start(
     }
     let watch = Watch::start(&config.gpus);
     let context = Context {
-        program,
+        programs,
         library,
         engines: place.join("tensorrt"),
         register: run_dir.private().join("workers"),

@@ -64,7 +64,7 @@ fn run(user: Option<u32>) -> Result<(), Fault> {
     if let Some(user) = user {
         walls::become_user(user).map_err(Fault::User)?;
     }
-    match Connected::new()?.load()?.warm()? {
+    match Connected::new(None)?.load()?.warm()? {
         Some(warm) => Ok(warm.serve()?),
         None => Ok(()),
     }

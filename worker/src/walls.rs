@@ -119,6 +119,9 @@ pub fn writable(engine: &EngineSpec, on_gpu: bool) -> Vec<PathBuf> {
             Provider::Cuda => None,
         }));
     }
+    if let EngineSpec::Python { cache, .. } = engine {
+        folders.extend(cache.clone());
+    }
     for folder in &folders {
         // Without what lies above it: a supervisor that ends removes that. What cannot be made
         // cannot be written either, which is said when it is tried.

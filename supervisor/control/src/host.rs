@@ -17,6 +17,7 @@ use crate::backend::{
     ProbeError, WholeGpu,
 };
 use crate::nvml::{Driver, Library, NvmlFault};
+use crate::process::Programs;
 pub use crate::run_dir::{RunDir, RunDirError, unsafe_because};
 use shadowslice_config::{Config, CudaDevice, Engine, Gpu, Partitioning};
 
@@ -200,6 +201,15 @@ fn beside_executable() -> Result<Vec<PathBuf>, HostError> {
 pub fn worker_program() -> Result<PathBuf, HostError> {
     let program = executable_dir()?.join("shadowslice-worker");
     if program.is_file() { Ok(program) } else { Err(HostError::NoWorker(program)) }
+}
+
+/// The package of Python models' workers lies beside the binary, or where packages put it. It is
+/// looked for when a model needs it.
+pub fn programs() -> Result<Programs, HostError> {
+    let beside = executable_dir()?;
+    let packaged = beside.join("../lib/shadowslice/python");
+    let python = if packaged.is_dir() { packaged } else { beside.join("python") };
+    Ok(Programs { worker: worker_program()?, python })
 }
 
 fn executable_dir() -> Result<PathBuf, HostError> {

@@ -19,6 +19,12 @@ pub fn spec(model: &Model, library: &Path, engines: &Path, share: Percent) -> En
             providers: providers.iter().map(|provider| offered(*provider, model, engines, share)).collect(),
             optimised: Some(engines.join(&model.name).join("optimised")),
         },
+        Engine::Python { path, interpreter, threads } => EngineSpec::Python {
+            interpreter: interpreter.clone(),
+            path: path.clone(),
+            threads: *threads,
+            cache: Some(engines.join(&model.name).join("cache")),
+        },
         Engine::Emulated { tensors } => {
             EngineSpec::Emulated { tensors: tensors.clone(), batched: model.batch.max != Some(0) }
         }

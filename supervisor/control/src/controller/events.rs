@@ -20,7 +20,7 @@ use super::reports::ModelReport;
 use super::{ControllerTask, EVENTS, ORDERS, Order, loaded};
 use crate::backend::{GpuBackend, Gpus, shown};
 use crate::nvml::Readings;
-use crate::process::{KeptWeights, ReferenceFile, User, Users, Worker, WorkerEvent, WorkerSaid};
+use crate::process::{KeptWeights, Programs, ReferenceFile, User, Users, Worker, WorkerEvent, WorkerSaid};
 use shadowslice_config::{Model, Timeouts};
 use shadowslice_datapath::clock::Clock;
 use shadowslice_datapath::pipeline::{LaneFact, Pipeline};
@@ -33,7 +33,7 @@ const LOOK: Duration = Duration::from_secs(1);
 /// What all controllers share.
 #[derive(Debug, Clone)]
 pub struct Context {
-    pub program: PathBuf,
+    pub programs: Programs,
     /// ONNX Runtime's library, if any model needs it.
     pub library: PathBuf,
     /// Where engines that were built for this GPU are kept.

@@ -26,7 +26,8 @@ use shadowslice_config::{Model, Timeouts};
 use shadowslice_control::backend::{GpuBackend, Grant, GrantError, GrantRequest};
 use shadowslice_control::controller::{engine_spec, warm_up};
 use shadowslice_control::process::{
-    BootMs, KeptWeights, Launch, ReferenceError, ReferenceFile, SpawnError, Worker, WorkerEvent, WorkerSaid,
+    BootMs, KeptWeights, Launch, Programs, ReferenceError, ReferenceFile, SpawnError, Worker, WorkerEvent,
+    WorkerSaid,
 };
 use shadowslice_datapath::clock::monotonic_ns;
 use shadowslice_datapath::pipeline::BatchSocket;
@@ -76,7 +77,7 @@ pub(super) struct Bench<'b> {
     /// The command line, to which a user may add.
     pub(super) command: &'b str,
     pub(super) gpu: Arc<dyn GpuBackend>,
-    pub(super) program: &'b std::path::Path,
+    pub(super) programs: &'b Programs,
     pub(super) library: &'b std::path::Path,
     /// Where engines that are built for a share are kept.
     pub(super) engines: &'b std::path::Path,
@@ -201,7 +202,7 @@ impl Bench<'_> {
         };
         let launch = Launch {
             id: WorkerId(0),
-            program: self.program,
+            programs: self.programs,
             assignment,
             grant,
             share,
