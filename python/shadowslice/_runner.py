@@ -115,15 +115,18 @@ def source(path: Path) -> Path:
 
 
 def imported(file: Path) -> ModuleType:
-    """The module, whose own folder is searched for what it imports."""
-    sys.path.insert(0, str(file.parent))
-    spec = importlib.util.spec_from_file_location(file.stem, file)
+    """The module. What it imports may lie in its own folder, which hides no package."""
+    name = file.stem if importlib.util.find_spec(file.stem) is None else f"{file.stem}_model"
+    sys.path.append(str(file.parent))
+    spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise Faulty(f"{file} is no Python file; its name must end with .py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[file.stem] = module
+    sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
+    except SyntaxError as error:
+        raise Faulty(f"{error.filename}:{error.lineno}: {error.msg}") from error
     except ModuleNotFoundError as error:
         line = line_in(file, error)
         raise Faulty(

@@ -319,7 +319,7 @@ fn start(launch: &Launch<'_>, files: &[Inherited<'_>]) -> Result<Child, SpawnErr
     });
     let (program, before): (_, &[&str]) = match engine {
         EngineSpec::Python { interpreter, threads, .. } => {
-            environment.extend(python(&launch.programs.python, *threads)?);
+            add_python(&mut environment, &launch.programs.python, *threads)?;
             (interpreter.as_path(), &["-m", "shadowslice.worker"])
         }
         EngineSpec::OnnxRuntime { .. } | EngineSpec::Emulated { .. } => (&launch.programs.worker, &[]),
@@ -334,18 +334,28 @@ fn start(launch: &Launch<'_>, files: &[Inherited<'_>]) -> Result<Child, SpawnErr
 /// Libraries of Python read their number of threads from the environment.
 const THREADS: [&str; 3] = ["OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"];
 
-/// What an interpreter needs to find the package, which lies in a folder of its own.
-fn python(package: &Path, threads: u32) -> Result<Vec<(OsString, OsString)>, SpawnError> {
+/// What an interpreter needs to find the package, which lies in a folder of its own, before all else.
+fn add_python(
+    environment: &mut Vec<(OsString, OsString)>,
+    package: &Path,
+    threads: u32,
+) -> Result<(), SpawnError> {
     if !package.is_dir() {
         return Err(SpawnError::NoPackage(package.to_owned()));
     }
-    let mut variables: Vec<(OsString, OsString)> =
-        THREADS.map(|name| (name.into(), threads.to_string().into())).into();
-    variables.push(("PYTHONPATH".into(), package.into()));
+    let theirs = environment.iter().position(|(name, _)| name == "PYTHONPATH");
+    let theirs = theirs.map(|place| environment.swap_remove(place).1);
+    let mut places = package.as_os_str().to_owned();
+    if let Some(place) = theirs {
+        places.push(":");
+        places.push(place);
+    }
+    environment.push(("PYTHONPATH".into(), places));
+    environment.extend(THREADS.map(|name| (name.into(), threads.to_string().into())));
     // What lies in the folder where the supervisor was started is no module.
-    variables.push(("PYTHONSAFEPATH".into(), "1".into()));
-    variables.push(("PYTHONDONTWRITEBYTECODE".into(), "1".into()));
-    Ok(variables)
+    environment.push(("PYTHONSAFEPATH".into(), "1".into()));
+    environment.push(("PYTHONDONTWRITEBYTECODE".into(), "1".into()));
+    Ok(())
 }
 
 /// Memory, priority and cores, which the worker's later threads inherit.
