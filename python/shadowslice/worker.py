@@ -10,6 +10,22 @@ USAGE = 64
 """As sysexits has it."""
 
 
+def missing(error: ImportError) -> str:
+    """Says what to do about a package that is needed here, which is NumPy."""
+    return f"{error}: `{sys.executable} -m pip install {error.name or 'numpy'}` installs it"
+
+
+class Missing:
+    """In the place of a `Runner` that cannot be imported."""
+
+    def __init__(self, error: ImportError) -> None:
+        self.why = missing(error)
+
+    def load(self, *_: object) -> tuple[None, str]:
+        """There is no model."""
+        return None, self.why
+
+
 def main(arguments: list[str]) -> int:
     """Serves until there is no more work; returns the exit code."""
     match arguments:
@@ -27,8 +43,11 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     from . import _worker
-    from ._runner import Runner
 
+    try:
+        from ._runner import Runner
+    except ImportError as error:
+        return _worker.serve(Missing(error), user)
     runner = Runner()
     code = _worker.serve(runner, user)
     runner.unload()

@@ -110,7 +110,7 @@ fn python(model: &Fields<'_>, context: &Context<'_>) -> Engine {
         let named = value.text()?;
         let found = if named.contains('/') { Some(absolute(&context.shown(named))) } else { find(named) };
         if !found.as_deref().is_some_and(Path::is_file) {
-            context.lacks(&value, format!("there is no `{named}`; name the interpreter by its whole path"));
+            context.lacks(value, format!("there is no `{named}`; name the interpreter by its whole path"));
         }
         Some(found)
     });

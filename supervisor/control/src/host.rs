@@ -13,13 +13,14 @@ use shadowslice_shared::units::Sms;
 use tokio::runtime::{Builder, Runtime};
 
 use crate::backend::{
-    self, EmulatedGpu, GpuBackend, Gpus, Libraries, Limits, MpsError, MpsEstate, MpsGpu, MpsSetup,
-    ProbeError, WholeGpu,
+    self, CommandError, EmulatedGpu, GpuBackend, Gpus, Libraries, Limits, MpsError, MpsEstate, MpsGpu,
+    MpsSetup, ProbeError, WholeGpu,
 };
 use crate::nvml::{Driver, Library, NvmlFault};
 use crate::process::Programs;
 pub use crate::run_dir::{RunDir, RunDirError, unsafe_because};
-use shadowslice_config::{Config, CudaDevice, Engine, Gpu, Partitioning};
+use shadowslice_config::{Config, CudaDevice, Engine, Gpu, Model, Partitioning};
+use shadowslice_shared::errors;
 
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
@@ -66,6 +67,8 @@ pub enum HostError {
         "the worker does not say which libraries it can load; install both binaries from one build, or see where `shadowslice-worker --probe libraries` stops"
     )]
     Libraries(#[source] ProbeError),
+    #[error("a Python model cannot be looked at")]
+    Interpreter(#[source] CommandError),
     #[error("the supervisor's binary cannot be located, so neither can the worker's")]
     Executable(#[source] io::Error),
     #[error("there is no worker at {0}; install shadowslice-worker beside shadowslice")]
@@ -183,6 +186,16 @@ pub fn find_onnxruntime(configured: Option<&Path>) -> Result<PathBuf, HostError>
         let looked: Vec<_> = places.iter().map(|place| place.display().to_string()).collect();
         HostError::NoOnnxRuntime(looked.join(", "))
     })
+}
+
+/// What is wrong with a Python model, tried in a process of its own.
+pub fn fault_of(model: &Model) -> Option<String> {
+    let Engine::Python { path, interpreter, .. } = &model.engine else { return None };
+    let tried = programs().and_then(|programs| {
+        let tried = backend::python_fault(interpreter, &programs.python, path);
+        runtime()?.block_on(tried).map_err(HostError::Interpreter)
+    });
+    tried.unwrap_or_else(|error| Some(errors::chain(&error)))
 }
 
 /// Which libraries `worker` can load, tried in a process of its own.

@@ -26,6 +26,9 @@ pub(crate) struct PythonHost {
 /// Name, datatype in the protocol's word, whole shape.
 type Spec = (String, String, Vec<i64>);
 
+/// What `Runner.load` returns: the inputs and outputs, or why there are none.
+type Found = (Option<(Vec<Spec>, Vec<Spec>)>, String);
+
 /// One output: its shape without the batch axis, and each request's part, as address and length.
 type Answered = (Vec<i64>, Vec<(usize, usize)>);
 
@@ -40,7 +43,7 @@ impl PythonHost {
 
 impl Host for PythonHost {
     fn load(&mut self, Setting { name, path, cache, on_gpu }: Setting<'_>) -> Result<Signature, BootRefusal> {
-        let found = Python::attach(|py| -> PyResult<(Option<(Vec<Spec>, Vec<Spec>)>, String)> {
+        let found = Python::attach(|py| -> PyResult<Found> {
             self.runner.bind(py).call_method1("load", (name, path, cache, on_gpu))?.extract()
         });
         let (found, why) = found.map_err(|error| BootRefusal::Setup(error.to_string()))?;

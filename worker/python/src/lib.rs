@@ -43,7 +43,16 @@ fn run(runner: Py<PyAny>, user: Option<u32>) -> Result<(), Fault> {
     }
 }
 
+/// A worker's walls, around a process that only looks at a model.
+#[pyfunction]
+fn raise_walls() {
+    walls::begin().ok();
+    // What does not stand is told when a worker starts.
+    walls::raise(&[]);
+}
+
 #[pymodule]
 fn _worker(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(raise_walls, module)?)?;
     module.add_function(wrap_pyfunction!(serve, module)?)
 }
