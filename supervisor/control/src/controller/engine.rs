@@ -2,9 +2,10 @@
 
 use std::path::Path;
 
-use shadowslice_shared::boot::{EngineSpec, Provider};
+use shadowslice_shared::boot::{EngineSpec, Provider, Purpose};
 use shadowslice_shared::units::Percent;
 
+use crate::backend::GpuBackend;
 use shadowslice_config as config;
 
 use shadowslice_config::{Engine, Model};
@@ -28,6 +29,15 @@ pub fn spec(model: &Model, library: &Path, engines: &Path, share: Percent) -> En
         Engine::Emulated { tensors } => {
             EngineSpec::Emulated { tensors: tensors.clone(), batched: model.batch.max != Some(0) }
         }
+    }
+}
+
+/// Which worker computes the reference answers first. A Python model may know no CPU.
+pub fn reference(model: &Model, gpu: &dyn GpuBackend) -> Purpose {
+    let real = gpu.status().uuid.is_some();
+    match model.engine {
+        Engine::Python { .. } if real => Purpose::DeviceReference,
+        _ => Purpose::Reference,
     }
 }
 

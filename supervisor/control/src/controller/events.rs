@@ -17,11 +17,11 @@ use super::groups::{GroupLedger, Tenancy};
 use super::memory::{EntryId, MemoryLedger};
 use super::outcome::Records;
 use super::reports::ModelReport;
-use super::{ControllerTask, EVENTS, ORDERS, Order, loaded};
+use super::{ControllerTask, EVENTS, ORDERS, Order, engine, loaded};
 use crate::backend::{GpuBackend, Gpus, shown};
 use crate::nvml::Readings;
 use crate::process::{KeptWeights, Programs, ReferenceFile, User, Users, Worker, WorkerEvent, WorkerSaid};
-use shadowslice_config::{Model, Timeouts};
+use shadowslice_config::{Engine, Model, Timeouts};
 use shadowslice_datapath::clock::Clock;
 use shadowslice_datapath::pipeline::{LaneFact, Pipeline};
 use shadowslice_shared::errors;
@@ -338,6 +338,9 @@ fn division_for(model: &Model, gpu: &dyn GpuBackend) -> Result<Division, String>
     let by_configuration = |mode: &str| Err(format!("the configuration says `handover: {mode}`"));
     match model.handover {
         HandoverMode::Auto | HandoverMode::InProcess => match gpu.division() {
+            _ if matches!(model.engine, Engine::Python { .. }) => {
+                Err("a Python model launches its kernels where its process may".to_owned())
+            }
             Ok(_) if model.engine.has_tensorrt() => {
                 Err("TensorRT's engines are built for a share".to_owned())
             }
@@ -360,6 +363,7 @@ fn settings(model: &Model, context: &Context, gpu: &dyn GpuBackend) -> Settings 
         timeouts: context.timeouts,
         policy_acts: context.policy_acts,
         on_gpu: gpu.status().uuid.is_some(),
+        reference: engine::reference(model, gpu),
         sms: Percent::all().map(|share| gpu.sms(share)).collect(),
     }
 }

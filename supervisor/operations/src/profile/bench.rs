@@ -24,7 +24,7 @@ use tokio::sync::mpsc;
 use super::options::{advice, free_axes};
 use shadowslice_config::{Model, Timeouts};
 use shadowslice_control::backend::{GpuBackend, Grant, GrantError, GrantRequest};
-use shadowslice_control::controller::{engine_spec, warm_up};
+use shadowslice_control::controller::{engine_spec, reference, warm_up};
 use shadowslice_control::process::{
     BootMs, KeptWeights, Launch, Programs, ReferenceError, ReferenceFile, SpawnError, Worker, WorkerEvent,
     WorkerSaid,
@@ -107,7 +107,7 @@ pub(super) struct Column {
 impl Bench<'_> {
     /// The GPU computes the reference answers where the host's processor cannot.
     pub(super) async fn prepare(&self) -> Result<(), BenchError> {
-        match self.reference_by(Purpose::Reference).await {
+        match self.reference_by(reference(self.model, &*self.gpu)).await {
             Err(BenchError::NoOperator(why)) => {
                 tracing::warn!(why, "the GPU computes the reference answers, on all of its SMs");
                 self.reference_by(Purpose::DeviceReference).await?;
