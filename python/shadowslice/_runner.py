@@ -8,6 +8,7 @@ import os
 import sys
 import traceback
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -63,15 +64,28 @@ class Runner:
         if hasattr(self.model, "load"):
             self.model.load(context)
 
-    def run(self, data: list, shapes: list[list[int]], rows: list[int] | None) -> tuple:
+    def movable(self) -> str | None:
+        """Why batches cannot be run on a CUDA stream that is given, if they cannot."""
+        return None if torch() else "of Python models only those that use PyTorch take a stream"
+
+    def left(self) -> None:
+        """A stream is not used for a while: PyTorch keeps memory for each."""
+        if found := torch():
+            found._C._cuda_clearCublasWorkspaces()
+            found.cuda.empty_cache()
+
+    def run(
+        self, data: list, shapes: list[list[int]], rows: list[int] | None, stream: int | None
+    ) -> tuple:
         """The outputs' shapes and the addresses of their parts, and what keeps them; or ``None``,
-        whether the input is at fault, and why."""
+        whether the input is at fault, and why. The model computes on this CUDA stream."""
         try:
             batch = {
                 name: _tensors.read(tensor.datatype, shape, memoryview(view))
                 for (name, tensor), shape, view in zip(self.inputs.items(), shapes, data)
             }
-            answered = self.model.infer(batch)
+            with on(stream):
+                answered = self.model.infer(batch)
             return self._outputs(answered, rows), False, ""
         except InvalidInput as error:
             return None, True, str(error)
@@ -104,6 +118,19 @@ class Runner:
                 self.model.unload()
         except BaseException:
             log_traceback()
+
+
+def torch() -> Any:
+    """PyTorch, if the model uses it on a GPU."""
+    found = sys.modules.get("torch")
+    return found if found and found.cuda.is_initialized() else None
+
+
+def on(stream: int | None) -> AbstractContextManager[None]:
+    """Has PyTorch compute on this stream meanwhile."""
+    if stream is None:
+        return nullcontext()
+    return torch().cuda.stream(torch().cuda.ExternalStream(stream))
 
 
 def source(path: Path) -> Path:

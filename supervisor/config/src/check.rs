@@ -11,13 +11,16 @@ use super::host::Refusal;
 use super::render::render;
 use super::types::{Config, Model};
 
+/// What is wrong with a model, if anything is.
+pub type Look<'l> = &'l dyn Fn(&Model) -> Option<String>;
+
 /// Returns the exit status. Faults go to `err`, where an error of writing is ignored. A summary, or
 /// the whole configuration if `print` says so, goes to `out`. If there are no faults, an error of
 /// writing to `out` is returned. `fault_of` looks at a model more closely.
 pub fn run(
     path: &Path,
     print: bool,
-    (run_dir, fault_of): (Refusal<'_>, &dyn Fn(&Model) -> Option<String>),
+    (run_dir, fault_of): (Refusal<'_>, Look<'_>),
     out: &mut dyn Write,
     err: &mut dyn Write,
 ) -> io::Result<u8> {
@@ -33,7 +36,7 @@ pub fn run(
 
 fn report(
     (path, config, print): (&Path, &Config, bool),
-    fault_of: &dyn Fn(&Model) -> Option<String>,
+    fault_of: Look<'_>,
     out: &mut dyn Write,
     err: &mut dyn Write,
 ) -> io::Result<u8> {

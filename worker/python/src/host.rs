@@ -55,7 +55,23 @@ impl Host for PythonHost {
         self.lasting = true;
     }
 
-    fn run(&mut self, inputs: &Inputs<'_>, slot: &mut AnswerSlot<'_>) -> Result<Vec<Output>, RunFailure> {
+    fn movable(&self) -> Result<(), String> {
+        let why =
+            Python::attach(|py| self.runner.bind(py).call_method0("movable")?.extract::<Option<String>>());
+        why.map_err(|error| error.to_string())?.map_or(Ok(()), Err)
+    }
+
+    fn left(&mut self) {
+        // What is not freed is used again.
+        Python::attach(|py| self.runner.bind(py).call_method0("left").map(drop)).ok();
+    }
+
+    fn run(
+        &mut self,
+        inputs: &Inputs<'_>,
+        slot: &mut AnswerSlot<'_>,
+        stream: Option<usize>,
+    ) -> Result<Vec<Output>, RunFailure> {
         let failed = |error: PyErr| RunFailure::Engine(error.to_string());
         Python::attach(|py| {
             let tensors: Vec<Bound<'_, PyAny>> = (0..inputs.specs().len())
@@ -66,7 +82,8 @@ impl Host for PythonHost {
                 (0..inputs.specs().len()).map(|input| inputs.shape(input).collect()).collect();
             let rows: Vec<u32> = (0..inputs.requests()).map(|request| inputs.rows_of(request)).collect();
             let rows = inputs.rows().map(|_| rows);
-            let ran: Ran = self.runner.bind(py).call_method1("run", (tensors, shapes, rows))?.extract()?;
+            let ran: Ran =
+                self.runner.bind(py).call_method1("run", (tensors, shapes, rows, stream))?.extract()?;
             Ok(ran)
         })
         .map_err(failed)

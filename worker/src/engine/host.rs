@@ -29,6 +29,18 @@ pub trait Host: Debug + Send {
     /// From now on inputs lie in memory that stays as long as the process serves.
     fn warmed_up(&mut self);
 
-    /// Returns when the answer is in the slot.
-    fn run(&mut self, inputs: &Inputs<'_>, slot: &mut AnswerSlot<'_>) -> Result<Vec<Output>, RunFailure>;
+    /// Whether a batch can be run on a stream that it is given; else why not.
+    fn movable(&self) -> Result<(), String>;
+
+    /// Returns when the answer is in the slot. On the GPU the model computes on this stream, by its
+    /// handle, or on any if there is none.
+    fn run(
+        &mut self,
+        inputs: &Inputs<'_>,
+        slot: &mut AnswerSlot<'_>,
+        stream: Option<usize>,
+    ) -> Result<Vec<Output>, RunFailure>;
+
+    /// A stream is of no use for a while: what is kept for it can go.
+    fn left(&mut self);
 }

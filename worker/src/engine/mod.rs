@@ -2,6 +2,7 @@
 
 mod echo;
 mod host;
+mod hosted;
 mod onnxruntime;
 
 use std::os::fd::OwnedFd;
@@ -17,6 +18,7 @@ use crate::answer::AnswerSlot;
 use crate::device::cuda::CudaGpu;
 use crate::inputs::Inputs;
 pub use host::{Host, Setting};
+pub use hosted::Hosted;
 use onnxruntime::Kept;
 use onnxruntime::{Library, OnnxRuntime};
 pub use onnxruntime::{OnGpu, try_libraries};
@@ -28,7 +30,7 @@ pub enum Engine {
     /// ONNX Runtime on the host's processor.
     OnnxRuntime(Box<OnnxRuntime>),
     OnGpu(Box<OnGpu>),
-    Hosted(Box<dyn Host>),
+    Hosted(Hosted),
 }
 
 /// Loaded before the device is known.
@@ -84,10 +86,10 @@ impl Engine {
             }
             (EngineSpec::Python { path, cache, .. }, _) => {
                 let no_host = || BootRefusal::Setup("this program runs no Python models".to_owned());
-                let mut host = host.ok_or_else(no_host)?;
-                let on_gpu = gpu.is_some();
-                let signature = host.load(Setting { name: model, path, cache: cache.as_deref(), on_gpu })?;
-                Ok((Self::Hosted(host), signature))
+                let host = host.ok_or_else(no_host)?;
+                let setting = Setting { name: model, path, cache: cache.as_deref(), on_gpu: gpu.is_some() };
+                let (hosted, signature) = Hosted::load(host, setting, gpu.as_ref(), partitioned)?;
+                Ok((Self::Hosted(hosted), signature))
             }
             (
                 EngineSpec::OnnxRuntime { path, threads, providers, optimised, .. },
@@ -162,16 +164,16 @@ impl Engine {
     /// At once where the engine is not bound to SMs. `None` if the result comes later.
     pub fn prepare(&mut self, groups: Groups) -> Option<Prepared> {
         match self {
-            Self::Emulated | Self::OnnxRuntime(_) | Self::Hosted(_) => {
-                Some(Prepared { groups, result: Ok(()) })
-            }
+            Self::Emulated | Self::OnnxRuntime(_) => Some(Prepared { groups, result: Ok(()) }),
+            Self::Hosted(hosted) => Some(hosted.prepare(groups)),
             Self::OnGpu(engine) => engine.prepare(groups),
         }
     }
 
     pub fn forget(&mut self, groups: Groups) {
         match self {
-            Self::Emulated | Self::OnnxRuntime(_) | Self::Hosted(_) => {}
+            Self::Emulated | Self::OnnxRuntime(_) => {}
+            Self::Hosted(hosted) => hosted.forget(),
             // While the worker does not serve yet, no batch is on its way.
             Self::OnGpu(engine) => engine.forget(groups, false),
         }

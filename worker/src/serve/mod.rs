@@ -65,9 +65,14 @@ impl Warm {
         while let Some(len) = self.receive(&mut message)? {
             let report = match read(&message, len) {
                 Ok(Command::Run(batch)) => FromWorker::Answer(self.answer(&batch)),
-                // Without a real GPU a batch can run on any partition at once.
-                Ok(Command::Prepare(groups)) => FromWorker::Prepared(Prepared { groups, result: Ok(()) }),
-                Ok(Command::Forget(_)) => continue,
+                Ok(Command::Prepare(groups)) => match self.engine.prepare(groups) {
+                    Some(prepared) => FromWorker::Prepared(prepared),
+                    None => continue,
+                },
+                Ok(Command::Forget(groups)) => {
+                    self.engine.forget(groups);
+                    continue;
+                }
                 Err(unreadable) => FromWorker::Answer(unreadable),
             };
             if !say(&self.socket, &report, &mut message)? {

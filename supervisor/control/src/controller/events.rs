@@ -21,7 +21,7 @@ use super::{ControllerTask, EVENTS, ORDERS, Order, engine, loaded};
 use crate::backend::{GpuBackend, Gpus, shown};
 use crate::nvml::Readings;
 use crate::process::{KeptWeights, Programs, ReferenceFile, User, Users, Worker, WorkerEvent, WorkerSaid};
-use shadowslice_config::{Engine, Model, Timeouts};
+use shadowslice_config::{Model, Timeouts};
 use shadowslice_datapath::clock::Clock;
 use shadowslice_datapath::pipeline::{LaneFact, Pipeline};
 use shadowslice_shared::errors;
@@ -338,9 +338,6 @@ fn division_for(model: &Model, gpu: &dyn GpuBackend) -> Result<Division, String>
     let by_configuration = |mode: &str| Err(format!("the configuration says `handover: {mode}`"));
     match model.handover {
         HandoverMode::Auto | HandoverMode::InProcess => match gpu.division() {
-            _ if matches!(model.engine, Engine::Python { .. }) => {
-                Err("a Python model launches its kernels where its process may".to_owned())
-            }
             Ok(_) if model.engine.has_tensorrt() => {
                 Err("TensorRT's engines are built for a share".to_owned())
             }
