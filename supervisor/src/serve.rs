@@ -23,7 +23,7 @@ use shadowslice_control::controller::{Context, GroupLedger, MemoryLedger};
 use shadowslice_control::host::{self, HostError, RunDir};
 use shadowslice_control::models::{COMMANDS, ModelSet, Reload, patience};
 use shadowslice_control::nvml::Watch;
-use shadowslice_control::process::{Users, end_those_left, may_raise_priority};
+use shadowslice_control::process::{Users, end_those_left, held, may_raise_priority};
 use shadowslice_datapath::clock::Clock;
 use shadowslice_datapath::peer::{Guard, Refusals};
 use shadowslice_datapath::relay::Relays;
@@ -104,7 +104,10 @@ fn start(
 ) -> Result<u8, Failed> {
     let unfit = |error: HostError| unavailable("this host cannot serve", &error);
     let library = host::onnxruntime_library(config).map_err(unfit)?;
-    let programs = host::programs().map_err(unfit)?;
+    let mut programs = host::programs().map_err(unfit)?;
+    // A package that is upgraded replaces it, by one that may not understand this supervisor.
+    programs.worker =
+        held(&programs.worker).map_err(|error| unavailable("the worker's program cannot be read", &error))?;
     let itself =
         upgrade::program().map_err(|error| unavailable("this program's path is not known", &error))?;
     let lock = match predecessor {

@@ -39,6 +39,9 @@ pub struct Status {
     /// What the host says of its readiness.
     #[serde(default)]
     pub ready: bool,
+    /// Whether the next supervisor is being started, or serves already.
+    #[serde(default)]
+    pub upgrading: bool,
     /// As the configuration orders them; unloaded models come last.
     pub models: Vec<ModelStatus>,
     pub gpus: Vec<GpuStatus>,

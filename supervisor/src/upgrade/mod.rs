@@ -32,11 +32,13 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::timeout;
 
 use shadowslice_control::backend::{Gpus, MpsEstate};
 use shadowslice_control::host::RunDir;
 use shadowslice_control::models::{Known, ModelSet, Move, Served};
 use shadowslice_datapath::readiness::Host;
+use shadowslice_datapath::relay;
 use shadowslice_datapath::router::Router;
 use shadowslice_datapath::sockets::Passable;
 use shadowslice_ingress::{Region, SharedMemory};
@@ -94,6 +96,18 @@ pub(crate) struct Go {
     pub(crate) regions: Vec<Region>,
 }
 
+/// How often a supervisor that serves models of this one is asked whether it lives, and how long it
+/// may take to answer.
+const ASKED_EVERY: Duration = Duration::from_secs(1);
+const ANSWERS_WITHIN: Duration = Duration::from_secs(5);
+
+/// Returns when the supervisor at that socket does not answer any more.
+async fn silence(socket: &Path) {
+    while relay::answers(socket, ANSWERS_WITHIN).await {
+        tokio::time::sleep(ASKED_EVERY).await;
+    }
+}
+
 /// The inputs and outputs of a model, as its workers found them.
 fn described(model: &Served) -> Value {
     let metadata = model.pipeline.metadata();
@@ -140,7 +154,7 @@ impl Succession<'_> {
     }
 
     async fn hand_over(&self) -> Result<Successor, String> {
-        self.order(|done| Move::Nothing { done }).await;
+        self.settled().await?;
         tracing::info!(program = %self.program.display(), "the next supervisor is started");
         let models = Arc::clone(&self.models.borrow());
         let (known, path) = (Known::of(&models, self.router), self.run_dir.known());
@@ -163,6 +177,27 @@ impl Succession<'_> {
         self.gpus.iter().for_each(|gpu| gpu.pass());
         self.sockets.iter().for_each(Passable::pass);
         Ok(next)
+    }
+
+    /// Returns when nothing is under way that the next one would not know: loads, changes of shares.
+    async fn settled(&self) -> Result<(), String> {
+        self.order(|done| Move::Nothing { done }).await;
+        let models = Arc::clone(&self.models.borrow());
+        for served in &models.served {
+            let mut report = served.report.clone();
+            let unchanging = report.wait_for(|report| report.coming.is_none());
+            // An error of the report means that the supervisor ends.
+            timeout(self.within, unchanging)
+                .await
+                .map_err(|_| {
+                    format!(
+                        "the share of model '{}' was still changing after {:?}",
+                        served.model.name, self.within
+                    )
+                })?
+                .ok();
+        }
+        Ok(())
     }
 
     async fn leave_history(&self) {
@@ -190,7 +225,15 @@ impl Succession<'_> {
         moved: &mut Vec<String>,
     ) -> Result<(), String> {
         loop {
-            match next.hear(self.within).await? {
+            let socket = next.relay();
+            let word = tokio::select! {
+                word = next.hear(self.within) => word?,
+                () = silence(&socket), if !moved.is_empty() => {
+                    next.kill();
+                    return Err(format!("the next supervisor did not answer for {ANSWERS_WITHIN:?}, and was killed"));
+                }
+            };
+            match word {
                 Word::Serves { model, described: there, why } => {
                     let here = models.served.iter().find(|served| served.model.name == model);
                     match (here, why) {
@@ -200,7 +243,6 @@ impl Succession<'_> {
                         // Requests are checked here, so that both must take the same ones.
                         (Some(here), None) if described(here) == there => {
                             moved.push(model.clone());
-                            let socket = next.relay();
                             self.order(|ended| Move::Away { model, socket, ended }).await;
                         }
                         (Some(_), _) => {
@@ -228,11 +270,12 @@ impl Succession<'_> {
         while next.lives()
             && let Some(model) = moved.pop()
         {
-            self.order(|serve| Move::Back { models: vec![model.clone()], serve }).await;
+            let models = vec![model.clone()];
+            self.order(|serve| Move::Back { models, outage: false, serve }).await;
             next.say(&Order::Drop { model }).await.ok();
         }
         if !moved.is_empty() {
-            self.order(|serve| Move::Back { models: moved, serve }).await;
+            self.order(|serve| Move::Back { models: moved, outage: true, serve }).await;
         }
     }
 

@@ -7,6 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{mpsc, watch};
@@ -109,8 +110,19 @@ impl Conversation {
         turns: &Turnstile,
         patience: Duration,
     ) -> Option<Go> {
+        // What is known to fail is said before anything moves.
+        for served in models.served.iter().filter(|served| served.model.broken.is_some()) {
+            let (model, why) = (served.model.name.clone(), served.model.broken.clone());
+            self.say(&Word::Serves { model, described: Value::Null, why }).await.ok();
+            if !matches!(self.order().await, Some(Order::Next)) {
+                return self.alone(turns);
+            }
+        }
         for served in &models.served {
             turns.next();
+            if served.model.broken.is_some() {
+                continue;
+            }
             let why = tokio::select! {
                 outcome = serving(served.report.clone(), patience) => outcome.err(),
                 // It does not speak before it is told, but of what it takes back.

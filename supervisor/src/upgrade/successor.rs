@@ -132,6 +132,12 @@ impl Successor {
         Ok(serde_json::from_slice(&line)?)
     }
 
+    pub(super) fn kill(&mut self) {
+        self.lives = false;
+        // It may have ended by now.
+        self.child.kill().ok();
+    }
+
     /// It has said that it fails. It is killed if it does not end.
     pub(super) async fn end(&mut self) {
         self.lives = false;

@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use shadowslice_tests::cases::NO_OPERATORS;
-use shadowslice_tests::home::Home;
+use shadowslice_tests::home::{Home, beside};
 use shadowslice_tests::http::HttpClient;
 use shadowslice_tests::load::{self, Arrivals, Outcome, Plan, Tally};
 use shadowslice_tests::process::{Process, descendants};
 use shadowslice_tests::server::Server;
 use tokio::task::JoinHandle;
 
-use crate::scene::{EMULATED, ask, assert_nothing_lost, echo, echo_case, load, profile};
+use crate::scene::{EMULATED, ask, ask_all, assert_nothing_lost, echo, echo_case, load, profile};
 
 /// Serves `a` and `b`.
 async fn serving() -> Server {
@@ -242,5 +242,89 @@ async fn clients_of_a_model_that_takes_other_inputs_now_are_served_as_before_to_
     let refused = over_http(client, "a", 3).await;
     assert!(matches!(&refused, Outcome::Failed(why) if why.contains("shape")), "{refused:?}");
     server.wait_gone(first).await.unwrap();
+    server.stop().await.unwrap();
+}
+
+/// `a` takes 1.2 s to start and its SLO is 50 ms.
+async fn with_slow_starts() -> Server {
+    let home = home();
+    home.write("starts.yaml", profile(1.0).replace("process: 50ms", "process: 1s")).unwrap();
+    let a = echo("a", "profile: starts.yaml, slo: 50ms, share: {initial: 30%}");
+    configure_with(&home, std::slice::from_ref(&a));
+    let server = Server::ready(home).await.unwrap();
+    configure_with(server.home(), &[a, slow()]);
+    server
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_that_wait_for_a_model_to_come_back_are_not_refused_and_count_as_late() {
+    let server = with_slow_starts().await;
+    let (_, ()) = tokio::join!(server.home().run(&["upgrade"]), async {
+        server.wait_status("a", "moved", |model| model.state == "moved").await.unwrap();
+        successor(&server).signal(Signal::SIGKILL).unwrap();
+        let asked = ask_all(&server.client(), "a", (0..300).map(echo_case).collect(), 0.0).await;
+        assert!(asked.iter().all(|outcome| *outcome == Outcome::Right), "{asked:?}");
+    });
+    let a = server.model("a").await.unwrap();
+    let p50 = a.more["latency_ms"]["p50"].as_f64().unwrap();
+    assert!(p50 > 500.0 && a.slo.attainment.unwrap() < 0.1, "{p50} ms, {a:?}");
+    server.stop().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_that_hangs_is_ended_and_its_models_come_back() {
+    let server = serving().await;
+    configure(server.home(), &[slow().replace("slow.yaml", "slowest.yaml")]);
+    server.home().write("slowest.yaml", profile(1.0).replace("load: 50ms", "load: 60s")).unwrap();
+    let (output, tallies) = tokio::join!(server.home().run(&["upgrade"]), async {
+        a_has_moved(&server).await;
+        successor(&server).signal(Signal::SIGSTOP).unwrap();
+        let [a, b] = loads(&server, Duration::from_secs(2));
+        [a.await.unwrap(), b.await.unwrap()]
+    });
+    let said = String::from_utf8_lossy(&output.unwrap().stderr).into_owned();
+    assert!(said.contains("did not answer for 5s, and was killed"), "{said}");
+    tallies.iter().for_each(assert_nothing_lost);
+    assert_eq!(server.model("a").await.unwrap().state, "ready");
+    server.stop().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_of_share_under_way_is_waited_for_and_goes_on() {
+    let mut server = with_slow_starts().await;
+    configure_with(server.home(), &[echo("a", "profile: starts.yaml, slo: 50ms, share: {initial: 30%}")]);
+    let (resized, upgraded) = tokio::join!(server.resize("a", 60), async {
+        server.wait_line(&["hand-over begins"]).await.unwrap();
+        server.home().run(&["upgrade"]).await.unwrap()
+    });
+    assert_eq!(resized.unwrap().outcome.as_deref(), Some("completed"));
+    server.follow(&String::from_utf8_lossy(&upgraded.stdout)).unwrap();
+    assert_eq!(server.model("a").await.unwrap().share_percent, 60);
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn workers_start_from_the_program_that_was_there_at_the_supervisors_start() {
+    let mut home = home();
+    configure(&home, &[]);
+    let folder = home.path().join("bin");
+    std::fs::create_dir(&folder).unwrap();
+    for name in ["shadowslice", "shadowslice-worker"] {
+        std::fs::copy(beside(name).unwrap(), folder.join(name)).unwrap();
+    }
+    home.set_binary(folder.join("shadowslice"));
+    let server = Server::ready(home).await.unwrap();
+    // As a package is unpacked: another file of that name.
+    std::fs::copy("/bin/false", folder.join("new")).unwrap();
+    std::fs::rename(folder.join("new"), folder.join("shadowslice-worker")).unwrap();
+    let before = server.model("a").await.unwrap().workers[0].pid;
+    Process::of(before).unwrap().signal(Signal::SIGKILL).unwrap();
+    let after = server
+        .wait_status("a", "another worker", |model| model.state == "ready" && model.workers[0].pid != before)
+        .await
+        .unwrap();
+    let name = std::fs::read_to_string(format!("/proc/{}/comm", after.workers[0].pid)).unwrap();
+    assert_eq!(name, "shadowslice-wor\n");
+    assert_eq!(ask(server.client(), "a", &echo_case(1), 0.0).await, Outcome::Right);
     server.stop().await.unwrap();
 }

@@ -7,7 +7,7 @@ use shadowslice_shared::errors;
 use shadowslice_shared::units::Percent;
 use tokio::sync::{oneshot, watch};
 
-use super::instance::serving;
+use super::instance::{Instance, serving};
 use super::registry::{Registry, State, Waits};
 use shadowslice_datapath::relay::Relay;
 use shadowslice_datapath::router::Route;
@@ -18,8 +18,9 @@ pub enum Move {
     Nothing { done: oneshot::Sender<()> },
     /// The supervisor at this socket serves the model. `ended` hears when no worker is left here.
     Away { model: String, socket: Arc<Path>, ended: oneshot::Sender<()> },
-    /// The models are to have workers here again. `serve` hears when they serve, or cannot.
-    Back { models: Vec<String>, serve: oneshot::Sender<()> },
+    /// The models are to have workers here again; nobody serves them meanwhile if it is an `outage`.
+    /// `serve` hears when they serve, or cannot.
+    Back { models: Vec<String>, outage: bool, serve: oneshot::Sender<()> },
     /// What has moved is not to come back.
     Stay,
     /// The supervisor before this one has workers of its own again.
@@ -46,8 +47,8 @@ impl Registry {
                 done.send(()).ok();
             }
             Move::Away { model, socket, ended } => self.move_away(&model, socket, ended),
-            Move::Back { models, serve } => {
-                self.move_back(models).await;
+            Move::Back { models, outage, serve } => {
+                self.move_back(models, outage).await;
                 serve.send(()).ok();
             }
             Move::Stay => self.moved().for_each(|moved| moved.home = None),
@@ -83,18 +84,26 @@ impl Registry {
         self.publish();
     }
 
-    /// All of them start at once: nobody may be serving them.
-    async fn move_back(&mut self, names: Vec<String>) {
+    /// All of them start at once. In an outage requests wait for them, as after a worker's death.
+    async fn move_back(&mut self, names: Vec<String>, outage: bool) {
         let (mut made, mut waits, patience) = (Vec::new(), Waits::new(), self.factory.patience());
         for name in names {
             let Some(model) = self.model(&name) else { continue };
-            let Some(State::Moved(Moved { share, held, .. })) = self.state(&name) else { continue };
-            let (share, held) = (*share, *held);
+            let Some(State::Moved(Moved { share, held, route, .. })) = self.state(&name) else { continue };
+            let (share, held, route) = (*share, *held, route.clone());
             match self.make(model, share, held).await {
                 Ok(instance) => {
                     let (row, report) = (made.len(), instance.served.report.clone());
                     waits.spawn(async move { (row, serving(report, patience).await) });
-                    made.push(Some((name, Box::new(instance))));
+                    // The description is the one that its workers gave before.
+                    let waits_here = outage && instance.served.pipeline.open_as(&route).is_ok();
+                    let back = (name, Box::new(instance));
+                    if waits_here {
+                        self.is_back(back);
+                        made.push(None);
+                    } else {
+                        made.push(Some(back));
+                    }
                 }
                 Err(error) => {
                     let why = errors::chain(&error);
@@ -104,15 +113,20 @@ impl Registry {
             }
         }
         while let Some(ended) = waits.join_next().await {
-            let Some((name, instance)) = ended.ok().and_then(|(row, _)| made[row].take()) else { continue };
-            let route = instance.route.clone();
             // Where it does not serve, its own state says why.
-            let before = self.set_state(&name, State::Loaded { now: instance, next: None, before: None });
-            self.publish();
-            if let Some(State::Moved(Moved { home: Some(home), .. })) = before {
-                home.send_replace(Some(route));
+            if let Some(back) = ended.ok().and_then(|(row, _)| made[row].take()) {
+                self.is_back(back);
             }
         }
         self.publish();
+    }
+
+    fn is_back(&mut self, (name, instance): (String, Box<Instance>)) {
+        let route = instance.route.clone();
+        let before = self.set_state(&name, State::Loaded { now: instance, next: None, before: None });
+        self.publish();
+        if let Some(State::Moved(Moved { home: Some(home), .. })) = before {
+            home.send_replace(Some(route));
+        }
     }
 }

@@ -18,7 +18,7 @@ pub use register::end_those_left;
 
 #[cfg(test)]
 pub(crate) use spawn::forks;
-pub use spawn::{Child, Inherited, spawn};
+pub use spawn::{Child, Inherited, held, spawn};
 pub(crate) use spawn::{close_on_exec, watch};
 pub use users::{NoUser, User, Users};
 pub use weights::KeptWeights;

@@ -2,12 +2,12 @@
 #![allow(unsafe_code)] // marking and watching descriptors; in tests, hearing of forks
 
 use std::ffi::{CString, OsStr, OsString};
-use std::fs::File;
-use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::ExitStatusExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 
 use nix::libc;
@@ -53,7 +53,7 @@ impl Child {
         }
     }
 
-    pub(super) fn kill(&self) -> io::Result<()> {
+    pub fn kill(&self) -> io::Result<()> {
         if self.status.is_some() {
             return Ok(());
         }
@@ -98,10 +98,10 @@ pub fn spawn(
     for (file, source) in files.iter().zip(&sources) {
         actions.add_dup2(source.as_raw_fd(), file.number)?;
     }
+    let named = text(shown(program).as_os_str())?;
     let program = text(program.as_os_str())?;
     let arguments = arguments.iter().map(|argument| text(OsStr::new(argument)));
-    let arguments =
-        std::iter::once(Ok(program.clone())).chain(arguments).collect::<io::Result<Vec<CString>>>()?;
+    let arguments = std::iter::once(Ok(named)).chain(arguments).collect::<io::Result<Vec<CString>>>()?;
     let variable = |(name, value): &(OsString, OsString)| {
         let mut variable = name.clone();
         variable.push("=");
@@ -116,6 +116,31 @@ pub fn spawn(
         kill_process(pid, rustix::process::Signal::KILL).ok();
         waitpid(Some(pid), WaitOptions::empty()).ok();
     })
+}
+
+/// A file that is held open, as what it was opened; others as they are.
+fn shown(program: &Path) -> PathBuf {
+    let held = program.starts_with(HELD).then(|| fs::read_link(program).ok()).flatten();
+    held.unwrap_or_else(|| program.to_owned())
+}
+
+/// Where the files are that a process holds open.
+const HELD: &str = "/proc/self/fd";
+
+/// Above the numbers that children get.
+const ABOVE: RawFd = 64;
+
+/// A way to this program that stays the same if the file is replaced, as long as this process lives.
+/// A script is no such program: its interpreter opens it anew.
+pub fn held(program: &Path) -> io::Result<PathBuf> {
+    let mut file = File::open(program)?;
+    let mut magic = [0; 4];
+    if file.read_exact(&mut magic).is_err() || magic != *b"\x7fELF" {
+        return Ok(program.to_owned());
+    }
+    // Never closed.
+    let number = rustix::io::fcntl_dupfd_cloexec(&file, ABOVE)?.into_raw_fd();
+    Ok(Path::new(HELD).join(number.to_string()))
 }
 
 /// Watches a child that has not been waited for.

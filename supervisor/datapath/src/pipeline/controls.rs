@@ -61,6 +61,17 @@ impl Pipeline {
         Ok(Arc::clone(known))
     }
 
+    /// Takes requests at once, which wait for the first worker: the model has served before, as this
+    /// other pipeline knows it.
+    pub fn open_as(&self, before: &Self) -> Result<(), String> {
+        if let Some(known) = before.metadata() {
+            self.describe((*known).clone())?;
+        }
+        self.state.lock().scheduler.disturbed();
+        self.open();
+        Ok(())
+    }
+
     /// Waiting requests follow the new rules when they are sent, as far as these apply then.
     pub fn set_live_settings(&self, rules: LiveSettings) {
         let now = self.clock.now();

@@ -188,9 +188,9 @@ impl Pipeline {
         &self,
         inputs: Vec<Input>,
         terms: RequestOptions,
-        Coming { began, journal }: Coming,
+        Coming { began, waited, journal }: Coming,
     ) -> Result<Vec<Output>, Failure> {
-        let (received, took) = (self.clock.now(), began.elapsed());
+        let (received, took) = (self.clock.now(), began.elapsed().saturating_sub(waited));
         let metadata = self.described(journal.as_ref())?;
         let rows = metadata.rows(&inputs);
         let memory = self.store(&inputs, rows, journal.as_ref(), received)?;
@@ -222,7 +222,7 @@ impl Pipeline {
             // The objective may change.
             let slo = state.scheduler.slo();
             let within = terms.timeout.map_or(slo, |timeout| timeout.min(slo));
-            let arrived = received - Coming::counted(took, within);
+            let arrived = received - (waited + Coming::counted(took, within));
             (entry.arrived, entry.deadline) = (arrived, arrived + within);
             state.stats.totals.coming.add(took);
             state.accept(entry, stored).map(|()| arrived)

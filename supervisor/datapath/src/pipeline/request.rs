@@ -61,12 +61,14 @@ pub struct Coming {
     /// When its head had been read. Its SLO counts from then: large tensors take a while from a
     /// client's buffers to the supervisor's.
     pub began: Instant,
+    /// The part of the time since then that the request waited here, through an outage.
+    pub waited: Duration,
     pub journal: Option<Journal>,
 }
 
 impl Coming {
     pub fn now(journal: Option<Journal>) -> Self {
-        Self { began: Instant::now(), journal }
+        Self { began: Instant::now(), waited: Duration::ZERO, journal }
     }
 
     /// How much of a request's time to arrive counts towards the time in which it is due.

@@ -76,7 +76,7 @@ async fn answer(stream: &mut UnixStream, router: &Router) -> io::Result<()> {
     let input = |Output { shape, data }| Input { shape, data: data.into() };
     let inputs = inputs.into_iter().map(input).collect();
     let now = Instant::now();
-    let coming = Coming { began: now.checked_sub(coming).unwrap_or(now), journal: None };
+    let coming = Coming { began: now.checked_sub(coming).unwrap_or(now), ..Coming::now(None) };
     let outcome = tokio::select! {
         outcome = route.infer(inputs, terms, coming) => outcome,
         // Nothing comes before the answer, but the end.

@@ -9,7 +9,7 @@ mod far;
 mod near;
 
 pub use far::Relays;
-pub use near::Relay;
+pub use near::{Relay, answers};
 
 use std::io;
 use std::time::Duration;

@@ -14,6 +14,19 @@ use super::{Ask, Part, Reply, read_head, read_parts, write_head};
 use crate::pipeline::{Coming, Failure, Input, Output, RequestOptions};
 use crate::router::Route;
 
+/// Whether the supervisor at that socket says anything within that time, be it that it ends.
+pub async fn answers(socket: &Path, within: Duration) -> bool {
+    let asked = async {
+        let mut stream = UnixStream::connect(socket).await?;
+        // No model has no name.
+        let (model, terms) = (String::new(), RequestOptions::default());
+        write_head(&mut stream, &Ask { model, coming: Duration::ZERO, terms, inputs: Vec::new() }).await?;
+        read_head::<Reply>(&mut stream).await
+    };
+    let answered: Result<io::Result<Reply>, _> = tokio::time::timeout(within, asked).await;
+    answered.is_ok()
+}
+
 /// The way to a model that another supervisor serves.
 #[derive(Debug)]
 pub struct Relay {
@@ -37,11 +50,13 @@ impl Relay {
         terms: RequestOptions,
         coming: Coming,
     ) -> Result<Vec<Output>, Failure> {
+        let asked = Instant::now();
         match self.ask(&inputs, terms, coming.began.elapsed()).await {
             Ok(outcome) => outcome,
             Err(error) => {
                 tracing::debug!(model = self.model, %error, "the other supervisor has not answered");
                 let home = self.home(terms.timeout, coming.began).await?;
+                let coming = Coming { waited: coming.waited + asked.elapsed(), ..coming };
                 Box::pin(home.infer(inputs, terms, coming)).await
             }
         }

@@ -93,6 +93,7 @@ impl Reach {
             supervisor: Some(SupervisorStatus::own(self.since, &self.config)),
             host: self.router.host(),
             ready: self.router.ready(),
+            upgrading: *self.rising.borrow(),
             models: served.chain(unloaded).collect(),
             gpus: gpus.map(|(index, (gpu, watched))| status::of_gpu(index, &**gpu, watched)).collect(),
         }

@@ -118,6 +118,10 @@ impl History {
         loop {
             ticks.tick().await;
             let now = Seen::now(&reach);
+            if now.status.models.iter().any(|model| model.state == "moved") {
+                // What the next supervisor serves is not seen here.
+                continue;
+            }
             let mut sample = Sample::between(&before, &now, SystemTime::now(), &mut refusing);
             sample.marks.splice(..0, begins.take());
             self.push(&sample);

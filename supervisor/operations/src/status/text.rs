@@ -15,6 +15,9 @@ pub fn text(status: &Status) -> String {
         Host::Drained => say("the host is drained, until `shadowslice undrain`"),
         Host::Stopping => say("the host is stopping"),
     }
+    if status.upgrading {
+        say("an upgrade is under way: models move to the next supervisor one after the other");
+    }
     for model in &status.models {
         if model.drained && status.host == Host::Serving {
             say(&format!("{0} is drained, until `shadowslice undrain {0}`", model.name));
@@ -133,7 +136,8 @@ mod tests {
     fn said(models: Vec<ModelStatus>) -> String {
         let (version, config) = ("0.1.0".to_owned(), "/etc/shadowslice/shadowslice.yaml".into());
         let supervisor = Some(SupervisorStatus { version, pid: 4711, age_s: 10_000.0, config });
-        text(&Status { supervisor, host: Host::Serving, ready: true, models, gpus: Vec::new() })
+        let (host, gpus) = (Host::Serving, Vec::new());
+        text(&Status { supervisor, host, ready: true, upgrading: false, models, gpus })
     }
 
     #[test]

@@ -10,6 +10,9 @@ pub(super) fn lines(model: &ModelFacts, width: usize) -> Vec<String> {
     let status = &model.status;
     let mut lines = vec![head(model)];
     lines.extend(notes(status));
+    if !runs_here(status) {
+        return lines.iter().flat_map(|line| wrapped(line, width, 4)).collect();
+    }
     lines.push(last_change(model));
     if let Some(plan) = &model.plan {
         lines.push(format!("plan: {}% wanted ({}): {}", plan.wanted_percent, plan.verdict, plan_why(plan)));
@@ -20,12 +23,17 @@ pub(super) fn lines(model: &ModelFacts, width: usize) -> Vec<String> {
     lines.iter().flat_map(|line| wrapped(line, width, 4)).collect()
 }
 
+/// Neither unloaded nor moved.
+fn runs_here(status: &ModelStatus) -> bool {
+    !status.mechanism.is_empty()
+}
+
 fn head(model: &ModelFacts) -> String {
     let status = &model.status;
     let slo = &status.slo;
-    let age = span(status.state_age_s);
+    let age = if runs_here(status) { format!(" for {}", span(status.state_age_s)) } else { String::new() };
     let mut text = format!(
-        "{} ({}) on GPU {}: {} for {age}; SLO {} for {}%",
+        "{} ({}) on GPU {}: {}{age}; SLO {} for {}%",
         status.name,
         model.key,
         status.gpu,

@@ -195,7 +195,7 @@ async fn counted_of_half_a_minute(terms: RequestOptions) -> Duration {
     let began = Instant::now().checked_sub(UPTIME).unwrap();
     let asked = tokio::spawn(async move {
         let input = Input { shape: vec![1, 1], data: vec![0; 4].into() };
-        pipeline.infer(vec![input], terms, Coming { began, journal: None }).await
+        pipeline.infer(vec![input], terms, Coming { began, waited: Duration::ZERO, journal: None }).await
     });
     worker.answer_well(&worker.batch().await);
     assert_eq!(asked.await.unwrap(), Ok(good()));
