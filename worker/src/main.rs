@@ -15,8 +15,6 @@ const EX_USAGE: u8 = 64;
 const EX_UNAVAILABLE: u8 = 69;
 
 fn main() -> ExitCode {
-    // It may have been started by the number of an open file. Without a name it serves as well.
-    nix::sys::prctl::set_name(c"shadowslice-worker").ok();
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.split_first() {
         Some((flag, [])) if flag == "--boot" => serve(None),
