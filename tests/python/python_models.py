@@ -6,6 +6,8 @@ Usage: python_models.py SHADOWSLICE_BINARY [unittest arguments]
 
 import asyncio
 import json
+import os
+import signal
 import sys
 import threading
 import unittest
@@ -123,7 +125,7 @@ class Models(Server):
             "workers: {environment: [PYTHONPATH]}",
             "models:",
             f"  - {{name: every, engine: python, path: every, {python}, batch: {{max: 8}}, share: {{initial: 20%}}}}",
-            f"  - {{path: moods.py, {python}, batch: {{max: 8, max_delay: 20ms}}, share: {{initial: 20%}}}}",
+            f"  - {{path: moods.py, {python}, batch: {{max: 8, max_delay: 20ms}}, share: {{initial: 20%}}, handover: shadow}}",
         ]
         lines += [f"  - {{path: {name}.py, {python}, share: {{initial: 2%}}}}" for name in FAULTY]
         return "\n".join(lines) + "\n"
@@ -245,7 +247,7 @@ class PythonModels(unittest.TestCase):
                 wait_until(lambda: SERVER.model(name)["state"] == "unready")
                 self.assertIn(why.format(SERVER.folder / f"{name}.py"), SERVER.model(name)["why"])
 
-    def test_shares_change_under_load_without_a_loss(self):
+    def test_shadows_and_deaths_under_load_lose_nothing(self):
         stop, outcomes = threading.Event(), []
 
         def load():
@@ -256,8 +258,13 @@ class PythonModels(unittest.TestCase):
 
         thread = threading.Thread(target=load)
         thread.start()
+        self.addCleanup(stop.set)
         for share in (30, 10, 50, 20):
-            SERVER.command("resize", "moods", str(share))
+            self.assertIn("completed", SERVER.command("resize", "moods", str(share)))
+        for _ in range(3):
+            before = SERVER.worker("moods")
+            os.kill(before, signal.SIGKILL)
+            wait_until(lambda: SERVER.worker("moods") not in (None, before))
         stop.set()
         thread.join()
         self.assertEqual(set(outcomes), {b"fine"})
