@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -23,6 +23,13 @@ FILE = "model.py"
 
 TRACEBACK_LINES = 40
 """Of a traceback, the last lines, are logged."""
+
+
+Spec: TypeAlias = tuple[str, str, list[int]]
+"""Name, datatype, whole shape."""
+
+Answered: TypeAlias = tuple[list[int], list[tuple[int, int]]]
+"""An output: its shape without the batch axis, and each request's part as address and length."""
 
 
 class Faulty(Exception):
@@ -37,7 +44,9 @@ class Runner:
         self.inputs: dict[str, Tensor] = {}
         self.outputs: dict[str, Tensor] = {}
 
-    def load(self, name: str, path: Path, cache: Path | None, on_gpu: bool) -> tuple:
+    def load(
+        self, name: str, path: Path, cache: Path | None, on_gpu: bool
+    ) -> tuple[tuple[list[Spec], list[Spec]] | None, str]:
         """The inputs and outputs, each as name, datatype and shape; or ``None`` and why not."""
         try:
             file = source(path)
@@ -76,8 +85,12 @@ class Runner:
             found.cuda.empty_cache()
 
     def run(
-        self, data: list, shapes: list[list[int]], rows: list[int] | None, stream: int | None
-    ) -> tuple:
+        self,
+        data: list[memoryview | bytes],
+        shapes: list[list[int]],
+        rows: list[int] | None,
+        stream: int | None,
+    ) -> tuple[tuple[list[Answered], list[np.ndarray]] | None, bool, str]:
         """The outputs' shapes and the addresses of their parts, and what keeps them; or ``None``,
         whether the input is at fault, and why. The model computes on this CUDA stream."""
         try:
@@ -94,7 +107,9 @@ class Runner:
             log_traceback()
             return None, False, told(error)
 
-    def _outputs(self, answered: Any, rows: list[int] | None) -> tuple:
+    def _outputs(
+        self, answered: Any, rows: list[int] | None
+    ) -> tuple[list[Answered], list[np.ndarray]]:
         # The abstract class is slow to ask.
         if not isinstance(answered, dict) and not isinstance(answered, Mapping):
             raise TypeError(f"infer returned {type(answered).__name__}, and must return a dict of arrays")
@@ -128,11 +143,13 @@ def torch() -> Any:
     return found if found and found.cuda.is_initialized() else None
 
 
-def on(stream: int | None) -> AbstractContextManager[None]:
+def on(stream: int | None) -> AbstractContextManager[Any]:
     """Has PyTorch compute on this stream meanwhile."""
     if stream is None:
         return nullcontext()
-    return torch().cuda.stream(torch().cuda.ExternalStream(stream))
+    cuda = torch().cuda
+    context: AbstractContextManager[Any] = cuda.stream(cuda.ExternalStream(stream))
+    return context
 
 
 def source(path: Path) -> Path:
@@ -165,7 +182,7 @@ def imported(file: Path) -> ModuleType:
     return module
 
 
-def model_class(module: ModuleType, file: Path) -> type:
+def model_class(module: ModuleType, file: Path) -> Any:
     """The only class of the module that has ``infer``."""
     own = [
         found

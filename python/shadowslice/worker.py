@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from io import TextIOWrapper
 
 USAGE = 64
 """As sysexits has it."""
@@ -38,7 +39,8 @@ def main(arguments: list[str]) -> int:
             return USAGE
     # What a model prints belongs into its log.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    sys.stdout.reconfigure(line_buffering=True)
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)
     # Nobody interrupts a worker: it ends with its supervisor.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 

@@ -1,0 +1,9 @@
+"""The worker, in Rust: worker/python."""
+
+from typing import Protocol
+
+class _Runner(Protocol):
+    def load(self, *_: object) -> object: ...
+
+def serve(runner: _Runner, user: int | None = None) -> int: ...
+def raise_walls() -> None: ...
