@@ -112,7 +112,9 @@ class Runner:
     ) -> tuple[list[Answered], list[np.ndarray]]:
         # The abstract class is slow to ask.
         if not isinstance(answered, dict) and not isinstance(answered, Mapping):
-            raise TypeError(f"infer returned {type(answered).__name__}, and must return a dict of arrays")
+            raise TypeError(
+                f"infer returned {type(answered).__name__}, and must return a dict of arrays"
+            )
         missing = [name for name in self.outputs if name not in answered]
         if missing:
             raise KeyError(f"infer returned no output {missing[0]!r}; it returned {list(answered)}")
@@ -193,13 +195,17 @@ def model_class(module: ModuleType, file: Path) -> Any:
         raise Faulty(f"{file}: no class has a method `infer(self, batch)`; write one")
     if len(own) > 1:
         names = ", ".join(found.__name__ for found in own)
-        raise Faulty(f"{file}: several classes have `infer` ({names}); leave one, or import the others")
-    found = own[0]
+        raise Faulty(
+            f"{file}: several classes have `infer` ({names}); leave one, or import the others"
+        )
+    found: Any = own[0]
     try:
         inspect.signature(found.infer).bind(None, {})
     except TypeError as error:
         line = inspect.getsourcelines(found.infer)[1]
-        raise Faulty(f"{file}:{line}: `infer` must take one batch, as `infer(self, batch)`: {error}") from error
+        raise Faulty(
+            f"{file}:{line}: `infer` must take one batch, as `infer(self, batch)`: {error}"
+        ) from error
     return found
 
 
@@ -209,15 +215,23 @@ def tensors(found: type, which: str, file: Path) -> dict[str, Tensor]:
     example = f'`{which} = {{"x": Tensor("FP32", [-1, 16])}}`'
     declared = getattr(found, which, None)
     if not isinstance(declared, Mapping) or not declared:
-        raise Faulty(f"{file}:{line}: class {found.__name__} does not say its {which}; write {example}")
+        raise Faulty(
+            f"{file}:{line}: class {found.__name__} does not say its {which}; write {example}"
+        )
     for name, tensor in declared.items():
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
-            raise Faulty(f"{file}:{line}: {which} of class {found.__name__}: {name!r} is none; write {example}")
+            raise Faulty(
+                f"{file}:{line}: {which} of class {found.__name__}: {name!r} is none; write {example}"
+            )
         if tensor.datatype not in _tensors.DTYPES:
             known = ", ".join(_tensors.DTYPES)
-            raise Faulty(f"{file}:{line}: {name!r} has datatype {tensor.datatype!r}; there are {known}")
+            raise Faulty(
+                f"{file}:{line}: {name!r} has datatype {tensor.datatype!r}; there are {known}"
+            )
         if not all(isinstance(axis, int) and (axis == -1 or axis > 0) for axis in tensor.shape):
-            raise Faulty(f"{file}:{line}: {name!r} has shape {tensor.shape!r}; an axis is -1 or above 0")
+            raise Faulty(
+                f"{file}:{line}: {name!r} has shape {tensor.shape!r}; an axis is -1 or above 0"
+            )
     return dict(declared)
 
 
@@ -264,7 +278,9 @@ def told(error: BaseException) -> str:
 def line_in(file: Path, error: BaseException) -> int:
     """The last line of the file on the way to the error."""
     frames = traceback.extract_tb(error.__traceback__)
-    return next((frame.lineno or 0 for frame in reversed(frames) if Path(frame.filename) == file), 0)
+    return next(
+        (frame.lineno or 0 for frame in reversed(frames) if Path(frame.filename) == file), 0
+    )
 
 
 def log_traceback() -> None:

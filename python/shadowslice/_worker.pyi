@@ -1,9 +1,7 @@
 """The worker, in Rust: worker/python."""
 
-from typing import Protocol
+def serve(runner: object, user: int | None = None) -> int:
+    """Serves until there is no more work; `runner` is a `Runner`. Returns the exit code."""
 
-class _Runner(Protocol):
-    def load(self, *_: object) -> object: ...
-
-def serve(runner: _Runner, user: int | None = None) -> int: ...
-def raise_walls() -> None: ...
+def raise_walls() -> None:
+    """Raises a worker's walls around this process."""
