@@ -189,6 +189,16 @@ dist: $(packed_ort) $(if $(BINARIES),,programs) ## A tarball that runs where it 
 deb: $(packed_ort) $(if $(BINARIES),,programs) ## A package for Debian and Ubuntu, in target/dist (GPU=1: with CUDA)
 	PYTHON=$(PYTHON) packaging/deb $(packed)
 
+MATURIN_VERSION := 1.16.0
+
+# Supervisors bring the package with them; the wheel is for editors and type checkers.
+.PHONY: wheel
+wheel: $(TARGET)/tools/maturin/bin/maturin | have-cargo ## The package of Python models as a wheel, in target/dist
+	cd python && $< build --release --locked --out $(TARGET)/dist
+
+$(TARGET)/tools/maturin/bin/maturin: | have-pip
+	$(pip) install --root-user-action=ignore --only-binary=:all: --target $(TARGET)/tools/maturin maturin==$(MATURIN_VERSION)
+
 .PHONY: programs
 programs: | have-cargo
 	$(CARGO) build --package shadowslice --package shadowslice-worker --package shadowslice-python --release --locked
