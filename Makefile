@@ -65,10 +65,14 @@ lint: | have-cargo ## Formatting and lints
 
 # Whole-system tests run the binaries, so those are built first. nextest is fetched once where it is
 # missing; where that fails too (it takes the network and some minutes), cargo runs the same tests.
+# $(1): debug or release. Supervisors look beside their binary for the package of Python models' workers.
+install_package = python/install $(TARGET)/$(1) $(TARGET)/$(1)/python
+
 .PHONY: unit
 unit: export PATH := $(TARGET)/tools/bin:$(PATH)
 unit: onnxruntime models | have-cargo ## Unit, documentation and whole-system tests
 	$(CARGO) build --workspace --locked
+	$(call install_package,debug)
 	$(CARGO) test --workspace --doc --locked
 	if $(CARGO) nextest --version >/dev/null 2>&1 || \
 	   $(CARGO) install cargo-nextest --version $(NEXTEST_VERSION) --locked --root $(TARGET)/tools; then \
@@ -81,12 +85,14 @@ unit: onnxruntime models | have-cargo ## Unit, documentation and whole-system te
 .PHONY: clients
 clients: onnxruntime python | have-cargo ## Triton's own clients against a running supervisor
 	$(CARGO) build --workspace --locked
+	$(call install_package,debug)
 	$(with_libs) tests/python/outside_clients.py $(TARGET)/debug/shadowslice
 	$(with_libs) tests/python/extensions.py $(TARGET)/debug/shadowslice
 	$(with_libs) tests/python/model_repository.py $(TARGET)/debug/shadowslice
 	$(with_libs) tests/python/encrypted.py $(TARGET)/debug/shadowslice
 	$(with_libs) tests/python/worker_memory.py $(TARGET)/debug/shadowslice
 	$(with_libs) tests/python/upgrade.py $(TARGET)/debug/shadowslice
+	$(with_libs) tests/python/python_models.py $(TARGET)/debug/shadowslice
 
 # The browser is for x86-64 and comes by npm; elsewhere CHROMIUM names one.
 CHROMIUM ?= $(TARGET)/browser/chromium/chromium
@@ -183,9 +189,19 @@ dist: $(packed_ort) $(if $(BINARIES),,programs) ## A tarball that runs where it 
 deb: $(packed_ort) $(if $(BINARIES),,programs) ## A package for Debian and Ubuntu, in target/dist (GPU=1: with CUDA)
 	PYTHON=$(PYTHON) packaging/deb $(packed)
 
+MATURIN_VERSION := 1.16.0
+
+# Supervisors bring the package with them; the wheel is for editors and type checkers.
+.PHONY: wheel
+wheel: $(TARGET)/tools/maturin/bin/maturin | have-cargo ## The package of Python models as a wheel, in target/dist
+	cd python && $< build --release --locked --out $(TARGET)/dist
+
+$(TARGET)/tools/maturin/bin/maturin: | have-pip
+	$(pip) install --root-user-action=ignore --only-binary=:all: --target $(TARGET)/tools/maturin maturin==$(MATURIN_VERSION)
+
 .PHONY: programs
 programs: | have-cargo
-	$(CARGO) build --package shadowslice --package shadowslice-worker --release --locked
+	$(CARGO) build --package shadowslice --package shadowslice-worker --package shadowslice-python --release --locked
 
 .PHONY: packages
 packages: $(ort) $(ort_licences) python | have-cargo ## The packages, installed and run
@@ -201,6 +217,7 @@ manifests: python | have-cargo ## Manifests for Kubernetes and KServe, against p
 .PHONY: build
 build: onnxruntime | have-cargo ## The release binaries, with ONNX Runtime where they look for it
 	$(CARGO) build --workspace --release --locked
+	$(call install_package,release)
 
 .PHONY: onnxruntime
 onnxruntime: $(ort) ## ONNX Runtime's shared library

@@ -32,6 +32,7 @@ def make(folder, elements):
     (folder / "1").mkdir(parents=True, exist_ok=True)
     save(model, folder / "1/model.onnx")
     shutil.copy(Path(__file__).with_name("model.py"), folder / "1/model.py")
+    shutil.copy(Path(__file__).with_name("ours.py"), folder / "1/ours.py")
     (folder / "config.pbtxt").write_text(CONFIG.format(elements=elements))
 
 

@@ -25,7 +25,7 @@ use crate::tensor::TensorSpec;
 use crate::units::Sms;
 
 /// Changes with every change of these messages.
-pub const PROTOCOL: u32 = 8;
+pub const PROTOCOL: u32 = 9;
 
 /// The numbers of the descriptors that a worker inherits.
 pub mod descriptors {
@@ -128,6 +128,15 @@ pub enum EngineSpec {
         providers: Vec<Provider>,
         /// The folder for optimised forms of the model, if they are kept.
         optimised: Option<PathBuf>,
+    },
+    /// A class in a Python file, in the interpreter whose process the worker is.
+    Python {
+        interpreter: PathBuf,
+        path: PathBuf,
+        /// That its libraries may use for one operator.
+        threads: u32,
+        /// The only folder for files of the model's own, if there is one.
+        cache: Option<PathBuf>,
     },
     /// Answers with its input.
     Emulated {

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 
-use crate::{manual, serve};
+use crate::{init, manual, serve};
 use shadowslice_config as config;
 use shadowslice_control::controller::HandoverReport;
 use shadowslice_control::host;
@@ -45,6 +45,13 @@ enum Command {
     Serve {
         /// The configuration.
         config: PathBuf,
+    },
+    /// Write a model in Python and a configuration that serves it, to begin with.
+    ///
+    /// Nothing is overwritten. The model needs NumPy for the first python3 on the PATH.
+    Init {
+        /// The folder for `model.py` and `shadowslice.yaml`; it is made.
+        folder: PathBuf,
     },
     /// Name every fault of a configuration, as file:line:column: message.
     Check {
@@ -202,10 +209,15 @@ pub(crate) fn run() -> ExitCode {
     };
     let code = match cli.command {
         Command::Serve { config } => serve::run(&config),
+        Command::Init { folder } => match init::write(&folder) {
+            Ok(text) => print(&text),
+            Err(error) => fail(&errors::chain(&error), exit::UNAVAILABLE),
+        },
         Command::Check { config, print } => {
             let (mut out, mut err) = (std::io::stdout().lock(), std::io::stderr().lock());
             let refused = |path: &Path| host::RunDir::refuses(path).map(|why| errors::chain(&why));
-            let checked = config::check::run(&config, print, &refused, &mut out, &mut err);
+            let looks = (&refused as _, &host::fault_of as _);
+            let checked = config::check::run(&config, print, looks, &mut out, &mut err);
             checked.unwrap_or_else(|error| exit::printed(Err(error)))
         }
         Command::Status { json, at } => ask(&Ask::Status, json, at),

@@ -2,6 +2,7 @@
 
 mod cli;
 mod ending;
+mod init;
 mod known;
 mod manual;
 mod running;

@@ -104,10 +104,10 @@ fn start(
 ) -> Result<u8, Failed> {
     let unfit = |error: HostError| unavailable("this host cannot serve", &error);
     let library = host::onnxruntime_library(config).map_err(unfit)?;
-    let program = host::worker_program().map_err(unfit)?;
+    let mut programs = host::programs().map_err(unfit)?;
     // A package that is upgraded replaces it, by one that may not understand this supervisor.
-    let program =
-        held(&program).map_err(|error| unavailable("the worker's program cannot be read", &error))?;
+    programs.worker =
+        held(&programs.worker).map_err(|error| unavailable("the worker's program cannot be read", &error))?;
     let itself =
         upgrade::program().map_err(|error| unavailable("this program's path is not known", &error))?;
     let lock = match predecessor {
@@ -134,7 +134,7 @@ fn start(
         None => run_dir.private(),
     };
     let estates = predecessor.as_ref().map_or(&[][..], |before| &before.mps);
-    let gpus = host::gpus(&config.gpus, &place, &program, users.is_some(), estates).map_err(unfit)?;
+    let gpus = host::gpus(&config.gpus, &place, &programs.worker, users.is_some(), estates).map_err(unfit)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(host::data_path_threads())
         .thread_name("data-path")
@@ -148,7 +148,7 @@ fn start(
     }
     let watch = Watch::start(&config.gpus);
     let context = Context {
-        program,
+        programs,
         library,
         engines: place.join("tensorrt"),
         register: run_dir.private().join("workers"),

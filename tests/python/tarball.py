@@ -18,7 +18,7 @@ import models
 from server import unix_http, wait_until
 
 SOURCE = Path(__file__).resolve().parents[2]
-COMMANDS = "serve check status top resize reload upgrade hold release drain undrain plan doctor profile".split()
+COMMANDS = "serve init check status top resize reload upgrade hold release drain undrain plan doctor profile".split()
 
 
 def run(*command, **more):
@@ -63,10 +63,19 @@ class Tarball(unittest.TestCase):
         config.write_text("gpus: [{device: emulated}]\nmodels: [{path: unbatched.onnx, slo: 100ms, batch: {max: 0}}]\n")
         self.assertEqual(self.served(config, "unbatched")["outputs"][0]["shape"], [2, 4])
 
+    def test_what_init_writes_serves_at_once(self):
+        first = self.folder / "first-model"
+        run(self.top / "bin/shadowslice", "init", first)
+        config = first / "shadowslice.yaml"
+        # Where NumPy is for these tests.
+        config.write_text(config.read_text() + "workers: {environment: [PYTHONPATH]}\n")
+        self.assertEqual(self.served(config, "first")["platform"], "python")
+
     def served(self, config, model):
         """What the model says of itself, asked of a server that is started as a newcomer would."""
         run_dir = self.folder / "run"
-        environment = {"RUNTIME_DIRECTORY": str(run_dir), "PATH": os.environ["PATH"]}
+        environment = {"RUNTIME_DIRECTORY": str(run_dir), "PATH": os.environ["PATH"],
+                       "PYTHONPATH": os.environ["PYTHONPATH"]}
         with open(self.folder / "log", "w+") as log:
             server = subprocess.Popen(["bin/shadowslice", "serve", config], cwd=self.top, env=environment, stderr=log)
             try:

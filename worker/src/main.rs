@@ -15,8 +15,6 @@ const EX_USAGE: u8 = 64;
 const EX_UNAVAILABLE: u8 = 69;
 
 fn main() -> ExitCode {
-    // It may have been started by the number of an open file. Without a name it serves as well.
-    nix::sys::prctl::set_name(c"shadowslice-worker").ok();
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.split_first() {
         Some((flag, [])) if flag == "--boot" => serve(None),
@@ -66,7 +64,7 @@ fn run(user: Option<u32>) -> Result<(), Fault> {
     if let Some(user) = user {
         walls::become_user(user).map_err(Fault::User)?;
     }
-    match Connected::new()?.load()?.warm()? {
+    match Connected::new(None)?.load()?.warm()? {
         Some(warm) => Ok(warm.serve()?),
         None => Ok(()),
     }

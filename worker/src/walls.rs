@@ -17,7 +17,7 @@ use landlock::{
     path_beneath_rules,
 };
 use nix::libc;
-use nix::sys::prctl::{set_dumpable, set_no_new_privs};
+use nix::sys::prctl::{set_dumpable, set_name, set_no_new_privs};
 use nix::unistd::{Gid, Uid, setgroups, setresgid, setresuid};
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 use seccompiler::{
@@ -55,6 +55,8 @@ pub fn become_user(user: u32) -> io::Result<()> {
 
 /// For a process that has just begun: as much as needs no knowledge of the model.
 pub fn begin() -> Result<(), io::Error> {
+    // It may be an interpreter, or started by the number of an open file. Another name does no harm.
+    set_name(c"shadowslice-worker").ok();
     let place = "/proc/self/oom_score_adj";
     let now: i32 = std::fs::read_to_string(place)?.trim().parse().map_err(io::Error::other)?;
     std::fs::write(place, (now + SOONER).min(SOONEST).to_string())?;
@@ -118,6 +120,9 @@ pub fn writable(engine: &EngineSpec, on_gpu: bool) -> Vec<PathBuf> {
             Provider::TensorRt { cache } => Some(cache.clone()),
             Provider::Cuda => None,
         }));
+    }
+    if let EngineSpec::Python { cache, .. } = engine {
+        folders.extend(cache.clone());
     }
     for folder in &folders {
         // Without what lies above it: a supervisor that ends removes that. What cannot be made

@@ -9,20 +9,23 @@ use super::examined_here;
 use super::faults::{ConfigError, Listing};
 use super::host::Refusal;
 use super::render::render;
-use super::types::Config;
+use super::types::{Config, Model};
+
+/// What is wrong with a model, if anything is.
+pub type Look<'l> = &'l dyn Fn(&Model) -> Option<String>;
 
 /// Returns the exit status. Faults go to `err`, where an error of writing is ignored. A summary, or
 /// the whole configuration if `print` says so, goes to `out`. If there are no faults, an error of
-/// writing to `out` is returned.
+/// writing to `out` is returned. `fault_of` looks at a model more closely.
 pub fn run(
     path: &Path,
     print: bool,
-    run_dir: Refusal<'_>,
+    (run_dir, fault_of): (Refusal<'_>, Look<'_>),
     out: &mut dyn Write,
     err: &mut dyn Write,
 ) -> io::Result<u8> {
     match examined_here(path, run_dir) {
-        Ok(config) => report(path, &config, print, out, err),
+        Ok(config) => report((path, &config, print), fault_of, out, err),
         Err(error) => {
             let kind = if matches!(error, ConfigError::Read { .. }) { "error: " } else { "" };
             writeln!(err, "{kind}{}", errors::chain(&error)).ok();
@@ -32,9 +35,8 @@ pub fn run(
 }
 
 fn report(
-    path: &Path,
-    config: &Config,
-    print: bool,
+    (path, config, print): (&Path, &Config, bool),
+    fault_of: Look<'_>,
     out: &mut dyn Write,
     err: &mut dyn Write,
 ) -> io::Result<u8> {
@@ -45,6 +47,13 @@ fn report(
     let faults = [&config.file_faults[..], &config.host_faults].concat();
     if !faults.is_empty() {
         writeln!(err, "{}", Listing(&faults)).ok();
+    }
+    let usable = config.models.iter().filter(|model| model.broken.is_none());
+    let more: Vec<String> = usable.filter_map(fault_of).collect();
+    more.iter().for_each(|fault| {
+        writeln!(err, "{fault}").ok();
+    });
+    if !(faults.is_empty() && more.is_empty()) {
         return Ok(exit::CONFIG);
     }
     printed?;

@@ -20,8 +20,14 @@ const MAX_THREADS: u32 = 1024;
 #[derive(Clone, Copy)]
 enum EngineName {
     OnnxRuntime,
+    Python,
     Emulated,
 }
+
+const PYTHON: &str = "python3";
+
+/// In a model's folder.
+const PYTHON_FILE: &str = "model.py";
 
 /// With the names of the inputs that a model's file has, as far as they are known. Keys that only the
 /// other engine reads are faults.
@@ -33,8 +39,9 @@ pub(super) fn engine(
 ) -> (Engine, Vec<String>) {
     match kind(model) {
         Some(EngineName::OnnxRuntime) => onnxruntime(model, gpu, context),
+        Some(EngineName::Python) => (python(model, context), Vec::new()),
         Some(EngineName::Emulated) => {
-            for key in ["path", "threads", "providers"] {
+            for key in ["path", "threads", "providers", "python"] {
                 model.forbidden(key, "the emulated engine computes nothing and needs none; remove this");
             }
             (Engine::Emulated { tensors: tensors(model, limits) }, Vec::new())
@@ -46,21 +53,30 @@ pub(super) fn engine(
 /// As given, else the engine for the file's kind.
 fn kind(model: &Fields<'_>) -> Option<EngineName> {
     if let Some(value) = model.get("engine") {
-        return value.one_of(&[("onnxruntime", EngineName::OnnxRuntime), ("emulated", EngineName::Emulated)]);
+        return value.one_of(&[
+            ("onnxruntime", EngineName::OnnxRuntime),
+            ("python", EngineName::Python),
+            ("emulated", EngineName::Emulated),
+        ]);
     }
     let path = model
         .required("path", "give the model's file, such as `path: digits.onnx`, or say `engine: emulated`")?;
     let extension = Path::new(path.text()?).extension().map(std::ffi::OsStr::to_ascii_lowercase);
-    if extension.is_none_or(|extension| extension != "onnx") {
-        path.fault(
-            "the file's kind is not known: only .onnx is; say `engine: onnxruntime` if it is an ONNX model",
-        );
-        return None;
+    match extension.as_deref().and_then(std::ffi::OsStr::to_str) {
+        Some("onnx") => Some(EngineName::OnnxRuntime),
+        Some("py") => Some(EngineName::Python),
+        _ => {
+            path.fault(
+                "the file's kind is not known: only .onnx and .py are; say `engine: onnxruntime` if it is an \
+                 ONNX model, and `engine: python` if it is a folder with a model.py",
+            );
+            None
+        }
     }
-    Some(EngineName::OnnxRuntime)
 }
 
 fn onnxruntime(model: &Fields<'_>, gpu: Option<&Gpu>, context: &Context<'_>) -> (Engine, Vec<String>) {
+    model.forbidden("python", "only `engine: python` reads this; remove it");
     model.forbidden(
         "tensors",
         "only the emulated engine is told its tensors; an ONNX model brings its own; remove this",
@@ -70,6 +86,42 @@ fn onnxruntime(model: &Fields<'_>, gpu: Option<&Gpu>, context: &Context<'_>) -> 
     let path = path.and_then(|value| Some(model_file(&value, &context.shown(value.text()?), context)));
     let (path, inputs) = path.unwrap_or_default();
     (Engine::OnnxRuntime { path, threads, providers: providers(model, gpu) }, inputs)
+}
+
+fn python(model: &Fields<'_>, context: &Context<'_>) -> Engine {
+    model.forbidden("tensors", "a Python model's class says its inputs and outputs; remove this");
+    model.forbidden("providers", "only ONNX Runtime has providers; remove this");
+    let threads = model.or("threads", 1, |value| value.whole(1..=MAX_THREADS));
+    let path = model.required("path", "give the model's file or folder, such as `path: model.py`");
+    let path = path.and_then(|value| {
+        let shown = context.shown(value.text()?);
+        let file = if shown.is_dir() { shown.join(PYTHON_FILE) } else { shown.clone() };
+        if let Err(error) = usable(&file) {
+            let message = format!(
+                "{} cannot be used: {error}; put the model there or correct the path",
+                file.display()
+            );
+            context.file_faults.borrow_mut().push(value.describe(message));
+        }
+        Some(absolute(&shown))
+    });
+    let fields = model.section("python", &["executable"]);
+    let interpreter = fields.or("executable", find(PYTHON), |value| {
+        let named = value.text()?;
+        let found = if named.contains('/') { Some(absolute(&context.shown(named))) } else { find(named) };
+        if !found.as_deref().is_some_and(Path::is_file) {
+            context.lacks(value, format!("there is no `{named}`; name the interpreter by its whole path"));
+        }
+        Some(found)
+    });
+    let interpreter = interpreter.unwrap_or_else(|| PYTHON.into());
+    Engine::Python { path: path.unwrap_or_default(), interpreter, threads }
+}
+
+/// A program of that name where the environment says that programs are.
+fn find(name: &str) -> Option<PathBuf> {
+    let places = std::env::var_os("PATH")?;
+    std::env::split_paths(&places).map(|place| place.join(name)).find(|program| program.is_file())
 }
 
 /// An emulated GPU computes nothing: its models run on the CPU.

@@ -22,6 +22,7 @@ const KEYS: &[&str] = &[
     "path",
     "threads",
     "providers",
+    "python",
     "tensors",
     "gpu",
     "profile",

@@ -176,6 +176,12 @@ fn engine(f: &mut fmt::Formatter<'_>, engine: &Engine) -> fmt::Result {
                 }
             }
         }
+        Engine::Python { path: file, interpreter, threads } => {
+            writeln!(f, "    engine: python")?;
+            writeln!(f, "    path: {}", path(file))?;
+            writeln!(f, "    python: {{executable: {}}}", path(interpreter))?;
+            writeln!(f, "    threads: {threads}")
+        }
         Engine::Emulated { tensors } => {
             writeln!(f, "    engine: emulated")?;
             writeln!(f, "    tensors:")?;

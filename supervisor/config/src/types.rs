@@ -185,6 +185,15 @@ pub enum Engine {
         /// The preferred provider first; empty on an emulated GPU.
         providers: Vec<Provider>,
     },
+    /// A class in a Python file.
+    Python {
+        /// Absolute; a file, or a folder with `model.py`.
+        path: PathBuf,
+        /// The program that runs it, absolute.
+        interpreter: PathBuf,
+        /// Of its libraries, within one operator.
+        threads: u32,
+    },
     /// Takes the time that the profile says.
     Emulated { tensors: Vec<EchoTensor> },
 }

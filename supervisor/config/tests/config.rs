@@ -277,7 +277,7 @@ fn check_says_what_it_found_and_exits_accordingly() {
         let path = folder.path().join("x.yaml");
         fs::write(&path, text).unwrap();
         let (mut out, mut err) = (Vec::new(), Vec::new());
-        let status = config::check::run(&path, print, &refusal, &mut out, &mut err).unwrap();
+        let status = config::check::run(&path, print, (&refusal, &|_| None), &mut out, &mut err).unwrap();
         let text =
             |bytes| String::from_utf8(bytes).unwrap().replace(&format!("{}/", folder.path().display()), "");
         (status, text(out), text(err))
@@ -305,6 +305,9 @@ fn check_says_what_it_found_and_exits_accordingly() {
     assert!(err.contains("x.yaml:1:9: models: must be a list"), "{err}");
     let nowhere = folder.path().join("nowhere.yaml");
     let mut err = Vec::new();
-    assert_eq!(config::check::run(&nowhere, false, &refusal, &mut Vec::new(), &mut err).unwrap(), 78);
+    assert_eq!(
+        config::check::run(&nowhere, false, (&refusal, &|_| None), &mut Vec::new(), &mut err).unwrap(),
+        78
+    );
     assert!(String::from_utf8(err).unwrap().starts_with("error: cannot read "));
 }

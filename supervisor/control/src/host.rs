@@ -13,12 +13,14 @@ use shadowslice_shared::units::Sms;
 use tokio::runtime::{Builder, Runtime};
 
 use crate::backend::{
-    self, EmulatedGpu, GpuBackend, Gpus, Libraries, Limits, MpsError, MpsEstate, MpsGpu, MpsSetup,
-    ProbeError, WholeGpu,
+    self, CommandError, EmulatedGpu, GpuBackend, Gpus, Libraries, Limits, MpsError, MpsEstate, MpsGpu,
+    MpsSetup, ProbeError, WholeGpu,
 };
 use crate::nvml::{Driver, Library, NvmlFault};
+use crate::process::Programs;
 pub use crate::run_dir::{RunDir, RunDirError, unsafe_because};
-use shadowslice_config::{Config, CudaDevice, Engine, Gpu, Partitioning};
+use shadowslice_config::{Config, CudaDevice, Engine, Gpu, Model, Partitioning};
+use shadowslice_shared::errors;
 
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
@@ -65,6 +67,8 @@ pub enum HostError {
         "the worker does not say which libraries it can load; install both binaries from one build, or see where `shadowslice-worker --probe libraries` stops"
     )]
     Libraries(#[source] ProbeError),
+    #[error("a Python model cannot be looked at")]
+    Interpreter(#[source] CommandError),
     #[error("the supervisor's binary cannot be located, so neither can the worker's")]
     Executable(#[source] io::Error),
     #[error("there is no worker at {0}; install shadowslice-worker beside shadowslice")]
@@ -184,6 +188,16 @@ pub fn find_onnxruntime(configured: Option<&Path>) -> Result<PathBuf, HostError>
     })
 }
 
+/// What is wrong with a Python model, tried in a process of its own.
+pub fn fault_of(model: &Model) -> Option<String> {
+    let Engine::Python { path, interpreter, .. } = &model.engine else { return None };
+    let tried = programs().and_then(|programs| {
+        let tried = backend::python_fault(interpreter, &programs.python, path);
+        runtime()?.block_on(tried).map_err(HostError::Interpreter)
+    });
+    tried.unwrap_or_else(|error| Some(errors::chain(&error)))
+}
+
 /// Which libraries `worker` can load, tried in a process of its own.
 pub fn libraries(worker: &Path, onnxruntime: Option<&Path>) -> Result<Libraries, HostError> {
     runtime()?.block_on(backend::libraries(worker, onnxruntime)).map_err(HostError::Libraries)
@@ -200,6 +214,15 @@ fn beside_executable() -> Result<Vec<PathBuf>, HostError> {
 pub fn worker_program() -> Result<PathBuf, HostError> {
     let program = executable_dir()?.join("shadowslice-worker");
     if program.is_file() { Ok(program) } else { Err(HostError::NoWorker(program)) }
+}
+
+/// The package of Python models' workers lies beside the binary, or where packages put it. It is
+/// looked for when a model needs it.
+pub fn programs() -> Result<Programs, HostError> {
+    let beside = executable_dir()?;
+    let packaged = beside.join("../lib/shadowslice/python");
+    let python = if packaged.is_dir() { packaged } else { beside.join("python") };
+    Ok(Programs { worker: worker_program()?, python })
 }
 
 fn executable_dir() -> Result<PathBuf, HostError> {

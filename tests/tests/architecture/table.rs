@@ -52,6 +52,12 @@ pub(crate) const ROWS: &[Row] = &[
         may: &["crate::answer", "crate::device::cuda", "crate::inputs", "shadowslice_shared"],
         never: &["cudarc"],
     },
+    // The same worker inside of an interpreter.
+    Row {
+        part: "worker/python/src",
+        may: &["crate", "shadowslice_shared", "shadowslice_worker", "pyo3"],
+        never: NO_GPU,
+    },
     Row { part: "worker/src/device", may: &["crate::clock", "shadowslice_shared"], never: &["ort"] },
     // Decisions. These parts read no slab, speak to no process and know no wire.
     Row {
@@ -161,6 +167,7 @@ pub(crate) const UNSAFE: &[&str] = &[
     "worker/src/device/cuda/pinned.rs",
     "worker/src/device/cuda/region.rs",
     "worker/src/device/cuda/facts.rs",
+    "worker/python/src/host.rs",
     "worker/src/engine/onnxruntime/bound.rs",
     "worker/src/engine/onnxruntime/on_gpu.rs",
     "worker/src/engine/onnxruntime/output.rs",

@@ -22,7 +22,7 @@ use crate::clock::{after, now_ns, wait_until};
 use crate::descriptors::{Descriptors, adopt};
 use crate::device::Device;
 use crate::device::cuda::pinned;
-use crate::engine::{Engine, Libraries, Signature};
+use crate::engine::{Engine, Host, Libraries, Means, Signature};
 use crate::proof::{self, Trial, Unproven};
 use crate::serve::Warm;
 use crate::{say, walls};
@@ -34,19 +34,21 @@ use shadowslice_shared::errors::chain;
 pub struct Connected {
     link: Link,
     descriptors: Descriptors,
+    host: Option<Box<dyn Host>>,
 }
 
 impl Connected {
-    /// With the descriptors that the supervisor has passed to this process.
-    pub fn new() -> Result<Self, Fault> {
+    /// With the descriptors that the supervisor has passed to this process, and the program that
+    /// runs models that no engine here runs.
+    pub fn new(host: Option<Box<dyn Host>>) -> Result<Self, Fault> {
         let (boot, descriptors) = adopt().map_err(Fault::Connect)?;
-        Ok(Self { link: Link::open(boot)?, descriptors })
+        Ok(Self { link: Link::open(boot)?, descriptors, host })
     }
 
     /// On an emulated device this takes at least as long as the assignment's profile says for
     /// starting a process and loading.
     pub fn load(self) -> Result<Loaded, Fault> {
-        let Self { link, descriptors } = self;
+        let Self { link, descriptors, host } = self;
         let Order::Load(assignment) = link.order()? else { return Err(link.out_of_step()) };
         let begun_ns = now_ns();
         let breaches = walls::raise(&walls::writable(&assignment.engine, assignment.on_gpu()));
@@ -55,7 +57,7 @@ impl Connected {
             breaches.iter().for_each(|breach| say(&chain(breach)));
         }
         let (parts, took, weights) =
-            Parts::load(descriptors, &assignment).map_err(|refusal| link.refuse(refusal))?;
+            Parts::load(descriptors, host, &assignment).map_err(|refusal| link.refuse(refusal))?;
         let times = parts.device.start_times(assignment.profile.as_ref());
         wait_until(after(begun_ns, times.process.saturating_add(times.load)), &parts.socket)?;
         let took = emulated(took, times.process, between(begun_ns, now_ns()));
@@ -132,6 +134,7 @@ struct Parts {
 impl Parts {
     fn load(
         descriptors: Descriptors,
+        host: Option<Box<dyn Host>>,
         assignment: &Assignment,
     ) -> Result<(Self, LoadTimes, u64), BootRefusal> {
         let setup = |fault: SlabError| BootRefusal::Setup(chain(&fault));
@@ -158,12 +161,14 @@ impl Parts {
         }
         let memory = device.take_memory(assignment.profile.as_ref(), weights.as_ref())?;
         let free = device.free_memory();
-        let (engine, signature) = Engine::load(
-            &assignment.engine,
-            &libraries,
-            (device.gpu().cloned(), weights),
-            assignment.partition.is_some(),
-        )?;
+        let means = Means {
+            gpu: device.gpu().cloned(),
+            weights,
+            host,
+            partitioned: assignment.partition.is_some(),
+            model: &assignment.model,
+        };
+        let (engine, signature) = Engine::load(&assignment.engine, &libraries, means)?;
         let weights = free.saturating_sub(device.free_memory());
         let took = LoadTimes {
             libraries: between(begun_ns, loaded_ns),

@@ -12,6 +12,8 @@ use shadowslice_shared::groups::Groups;
 use crate::engine::Engine;
 use crate::proof::{self, Trial, Unproven};
 
+const OTHERWISE: &str = "this process finds other groups of SMs than those before it";
+
 /// The answers of the whole GPU have been proven, with `times`. Also makes the partition ready
 /// that the worker begins with.
 pub(super) fn prove(
@@ -24,8 +26,13 @@ pub(super) fn prove(
         let movable = engine.movable(&trial.signature.inputs, trial.warm_up.batched);
         movable.map_err(BootRefusal::NoPartitions)?;
         if engine.division() != Some(division) {
-            let why = "this process finds other groups of SMs than those before it".to_owned();
-            return Err(BootRefusal::NoPartitions(why).into());
+            return Err(BootRefusal::NoPartitions(OTHERWISE.to_owned()).into());
+        }
+    }
+    if let Engine::Hosted(hosted) = &*trial.engine {
+        hosted.movable().map_err(BootRefusal::NoPartitions)?;
+        if hosted.division().is_some_and(|found| found != division) {
+            return Err(BootRefusal::NoPartitions(OTHERWISE.to_owned()).into());
         }
     }
     let mut proofs = Vec::new();

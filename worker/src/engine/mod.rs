@@ -1,6 +1,8 @@
 //! What runs a model: takes a checked batch, writes the answer into its slot.
 
 mod echo;
+mod host;
+mod hosted;
 mod onnxruntime;
 
 use std::os::fd::OwnedFd;
@@ -15,6 +17,8 @@ use shadowslice_shared::tensor::TensorSpec;
 use crate::answer::AnswerSlot;
 use crate::device::cuda::CudaGpu;
 use crate::inputs::Inputs;
+pub use host::{Host, Setting};
+pub use hosted::Hosted;
 use onnxruntime::Kept;
 use onnxruntime::{Library, OnnxRuntime};
 pub use onnxruntime::{OnGpu, try_libraries};
@@ -26,6 +30,7 @@ pub enum Engine {
     /// ONNX Runtime on the host's processor.
     OnnxRuntime(Box<OnnxRuntime>),
     OnGpu(Box<OnGpu>),
+    Hosted(Hosted),
 }
 
 /// Loaded before the device is known.
@@ -39,7 +44,7 @@ impl Libraries {
     /// With `gpu` also those that compute on GPUs. No GPU is touched.
     pub fn load(spec: &EngineSpec, gpu: bool) -> Result<Self, BootRefusal> {
         match spec {
-            EngineSpec::Emulated { .. } => Ok(Self::None),
+            EngineSpec::Emulated { .. } | EngineSpec::Python { .. } => Ok(Self::None),
             EngineSpec::OnnxRuntime { library, path, optimised, .. } => {
                 if let Some(kept) = optimised.as_deref().filter(|_| gpu) {
                     onnxruntime::prepare(path, kept);
@@ -57,17 +62,34 @@ pub struct Signature {
     pub outputs: Vec<TensorSpec>,
 }
 
+/// What an engine may use.
+#[derive(Debug)]
+pub struct Means<'a> {
+    pub gpu: Option<Arc<CudaGpu>>,
+    /// The socket over which the model's weights come and go.
+    pub weights: Option<OwnedFd>,
+    pub host: Option<Box<dyn Host>>,
+    pub partitioned: bool,
+    /// Its name.
+    pub model: &'a str,
+}
+
 impl Engine {
-    /// `weights`: the socket over which the model's weights come and go.
     pub fn load(
         spec: &EngineSpec,
         libraries: &Libraries,
-        (gpu, weights): (Option<Arc<CudaGpu>>, Option<OwnedFd>),
-        partitioned: bool,
+        Means { gpu, weights, host, partitioned, model }: Means<'_>,
     ) -> Result<(Self, Signature), BootRefusal> {
         match (spec, libraries) {
             (EngineSpec::Emulated { tensors, batched }, _) => {
                 Ok((Self::Emulated, echo::signature(tensors, *batched)))
+            }
+            (EngineSpec::Python { path, cache, .. }, _) => {
+                let no_host = || BootRefusal::Setup("this program runs no Python models".to_owned());
+                let host = host.ok_or_else(no_host)?;
+                let setting = Setting { name: model, path, cache: cache.as_deref(), on_gpu: gpu.is_some() };
+                let (hosted, signature) = Hosted::load(host, setting, gpu.as_ref(), partitioned)?;
+                Ok((Self::Hosted(hosted), signature))
             }
             (
                 EngineSpec::OnnxRuntime { path, threads, providers, optimised, .. },
@@ -91,14 +113,14 @@ impl Engine {
     /// `None` if no GPU measured it. The batch must be [through](Self::run).
     pub fn executed(&self, slot: u8) -> Option<Duration> {
         match self {
-            Self::Emulated | Self::OnnxRuntime(_) => None,
+            Self::Emulated | Self::OnnxRuntime(_) | Self::Hosted(_) => None,
             Self::OnGpu(engine) => engine.gpu().executed(slot).ok().flatten(),
         }
     }
 
     pub fn unshared(&self) -> Option<&str> {
         match self {
-            Self::Emulated | Self::OnnxRuntime(_) => None,
+            Self::Emulated | Self::OnnxRuntime(_) | Self::Hosted(_) => None,
             Self::OnGpu(engine) => engine.unshared(),
         }
     }
@@ -116,14 +138,14 @@ impl Engine {
     /// Only where recording makes executions cheaper; every size has run before.
     pub fn record(&mut self, size: u32) -> Result<(), RunFailure> {
         match self {
-            Self::Emulated | Self::OnnxRuntime(_) => Ok(()),
+            Self::Emulated | Self::OnnxRuntime(_) | Self::Hosted(_) => Ok(()),
             Self::OnGpu(engine) => engine.record(size),
         }
     }
 
     pub fn memory(&self) -> Option<DeviceMemory> {
         match self {
-            Self::Emulated | Self::OnnxRuntime(_) => None,
+            Self::Emulated | Self::OnnxRuntime(_) | Self::Hosted(_) => None,
             Self::OnGpu(engine) => Some(engine.memory()),
         }
     }
@@ -131,6 +153,10 @@ impl Engine {
     pub fn warmed_up(&mut self) -> Result<(), BootRefusal> {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) => Ok(()),
+            Self::Hosted(host) => {
+                host.warmed_up();
+                Ok(())
+            }
             Self::OnGpu(engine) => engine.warmed_up(),
         }
     }
@@ -139,6 +165,7 @@ impl Engine {
     pub fn prepare(&mut self, groups: Groups) -> Option<Prepared> {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) => Some(Prepared { groups, result: Ok(()) }),
+            Self::Hosted(hosted) => Some(hosted.prepare(groups)),
             Self::OnGpu(engine) => engine.prepare(groups),
         }
     }
@@ -146,6 +173,7 @@ impl Engine {
     pub fn forget(&mut self, groups: Groups) {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) => {}
+            Self::Hosted(hosted) => hosted.forget(),
             // While the worker does not serve yet, no batch is on its way.
             Self::OnGpu(engine) => engine.forget(groups, false),
         }
@@ -155,6 +183,7 @@ impl Engine {
         let outputs = match self {
             Self::Emulated => echo::run(inputs, slot),
             Self::OnnxRuntime(engine) => engine.run(inputs, slot)?,
+            Self::Hosted(host) => host.run(inputs, slot)?,
             Self::OnGpu(engine) => {
                 let outputs = engine.begin(inputs, slot)?;
                 engine.gpu().synchronize().map_err(|fault| RunFailure::Engine(chain(&fault)))?;

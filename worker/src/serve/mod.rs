@@ -64,10 +64,15 @@ impl Warm {
         let mut message = vec![0; MAX_MESSAGE_BYTES];
         while let Some(len) = self.receive(&mut message)? {
             let report = match read(&message, len) {
-                Ok(Command::Run(batch)) => FromWorker::Answer(self.answer(&batch)),
-                // Without a real GPU a batch can run on any partition at once.
-                Ok(Command::Prepare(groups)) => FromWorker::Prepared(Prepared { groups, result: Ok(()) }),
-                Ok(Command::Forget(_)) => continue,
+                Ok(Command::Run(batch)) => FromWorker::Answer(self.answered(&batch)?),
+                Ok(Command::Prepare(groups)) => match self.engine.prepare(groups) {
+                    Some(prepared) => FromWorker::Prepared(prepared),
+                    None => continue,
+                },
+                Ok(Command::Forget(groups)) => {
+                    self.engine.forget(groups);
+                    continue;
+                }
                 Err(unreadable) => FromWorker::Answer(unreadable),
             };
             if !say(&self.socket, &report, &mut message)? {
@@ -90,6 +95,16 @@ impl Warm {
             received = recv(socket, message, MsgFlags::MSG_TRUNC);
         }
         length(received)
+    }
+
+    /// After a failure on a GPU that is lost to this process there is no answer, but this process's
+    /// end: another worker can run the batch.
+    fn answered(&mut self, batch: &Batch) -> Result<Answer, ServeFault> {
+        let answer = self.answer(batch);
+        match self.device.gpu().filter(|_| answer.result.is_err()) {
+            Some(gpu) => gpu.synchronize().map_err(ServeFault::Gpu).map(|()| answer),
+            None => Ok(answer),
+        }
     }
 
     fn answer(&mut self, batch: &Batch) -> Answer {

@@ -8,7 +8,7 @@ use shadowslice_policy::sharing::Change;
 use shadowslice_policy::workers::{
     Action, Cause, Fact, HandoverMode, Launch, ResizeRequest, Settings, Timeouts, Workers,
 };
-use shadowslice_shared::boot::{WarmTime, Warmed};
+use shadowslice_shared::boot::{Purpose, WarmTime, Warmed};
 use shadowslice_shared::contention::Occupant;
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::{Percent, Sms};
@@ -29,6 +29,7 @@ pub(super) fn workers(name: &str, initial: Sms, gpu: Sms, dwell: Duration) -> Wo
         timeouts: Timeouts { spawn: LONG, warm: LONG, drain: LONG, dwell, stop: LONG },
         policy_acts: true,
         on_gpu: false,
+        reference: Purpose::Reference,
         sms: Percent::all().map(|share| share.sms_of(gpu)).collect(),
     };
     Workers::new(settings, Percent::yielding(initial, gpu), false, Err("simulated".to_owned()))

@@ -48,6 +48,9 @@ pub(crate) struct Options {
     /// The Python that runs the client
     #[arg(long, env = "PYTHON", default_value = "python3")]
     python: PathBuf,
+    /// This server runs its models as Triton does, in Python
+    #[arg(long)]
+    python_models: bool,
     /// Seconds of one round of one case
     #[arg(long, default_value = "2", value_parser = seconds)]
     seconds: Duration,

@@ -11,6 +11,7 @@ use shadowslice_tests::home::Home;
 use shadowslice_tests::process::Process;
 use shadowslice_tests::server::Server;
 
+use crate::Options;
 use crate::call::load;
 use crate::case::{LARGE, SMALL};
 use crate::servers::free_address;
@@ -31,9 +32,23 @@ pub(crate) struct Ours {
 
 impl Ours {
     /// Starts it on the models in that folder, and returns when it serves.
-    pub(crate) async fn start(models: &Path) -> Result<Self, Failure> {
+    pub(crate) async fn start(options: &Options, models: &Path) -> Result<Self, Failure> {
         let (http, grpc) = (free_address()?, free_address()?);
-        let server = Server::ready(Home::with_config(&config(models, http, grpc))?).await?;
+        let (file, engine) = match options.python_models {
+            false => ("model.onnx", "engine: onnxruntime".to_owned()),
+            true => {
+                ("ours.py", format!("engine: python, python: {{executable: {}}}", options.python.display()))
+            }
+        };
+        let model = |bytes| {
+            let name = model(bytes);
+            let path = models.join(&name).join("1").join(file);
+            format!("{{name: {name}, path: {}, {engine}, ", path.display())
+        };
+        let models = [model(SMALL), model(LARGE)];
+        let mut home = Home::with_config(&config(&models, http, grpc))?;
+        home.set_env("PYTHONPATH", options.rivals.join("triton-python"));
+        let server = Server::ready(home).await?;
         Ok(Self { server, http, grpc, resized: 0 })
     }
 
@@ -94,22 +109,17 @@ impl Ours {
 
 /// Models without a profile, which answer as soon as ONNX Runtime does; all other settings are the
 /// defaults as far as possible.
-fn config(models: &Path, http: SocketAddr, grpc: SocketAddr) -> String {
-    let model = |bytes| {
-        let name = model(bytes);
-        let path = models.join(&name).join("1/model.onnx");
-        format!(
-            "  - {{name: {name}, path: {}, slo: 10s, batch: {{max: 32}}, queue: {{on_late: serve}}}}\n",
-            path.display()
-        )
-    };
+fn config(models: &[String], http: SocketAddr, grpc: SocketAddr) -> String {
+    let models: String = models
+        .iter()
+        .map(|model| format!("  - {model}slo: 10s, batch: {{max: 32}}, queue: {{on_late: serve}}}}\n"))
+        .collect();
     format!(
         "listen: {{http: [\"unix:http.sock\", \"{http}\"], grpc: [\"unix:grpc.sock\", \"{grpc}\"], metrics: []}}\n\
          gpus: [{{device: emulated}}]\n\
          controller: {{policy: static}}\n\
          model_control: explicit\n\
-         models:\n{}{}",
-        model(SMALL),
-        model(LARGE)
+         workers: {{environment: [PYTHONPATH]}}\n\
+         models:\n{models}"
     )
 }

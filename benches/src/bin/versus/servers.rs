@@ -39,7 +39,7 @@ impl Servers {
             format!("no models in {}: {error}; run `make rivals`", options.rivals.display())
         })?;
         let triton = Triton::start(options, &models).await?;
-        let ours = Ours::start(&models).await?;
+        let ours = Ours::start(options, &models).await?;
         let triton_version = triton.version().await?;
         Ok(Self { ours, triton, python: Python::start(options).await?, triton_version })
     }

@@ -22,11 +22,12 @@ use shadowslice_shared::units::{Percent, Sms};
 
 use shadowslice_datapath::pipeline::Crowding;
 
+pub(crate) use command::CommandError;
 pub use emulated::EmulatedGpu;
 pub use grant::{Admission, Grant};
 pub use mps::{Control, Limits, MpsError, MpsEstate, MpsGpu, MpsSetup, control_program};
 pub(crate) use probe::ProbeError;
-pub use probe::{Isolation, Libraries, OnnxRuntime, Probed, isolation, libraries, probe};
+pub use probe::{Isolation, Libraries, OnnxRuntime, Probed, isolation, libraries, probe, python_fault};
 pub use whole::WholeGpu;
 
 pub type Environment = Vec<(&'static str, String)>;

@@ -112,6 +112,22 @@ pub async fn libraries(program: &Path, onnxruntime: Option<&Path>) -> Result<Lib
     ask(program, &arguments, &vec![(name, value.to_owned())]).await
 }
 
+/// What the package of Python models' workers finds wrong with a model's file.
+pub async fn python_fault(
+    interpreter: &Path,
+    package: &Path,
+    model: &Path,
+) -> Result<Option<String>, CommandError> {
+    let model = model.to_string_lossy();
+    let mut variables = vec![("PYTHONSAFEPATH", "1".to_owned()), ("PYTHONDONTWRITEBYTECODE", "1".to_owned())];
+    let theirs = std::env::var("PYTHONPATH").map(|theirs| format!(":{theirs}")).unwrap_or_default();
+    variables.push(("PYTHONPATH", format!("{}{theirs}", package.display())));
+    let arguments = ["-m", "shadowslice.check", &model];
+    let said = command::run(interpreter, &arguments, &variables, "", LIMIT).await?;
+    let fault = [said.out.trim(), said.err.trim()].into_iter().find(|said| !said.is_empty());
+    Ok((!said.status.success()).then(|| fault.unwrap_or("it cannot be imported").to_owned()))
+}
+
 async fn ask<T: DeserializeOwned>(
     program: &Path,
     arguments: &[&str],

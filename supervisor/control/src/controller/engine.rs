@@ -2,9 +2,10 @@
 
 use std::path::Path;
 
-use shadowslice_shared::boot::{EngineSpec, Provider};
+use shadowslice_shared::boot::{EngineSpec, Provider, Purpose};
 use shadowslice_shared::units::Percent;
 
+use crate::backend::GpuBackend;
 use shadowslice_config as config;
 
 use shadowslice_config::{Engine, Model};
@@ -19,9 +20,24 @@ pub fn spec(model: &Model, library: &Path, engines: &Path, share: Percent) -> En
             providers: providers.iter().map(|provider| offered(*provider, model, engines, share)).collect(),
             optimised: Some(engines.join(&model.name).join("optimised")),
         },
+        Engine::Python { path, interpreter, threads } => EngineSpec::Python {
+            interpreter: interpreter.clone(),
+            path: path.clone(),
+            threads: *threads,
+            cache: Some(engines.join(&model.name).join("cache")),
+        },
         Engine::Emulated { tensors } => {
             EngineSpec::Emulated { tensors: tensors.clone(), batched: model.batch.max != Some(0) }
         }
+    }
+}
+
+/// Which worker computes the reference answers first. A Python model may know no CPU.
+pub fn reference(model: &Model, gpu: &dyn GpuBackend) -> Purpose {
+    let real = gpu.status().uuid.is_some();
+    match model.engine {
+        Engine::Python { .. } if real => Purpose::DeviceReference,
+        _ => Purpose::Reference,
     }
 }
 

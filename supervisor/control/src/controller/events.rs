@@ -17,10 +17,10 @@ use super::groups::{GroupLedger, Tenancy};
 use super::memory::{EntryId, MemoryLedger};
 use super::outcome::Records;
 use super::reports::ModelReport;
-use super::{ControllerTask, EVENTS, ORDERS, Order, loaded};
+use super::{ControllerTask, EVENTS, ORDERS, Order, engine, loaded};
 use crate::backend::{GpuBackend, Gpus, shown};
 use crate::nvml::Readings;
-use crate::process::{KeptWeights, ReferenceFile, User, Users, Worker, WorkerEvent, WorkerSaid};
+use crate::process::{KeptWeights, Programs, ReferenceFile, User, Users, Worker, WorkerEvent, WorkerSaid};
 use shadowslice_config::{Model, Timeouts};
 use shadowslice_datapath::clock::Clock;
 use shadowslice_datapath::pipeline::{LaneFact, Pipeline};
@@ -33,7 +33,7 @@ const LOOK: Duration = Duration::from_secs(1);
 /// What all controllers share.
 #[derive(Debug, Clone)]
 pub struct Context {
-    pub program: PathBuf,
+    pub programs: Programs,
     /// ONNX Runtime's library, if any model needs it.
     pub library: PathBuf,
     /// Where engines that were built for this GPU are kept.
@@ -360,6 +360,7 @@ fn settings(model: &Model, context: &Context, gpu: &dyn GpuBackend) -> Settings 
         timeouts: context.timeouts,
         policy_acts: context.policy_acts,
         on_gpu: gpu.status().uuid.is_some(),
+        reference: engine::reference(model, gpu),
         sms: Percent::all().map(|share| gpu.sms(share)).collect(),
     }
 }

@@ -86,7 +86,7 @@ impl Controller {
         let user = self.user()?;
         let launch = process::Launch {
             id: worker,
-            program: &self.context.program,
+            programs: &self.context.programs,
             assignment,
             grant,
             share,

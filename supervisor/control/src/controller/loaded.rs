@@ -13,6 +13,7 @@ pub(super) fn describe(model: &Model, loaded: &Loaded) -> Result<Metadata, BootR
         name: model.name.clone(),
         platform: match model.engine {
             Engine::OnnxRuntime { .. } => "onnxruntime_onnx",
+            Engine::Python { .. } => "python",
             Engine::Emulated { .. } => "emulated",
         },
         max_batch: batching(&model.batch, loaded)?.0,

@@ -25,7 +25,7 @@ mod room;
 mod thread;
 
 pub use changes::{Changes, Outcomes};
-pub use engine::spec as engine_spec;
+pub use engine::{reference, spec as engine_spec};
 pub use events::{Context, Controller};
 pub use groups::GroupLedger;
 pub use loaded::warm_up;

@@ -22,7 +22,7 @@ type Stamp = Option<[i64; 5]>;
 impl Stamps {
     pub(super) fn of(model: &Model) -> Self {
         let path = match &model.engine {
-            Engine::OnnxRuntime { path, .. } => Some(path),
+            Engine::OnnxRuntime { path, .. } | Engine::Python { path, .. } => Some(path),
             Engine::Emulated { .. } => None,
         };
         Self(path.into_iter().chain(&model.profile_path).map(|path| stamp(path)).collect())

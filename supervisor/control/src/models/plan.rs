@@ -186,8 +186,17 @@ fn engine(old: &Engine, new: &Engine) -> Vec<&'static str> {
         (Engine::Emulated { tensors: old }, Engine::Emulated { tensors }) => {
             vec![("tensors", tensors == old)]
         }
-        (Engine::OnnxRuntime { .. }, Engine::Emulated { .. })
-        | (Engine::Emulated { .. }, Engine::OnnxRuntime { .. }) => vec![("engine", false)],
+        (
+            Engine::Python { path: old_path, interpreter: old_interpreter, threads: old_threads },
+            Engine::Python { path, interpreter, threads },
+        ) => vec![
+            ("path", path == old_path),
+            ("python", interpreter == old_interpreter),
+            ("threads", threads == old_threads),
+        ],
+        (Engine::OnnxRuntime { .. } | Engine::Python { .. } | Engine::Emulated { .. }, _) => {
+            vec![("engine", false)]
+        }
     };
     same.into_iter().filter(|(_, same)| !same).map(|(key, _)| key).collect()
 }

@@ -1,5 +1,6 @@
 //! A worker process, from its spawn to its exit.
 
+use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -41,6 +42,10 @@ pub enum SpawnError {
     Slab(#[source] SlabError),
     #[error("there is no {0}; it belongs beside the supervisor's binary")]
     NoProgram(PathBuf),
+    #[error(
+        "there is no {0}, the package of Python models' workers; it belongs beside the supervisor's binary"
+    )]
+    NoPackage(PathBuf),
     #[error("no pipe can be made; raise the limit on open files")]
     Pipe(#[source] io::Error),
     #[error("{program} cannot be started")]
@@ -71,10 +76,18 @@ pub enum WorkerSaid {
     Exited(io::Result<ExitStatus>),
 }
 
+/// What workers are.
+#[derive(Debug, Clone)]
+pub struct Programs {
+    pub worker: PathBuf,
+    /// The folder with the package that an interpreter becomes the worker of a Python model by.
+    pub python: PathBuf,
+}
+
 #[derive(Debug)]
 pub struct Launch<'l> {
     pub id: WorkerId,
-    pub program: &'l std::path::Path,
+    pub programs: &'l Programs,
     pub assignment: Assignment,
     pub grant: Grant,
     pub share: Percent,
@@ -289,7 +302,9 @@ fn stopped(pid: i32) -> procfs::ProcResult<Option<u64>> {
 }
 
 fn start(launch: &Launch<'_>, files: &[Inherited<'_>]) -> Result<Child, SpawnError> {
-    if let EngineSpec::OnnxRuntime { optimised: Some(folder), .. } = &launch.assignment.engine
+    let engine = &launch.assignment.engine;
+    if let EngineSpec::OnnxRuntime { optimised: Some(folder), .. }
+    | EngineSpec::Python { cache: Some(folder), .. } = engine
         && let Some(parent) = folder.parent()
     {
         // In which the worker makes its own. Without it nothing is kept.
@@ -302,11 +317,45 @@ fn start(launch: &Launch<'_>, files: &[Inherited<'_>]) -> Result<Child, SpawnErr
         environment.push(("HOME".into(), home.into()));
         user.to_string()
     });
-    let arguments: Vec<&str> = ["--boot"].into_iter().chain(user.as_deref()).collect();
-    spawn(launch.program, &arguments, &environment, files).map_err(|source| match source.kind() {
-        io::ErrorKind::NotFound => SpawnError::NoProgram(launch.program.to_owned()),
-        _ => SpawnError::Process { program: launch.program.to_owned(), source },
+    let (program, before): (_, &[&str]) = match engine {
+        EngineSpec::Python { interpreter, threads, .. } => {
+            add_python(&mut environment, &launch.programs.python, *threads)?;
+            (interpreter.as_path(), &["-m", "shadowslice.worker"])
+        }
+        EngineSpec::OnnxRuntime { .. } | EngineSpec::Emulated { .. } => (&launch.programs.worker, &[]),
+    };
+    let arguments: Vec<&str> = before.iter().copied().chain(["--boot"]).chain(user.as_deref()).collect();
+    spawn(program, &arguments, &environment, files).map_err(|source| match source.kind() {
+        io::ErrorKind::NotFound => SpawnError::NoProgram(program.to_owned()),
+        _ => SpawnError::Process { program: program.to_owned(), source },
     })
+}
+
+/// Libraries of Python read their number of threads from the environment.
+const THREADS: [&str; 3] = ["OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"];
+
+/// What an interpreter needs to find the package, which lies in a folder of its own, before all else.
+fn add_python(
+    environment: &mut Vec<(OsString, OsString)>,
+    package: &Path,
+    threads: u32,
+) -> Result<(), SpawnError> {
+    if !package.is_dir() {
+        return Err(SpawnError::NoPackage(package.to_owned()));
+    }
+    let theirs = environment.iter().position(|(name, _)| name == "PYTHONPATH");
+    let theirs = theirs.map(|place| environment.swap_remove(place).1);
+    let mut places = package.as_os_str().to_owned();
+    if let Some(place) = theirs {
+        places.push(":");
+        places.push(place);
+    }
+    environment.push(("PYTHONPATH".into(), places));
+    environment.extend(THREADS.map(|name| (name.into(), threads.to_string().into())));
+    // What lies in the folder where the supervisor was started is no module.
+    environment.push(("PYTHONSAFEPATH".into(), "1".into()));
+    environment.push(("PYTHONDONTWRITEBYTECODE".into(), "1".into()));
+    Ok(())
 }
 
 /// Memory, priority and cores, which the worker's later threads inherit.

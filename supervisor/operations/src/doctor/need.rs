@@ -39,7 +39,7 @@ impl Need {
         let uses = |provider: Provider| {
             config.models.iter().any(|model| match &model.engine {
                 Engine::OnnxRuntime { providers, .. } => providers.contains(&provider),
-                Engine::Emulated { .. } => false,
+                Engine::Python { .. } | Engine::Emulated { .. } => false,
             })
         };
         let is_onnx = |model: &Model| matches!(model.engine, Engine::OnnxRuntime { .. });

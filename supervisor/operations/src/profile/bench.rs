@@ -24,9 +24,10 @@ use tokio::sync::mpsc;
 use super::options::{advice, free_axes};
 use shadowslice_config::{Model, Timeouts};
 use shadowslice_control::backend::{GpuBackend, Grant, GrantError, GrantRequest};
-use shadowslice_control::controller::{engine_spec, warm_up};
+use shadowslice_control::controller::{engine_spec, reference, warm_up};
 use shadowslice_control::process::{
-    BootMs, KeptWeights, Launch, ReferenceError, ReferenceFile, SpawnError, Worker, WorkerEvent, WorkerSaid,
+    BootMs, KeptWeights, Launch, Programs, ReferenceError, ReferenceFile, SpawnError, Worker, WorkerEvent,
+    WorkerSaid,
 };
 use shadowslice_datapath::clock::monotonic_ns;
 use shadowslice_datapath::pipeline::BatchSocket;
@@ -76,7 +77,7 @@ pub(super) struct Bench<'b> {
     /// The command line, to which a user may add.
     pub(super) command: &'b str,
     pub(super) gpu: Arc<dyn GpuBackend>,
-    pub(super) program: &'b std::path::Path,
+    pub(super) programs: &'b Programs,
     pub(super) library: &'b std::path::Path,
     /// Where engines that are built for a share are kept.
     pub(super) engines: &'b std::path::Path,
@@ -106,7 +107,7 @@ pub(super) struct Column {
 impl Bench<'_> {
     /// The GPU computes the reference answers where the host's processor cannot.
     pub(super) async fn prepare(&self) -> Result<(), BenchError> {
-        match self.reference_by(Purpose::Reference).await {
+        match self.reference_by(reference(self.model, &*self.gpu)).await {
             Err(BenchError::NoOperator(why)) => {
                 tracing::warn!(why, "the GPU computes the reference answers, on all of its SMs");
                 self.reference_by(Purpose::DeviceReference).await?;
@@ -201,7 +202,7 @@ impl Bench<'_> {
         };
         let launch = Launch {
             id: WorkerId(0),
-            program: self.program,
+            programs: self.programs,
             assignment,
             grant,
             share,

@@ -87,15 +87,15 @@ fn measure(options: &Options) -> Result<u8, ProfileError> {
     let scratch = tempfile::Builder::new().prefix("profile-").tempdir().map_err(ProfileError::Describe)?;
     let config = configuration(options, scratch.path())?;
     let model = &config.models[0];
-    let program = host::worker_program()?;
+    let programs = host::programs()?;
     let run_dir = RunDir::take(&config.run_dir, None).map_err(HostError::from)?;
-    let gpus = host::gpus(&config.gpus, &run_dir.private(), &program, false, &[])?;
+    let gpus = host::gpus(&config.gpus, &run_dir.private(), &programs.worker, false, &[])?;
     let driver = DriverView::of(&config.gpus[0]);
     let bench = Bench {
         model,
         command: &options.command(),
         gpu: Arc::clone(&gpus[0]),
-        program: &program,
+        programs: &programs,
         engines: &run_dir.private().join("tensorrt"),
         register: &run_dir.private().join("workers"),
         library: &host::onnxruntime_library(&config)?,

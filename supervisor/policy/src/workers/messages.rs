@@ -57,6 +57,8 @@ pub struct Settings {
     pub policy_acts: bool,
     /// The model's GPU is real, and can compute reference answers that the CPU cannot.
     pub on_gpu: bool,
+    /// What the first worker of the model is for.
+    pub reference: Purpose,
     /// Of a worker with 1 %, 2 % and so on to 100 % of the GPU.
     pub sms: Box<[Sms]>,
 }

@@ -89,6 +89,7 @@ pub struct Workers {
 impl Workers {
     /// `division`: how the GPU divides, or why the share may not be a partition inside the worker.
     pub fn new(settings: Settings, share: Percent, held: bool, division: Result<Division, String>) -> Self {
+        let reference = Some(settings.reference);
         Self {
             partition: division.map(|division| Partition::new(division, share)),
             settings,
@@ -101,7 +102,7 @@ impl Workers {
             next: None,
             standing: Standing::new(),
             restarts: Restarts::new(),
-            reference: Some(Purpose::Reference),
+            reference,
             wrong_at: BTreeMap::new(),
             held,
             stopping: false,

@@ -133,6 +133,46 @@ impl GreenContext {
     }
 }
 
+/// A stream whose work runs on the SMs of a partition.
+pub struct PartitionStream {
+    stream: sys::CUstream,
+    _context: GreenContext,
+}
+
+// SAFETY: the driver lets any thread use a stream.
+unsafe impl Send for PartitionStream {}
+
+impl fmt::Debug for PartitionStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PartitionStream").finish_non_exhaustive()
+    }
+}
+
+impl SmGroups {
+    pub fn stream(&self, groups: Groups) -> Result<PartitionStream, CudaFault> {
+        let context = self.context(groups)?;
+        let stream = context.stream()?;
+        // Destroyed below, before its context.
+        let raw = stream.raw();
+        std::mem::forget(stream);
+        Ok(PartitionStream { stream: raw, _context: context })
+    }
+}
+
+impl PartitionStream {
+    /// As CUDA's runtime knows it.
+    pub fn handle(&self) -> usize {
+        self.stream.expose_provenance()
+    }
+}
+
+impl Drop for PartitionStream {
+    fn drop(&mut self) {
+        // SAFETY: ours, and used no more; its context is alive.
+        unsafe { result::stream::destroy(self.stream) }.ok();
+    }
+}
+
 pub(super) struct GreenStream<'c> {
     stream: sys::CUstream,
     _context: PhantomData<&'c GreenContext>,

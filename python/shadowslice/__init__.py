@@ -1,0 +1,72 @@
+"""Models in Python for shadowslice: see :class:`Model`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+
+__all__ = ["Context", "InvalidInput", "Model", "Tensor"]
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An input or output: its datatype, and its whole shape.
+
+    Datatypes are the protocol's: BOOL, UINT8 to UINT64, INT8 to INT64, FP16, FP32, FP64 and BYTES. An
+    axis of -1 has any size. Where the first axis of all tensors is -1, it is the batch: the rows of
+    several requests come together.
+    """
+
+    datatype: str
+    shape: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a model may know of where it runs."""
+
+    name: str
+    """The model's name in the configuration."""
+    folder: Path
+    """Where the model's file lies."""
+    cache: Path | None
+    """The only folder that can be written, if there is one; also ``TMPDIR``."""
+    device: str
+    """``cuda`` if a GPU is there for the model, else ``cpu``."""
+
+
+class InvalidInput(ValueError):
+    """Raised by :meth:`Model.infer` if the request is at fault: its client gets 400."""
+
+
+class Model(Protocol):
+    """What a model's class has. It need not inherit from this one.
+
+    ::
+
+        class Doubled:
+            inputs = {"x": Tensor("FP32", [-1, 16])}
+            outputs = {"y": Tensor("FP32", [-1, 16])}
+
+            def infer(self, batch):
+                return {"y": batch["x"] * 2}
+
+    Each worker makes one object, without arguments. Optional methods are ``load(context)``, called
+    once before all else, and ``unload()``, called at the end.
+    """
+
+    inputs: Mapping[str, Tensor]
+    outputs: Mapping[str, Tensor]
+
+    def infer(self, batch: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        """Answers a batch: for each input an array, which is read-only and valid until the return.
+
+        BYTES are arrays of objects, each a ``bytes``. An exception fails the batch; of several
+        requests, each is then tried alone.
+        """
+        ...

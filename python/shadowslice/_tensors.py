@@ -1,0 +1,58 @@
+"""Tensors between the slabs' bytes and NumPy's arrays."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+import numpy as np
+
+DTYPES: dict[str, np.dtype] = {
+    name: np.dtype(dtype)
+    for name, dtype in {
+        "BOOL": np.bool_,
+        "UINT8": np.uint8,
+        "UINT16": np.uint16,
+        "UINT32": np.uint32,
+        "UINT64": np.uint64,
+        "INT8": np.int8,
+        "INT16": np.int16,
+        "INT32": np.int32,
+        "INT64": np.int64,
+        "FP16": np.float16,
+        "FP32": np.float32,
+        "FP64": np.float64,
+        "BYTES": np.object_,
+    }.items()
+}
+
+
+def read(datatype: str, shape: Sequence[int], data: memoryview) -> np.ndarray:
+    """The elements that the protocol's bytes hold."""
+    if datatype == "BYTES":
+        elements = np.empty(len(_split(data)), dtype=np.object_)
+        elements[:] = _split(data)
+        return elements.reshape(shape)
+    array = np.frombuffer(data, dtype=DTYPES[datatype]).reshape(shape)
+    array.flags.writeable = False
+    return array
+
+
+def _split(data: memoryview) -> list[bytes]:
+    elements, at = [], 0
+    while at < len(data):
+        (length,) = struct.unpack_from("<I", data, at)
+        elements.append(bytes(data[at + 4 : at + 4 + length]))
+        at += 4 + length
+    return elements
+
+
+def written(datatype: str, array: np.ndarray) -> np.ndarray:
+    """The protocol's bytes, in one piece."""
+    if datatype != "BYTES":
+        return np.ascontiguousarray(array)
+    packed = bytearray()
+    for element in array.reshape(-1):
+        text = element.encode() if isinstance(element, str) else bytes(element)
+        packed += struct.pack("<I", len(text)) + text
+    return np.frombuffer(bytes(packed), dtype=np.uint8)

@@ -1,0 +1,7 @@
+"""The worker, in Rust: worker/python."""
+
+def serve(runner: object, user: int | None = None) -> int:
+    """Serves until there is no more work; `runner` is a `Runner`. Returns the exit code."""
+
+def raise_walls() -> None:
+    """Raises a worker's walls around this process."""

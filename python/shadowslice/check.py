@@ -1,0 +1,36 @@
+"""Says why a model cannot be loaded, as far as its class tells: ``PYTHON -m shadowslice.check PATH``.
+
+The file is imported behind a worker's walls; no object is made.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from . import _worker, worker
+
+
+def fault(path: Path) -> str | None:
+    """What is wrong with the model."""
+    try:
+        from . import _runner
+    except ImportError as error:
+        return worker.missing(error)
+    try:
+        file = _runner.source(path)
+        found = _runner.model_class(_runner.imported(file), file)
+        for which in ("inputs", "outputs"):
+            _runner.tensors(found, which, file)
+    except _runner.Faulty as fault:
+        return str(fault)
+    except BaseException as error:
+        return f"{file}:{_runner.line_in(file, error)}: {_runner.told(error)}"
+    return None
+
+
+if __name__ == "__main__":
+    _worker.raise_walls()
+    why = fault(Path(sys.argv[1]))
+    print(why or "", end="")
+    sys.exit(why is not None)

@@ -1,0 +1,277 @@
+#!/usr/bin/env python3
+"""Models in Python, as Triton's clients see them, and what becomes of those that misbehave.
+
+Usage: python_models.py SHADOWSLICE_BINARY [unittest arguments]
+"""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import threading
+import unittest
+
+import numpy as np
+import tritonclient.grpc as grpcclient
+import tritonclient.grpc.aio as aiogrpc
+import tritonclient.http as httpclient
+from tritonclient.utils import InferenceServerException
+
+from server import Server, wait_until
+
+TYPES = {"FP32": np.float32, "FP64": np.float64, "FP16": np.float16, "INT8": np.int8, "INT64": np.int64,
+         "UINT8": np.uint8, "BOOL": np.bool_}
+
+EVERY_TYPE = f"""
+from shadowslice import Tensor
+TYPES = {[*TYPES, "BYTES"]!r}
+
+class EveryType:
+    inputs = {{name: Tensor(name, [-1, -1]) for name in TYPES}}
+    outputs = {{"out_" + name: Tensor(name, [-1, -1]) for name in TYPES}}
+
+    def infer(self, batch):
+        return {{"out_" + name: array for name, array in batch.items()}}
+"""
+
+MOODS = """
+import os, signal, subprocess, sys, threading
+import numpy as np
+from shadowslice import InvalidInput, Tensor
+
+class Moods:
+    inputs = {"mood": Tensor("BYTES", [-1, 1])}
+    outputs = {"y": Tensor("FP32", [-1, -1]), "text": Tensor("BYTES", [-1, 1])}
+
+    def load(self, context):
+        self.context, self.kept = context, []
+        with open(context.cache / "written", "w") as file:
+            print(context.name, file=file)
+
+    def infer(self, batch):
+        self.kept.append(batch["mood"])
+        moods = [mood.decode() for mood in batch["mood"][:, 0]]
+        rows = len(moods)
+        answer = {"y": np.full((rows, 2), rows, np.float32), "text": batch["mood"]}
+        for mood in moods:
+            answer = getattr(self, mood, lambda answer: answer)(answer) or answer
+        return answer
+
+    def raises(self, _): raise RuntimeError("a broken model")
+    def refuses(self, _): raise InvalidInput("it is unlucky")
+    def exits(self, _): sys.exit(3)
+    def dies(self, _): os.kill(os.getpid(), signal.SIGSEGV)
+    def forks(self, _): os.fork()
+    def runs(self, _): subprocess.run(["true"])
+    def writes(self, _): open("/tmp/written", "w")
+    def prints(self, _):
+        for _ in range(200_000): print("x" * 80)
+    def nothing(self, _): return 7
+    def lacks(self, answer): return {"y": answer["y"]}
+    def dtype(self, answer): return answer | {"y": answer["y"].astype(np.float64)}
+    def rows(self, answer): return answer | {"y": answer["y"][:0]}
+    def axes(self, answer): return answer | {"y": answer["y"][0]}
+    def huge(self, answer): return answer | {"y": np.zeros((len(answer["y"]), 10 << 28), np.float32)}
+    def nan(self, answer): return answer | {"y": answer["y"] * np.nan}
+    def strided(self, answer): return answer | {"y": np.arange(8, dtype=np.float32).reshape(2, 4).T[:1]}
+"""
+
+# Why each is unready; the model's own file stands for {}.
+FAULTY = {
+    "empty": ("# nothing\n", "{}: no class has a method `infer(self, batch)`"),
+    "syntax": ("class A\n", "{}:1: expected ':'"),
+    "package": ("\nimport no_such_package\n", "{}:2: there is no package 'no_such_package'"),
+    "inside": ("from no_such_package.sub import x\n", "{}:1: there is no package 'no_such_package'"),
+    "signature": ("class A:\n    inputs = outputs = {}\n    def infer(self): pass\n", "{}:3: `infer` must take one batch"),
+    "inputs": ("class A:\n    def infer(self, batch): pass\n", "{}:1: class A does not say its inputs"),
+    "datatype": ("from shadowslice import Tensor\nclass A:\n    inputs = outputs = {'x': Tensor('FP31', [1])}\n"
+                 "    def infer(self, batch): pass\n", "{}:2: 'x' has datatype 'FP31'"),
+    "several": ("class A:\n    def infer(self, batch): pass\nclass B(A): pass\n", "several classes have `infer` (A, B)"),
+    "exits": ("import sys\nsys.exit(0)\n", "the model called sys.exit"),
+    "raises": ("from shadowslice import Tensor\nclass A:\n    inputs = outputs = {'x': Tensor('FP32', [1])}\n"
+               "    def load(self, context): raise OSError('no weights')\n"
+               "    def infer(self, batch): return batch\n", "OSError: no weights"),
+    "random": ("import numpy as np\nfrom shadowslice import Tensor\nclass A:\n"
+               "    inputs = outputs = {'x': Tensor('FP32', [-1, 4])}\n"
+               "    def infer(self, batch): return {'x': np.random.rand(*batch['x'].shape).astype('float32')}\n",
+               "answers are wrong"),
+}
+
+SERVER = None
+
+
+class Models(Server):
+    def __init__(self, binary):
+        super().__init__(binary, self.write)
+
+    def write(self, folder):
+        (folder / "every").mkdir()
+        (folder / "every" / "model.py").write_text(EVERY_TYPE)
+        (folder / "moods.py").write_text(MOODS)
+        for name, (text, _) in FAULTY.items():
+            (folder / f"{name}.py").write_text(text)
+        return {}
+
+    def configuration(self, _):
+        python = "python: {executable: " + sys.executable + "}, slo: 1s"
+        lines = [
+            "listen:",
+            f'  http: ["127.0.0.1:{self.http_port}"]',
+            f'  grpc: ["unix:grpc.sock", "127.0.0.1:{self.grpc_port}"]',
+            "  metrics: []",
+            "gpus: [{device: emulated, sms: 132}]",
+            "controller: {policy: static}",
+            "workers: {environment: [PYTHONPATH]}",
+            "models:",
+            f"  - {{name: every, engine: python, path: every, {python}, batch: {{max: 8}}, share: {{initial: 20%}}}}",
+            f"  - {{path: moods.py, {python}, batch: {{max: 8, max_delay: 20ms}}, share: {{initial: 20%}}, handover: shadow}}",
+        ]
+        lines += [f"  - {{path: {name}.py, {python}, share: {{initial: 2%}}}}" for name in FAULTY]
+        return "\n".join(lines) + "\n"
+
+    def model(self, name):
+        models = json.loads(self.command("status", "--json"))["models"]
+        return next(model for model in models if model["name"] == name)
+
+
+def setUpModule():
+    global SERVER
+    SERVER = Models(sys.argv[0])
+
+
+def tearDownModule():
+    SERVER.stop()
+
+
+def mood_tensor(module, *moods):
+    tensor = module.InferInput("mood", [len(moods), 1], "BYTES")
+    tensor.set_data_from_numpy(np.array([[mood.encode()] for mood in moods], dtype=np.object_))
+    return tensor
+
+
+class PythonModels(unittest.TestCase):
+    def setUp(self):
+        self.client = grpcclient.InferenceServerClient(f"localhost:{SERVER.grpc_port}")
+        self.addCleanup(self.client.close)
+
+    def ask(self, *moods):
+        return self.client.infer("moods", [mood_tensor(grpcclient, *moods)], client_timeout=30)
+
+    def test_every_datatype_comes_back_over_both_protocols(self):
+        draw = np.random.default_rng(1)
+        arrays = {name: draw.integers(0, 2, (3, 5)).astype(dtype) for name, dtype in TYPES.items()}
+        arrays["BYTES"] = np.array([[b"", "\u00e9\x00".encode(), b"x" * 1000]] * 3, dtype=np.object_)
+        http = httpclient.InferenceServerClient(f"localhost:{SERVER.http_port}")
+        for module, client in ((grpcclient, self.client), (httpclient, http)):
+            tensors = []
+            for name, array in arrays.items():
+                tensors.append(module.InferInput(name, list(array.shape), name))
+                tensors[-1].set_data_from_numpy(array)
+            answer = client.infer("every", tensors)
+            for name, array in arrays.items():
+                np.testing.assert_array_equal(answer.as_numpy("out_" + name), array, name)
+        http.close()
+        self.assertEqual(self.client.get_model_metadata("every").platform, "python")
+
+    def test_requests_of_a_batch_come_together_and_apart_again(self):
+        async def ask():
+            async with aiogrpc.InferenceServerClient(f"localhost:{SERVER.grpc_port}") as client:
+                asked = [client.infer("moods", [mood_tensor(grpcclient, *[f"m{n}"] * (n % 3 + 1))]) for n in range(40)]
+                return await asyncio.gather(*asked)
+
+        rows = []
+        for number, answer in enumerate(asyncio.run(ask())):
+            expected = [[f"m{number}".encode()]] * (number % 3 + 1)
+            self.assertEqual(answer.as_numpy("text").tolist(), expected)
+            rows.append(int(answer.as_numpy("y")[0, 0]))
+        self.assertGreater(max(rows), 3, "requests shared batches")
+
+    def test_what_a_model_does_wrong_fails_that_request_alone(self):
+        before = SERVER.worker("moods")
+        wrong = {
+            "raises": ("RuntimeError: a broken model", "INTERNAL"),
+            "refuses": ("it is unlucky", "INVALID_ARGUMENT"),
+            "exits": ("the model called sys.exit", "INTERNAL"),
+            "forks": ("Operation not permitted", "INTERNAL"),
+            "runs": ("Operation not permitted", "INTERNAL"),
+            "writes": ("Permission denied", "INTERNAL"),
+            "nothing": ("infer returned int, and must return a dict", "INTERNAL"),
+            "lacks": ("infer returned no output 'text'", "INTERNAL"),
+            "dtype": ("output 'y' has dtype float64, and must have float32", "INTERNAL"),
+            "rows": ("output 'y' has shape [0, 2], and must have [1, -1]", "INTERNAL"),
+            "axes": ("output 'y' has shape [2], and must have [1, -1]", "INTERNAL"),
+            "huge": ("raise limits.response_bytes", "INTERNAL"),
+        }
+        for mood, (why, code) in wrong.items():
+            with self.subTest(mood), self.assertRaises(InferenceServerException) as caught:
+                self.ask(mood)
+            self.assertIn(why, str(caught.exception))
+            self.assertIn(code, str(caught.exception.status()))
+            self.assertEqual(self.ask("fine").as_numpy("text")[0, 0], b"fine")
+            if mood == "raises":
+                wait_until(lambda: 'in raises"' in SERVER.said())
+        self.assertEqual(SERVER.worker("moods"), before)
+        self.assertTrue(np.isnan(self.ask("nan").as_numpy("y")).all())
+        np.testing.assert_array_equal(self.ask("strided").as_numpy("y"), [[0, 4]])
+
+    def test_neighbours_in_the_batch_of_a_bad_request_are_answered(self):
+        good, bad = [], []
+
+        def ask(mood):
+            try:
+                good.append(self.ask(mood).as_numpy("text")[0, 0])
+            except InferenceServerException as error:
+                bad.append(str(error))
+
+        threads = [threading.Thread(target=ask, args=["raises" if n == 7 else f"n{n}"]) for n in range(20)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        self.assertEqual((len(good), len(bad)), (19, 1), bad)
+
+    def test_a_model_that_dies_is_followed_by_another_worker(self):
+        before = SERVER.worker("moods")
+        with self.assertRaises(InferenceServerException) as caught:
+            self.ask("dies")
+        self.assertIn("workers died", str(caught.exception))
+        wait_until(lambda: SERVER.worker("moods") not in (None, before))
+        self.assertEqual(self.ask("fine").as_numpy("text")[0, 0], b"fine")
+
+    def test_floods_of_lines_end_in_the_log_and_hold_nobody_up(self):
+        self.ask("prints")
+        self.assertEqual(self.ask("fine").as_numpy("text")[0, 0], b"fine")
+
+    def test_models_that_cannot_be_loaded_say_where_and_what_to_do(self):
+        for name, (_, why) in FAULTY.items():
+            with self.subTest(name):
+                wait_until(lambda: SERVER.model(name)["state"] == "unready")
+                self.assertIn(why.format(SERVER.folder / f"{name}.py"), SERVER.model(name)["why"])
+
+    def test_shadows_and_deaths_under_load_lose_nothing(self):
+        stop, outcomes = threading.Event(), []
+
+        def load():
+            with grpcclient.InferenceServerClient(f"localhost:{SERVER.grpc_port}") as client:
+                while not stop.is_set():
+                    answer = client.infer("moods", [mood_tensor(grpcclient, "fine")])
+                    outcomes.append(answer.as_numpy("text")[0, 0])
+
+        thread = threading.Thread(target=load)
+        thread.start()
+        self.addCleanup(stop.set)
+        for share in (30, 10, 50, 20):
+            self.assertIn("completed", SERVER.command("resize", "moods", str(share)))
+        for _ in range(3):
+            before = SERVER.worker("moods")
+            os.kill(before, signal.SIGKILL)
+            wait_until(lambda: SERVER.worker("moods") not in (None, before))
+        stop.set()
+        thread.join()
+        self.assertEqual(set(outcomes), {b"fine"})
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
+    sys.argv.pop(0)
+    unittest.main(argv=sys.argv)

@@ -1,0 +1,134 @@
+//! Calls between the worker and the package's `Runner`.
+#![allow(unsafe_code)] // memory that both sides see without a copy
+
+use std::ffi::{c_char, c_int};
+
+use pyo3::ffi::PyMemoryView_FromMemory;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList};
+use shadowslice_shared::batch::{Output, RunFailure};
+use shadowslice_shared::boot::BootRefusal;
+use shadowslice_shared::tensor::TensorSpec;
+use shadowslice_worker::answer::AnswerSlot;
+use shadowslice_worker::engine::{Host, Setting, Signature};
+use shadowslice_worker::inputs::Inputs;
+
+/// `PyBUF_READ`, which the stable interface of older interpreters does not name.
+const READ: c_int = 0x100;
+
+#[derive(Debug)]
+pub(crate) struct PythonHost {
+    runner: Py<PyAny>,
+    /// Whether inputs lie in memory that stays.
+    lasting: bool,
+}
+
+/// Name, datatype in the protocol's word, whole shape.
+type Spec = (String, String, Vec<i64>);
+
+/// What `Runner.load` returns: the inputs and outputs, or why there are none.
+type Found = (Option<(Vec<Spec>, Vec<Spec>)>, String);
+
+/// One output: its shape without the batch axis, and each request's part, as address and length.
+type Answered = (Vec<i64>, Vec<(usize, usize)>);
+
+/// What `Runner.run` returns: the outputs, or whether the input is at fault, and why.
+type Ran = (Option<(Vec<Answered>, Py<PyAny>)>, bool, String);
+
+impl PythonHost {
+    pub(crate) fn new(runner: Py<PyAny>) -> Self {
+        Self { runner, lasting: false }
+    }
+}
+
+impl Host for PythonHost {
+    fn load(&mut self, Setting { name, path, cache, on_gpu }: Setting<'_>) -> Result<Signature, BootRefusal> {
+        let found = Python::attach(|py| -> PyResult<Found> {
+            self.runner.bind(py).call_method1("load", (name, path, cache, on_gpu))?.extract()
+        });
+        let (found, why) = found.map_err(|error| BootRefusal::Setup(error.to_string()))?;
+        let (inputs, outputs) = found.ok_or(BootRefusal::Model(why))?;
+        Ok(Signature { inputs: specs(inputs)?, outputs: specs(outputs)? })
+    }
+
+    fn warmed_up(&mut self) {
+        self.lasting = true;
+    }
+
+    fn movable(&self) -> Result<(), String> {
+        let why =
+            Python::attach(|py| self.runner.bind(py).call_method0("movable")?.extract::<Option<String>>());
+        why.map_err(|error| error.to_string())?.map_or(Ok(()), Err)
+    }
+
+    fn left(&mut self) {
+        // What is not freed is used again.
+        Python::attach(|py| self.runner.bind(py).call_method0("left").map(drop)).ok();
+    }
+
+    fn run(
+        &mut self,
+        inputs: &Inputs<'_>,
+        slot: &mut AnswerSlot<'_>,
+        stream: Option<usize>,
+    ) -> Result<Vec<Output>, RunFailure> {
+        let failed = |error: PyErr| RunFailure::Engine(error.to_string());
+        Python::attach(|py| {
+            let tensors: Vec<Bound<'_, PyAny>> = (0..inputs.specs().len())
+                .map(|input| tensor(py, inputs, (input, self.lasting)))
+                .collect::<Result<_, _>>()?;
+            let tensors = PyList::new(py, tensors)?;
+            let shapes: Vec<Vec<i64>> =
+                (0..inputs.specs().len()).map(|input| inputs.shape(input).collect()).collect();
+            let rows: Vec<u32> = (0..inputs.requests()).map(|request| inputs.rows_of(request)).collect();
+            let rows = inputs.rows().map(|_| rows);
+            let ran: Ran =
+                self.runner.bind(py).call_method1("run", (tensors, shapes, rows, stream))?.extract()?;
+            Ok(ran)
+        })
+        .map_err(failed)
+        .and_then(|ran| match ran {
+            // The arrays live as long as `_kept`.
+            (Some((outputs, _kept)), ..) => Ok(outputs.into_iter().map(|output| put(output, slot)).collect()),
+            (None, true, why) => Err(RunFailure::Input(why)),
+            (None, false, why) => Err(RunFailure::Engine(why)),
+        })
+    }
+}
+
+/// The bytes of an input in one piece: in place if they lie in one, in memory that stays.
+fn tensor<'py>(
+    py: Python<'py>,
+    inputs: &Inputs<'_>,
+    (input, lasting): (usize, bool),
+) -> PyResult<Bound<'py, PyAny>> {
+    if inputs.requests() > 1 || !lasting {
+        let parts: Vec<&[u8]> = (0..inputs.requests()).map(|request| inputs.part(request, input)).collect();
+        return Ok(PyBytes::new(py, &parts.concat()).into_any());
+    }
+    let part = inputs.part(0, input);
+    let length = isize::try_from(part.len())?;
+    // SAFETY: the request slab stays mapped as long as the process serves, so that a view which a model
+    // keeps is one of valid memory, whatever lies there later. Nothing is written through it.
+    let view = unsafe { PyMemoryView_FromMemory(part.as_ptr().cast::<c_char>().cast_mut(), length, READ) };
+    // SAFETY: a new reference, or null with an exception set.
+    unsafe { Bound::from_owned_ptr_or_err(py, view) }
+}
+
+fn put((shape, parts): Answered, slot: &mut AnswerSlot<'_>) -> Output {
+    let bytes = |(address, length): (usize, usize)| match length {
+        0 => &[][..],
+        // SAFETY: `Runner.run` gives addresses of contiguous arrays of that many bytes, which the caller
+        // keeps alive, and which nobody writes before the next batch.
+        _ => unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance::<u8>(address), length) },
+    };
+    Output { shape, parts: parts.into_iter().map(|part| slot.put(bytes(part))).collect() }
+}
+
+fn specs(found: Vec<Spec>) -> Result<Vec<TensorSpec>, BootRefusal> {
+    let spec = |(name, datatype, shape): Spec| match datatype.parse() {
+        Ok(datatype) => Ok(TensorSpec { name, datatype, shape }),
+        Err(unknown) => Err(BootRefusal::Model(format!("tensor '{name}': {unknown}"))),
+    };
+    found.into_iter().map(spec).collect()
+}

@@ -1,0 +1,58 @@
+//! The worker's library as the Python module `shadowslice._worker`.
+//!
+//! All of a worker's phases are those of `shadowslice-worker`: the boot, the proof, the batches. Only
+//! what loads and runs the model is Python, in the package `shadowslice`.
+
+mod host;
+
+use pyo3::prelude::*;
+use shadowslice_shared::errors::chain;
+use shadowslice_worker::boot::{Connected, Fault};
+use shadowslice_worker::{say, walls};
+
+use host::PythonHost;
+
+/// Serves as the supervisor orders, until there is no more work. `runner` has the methods `load` and
+/// `run` of the package's `Runner`; `user` is whom the process becomes first. Returns the exit code.
+#[pyfunction]
+#[pyo3(signature = (runner, user = None))]
+fn serve(py: Python<'_>, runner: Py<PyAny>, user: Option<u32>) -> u8 {
+    // While the worker waits, the model's own threads run.
+    py.detach(|| match run(runner, user) {
+        // The supervisor is gone, so there is nothing to report; or it was told why.
+        Ok(()) | Err(Fault::SupervisorGone) => 0,
+        Err(Fault::Refused(_)) => 1,
+        Err(fault) => {
+            say(&format!("error: {}", chain(&fault)));
+            1
+        }
+    })
+}
+
+fn run(runner: Py<PyAny>, user: Option<u32>) -> Result<(), Fault> {
+    if let Err(error) = walls::begin() {
+        say(&format!("other processes of its user can read it: {error}"));
+    }
+    if let Some(user) = user {
+        walls::become_user(user).map_err(Fault::User)?;
+    }
+    let host = Box::new(PythonHost::new(runner));
+    match Connected::new(Some(host))?.load()?.warm()? {
+        Some(warm) => Ok(warm.serve()?),
+        None => Ok(()),
+    }
+}
+
+/// A worker's walls, around a process that only looks at a model.
+#[pyfunction]
+fn raise_walls() {
+    walls::begin().ok();
+    // What does not stand is told when a worker starts.
+    walls::raise(&[]);
+}
+
+#[pymodule]
+fn _worker(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(raise_walls, module)?)?;
+    module.add_function(wrap_pyfunction!(serve, module)?)
+}

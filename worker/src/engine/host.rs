@@ -1,0 +1,46 @@
+//! A model that the program around this library runs, such as a Python interpreter.
+
+use std::fmt::Debug;
+use std::path::Path;
+
+use shadowslice_shared::batch::{Output, RunFailure};
+use shadowslice_shared::boot::BootRefusal;
+
+use super::Signature;
+use crate::answer::AnswerSlot;
+use crate::inputs::Inputs;
+
+/// What the host is told before it loads a model.
+#[derive(Debug, Clone, Copy)]
+pub struct Setting<'a> {
+    /// The model's name.
+    pub name: &'a str,
+    pub path: &'a Path,
+    /// The only folder for files of the model's own, if there is one.
+    pub cache: Option<&'a Path>,
+    /// Whether the model is to compute on the GPU that this process has.
+    pub on_gpu: bool,
+}
+
+/// Called by the one thread that serves.
+pub trait Host: Debug + Send {
+    fn load(&mut self, setting: Setting<'_>) -> Result<Signature, BootRefusal>;
+
+    /// From now on inputs lie in memory that stays as long as the process serves.
+    fn warmed_up(&mut self);
+
+    /// Whether a batch can be run on a stream that it is given; else why not.
+    fn movable(&self) -> Result<(), String>;
+
+    /// Returns when the answer is in the slot. On the GPU the model computes on this stream, by its
+    /// handle, or on any if there is none.
+    fn run(
+        &mut self,
+        inputs: &Inputs<'_>,
+        slot: &mut AnswerSlot<'_>,
+        stream: Option<usize>,
+    ) -> Result<Vec<Output>, RunFailure>;
+
+    /// A stream is of no use for a while: what is kept for it can go.
+    fn left(&mut self);
+}
