@@ -81,6 +81,11 @@ pub fn descendants(pid: i32) -> Vec<Process> {
     found.map(|stat| stat.process).filter(|process| known.contains(&process.pid)).collect()
 }
 
+/// Children of a process that have ended and were not waited for.
+pub fn zombies(pid: i32) -> usize {
+    all().filter(|stat| stat.gone && stat.parent == pid).count()
+}
+
 fn all() -> impl Iterator<Item = Stat> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     entries.filter_map(|entry| stat(entry.file_name().to_str()?.parse().ok()?))
