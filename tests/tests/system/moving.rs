@@ -110,10 +110,9 @@ async fn nothing_is_lost_and_no_more_than_one_model_has_workers_twice() {
     let before = server.process();
     let (upgraded, ()) = tokio::join!(server.home().run(&["upgrade"]), async {
         a_has_moved(&server).await;
-        let next = successor(&server);
-        // `a` and `slow` there, `b` here.
-        let (all, there) = (server.children().len(), descendants(next.pid).len());
-        assert!(there <= 2 && all <= there + 2, "{all} processes, {there} of them there");
+        // The next supervisor, workers of `a` and `b`, and one more, of `a` or of `slow`.
+        let all = server.children();
+        assert!(all.len() <= 4, "{all:?}");
         assert!(server.client().model_ready("a").await.unwrap());
         let listed = server.client().repository_index(true).await.unwrap();
         assert!(listed.iter().any(|(name, state, _)| name == "a" && state == "READY"), "{listed:?}");
