@@ -164,7 +164,9 @@ def source(path: Path) -> Path:
 
 def imported(file: Path) -> ModuleType:
     """The module. What it imports may lie in its own folder, which hides no package."""
-    name = file.stem if importlib.util.find_spec(file.stem) is None else f"{file.stem}_model"
+    name = file.stem.replace(".", "_")
+    if importlib.util.find_spec(name) is not None:
+        name += "_model"
     sys.path.append(str(file.parent))
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:

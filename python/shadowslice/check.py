@@ -17,6 +17,7 @@ def fault(path: Path) -> str | None:
         from . import _runner
     except ImportError as error:
         return worker.missing(error)
+    file = path
     try:
         file = _runner.source(path)
         found = _runner.model_class(_runner.imported(file), file)

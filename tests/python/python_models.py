@@ -108,7 +108,7 @@ class Models(Server):
     def write(self, folder):
         (folder / "every").mkdir()
         (folder / "every" / "model.py").write_text(EVERY_TYPE)
-        (folder / "moods.py").write_text(MOODS)
+        (folder / "moods.v1.py").write_text(MOODS)
         for name, (text, _) in FAULTY.items():
             (folder / f"{name}.py").write_text(text)
         return {}
@@ -125,7 +125,7 @@ class Models(Server):
             "workers: {environment: [PYTHONPATH]}",
             "models:",
             f"  - {{name: every, engine: python, path: every, {python}, batch: {{max: 8}}, share: {{initial: 20%}}}}",
-            f"  - {{path: moods.py, {python}, batch: {{max: 8, max_delay: 20ms}}, share: {{initial: 20%}}, handover: shadow}}",
+            f"  - {{name: moods, path: moods.v1.py, {python}, batch: {{max: 8, max_delay: 20ms}}, share: {{initial: 20%}}, handover: shadow}}",
         ]
         lines += [f"  - {{path: {name}.py, {python}, share: {{initial: 2%}}}}" for name in FAULTY]
         return "\n".join(lines) + "\n"

@@ -10,6 +10,7 @@ use shadowslice_shared::groups::Division;
 
 use super::command::{self, CommandError};
 use super::{Environment, NO_TELEMETRY};
+use crate::process::python_variables;
 
 /// How long a probe may take: a driver that is not kept loaded takes seconds to come up.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -119,9 +120,8 @@ pub async fn python_fault(
     model: &Path,
 ) -> Result<Option<String>, CommandError> {
     let model = model.to_string_lossy();
-    let mut variables = vec![("PYTHONSAFEPATH", "1".to_owned()), ("PYTHONDONTWRITEBYTECODE", "1".to_owned())];
-    let theirs = std::env::var("PYTHONPATH").map(|theirs| format!(":{theirs}")).unwrap_or_default();
-    variables.push(("PYTHONPATH", format!("{}{theirs}", package.display())));
+    let variables = python_variables(package, std::env::var_os("PYTHONPATH"));
+    let variables = variables.map(|(name, value)| (name, value.to_string_lossy().into_owned())).to_vec();
     let arguments = ["-m", "shadowslice.check", &model];
     let said = command::run(interpreter, &arguments, &variables, "", LIMIT).await?;
     let fault = [said.out.trim(), said.err.trim()].into_iter().find(|said| !said.is_empty());

@@ -22,4 +22,5 @@ pub use spawn::{Child, Inherited, held, spawn};
 pub(crate) use spawn::{close_on_exec, watch};
 pub use users::{NoUser, User, Users};
 pub use weights::KeptWeights;
+pub(crate) use worker::python_variables;
 pub use worker::{BootMs, Launch, Programs, SpawnError, Worker, WorkerEvent, WorkerSaid};

@@ -345,17 +345,20 @@ fn add_python(
     }
     let theirs = environment.iter().position(|(name, _)| name == "PYTHONPATH");
     let theirs = theirs.map(|place| environment.swap_remove(place).1);
-    let mut places = package.as_os_str().to_owned();
-    if let Some(place) = theirs {
-        places.push(":");
-        places.push(place);
-    }
-    environment.push(("PYTHONPATH".into(), places));
+    environment.extend(python_variables(package, theirs).map(|(name, value)| (name.into(), value)));
     environment.extend(THREADS.map(|name| (name.into(), threads.to_string().into())));
-    // What lies in the folder where the supervisor was started is no module.
-    environment.push(("PYTHONSAFEPATH".into(), "1".into()));
-    environment.push(("PYTHONDONTWRITEBYTECODE".into(), "1".into()));
     Ok(())
+}
+
+/// With which an interpreter finds the package before `theirs`, its own search path.
+pub(crate) fn python_variables(package: &Path, theirs: Option<OsString>) -> [(&'static str, OsString); 3] {
+    let mut places = package.as_os_str().to_owned();
+    if let Some(theirs) = theirs {
+        places.push(":");
+        places.push(theirs);
+    }
+    // What lies in the folder where the supervisor was started is no module.
+    [("PYTHONPATH", places), ("PYTHONSAFEPATH", "1".into()), ("PYTHONDONTWRITEBYTECODE", "1".into())]
 }
 
 /// Memory, priority and cores, which the worker's later threads inherit.
