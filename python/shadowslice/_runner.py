@@ -7,7 +7,7 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate
 from pathlib import Path
@@ -21,6 +21,11 @@ from . import Context, InvalidInput, Tensor, _tensors
 FILE = "model.py"
 """In a model's folder."""
 
+STREAMS = 16
+"""That a worker generates at a time, unless the class says otherwise; further requests wait."""
+
+MAX_STREAMS = 1024
+
 TRACEBACK_LINES = 40
 """Of a traceback, the last lines, are logged."""
 
@@ -30,6 +35,11 @@ Spec: TypeAlias = tuple[str, str, list[int]]
 
 Answered: TypeAlias = tuple[list[int], list[tuple[int, int]]]
 """An output: its shape without the batch axis, and each request's part as address and length."""
+
+
+Told: TypeAlias = tuple[tuple[list[Answered], list[np.ndarray], bool] | None, bool, str]
+"""The outputs' shapes and the addresses of their parts, what keeps them, and whether there is more; or
+``None``, whether the input is at fault, and why."""
 
 
 class Faulty(Exception):
@@ -43,11 +53,14 @@ class Runner:
         self.model: Any = None
         self.inputs: dict[str, Tensor] = {}
         self.outputs: dict[str, Tensor] = {}
+        self.streams = 0
+        self.open: dict[int, Iterator[Any]] = {}
 
     def load(
         self, name: str, path: Path, cache: Path | None, on_gpu: bool
-    ) -> tuple[tuple[list[Spec], list[Spec]] | None, str]:
-        """The inputs and outputs, each as name, datatype and shape; or ``None`` and why not."""
+    ) -> tuple[tuple[list[Spec], list[Spec], int] | None, str]:
+        """The inputs and outputs, each as name, datatype and shape, and how many streams it generates
+        at a time; or ``None`` and why not."""
         try:
             file = source(path)
             context = Context(
@@ -64,12 +77,13 @@ class Runner:
         except BaseException as error:
             log_traceback()
             return None, told(error)
-        return (listed(self.inputs), listed(self.outputs)), ""
+        return (listed(self.inputs), listed(self.outputs), self.streams), ""
 
     def _load(self, file: Path, context: Context) -> None:
         found = model_class(imported(file), file)
         self.inputs = tensors(found, "inputs", file)
         self.outputs = tensors(found, "outputs", file)
+        self.streams = streams(found, file)
         self.model = found()
         if hasattr(self.model, "load"):
             self.model.load(context)
@@ -89,23 +103,49 @@ class Runner:
         data: list[memoryview | bytes],
         shapes: list[list[int]],
         rows: list[int] | None,
-        stream: int | None,
-    ) -> tuple[tuple[list[Answered], list[np.ndarray]] | None, bool, str]:
-        """The outputs' shapes and the addresses of their parts, and what keeps them; or ``None``,
-        whether the input is at fault, and why. The model computes on this CUDA stream."""
+        cuda: int | None,
+        stream: int,
+    ) -> Told:
+        """Answers a batch, or begins a stream of this number. The model computes on this CUDA
+        stream."""
         try:
             batch = {
                 name: _tensors.read(tensor.datatype, shape, memoryview(view))
                 for (name, tensor), shape, view in zip(self.inputs.items(), shapes, data)
             }
-            with on(stream):
+            if self.streams:
+                # The memory of a request is another's once its stream has begun.
+                kept = {name: array.copy() for name, array in batch.items()}
+                self.open[stream] = iter(self.model.generate(kept))
+                return self.step(stream, cuda)
+            with on(cuda):
                 answered = self.model.infer(batch)
-            return self._outputs(answered, rows), False, ""
-        except InvalidInput as error:
-            return None, True, str(error)
+            return (*self._outputs(answered, rows), False), False, ""
         except BaseException as error:
+            return failed(error)
+
+    def step(self, stream: int, cuda: int | None) -> Told:
+        """The next answer of a stream."""
+        generator = self.open.pop(stream)
+        try:
+            with on(cuda):
+                answered = next(generator)
+            outputs = self._outputs(answered, None)
+        except StopIteration:
+            return ([], [], False), False, ""
+        except BaseException as error:
+            return failed(error)
+        self.open[stream] = generator
+        return (*outputs, True), False, ""
+
+    def close(self, stream: int) -> None:
+        """Nobody waits for the rest of a stream."""
+        generator = self.open.pop(stream, None)
+        try:
+            if hasattr(generator, "close"):
+                generator.close()
+        except BaseException:
             log_traceback()
-            return None, False, told(error)
 
     def _outputs(
         self, answered: Any, rows: list[int] | None
@@ -113,11 +153,11 @@ class Runner:
         # The abstract class is slow to ask.
         if not isinstance(answered, dict) and not isinstance(answered, Mapping):
             raise TypeError(
-                f"infer returned {type(answered).__name__}, and must return a dict of arrays"
+                f"{self._did()} {type(answered).__name__}, and must return a dict of arrays"
             )
         missing = [name for name in self.outputs if name not in answered]
         if missing:
-            raise KeyError(f"infer returned no output {missing[0]!r}; it returned {list(answered)}")
+            raise KeyError(f"{self._did()} no output {missing[0]!r}, but {list(answered)}")
         outputs, kept = [], []
         for name, tensor in self.outputs.items():
             array = checked(name, tensor, answered[name], rows)
@@ -130,8 +170,13 @@ class Runner:
             outputs.append((list(row_shape), parts))
         return outputs, kept
 
+    def _did(self) -> str:
+        return "generate yielded" if self.streams else "infer returned"
+
     def unload(self) -> None:
         """The worker ends."""
+        for stream in list(self.open):
+            self.close(stream)
         try:
             if hasattr(self.model, "unload"):
                 self.model.unload()
@@ -145,12 +190,12 @@ def torch() -> Any:
     return found if found and found.cuda.is_initialized() else None
 
 
-def on(stream: int | None) -> AbstractContextManager[Any]:
+def on(cuda_stream: int | None) -> AbstractContextManager[Any]:
     """Has PyTorch compute on this stream meanwhile."""
-    if stream is None:
+    if cuda_stream is None:
         return nullcontext()
     cuda = torch().cuda
-    context: AbstractContextManager[Any] = cuda.stream(cuda.ExternalStream(stream))
+    context: AbstractContextManager[Any] = cuda.stream(cuda.ExternalStream(cuda_stream))
     return context
 
 
@@ -187,28 +232,56 @@ def imported(file: Path) -> ModuleType:
 
 
 def model_class(module: ModuleType, file: Path) -> Any:
-    """The only class of the module that has ``infer``."""
+    """The only class of the module that has ``infer`` or ``generate``."""
     own = [
         found
         for _, found in inspect.getmembers(module, inspect.isclass)
-        if found.__module__ == module.__name__ and callable(getattr(found, "infer", None))
+        if found.__module__ == module.__name__ and methods(found)
     ]
     if not own:
-        raise Faulty(f"{file}: no class has a method `infer(self, batch)`; write one")
+        raise Faulty(
+            f"{file}: no class has a method `infer(self, batch)` or `generate(self, request)`; write one"
+        )
     if len(own) > 1:
         names = ", ".join(found.__name__ for found in own)
         raise Faulty(
-            f"{file}: several classes have `infer` ({names}); leave one, or import the others"
+            f"{file}: several classes have `infer` or `generate` ({names}); leave one, or import the others"
         )
     found: Any = own[0]
-    try:
-        inspect.signature(found.infer).bind(None, {})
-    except TypeError as error:
-        line = inspect.getsourcelines(found.infer)[1]
+    if len(methods(found)) > 1:
+        line = inspect.getsourcelines(found)[1]
         raise Faulty(
-            f"{file}:{line}: `infer` must take one batch, as `infer(self, batch)`: {error}"
+            f"{file}:{line}: class {found.__name__} has both `infer` and `generate`; leave one"
+        )
+    (name,) = methods(found)
+    method = getattr(found, name)
+    takes = {"infer": "batch", "generate": "request"}[name]
+    try:
+        inspect.signature(method).bind(None, {})
+    except TypeError as error:
+        line = inspect.getsourcelines(method)[1]
+        raise Faulty(
+            f"{file}:{line}: `{name}` must take one {takes}, as `{name}(self, {takes})`: {error}"
         ) from error
     return found
+
+
+def methods(found: type) -> list[str]:
+    """Which of the two methods that answer requests a class has."""
+    return [name for name in ("infer", "generate") if callable(getattr(found, name, None))]
+
+
+def streams(found: Any, file: Path) -> int:
+    """How many streams a worker generates at a time; 0 for a class with ``infer``."""
+    if "generate" not in methods(found):
+        return 0
+    most = getattr(found, "streams", STREAMS)
+    if not isinstance(most, int) or not 0 < most <= MAX_STREAMS:
+        line = inspect.getsourcelines(found)[1]
+        raise Faulty(
+            f"{file}:{line}: `streams` of class {found.__name__} is {most!r}; it must be 1 to {MAX_STREAMS}"
+        )
+    return most
 
 
 def tensors(found: type, which: str, file: Path) -> dict[str, Tensor]:
@@ -268,6 +341,14 @@ def split(array: np.ndarray, rows: list[int] | None) -> list[np.ndarray]:
         return [array]
     ends = accumulate(rows)
     return [array[end - count : end] for end, count in zip(ends, rows)]
+
+
+def failed(error: BaseException) -> Told:
+    """What comes of an exception of the model."""
+    if isinstance(error, InvalidInput):
+        return None, True, str(error)
+    log_traceback()
+    return None, False, told(error)
 
 
 def told(error: BaseException) -> str:

@@ -23,6 +23,7 @@ def fault(path: Path) -> str | None:
         found = _runner.model_class(_runner.imported(file), file)
         for which in ("inputs", "outputs"):
             _runner.tensors(found, which, file)
+        _runner.streams(found, file)
     except _runner.Faulty as fault:
         return str(fault)
     except BaseException as error:

@@ -28,6 +28,10 @@ pub struct Extent {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Command {
     Run(Batch),
+    /// Give the next answer of a stream, for which a batch of its own stands.
+    Next(Step),
+    /// The client of this stream wants no more of it, or has gone.
+    Close(u64),
     /// Make a partition ready, beside what runs, and say so.
     Prepare(Groups),
     /// Let go of a partition. No batch names it from then on.
@@ -71,12 +75,26 @@ pub struct BatchRequest {
     pub inputs: Vec<Extent>,
 }
 
+/// Its fields are those of a [`Batch`], but for its stream.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Step {
+    pub id: u64,
+    pub slot: u8,
+    pub sent_ns: u64,
+    pub groups: Groups,
+    /// The id of the batch that began the stream.
+    pub stream: u64,
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Answer {
     pub id: u64,
     /// In microseconds; waiting for the GPU is excluded.
     pub execution_us: u64,
+    /// At the end of a stream, no outputs.
     pub result: Result<Vec<Output>, RunFailure>,
+    /// Whether it opens a stream or belongs to an open one, so that [`Command::Next`] asks for more.
+    pub more: bool,
 }
 
 /// One output of a whole batch.
@@ -128,6 +146,7 @@ mod tests {
             id: 7,
             execution_us: 1200,
             result: Ok(vec![Output { shape: vec![10], parts: vec![Extent { offset: 64, len: 40 }] }]),
+            more: false,
         }
     }
 

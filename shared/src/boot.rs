@@ -25,7 +25,7 @@ use crate::tensor::TensorSpec;
 use crate::units::Sms;
 
 /// Changes with every change of these messages.
-pub const PROTOCOL: u32 = 9;
+pub const PROTOCOL: u32 = 10;
 
 /// The numbers of the descriptors that a worker inherits.
 pub mod descriptors {
@@ -178,6 +178,8 @@ pub struct Loaded {
     /// Whole shapes, as those of the outputs.
     pub inputs: Vec<TensorSpec>,
     pub outputs: Vec<TensorSpec>,
+    /// How many streams it generates at a time; 0 for a model that gives one answer to a request.
+    pub streams: u32,
     /// What the device really gave, read back from it.
     pub sms: Sms,
     pub took: LoadTimes,

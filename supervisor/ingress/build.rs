@@ -3,7 +3,7 @@
 use std::error::Error;
 
 /// Messages that HTTP answers with as JSON, and what they are made of.
-const ALSO_JSON: [&str; 14] = [
+const ALSO_JSON: [&str; 15] = [
     "ServerMetadataResponse",
     "ModelMetadataResponse",
     "SystemSharedMemoryStatusResponse",
@@ -17,6 +17,7 @@ const ALSO_JSON: [&str; 14] = [
     "ModelInput",
     "ModelOutput",
     "ModelDynamicBatching",
+    "ModelTransactionPolicy",
     "RepositoryIndexResponse",
 ];
 
@@ -28,6 +29,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         .bytes(".")
         .codec_path("crate::codec::BoundedCodec")
         .field_attribute("data_type", "#[serde(serialize_with = \"crate::describe::by_name\")]")
+        .field_attribute("model_transaction_policy", "#[serde(skip_serializing_if = \"Option::is_none\")]")
         .field_attribute("dynamic_batching", "#[serde(skip_serializing_if = \"Option::is_none\")]");
     for message in ALSO_JSON {
         builder = builder.type_attribute(format!(".inference.{message}"), "#[derive(serde::Serialize)]");

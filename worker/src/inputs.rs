@@ -58,6 +58,10 @@ impl<'a> Inputs<'a> {
         Ok(())
     }
 
+    pub fn id(&self) -> u64 {
+        self.batch.id
+    }
+
     pub fn slot(&self) -> u8 {
         self.batch.slot
     }

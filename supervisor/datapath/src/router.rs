@@ -9,7 +9,7 @@ use parking_lot::RwLock;
 use shadowslice_config::Ready;
 use tokio::sync::{mpsc, watch};
 
-use crate::pipeline::{Coming, Failure, Input, Output, Pipeline, RequestOptions};
+use crate::pipeline::{Answers, Coming, Failure, Input, Output, Pipeline, RequestOptions};
 use crate::pulse::Pulse;
 use crate::readiness::{Host, Readiness};
 use crate::relay::Relay;
@@ -69,6 +69,19 @@ impl Route {
         match &self.relay {
             None => self.pipeline.infer(inputs, terms, coming).await,
             Some(relay) => relay.infer(inputs, terms, coming).await,
+        }
+    }
+
+    /// As [`Pipeline::stream`].
+    pub async fn stream(
+        &self,
+        inputs: Vec<Input>,
+        terms: RequestOptions,
+        coming: Coming,
+    ) -> Result<Answers, Failure> {
+        match &self.relay {
+            None => self.pipeline.stream(inputs, terms, coming).await,
+            Some(relay) => relay.stream(inputs, terms, coming, self.pipeline.streams()).await,
         }
     }
 }

@@ -201,6 +201,7 @@ mod tests {
             name: "m".into(),
             platform: "emulated",
             max_batch: 0,
+            streams: None,
             inputs: Vec::new(),
             outputs: vec![spec],
         };

@@ -98,7 +98,7 @@ where
 }
 
 /// The least bytes a second of one body: the streams of a connection share its pace.
-fn slowest(reserved: &Reserved) -> f64 {
+pub(super) fn slowest(reserved: &Reserved) -> f64 {
     (SLOWEST / reserved.client().calls() as f64).max(SLOWEST_STREAM)
 }
 

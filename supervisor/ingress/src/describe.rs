@@ -55,6 +55,7 @@ pub(super) fn config(metadata: &Metadata) -> proto::ModelConfig {
         output: metadata.outputs.iter().map(output).collect(),
         dynamic_batching: batches(metadata).then(proto::ModelDynamicBatching::default),
         backend: backend(metadata).to_owned(),
+        model_transaction_policy: metadata.streams.map(|_| proto::ModelTransactionPolicy { decoupled: true }),
     }
 }
 
@@ -113,6 +114,7 @@ mod tests {
             name: "m".into(),
             platform: "onnxruntime_onnx",
             max_batch,
+            streams: None,
             inputs: vec![spec("x", Datatype::Fp32)],
             outputs: vec![spec("y", Datatype::Bytes)],
         }

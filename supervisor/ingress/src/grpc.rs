@@ -15,17 +15,20 @@ use hyper::{Request as HttpRequest, Response as HttpResponse};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::time::sleep;
 use tonic::codegen::Service as _;
-use tonic::{Request, Response, Status};
+use tonic::{Request, Response, Status, Streaming};
 
 use super::accept::Stream;
 use super::body::{OneMessage, SHORT};
+use super::conversation::{Context, Conversation};
 use super::calls::Calls;
 use super::codec::in_turn;
 use super::health::Health;
 use super::inward::Inward;
 use super::listen::Spoken;
+use super::messages::Messages;
+use super::model::Answered;
 use super::peers::{Asked, Caller};
-use super::pools::{Client, Pool};
+use super::pools::{Client, Pool, Taken};
 use super::proto::grpc_inference_service_server::{GrpcInferenceService, GrpcInferenceServiceServer};
 use super::proto::health::health_server::HealthServer;
 use super::proto::model_infer_response::InferOutputTensor;
@@ -47,15 +50,20 @@ use super::request_error::{RequestError, away};
 use super::reserved::{RESERVED, Reserved};
 use super::slow_reader::{self, Untaken};
 use super::stop::Stop;
+use super::tensors::InferRequest;
 use super::{
     Frontend, contents, describe, envelope, model, peers, repository, statistics, traced, unsupported,
 };
 use shadowslice_datapath::peer::Peer;
 use shadowslice_datapath::pipeline::{Coming, Metadata};
+use shadowslice_datapath::router::Route;
+use shadowslice_datapath::trace::Journal;
 
 pub(super) const SPOKEN: Spoken = Spoken { name: "gRPC", alpn: b"h2" };
 
 const INFER: &str = "/inference.GRPCInferenceService/ModelInfer";
+
+const STREAM: &str = "/inference.GRPCInferenceService/ModelStreamInfer";
 
 const HEALTH: &str = "/grpc.health.v1.Health/";
 const LIVE: &str = "/inference.GRPCInferenceService/ServerLive";
@@ -86,7 +94,7 @@ pub(super) async fn serve(
 ) {
     let limit = front.request_bytes.saturating_add(ENVELOPE_BYTES);
     let servers = Servers {
-        inference: GrpcInferenceServiceServer::new(Service(front.clone())),
+        inference: GrpcInferenceServiceServer::new(Service(front.clone(), stop.clone())),
         health: HealthServer::new(Health::new(front.clone(), stop.clone())),
         limit,
     };
@@ -226,8 +234,16 @@ impl Servers {
     async fn call(self, request: HttpRequest<Incoming>, reserved: &Arc<Reserved>) -> Result<Reply, Status> {
         let is_health = request.uri().path().starts_with(HEALTH);
         // All calls but inferences have short messages.
-        let limit = if request.uri().path() == INFER { self.limit } else { self.limit.min(SHORT) };
+        let inferences = [INFER, STREAM].contains(&request.uri().path());
+        let limit = if inferences { self.limit } else { self.limit.min(SHORT) };
         let mut inference = self.inference.max_decoding_message_size(limit);
+        if request.uri().path() == STREAM {
+            if envelope::encoding(request.headers())?.is_some() {
+                return Err(Status::unimplemented("messages of a stream are not decompressed; send them plain"));
+            }
+            let Ok(response) = inference.call(request.map(|body| Messages::new(body, limit))).await;
+            return Ok(response);
+        }
         let mut health = self.health.max_decoding_message_size(limit);
         let Some(encoding) = envelope::encoding(request.headers())? else {
             let request = request.map(|body| OneMessage::new(body, limit, reserved.clone()));
@@ -249,7 +265,7 @@ impl Servers {
     }
 }
 
-struct Service(Arc<Frontend>);
+struct Service(Arc<Frontend>, Stop);
 
 impl Service {
     fn metadata(&self, name: &str, version: &str) -> Result<Arc<Metadata>, RequestError> {
@@ -262,39 +278,64 @@ impl Service {
         peer: &Peer,
         coming: Coming,
     ) -> Result<ModelInferResponse, RequestError> {
-        let name = request.model_name.clone();
-        let pipeline = model::find(&self.0.router, &name, &request.model_version)?;
-        if let Some(journal) = &coming.journal {
-            journal.found(&name);
-        }
-        let metadata = pipeline.described(coming.journal.as_ref())?;
         let reserved = RESERVED.get();
-        let _place = reserved.client().admit()?;
-        let request = match contents::is_quick(&request) {
-            true => contents::request(request)?,
-            false => away("reading the tensors", move || in_turn(|| contents::request(request))).await?,
-        };
+        let Inference { name, route, metadata, request, _place } =
+            inference(&self.0, request, coming.journal.as_ref(), &reserved).await?;
         let id = request.id.clone();
-        let outputs = model::infer(&self.0, &pipeline, &metadata, request, (peer, coming), &reserved).await?;
+        let outputs = model::infer(&self.0, &route, &metadata, request, (peer, coming), &reserved).await?;
         // It is there twice while it is written.
         reserved.replace(2 * model::bytes(&outputs))?;
-        let mut response = ModelInferResponse {
-            model_name: name,
-            model_version: model::VERSION.to_owned(),
-            id,
-            ..Default::default()
-        };
-        for output in outputs {
-            response.outputs.push(InferOutputTensor {
-                name: output.name,
-                datatype: output.datatype.name().to_owned(),
-                shape: output.shape,
-                ..Default::default()
-            });
-            response.raw_output_contents.push(output.data);
-        }
-        Ok(response)
+        Ok(response(name, id, outputs))
     }
+}
+
+/// A request, read.
+pub(super) struct Inference {
+    pub(super) name: String,
+    pub(super) route: Route,
+    pub(super) metadata: Arc<Metadata>,
+    pub(super) request: InferRequest,
+    /// Among the requests in flight.
+    pub(super) _place: Taken,
+}
+
+pub(super) async fn inference(
+    front: &Frontend,
+    request: ModelInferRequest,
+    journal: Option<&Journal>,
+    reserved: &Reserved,
+) -> Result<Inference, RequestError> {
+    let name = request.model_name.clone();
+    let route = model::find(&front.router, &name, &request.model_version)?;
+    if let Some(journal) = journal {
+        journal.found(&name);
+    }
+    let metadata = route.described(journal)?;
+    let _place = reserved.client().admit()?;
+    let request = match contents::is_quick(&request) {
+        true => contents::request(request)?,
+        false => away("reading the tensors", move || in_turn(|| contents::request(request))).await?,
+    };
+    Ok(Inference { name, route, metadata, request, _place })
+}
+
+pub(super) fn response(model: String, id: String, outputs: Vec<Answered>) -> ModelInferResponse {
+    let mut response = ModelInferResponse {
+        model_name: model,
+        model_version: model::VERSION.to_owned(),
+        id,
+        ..Default::default()
+    };
+    for output in outputs {
+        response.outputs.push(InferOutputTensor {
+            name: output.name,
+            datatype: output.datatype.name().to_owned(),
+            shape: output.shape,
+            ..Default::default()
+        });
+        response.raw_output_contents.push(output.data);
+    }
+    response
 }
 
 type Answer<T> = Result<Response<T>, Status>;
@@ -331,6 +372,17 @@ impl GrpcInferenceService for Service {
         let coming = traced::coming(request.extensions());
         let peer = Arc::clone(peers::of(request.extensions()));
         Ok(Response::new(self.infer(request.into_inner(), &peer, coming).await?))
+    }
+
+    type ModelStreamInferStream = Conversation;
+
+    async fn model_stream_infer(
+        &self,
+        request: Request<Streaming<ModelInferRequest>>,
+    ) -> Answer<Conversation> {
+        let peer = Arc::clone(peers::of(request.extensions()));
+        let context = Context { front: Arc::clone(&self.0), peer, call: RESERVED.get() };
+        Ok(Response::new(Conversation::new(context, request.into_inner(), self.1.clone())?))
     }
 
     async fn model_config(&self, request: Request<ModelConfigRequest>) -> Answer<ModelConfigResponse> {

@@ -11,6 +11,7 @@ fn model() -> Metadata {
         name: "m".into(),
         platform: "emulated",
         max_batch: 8,
+        streams: None,
         inputs: vec![spec("x", Datatype::Uint8, &[-1, 2])],
         outputs: vec![spec("y", Datatype::Uint8, &[-1, 2])],
     }

@@ -11,7 +11,7 @@ use super::reserved::Reserved;
 use super::shared_memory::Found;
 use super::tensors::{self, Clipped, InferRequest, NamedTensor};
 use shadowslice_datapath::peer::Peer;
-use shadowslice_datapath::pipeline::{Coming, Failure, Input, Metadata, Output};
+use shadowslice_datapath::pipeline::{Coming, Failure, Input, Metadata, Output, RequestOptions};
 use shadowslice_datapath::router::{Route, Router};
 
 pub(super) const VERSION: &str = "1";
@@ -65,38 +65,70 @@ pub(super) async fn infer(
     front: &Frontend,
     pipeline: &Route,
     metadata: &Arc<Metadata>,
-    mut request: InferRequest,
+    request: InferRequest,
     (peer, coming): (&Peer, Coming),
     reserved: &Reserved,
 ) -> Result<Vec<Answered>, RequestError> {
-    let wanted = tensors::requested(metadata, &request.outputs)?;
+    if metadata.streams.is_some() {
+        let name = &metadata.name;
+        let why = format!("model '{name}' gives many answers to a request: ask by gRPC's ModelStreamInfer");
+        return Err(RequestError::Unsupported(why));
+    }
+    let (inputs, terms, wanted) = ready_made(front, metadata, request, peer, reserved).await?;
+    wanted.of(metadata, pipeline.infer(inputs, terms, coming).await?)
+}
+
+/// A request as the pipeline takes it, and what is wanted of its answers.
+pub(super) async fn ready_made(
+    front: &Frontend,
+    metadata: &Arc<Metadata>,
+    mut request: InferRequest,
+    peer: &Peer,
+    reserved: &Reserved,
+) -> Result<(Vec<Input>, RequestOptions, Wanted), RequestError> {
+    let order = tensors::requested(metadata, &request.outputs)?;
     let places = request.outputs.iter().map(|output| &output.place);
     let places = places.map(|place| place.as_ref().map(|place| front.regions.find(peer, place)).transpose());
-    let mut places: Vec<Option<Found>> = places.collect::<Result<_, _>>()?;
+    let places = places.collect::<Result<_, _>>()?;
     fetch(front, peer, &mut request.inputs, reserved)?;
     let inputs = checked(metadata, request.inputs).await?;
-    let mut outputs: Vec<_> =
-        pipeline.infer(inputs, request.terms, coming).await?.into_iter().map(Some).collect();
-    if outputs.len() != metadata.outputs.len() {
-        let (expected, got) = (metadata.outputs.len(), outputs.len());
-        return Err(Failure::Internal(format!("the model has {expected} outputs but answered {got}")).into());
+    Ok((inputs, request.terms, Wanted { order, places }))
+}
+
+/// Which outputs a client wants, and where.
+pub(super) struct Wanted {
+    /// Their places among the model's outputs.
+    order: Vec<usize>,
+    /// In this order; outputs beyond them, and those without one, go into the answer.
+    places: Vec<Option<Found>>,
+}
+
+impl Wanted {
+    /// An answer, as its client wants it.
+    pub(super) fn of(&self, metadata: &Metadata, outputs: Vec<Output>) -> Result<Vec<Answered>, RequestError> {
+        if outputs.len() != metadata.outputs.len() {
+            let (expected, got) = (metadata.outputs.len(), outputs.len());
+            let why = format!("the model has {expected} outputs but answered {got}");
+            return Err(Failure::Internal(why).into());
+        }
+        let mut outputs: Vec<_> = outputs.into_iter().map(Some).collect();
+        let mut answered = Vec::new();
+        for (order, &index) in self.order.iter().enumerate() {
+            let (spec, output) = (&metadata.outputs[index], outputs[index].take());
+            let Some(Output { shape, data }) = output else { continue };
+            let found = self.places.get(order).and_then(Option::as_ref);
+            let data = match found {
+                Some(found) => {
+                    found.write(&spec.name, &data)?;
+                    Bytes::new()
+                }
+                None => data,
+            };
+            let (name, placed) = (spec.name.clone(), found.is_some());
+            answered.push(Answered { name, datatype: spec.datatype, shape, data, placed });
+        }
+        Ok(answered)
     }
-    let mut answered = Vec::new();
-    for (order, index) in wanted.into_iter().enumerate() {
-        let (spec, output) = (&metadata.outputs[index], outputs[index].take());
-        let Some(Output { shape, data }) = output else { continue };
-        let found = places.get_mut(order).and_then(Option::take);
-        let placed = found.is_some();
-        let data = match found {
-            Some(found) => {
-                found.write(&spec.name, &data)?;
-                Bytes::new()
-            }
-            None => data,
-        };
-        answered.push(Answered { name: spec.name.clone(), datatype: spec.datatype, shape, data, placed });
-    }
-    Ok(answered)
 }
 
 async fn checked(metadata: &Arc<Metadata>, tensors: Vec<NamedTensor>) -> Result<Vec<Input>, Failure> {

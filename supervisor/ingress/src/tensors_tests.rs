@@ -10,6 +10,7 @@ fn model() -> Metadata {
         name: "m".into(),
         platform: "emulated",
         max_batch: 4,
+        streams: None,
         inputs: vec![spec("x", Datatype::Fp32, &[-1, 2]), spec("n", Datatype::Uint8, &[-1, -1])],
         outputs: vec![spec("y", Datatype::Fp32, &[-1, 2]), spec("z", Datatype::Fp32, &[-1])],
     }

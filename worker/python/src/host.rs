@@ -10,7 +10,7 @@ use shadowslice_shared::batch::{Output, RunFailure};
 use shadowslice_shared::boot::BootRefusal;
 use shadowslice_shared::tensor::TensorSpec;
 use shadowslice_worker::answer::AnswerSlot;
-use shadowslice_worker::engine::{Host, Setting, Signature};
+use shadowslice_worker::engine::{Host, Ran, Setting, Signature};
 use shadowslice_worker::inputs::Inputs;
 
 /// `PyBUF_READ`, which the stable interface of older interpreters does not name.
@@ -26,14 +26,16 @@ pub(crate) struct PythonHost {
 /// Name, datatype in the protocol's word, whole shape.
 type Spec = (String, String, Vec<i64>);
 
-/// What `Runner.load` returns: the inputs and outputs, or why there are none.
-type Found = (Option<(Vec<Spec>, Vec<Spec>)>, String);
+/// What `Runner.load` returns: the inputs, the outputs and how many streams it generates at a time, or
+/// why there are none.
+type Found = (Option<(Vec<Spec>, Vec<Spec>, u32)>, String);
 
 /// One output: its shape without the batch axis, and each request's part, as address and length.
 type Answered = (Vec<i64>, Vec<(usize, usize)>);
 
-/// What `Runner.run` returns: the outputs, or whether the input is at fault, and why.
-type Ran = (Option<(Vec<Answered>, Py<PyAny>)>, bool, String);
+/// What `Runner.run` and `Runner.step` return: the outputs, what keeps them, and whether there is more;
+/// or whether the input is at fault, and why.
+type Told = (Option<(Vec<Answered>, Py<PyAny>, bool)>, bool, String);
 
 impl PythonHost {
     pub(crate) fn new(runner: Py<PyAny>) -> Self {
@@ -47,8 +49,8 @@ impl Host for PythonHost {
             self.runner.bind(py).call_method1("load", (name, path, cache, on_gpu))?.extract()
         });
         let (found, why) = found.map_err(|error| BootRefusal::Setup(error.to_string()))?;
-        let (inputs, outputs) = found.ok_or(BootRefusal::Model(why))?;
-        Ok(Signature { inputs: specs(inputs)?, outputs: specs(outputs)? })
+        let (inputs, outputs, streams) = found.ok_or(BootRefusal::Model(why))?;
+        Ok(Signature { inputs: specs(inputs)?, outputs: specs(outputs)?, streams })
     }
 
     fn warmed_up(&mut self) {
@@ -70,10 +72,9 @@ impl Host for PythonHost {
         &mut self,
         inputs: &Inputs<'_>,
         slot: &mut AnswerSlot<'_>,
-        stream: Option<usize>,
-    ) -> Result<Vec<Output>, RunFailure> {
-        let failed = |error: PyErr| RunFailure::Engine(error.to_string());
-        Python::attach(|py| {
+        cuda: Option<usize>,
+    ) -> Result<Ran, RunFailure> {
+        let told = Python::attach(|py| -> PyResult<Told> {
             let tensors: Vec<Bound<'_, PyAny>> = (0..inputs.specs().len())
                 .map(|input| tensor(py, inputs, (input, self.lasting)))
                 .collect::<Result<_, _>>()?;
@@ -82,17 +83,33 @@ impl Host for PythonHost {
                 (0..inputs.specs().len()).map(|input| inputs.shape(input).collect()).collect();
             let rows: Vec<u32> = (0..inputs.requests()).map(|request| inputs.rows_of(request)).collect();
             let rows = inputs.rows().map(|_| rows);
-            let ran: Ran =
-                self.runner.bind(py).call_method1("run", (tensors, shapes, rows, stream))?.extract()?;
-            Ok(ran)
-        })
-        .map_err(failed)
-        .and_then(|ran| match ran {
-            // The arrays live as long as `_kept`.
-            (Some((outputs, _kept)), ..) => Ok(outputs.into_iter().map(|output| put(output, slot)).collect()),
-            (None, true, why) => Err(RunFailure::Input(why)),
-            (None, false, why) => Err(RunFailure::Engine(why)),
-        })
+            let stream = inputs.id();
+            self.runner.bind(py).call_method1("run", (tensors, shapes, rows, cuda, stream))?.extract()
+        });
+        ran(told, slot)
+    }
+
+    fn step(&mut self, stream: u64, slot: &mut AnswerSlot<'_>, cuda: Option<usize>) -> Result<Ran, RunFailure> {
+        let told = Python::attach(|py| -> PyResult<Told> {
+            self.runner.bind(py).call_method1("step", (stream, cuda))?.extract()
+        });
+        ran(told, slot)
+    }
+
+    fn close(&mut self, stream: u64) {
+        // What its generator raises is in the log.
+        Python::attach(|py| self.runner.bind(py).call_method1("close", (stream,)).map(drop)).ok();
+    }
+}
+
+fn ran(told: PyResult<Told>, slot: &mut AnswerSlot<'_>) -> Result<Ran, RunFailure> {
+    match told.map_err(|error| RunFailure::Engine(error.to_string()))? {
+        // The arrays live as long as `_kept`.
+        (Some((outputs, _kept, more)), ..) => {
+            Ok(Ran { outputs: outputs.into_iter().map(|output| put(output, slot)).collect(), more })
+        }
+        (None, true, why) => Err(RunFailure::Input(why)),
+        (None, false, why) => Err(RunFailure::Engine(why)),
     }
 }
 

@@ -61,10 +61,11 @@ impl Connected {
         let times = parts.device.start_times(assignment.profile.as_ref());
         wait_until(after(begun_ns, times.process.saturating_add(times.load)), &parts.socket)?;
         let took = emulated(took, times.process, between(begun_ns, now_ns()));
-        let Signature { inputs, outputs } = parts.signature.clone();
+        let Signature { inputs, outputs, streams } = parts.signature.clone();
         link.say(WorkerSays::Loaded(LoadedModel {
             inputs,
             outputs,
+            streams,
             sms: parts.device.sms(),
             took,
             weights,

@@ -18,6 +18,7 @@ pub(super) fn signature(tensors: &[EchoTensor], batched: bool) -> Signature {
     Signature {
         inputs: tensors.iter().map(|tensor| whole(&tensor.input.name, tensor)).collect(),
         outputs: tensors.iter().map(|tensor| whole(&tensor.output, tensor)).collect(),
+        streams: 0,
     }
 }
 

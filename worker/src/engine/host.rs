@@ -3,10 +3,10 @@
 use std::fmt::Debug;
 use std::path::Path;
 
-use shadowslice_shared::batch::{Output, RunFailure};
+use shadowslice_shared::batch::RunFailure;
 use shadowslice_shared::boot::BootRefusal;
 
-use super::Signature;
+use super::{Ran, Signature};
 use crate::answer::AnswerSlot;
 use crate::inputs::Inputs;
 
@@ -32,14 +32,27 @@ pub trait Host: Debug + Send {
     /// Whether a batch can be run on a stream that it is given; else why not.
     fn movable(&self) -> Result<(), String>;
 
-    /// Returns when the answer is in the slot. On the GPU the model computes on this stream, by its
-    /// handle, or on any if there is none.
+    /// Returns when the answer is in the slot. On the GPU the model computes on this CUDA stream, by
+    /// its handle, or on any if there is none. If there is more, the batch's id is that of a stream
+    /// of answers from then on.
     fn run(
         &mut self,
         inputs: &Inputs<'_>,
         slot: &mut AnswerSlot<'_>,
-        stream: Option<usize>,
-    ) -> Result<Vec<Output>, RunFailure>;
+        cuda: Option<usize>,
+    ) -> Result<Ran, RunFailure>;
+
+    /// The next answer of a stream, as [`Self::run`]. After the last one, and after a failure, there
+    /// is no such stream any more.
+    fn step(
+        &mut self,
+        stream: u64,
+        slot: &mut AnswerSlot<'_>,
+        cuda: Option<usize>,
+    ) -> Result<Ran, RunFailure>;
+
+    /// Nothing more is wanted of a stream, if it is still there.
+    fn close(&mut self, stream: u64);
 
     /// A stream is of no use for a while: what is kept for it can go.
     fn left(&mut self);

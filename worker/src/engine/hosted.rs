@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use shadowslice_shared::batch::{Output, Prepared, RunFailure};
+use shadowslice_shared::batch::{Prepared, RunFailure, Step};
 use shadowslice_shared::boot::BootRefusal;
 use shadowslice_shared::groups::{Division, Groups};
 
-use super::{Host, Setting, Signature};
+use super::{Host, Ran, Setting, Signature};
 use crate::answer::AnswerSlot;
 use crate::device::cuda::CudaGpu;
 use crate::device::cuda::partition::{PartitionStream, SmGroups};
@@ -71,16 +71,27 @@ impl Hosted {
         &mut self,
         inputs: &Inputs<'_>,
         slot: &mut AnswerSlot<'_>,
-    ) -> Result<Vec<Output>, RunFailure> {
-        let groups = inputs.groups();
-        let stream = match self.partitions.as_ref().filter(|_| groups != Groups::WHOLE) {
-            None => None,
-            Some(partitions) => {
-                let stream = partitions.streams.get(&groups).map(PartitionStream::handle);
-                Some(stream.ok_or_else(|| RunFailure::BadBatch("its partition is not ready".to_owned()))?)
-            }
+    ) -> Result<Ran, RunFailure> {
+        let cuda = self.stream_on(inputs.groups())?;
+        self.host.run(inputs, slot, cuda)
+    }
+
+    pub(super) fn step(&mut self, step: &Step, slot: &mut AnswerSlot<'_>) -> Result<Ran, RunFailure> {
+        let cuda = self.stream_on(step.groups)?;
+        self.host.step(step.stream, slot, cuda)
+    }
+
+    pub(super) fn close(&mut self, stream: u64) {
+        self.host.close(stream);
+    }
+
+    /// The CUDA stream of a partition; `None` for the whole.
+    fn stream_on(&self, groups: Groups) -> Result<Option<usize>, RunFailure> {
+        let Some(partitions) = self.partitions.as_ref().filter(|_| groups != Groups::WHOLE) else {
+            return Ok(None);
         };
-        self.host.run(inputs, slot, stream)
+        let stream = partitions.streams.get(&groups).map(PartitionStream::handle);
+        stream.map(Some).ok_or_else(|| RunFailure::BadBatch("its partition is not ready".to_owned()))
     }
 }
 

@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use shadowslice_shared::batch::{Output, Prepared, RunFailure};
+use shadowslice_shared::batch::{Output, Prepared, RunFailure, Step};
 use shadowslice_shared::boot::{BootRefusal, DeviceMemory, EngineSpec};
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::tensor::TensorSpec;
@@ -60,6 +60,22 @@ impl Libraries {
 pub struct Signature {
     pub inputs: Vec<TensorSpec>,
     pub outputs: Vec<TensorSpec>,
+    /// How many streams it generates at a time; 0 for a model that gives one answer to a request.
+    pub streams: u32,
+}
+
+/// An answer: one output after the other.
+#[derive(Debug)]
+pub struct Ran {
+    pub outputs: Vec<Output>,
+    /// Whether it is one of a stream that goes on. At a stream's end there are no outputs.
+    pub more: bool,
+}
+
+impl Ran {
+    fn whole(outputs: Vec<Output>) -> Self {
+        Self { outputs, more: false }
+    }
 }
 
 /// What an engine may use.
@@ -179,17 +195,37 @@ impl Engine {
         }
     }
 
-    pub fn run(&mut self, inputs: &Inputs<'_>, slot: &mut AnswerSlot<'_>) -> Result<Vec<Output>, RunFailure> {
-        let outputs = match self {
-            Self::Emulated => echo::run(inputs, slot),
-            Self::OnnxRuntime(engine) => engine.run(inputs, slot)?,
-            Self::Hosted(host) => host.run(inputs, slot)?,
+    pub fn run(&mut self, inputs: &Inputs<'_>, slot: &mut AnswerSlot<'_>) -> Result<Ran, RunFailure> {
+        let ran = match self {
+            Self::Emulated => Ran::whole(echo::run(inputs, slot)),
+            Self::OnnxRuntime(engine) => Ran::whole(engine.run(inputs, slot)?),
+            Self::Hosted(hosted) => hosted.run(inputs, slot)?,
             Self::OnGpu(engine) => {
                 let outputs = engine.begin(inputs, slot)?;
                 engine.gpu().synchronize().map_err(|fault| RunFailure::Engine(chain(&fault)))?;
-                return Ok(outputs);
+                return Ok(Ran::whole(outputs));
             }
         };
-        slot.check().map(|()| outputs)
+        slot.check().map(|()| ran)
     }
+
+    /// The next answer of a stream.
+    pub fn step(&mut self, step: &Step, slot: &mut AnswerSlot<'_>) -> Result<Ran, RunFailure> {
+        let ran = match self {
+            Self::Hosted(hosted) => hosted.step(step, slot)?,
+            Self::Emulated | Self::OnnxRuntime(_) | Self::OnGpu(_) => return Err(no_stream()),
+        };
+        slot.check().map(|()| ran)
+    }
+
+    /// Nothing more is wanted of a stream, if it is still there.
+    pub fn close(&mut self, stream: u64) {
+        if let Self::Hosted(hosted) = self {
+            hosted.close(stream);
+        }
+    }
+}
+
+pub(crate) fn no_stream() -> RunFailure {
+    RunFailure::BadBatch("this model has no streams".to_owned())
 }

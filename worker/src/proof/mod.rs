@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::rc::Rc;
 use std::time::Duration;
 
-use shadowslice_shared::batch::{Batch, BatchRequest, Extent, RunFailure};
+use shadowslice_shared::batch::{Batch, BatchRequest, Extent, Output, RunFailure, Step};
 use shadowslice_shared::boot::{BootRefusal, WarmTime, WarmUp};
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::slab::{ALIGNMENT, ReadableSlab, WritableSlab};
@@ -20,12 +20,15 @@ use shadowslice_shared::tensor::elements;
 
 use crate::answer::AnswerSlots;
 use crate::clock::{HungUp, now_ns, still_wanted};
-use crate::engine::{Engine, Signature};
+use crate::engine::{Engine, Ran, Signature};
 use crate::inputs::Inputs;
 pub use made_up::Draw;
 use made_up::Fill;
 use reference::{Reference, ReferenceOutput, SizeAnswers};
 use shadowslice_shared::errors::chain;
+
+/// Of a stream, so many answers are proved: those after the first run other kernels.
+const PROVED_ANSWERS: usize = 4;
 
 /// A model on trial. It answers as it does in service.
 #[derive(Debug)]
@@ -132,7 +135,8 @@ pub fn prove(trial: &mut Trial<'_>, file: &File, groups: Groups) -> Result<Vec<W
     let mut times = Vec::with_capacity(trial.warm_up.sizes.len());
     for &size in &trial.warm_up.sizes {
         let known = sizes.iter().find(|answers| answers.size == size).map(|answers| &answers.answers);
-        let expected = known.filter(|expected| expected.len() == trial.signature.outputs.len());
+        let (streams, outputs) = (trial.signature.streams > 0, trial.signature.outputs.len());
+        let expected = known.filter(|expected| streams || expected.len() == outputs);
         let expected = expected.ok_or_else(|| {
             BootRefusal::Setup(format!("the reference answers are not this model's at batch size {size}"))
         })?;
@@ -155,8 +159,14 @@ fn off(
     answers: &[ReferenceOutput],
     size: u32,
 ) -> Result<f64, BootRefusal> {
+    if expected.len() != answers.len() {
+        let per = signature.outputs.len().max(1);
+        let (got, want) = (answers.len() / per, expected.len() / per);
+        let why = format!("the stream ends after {got} answers instead of {want}");
+        return Err(BootRefusal::Proof { size, why });
+    }
     let mut farthest = 0.0_f64;
-    for ((spec, expected), answer) in signature.outputs.iter().zip(expected).zip(answers) {
+    for ((spec, expected), answer) in signature.outputs.iter().cycle().zip(expected).zip(answers) {
         let off = compare::compare(spec.datatype, expected, answer)
             .map_err(|wrong| BootRefusal::Proof { size, why: format!("output `{}` {wrong}", spec.name) })?;
         farthest = farthest.max(off);
@@ -179,16 +189,32 @@ impl Trial<'_> {
         let inputs = Inputs::check(&batch, &made_up.slab, &self.signature.inputs, self.warm_up.batched)
             .map_err(failed)?;
         let begun_ns = now_ns();
-        let outputs = self.engine.run(&inputs, &mut self.slots.slot(batch.slot)).map_err(failed)?;
+        let Ran { outputs, mut more } =
+            self.engine.run(&inputs, &mut self.slots.slot(batch.slot)).map_err(failed)?;
         let waited = Duration::from_nanos(now_ns().saturating_sub(begun_ns));
         let took = self.engine.executed(run.slot).unwrap_or(waited);
-        let answers = outputs.into_iter().map(|output| {
+        let mut answers = self.read(outputs);
+        for _ in 1..PROVED_ANSWERS {
+            if !more {
+                break;
+            }
+            let step = Step { id: 0, slot, sent_ns: 0, groups, stream: batch.id };
+            let ran = self.engine.step(&step, &mut self.slots.slot(slot)).map_err(failed)?;
+            answers.extend(self.read(ran.outputs));
+            more = ran.more;
+        }
+        self.engine.close(batch.id);
+        Ok((answers, took))
+    }
+
+    fn read(&self, outputs: Vec<Output>) -> Vec<ReferenceOutput> {
+        let read = |output: Output| {
             let part =
                 |part: &Extent| self.answers.bytes(part.offset, part.len).expect("it was just written");
             let parts = output.parts.iter().map(part).collect::<Vec<_>>();
             ReferenceOutput { shape: output.shape, bytes: parts.concat() }
-        });
-        Ok((answers.collect(), took))
+        };
+        outputs.into_iter().map(read).collect()
     }
 
     fn made_up(&mut self, run: Run) -> Result<Rc<MadeUp>, BootRefusal> {

@@ -8,15 +8,15 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, recv, send};
 use shadowslice_shared::batch::{
-    Answer, Batch, Command, FromWorker, MAX_MESSAGE_BYTES, Output, Prepared, RunFailure, UNREADABLE, decode,
-    encode,
+    Answer, Batch, Command, FromWorker, IN_FLIGHT, MAX_MESSAGE_BYTES, Prepared, RunFailure, Step, UNREADABLE,
+    decode, encode,
 };
 use shadowslice_shared::slab::ReadableSlab;
 
 use crate::answer::AnswerSlots;
 use crate::device::Device;
 use crate::device::cuda::CudaFault;
-use crate::engine::{Engine, Signature};
+use crate::engine::{Engine, Ran, Signature};
 use crate::inputs::Inputs;
 use on_gpu::OnGpu;
 use shadowslice_shared::errors::chain;
@@ -64,7 +64,18 @@ impl Warm {
         let mut message = vec![0; MAX_MESSAGE_BYTES];
         while let Some(len) = self.receive(&mut message)? {
             let report = match read(&message, len) {
-                Ok(Command::Run(batch)) => FromWorker::Answer(self.answered(&batch)?),
+                Ok(Command::Run(batch)) => {
+                    let ran = self.run(&batch);
+                    FromWorker::Answer(self.answered(batch.id, ran)?)
+                }
+                Ok(Command::Next(step)) => {
+                    let ran = self.step(&step);
+                    FromWorker::Answer(self.answered(step.id, ran)?)
+                }
+                Ok(Command::Close(stream)) => {
+                    self.engine.close(stream);
+                    continue;
+                }
                 Ok(Command::Prepare(groups)) => match self.engine.prepare(groups) {
                     Some(prepared) => FromWorker::Prepared(prepared),
                     None => continue,
@@ -99,28 +110,34 @@ impl Warm {
 
     /// After a failure on a GPU that is lost to this process there is no answer, but this process's
     /// end: another worker can run the batch.
-    fn answered(&mut self, batch: &Batch) -> Result<Answer, ServeFault> {
-        let answer = self.answer(batch);
-        match self.device.gpu().filter(|_| answer.result.is_err()) {
-            Some(gpu) => gpu.synchronize().map_err(ServeFault::Gpu).map(|()| answer),
-            None => Ok(answer),
-        }
-    }
-
-    fn answer(&mut self, batch: &Batch) -> Answer {
-        let (execution, result) = match self.run(batch) {
-            Ok((execution, outputs)) => (execution, Ok(outputs)),
-            Err(failure) => (Duration::ZERO, Err(shortened(failure))),
+    fn answered(&self, id: u64, ran: Result<(Duration, Ran), RunFailure>) -> Result<Answer, ServeFault> {
+        let failure = match ran {
+            Ok((execution, Ran { outputs, more })) => {
+                return Ok(Answer { id, execution_us: micros(execution), result: Ok(outputs), more });
+            }
+            Err(failure) => failure,
         };
-        Answer { id: batch.id, execution_us: micros(execution), result }
+        if let Some(gpu) = self.device.gpu() {
+            gpu.synchronize().map_err(ServeFault::Gpu)?;
+        }
+        Ok(failed(id, failure))
     }
 
     /// A batch that fails takes none of the device's time.
-    fn run(&mut self, batch: &Batch) -> Result<(Duration, Vec<Output>), RunFailure> {
+    fn run(&mut self, batch: &Batch) -> Result<(Duration, Ran), RunFailure> {
         let inputs = Inputs::check(batch, &self.requests, &self.signature.inputs, self.batched)?;
         let started = self.device.start(inputs.rows().unwrap_or(1), batch.groups, batch.sent_ns);
-        let outputs = self.engine.run(&inputs, &mut self.slots.slot(batch.slot))?;
-        Ok((self.device.finish(started), outputs))
+        let ran = self.engine.run(&inputs, &mut self.slots.slot(batch.slot))?;
+        Ok((self.device.finish(started), ran))
+    }
+
+    fn step(&mut self, step: &Step) -> Result<(Duration, Ran), RunFailure> {
+        if usize::from(step.slot) >= IN_FLIGHT {
+            return Err(RunFailure::BadBatch(format!("there is no slot {}", step.slot)));
+        }
+        let started = self.device.start(1, step.groups, step.sent_ns);
+        let ran = self.engine.step(step, &mut self.slots.slot(step.slot))?;
+        Ok((self.device.finish(started), ran))
     }
 }
 
@@ -158,15 +175,18 @@ fn micros(span: Duration) -> u64 {
 }
 
 fn unreadable(why: &str) -> Answer {
-    Answer { id: UNREADABLE, execution_us: 0, result: Err(RunFailure::BadBatch(why.to_owned())) }
+    failed(UNREADABLE, RunFailure::BadBatch(why.to_owned()))
+}
+
+fn failed(id: u64, failure: RunFailure) -> Answer {
+    Answer { id, execution_us: 0, result: Err(shortened(failure)), more: false }
 }
 
 fn too_long(report: &FromWorker) -> FromWorker {
     match report {
-        FromWorker::Answer(Answer { id, execution_us, .. }) => {
+        FromWorker::Answer(answer) => {
             let why = "its answer has more parts than fit into a message; use a smaller batch.max".to_owned();
-            let (id, execution_us) = (*id, *execution_us);
-            FromWorker::Answer(Answer { id, execution_us, result: Err(RunFailure::BadBatch(why)) })
+            FromWorker::Answer(failed(answer.id, RunFailure::BadBatch(why)))
         }
         FromWorker::Prepared(prepared) => {
             let why = "the reason is longer than a message may be".to_owned();

@@ -14,9 +14,9 @@ use shadowslice_shared::batch::{
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::slab::ReadableSlab;
 
-use super::{ServeFault, length, micros, read, say, shortened};
+use super::{ServeFault, failed, length, micros, read, say};
 use crate::answer::AnswerSlots;
-use crate::engine::{OnGpu as Engine, Signature};
+use crate::engine::{OnGpu as Engine, Signature, no_stream};
 use crate::inputs::Inputs;
 
 pub(super) struct OnGpu {
@@ -87,6 +87,8 @@ impl OnGpu {
     fn obey(&mut self, command: Result<Command, Answer>) -> Result<Option<FromWorker>, ServeFault> {
         match command {
             Ok(Command::Run(batch)) => Ok(self.begin(&batch)?.map(FromWorker::Answer)),
+            Ok(Command::Next(step)) => Ok(Some(FromWorker::Answer(failed(step.id, no_stream())))),
+            Ok(Command::Close(_)) => Ok(None),
             Ok(Command::Prepare(groups)) => Ok(self.engine.prepare(groups).map(FromWorker::Prepared)),
             Ok(Command::Forget(groups)) => {
                 let in_use = self.flying.iter().any(|batch| batch.groups == groups);
@@ -114,11 +116,7 @@ impl OnGpu {
     fn begin(&mut self, batch: &Batch) -> Result<Option<Answer>, ServeFault> {
         if self.flying.len() >= IN_FLIGHT {
             let why = format!("{IN_FLIGHT} batches are under way, and there is no place for a further one");
-            return Ok(Some(Answer {
-                id: batch.id,
-                execution_us: 0,
-                result: Err(RunFailure::BadBatch(why)),
-            }));
+            return Ok(Some(failed(batch.id, RunFailure::BadBatch(why))));
         }
         match self.launch(batch) {
             Ok(outputs) => {
@@ -133,7 +131,7 @@ impl OnGpu {
             Err(failure) => {
                 // Any part of the batch on the GPU must be through before the slot is used again.
                 self.engine.gpu().synchronize().map_err(ServeFault::Gpu)?;
-                Ok(Some(Answer { id: batch.id, execution_us: 0, result: Err(shortened(failure)) }))
+                Ok(Some(failed(batch.id, failure)))
             }
         }
     }
@@ -164,5 +162,5 @@ impl OnGpu {
 }
 
 fn answered(id: u64, execution: Duration, outputs: Vec<Output>) -> Answer {
-    Answer { id, execution_us: micros(execution), result: Ok(outputs) }
+    Answer { id, execution_us: micros(execution), result: Ok(outputs), more: false }
 }

@@ -64,7 +64,7 @@ impl<'a> Model<'a> {
         let workers = [Timer::FirstWorker, Timer::SecondWorker].map(worker);
         let rules = Rules { slo: terms.slo, max_delay: served.max_delay, reject_late: !served.serve_late };
         let mut scheduler = Scheduler::new(rules, served.max_queued, moment(0));
-        scheduler.found(terms.max_batch.max(1), MAX_REQUESTS);
+        scheduler.found(terms.max_batch.max(1), MAX_REQUESTS, None);
         let mut new = Self {
             served,
             index,

@@ -17,6 +17,7 @@ pub(super) fn describe(model: &Model, loaded: &Loaded) -> Result<Metadata, BootR
             Engine::Emulated { .. } => "emulated",
         },
         max_batch: batching(&model.batch, loaded)?.0,
+        streams: (loaded.streams > 0).then_some(loaded.streams),
         inputs: loaded.inputs.clone(),
         outputs: loaded.outputs.clone(),
     })
@@ -29,6 +30,10 @@ pub fn warm_up(model: &Model, loaded: &Loaded) -> Result<WarmUp, BootRefusal> {
 
 /// The largest batch, and the sizes to warm up.
 fn batching(batch: &Batch, loaded: &Loaded) -> Result<(u32, Vec<u32>), BootRefusal> {
+    if let Some(max @ 1..) = batch.max.filter(|_| loaded.streams > 0) {
+        let why = format!("batch.max is {max}, but the model streams: its requests share no batch; leave it out");
+        return Err(BootRefusal::Model(why));
+    }
     let fixed = loaded.inputs.iter().chain(&loaded.outputs).find(|tensor| !opens_with_batch(tensor));
     match (batch.max, fixed) {
         (Some(max @ 1..), Some(tensor)) => Err(BootRefusal::Model(format!(
@@ -36,7 +41,7 @@ fn batching(batch: &Batch, loaded: &Loaded) -> Result<(u32, Vec<u32>), BootRefus
              set `batch: {{max: 0}}` or export the model with a dynamic first axis",
             tensor.name, tensor.shape
         ))),
-        _ => Ok(batch.resolve(fixed.is_none())),
+        _ => Ok(batch.resolve(fixed.is_none() && loaded.streams == 0)),
     }
 }
 

@@ -13,9 +13,16 @@ use super::request::{Failure, Metadata, Output};
 pub(crate) fn split(
     model: &Metadata,
     slab: &AnswerSlab,
-    outputs: &[WireOutput],
+    (outputs, more): (&[WireOutput], bool),
     requests: &[Waiting],
 ) -> Result<Vec<Result<Vec<Output>, Failure>>, String> {
+    if more && (model.streams.is_none() || requests.len() != 1) {
+        return Err("there is more of it, and the model gives one answer to a request".to_owned());
+    }
+    // The end of a stream.
+    if outputs.is_empty() && model.streams.is_some() && !more {
+        return Ok(requests.iter().map(|_| Ok(Vec::new())).collect());
+    }
     if outputs.len() != model.outputs.len() {
         return Err(format!("it has {} outputs instead of {}", outputs.len(), model.outputs.len()));
     }

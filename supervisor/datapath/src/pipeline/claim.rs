@@ -7,7 +7,8 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 use super::Pipeline;
-use super::request::{Failure, Output};
+use super::request::Failure;
+use super::streams::Given;
 use shadowslice_shared::units::Moment;
 
 /// Taken by what settles a request first, which alone counts it: so it is counted once.
@@ -38,9 +39,9 @@ impl Wait<'_> {
     /// The answer, or word that `timeout` was over first.
     pub(crate) async fn answer(
         &self,
-        mut answer: oneshot::Receiver<Result<Vec<Output>, Failure>>,
+        mut answer: oneshot::Receiver<Result<Given, Failure>>,
         timeout: Option<Duration>,
-    ) -> Result<Vec<Output>, Failure> {
+    ) -> Result<Given, Failure> {
         if let Some(timeout) = timeout {
             let left = timeout.saturating_sub(self.pipeline.now().since(self.arrived));
             match tokio::time::timeout(left, &mut answer).await {
@@ -69,6 +70,6 @@ impl Drop for Wait<'_> {
     }
 }
 
-fn stopping() -> Result<Vec<Output>, Failure> {
+pub(crate) fn stopping() -> Result<Given, Failure> {
     Err(Failure::Unavailable("the server is stopping".to_owned()))
 }

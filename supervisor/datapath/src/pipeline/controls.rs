@@ -57,7 +57,7 @@ impl Pipeline {
         let per_request = 16 + 24 * found.inputs.len();
         let mut state = self.state.lock();
         let max_requests = (MAX_MESSAGE_BYTES / 2 / per_request).clamp(1, MAX_REQUESTS);
-        state.scheduler.found(found.max_batch, max_requests);
+        state.scheduler.found(found.max_batch, max_requests, found.streams);
         Ok(Arc::clone(known))
     }
 

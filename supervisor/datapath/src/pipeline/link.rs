@@ -10,7 +10,7 @@ use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, send};
 use shadowslice_policy::latency::Predictor;
 use shadowslice_policy::scheduler::{self, Slice};
-use shadowslice_shared::batch::{self, Batch, BatchRequest, Command, IN_FLIGHT, MAX_MESSAGE_BYTES};
+use shadowslice_shared::batch::{self, Batch, BatchRequest, Command, IN_FLIGHT, MAX_MESSAGE_BYTES, Step};
 use shadowslice_shared::groups::READY_PARTITIONS;
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::profile::Profile;
@@ -44,8 +44,8 @@ pub struct Arrival {
     pub crowding: Crowding,
 }
 
-/// Commands that may wait for room in a worker's socket.
-const OUTBOX: usize = 4 * READY_PARTITIONS;
+/// Commands that may wait for room in a worker's socket: those of partitions, and ends of streams.
+const OUTBOX: usize = 4 * READY_PARTITIONS + 1024;
 
 /// Percentages of a GPU that its workers were granted, added up; above 100 it may slow them all.
 pub type Crowding = Arc<AtomicU32>;
@@ -123,7 +123,7 @@ impl Link {
     pub(crate) fn flush(&mut self) -> bool {
         while let Some(command) = self.outbox.front() {
             let bytes =
-                batch::encode(command, &mut self.message).expect("a set of groups fits into a message");
+                batch::encode(command, &mut self.message).expect("a number or a set of groups fits");
             if send_bytes(&self.socket, bytes).is_err() {
                 return false;
             }
@@ -152,20 +152,20 @@ impl Link {
             return Ok(false);
         }
         let &Sending { id, slot, groups, ref requests, .. } = sending;
-        let of_request = |request: &Waiting| BatchRequest {
-            rows: request.rows,
-            inputs: request.item.memory.tensors.clone(),
+        let (first, sent_ns) = (requests.first(), monotonic_ns());
+        let command = match first.and_then(|first| first.item.stream) {
+            Some(stream) => Command::Next(Step { id, slot, sent_ns, groups, stream }),
+            None => {
+                let of_request = |request: &Waiting| BatchRequest {
+                    rows: request.rows,
+                    inputs: request.item.memory.tensors.clone(),
+                };
+                let shapes = first.map(|first| first.shape.to_vec()).unwrap_or_default();
+                let requests = requests.iter().map(of_request).collect();
+                Command::Run(Batch { id, slot, sent_ns, groups, shapes, requests })
+            }
         };
-        let batch = Batch {
-            id,
-            slot,
-            sent_ns: monotonic_ns(),
-            groups,
-            shapes: requests.first().map(|first| first.shape.to_vec()).unwrap_or_default(),
-            requests: requests.iter().map(of_request).collect(),
-        };
-        let bytes =
-            batch::encode(&Command::Run(batch), &mut self.message).map_err(|error| errors::chain(&error))?;
+        let bytes = batch::encode(&command, &mut self.message).map_err(|error| errors::chain(&error))?;
         match send_bytes(&self.socket, bytes) {
             Ok(()) => Ok(true),
             Err(Errno::EMSGSIZE) => {

@@ -41,6 +41,12 @@ impl RequestMemory {
         }
         Some(Reservation { memory: Arc::clone(self), part: Extent { offset, len }, tensors })
     }
+
+    /// Of a request without tensors.
+    pub(crate) fn nothing(self: &Arc<Self>) -> Reservation {
+        let part = Extent { offset: 0, len: 0 };
+        Reservation { memory: Arc::clone(self), part, tensors: Vec::new() }
+    }
 }
 
 /// One request's part of the slab; free again when dropped.
@@ -76,7 +82,9 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        self.memory.free.lock().give_back(self.part);
+        if self.part.len > 0 {
+            self.memory.free.lock().give_back(self.part);
+        }
     }
 }
 

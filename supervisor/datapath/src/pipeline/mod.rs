@@ -33,6 +33,7 @@ mod socket;
 mod stall;
 mod state;
 mod stats;
+mod streams;
 #[cfg(test)]
 mod tests;
 mod totals;
@@ -62,6 +63,7 @@ pub use shadowslice_policy::scheduler::Slice;
 pub use socket::BatchSocket;
 pub use stall::Stall;
 pub use stats::{Latencies, Look};
+pub use streams::Answers;
 pub use totals::{Steps, Total, Totals};
 
 use crate::clock::Clock;
@@ -75,6 +77,7 @@ use quarantine::Quarantine;
 use stall::StallMeter;
 use state::State;
 use stats::Stats;
+use streams::Given;
 
 #[derive(Debug)]
 pub struct Settings {
@@ -188,8 +191,17 @@ impl Pipeline {
         &self,
         inputs: Vec<Input>,
         terms: RequestOptions,
-        Coming { began, waited, journal }: Coming,
+        coming: Coming,
     ) -> Result<Vec<Output>, Failure> {
+        Ok(self.ask(inputs, terms, coming).await?.outputs)
+    }
+
+    async fn ask(
+        &self,
+        inputs: Vec<Input>,
+        terms: RequestOptions,
+        Coming { began, waited, journal }: Coming,
+    ) -> Result<Given, Failure> {
         let (received, took) = (self.clock.now(), began.elapsed().saturating_sub(waited));
         let metadata = self.described(journal.as_ref())?;
         let rows = metadata.rows(&inputs);
@@ -215,6 +227,7 @@ impl Pipeline {
                 copy_in: stored.since(received),
                 deaths: 0,
                 journal,
+                stream: None,
             },
         };
         drop(inputs);

@@ -9,7 +9,8 @@ use tokio::sync::oneshot;
 
 use super::claim::Claim;
 use super::memory::Reservation;
-use super::request::{Failure, Output};
+use super::request::Failure;
+use super::streams::Given;
 use crate::trace::Journal;
 
 /// Per input: the shape without the batch axis. Requests that share it can share a batch.
@@ -22,7 +23,7 @@ pub(crate) type InFlight = scheduler::InFlight<Shapes, Pending>;
 #[derive(Debug)]
 pub(crate) struct Pending {
     pub(crate) memory: Arc<Reservation>,
-    pub(crate) reply: oneshot::Sender<Result<Vec<Output>, Failure>>,
+    pub(crate) reply: oneshot::Sender<Result<Given, Failure>>,
     pub(crate) claim: Claim,
     /// When all of it was there.
     pub(crate) received: Moment,
@@ -30,10 +31,16 @@ pub(crate) struct Pending {
     /// Workers that died while they executed it.
     pub(crate) deaths: u8,
     pub(crate) journal: Option<Journal>,
+    /// It asks for the next answer of this stream.
+    pub(crate) stream: Option<u64>,
 }
 
 impl scheduler::Ticket for Pending {
     fn is_settled(&self) -> bool {
         self.claim.is_taken()
+    }
+
+    fn is_step(&self) -> bool {
+        self.stream.is_some()
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use shadowslice_shared::batch::{
-    self, Answer, FromWorker, MAX_MESSAGE_BYTES, Output as WireOutput, RunFailure,
+    self, Answer, Command, FromWorker, MAX_MESSAGE_BYTES, Output as WireOutput, RunFailure,
 };
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::slab::AnswerSlab;
@@ -19,6 +19,7 @@ use super::note;
 use super::pending::InFlight;
 use super::request::{Failure, Metadata};
 use super::state;
+use super::streams::{Given, OpenStream, Then};
 use super::totals::Took;
 use crate::pipeline::BatchSocket;
 use crate::trace::Lost;
@@ -101,13 +102,18 @@ impl LaneReader {
         let batch =
             taken.ok_or_else(|| format!("it answered batch {}, which it does not have", answer.id))?;
         if batch.requests.is_empty() {
-            self.pipeline.change(|state| state.recycle(self.worker, batch.slot, now));
+            self.pipeline.change(|state| {
+                if let Some(link) = state.link_mut(self.worker).filter(|_| answer.more) {
+                    link.command(Command::Close(batch.id));
+                }
+                state.recycle(self.worker, batch.slot, now);
+            });
             return Ok(());
         }
         match answer.result {
             Ok(outputs) => {
                 let execution = Duration::from_micros(answer.execution_us);
-                self.completed(batch, &outputs, execution, now)
+                self.completed(batch, (&outputs, answer.more), execution, now)
             }
             Err(failure) => {
                 self.failed(batch, &failure);
@@ -119,7 +125,7 @@ impl LaneReader {
     fn completed(
         &self,
         batch: InFlight,
-        outputs: &[WireOutput],
+        (outputs, more): (&[WireOutput], bool),
         reported: Duration,
         received: Moment,
     ) -> Result<(), String> {
@@ -129,7 +135,7 @@ impl LaneReader {
         let reported = reported.min(received.since(batch.sent));
         let longest = batch.executing_since.map_or(Duration::ZERO, |since| received.since(since));
         let execution = reported.min(longest);
-        let answers = match answer::split(&self.metadata, &self.slab, outputs, &batch.requests) {
+        let answers = match answer::split(&self.metadata, &self.slab, (outputs, more), &batch.requests) {
             Ok(answers) => answers,
             Err(why) => {
                 let now = self.pipeline.now();
@@ -144,15 +150,24 @@ impl LaneReader {
         let now = self.pipeline.now();
         let input = batch.requests.iter().map(|request| request.item.copy_in).sum();
         let took = Took { input, infer: reported, output: now.since(received) };
+        let step = batch.requests.iter().any(|request| request.item.stream.is_some());
+        let opens = more && !step;
         let mut rows = 0;
         let at = SystemTime::now();
         let routed = self.pipeline.change(|state| {
             // The other requests were given up while they ran, and are counted as given up.
             let claimed =
                 batch.requests.iter().zip(&answers).filter(|(request, _)| request.item.claim.take());
+            if opens {
+                state.scheduler.opened(self.worker);
+            }
             for (request, answer) in claimed {
                 if answer.is_err() {
                     state.stats.failed(now.since(request.arrived), now);
+                    continue;
+                }
+                if step {
+                    state.stats.totals.stream_steps.add(reported);
                     continue;
                 }
                 rows += request.rows;
@@ -170,15 +185,26 @@ impl LaneReader {
                 state.scheduler.answered(spent.latency);
                 state.stats.succeeded(&spent, now);
             }
-            state.stats.totals.executed(batch.rows, rows, took, at);
+            if !step {
+                state.stats.totals.executed(batch.rows, rows, took, at);
+            }
             state.completed(self.worker, &batch, execution, now);
             state.routed
         });
         note::answered(&batch, (received, reported, now), routed);
         for (request, answer) in batch.requests.into_iter().zip(answers) {
-            state::reply(request, answer);
+            let then = match more {
+                false => Then::End,
+                true if opens => Then::Opened(self.opened(batch.id)),
+                true => Then::More,
+            };
+            state::reply(request, answer.map(|outputs| Given { outputs, then }));
         }
         Ok(())
+    }
+
+    fn opened(&self, id: u64) -> OpenStream {
+        OpenStream { pipeline: Arc::clone(&self.pipeline), worker: self.worker, id }
     }
 
     /// A request that was alone in the batch gets the engine's reason; of several, each is tried

@@ -17,6 +17,8 @@ pub struct Metadata {
     pub platform: &'static str,
     /// The largest batch; 0 for a model without a batch axis.
     pub max_batch: u32,
+    /// How many streams a worker generates at a time, if the model gives many answers to a request.
+    pub streams: Option<u32>,
     /// Its inputs, whole shapes.
     pub inputs: Vec<TensorSpec>,
     /// Its outputs, whole shapes.

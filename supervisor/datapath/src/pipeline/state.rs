@@ -22,9 +22,10 @@ use super::memory::Reservation;
 use super::note;
 use super::pending::{InFlight, Pending, Shapes, Waiting};
 use super::quarantine::{Admission, Quarantine};
-use super::request::{Failure, Output};
+use super::request::Failure;
 use super::stall::StallMeter;
 use super::stats::Stats;
+use super::streams::{Given, broken_off};
 use crate::trace::{Handover, Lost};
 
 /// Workers that are remembered: more than a model has at a time, as several may go at once.
@@ -152,7 +153,7 @@ impl State {
                 true
             }
             Ok(false) => {
-                self.scheduler.not_sent(sending.requests, now);
+                self.scheduler.not_sent(sending, now);
                 false
             }
             Err(why) => {
@@ -209,7 +210,7 @@ impl State {
 
     pub(crate) fn completed(&mut self, worker: WorkerId, batch: &InFlight, execution: Duration, now: Moment) {
         let done = self.scheduler.completed(worker, batch, execution);
-        let times = self.link_mut(worker).and_then(|link| link.shapes.as_mut()).filter(|_| done.here);
+        let times = self.link_mut(worker).and_then(|link| link.shapes.as_mut()).filter(|_| done.observed);
         if let Some((times, request)) = times.zip(batch.requests.first()) {
             times.observe(&request.shape, batch.rows, execution);
         }
@@ -273,6 +274,10 @@ impl State {
         let was_alone = requests.len() == 1;
         let mut again = Vec::with_capacity(requests.len());
         for mut request in requests {
+            if request.item.stream.is_some() {
+                self.fail(request, broken_off(), now);
+                continue;
+            }
             request.item.deaths += 1;
             // Else others would kill workers before this one has proved anything.
             request.level = FIRST_OF_ALL;
@@ -319,7 +324,10 @@ impl State {
     }
 
     /// Has requests that ran without an answer wait again, unless the model is shut.
-    pub(crate) fn put_back(&mut self, requests: Vec<Waiting>, now: Moment) {
+    pub(crate) fn put_back(&mut self, mut requests: Vec<Waiting>, now: Moment) {
+        for step in requests.extract_if(.., |request| request.item.stream.is_some()) {
+            self.fail(step, broken_off(), now);
+        }
         if let Err(why) = self.gate.open() {
             let why = why.to_owned();
             return self.refuse(requests, &why, now);
@@ -330,7 +338,9 @@ impl State {
     }
 
     pub(crate) fn fail(&mut self, request: Waiting, failure: Failure, now: Moment) {
-        if request.item.claim.take() {
+        if request.item.stream.is_some() {
+            self.stats.totals.streams_failed += 1;
+        } else if request.item.claim.take() {
             let waited = now.since(request.arrived);
             match failure {
                 Failure::Invalid(_) => self.stats.invalid(waited),
@@ -379,6 +389,6 @@ fn too_late(model: &str, request: &Waiting) -> Failure {
 }
 
 /// A client that went away is no matter.
-pub(crate) fn reply(request: Waiting, outcome: Result<Vec<Output>, Failure>) {
+pub(crate) fn reply(request: Waiting, outcome: Result<Given, Failure>) {
     drop(request.item.reply.send(outcome));
 }

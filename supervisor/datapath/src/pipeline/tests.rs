@@ -123,6 +123,7 @@ impl Stage {
             name: "m".to_owned(),
             platform: "emulated",
             max_batch: 8,
+            streams: None,
             inputs: vec![tensor("x")],
             outputs: vec![tensor("y")],
         };

@@ -46,6 +46,10 @@ pub struct Totals {
     /// Rows of the requests that were answered.
     pub rows: u64,
     pub last: Option<SystemTime>,
+    /// Of answers after the first of their stream, as their workers reported them.
+    pub stream_steps: Total,
+    /// Streams that broke off after their first answer.
+    pub streams_failed: u64,
     /// Batches by their rows, of which there are at most as many sizes as `batch.max`.
     pub by_rows: BTreeMap<u32, Steps>,
 }

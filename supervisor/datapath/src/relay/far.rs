@@ -10,7 +10,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-use super::{Ask, Part, Reply, read_head, read_parts, write_head};
+use super::{Ask, NEXT, Part, Reply, Told, read_head, read_parts, write_head};
 use crate::pipeline::{Coming, Failure, Input, Output};
 use crate::router::Router;
 use crate::sockets::SocketFile;
@@ -77,21 +77,41 @@ async fn answer(stream: &mut UnixStream, router: &Router) -> io::Result<()> {
     let inputs = inputs.into_iter().map(input).collect();
     let now = Instant::now();
     let coming = Coming { began: now.checked_sub(coming).unwrap_or(now), ..Coming::now(None) };
-    let outcome = tokio::select! {
-        outcome = route.infer(inputs, terms, coming) => outcome,
-        // Nothing comes before the answer, but the end.
-        _ = stream.read_u8() => return Err(io::ErrorKind::ConnectionAborted.into()),
+    let mut answers = match before_the_end(stream, route.stream(inputs, terms, coming)).await? {
+        Ok(answers) => answers,
+        Err(failure) => return write_head(stream, &Reply::Err(failure)).await,
     };
-    match outcome {
-        Ok(outputs) => {
-            let part =
-                |output: &Output| Part { shape: output.shape.clone(), bytes: output.data.len() as u64 };
-            write_head(stream, &Reply::Ok(outputs.iter().map(part).collect())).await?;
-            for output in &outputs {
-                stream.write_all(&output.data).await?;
-            }
-            Ok(())
+    let streams = route.streams();
+    loop {
+        let (outputs, more) = match before_the_end(stream, answers.next()).await? {
+            Some(Ok(outputs)) => (outputs, streams),
+            None => (Vec::new(), false),
+            Some(Err(failure)) => return write_head(stream, &Reply::Err(failure)).await,
+        };
+        tell(stream, &outputs, more).await?;
+        if !more {
+            return Ok(());
         }
-        Err(failure) => write_head(stream, &Reply::Err(failure)).await,
+        if stream.read_u8().await? != NEXT {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
     }
+}
+
+/// Nothing comes from the other side meanwhile, but its end.
+async fn before_the_end<T>(stream: &mut UnixStream, answer: impl Future<Output = T>) -> io::Result<T> {
+    tokio::select! {
+        answer = answer => Ok(answer),
+        _ = stream.read_u8() => Err(io::ErrorKind::ConnectionAborted.into()),
+    }
+}
+
+async fn tell(stream: &mut UnixStream, outputs: &[Output], more: bool) -> io::Result<()> {
+    let part = |output: &Output| Part { shape: output.shape.clone(), bytes: output.data.len() as u64 };
+    let described = outputs.iter().map(part).collect();
+    write_head(stream, &Reply::Ok(Told { outputs: described, more })).await?;
+    for output in outputs {
+        stream.write_all(&output.data).await?;
+    }
+    Ok(())
 }

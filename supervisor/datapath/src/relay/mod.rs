@@ -2,13 +2,14 @@
 //! clients that are still connected to the first.
 //!
 //! A connection of a Unix socket carries one request at a time, and its answer: a frame of at most
-//! [`MAX_HEAD`] bytes after its length, and the tensors' bytes behind it. A client that gives its
-//! request up closes the connection.
+//! [`MAX_HEAD`] bytes after its length, and the tensors' bytes behind it. Where there is more, the
+//! byte [`NEXT`] asks for the next answer. A client that gives its request up closes the connection.
 
 mod far;
 mod near;
 
 pub use far::Relays;
+pub(crate) use near::Onward;
 pub use near::{Relay, answers};
 
 use std::io;
@@ -34,7 +35,17 @@ struct Ask {
     inputs: Vec<Part>,
 }
 
-type Reply = Result<Vec<Part>, Failure>;
+/// Asks for the next answer of a stream.
+const NEXT: u8 = 1;
+
+type Reply = Result<Told, Failure>;
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Told {
+    outputs: Vec<Part>,
+    /// Whether it is one answer of several; its end has no outputs.
+    more: bool,
+}
 
 /// A tensor, whose bytes follow.
 #[derive(Debug, Serialize, Deserialize)]

@@ -10,8 +10,8 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::UnixStream;
 use tokio::sync::watch;
 
-use super::{Ask, Part, Reply, read_head, read_parts, write_head};
-use crate::pipeline::{Coming, Failure, Input, Output, RequestOptions};
+use super::{Ask, NEXT, Part, Reply, Told, read_head, read_parts, write_head};
+use crate::pipeline::{Answers, Coming, Failure, Input, Output, RequestOptions};
 use crate::router::Route;
 
 /// Whether the supervisor at that socket says anything within that time, be it that it ends.
@@ -45,30 +45,42 @@ impl Relay {
     }
 
     pub(crate) async fn infer(
-        &self,
+        self: &Arc<Self>,
         inputs: Vec<Input>,
         terms: RequestOptions,
         coming: Coming,
     ) -> Result<Vec<Output>, Failure> {
+        let answer = self.stream(inputs, terms, coming, false).await?.next().await;
+        answer.unwrap_or_else(|| Err(self.gone()))
+    }
+
+    /// `streams`: whether the model gives many answers to a request.
+    pub(crate) async fn stream(
+        self: &Arc<Self>,
+        inputs: Vec<Input>,
+        terms: RequestOptions,
+        coming: Coming,
+        streams: bool,
+    ) -> Result<Answers, Failure> {
         let asked = Instant::now();
         match self.ask(&inputs, terms, coming.began.elapsed()).await {
-            Ok(outcome) => outcome,
+            Ok(outcome) => outcome.map(|(first, onward)| Answers::relayed(first, onward, streams)),
             Err(error) => {
                 tracing::debug!(model = self.model, %error, "the other supervisor has not answered");
                 let home = self.home(terms.timeout, coming.began).await?;
                 let coming = Coming { waited: coming.waited + asked.elapsed(), ..coming };
-                Box::pin(home.infer(inputs, terms, coming)).await
+                Box::pin(home.stream(inputs, terms, coming)).await
             }
         }
     }
 
     /// An error means that the other supervisor is not there, or not any more.
     async fn ask(
-        &self,
+        self: &Arc<Self>,
         inputs: &[Input],
         terms: RequestOptions,
         coming: Duration,
-    ) -> io::Result<Result<Vec<Output>, Failure>> {
+    ) -> io::Result<Result<(Vec<Output>, Option<Onward>), Failure>> {
         let idle = self.idle.lock().pop();
         // Not kept if this is given up, as an answer may still come on it.
         let mut stream = match idle {
@@ -82,12 +94,12 @@ impl Relay {
         for input in inputs {
             stream.write_all_buf(&mut input.data.clone()).await?;
         }
-        let outcome = match read_head::<Reply>(&mut stream).await? {
-            Ok(parts) => Ok(read_parts(&mut stream, parts, u64::MAX).await?),
-            Err(failure) => Err(failure),
-        };
-        self.idle.lock().push(stream);
-        Ok(outcome)
+        Onward { relay: Arc::clone(self), stream }.answer().await
+    }
+
+    fn gone(&self) -> Failure {
+        let why = format!("the supervisor that serves model '{}' has ended; connect anew", self.model);
+        Failure::Unavailable(why)
     }
 
     async fn home(&self, timeout: Option<Duration>, began: Instant) -> Result<Route, Failure> {
@@ -103,9 +115,47 @@ impl Relay {
                 tokio::time::timeout(left, back).await.map_err(|_| Failure::timed_out(timeout))?
             }
         };
-        back.ok_or_else(|| {
-            let why = format!("the supervisor that serves model '{}' has ended; connect anew", self.model);
-            Failure::Unavailable(why)
-        })
+        back.ok_or_else(|| self.gone())
+    }
+}
+
+/// A connection with a request that has not got its last answer.
+#[derive(Debug)]
+pub(crate) struct Onward {
+    relay: Arc<Relay>,
+    stream: UnixStream,
+}
+
+impl Onward {
+    /// `None` after the last one.
+    pub(crate) async fn next(&mut self) -> Option<Result<Vec<Output>, Failure>> {
+        let next = async {
+            self.stream.write_u8(NEXT).await?;
+            read_answer(&mut self.stream).await
+        };
+        match next.await {
+            Ok(Ok((outputs, true))) => Some(Ok(outputs)),
+            Ok(Ok((_, false))) => None,
+            Ok(Err(failure)) => Some(Err(failure)),
+            Err(_) => Some(Err(self.relay.gone())),
+        }
+    }
+
+    /// The first answer, and itself if there are more.
+    async fn answer(mut self) -> io::Result<Result<(Vec<Output>, Option<Self>), Failure>> {
+        let answer = read_answer(&mut self.stream).await?;
+        if let Ok((outputs, true)) = answer {
+            return Ok(Ok((outputs, Some(self))));
+        }
+        self.relay.idle.lock().push(self.stream);
+        Ok(answer.map(|(outputs, _)| (outputs, None)))
+    }
+}
+
+/// And whether it is one of several.
+async fn read_answer(stream: &mut UnixStream) -> io::Result<Result<(Vec<Output>, bool), Failure>> {
+    match read_head::<Reply>(stream).await? {
+        Ok(Told { outputs, more }) => Ok(Ok((read_parts(stream, outputs, u64::MAX).await?, more))),
+        Err(failure) => Ok(Err(failure)),
     }
 }

@@ -61,6 +61,16 @@ pub(super) const MODELS: &[Metric<ModelMetrics>] = &[
         |model| total(&model.totals.batch_execution),
     ),
     summary(
+        "shadowslice_stream_answer_seconds",
+        "Execution of answers after the first of their stream, as their workers reported it.",
+        |model| streamed(model, total(&model.totals.stream_steps)),
+    ),
+    counter(
+        "shadowslice_streams_failed_total",
+        "Streams that broke off after their first answer.",
+        |model| streamed(model, one(model.totals.streams_failed as f64)),
+    ),
+    summary(
         "shadowslice_request_receive_seconds",
         "How long requests took to come, from their head to their end.",
         |model| total(&model.totals.coming),
@@ -315,6 +325,12 @@ fn latencies(latency: &LatencyHistogram) -> Vec<Sample> {
 
 fn total(of: &Total) -> Vec<Sample> {
     sum_and_count(of.time.as_secs_f64(), of.count).into()
+}
+
+/// Nothing of models that have not streamed.
+fn streamed(model: &ModelMetrics, samples: Vec<Sample>) -> Vec<Sample> {
+    let has_streamed = model.totals.stream_steps.count > 0 || model.totals.streams_failed > 0;
+    if has_streamed { samples } else { Vec::new() }
 }
 
 fn rows(model: &ModelMetrics) -> Vec<Sample> {

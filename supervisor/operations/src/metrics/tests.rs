@@ -373,6 +373,18 @@ fn batches_have_their_sizes_and_times_and_requests_their_wait() {
 }
 
 #[test]
+fn streams_are_told_of_models_that_stream() {
+    let mut model = model("m");
+    let told = |model: &ModelMetrics| render(std::slice::from_ref(model), None, None, &[], NOTHING);
+    assert!(!told(&model).contains("shadowslice_stream_answer_seconds_count{"));
+    model.totals.stream_steps.add(Duration::from_millis(5));
+    model.totals.streams_failed = 2;
+    let own = "model=\"m\",gpu=\"1\"";
+    has(&told(&model), &format!("shadowslice_stream_answer_seconds_sum{{{own}}} 0.005"));
+    has(&told(&model), &format!("shadowslice_streams_failed_total{{{own}}} 2"));
+}
+
+#[test]
 fn slack_is_told_once_something_was_answered_and_may_be_negative() {
     let mut model = model("m");
     let told = |model: &ModelMetrics| render(std::slice::from_ref(model), None, None, &[], NOTHING);

@@ -7,6 +7,7 @@ use shadowslice_shared::groups::Groups;
 use shadowslice_shared::units::{Moment, Sms};
 
 use super::batcher;
+use super::messages::Ticket;
 use super::queue::Entry;
 use crate::latency::Predictor;
 use shadowslice_shared::ids::WorkerId;
@@ -63,6 +64,18 @@ pub struct Lane<K, T> {
     pub(super) in_flight: VecDeque<InFlight<K, T>>,
     slots: u8,
     free_slots: Vec<u8>,
+    pub(super) streams: Streams<K, T>,
+}
+
+/// The streams whose worker this is.
+#[derive(Debug)]
+pub(super) struct Streams<K, T> {
+    /// Those that have begun and not ended, be it that their clients still take the last answer.
+    pub(super) open: u32,
+    /// Those that want their next answer now.
+    pub(super) steps: VecDeque<Entry<K, T>>,
+    /// No further answer can be had.
+    pub(super) cut: bool,
 }
 
 impl<K, T> Lane<K, T> {
@@ -80,6 +93,7 @@ impl<K, T> Lane<K, T> {
             in_flight: VecDeque::with_capacity(usize::from(slots)),
             slots,
             free_slots: (0..slots).rev().collect(),
+            streams: Streams { open: 0, steps: VecDeque::new(), cut: false },
         }
     }
 
@@ -107,9 +121,18 @@ impl<K, T> Lane<K, T> {
         self.free_slots.push(slot);
     }
 
-    /// Answers that are still being copied count, too.
+    /// Answers that are still being copied count, too, and streams that have not ended.
     pub fn is_empty(&self) -> bool {
-        self.free_slots.len() == usize::from(self.slots)
+        self.free_slots.len() == usize::from(self.slots) && (self.streams.open == 0 || self.streams.cut)
+    }
+
+    /// Whether it has been told to drain and has nothing left, which is said once.
+    pub(super) fn ends_draining(&mut self) -> bool {
+        let drained = self.duty == Duty::Draining && self.is_empty();
+        if drained {
+            self.duty = Duty::Idle;
+        }
+        drained
     }
 
     /// Answers may still be being copied.
@@ -120,6 +143,25 @@ impl<K, T> Lane<K, T> {
     /// The batch that executes comes first.
     pub fn in_flight(&self) -> impl Iterator<Item = &InFlight<K, T>> {
         self.in_flight.iter()
+    }
+
+    /// Whether it may begin another stream, if it has at most so many at a time.
+    pub(super) fn has_room(&self, most: Option<u32>) -> bool
+    where
+        T: Ticket,
+    {
+        let begins = |batch: &&InFlight<K, T>| batch.requests.first().is_some_and(|first| !first.item.is_step());
+        most.is_none_or(|most| self.streams.open as usize + self.in_flight.iter().filter(begins).count() < most as usize)
+    }
+
+    /// A slot, and the step that is sent in it.
+    pub(super) fn next_step(&mut self) -> Option<(u8, Entry<K, T>)>
+    where
+        T: Ticket,
+    {
+        let slot = self.next_slot()?;
+        self.streams.steps.retain(|step| !step.item.is_settled());
+        Some((slot, self.streams.steps.pop_front()?))
     }
 
     pub(super) fn time(&self, rows: u32) -> Duration {
@@ -169,11 +211,12 @@ impl<K, T> Lane<K, T> {
         Some(batch)
     }
 
-    /// The batches stay, and their answers are ignored.
+    /// The batches stay, and their answers are ignored. Streams end.
     pub(super) fn abandon(&mut self) -> Abandoned<K, T> {
+        self.streams.cut = true;
         let mut batches = self.in_flight.iter_mut().map(|batch| std::mem::take(&mut batch.requests));
         let executing = batches.next().unwrap_or_default();
-        Abandoned { executing, behind: batches.flatten().collect() }
+        Abandoned { executing, behind: batches.flatten().chain(self.streams.steps.drain(..)).collect() }
     }
 }
 

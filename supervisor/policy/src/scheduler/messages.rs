@@ -11,6 +11,11 @@ use super::queue::Entry;
 pub trait Ticket {
     /// The request needs no answer any more: its client has one or does not wait.
     fn is_settled(&self) -> bool;
+
+    /// It asks for the next answer of a stream, which only the stream's worker can give.
+    fn is_step(&self) -> bool {
+        false
+    }
 }
 
 impl Ticket for () {
@@ -72,8 +77,8 @@ pub enum Rest {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Completed {
-    /// It ran where the lane's batches run now.
-    pub here: bool,
+    /// It ran where the lane's batches run now, and its time says something of others'.
+    pub observed: bool,
     /// It is the first there since the lane was routed to.
     pub first: bool,
 }

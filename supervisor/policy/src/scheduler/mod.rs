@@ -58,6 +58,8 @@ pub struct Scheduler<K, T> {
     lateness: Option<Lateness>,
     seen: Observer,
     next_batch: u64,
+    /// That a lane has at a time; `None` for a model that gives one answer to a request.
+    streams: Option<u32>,
 }
 
 impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
@@ -73,12 +75,15 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
             lateness: reject_late.then(|| Lateness::new(slo)),
             seen: Observer::new(now),
             next_batch: 0,
+            streams: None,
         }
     }
 
-    /// What the model allows; no rows where it has no batch axis.
-    pub fn found(&mut self, max_rows: u32, max_requests: usize) {
+    /// What the model allows; no rows where it has no batch axis, and no streams where it gives one
+    /// answer to a request.
+    pub fn found(&mut self, max_rows: u32, max_requests: usize, streams: Option<u32>) {
         self.door.found(max_rows, max_requests);
+        self.streams = streams;
     }
 
     /// Requests that wait keep their deadlines.
@@ -137,6 +142,7 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         self.seen.answered(latency, self.slo);
     }
 
+    /// New streams, of which there are only so many, begin before those that are open go on.
     pub fn next(&mut self, now: Moment) -> Next<K, T> {
         self.note_service(now);
         let next = match self.serving() {
@@ -144,17 +150,29 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
             None if self.queues.is_empty() => Next::Rest(Rest::Idle),
             None => Next::Rest(Rest::NoLane),
         };
-        if matches!(next, Next::Rest(_)) {
-            self.note(now);
+        let Next::Rest(_) = next else { return next };
+        match self.next_step() {
+            Some(step) => Next::Act(Vec::new(), Some(step)),
+            None => {
+                self.note(now);
+                next
+            }
         }
-        next
+    }
+
+    fn next_step(&mut self) -> Option<Sending<K, T>> {
+        let lanes = self.lanes.iter_mut().enumerate();
+        let found = lanes.filter_map(|(index, lane)| Some((index, lane.next_step()?))).next();
+        let (index, (slot, step)) = found?;
+        Some(self.sending(index, slot, vec![step]))
     }
 
     fn next_on(&mut self, index: usize, now: Moment) -> Next<K, T> {
         let limits = self.door.limits();
         loop {
             let lane = &self.lanes[index];
-            let Some(slot) = lane.next_slot().filter(|_| !self.queues.is_empty()) else {
+            let wanted = !self.queues.is_empty() && lane.has_room(self.streams);
+            let Some(slot) = lane.next_slot().filter(|_| wanted) else {
                 return Next::Rest(Rest::Idle);
             };
             if let Some(until) = self.door.holds_until(lane, now) {
@@ -210,9 +228,38 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
     }
 
     /// The lane did not take the batch: its requests wait at the head of the queue.
-    pub fn not_sent(&mut self, requests: Vec<Entry<K, T>>, now: Moment) {
+    pub fn not_sent(&mut self, Sending { worker, mut requests, .. }: Sending<K, T>, now: Moment) {
+        let steps: Vec<_> = requests.extract_if(.., |request| request.item.is_step()).collect();
+        if let Some(lane) = self.lane_mut(worker) {
+            steps.into_iter().for_each(|step| lane.streams.steps.push_front(step));
+        }
         self.queues.put_back(requests);
         self.note(now);
+    }
+
+    /// A stream has begun, whose first answer is there.
+    pub fn opened(&mut self, worker: WorkerId) {
+        if let Some(lane) = self.lane_mut(worker) {
+            lane.streams.open += 1;
+        }
+    }
+
+    /// The next answer of a stream is wanted; back if its worker cannot give it any more.
+    pub fn step(&mut self, worker: WorkerId, step: Entry<K, T>) -> Result<(), Entry<K, T>> {
+        match self.lane_mut(worker).filter(|lane| !lane.streams.cut) {
+            Some(lane) => {
+                lane.streams.steps.push_back(step);
+                Ok(())
+            }
+            None => Err(step),
+        }
+    }
+
+    /// A stream has ended. Returns whether a draining lane is now empty.
+    pub fn closed(&mut self, worker: WorkerId) -> bool {
+        let Some(lane) = self.lane_mut(worker) else { return false };
+        lane.streams.open = lane.streams.open.saturating_sub(1);
+        lane.ends_draining()
     }
 
     /// A worker has answered. The batch's slot stays taken. `None` if the worker had no such batch.
@@ -223,28 +270,26 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
     }
 
     pub fn completed(&mut self, worker: WorkerId, batch: &InFlight<K, T>, execution: Duration) -> Completed {
-        let Some(lane) = self.lane_mut(worker) else { return Completed { here: false, first: false } };
+        let Some(lane) = self.lane_mut(worker) else { return Completed { observed: false, first: false } };
         // On another partition it says nothing of the SMs on which the lane is now.
         let here = batch.groups == lane.groups;
-        if here {
+        // Of a stream, times of first answers are learnt: the SLO is about these.
+        let observed = here && !batch.requests.first().is_some_and(|first| first.item.is_step());
+        if observed {
             lane.predictor.observe(batch.rows, execution);
         }
         let first = here && !std::mem::replace(&mut lane.answered, true);
-        if here && lane.duty == Duty::Serving {
+        if observed && lane.duty == Duty::Serving {
             self.seen.executed(batch.rows, execution);
         }
-        Completed { here, first }
+        Completed { observed, first }
     }
 
     /// The answer in `slot` is done with. Returns whether a draining lane is now empty.
     pub fn recycle(&mut self, worker: WorkerId, slot: u8) -> bool {
         let Some(lane) = self.lane_mut(worker) else { return false };
         lane.recycle(slot);
-        let drained = lane.duty == Duty::Draining && lane.is_empty();
-        if drained {
-            lane.duty = Duty::Idle;
-        }
-        drained
+        lane.ends_draining()
     }
 
     pub fn attach(&mut self, lane: Lane<K, T>) {

@@ -41,7 +41,7 @@ fn slice(groups: Groups, sms: u32) -> Slice {
 fn serving() -> Scheduler<(), Asked> {
     let rules = Rules { slo: SLO, max_delay: Duration::ZERO, reject_late: true };
     let mut model = Scheduler::new(rules, 100, at(0));
-    model.found(4, 100);
+    model.found(4, 100, None);
     model.attach(lane(WORKER));
     model.route(Some(WORKER));
     model
@@ -292,7 +292,7 @@ fn what_a_lane_does_not_take_is_next_again() {
     let mut model = serving();
     model.accept(request(1, 0), at(0)).unwrap();
     let Next::Act(_, Some(batch)) = model.next(at(0)) else { panic!("it may go") };
-    model.not_sent(batch.requests, at(0));
+    model.not_sent(batch, at(0));
     assert!(model.lane(WORKER).unwrap().is_empty());
     assert_eq!(go(&mut model, at(0)).0, [(WORKER, vec![1])]);
 }
@@ -394,7 +394,7 @@ proptest! {
                 let taken = |lane: &Lane<(), Asked>| lane.in_flight().any(|other| other.slot == batch.slot);
                 prop_assert!(!taken(model.lane(batch.worker).unwrap()));
                 if blocked {
-                    model.not_sent(batch.requests, now);
+                    model.not_sent(batch, now);
                     break;
                 }
                 model.sent(batch, now);

@@ -114,7 +114,7 @@ impl OnnxRuntime {
         let outputs = specs("output", session.outputs()).map_err(BootRefusal::Model)?;
         let buffers = inputs.iter().map(|_| GatherBuffer::default()).collect();
         let engine = Self { session, outputs: outputs.clone(), buffers };
-        Ok((engine, Signature { inputs, outputs }))
+        Ok((engine, Signature { inputs, outputs, streams: 0 }))
     }
 
     pub fn run(&mut self, inputs: &Inputs<'_>, slot: &mut AnswerSlot<'_>) -> Result<Vec<Output>, RunFailure> {

@@ -1,0 +1,260 @@
+//! `ModelStreamInfer`: requests come one after the other on a call, and answers as they are there.
+//!
+//! Answers of models that give one answer to a request come in the order of their requests, as
+//! Triton's do. Those of models that stream come as soon as they are there, each with its request's
+//! id; the next one is asked for when the connection has room for it. A request that fails gets a
+//! message that says why, and the call goes on.
+
+use std::collections::HashMap;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context as TaskContext, Poll};
+
+use futures_util::future::BoxFuture;
+use futures_util::stream::{BoxStream, FuturesOrdered, SelectAll, Stream, StreamExt, unfold};
+use shadowslice_datapath::peer::Peer;
+use shadowslice_datapath::pipeline::{Answers, Coming, Metadata};
+use shadowslice_datapath::router::Route;
+use tonic::{Status, Streaming};
+
+use super::Frontend;
+use super::grpc::{Inference, inference, response};
+use super::model::{self, Wanted};
+use super::pools::{Pool, Taken};
+use super::proto::infer_parameter::ParameterChoice;
+use super::proto::{InferParameter, ModelInferRequest, ModelInferResponse, ModelStreamInferResponse};
+use super::request_error::RequestError;
+use super::reserved::{RESERVED, Reserved};
+use super::stop::Stop;
+
+/// The most requests of a call at a time; further ones are not read.
+const MOST: usize = 64;
+
+/// Whether a client wants to hear of the end of a stream, and how it does.
+const WANTS_END: &str = "triton_enable_empty_final_response";
+const IS_END: &str = "triton_final_response";
+
+/// Of a call.
+#[derive(Clone)]
+pub(super) struct Context {
+    pub(super) front: Arc<Frontend>,
+    pub(super) peer: Arc<Peer>,
+    pub(super) call: Arc<Reserved>,
+}
+
+/// The answers of a call.
+pub(super) struct Conversation {
+    context: Context,
+    /// Until the client has no more.
+    requests: Option<Streaming<ModelInferRequest>>,
+    /// The memory of the request that comes.
+    next: Arc<Reserved>,
+    in_order: FuturesOrdered<BoxFuture<'static, ModelStreamInferResponse>>,
+    streams: SelectAll<BoxStream<'static, ModelStreamInferResponse>>,
+    stop: BoxFuture<'static, ()>,
+    stopping: bool,
+}
+
+impl Conversation {
+    pub(super) fn new(
+        context: Context,
+        requests: Streaming<ModelInferRequest>,
+        stop: Stop,
+    ) -> Result<Self, RequestError> {
+        Ok(Self {
+            next: Reserved::new(context.call.client(), Pool::Memory)?,
+            context,
+            requests: Some(requests),
+            in_order: FuturesOrdered::new(),
+            streams: SelectAll::new(),
+            stop: Box::pin(stop.begun()),
+            stopping: false,
+        })
+    }
+
+    /// Begins the requests that have come; an error ends the call.
+    fn begin_those_here(&mut self, cx: &mut TaskContext<'_>) -> Result<(), Status> {
+        while self.in_order.len() + self.streams.len() < MOST {
+            let Some(requests) = self.requests.as_mut().filter(|_| !self.stopping) else { return Ok(()) };
+            let came = RESERVED.sync_scope(Arc::clone(&self.next), || requests.poll_next_unpin(cx));
+            match came {
+                Poll::Pending => return Ok(()),
+                Poll::Ready(None) => self.requests = None,
+                Poll::Ready(Some(request)) => self.begin(request?)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn begin(&mut self, request: ModelInferRequest) -> Result<(), RequestError> {
+        let next = Reserved::new(self.context.call.client(), Pool::Memory)?;
+        let reserved = std::mem::replace(&mut self.next, next);
+        let context = self.context.clone();
+        let route = model::find(&context.front.router, &request.model_name, &request.model_version);
+        if route.is_ok_and(|route| route.streams()) {
+            self.streams.push(answers(context, request, reserved).boxed());
+        } else {
+            self.in_order.push_back(Box::pin(answer(context, request, reserved)));
+        }
+        Ok(())
+    }
+
+    fn is_over(&self) -> bool {
+        self.in_order.is_empty() && self.streams.is_empty()
+    }
+}
+
+impl Stream for Conversation {
+    type Item = Result<ModelStreamInferResponse, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Option<Self::Item>> {
+        self.stopping = self.stopping || self.stop.as_mut().poll(cx).is_ready();
+        if let Err(status) = self.begin_those_here(cx) {
+            self.requests = None;
+            return Poll::Ready(Some(Err(status)));
+        }
+        if let Poll::Ready(Some(answer)) = self.in_order.poll_next_unpin(cx) {
+            return Poll::Ready(Some(Ok(answer)));
+        }
+        if let Poll::Ready(Some(answer)) = self.streams.poll_next_unpin(cx) {
+            return Poll::Ready(Some(Ok(answer)));
+        }
+        if !self.is_over() {
+            return Poll::Pending;
+        }
+        match self.requests.take() {
+            None => Poll::Ready(None),
+            Some(_) if self.stopping => {
+                Poll::Ready(Some(Err(Status::unavailable("the server is stopping; call again"))))
+            }
+            waiting => {
+                self.requests = waiting;
+                Poll::Pending
+            }
+        }
+    }
+}
+
+/// To a request of a model that gives one.
+async fn answer(
+    context: Context,
+    request: ModelInferRequest,
+    reserved: Arc<Reserved>,
+) -> ModelStreamInferResponse {
+    let (id, wants_end) = (request.id.clone(), wants_end(&request));
+    let outputs = async {
+        let Inference { name, route, metadata, request, _place } =
+            inference(&context.front, request, None, &reserved).await?;
+        let by = (&*context.peer, Coming::now(None));
+        let outputs = model::infer(&context.front, &route, &metadata, request, by, &reserved).await?;
+        context.call.grow(2 * model::bytes(&outputs))?;
+        Ok(response(name, id.clone(), outputs))
+    };
+    match outputs.await {
+        Ok(mut response) => {
+            if wants_end {
+                mark(&mut response, true);
+            }
+            told(response)
+        }
+        Err(why) => failed(id, &why),
+    }
+}
+
+enum Turn {
+    Asked(Context, Box<ModelInferRequest>, Arc<Reserved>),
+    Open(Box<Open>),
+    Over,
+}
+
+/// A stream under way.
+struct Open {
+    call: Arc<Reserved>,
+    name: String,
+    metadata: Arc<Metadata>,
+    wanted: Wanted,
+    answers: Answers,
+    id: String,
+    wants_end: bool,
+    /// Until its end: the model, a place among the requests in flight, memory.
+    _held: (Route, Taken, Arc<Reserved>),
+}
+
+/// To a request of a model that streams.
+fn answers(
+    context: Context,
+    request: ModelInferRequest,
+    reserved: Arc<Reserved>,
+) -> impl Stream<Item = ModelStreamInferResponse> {
+    unfold(Turn::Asked(context, Box::new(request), reserved), |turn| async {
+        let mut open = match turn {
+            Turn::Over => return None,
+            Turn::Open(open) => open,
+            Turn::Asked(context, request, reserved) => {
+                let id = request.id.clone();
+                match open(context, *request, reserved).await {
+                    Ok(open) => Box::new(open),
+                    Err(why) => return Some((failed(id, &why), Turn::Over)),
+                }
+            }
+        };
+        match open.next().await {
+            Some(Ok(response)) => Some((told(response), Turn::Open(open))),
+            Some(Err(why)) => Some((failed(open.id, &why), Turn::Over)),
+            None => open.wants_end.then(|| {
+                let mut end = response(open.name, open.id, Vec::new());
+                mark(&mut end, true);
+                (told(end), Turn::Over)
+            }),
+        }
+    })
+}
+
+async fn open(
+    context: Context,
+    request: ModelInferRequest,
+    reserved: Arc<Reserved>,
+) -> Result<Open, RequestError> {
+    let (id, wants_end) = (request.id.clone(), wants_end(&request));
+    let Inference { name, route, metadata, request, _place } =
+        inference(&context.front, request, None, &reserved).await?;
+    let (inputs, terms, wanted) =
+        model::ready_made(&context.front, &metadata, request, &context.peer, &reserved).await?;
+    let answers = route.stream(inputs, terms, Coming::now(None)).await?;
+    // Its inputs lie in the model's memory now.
+    reserved.replace(0)?;
+    Ok(Open { call: context.call, name, metadata, wanted, answers, id, wants_end, _held: (route, _place, reserved) })
+}
+
+impl Open {
+    async fn next(&mut self) -> Option<Result<ModelInferResponse, RequestError>> {
+        let outputs = self.answers.next().await?;
+        Some(outputs.map_err(RequestError::from).and_then(|outputs| {
+            let outputs = self.wanted.of(&self.metadata, outputs)?;
+            self.call.grow(2 * model::bytes(&outputs))?;
+            let mut response = response(self.name.clone(), self.id.clone(), outputs);
+            mark(&mut response, false);
+            Ok(response)
+        }))
+    }
+}
+
+fn wants_end(request: &ModelInferRequest) -> bool {
+    let choice = request.parameters.get(WANTS_END).and_then(|wanted| wanted.parameter_choice.as_ref());
+    matches!(choice, Some(ParameterChoice::BoolParam(true)))
+}
+
+fn mark(response: &mut ModelInferResponse, end: bool) {
+    let is_end = InferParameter { parameter_choice: Some(ParameterChoice::BoolParam(end)) };
+    response.parameters = HashMap::from([(IS_END.to_owned(), is_end)]);
+}
+
+fn told(response: ModelInferResponse) -> ModelStreamInferResponse {
+    ModelStreamInferResponse { error_message: String::new(), infer_response: Some(response) }
+}
+
+fn failed(id: String, why: &RequestError) -> ModelStreamInferResponse {
+    let mut response = ModelInferResponse { id, ..Default::default() };
+    mark(&mut response, true);
+    ModelStreamInferResponse { error_message: why.message(), infer_response: Some(response) }
+}
