@@ -7,7 +7,7 @@ use shadowslice_shared::batch::{Output, Prepared, RunFailure};
 use shadowslice_shared::boot::BootRefusal;
 use shadowslice_shared::groups::{Division, Groups};
 
-use super::{Host, Setting, Signature};
+use super::{Basis, Host, Setting, Signature};
 use crate::answer::AnswerSlot;
 use crate::device::cuda::CudaGpu;
 use crate::device::cuda::partition::{PartitionStream, SmGroups};
@@ -52,6 +52,10 @@ impl Hosted {
     /// `None` where no real GPU is divided.
     pub fn division(&self) -> Option<&Division> {
         self.partitions.as_ref().map(|partitions| partitions.groups.division())
+    }
+
+    pub(super) fn basis(&mut self) -> Result<Basis, BootRefusal> {
+        self.host.basis()
     }
 
     pub(super) fn prepare(&mut self, groups: Groups) -> Prepared {
