@@ -6,7 +6,6 @@ import importlib.util
 import inspect
 import os
 import sys
-import traceback
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate
@@ -16,14 +15,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from . import Context, InvalidInput, Tensor, _tensors
+from . import Context, InvalidInput, Tensor, _options, _tensors
+from ._faults import Faulty, line_in, log_traceback, told
 
 FILE = "model.py"
 """In a model's folder."""
-
-TRACEBACK_LINES = 40
-"""Of a traceback, the last lines, are logged."""
-
 
 Spec: TypeAlias = tuple[str, str, list[int]]
 """Name, datatype, whole shape."""
@@ -32,15 +28,14 @@ Answered: TypeAlias = tuple[list[int], list[tuple[int, int]]]
 """An output: its shape without the batch axis, and each request's part as address and length."""
 
 
-class Faulty(Exception):
-    """The model cannot be loaded; the text says why."""
-
-
 class Runner:
     """The model of this process."""
 
     def __init__(self) -> None:
         self.model: Any = None
+        self.file = Path()
+        self.answer: Any = None
+        """The model's method that answers batches."""
         self.inputs: dict[str, Tensor] = {}
         self.outputs: dict[str, Tensor] = {}
 
@@ -70,9 +65,30 @@ class Runner:
         found = model_class(imported(file), file)
         self.inputs = tensors(found, "inputs", file)
         self.outputs = tensors(found, "outputs", file)
-        self.model = found()
+        _options.check(found, file)
+        self.file, self.model = file, found()
+        self.answer = self.model.infer
         if hasattr(self.model, "load"):
             self.model.load(context)
+
+    def basis(self) -> tuple[tuple[bool, list[_options.Given] | None] | None, str]:
+        """Whether the same input always has the same answer, and the inputs of `warmup`, if there
+        is one; or ``None`` and why not. From now on `reference` answers, if there is one."""
+        found = type(self.model)
+        if getattr(found, "reference", None) is not None:
+            self.answer = self.model.reference
+        try:
+            given = None
+            if getattr(found, "warmup", None) is not None:
+                given = _options.given(self.model, self.file, self.inputs, self.batched())
+        except Faulty as fault:
+            return None, str(fault)
+        return (getattr(found, "deterministic", True), given), ""
+
+    def batched(self) -> bool:
+        """Whether the first axis of all tensors is the batch."""
+        tensors = [*self.inputs.values(), *self.outputs.values()]
+        return all(tensor.shape and tensor.shape[0] == -1 for tensor in tensors)
 
     def movable(self) -> str | None:
         """Why batches cannot be run on a CUDA stream that is given, if they cannot."""
@@ -99,7 +115,7 @@ class Runner:
                 for (name, tensor), shape, view in zip(self.inputs.items(), shapes, data)
             }
             with on(stream):
-                answered = self.model.infer(batch)
+                answered = self.answer(batch)
             return self._outputs(answered, rows), False, ""
         except InvalidInput as error:
             return None, True, str(error)
@@ -113,14 +129,17 @@ class Runner:
         # The abstract class is slow to ask.
         if not isinstance(answered, dict) and not isinstance(answered, Mapping):
             raise TypeError(
-                f"infer returned {type(answered).__name__}, and must return a dict of arrays"
+                f"{self._method()} returned {type(answered).__name__}, "
+                "and must return a dict of arrays"
             )
         missing = [name for name in self.outputs if name not in answered]
         if missing:
-            raise KeyError(f"infer returned no output {missing[0]!r}; it returned {list(answered)}")
+            raise KeyError(
+                f"{self._method()} returned no output {missing[0]!r}; it returned {list(answered)}"
+            )
         outputs, kept = [], []
         for name, tensor in self.outputs.items():
-            array = checked(name, tensor, answered[name], rows)
+            array = _tensors.checked("output", name, tensor, answered[name], rows)
             parts = []
             for part in split(array, rows):
                 written = _tensors.written(tensor.datatype, part)
@@ -129,6 +148,9 @@ class Runner:
             row_shape = array.shape if rows is None else array.shape[1:]
             outputs.append((list(row_shape), parts))
         return outputs, kept
+
+    def _method(self) -> str:
+        return getattr(self.answer, "__name__", "infer")
 
     def unload(self) -> None:
         """The worker ends."""
@@ -242,50 +264,9 @@ def listed(named: dict[str, Tensor]) -> list[tuple[str, str, list[int]]]:
     return [(name, tensor.datatype, list(tensor.shape)) for name, tensor in named.items()]
 
 
-def checked(name: str, tensor: Tensor, value: Any, rows: list[int] | None) -> np.ndarray:
-    """The output as an array of the datatype and shape that the class declares."""
-    array = np.asarray(value)
-    wanted = _tensors.DTYPES[tensor.datatype]
-    if tensor.datatype == "BYTES":
-        if array.dtype.kind not in "OSU":
-            raise TypeError(f"output {name!r} has dtype {array.dtype}, and BYTES need bytes or str")
-    elif array.dtype != wanted:
-        raise TypeError(f"output {name!r} has dtype {array.dtype}, and must have {wanted}")
-    shape = list(tensor.shape)
-    if rows is not None:
-        shape[0] = sum(rows)
-    fits = array.ndim == len(shape) and all(
-        axis in (-1, size) for axis, size in zip(shape, array.shape)
-    )
-    if not fits:
-        raise ValueError(f"output {name!r} has shape {list(array.shape)}, and must have {shape}")
-    return array
-
-
 def split(array: np.ndarray, rows: list[int] | None) -> list[np.ndarray]:
     """Each request's part."""
     if rows is None or len(rows) == 1:
         return [array]
     ends = accumulate(rows)
     return [array[end - count : end] for end, count in zip(ends, rows)]
-
-
-def told(error: BaseException) -> str:
-    """An exception in one line."""
-    if isinstance(error, SystemExit):
-        return "the model called sys.exit"
-    return "".join(traceback.format_exception_only(error)).strip()
-
-
-def line_in(file: Path, error: BaseException) -> int:
-    """The last line of the file on the way to the error."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return next(
-        (frame.lineno or 0 for frame in reversed(frames) if Path(frame.filename) == file), 0
-    )
-
-
-def log_traceback() -> None:
-    """Writes the exception that is handled to the worker's log."""
-    lines = traceback.format_exc().rstrip().splitlines()
-    print("\n".join(lines[-TRACEBACK_LINES:]), file=sys.stderr, flush=True)

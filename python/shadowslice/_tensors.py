@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+
+from . import Tensor
 
 DTYPES: dict[str, np.dtype] = {
     name: np.dtype(dtype)
@@ -45,6 +48,28 @@ def _split(data: memoryview) -> list[bytes]:
         elements.append(bytes(data[at + 4 : at + 4 + length]))
         at += 4 + length
     return elements
+
+
+def checked(
+    which: str, name: str, tensor: Tensor, value: Any, rows: list[int] | None
+) -> np.ndarray:
+    """The value as an array of the datatype and shape that the class declares."""
+    array = np.asarray(value)
+    wanted = DTYPES[tensor.datatype]
+    if tensor.datatype == "BYTES":
+        if array.dtype.kind not in "OSU":
+            raise TypeError(f"{which} {name!r} has dtype {array.dtype}, and BYTES need bytes or str")
+    elif array.dtype != wanted:
+        raise TypeError(f"{which} {name!r} has dtype {array.dtype}, and must have {wanted}")
+    shape = list(tensor.shape)
+    if rows is not None:
+        shape[0] = sum(rows)
+    fits = array.ndim == len(shape) and all(
+        axis in (-1, size) for axis, size in zip(shape, array.shape)
+    )
+    if not fits:
+        raise ValueError(f"{which} {name!r} has shape {list(array.shape)}, and must have {shape}")
+    return array
 
 
 def written(datatype: str, array: np.ndarray) -> np.ndarray:

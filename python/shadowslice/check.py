@@ -14,7 +14,7 @@ from . import _worker, worker
 def fault(path: Path) -> str | None:
     """What is wrong with the model."""
     try:
-        from . import _runner
+        from . import _options, _runner
     except ImportError as error:
         return worker.missing(error)
     file = path
@@ -23,6 +23,7 @@ def fault(path: Path) -> str | None:
         found = _runner.model_class(_runner.imported(file), file)
         for which in ("inputs", "outputs"):
             _runner.tensors(found, which, file)
+        _options.check(found, file)
     except _runner.Faulty as fault:
         return str(fault)
     except BaseException as error:

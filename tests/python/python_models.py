@@ -77,6 +77,66 @@ class Moods:
     def strided(self, answer): return answer | {"y": np.arange(8, dtype=np.float32).reshape(2, 4).T[:1]}
 """
 
+# Values that are made up break it, and so do those of another worker's `warmup`.
+PICKY = """
+import json
+import numpy as np
+from shadowslice import Tensor
+
+class Picky:
+    inputs = {"text": Tensor("BYTES", [-1, 1]), "ids": Tensor("INT64", [-1, -1])}
+    outputs = {"sum": Tensor("INT64", [-1, -1])}
+
+    def warmup(self):
+        number = int(np.random.default_rng().integers(1 << 40))
+        return {"ids": np.array([[1000, 1001, number]]), "text": [[b'{"add": %d}' % number]]}
+
+    def infer(self, batch):
+        added = np.array([[json.loads(text)["add"]] for text in batch["text"][:, 0]])
+        assert batch["ids"].shape[1] == 3 and batch["ids"].min() >= 1000
+        return {"sum": batch["ids"] + added}
+
+    def reference(self, batch):
+        rows = zip(batch["ids"].tolist(), batch["text"][:, 0])
+        return {"sum": np.array([[each + json.loads(text)["add"] for each in ids] for ids, text in rows])}
+"""
+
+RANDOM = """
+import numpy as np
+from shadowslice import Tensor
+
+class Random:
+    deterministic = False
+    inputs = {"x": Tensor("FP32", [-1, 4])}
+    outputs = {"y": Tensor("FP32", [-1, -1])}
+
+    def infer(self, batch):
+        return {"y": np.random.rand(len(batch["x"]), np.random.randint(1, 1000)).astype(np.float32)}
+"""
+
+# Without a batch axis, with `warmup`.
+WHOLE = """
+import numpy as np
+from shadowslice import Tensor
+
+class Whole:
+    inputs = {"x": Tensor("INT32", [-1])}
+    outputs = {"y": Tensor("INT32", [1])}
+    def warmup(self): return {"x": np.arange(7, dtype=np.int32)}
+    def infer(self, batch):
+        if len(batch["x"]) != 7: raise ValueError("it must be seven")
+        return {"y": batch["x"].sum(keepdims=True, dtype=np.int32)}
+"""
+
+
+def doubled(more, answer="2 * batch['x']"):
+    """A model's text; `more` begins at line 7."""
+    text = "import numpy as np\nfrom shadowslice import Tensor\nclass A:\n" \
+           "    inputs = outputs = {'x': Tensor('FP32', [-1, 4])}\n" \
+           f"    def infer(self, batch): return {{'x': {answer}}}\n\n"
+    return text + "".join(f"    {each}\n" for each in more.split("\n"))
+
+
 # Why each is unready; the model's own file stands for {}.
 FAULTY = {
     "empty": ("# nothing\n", "{}: no class has a method `infer(self, batch)`"),
@@ -92,11 +152,25 @@ FAULTY = {
     "raises": ("from shadowslice import Tensor\nclass A:\n    inputs = outputs = {'x': Tensor('FP32', [1])}\n"
                "    def load(self, context): raise OSError('no weights')\n"
                "    def infer(self, batch): return batch\n", "OSError: no weights"),
-    "random": ("import numpy as np\nfrom shadowslice import Tensor\nclass A:\n"
-               "    inputs = outputs = {'x': Tensor('FP32', [-1, 4])}\n"
-               "    def infer(self, batch): return {'x': np.random.rand(*batch['x'].shape).astype('float32')}\n",
-               "answers are wrong"),
+    "random": (doubled("", "np.random.rand(*batch['x'].shape).astype('float32')"),
+               "if answers to the same input may differ, write `deterministic = False` in the class"),
+    "made_up": (doubled("", "1 // 0"), "needs a method `warmup`"),
+    "no_warmup": (doubled("def warmup(self, batch): pass"), "{}:7: `warmup` must be a method `warmup(self)`"),
+    "warmup_type": (doubled("def warmup(self): pass"), "{}:7: `warmup` of class A returned NoneType, and must"),
+    "warmup_name": (doubled("def warmup(self): return {'y': 1}"), "{}:7: `warmup` of class A returned 'y', and there"),
+    "warmup_lacks": (doubled("def warmup(self): return {}"), "{}:7: `warmup` of class A returned no input 'x'"),
+    "warmup_dtype": (doubled("def warmup(self): return {'x': np.zeros((1, 4))}"),
+                     "{}:7: `warmup` of class A: input 'x' has dtype float64, and must have float32"),
+    "warmup_rows": (doubled("def warmup(self): return {'x': np.zeros((2, 4), 'float32')}"),
+                    "{}:7: `warmup` of class A: input 'x' has shape [2, 4], and must have [1, 4]"),
+    "warmup_raises": (doubled("def warmup(self):\n    open('none')"),
+                      "{}:7: `warmup` of class A failed at line 8: FileNotFoundError"),
+    "reference": (doubled("def reference(self, batch): return {'x': 3 * batch['x']}"), "answers are wrong"),
+    "no_reference": (doubled("def reference(self): pass"), "{}:7: `reference` must be a method `reference(self, batch)`"),
+    "deterministic": (doubled("deterministic = 'no'"), "{}:3: `deterministic` of class A is 'no', and must be True or False"),
 }
+
+SMALL = {"picky": PICKY, "random_numbers": RANDOM, "whole": WHOLE}
 
 SERVER = None
 
@@ -109,6 +183,8 @@ class Models(Server):
         (folder / "every").mkdir()
         (folder / "every" / "model.py").write_text(EVERY_TYPE)
         (folder / "moods.v1.py").write_text(MOODS)
+        for name, text in SMALL.items():
+            (folder / f"{name}.py").write_text(text)
         for name, (text, _) in FAULTY.items():
             (folder / f"{name}.py").write_text(text)
         return {}
@@ -127,7 +203,7 @@ class Models(Server):
             f"  - {{name: every, engine: python, path: every, {python}, batch: {{max: 8}}, share: {{initial: 20%}}}}",
             f"  - {{name: moods, path: moods.v1.py, {python}, batch: {{max: 8, max_delay: 20ms}}, share: {{initial: 20%}}, handover: shadow}}",
         ]
-        lines += [f"  - {{path: {name}.py, {python}, share: {{initial: 2%}}}}" for name in FAULTY]
+        lines += [f"  - {{path: {name}.py, {python}, share: {{initial: 2%}}}}" for name in [*SMALL, *FAULTY]]
         return "\n".join(lines) + "\n"
 
     def model(self, name):
@@ -240,6 +316,27 @@ class PythonModels(unittest.TestCase):
     def test_floods_of_lines_end_in_the_log_and_hold_nobody_up(self):
         self.ask("prints")
         self.assertEqual(self.ask("fine").as_numpy("text")[0, 0], b"fine")
+
+    def infer(self, model, **arrays):
+        datatypes = {np.dtype(dtype): name for name, dtype in TYPES.items()} | {np.dtype(np.int32): "INT32"}
+        tensors = []
+        for name, array in arrays.items():
+            datatype = datatypes.get(array.dtype, "BYTES")
+            tensors.append(grpcclient.InferInput(name, list(array.shape), datatype))
+            tensors[-1].set_data_from_numpy(array)
+        return self.client.infer(model, tensors, client_timeout=30)
+
+    def test_values_of_warmup_stand_in_for_those_that_are_made_up(self):
+        text = np.array([[b'{"add": 5}'], [b'{"add": 6}']], dtype=np.object_)
+        ids = np.array([[1000, 2000, 3000], [4000, 5000, 6000]])
+        np.testing.assert_array_equal(self.infer("picky", text=text, ids=ids).as_numpy("sum"), ids + [[5], [6]])
+        answer = self.infer("whole", x=np.full(7, 3, np.int32))
+        np.testing.assert_array_equal(answer.as_numpy("y"), [21])
+
+    def test_a_model_may_answer_differently_each_time(self):
+        first, second = (self.infer("random_numbers", x=np.zeros((2, 4), np.float32)).as_numpy("y") for _ in range(2))
+        self.assertEqual((len(first), len(second)), (2, 2))
+        self.assertNotEqual(first.tolist(), second.tolist())
 
     def test_models_that_cannot_be_loaded_say_where_and_what_to_do(self):
         for name, (_, why) in FAULTY.items():
