@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from . import Context, InvalidInput, Tensor, _options, _tensors
+from . import Context, InvalidInput, Tensor, _annotations, _options, _tensors
 from ._faults import Faulty, line_in, log_traceback, told
 
 FILE = "model.py"
@@ -115,8 +115,7 @@ class Runner:
                 for (name, tensor), shape, view in zip(self.inputs.items(), shapes, data)
             }
             with on(stream):
-                answered = self.answer(batch)
-            return self._outputs(answered, rows), False, ""
+                return self._outputs(self.answer(batch), rows), False, ""
         except InvalidInput as error:
             return None, True, str(error)
         except BaseException as error:
@@ -238,17 +237,27 @@ def tensors(found: type, which: str, file: Path) -> dict[str, Tensor]:
     line = inspect.getsourcelines(found)[1]
     example = f'`{which} = {{"x": Tensor("FP32", [-1, 16])}}`'
     declared = getattr(found, which, None)
+    if declared is None:
+        declared = _annotations.tensors(getattr(found, "infer"), which, file)
     if not isinstance(declared, Mapping) or not declared:
         raise Faulty(
-            f"{file}:{line}: class {found.__name__} does not say its {which}; write {example}"
+            f"{file}:{line}: class {found.__name__} does not say its {which}; write {example}, "
+            "or annotate `infer` with a TypedDict"
         )
     for name, tensor in declared.items():
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
             raise Faulty(
                 f"{file}:{line}: {which} of class {found.__name__}: {name!r} is none; write {example}"
             )
-        if tensor.datatype not in _tensors.DTYPES:
-            known = ", ".join(_tensors.DTYPES)
+        try:
+            is_known = _tensors.known(tensor.datatype)
+        except ImportError as error:
+            raise Faulty(
+                f"{file}:{line}: {name!r} is BF16, which NumPy has by another package: {error}; "
+                f"`{sys.executable} -m pip install ml_dtypes` installs it"
+            ) from error
+        if not is_known:
+            known = ", ".join(_tensors.NAMES)
             raise Faulty(
                 f"{file}:{line}: {name!r} has datatype {tensor.datatype!r}; there are {known}"
             )

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from . import Tensor
+from . import Tensor, _foreign
 
 DTYPES: dict[str, np.dtype] = {
     name: np.dtype(dtype)
@@ -28,6 +28,18 @@ DTYPES: dict[str, np.dtype] = {
         "BYTES": np.object_,
     }.items()
 }
+
+
+NAMES = (*DTYPES, "BF16")
+
+
+def known(datatype: str) -> bool:
+    """Whether there is this datatype. Raises ImportError if a package lacks that has it."""
+    if datatype == "BF16" and datatype not in DTYPES:
+        import ml_dtypes
+
+        DTYPES[datatype] = np.dtype(ml_dtypes.bfloat16)
+    return datatype in DTYPES
 
 
 def read(datatype: str, shape: Sequence[int], data: memoryview) -> np.ndarray:
@@ -54,7 +66,13 @@ def checked(
     which: str, name: str, tensor: Tensor, value: Any, rows: list[int] | None
 ) -> np.ndarray:
     """The value as an array of the datatype and shape that the class declares."""
-    array = np.asarray(value)
+    if type(value) is np.ndarray:
+        array = value
+    elif tensor.datatype == "BYTES" and isinstance(value, list):
+        # NumPy's own strings end before their zeros.
+        array = np.asarray(value, dtype=np.object_)
+    else:
+        array = _foreign.array(value, DTYPES)
     wanted = DTYPES[tensor.datatype]
     if tensor.datatype == "BYTES":
         if array.dtype.kind not in "OSU":

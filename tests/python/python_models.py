@@ -8,10 +8,12 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import unittest
 
+import ml_dtypes
 import numpy as np
 import tritonclient.grpc as grpcclient
 import tritonclient.grpc.aio as aiogrpc
@@ -21,7 +23,7 @@ from tritonclient.utils import InferenceServerException
 from server import Server, wait_until
 
 TYPES = {"FP32": np.float32, "FP64": np.float64, "FP16": np.float16, "INT8": np.int8, "INT64": np.int64,
-         "UINT8": np.uint8, "BOOL": np.bool_}
+         "UINT8": np.uint8, "BOOL": np.bool_, "BF16": ml_dtypes.bfloat16}
 
 EVERY_TYPE = f"""
 from shadowslice import Tensor
@@ -128,6 +130,45 @@ class Whole:
         return {"y": batch["x"].sum(keepdims=True, dtype=np.int32)}
 """
 
+# Tensors as CuPy, JAX and others have them, the first two on a GPU.
+FOREIGN = """
+from __future__ import annotations
+from typing import Annotated, TypedDict
+import numpy as np
+from shadowslice import Tensor
+
+class OnGpu:
+    def __init__(self, array): self.array = array
+    def __dlpack__(self, **_): raise BufferError("no host can read it")
+    def __dlpack_device__(self): return 2, 0
+
+class Cupy(OnGpu):
+    def __array__(self, *_, **__): raise TypeError("implicit conversion")
+    def get(self): return self.array
+
+class Jax(OnGpu):
+    def __array__(self, *_, **__): return self.array
+
+class OnHost(OnGpu):
+    def __dlpack__(self, **options): return self.array.__dlpack__(**options)
+    def __dlpack_device__(self): return self.array.__dlpack_device__()
+
+Row = Annotated[np.ndarray, Tensor("FP32", [-1, 4])]
+class In(TypedDict):
+    x: Row
+class Out(TypedDict):
+    cupy: Row
+    jax: Row
+    host: Row
+    text: Annotated[np.ndarray, Tensor("BYTES", [-1])]
+
+class Foreign:
+    def infer(self, batch: In) -> Out:
+        x = batch["x"]
+        text = [b"zero\\0"] * len(x)
+        return {"cupy": Cupy(x * 2), "jax": Jax(x * 3), "host": OnHost(x * 4), "text": text}
+"""
+
 
 def doubled(more, answer="2 * batch['x']"):
     """A model's text; `more` begins at line 7."""
@@ -167,12 +208,24 @@ FAULTY = {
                       "{}:7: `warmup` of class A failed at line 8: FileNotFoundError"),
     "reference": (doubled("def reference(self, batch): return {'x': 3 * batch['x']}"), "answers are wrong"),
     "no_reference": (doubled("def reference(self): pass"), "{}:7: `reference` must be a method `reference(self, batch)`"),
+    "lost": (doubled("class Lost:\n    def __dlpack__(self): pass\n    def __dlpack_device__(self): return 2, 0", "self.Lost()"),
+             "TypeError: Lost lies on DLPack's device 2; copy it to the host"),
+    "bf16": ("import sys\nfrom shadowslice import Tensor\nsys.modules['ml_dtypes'] = None\nclass A:\n"
+             "    inputs = outputs = {'x': Tensor('BF16', [1])}\n    def infer(self, batch): return batch\n",
+             "-m pip install ml_dtypes` installs it"),
+    "no_field": ("from typing import TypedDict\nclass In(TypedDict):\n    x: int\nclass A:\n"
+                 "    def infer(self, batch: In) -> In: return batch\n", "{}:5: field 'x' of In has no Tensor"),
+    "no_annotation": ("class A:\n    def infer(self, batch: 'Missing'): return batch\n",
+                      "{}:2: the annotations of `infer` cannot be read: NameError: name 'Missing' is not defined"),
     "deterministic": (doubled("deterministic = 'no'"), "{}:3: `deterministic` of class A is 'no', and must be True or False"),
 }
 
-SMALL = {"picky": PICKY, "random_numbers": RANDOM, "whole": WHOLE}
+SMALL = {"foreign": FOREIGN, "picky": PICKY, "random_numbers": RANDOM, "whole": WHOLE}
 
-SERVER = None
+# Those whose class alone tells.
+SEEN = ["no_warmup", "no_reference", "deterministic", "bf16", "no_field", "no_annotation"]
+
+SERVER = CHECKS = None
 
 
 class Models(Server):
@@ -212,8 +265,10 @@ class Models(Server):
 
 
 def setUpModule():
-    global SERVER
+    global SERVER, CHECKS
     SERVER = Models(sys.argv[0])
+    package = os.path.join(os.path.dirname(os.path.abspath(sys.argv[0])), "python")
+    CHECKS = os.environ | {"PYTHONPATH": package + os.pathsep + os.environ.get("PYTHONPATH", "")}
 
 
 def tearDownModule():
@@ -332,6 +387,22 @@ class PythonModels(unittest.TestCase):
         np.testing.assert_array_equal(self.infer("picky", text=text, ids=ids).as_numpy("sum"), ids + [[5], [6]])
         answer = self.infer("whole", x=np.full(7, 3, np.int32))
         np.testing.assert_array_equal(answer.as_numpy("y"), [21])
+
+    def test_tensors_of_other_libraries_are_outputs_that_annotations_say(self):
+        x = np.arange(8, dtype=np.float32).reshape(2, 4)
+        answer = self.infer("foreign", x=x)
+        for name, factor in {"cupy": 2, "jax": 3, "host": 4}.items():
+            np.testing.assert_array_equal(answer.as_numpy(name), factor * x, name)
+        self.assertEqual(answer.as_numpy("text").tolist(), [b"zero\0"] * 2)
+
+    def test_what_needs_no_object_is_found_by_a_check(self):
+        for name in SEEN:
+            with self.subTest(name):
+                path, (_, why) = SERVER.folder / f"{name}.py", FAULTY[name]
+                checked = subprocess.run([sys.executable, "-m", "shadowslice.check", path], env=CHECKS, text=True,
+                                         stdout=subprocess.PIPE, timeout=30)
+                self.assertIn(why.format(path), checked.stdout)
+                self.assertEqual(checked.returncode, 1)
 
     def test_a_model_may_answer_differently_each_time(self):
         first, second = (self.infer("random_numbers", x=np.zeros((2, 4), np.float32)).as_numpy("y") for _ in range(2))
