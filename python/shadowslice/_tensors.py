@@ -96,6 +96,7 @@ def written(datatype: str, array: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(array)
     packed = bytearray()
     for element in array.reshape(-1):
-        text = element.encode() if isinstance(element, str) else bytes(element)
+        # `bytes` of a number would be so many zeros.
+        text = element.encode() if isinstance(element, str) else element
         packed += struct.pack("<I", len(text)) + text
     return np.frombuffer(bytes(packed), dtype=np.uint8)

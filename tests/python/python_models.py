@@ -73,6 +73,7 @@ class Moods:
     def lacks(self, answer): return {"y": answer["y"]}
     def dtype(self, answer): return answer | {"y": answer["y"].astype(np.float64)}
     def rows(self, answer): return answer | {"y": answer["y"][:0]}
+    def number(self, answer): return answer | {"text": np.array([[5]], dtype=object)}
     def axes(self, answer): return answer | {"y": answer["y"][0]}
     def huge(self, answer): return answer | {"y": np.zeros((len(answer["y"]), 10 << 28), np.float32)}
     def nan(self, answer): return answer | {"y": answer["y"] * np.nan}
@@ -330,6 +331,7 @@ class PythonModels(unittest.TestCase):
             "nothing": ("infer returned int, and must return a dict", "INTERNAL"),
             "lacks": ("infer returned no output 'text'", "INTERNAL"),
             "dtype": ("output 'y' has dtype float64, and must have float32", "INTERNAL"),
+            "number": ("TypeError: object of type 'int' has no len()", "INTERNAL"),
             "rows": ("output 'y' has shape [0, 2], and must have [1, -1]", "INTERNAL"),
             "axes": ("output 'y' has shape [2], and must have [1, -1]", "INTERNAL"),
             "huge": ("raise limits.response_bytes", "INTERNAL"),
