@@ -14,7 +14,7 @@ from . import _worker, worker
 def fault(path: Path) -> str | None:
     """What is wrong with the model."""
     try:
-        from . import _options, _runner
+        from . import _faults, _options, _runner
     except ImportError as error:
         return worker.missing(error)
     file = path
@@ -24,10 +24,10 @@ def fault(path: Path) -> str | None:
         for which in ("inputs", "outputs"):
             _runner.tensors(found, which, file)
         _options.check(found, file)
-    except _runner.Faulty as fault:
+    except _faults.Faulty as fault:
         return str(fault)
     except BaseException as error:
-        return f"{file}:{_runner.line_in(file, error)}: {_runner.told(error)}"
+        return f"{file}:{_faults.line_in(file, error)}: {_faults.told(error)}"
     return None
 
 
