@@ -26,6 +26,8 @@ ort_gpu_licences := $(dir $(ort_gpu))ThirdPartyNotices.txt
 py        := $(shell $(PYTHON) -c 'import sys; print(*sys.version_info[:2], sep=".")' 2>/dev/null)
 py_stamp  := $(TARGET)/python/.complete-$(py)
 py_models := $(TARGET)/python/.models-$(py)
+examples  := $(TARGET)/examples/python/.complete-$(py)
+torch     := $(TARGET)/examples/torch/python3
 models    := $(TARGET)/models/.complete
 browser   := $(TARGET)/browser/.complete
 rivals    := $(TARGET)/rivals/.complete
@@ -83,7 +85,7 @@ unit: onnxruntime models | have-cargo ## Unit, documentation and whole-system te
 	fi
 
 .PHONY: clients
-clients: onnxruntime python | have-cargo ## Triton's own clients against a running supervisor
+clients: onnxruntime python $(examples) $(torch) | have-cargo ## Triton's own clients against a running supervisor
 	$(CARGO) build --workspace --locked
 	$(call install_package,debug)
 	$(with_libs) tests/python/outside_clients.py $(TARGET)/debug/shadowslice
@@ -93,6 +95,8 @@ clients: onnxruntime python | have-cargo ## Triton's own clients against a runni
 	$(with_libs) tests/python/worker_memory.py $(TARGET)/debug/shadowslice
 	$(with_libs) tests/python/upgrade.py $(TARGET)/debug/shadowslice
 	$(with_libs) tests/python/python_models.py $(TARGET)/debug/shadowslice
+	PYTHONPATH=$(TARGET)/python:$(TARGET)/examples/python PYTHONDONTWRITEBYTECODE=1 \
+	  $(PYTHON) tests/python/examples.py $(TARGET)/debug/shadowslice $(torch)
 
 # The browser is for x86-64 and comes by npm; elsewhere CHROMIUM names one.
 CHROMIUM ?= $(TARGET)/browser/chromium/chromium
@@ -298,6 +302,15 @@ $(py_stamp): requirements.txt requirements-models.txt | have-pip
 $(py_models): requirements-models.txt | have-pip
 	$(install_packages)
 	touch $@
+
+$(examples): tests/python/requirements-examples.txt | have-pip
+	$(install_packages)
+	touch $@
+
+# Where it cannot be had, the tests that need it are skipped, and the next run tries again.
+$(torch): tests/python/torch_from_debian
+	$< $(@D) || echo "note: Debian's PyTorch could not be fetched; the example configs/python/pytorch is not tested" >&2
+	[ ! -e $@ ] || touch $@
 
 $(models): models/make_models.py requirements-models.txt | $(py_models)
 	$(with_libs) $< $(@D)

@@ -17,9 +17,9 @@ __all__ = ["Context", "InvalidInput", "Model", "Tensor"]
 class Tensor:
     """An input or output: its datatype, and its whole shape.
 
-    Datatypes are the protocol's: BOOL, UINT8 to UINT64, INT8 to INT64, FP16, FP32, FP64 and BYTES. An
-    axis of -1 has any size. Where the first axis of all tensors is -1, it is the batch: the rows of
-    several requests come together.
+    Datatypes are the protocol's: BOOL, UINT8 to UINT64, INT8 to INT64, FP16, BF16, FP32, FP64 and
+    BYTES; BF16 is ``ml_dtypes.bfloat16``. An axis of -1 has any size. Where the first axis of all
+    tensors is -1, it is the batch: the rows of several requests come together.
     """
 
     datatype: str
@@ -56,17 +56,27 @@ class Model(Protocol):
             def infer(self, batch):
                 return {"y": batch["x"] * 2}
 
-    Each worker makes one object, without arguments. Optional methods are ``load(context)``, called
-    once before all else, and ``unload()``, called at the end.
+    Instead of the two attributes, ``infer`` may be annotated with two ``TypedDict`` of fields such as
+    ``Annotated[np.ndarray, Tensor("FP32", [-1, 16])]``.
+
+    Each worker makes one object, without arguments. Optional methods are:
+
+    * ``load(context)``, called once before all else, and ``unload()``, called at the end;
+    * ``warmup()``, which returns an array for each input, of one row where there is a batch axis: they
+      are run before requests come, in place of values that are made up;
+    * ``reference(batch)``, which answers as ``infer`` should: the proof compares the two.
+
+    With ``deterministic = False`` answers to the same input may differ, and are not compared.
     """
 
     inputs: Mapping[str, Tensor]
     outputs: Mapping[str, Tensor]
 
-    def infer(self, batch: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+    def infer(self, batch: Mapping[str, np.ndarray]) -> Mapping[str, object]:
         """Answers a batch: for each input an array, which is read-only and valid until the return.
 
-        BYTES are arrays of objects, each a ``bytes``. An exception fails the batch; of several
+        BYTES are arrays of objects, each a ``bytes``. Outputs may be tensors of other libraries, if
+        these speak DLPack; from a GPU they are copied to the host. An exception fails the batch; of several
         requests, each is then tried alone.
         """
         ...

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+
+from . import Tensor, _foreign
 
 DTYPES: dict[str, np.dtype] = {
     name: np.dtype(dtype)
@@ -25,6 +28,18 @@ DTYPES: dict[str, np.dtype] = {
         "BYTES": np.object_,
     }.items()
 }
+
+
+NAMES = (*DTYPES, "BF16")
+
+
+def known(datatype: str) -> bool:
+    """Whether there is this datatype. Raises ImportError if a package lacks that has it."""
+    if datatype == "BF16" and datatype not in DTYPES:
+        import ml_dtypes
+
+        DTYPES[datatype] = np.dtype(ml_dtypes.bfloat16)
+    return datatype in DTYPES
 
 
 def read(datatype: str, shape: Sequence[int], data: memoryview) -> np.ndarray:
@@ -47,12 +62,41 @@ def _split(data: memoryview) -> list[bytes]:
     return elements
 
 
+def checked(
+    which: str, name: str, tensor: Tensor, value: Any, rows: list[int] | None
+) -> np.ndarray:
+    """The value as an array of the datatype and shape that the class declares."""
+    if type(value) is np.ndarray:
+        array = value
+    elif tensor.datatype == "BYTES" and isinstance(value, list):
+        # NumPy's own strings end before their zeros.
+        array = np.asarray(value, dtype=np.object_)
+    else:
+        array = _foreign.array(value, DTYPES)
+    wanted = DTYPES[tensor.datatype]
+    if tensor.datatype == "BYTES":
+        if array.dtype.kind not in "OSU":
+            raise TypeError(f"{which} {name!r} has dtype {array.dtype}, and BYTES need bytes or str")
+    elif array.dtype != wanted:
+        raise TypeError(f"{which} {name!r} has dtype {array.dtype}, and must have {wanted}")
+    shape = list(tensor.shape)
+    if rows is not None:
+        shape[0] = sum(rows)
+    fits = array.ndim == len(shape) and all(
+        axis in (-1, size) for axis, size in zip(shape, array.shape)
+    )
+    if not fits:
+        raise ValueError(f"{which} {name!r} has shape {list(array.shape)}, and must have {shape}")
+    return array
+
+
 def written(datatype: str, array: np.ndarray) -> np.ndarray:
     """The protocol's bytes, in one piece."""
     if datatype != "BYTES":
         return np.ascontiguousarray(array)
     packed = bytearray()
     for element in array.reshape(-1):
-        text = element.encode() if isinstance(element, str) else bytes(element)
+        # `bytes` of a number would be so many zeros.
+        text = element.encode() if isinstance(element, str) else element
         packed += struct.pack("<I", len(text)) + text
     return np.frombuffer(bytes(packed), dtype=np.uint8)

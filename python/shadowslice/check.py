@@ -14,20 +14,21 @@ from . import _worker, worker
 def fault(path: Path) -> str | None:
     """What is wrong with the model."""
     try:
-        from . import _runner
+        from . import _faults, _found, _options
     except ImportError as error:
         return worker.missing(error)
     file = path
     try:
-        file = _runner.source(path)
-        found = _runner.model_class(_runner.imported(file), file)
+        file = _found.source(path)
+        found = _found.model_class(_found.imported(file), file)
         for which in ("inputs", "outputs"):
-            _runner.tensors(found, which, file)
-        _runner.streams(found, file)
-    except _runner.Faulty as fault:
+            _found.tensors(found, which, file)
+        _options.check(found, file)
+        _found.streams(found, file)
+    except _faults.Faulty as fault:
         return str(fault)
     except BaseException as error:
-        return f"{file}:{_runner.line_in(file, error)}: {_runner.told(error)}"
+        return f"{file}:{_faults.line_in(file, error)}: {_faults.told(error)}"
     return None
 
 

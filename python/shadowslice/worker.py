@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import warnings
 from io import TextIOWrapper
 
 USAGE = 64
@@ -43,6 +44,8 @@ def main(arguments: list[str]) -> int:
         sys.stdout.reconfigure(line_buffering=True)
     # Nobody interrupts a worker: it ends with its supervisor.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Inputs are not writable on purpose, and models that only read them need no warning.
+    warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
 
     from . import _worker
 

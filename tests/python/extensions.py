@@ -403,7 +403,7 @@ class Absent(unittest.TestCase):
     def test_unknown_calls(self):
         channel = grpc.insecure_channel(f"127.0.0.1:{SERVER.grpc_port}")
         self.addCleanup(channel.close)
-        for call in ("/inference.GRPCInferenceService/ModelStreamInfer", "/no.such.Service/Call"):
+        for call in ("/inference.GRPCInferenceService/NoSuchCall", "/no.such.Service/Call"):
             with self.assertRaises(grpc.RpcError) as raised:
                 channel.unary_unary(call)(b"", timeout=PATIENCE)
             self.assertEqual(raised.exception.code(), grpc.StatusCode.UNIMPLEMENTED)

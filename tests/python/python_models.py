@@ -8,10 +8,12 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import unittest
 
+import ml_dtypes
 import numpy as np
 import tritonclient.grpc as grpcclient
 import tritonclient.grpc.aio as aiogrpc
@@ -21,7 +23,7 @@ from tritonclient.utils import InferenceServerException
 from server import Server, wait_until
 
 TYPES = {"FP32": np.float32, "FP64": np.float64, "FP16": np.float16, "INT8": np.int8, "INT64": np.int64,
-         "UINT8": np.uint8, "BOOL": np.bool_}
+         "UINT8": np.uint8, "BOOL": np.bool_, "BF16": ml_dtypes.bfloat16}
 
 EVERY_TYPE = f"""
 from shadowslice import Tensor
@@ -71,11 +73,111 @@ class Moods:
     def lacks(self, answer): return {"y": answer["y"]}
     def dtype(self, answer): return answer | {"y": answer["y"].astype(np.float64)}
     def rows(self, answer): return answer | {"y": answer["y"][:0]}
+    def number(self, answer): return answer | {"text": np.array([[5]], dtype=object)}
     def axes(self, answer): return answer | {"y": answer["y"][0]}
     def huge(self, answer): return answer | {"y": np.zeros((len(answer["y"]), 10 << 28), np.float32)}
     def nan(self, answer): return answer | {"y": answer["y"] * np.nan}
     def strided(self, answer): return answer | {"y": np.arange(8, dtype=np.float32).reshape(2, 4).T[:1]}
 """
+
+# Values that are made up break it, and so do those of another worker's `warmup`.
+PICKY = """
+import json
+import numpy as np
+from shadowslice import Tensor
+
+class Picky:
+    inputs = {"text": Tensor("BYTES", [-1, 1]), "ids": Tensor("INT64", [-1, -1])}
+    outputs = {"sum": Tensor("INT64", [-1, -1])}
+
+    def warmup(self):
+        number = int(np.random.default_rng().integers(1 << 40))
+        return {"ids": np.array([[1000, 1001, number]]), "text": [[b'{"add": %d}' % number]]}
+
+    def infer(self, batch):
+        added = np.array([[json.loads(text)["add"]] for text in batch["text"][:, 0]])
+        assert batch["ids"].shape[1] == 3 and batch["ids"].min() >= 1000
+        return {"sum": batch["ids"] + added}
+
+    def reference(self, batch):
+        rows = zip(batch["ids"].tolist(), batch["text"][:, 0])
+        return {"sum": np.array([[each + json.loads(text)["add"] for each in ids] for ids, text in rows])}
+"""
+
+RANDOM = """
+import numpy as np
+from shadowslice import Tensor
+
+class Random:
+    deterministic = False
+    inputs = {"x": Tensor("FP32", [-1, 4])}
+    outputs = {"y": Tensor("FP32", [-1, -1])}
+
+    def infer(self, batch):
+        return {"y": np.random.rand(len(batch["x"]), np.random.randint(1, 1000)).astype(np.float32)}
+"""
+
+# Without a batch axis, with `warmup`.
+WHOLE = """
+import numpy as np
+from shadowslice import Tensor
+
+class Whole:
+    inputs = {"x": Tensor("INT32", [-1])}
+    outputs = {"y": Tensor("INT32", [1])}
+    def warmup(self): return {"x": np.arange(7, dtype=np.int32)}
+    def infer(self, batch):
+        if len(batch["x"]) != 7: raise ValueError("it must be seven")
+        return {"y": batch["x"].sum(keepdims=True, dtype=np.int32)}
+"""
+
+# Tensors as CuPy, JAX and others have them, the first two on a GPU.
+FOREIGN = """
+from __future__ import annotations
+from typing import Annotated, TypedDict
+import numpy as np
+from shadowslice import Tensor
+
+class OnGpu:
+    def __init__(self, array): self.array = array
+    def __dlpack__(self, **_): raise BufferError("no host can read it")
+    def __dlpack_device__(self): return 2, 0
+
+class Cupy(OnGpu):
+    def __array__(self, *_, **__): raise TypeError("implicit conversion")
+    def get(self): return self.array
+
+class Jax(OnGpu):
+    def __array__(self, *_, **__): return self.array
+
+class OnHost(OnGpu):
+    def __dlpack__(self, **options): return self.array.__dlpack__(**options)
+    def __dlpack_device__(self): return self.array.__dlpack_device__()
+
+Row = Annotated[np.ndarray, Tensor("FP32", [-1, 4])]
+class In(TypedDict):
+    x: Row
+class Out(TypedDict):
+    cupy: Row
+    jax: Row
+    host: Row
+    text: Annotated[np.ndarray, Tensor("BYTES", [-1])]
+
+class Foreign:
+    def infer(self, batch: In) -> Out:
+        x = batch["x"]
+        text = [b"zero\\0"] * len(x)
+        return {"cupy": Cupy(x * 2), "jax": Jax(x * 3), "host": OnHost(x * 4), "text": text}
+"""
+
+
+def doubled(more, answer="2 * batch['x']"):
+    """A model's text; `more` begins at line 7."""
+    text = "import numpy as np\nfrom shadowslice import Tensor\nclass A:\n" \
+           "    inputs = outputs = {'x': Tensor('FP32', [-1, 4])}\n" \
+           f"    def infer(self, batch): return {{'x': {answer}}}\n\n"
+    return text + "".join(f"    {each}\n" for each in more.split("\n"))
+
 
 # Why each is unready; the model's own file stands for {}.
 FAULTY = {
@@ -87,18 +189,44 @@ FAULTY = {
     "inputs": ("class A:\n    def infer(self, batch): pass\n", "{}:1: class A does not say its inputs"),
     "datatype": ("from shadowslice import Tensor\nclass A:\n    inputs = outputs = {'x': Tensor('FP31', [1])}\n"
                  "    def infer(self, batch): pass\n", "{}:2: 'x' has datatype 'FP31'"),
-    "several": ("class A:\n    def infer(self, batch): pass\nclass B(A): pass\n", "several classes have `infer` (A, B)"),
+    "several": ("class A:\n    def infer(self, batch): pass\nclass B(A): pass\n", "several classes have `infer` or `generate` (A, B)"),
     "exits": ("import sys\nsys.exit(0)\n", "the model called sys.exit"),
     "raises": ("from shadowslice import Tensor\nclass A:\n    inputs = outputs = {'x': Tensor('FP32', [1])}\n"
                "    def load(self, context): raise OSError('no weights')\n"
                "    def infer(self, batch): return batch\n", "OSError: no weights"),
-    "random": ("import numpy as np\nfrom shadowslice import Tensor\nclass A:\n"
-               "    inputs = outputs = {'x': Tensor('FP32', [-1, 4])}\n"
-               "    def infer(self, batch): return {'x': np.random.rand(*batch['x'].shape).astype('float32')}\n",
-               "answers are wrong"),
+    "random": (doubled("", "np.random.rand(*batch['x'].shape).astype('float32')"),
+               "if answers to the same input may differ, write `deterministic = False` in the class"),
+    "made_up": (doubled("", "1 // 0"), "needs a method `warmup`"),
+    "no_warmup": (doubled("def warmup(self, batch): pass"), "{}:7: `warmup` must be a method `warmup(self)`"),
+    "warmup_type": (doubled("def warmup(self): pass"), "{}:7: `warmup` of class A returned NoneType, and must"),
+    "warmup_name": (doubled("def warmup(self): return {'y': 1}"), "{}:7: `warmup` of class A returned 'y', and there"),
+    "warmup_lacks": (doubled("def warmup(self): return {}"), "{}:7: `warmup` of class A returned no input 'x'"),
+    "warmup_dtype": (doubled("def warmup(self): return {'x': np.zeros((1, 4))}"),
+                     "{}:7: `warmup` of class A: input 'x' has dtype float64, and must have float32"),
+    "warmup_rows": (doubled("def warmup(self): return {'x': np.zeros((2, 4), 'float32')}"),
+                    "{}:7: `warmup` of class A: input 'x' has shape [2, 4], and must have [1, 4]"),
+    "warmup_raises": (doubled("def warmup(self):\n    open('none')"),
+                      "{}:7: `warmup` of class A failed at line 8: FileNotFoundError"),
+    "reference": (doubled("def reference(self, batch): return {'x': 3 * batch['x']}"), "answers are wrong"),
+    "no_reference": (doubled("def reference(self): pass"), "{}:7: `reference` must be a method `reference(self, batch)`"),
+    "lost": (doubled("class Lost:\n    def __dlpack__(self): pass\n    def __dlpack_device__(self): return 2, 0", "self.Lost()"),
+             "TypeError: Lost lies on DLPack's device 2; copy it to the host"),
+    "bf16": ("import sys\nfrom shadowslice import Tensor\nsys.modules['ml_dtypes'] = None\nclass A:\n"
+             "    inputs = outputs = {'x': Tensor('BF16', [1])}\n    def infer(self, batch): return batch\n",
+             "-m pip install ml_dtypes` installs it"),
+    "no_field": ("from typing import TypedDict\nclass In(TypedDict):\n    x: int\nclass A:\n"
+                 "    def infer(self, batch: In) -> In: return batch\n", "{}:5: field 'x' of In has no Tensor"),
+    "no_annotation": ("class A:\n    def infer(self, batch: 'Missing'): return batch\n",
+                      "{}:2: the annotations of `infer` cannot be read: NameError: name 'Missing' is not defined"),
+    "deterministic": (doubled("deterministic = 'no'"), "{}:3: `deterministic` of class A is 'no', and must be True or False"),
 }
 
-SERVER = None
+SMALL = {"foreign": FOREIGN, "picky": PICKY, "random_numbers": RANDOM, "whole": WHOLE}
+
+# Those whose class alone tells.
+SEEN = ["no_warmup", "no_reference", "deterministic", "bf16", "no_field", "no_annotation"]
+
+SERVER = CHECKS = None
 
 
 class Models(Server):
@@ -109,6 +237,8 @@ class Models(Server):
         (folder / "every").mkdir()
         (folder / "every" / "model.py").write_text(EVERY_TYPE)
         (folder / "moods.v1.py").write_text(MOODS)
+        for name, text in SMALL.items():
+            (folder / f"{name}.py").write_text(text)
         for name, (text, _) in FAULTY.items():
             (folder / f"{name}.py").write_text(text)
         return {}
@@ -127,7 +257,7 @@ class Models(Server):
             f"  - {{name: every, engine: python, path: every, {python}, batch: {{max: 8}}, share: {{initial: 20%}}}}",
             f"  - {{name: moods, path: moods.v1.py, {python}, batch: {{max: 8, max_delay: 20ms}}, share: {{initial: 20%}}, handover: shadow}}",
         ]
-        lines += [f"  - {{path: {name}.py, {python}, share: {{initial: 2%}}}}" for name in FAULTY]
+        lines += [f"  - {{path: {name}.py, {python}, share: {{initial: 2%}}}}" for name in [*SMALL, *FAULTY]]
         return "\n".join(lines) + "\n"
 
     def model(self, name):
@@ -136,8 +266,10 @@ class Models(Server):
 
 
 def setUpModule():
-    global SERVER
+    global SERVER, CHECKS
     SERVER = Models(sys.argv[0])
+    package = os.path.join(os.path.dirname(os.path.abspath(sys.argv[0])), "python")
+    CHECKS = os.environ | {"PYTHONPATH": package + os.pathsep + os.environ.get("PYTHONPATH", "")}
 
 
 def tearDownModule():
@@ -196,9 +328,10 @@ class PythonModels(unittest.TestCase):
             "forks": ("Operation not permitted", "INTERNAL"),
             "runs": ("Operation not permitted", "INTERNAL"),
             "writes": ("Permission denied", "INTERNAL"),
-            "nothing": ("infer returned int, and must return a dict", "INTERNAL"),
+            "nothing": ("infer returned int, which is no dict", "INTERNAL"),
             "lacks": ("infer returned no output 'text'", "INTERNAL"),
             "dtype": ("output 'y' has dtype float64, and must have float32", "INTERNAL"),
+            "number": ("TypeError: object of type 'int' has no len()", "INTERNAL"),
             "rows": ("output 'y' has shape [0, 2], and must have [1, -1]", "INTERNAL"),
             "axes": ("output 'y' has shape [2], and must have [1, -1]", "INTERNAL"),
             "huge": ("raise limits.response_bytes", "INTERNAL"),
@@ -240,6 +373,43 @@ class PythonModels(unittest.TestCase):
     def test_floods_of_lines_end_in_the_log_and_hold_nobody_up(self):
         self.ask("prints")
         self.assertEqual(self.ask("fine").as_numpy("text")[0, 0], b"fine")
+
+    def infer(self, model, **arrays):
+        datatypes = {np.dtype(dtype): name for name, dtype in TYPES.items()} | {np.dtype(np.int32): "INT32"}
+        tensors = []
+        for name, array in arrays.items():
+            datatype = datatypes.get(array.dtype, "BYTES")
+            tensors.append(grpcclient.InferInput(name, list(array.shape), datatype))
+            tensors[-1].set_data_from_numpy(array)
+        return self.client.infer(model, tensors, client_timeout=30)
+
+    def test_values_of_warmup_stand_in_for_those_that_are_made_up(self):
+        text = np.array([[b'{"add": 5}'], [b'{"add": 6}']], dtype=np.object_)
+        ids = np.array([[1000, 2000, 3000], [4000, 5000, 6000]])
+        np.testing.assert_array_equal(self.infer("picky", text=text, ids=ids).as_numpy("sum"), ids + [[5], [6]])
+        answer = self.infer("whole", x=np.full(7, 3, np.int32))
+        np.testing.assert_array_equal(answer.as_numpy("y"), [21])
+
+    def test_tensors_of_other_libraries_are_outputs_that_annotations_say(self):
+        x = np.arange(8, dtype=np.float32).reshape(2, 4)
+        answer = self.infer("foreign", x=x)
+        for name, factor in {"cupy": 2, "jax": 3, "host": 4}.items():
+            np.testing.assert_array_equal(answer.as_numpy(name), factor * x, name)
+        self.assertEqual(answer.as_numpy("text").tolist(), [b"zero\0"] * 2)
+
+    def test_what_needs_no_object_is_found_by_a_check(self):
+        for name in SEEN:
+            with self.subTest(name):
+                path, (_, why) = SERVER.folder / f"{name}.py", FAULTY[name]
+                checked = subprocess.run([sys.executable, "-m", "shadowslice.check", path], env=CHECKS, text=True,
+                                         stdout=subprocess.PIPE, timeout=30)
+                self.assertIn(why.format(path), checked.stdout)
+                self.assertEqual(checked.returncode, 1)
+
+    def test_a_model_may_answer_differently_each_time(self):
+        first, second = (self.infer("random_numbers", x=np.zeros((2, 4), np.float32)).as_numpy("y") for _ in range(2))
+        self.assertEqual((len(first), len(second)), (2, 2))
+        self.assertNotEqual(first.tolist(), second.tolist())
 
     def test_models_that_cannot_be_loaded_say_where_and_what_to_do(self):
         for name, (_, why) in FAULTY.items():

@@ -23,6 +23,7 @@ import tritonclient.grpc as grpcclient
 import tritonclient.grpc.aio as aiogrpc
 import tritonclient.http as httpclient
 from tritonclient.grpc import service_pb2_grpc
+from tritonclient.grpc._utils import _get_inference_request
 from tritonclient.utils import InferenceServerException
 
 from server import Server, free_port, wait_until
@@ -146,8 +147,8 @@ def is_final(result):
 class Stream:
     """One of tritonclient's streams."""
 
-    def __init__(self):
-        self.client = grpcclient.InferenceServerClient(f"localhost:{SERVER.grpc_port}")
+    def __init__(self, server=None):
+        self.client = grpcclient.InferenceServerClient(f"localhost:{(server or SERVER).grpc_port}")
         self.came = queue.Queue()
         self.client.start_stream(lambda result, error: self.came.put((result, error)))
 
@@ -223,17 +224,17 @@ class Streams(unittest.TestCase):
     def test_asyncio_s_client(self):
         async def ask():
             async def requests():
-                yield {"model_name": "counter", "inputs": counting(20), "enable_empty_final_response": True}
+                for _ in range(2):
+                    yield {"model_name": "counter", "inputs": counting(20)}
 
             async with aiogrpc.InferenceServerClient(f"localhost:{SERVER.grpc_port}") as client:
                 came = []
                 async for result, error in client.stream_infer(requests()):
                     self.assertIsNone(error)
-                    if is_final(result):
-                        return came
                     came.append(counted(result))
+                return sorted(came)
 
-        self.assertEqual(asyncio.run(asyncio.wait_for(ask(), PATIENCE)), list(range(20)))
+        self.assertEqual(asyncio.run(asyncio.wait_for(ask(), PATIENCE)), sorted([*range(20)] * 2))
 
     def test_models_with_one_answer_give_them_in_order(self):
         for number in range(100):
@@ -285,9 +286,9 @@ class Streams(unittest.TestCase):
         channel = grpc.insecure_channel(f"localhost:{SERVER.grpc_port}")
         self.addCleanup(channel.close)
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        request = grpcclient._get_inference_request(
+        request = _get_inference_request(
             model_name="counter", inputs=counting(1000, 0, 1 << 20), model_version="", request_id="", outputs=None,
-            sequence_id=0, sequence_start=False, sequence_end=False, priority=0, timeout=None)
+            sequence_id=0, sequence_start=False, sequence_end=False, priority=0, timeout=None, parameters=None)
         call = stub.ModelStreamInfer(iter([request]))
         next(call)
         before = SERVER.steps("counter")
@@ -320,17 +321,39 @@ class Streams(unittest.TestCase):
         self.assertEqual(len(self.stream.until_the_end("counter", counting(5))), 5)
         self.assertNotEqual(SERVER.worker("counter"), before)
 
-    def test_an_upgrade_passes_streams_on(self):
-        self.stream.ask("counter", counting(100, 0.005), request_id="before")
-        came = [counted(self.stream.answer()) for _ in range(5)]
-        upgrade = threading.Thread(target=lambda: SERVER.command("upgrade"))
-        upgrade.start()
-        came += [counted(self.stream.answer()) for _ in range(95)]
-        self.assertEqual(came, list(range(100)))
-        upgrade.join()
-        other = Stream()
-        self.addCleanup(other.close)
-        self.assertEqual(len(other.until_the_end("counter", counting(5))), 5)
+
+class Upgrades(unittest.TestCase):
+    def test_streams_under_way_end_and_new_ones_begin_with_the_next_supervisor(self):
+        server = Models(sys.argv[0])
+        self.addCleanup(shutil.rmtree, server.folder)
+        stop, outcomes = threading.Event(), []
+
+        def load():
+            stream = Stream(server)
+            while not stop.is_set():
+                try:
+                    answers = stream.until_the_end("counter", counting(100, 0.002))
+                    outcomes.append([counted(answer) for answer in answers] == list(range(100)))
+                except InferenceServerException as error:
+                    # Calls of the first supervisor's end between two requests.
+                    ended = ("call again", "no longer in valid state")
+                    outcomes.append(any(why in str(error) for why in ended) or str(error))
+                    stream.close()
+                    stream = Stream(server)
+            stream.close()
+
+        threads = [threading.Thread(target=load) for _ in range(3)]
+        [thread.start() for thread in threads]
+        said = server.command("upgrade")
+        pid = int(next(word for word in said.split() if word.isdigit()))
+        done = len(outcomes)
+        wait_until(lambda: len(outcomes) > done + 6)
+        stop.set()
+        [thread.join() for thread in threads]
+        self.assertEqual(set(outcomes), {True})
+        self.assertEqual(server.process.wait(PATIENCE), 0)
+        os.kill(pid, signal.SIGTERM)
+        wait_until(lambda: not any(path.is_socket() for path in server.run_dir.rglob("*")))
 
 
 if __name__ == "__main__":

@@ -223,7 +223,16 @@ async fn open(
     let answers = route.stream(inputs, terms, Coming::now(None)).await?;
     // Its inputs lie in the model's memory now.
     reserved.replace(0)?;
-    Ok(Open { call: context.call, name, metadata, wanted, answers, id, wants_end, _held: (route, _place, reserved) })
+    Ok(Open {
+        call: context.call,
+        name,
+        metadata,
+        wanted,
+        answers,
+        id,
+        wants_end,
+        _held: (route, _place, reserved),
+    })
 }
 
 impl Open {

@@ -19,9 +19,9 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::accept::Stream;
 use super::body::{OneMessage, SHORT};
-use super::conversation::{Context, Conversation};
 use super::calls::Calls;
 use super::codec::in_turn;
+use super::conversation::{Context, Conversation};
 use super::health::Health;
 use super::inward::Inward;
 use super::listen::Spoken;
@@ -239,7 +239,9 @@ impl Servers {
         let mut inference = self.inference.max_decoding_message_size(limit);
         if request.uri().path() == STREAM {
             if envelope::encoding(request.headers())?.is_some() {
-                return Err(Status::unimplemented("messages of a stream are not decompressed; send them plain"));
+                return Err(Status::unimplemented(
+                    "messages of a stream are not decompressed; send them plain",
+                ));
             }
             let Ok(response) = inference.call(request.map(|body| Messages::new(body, limit))).await;
             return Ok(response);

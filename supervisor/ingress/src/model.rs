@@ -105,7 +105,11 @@ pub(super) struct Wanted {
 
 impl Wanted {
     /// An answer, as its client wants it.
-    pub(super) fn of(&self, metadata: &Metadata, outputs: Vec<Output>) -> Result<Vec<Answered>, RequestError> {
+    pub(super) fn of(
+        &self,
+        metadata: &Metadata,
+        outputs: Vec<Output>,
+    ) -> Result<Vec<Answered>, RequestError> {
         if outputs.len() != metadata.outputs.len() {
             let (expected, got) = (metadata.outputs.len(), outputs.len());
             let why = format!("the model has {expected} outputs but answered {got}");

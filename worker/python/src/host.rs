@@ -10,7 +10,7 @@ use shadowslice_shared::batch::{Output, RunFailure};
 use shadowslice_shared::boot::BootRefusal;
 use shadowslice_shared::tensor::TensorSpec;
 use shadowslice_worker::answer::AnswerSlot;
-use shadowslice_worker::engine::{Host, Ran, Setting, Signature};
+use shadowslice_worker::engine::{Basis, GivenInput, Host, Ran, Setting, Signature};
 use shadowslice_worker::inputs::Inputs;
 
 /// `PyBUF_READ`, which the stable interface of older interpreters does not name.
@@ -29,6 +29,10 @@ type Spec = (String, String, Vec<i64>);
 /// What `Runner.load` returns: the inputs, the outputs and how many streams it generates at a time, or
 /// why there are none.
 type Found = (Option<(Vec<Spec>, Vec<Spec>, u32)>, String);
+
+/// What `Runner.basis` returns: whether answers are always the same, and the inputs, each as shape and
+/// bytes, if the model gives some; or why there is none.
+type Grounds = (Option<(bool, Option<Vec<(Vec<i64>, Vec<u8>)>>)>, String);
 
 /// One output: its shape without the batch axis, and each request's part, as address and length.
 type Answered = (Vec<i64>, Vec<(usize, usize)>);
@@ -51,6 +55,16 @@ impl Host for PythonHost {
         let (found, why) = found.map_err(|error| BootRefusal::Setup(error.to_string()))?;
         let (inputs, outputs, streams) = found.ok_or(BootRefusal::Model(why))?;
         Ok(Signature { inputs: specs(inputs)?, outputs: specs(outputs)?, streams })
+    }
+
+    fn basis(&mut self) -> Result<Basis, BootRefusal> {
+        let found = Python::attach(|py| -> PyResult<Grounds> {
+            self.runner.bind(py).call_method0("basis")?.extract()
+        });
+        let (found, why) = found.map_err(|error| BootRefusal::Setup(error.to_string()))?;
+        let (deterministic, inputs) = found.ok_or(BootRefusal::Model(why))?;
+        let given = |(shape, bytes)| GivenInput { shape, bytes };
+        Ok(Basis { deterministic, inputs: inputs.map(|inputs| inputs.into_iter().map(given).collect()) })
     }
 
     fn warmed_up(&mut self) {
@@ -89,7 +103,12 @@ impl Host for PythonHost {
         ran(told, slot)
     }
 
-    fn step(&mut self, stream: u64, slot: &mut AnswerSlot<'_>, cuda: Option<usize>) -> Result<Ran, RunFailure> {
+    fn step(
+        &mut self,
+        stream: u64,
+        slot: &mut AnswerSlot<'_>,
+        cuda: Option<usize>,
+    ) -> Result<Ran, RunFailure> {
         let told = Python::attach(|py| -> PyResult<Told> {
             self.runner.bind(py).call_method1("step", (stream, cuda))?.extract()
         });

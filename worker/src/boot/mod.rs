@@ -204,9 +204,18 @@ impl Parts {
         let (engine, signature, slots) = (&mut self.engine, &self.signature, &self.slots);
         // Without a GPU, slots are nothing but places for the answer.
         let (socket, slots_tried) = (Some(self.socket.as_fd()), if on_gpu { IN_FLIGHT as u8 } else { 1 });
-        let inputs = BTreeMap::new();
-        let mut trial =
-            Trial { engine, signature, slots, answers: &answers, warm_up, socket, slots_tried, inputs };
+        let (inputs, given) = (BTreeMap::new(), None);
+        let mut trial = Trial {
+            engine,
+            signature,
+            slots,
+            answers: &answers,
+            warm_up,
+            socket,
+            slots_tried,
+            inputs,
+            given,
+        };
         let begun_ns = now_ns();
         let free = self.device.free_memory();
         match purpose {

@@ -3,6 +3,7 @@
 use std::fmt::Debug;
 use std::path::Path;
 
+use serde::{Deserialize, Serialize};
 use shadowslice_shared::batch::RunFailure;
 use shadowslice_shared::boot::BootRefusal;
 
@@ -22,9 +23,35 @@ pub struct Setting<'a> {
     pub on_gpu: bool,
 }
 
+/// What a model's proof goes by, besides the reference answers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Basis {
+    /// Whether the same input always has the same answer.
+    pub deterministic: bool,
+    /// In place of values that are made up, in the order of the model's inputs.
+    pub inputs: Option<Vec<GivenInput>>,
+}
+
+/// An input of one row; of one request, if the model has no batch axis.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GivenInput {
+    /// Whole.
+    pub shape: Vec<i64>,
+    pub bytes: Vec<u8>,
+}
+
+impl Default for Basis {
+    fn default() -> Self {
+        Self { deterministic: true, inputs: None }
+    }
+}
+
 /// Called by the one thread that serves.
 pub trait Host: Debug + Send {
     fn load(&mut self, setting: Setting<'_>) -> Result<Signature, BootRefusal>;
+
+    /// Called only where the reference answers are computed. From now on `run` gives these.
+    fn basis(&mut self) -> Result<Basis, BootRefusal>;
 
     /// From now on inputs lie in memory that stays as long as the process serves.
     fn warmed_up(&mut self);

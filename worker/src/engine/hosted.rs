@@ -7,7 +7,7 @@ use shadowslice_shared::batch::{Prepared, RunFailure, Step};
 use shadowslice_shared::boot::BootRefusal;
 use shadowslice_shared::groups::{Division, Groups};
 
-use super::{Host, Ran, Setting, Signature};
+use super::{Basis, Host, Ran, Setting, Signature};
 use crate::answer::AnswerSlot;
 use crate::device::cuda::CudaGpu;
 use crate::device::cuda::partition::{PartitionStream, SmGroups};
@@ -54,6 +54,10 @@ impl Hosted {
         self.partitions.as_ref().map(|partitions| partitions.groups.division())
     }
 
+    pub(super) fn basis(&mut self) -> Result<Basis, BootRefusal> {
+        self.host.basis()
+    }
+
     pub(super) fn prepare(&mut self, groups: Groups) -> Prepared {
         let made = self.partitions.as_mut().map_or(Ok(()), |partitions| partitions.make(groups));
         Prepared { groups, result: made }
@@ -67,11 +71,7 @@ impl Hosted {
         self.host.warmed_up();
     }
 
-    pub(super) fn run(
-        &mut self,
-        inputs: &Inputs<'_>,
-        slot: &mut AnswerSlot<'_>,
-    ) -> Result<Ran, RunFailure> {
+    pub(super) fn run(&mut self, inputs: &Inputs<'_>, slot: &mut AnswerSlot<'_>) -> Result<Ran, RunFailure> {
         let cuda = self.stream_on(inputs.groups())?;
         self.host.run(inputs, slot, cuda)
     }

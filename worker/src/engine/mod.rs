@@ -17,7 +17,7 @@ use shadowslice_shared::tensor::TensorSpec;
 use crate::answer::AnswerSlot;
 use crate::device::cuda::CudaGpu;
 use crate::inputs::Inputs;
-pub use host::{Host, Setting};
+pub use host::{Basis, GivenInput, Host, Setting};
 pub use hosted::Hosted;
 use onnxruntime::Kept;
 use onnxruntime::{Library, OnnxRuntime};
@@ -174,6 +174,32 @@ impl Engine {
                 Ok(())
             }
             Self::OnGpu(engine) => engine.warmed_up(),
+        }
+    }
+
+    /// Called only where the reference answers are computed, before the first of them.
+    pub fn basis(&mut self) -> Result<Basis, BootRefusal> {
+        match self {
+            Self::Emulated | Self::OnnxRuntime(_) | Self::OnGpu(_) => Ok(Basis::default()),
+            Self::Hosted(host) => host.basis(),
+        }
+    }
+
+    /// What to do about answers that differ from the reference's, where that may be no fault.
+    pub fn if_it_differs(&self) -> &'static str {
+        match self {
+            Self::Emulated | Self::OnnxRuntime(_) | Self::OnGpu(_) => "",
+            Self::Hosted(_) => {
+                "; if answers to the same input may differ, write `deterministic = False` in the class"
+            }
+        }
+    }
+
+    /// What to do where a model cannot run on values that are made up.
+    pub fn if_made_up_fails(&self) -> &'static str {
+        match self {
+            Self::Emulated | Self::OnnxRuntime(_) | Self::OnGpu(_) => "",
+            Self::Hosted(_) => "; a model that cannot take made-up values needs a method `warmup`",
         }
     }
 

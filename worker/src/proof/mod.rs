@@ -3,25 +3,26 @@
 //! kernel that runs depends on it, and so may a kernel's faults.
 
 mod compare;
+mod inputs;
 mod made_up;
 mod reference;
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::rc::Rc;
 use std::time::Duration;
 
-use shadowslice_shared::batch::{Batch, BatchRequest, Extent, Output, RunFailure, Step};
+use shadowslice_shared::batch::{Batch, Extent, Output, RunFailure, Step};
 use shadowslice_shared::boot::{BootRefusal, WarmTime, WarmUp};
 use shadowslice_shared::groups::Groups;
-use shadowslice_shared::slab::{ALIGNMENT, ReadableSlab, WritableSlab};
-use shadowslice_shared::tensor::elements;
+use shadowslice_shared::slab::ReadableSlab;
 
 use crate::answer::AnswerSlots;
 use crate::clock::{HungUp, now_ns, still_wanted};
-use crate::engine::{Engine, Ran, Signature};
+use crate::engine::{Basis, Engine, GivenInput, Ran, Signature};
 use crate::inputs::Inputs;
+use inputs::MadeUp;
 pub use made_up::Draw;
 use made_up::Fill;
 use reference::{Reference, ReferenceOutput, SizeAnswers};
@@ -45,14 +46,8 @@ pub struct Trial<'a> {
     pub slots_tried: u8,
     /// The inputs made up so far; to make inputs takes longer than to run them.
     pub inputs: BTreeMap<(u32, Draw), Rc<MadeUp>>,
-}
-
-#[derive(Debug)]
-pub struct MadeUp {
-    fill: Fill,
-    slab: ReadableSlab,
-    shapes: Vec<Vec<i64>>,
-    request: BatchRequest,
+    /// The model's own, of which inputs are made instead; with the reference answers they come.
+    pub given: Option<Vec<GivenInput>>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,25 +75,33 @@ impl From<HungUp> for Unproven {
 
 /// If a model cannot run on some made-up inputs, as when it divides by them, others are tried.
 pub fn write_reference(trial: &mut Trial<'_>, file: &File) -> Result<(), BootRefusal> {
+    let basis = trial.engine.basis()?;
+    trial.given.clone_from(&basis.inputs);
+    let fills = if trial.given.is_some() { &Fill::ALL[..1] } else { &Fill::ALL[..] };
     let mut refusals = Vec::new();
-    for fill in Fill::ALL {
-        match reference_of(trial, fill) {
+    for &fill in fills {
+        match reference_of(trial, &basis, fill) {
             Ok(reference) => {
                 return reference.write(file).map_err(|fault| BootRefusal::Setup(chain(&fault)));
             }
             Err(refusal) => refusals.push(refusal),
         }
     }
-    Err(refusals.swap_remove(0))
+    Err(match refusals.swap_remove(0) {
+        BootRefusal::WarmUp { size, why } if trial.given.is_none() => {
+            BootRefusal::WarmUp { size, why: format!("{why}{}", trial.engine.if_made_up_fails()) }
+        }
+        refusal => refusal,
+    })
 }
 
-fn reference_of(trial: &mut Trial<'_>, fill: Fill) -> Result<Reference, BootRefusal> {
+fn reference_of(trial: &mut Trial<'_>, basis: &Basis, fill: Fill) -> Result<Reference, BootRefusal> {
     let sizes = trial.warm_up.sizes.iter().map(|&size| {
         let run = Run { size, fill, draw: Draw::Proof, slot: 0, groups: Groups::WHOLE };
         let (answers, _) = trial.run(run)?;
         Ok(SizeAnswers { size, answers })
     });
-    Ok(Reference { fill, sizes: sizes.collect::<Result<_, BootRefusal>>()? })
+    Ok(Reference { basis: basis.clone(), fill, sizes: sizes.collect::<Result<_, BootRefusal>>()? })
 }
 
 /// Runs every size in every slot, so that whatever happens only once in a process has happened:
@@ -107,7 +110,7 @@ fn reference_of(trial: &mut Trial<'_>, fill: Fill) -> Result<Reference, BootRefu
 /// reference answers the first kind is used.
 pub fn warm(trial: &mut Trial<'_>, file: Option<&File>) -> Result<(), Unproven> {
     let fill = match file {
-        Some(file) => read(file)?.fill,
+        Some(file) => trial.read(file)?.fill,
         None => Fill::ALL[0],
     };
     // The largest first: the others fit into the memory that it took.
@@ -125,13 +128,9 @@ pub fn warm(trial: &mut Trial<'_>, file: Option<&File>) -> Result<(), Unproven> 
     Ok(())
 }
 
-fn read(file: &File) -> Result<Reference, BootRefusal> {
-    Reference::read(file).map_err(|fault| BootRefusal::Setup(chain(&fault)))
-}
-
 /// Returns how long each size took.
 pub fn prove(trial: &mut Trial<'_>, file: &File, groups: Groups) -> Result<Vec<WarmTime>, Unproven> {
-    let Reference { fill, sizes } = read(file)?;
+    let Reference { basis, fill, sizes } = trial.read(file)?;
     let mut times = Vec::with_capacity(trial.warm_up.sizes.len());
     for &size in &trial.warm_up.sizes {
         let known = sizes.iter().find(|answers| answers.size == size).map(|answers| &answers.answers);
@@ -145,7 +144,9 @@ pub fn prove(trial: &mut Trial<'_>, file: &File, groups: Groups) -> Result<Vec<W
             trial.still_wanted()?;
             let (answers, took) = trial.run(Run { size, fill, draw: Draw::Proof, slot, groups })?;
             time.took = time.took.min(took);
-            time.error = time.error.max(off(trial.signature, expected, &answers, size)?);
+            if basis.deterministic {
+                time.error = time.error.max(off(trial, expected, &answers, size)?);
+            }
         }
         times.push(time);
     }
@@ -154,21 +155,24 @@ pub fn prove(trial: &mut Trial<'_>, file: &File, groups: Groups) -> Result<Vec<W
 
 /// Returns how far answers lie from the reference; an error if too far.
 fn off(
-    signature: &Signature,
+    trial: &Trial<'_>,
     expected: &[ReferenceOutput],
     answers: &[ReferenceOutput],
     size: u32,
 ) -> Result<f64, BootRefusal> {
     if expected.len() != answers.len() {
-        let per = signature.outputs.len().max(1);
+        let per = trial.signature.outputs.len().max(1);
         let (got, want) = (answers.len() / per, expected.len() / per);
         let why = format!("the stream ends after {got} answers instead of {want}");
         return Err(BootRefusal::Proof { size, why });
     }
     let mut farthest = 0.0_f64;
-    for ((spec, expected), answer) in signature.outputs.iter().cycle().zip(expected).zip(answers) {
-        let off = compare::compare(spec.datatype, expected, answer)
-            .map_err(|wrong| BootRefusal::Proof { size, why: format!("output `{}` {wrong}", spec.name) })?;
+    let specs = trial.signature.outputs.iter().cycle();
+    for ((spec, expected), answer) in specs.zip(expected).zip(answers) {
+        let off = compare::compare(spec.datatype, expected, answer).map_err(|wrong| {
+            let why = format!("output `{}` {wrong}{}", spec.name, trial.engine.if_it_differs());
+            BootRefusal::Proof { size, why }
+        })?;
         farthest = farthest.max(off);
     }
     Ok(farthest)
@@ -178,6 +182,12 @@ impl Trial<'_> {
     /// Asked between two sizes: a run on a GPU keeps other workers waiting, and is not interrupted.
     fn still_wanted(&self) -> Result<(), HungUp> {
         self.socket.map_or(Ok(()), still_wanted)
+    }
+
+    fn read(&mut self, file: &File) -> Result<Reference, BootRefusal> {
+        let read = Reference::read(file).map_err(|fault| BootRefusal::Setup(chain(&fault)))?;
+        self.given.clone_from(&read.basis.inputs);
+        Ok(read)
     }
 
     fn run(&mut self, run: Run) -> Result<(Vec<ReferenceOutput>, Duration), BootRefusal> {
@@ -193,21 +203,21 @@ impl Trial<'_> {
             self.engine.run(&inputs, &mut self.slots.slot(batch.slot)).map_err(failed)?;
         let waited = Duration::from_nanos(now_ns().saturating_sub(begun_ns));
         let took = self.engine.executed(run.slot).unwrap_or(waited);
-        let mut answers = self.read(outputs);
+        let mut answers = self.written(outputs);
         for _ in 1..PROVED_ANSWERS {
             if !more {
                 break;
             }
             let step = Step { id: 0, slot, sent_ns: 0, groups, stream: batch.id };
             let ran = self.engine.step(&step, &mut self.slots.slot(slot)).map_err(failed)?;
-            answers.extend(self.read(ran.outputs));
+            answers.extend(self.written(ran.outputs));
             more = ran.more;
         }
         self.engine.close(batch.id);
         Ok((answers, took))
     }
 
-    fn read(&self, outputs: Vec<Output>) -> Vec<ReferenceOutput> {
+    fn written(&self, outputs: Vec<Output>) -> Vec<ReferenceOutput> {
         let read = |output: Output| {
             let part =
                 |part: &Extent| self.answers.bytes(part.offset, part.len).expect("it was just written");
@@ -225,36 +235,5 @@ impl Trial<'_> {
         let made_up = Rc::new(self.make_up(run)?);
         self.inputs.insert(key, Rc::clone(&made_up));
         Ok(made_up)
-    }
-
-    fn make_up(&self, Run { size, fill, draw, .. }: Run) -> Result<MadeUp, BootRefusal> {
-        let setup =
-            |why: &str| BootRefusal::Setup(format!("a warm-up at batch size {size} cannot be made: {why}"));
-        let WarmUp { shapes, .. } = self.warm_up;
-        if shapes.len() != self.signature.inputs.len() {
-            return Err(setup("the model has another number of inputs"));
-        }
-        let (mut bytes, mut extents) = (Vec::new(), Vec::new());
-        for (index, (spec, shape)) in self.signature.inputs.iter().zip(shapes).enumerate() {
-            let count = elements(shape).and_then(|row| row.checked_mul(size as usize));
-            let count = count.ok_or_else(|| {
-                setup(&format!(
-                    "input `{}` needs a shape without unknown axes; give `warmup:` one",
-                    spec.name
-                ))
-            })?;
-            let tensor = made_up::tensor(spec.datatype, count, size, (index, fill, draw));
-            bytes.resize(bytes.len().next_multiple_of(ALIGNMENT as usize), 0);
-            extents.push(Extent { offset: bytes.len() as u64, len: tensor.len() as u64 });
-            bytes.extend(tensor);
-        }
-        // A slab cannot be empty.
-        bytes.push(0);
-        let len = bytes.len() as u64;
-        let slab = WritableSlab::create("shadowslice-warmup", len).map_err(|fault| setup(&chain(&fault)))?;
-        slab.write(0, &bytes).expect("it was made for these bytes");
-        let view = ReadableSlab::map(slab.as_fd(), len).map_err(|fault| setup(&chain(&fault)))?;
-        let request = BatchRequest { rows: size, inputs: extents };
-        Ok(MadeUp { fill, slab: view, shapes: shapes.clone(), request })
     }
 }

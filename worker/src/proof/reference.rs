@@ -7,9 +7,12 @@ use std::os::unix::fs::FileExt;
 use serde::{Deserialize, Serialize};
 
 use super::made_up::Fill;
+use crate::engine::Basis;
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Reference {
+    pub(super) basis: Basis,
+    /// Of inputs that are made up.
     pub(super) fill: Fill,
     pub(super) sizes: Vec<SizeAnswers>,
 }
@@ -58,10 +61,13 @@ impl Reference {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::GivenInput;
 
     fn reference() -> Reference {
         let answer = ReferenceOutput { shape: vec![2], bytes: vec![1, 2, 3, 250] };
-        Reference { fill: Fill::Ones, sizes: vec![SizeAnswers { size: 4, answers: vec![answer] }] }
+        let input = GivenInput { shape: vec![1, 2], bytes: vec![7, 8] };
+        let basis = Basis { deterministic: false, inputs: Some(vec![input]) };
+        Reference { basis, fill: Fill::Ones, sizes: vec![SizeAnswers { size: 4, answers: vec![answer] }] }
     }
 
     #[test]

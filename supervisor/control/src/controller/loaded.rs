@@ -31,7 +31,8 @@ pub fn warm_up(model: &Model, loaded: &Loaded) -> Result<WarmUp, BootRefusal> {
 /// The largest batch, and the sizes to warm up.
 fn batching(batch: &Batch, loaded: &Loaded) -> Result<(u32, Vec<u32>), BootRefusal> {
     if let Some(max @ 1..) = batch.max.filter(|_| loaded.streams > 0) {
-        let why = format!("batch.max is {max}, but the model streams: its requests share no batch; leave it out");
+        let why =
+            format!("batch.max is {max}, but the model streams: its requests share no batch; leave it out");
         return Err(BootRefusal::Model(why));
     }
     let fixed = loaded.inputs.iter().chain(&loaded.outputs).find(|tensor| !opens_with_batch(tensor));

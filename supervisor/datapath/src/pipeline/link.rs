@@ -122,8 +122,7 @@ impl Link {
     /// Sends the commands that wait, as far as the worker takes them; whether it took all.
     pub(crate) fn flush(&mut self) -> bool {
         while let Some(command) = self.outbox.front() {
-            let bytes =
-                batch::encode(command, &mut self.message).expect("a number or a set of groups fits");
+            let bytes = batch::encode(command, &mut self.message).expect("a number or a set of groups fits");
             if send_bytes(&self.socket, bytes).is_err() {
                 return false;
             }

@@ -13,11 +13,11 @@ use shadowslice_shared::batch::Command;
 use shadowslice_shared::ids::WorkerId;
 use tokio::sync::oneshot;
 
+use super::Pipeline;
 use super::claim::{Claim, stopping};
 use super::facts::LaneFact;
 use super::pending::Pending;
 use super::request::{Coming, Failure, Input, Output, RequestOptions};
-use super::Pipeline;
 use crate::relay::Onward;
 
 /// What a worker gave.
@@ -128,8 +128,15 @@ impl OpenStream {
                 stream: Some(id),
             };
             let deadline = now + state.scheduler.slo();
-            let step =
-                Entry { shape: Vec::new().into(), rows: 1, arrived: now, deadline, level: terms.level(), alone: true, item };
+            let step = Entry {
+                shape: Vec::new().into(),
+                rows: 1,
+                arrived: now,
+                deadline,
+                level: terms.level(),
+                alone: true,
+                item,
+            };
             state.scheduler.step(worker, step).map_err(|_| broken_off())?;
             state.dispatch(now);
             Ok(())

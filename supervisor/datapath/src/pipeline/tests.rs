@@ -73,7 +73,7 @@ impl Actor {
     }
 
     fn answer(&self, id: u64, result: Result<Vec<WireOutput>, RunFailure>) {
-        self.report(&FromWorker::Answer(Answer { id, execution_us: 10, result }));
+        self.report(&FromWorker::Answer(Answer { id, execution_us: 10, result, more: false }));
     }
 
     /// Answers each request of a batch with four bytes.

@@ -150,8 +150,11 @@ impl<K, T> Lane<K, T> {
     where
         T: Ticket,
     {
-        let begins = |batch: &&InFlight<K, T>| batch.requests.first().is_some_and(|first| !first.item.is_step());
-        most.is_none_or(|most| self.streams.open as usize + self.in_flight.iter().filter(begins).count() < most as usize)
+        let begins =
+            |batch: &&InFlight<K, T>| batch.requests.first().is_some_and(|first| !first.item.is_step());
+        most.is_none_or(|most| {
+            self.streams.open as usize + self.in_flight.iter().filter(begins).count() < most as usize
+        })
     }
 
     /// A slot, and the step that is sent in it.

@@ -1,0 +1,40 @@
+"""Inputs and outputs that the annotations of a model's method say."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from . import Tensor
+from ._faults import Faulty, told
+
+
+def tensors(method: Callable[..., Any], which: str, file: Path) -> dict[str, Tensor] | None:
+    """Those of the batch, or of what is returned; ``None`` if no `TypedDict` says them."""
+    where = f"{file}:{inspect.getsourcelines(method)[1]}"
+    try:
+        hints = typing.get_type_hints(method, include_extras=True)
+        batch = list(inspect.signature(method).parameters)[1]
+        fields = hints.get("return" if which == "outputs" else batch)
+        if not (isinstance(fields, type) and hasattr(fields, "__total__")):
+            return None
+        annotated = typing.get_type_hints(fields, include_extras=True)
+    except Exception as error:
+        raise Faulty(
+            f"{where}: the annotations of `{method.__name__}` cannot be read: {told(error)}"
+        ) from error
+    return {name: tensor(name, hint, fields, where) for name, hint in annotated.items()}
+
+
+def tensor(name: str, hint: Any, fields: type, where: str) -> Tensor:
+    """The field's."""
+    found = [each for each in getattr(hint, "__metadata__", ()) if isinstance(each, Tensor)]
+    if not found:
+        raise Faulty(
+            f"{where}: field {name!r} of {fields.__name__} has no Tensor; write "
+            f'`{name}: Annotated[np.ndarray, Tensor("FP32", [-1, 16])]`'
+        )
+    return found[0]

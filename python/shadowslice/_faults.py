@@ -1,0 +1,35 @@
+"""What is wrong with a model, told to whoever runs it."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from pathlib import Path
+
+TRACEBACK_LINES = 40
+"""Of a traceback, the last lines, are logged."""
+
+
+class Faulty(Exception):
+    """The model cannot be loaded; the text says why."""
+
+
+def told(error: BaseException) -> str:
+    """An exception in one line."""
+    if isinstance(error, SystemExit):
+        return "the model called sys.exit"
+    return "".join(traceback.format_exception_only(error)).strip()
+
+
+def line_in(file: Path, error: BaseException) -> int:
+    """The last line of the file on the way to the error."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return next(
+        (frame.lineno or 0 for frame in reversed(frames) if Path(frame.filename) == file), 0
+    )
+
+
+def log_traceback() -> None:
+    """Writes the exception that is handled to the worker's log."""
+    lines = traceback.format_exc().rstrip().splitlines()
+    print("\n".join(lines[-TRACEBACK_LINES:]), file=sys.stderr, flush=True)

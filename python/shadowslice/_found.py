@@ -1,0 +1,144 @@
+"""Finds a model's class, and what it says of itself."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from . import Tensor, _annotations, _tensors
+from ._faults import Faulty, line_in
+
+FILE = "model.py"
+"""In a model's folder."""
+
+STREAMS = 16
+"""That a worker generates at a time, unless the class says otherwise; further requests wait."""
+
+MAX_STREAMS = 1024
+
+
+def source(path: Path) -> Path:
+    """The model's file."""
+    file = path / FILE if path.is_dir() else path
+    if not file.is_file():
+        raise Faulty(f"there is no {file}")
+    return file
+
+
+def imported(file: Path) -> ModuleType:
+    """The module. What it imports may lie in its own folder, which hides no package."""
+    name = file.stem.replace(".", "_")
+    if importlib.util.find_spec(name) is not None:
+        name += "_model"
+    sys.path.append(str(file.parent))
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise Faulty(f"{file} is no Python file; its name must end with .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except SyntaxError as error:
+        raise Faulty(f"{error.filename}:{error.lineno}: {error.msg}") from error
+    except ModuleNotFoundError as error:
+        line = line_in(file, error)
+        raise Faulty(
+            f"{file}:{line}: there is no package {error.name!r} for {sys.executable}; install it there, or "
+            "have `python: {executable: ...}` name the interpreter that has it"
+        ) from error
+    return module
+
+
+def model_class(module: ModuleType, file: Path) -> Any:
+    """The only class of the module that has ``infer`` or ``generate``."""
+    own = [
+        found
+        for _, found in inspect.getmembers(module, inspect.isclass)
+        if found.__module__ == module.__name__ and methods(found)
+    ]
+    if not own:
+        raise Faulty(
+            f"{file}: no class has a method `infer(self, batch)` or `generate(self, request)`; write one"
+        )
+    if len(own) > 1:
+        names = ", ".join(found.__name__ for found in own)
+        raise Faulty(
+            f"{file}: several classes have `infer` or `generate` ({names}); leave one, or import the others"
+        )
+    found: Any = own[0]
+    if len(methods(found)) > 1:
+        line = inspect.getsourcelines(found)[1]
+        raise Faulty(
+            f"{file}:{line}: class {found.__name__} has both `infer` and `generate`; leave one"
+        )
+    (name,) = methods(found)
+    method = getattr(found, name)
+    takes = {"infer": "batch", "generate": "request"}[name]
+    try:
+        inspect.signature(method).bind(None, {})
+    except TypeError as error:
+        line = inspect.getsourcelines(method)[1]
+        raise Faulty(
+            f"{file}:{line}: `{name}` must take one {takes}, as `{name}(self, {takes})`: {error}"
+        ) from error
+    return found
+
+
+def methods(found: type) -> list[str]:
+    """Which of the two methods that answer requests a class has."""
+    return [name for name in ("infer", "generate") if callable(getattr(found, name, None))]
+
+
+def streams(found: Any, file: Path) -> int:
+    """How many streams a worker generates at a time; 0 for a class with ``infer``."""
+    if "generate" not in methods(found):
+        return 0
+    most = getattr(found, "streams", STREAMS)
+    if not isinstance(most, int) or not 0 < most <= MAX_STREAMS:
+        line = inspect.getsourcelines(found)[1]
+        raise Faulty(
+            f"{file}:{line}: `streams` of class {found.__name__} is {most!r}; it must be 1 to {MAX_STREAMS}"
+        )
+    return most
+
+
+def tensors(found: type, which: str, file: Path) -> dict[str, Tensor]:
+    """The class's inputs or outputs, checked."""
+    line = inspect.getsourcelines(found)[1]
+    example = f'`{which} = {{"x": Tensor("FP32", [-1, 16])}}`'
+    declared = getattr(found, which, None)
+    if declared is None:
+        (method,) = methods(found)
+        declared = _annotations.tensors(getattr(found, method), which, file)
+    if not isinstance(declared, Mapping) or not declared:
+        raise Faulty(
+            f"{file}:{line}: class {found.__name__} does not say its {which}; write {example}, "
+            "or annotate its method with a TypedDict"
+        )
+    for name, tensor in declared.items():
+        if not isinstance(name, str) or not isinstance(tensor, Tensor):
+            raise Faulty(
+                f"{file}:{line}: {which} of class {found.__name__}: {name!r} is none; write {example}"
+            )
+        try:
+            is_known = _tensors.known(tensor.datatype)
+        except ImportError as error:
+            raise Faulty(
+                f"{file}:{line}: {name!r} is BF16, which NumPy has by another package: {error}; "
+                f"`{sys.executable} -m pip install ml_dtypes` installs it"
+            ) from error
+        if not is_known:
+            known = ", ".join(_tensors.NAMES)
+            raise Faulty(
+                f"{file}:{line}: {name!r} has datatype {tensor.datatype!r}; there are {known}"
+            )
+        if not all(isinstance(axis, int) and (axis == -1 or axis > 0) for axis in tensor.shape):
+            raise Faulty(
+                f"{file}:{line}: {name!r} has shape {tensor.shape!r}; an axis is -1 or above 0"
+            )
+    return dict(declared)

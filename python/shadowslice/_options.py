@@ -1,0 +1,77 @@
+"""What a model's class may have besides: `warmup`, `reference`, `deterministic`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from . import Tensor, _tensors
+from ._faults import Faulty, line_in, log_traceback, told
+
+Given: TypeAlias = tuple[list[int], bytes]
+"""An input's whole shape and its bytes in the protocol."""
+
+CALLS: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "warmup": ("warmup(self)", (None,)),
+    "reference": ("reference(self, batch)", (None, {})),
+}
+"""How each method is written, and what it is called with."""
+
+
+def check(found: type, file: Path) -> None:
+    """Raises `Faulty` for what the class has otherwise than it should."""
+    for name, (written, arguments) in CALLS.items():
+        method = getattr(found, name, None)
+        if method is None:
+            continue
+        try:
+            inspect.signature(method).bind(*arguments)
+        except TypeError as error:
+            raise Faulty(
+                f"{file}:{line(method, found)}: `{name}` must be a method `{written}`: {error}"
+            ) from error
+    deterministic = getattr(found, "deterministic", True)
+    if not isinstance(deterministic, bool):
+        raise Faulty(
+            f"{file}:{line(found, found)}: `deterministic` of class {found.__name__} is "
+            f"{deterministic!r}, and must be True or False"
+        )
+
+
+def line(method: Any, found: type) -> int:
+    """Where the method is written, or else its class."""
+    try:
+        return inspect.getsourcelines(method)[1]
+    except (TypeError, OSError):
+        return inspect.getsourcelines(found)[1]
+
+
+def given(model: Any, file: Path, inputs: dict[str, Tensor], batched: bool) -> list[Given]:
+    """What `warmup` returns, checked: one row of each input if they are batched."""
+    where = f"{file}:{line(model.warmup, type(model))}: `warmup` of class {type(model).__name__}"
+    try:
+        returned = model.warmup()
+    except BaseException as error:
+        log_traceback()
+        raise Faulty(f"{where} failed at line {line_in(file, error)}: {told(error)}") from error
+    if not isinstance(returned, Mapping):
+        raise Faulty(f"{where} returned {type(returned).__name__}, and must return a dict of arrays")
+    unknown = [name for name in returned if name not in inputs]
+    if unknown:
+        raise Faulty(f"{where} returned {unknown[0]!r}, and there is no such input")
+    missing = [name for name in inputs if name not in returned]
+    if missing:
+        raise Faulty(f"{where} returned no input {missing[0]!r}; it returned {list(returned)}")
+    rows = [1] if batched else None
+    try:
+        return [as_given(name, tensor, returned[name], rows) for name, tensor in inputs.items()]
+    except (TypeError, ValueError) as error:
+        raise Faulty(f"{where}: {error}") from error
+
+
+def as_given(name: str, tensor: Tensor, value: Any, rows: list[int] | None) -> Given:
+    """An input's shape and bytes."""
+    array = _tensors.checked("input", name, tensor, value, rows)
+    return list(array.shape), _tensors.written(tensor.datatype, array).tobytes()

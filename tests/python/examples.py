@@ -1,0 +1,147 @@
+#!/usr/bin/env python3
+"""The examples of models in Python, with real libraries: answers are those of the library called directly.
+
+Usage: examples.py SHADOWSLICE_BINARY PYTHON_WITH_TORCH [unittest arguments]. Without the second program, what needs
+PyTorch is skipped.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import unittest
+from pathlib import Path
+
+import joblib
+import numpy as np
+import tritonclient.grpc as grpcclient
+
+from server import Server
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "configs" / "python"
+
+# What PyTorch gives to NumPy in no other way.
+TENSORS = """
+import torch
+from shadowslice import Tensor
+
+class Tensors:
+    inputs = {"x": Tensor("FP32", [-1, 4])}
+    outputs = {"gradient": Tensor("FP32", [-1, 4]), "brains": Tensor("BF16", [-1, 4])}
+
+    def load(self, context):
+        self.factor = torch.tensor(3.0, requires_grad=True)
+
+    def infer(self, batch):
+        x = torch.from_numpy(batch["x"])
+        return {"gradient": x * self.factor, "brains": (x * 2).bfloat16()}
+"""
+
+# Asks the network without a server: reads images as JSON, writes probabilities.
+DIRECT = """
+import json, sys, torch
+sys.path.insert(0, sys.argv[1])
+from net import Net
+net = Net().eval()
+net.load_state_dict(torch.load(sys.argv[1] + "/weights.pt"))
+with torch.no_grad():
+    print(json.dumps(net(torch.tensor(json.load(sys.stdin))).softmax(1).tolist()))
+"""
+
+SERVER = TORCH = BFLOAT16 = None
+
+
+class Examples(Server):
+    def __init__(self, binary, torch, bfloat16):
+        self.torch, self.bfloat16 = torch, bfloat16
+        super().__init__(binary, self.write)
+
+    def write(self, folder):
+        """Copies of the examples, with the files that their scripts make."""
+        for name, script, program in [("scikit_learn", "fit.py", sys.executable), ("pytorch", "train.py", self.torch)]:
+            if program:
+                shutil.copytree(EXAMPLES / name, folder / name)
+                subprocess.run([program, folder / name / script], check=True, timeout=120)
+        (folder / "tensors.py").write_text(TENSORS)
+        return {}
+
+    def configuration(self, _):
+        models = [("irises", "scikit_learn", sys.executable)]
+        if self.torch:
+            models.append(("patterns", "pytorch", self.torch))
+        if self.bfloat16:
+            models.append(("tensors", "tensors.py", self.torch))
+        lines = [f"  - {{name: {name}, engine: python, path: {path}, slo: 1s, python: {{executable: {program}}}, "
+                 "batch: {max: 4}, share: {initial: 20%}}" for name, path, program in models]
+        head = super().configuration({}).replace("models:\n", "workers: {environment: [PYTHONPATH]}\nmodels:\n")
+        return head + "\n".join(lines) + "\n"
+
+
+def setUpModule():
+    global SERVER, TORCH, BFLOAT16
+    TORCH = os.path.abspath(sys.argv[1]) if os.path.exists(sys.argv[1]) else None
+    # The package lies there for this interpreter, and that one may have another version.
+    BFLOAT16 = TORCH and subprocess.run([TORCH, "-c", "import ml_dtypes"], stderr=subprocess.DEVNULL).returncode == 0
+    SERVER = Examples(sys.argv[0], TORCH, BFLOAT16)
+
+
+def tearDownModule():
+    SERVER.stop()
+
+
+def infer(model, name, array):
+    with grpcclient.InferenceServerClient(f"localhost:{SERVER.grpc_port}") as client:
+        tensor = grpcclient.InferInput(name, list(array.shape), "FP32")
+        tensor.set_data_from_numpy(array)
+        return client.infer(model, [tensor], client_timeout=30)
+
+
+class ExamplesAnswer(unittest.TestCase):
+    def test_scikit_learn(self):
+        classifier = joblib.load(SERVER.folder / "scikit_learn" / "classifier.joblib")
+        measures = np.array([[5.1, 3.5, 1.4, 0.2], [6.2, 2.9, 4.3, 1.3], [6.5, 3.0, 5.8, 2.2]], np.float32)
+        answer = infer("irises", "measures", measures)
+        species = [name.decode() for name in answer.as_numpy("species")]
+        self.assertEqual(species, classifier.predict(measures).tolist())
+        self.assertEqual(species, ["setosa", "versicolor", "virginica"])
+        np.testing.assert_allclose(answer.as_numpy("probability"), classifier.predict_proba(measures), rtol=1e-5)
+
+    def test_pytorch(self):
+        self.need(TORCH)
+        images = np.random.default_rng(1).random((3, 3, 32, 32), np.float32)
+        images[0] += np.arange(32) // 4 % 2
+        direct = subprocess.run([TORCH, "-c", DIRECT, SERVER.folder / "pytorch"], check=True, text=True, timeout=60,
+                                input=json.dumps(images.tolist()), stdout=subprocess.PIPE)
+        probability = infer("patterns", "images", images).as_numpy("probability")
+        np.testing.assert_allclose(probability, json.loads(direct.stdout), rtol=1e-4, atol=1e-6)
+        self.assertGreater(probability[0, 0], 0.9, "columns are recognised")
+
+    def test_tensors_with_gradients_and_of_bfloat16(self):
+        self.need(BFLOAT16)
+        x = np.arange(8, dtype=np.float32).reshape(2, 4)
+        answer = infer("tensors", "x", x)
+        np.testing.assert_array_equal(answer.as_numpy("gradient"), 3 * x)
+        np.testing.assert_array_equal(answer.as_numpy("brains").astype(np.float32), 2 * x)
+        self.assertNotIn("not writable", SERVER.said())
+
+    def test_configurations_are_sound(self):
+        for name, program in {"scikit_learn": sys.executable, "pytorch": TORCH}.items():
+            if not program:
+                continue
+            configuration = SERVER.folder / name / "shadowslice.yaml"
+            variables = os.environ | {"PATH": os.path.dirname(program) + os.pathsep + os.environ["PATH"]}
+            checked = subprocess.run([SERVER.binary, "check", configuration], env=variables, text=True,
+                                     stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60)
+            self.assertEqual(checked.returncode, 0, checked.stdout)
+
+    def need(self, what):
+        if not what:
+            self.skipTest("there is no PyTorch that can be used for it")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 3:
+        sys.exit(__doc__)
+    sys.argv.pop(0)
+    unittest.main(argv=[sys.argv[0], *sys.argv[2:]])
