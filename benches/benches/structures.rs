@@ -95,7 +95,12 @@ fn messages(criterion: &mut Criterion) {
             requests: extents().map(|extent| BatchRequest { rows: 1, inputs: vec![extent] }).collect(),
         });
         let output = Output { shape: vec![16], parts: extents().collect() };
-        let answer = FromWorker::Answer(Answer { id: 123_456, execution_us: 1234, result: Ok(vec![output]), more: false });
+        let answer = FromWorker::Answer(Answer {
+            id: 123_456,
+            execution_us: 1234,
+            result: Ok(vec![output]),
+            more: false,
+        });
 
         group.bench_function(BenchmarkId::new("encode a batch", requests), |bencher| {
             bencher.iter(|| encode(black_box(&batch), &mut buffer).map(<[u8]>::len));

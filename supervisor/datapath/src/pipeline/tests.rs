@@ -6,6 +6,7 @@ mod counted;
 mod doors;
 mod hangs;
 mod journal;
+mod streams;
 mod terms;
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
