@@ -31,6 +31,8 @@ pub struct InFlight<K, T> {
     pub id: u64,
     pub slot: u8,
     pub rows: u32,
+    /// It is not a batch, but a step of a stream.
+    pub(super) step: bool,
     pub groups: Groups,
     pub sent: Moment,
     /// When it was sent, if nothing was before it then, or when it came to the front.
@@ -146,15 +148,9 @@ impl<K, T> Lane<K, T> {
     }
 
     /// Whether it may begin another stream, if it has at most so many at a time.
-    pub(super) fn has_room(&self, most: Option<u32>) -> bool
-    where
-        T: Ticket,
-    {
-        let begins =
-            |batch: &&InFlight<K, T>| batch.requests.first().is_some_and(|first| !first.item.is_step());
-        most.is_none_or(|most| {
-            self.streams.open as usize + self.in_flight.iter().filter(begins).count() < most as usize
-        })
+    pub(super) fn has_room(&self, most: Option<u32>) -> bool {
+        let begin = self.in_flight.iter().filter(|batch| !batch.step).count();
+        most.is_none_or(|most| self.streams.open as usize + begin < most as usize)
     }
 
     /// A slot, and the step that is sent in it.
@@ -187,12 +183,17 @@ impl<K, T> Lane<K, T> {
         if first == 0 { Vec::new() } else { batch.split_off(first) }
     }
 
-    /// When the worker should be through with what it has; not in the past.
+    /// When the worker should be through with what it has; not in the past. Steps of streams count
+    /// for nothing: they are short, and a stream that begins must not stand back for them.
     pub(super) fn free_at(&self, now: Moment) -> Moment {
+        let time = |batch: &InFlight<K, T>| match batch.step {
+            true => Duration::ZERO,
+            false => self.time(batch.rows),
+        };
         let mut batches = self.in_flight.iter();
         let Some(front) = batches.next() else { return now };
-        let ends = front.executing_since.unwrap_or(now) + self.time(front.rows);
-        batches.fold(ends.max(now), |free, batch| free + self.time(batch.rows))
+        let ends = front.executing_since.unwrap_or(now) + time(front);
+        batches.fold(ends.max(now), |free, batch| free + time(batch))
     }
 
     /// Whether something is wrong with the worker, though it does not count as hung yet.

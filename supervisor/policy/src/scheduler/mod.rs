@@ -223,7 +223,9 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         let executes = lane.in_flight.is_empty();
         let rows = requests.iter().map(|request| request.rows).sum();
         let executing_since = executes.then_some(now);
-        lane.in_flight.push_back(InFlight { id, slot, rows, groups, sent: now, executing_since, requests });
+        let step = requests.first().is_some_and(|first| first.item.is_step());
+        let sent = InFlight { id, slot, rows, step, groups, sent: now, executing_since, requests };
+        lane.in_flight.push_back(sent);
         executes
     }
 
@@ -274,7 +276,7 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         // On another partition it says nothing of the SMs on which the lane is now.
         let here = batch.groups == lane.groups;
         // Of a stream, times of first answers are learnt: the SLO is about these.
-        let observed = here && !batch.requests.first().is_some_and(|first| first.item.is_step());
+        let observed = here && !batch.step;
         if observed {
             lane.predictor.observe(batch.rows, execution);
         }

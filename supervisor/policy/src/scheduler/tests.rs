@@ -326,7 +326,7 @@ fn streams_begin_up_to_their_number_and_then_go_on_in_turns_where_they_began() {
     assert_eq!(go(&mut model, at(23)).0, [(WORKER, vec![STEPS + 1]), (WORKER, vec![STEPS + 2])]);
     answer(&mut model, WORKER, ms(1), at(24));
     assert!(!model.closed(WORKER));
-    assert_eq!(go(&mut model, at(40)).0, [(WORKER, vec![3])], "a stream that begins goes first");
+    assert_eq!(go(&mut model, at(24)).0, [(WORKER, vec![3])], "a stream that begins goes first, and at once");
     answer(&mut model, WORKER, ms(1), at(41));
     assert_eq!(go(&mut model, at(41)).0, [(WORKER, vec![STEPS + 3])]);
     assert_eq!(model.serving_lane().unwrap().predictor.predict(1), Some(ms(11)), "steps tell nothing of it");
