@@ -48,9 +48,10 @@ help: ## Show this help
 .PHONY: demo
 demo: demo-notice $(ort) models | have-cargo ## Serve three models without a GPU, resize them under load, check every answer
 	CFLAGS="$(CFLAGS) -g0" $(CARGO) build --profile demo --locked \
-	  --package shadowslice --package shadowslice-worker --package shadowslice-tests \
-	  --bin shadowslice --bin shadowslice-worker --bin shadowslice-demo
-	$(TARGET)/demo/shadowslice-demo
+	  --package shadowslice --package shadowslice-worker --package shadowslice-python --package shadowslice-tests \
+	  --bin shadowslice --bin shadowslice-worker --lib --bin shadowslice-demo
+	$(call install_package,demo)
+	$(with_env) $(TARGET)/demo/shadowslice-demo
 
 .PHONY: demo-notice
 demo-notice:
