@@ -3,7 +3,8 @@
 
 Usage: perf_analyzer.py SHADOWSLICE_BINARY RIVALS_FOLDER
 
-Both protocols, with and without system shared memory, one and eight at a time; tensors of 64 bytes and 600 kB.
+Both protocols, with and without system shared memory, one and eight at a time; tensors of 64 bytes and 600 kB. Then
+ModelStreamInfer, with a model that gives one answer and one that gives twenty.
 """
 
 import itertools
@@ -14,6 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import streams
 from server import Server
 
 SIZES = {64: 2000, 600_000: 200}  # bytes, and how many requests
@@ -25,7 +27,13 @@ COMPLAINT = re.compile(r"error|fail|unable|unsupported|not supported|unstable", 
 class Subject(Server):
     def __init__(self, binary, models):
         self.models = models
-        super().__init__(binary, lambda folder: {})
+        super().__init__(binary, self.write)
+
+    def write(self, folder):
+        (folder / "counter.py").write_text(streams.COUNTER)
+        asked = {name: {"content": [value], "shape": [1]} for name, value in streams.TWENTY.items()}
+        (folder / "asked.json").write_text(json.dumps({"data": [asked]}))
+        return {}
 
     def configuration(self, _):
         lines = ["listen:",
@@ -38,6 +46,8 @@ class Subject(Server):
                  "models:"]
         lines += [f"  - {{name: echo-{size}, path: {self.models}/echo-{size}/1/model.onnx, slo: 10s, "
                   "queue: {on_late: serve}}" for size in SIZES]
+        lines += [f"  - {{path: counter.py, slo: 10s, python: {{executable: {sys.executable}}}}}",
+                  "workers: {environment: [PYTHONPATH]}"]
         return "\n".join(lines) + "\n"
 
     def requests(self, model):
@@ -47,11 +57,21 @@ class Subject(Server):
 
 
 def analyze(server, rivals, size, protocol, memory, concurrency):
+    more = ["--shared-memory", memory]
+    return run(server, rivals, (f"echo-{size}", SIZES[size]), protocol, concurrency, more)
+
+
+def stream(server, rivals, model, count, concurrency):
+    more = ["--streaming"] + (["--input-data", server.folder / "asked.json"] if model == "counter" else [])
+    return run(server, rivals, (model, count), "grpc", concurrency, more)
+
+
+def run(server, rivals, asked, protocol, concurrency, more):
     """Runs it once; what is wrong with that, or nothing."""
-    model, count = f"echo-{size}", SIZES[size]
+    model, count = asked
     address = f"127.0.0.1:{server.http_port if protocol == 'http' else server.grpc_port}"
-    command = [rivals / "perf/perf_analyzer", "-m", model, "-i", protocol, "-u", address, "--shared-memory", memory,
-               "--concurrency-range", str(concurrency), "--request-count", str(count)]
+    command = [rivals / "perf/perf_analyzer", "-m", model, "-i", protocol, "-u", address,
+               "--concurrency-range", str(concurrency), "--request-count", str(count), *more]
     before = server.requests(model)
     try:
         done = subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=TIMEOUT,
@@ -64,7 +84,7 @@ def analyze(server, rivals, size, protocol, memory, concurrency):
     lost = after["accepted"] - after["succeeded"] + after["rejected"]
     if done.returncode or complaints or lost or after["succeeded"] < count or not p50:
         return f"it ended with {done.returncode}, {after}:\n{done.stdout}"
-    print(f"{model} {protocol} x{concurrency}, shared memory {memory}: p50 {p50[1]} us, {after['succeeded']} answered",
+    print(f"{model} {protocol} x{concurrency} {' '.join(map(str, more[:2]))}: p50 {p50[1]} us, {after['succeeded']} answered",
           flush=True)
     return None
 
@@ -76,6 +96,11 @@ def main(binary, rivals):
     try:
         for setting in itertools.product(SIZES, ("http", "grpc"), ("none", "system"), CONCURRENCY):
             fault = analyze(server, rivals, *setting)
+            if fault:
+                wrong += 1
+                print(f"error: {setting}: {fault}", file=sys.stderr, flush=True)
+        for setting in itertools.product((("echo-64", 2000), ("counter", 100)), CONCURRENCY):
+            fault = stream(server, rivals, *setting[0], setting[1])
             if fault:
                 wrong += 1
                 print(f"error: {setting}: {fault}", file=sys.stderr, flush=True)

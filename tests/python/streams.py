@@ -78,6 +78,9 @@ class Plain:
         return batch
 """
 
+TWENTY = {"count": 20, "pause": 0.001, "bytes": 4}
+"""Asks it for twenty answers."""
+
 SERVER = None
 
 
