@@ -96,6 +96,7 @@ clients: onnxruntime python $(examples) $(torch) | have-cargo ## Triton's own cl
 	$(with_libs) tests/python/worker_memory.py $(TARGET)/debug/shadowslice
 	$(with_libs) tests/python/upgrade.py $(TARGET)/debug/shadowslice
 	$(with_libs) tests/python/python_models.py $(TARGET)/debug/shadowslice
+	$(with_libs) tests/python/streams.py $(TARGET)/debug/shadowslice
 	PYTHONPATH=$(TARGET)/python:$(TARGET)/examples/python PYTHONDONTWRITEBYTECODE=1 \
 	  $(PYTHON) tests/python/examples.py $(TARGET)/debug/shadowslice $(torch)
 
@@ -115,7 +116,8 @@ monitoring: onnxruntime python $(PROMTOOL) | have-cargo ## The alert rules and t
 	$(with_libs) tests/python/monitoring.py $(TARGET)/debug/shadowslice $(PROMTOOL)
 
 .PHONY: soak
-soak: build ## 1,300 hand-overs with twin runs, four hundred kills (nine minutes once built)
+soak: build $(py_stamp) ## 1,500 hand-overs with twin runs, four hundred kills (fifteen minutes once built)
+	$(with_libs) tests/python/endure.py $(TARGET)/release/shadowslice
 	SHADOWSLICE_BIN=$(TARGET)/release/shadowslice $(CARGO) test --release --locked \
 	  --package shadowslice-tests --test system -- --ignored --nocapture --test-threads 1 --skip attack:: --skip neighbour::
 

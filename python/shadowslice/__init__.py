@@ -1,8 +1,8 @@
-"""Models in Python for shadowslice: see :class:`Model`."""
+"""Models in Python for shadowslice: see :class:`Model` and :class:`StreamingModel`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["Context", "InvalidInput", "Model", "Tensor"]
+__all__ = ["Context", "InvalidInput", "Model", "StreamingModel", "Tensor"]
 
 
 @dataclass(frozen=True)
@@ -78,5 +78,24 @@ class Model(Protocol):
         BYTES are arrays of objects, each a ``bytes``. Outputs may be tensors of other libraries, if
         these speak DLPack; from a GPU they are copied to the host. An exception fails the batch; of several
         requests, each is then tried alone.
+        """
+        ...
+
+
+class StreamingModel(Protocol):
+    """What a model's class has that gives many answers to a request. It need not inherit from this one.
+
+    A worker generates at most ``streams`` at a time, 16 if the class does not say; optional methods
+    are those of :class:`Model`.
+    """
+
+    inputs: Mapping[str, Tensor]
+    outputs: Mapping[str, Tensor]
+
+    def generate(self, request: Mapping[str, np.ndarray]) -> Iterator[Mapping[str, np.ndarray]]:
+        """Yields the answers to a request, whose arrays are the generator's to keep.
+
+        The next answer is asked for when the client can take it. A client that leaves raises
+        ``GeneratorExit`` at the ``yield``.
         """
         ...

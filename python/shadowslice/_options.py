@@ -57,7 +57,9 @@ def given(model: Any, file: Path, inputs: dict[str, Tensor], batched: bool) -> l
         log_traceback()
         raise Faulty(f"{where} failed at line {line_in(file, error)}: {told(error)}") from error
     if not isinstance(returned, Mapping):
-        raise Faulty(f"{where} returned {type(returned).__name__}, and must return a dict of arrays")
+        raise Faulty(
+            f"{where} returned {type(returned).__name__}, and must return a dict of arrays"
+        )
     unknown = [name for name in returned if name not in inputs]
     if unknown:
         raise Faulty(f"{where} returned {unknown[0]!r}, and there is no such input")

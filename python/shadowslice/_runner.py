@@ -144,7 +144,7 @@ class Runner:
 
     def close(self, stream: int) -> None:
         """Nobody waits for the rest of a stream."""
-        generator = self.open.pop(stream, None)
+        generator: Any = self.open.pop(stream, None)
         try:
             if hasattr(generator, "close"):
                 generator.close()
@@ -156,14 +156,10 @@ class Runner:
     ) -> tuple[list[Answered], list[np.ndarray]]:
         # The abstract class is slow to ask.
         if not isinstance(answered, dict) and not isinstance(answered, Mapping):
-            raise TypeError(
-                f"{self._did()} {type(answered).__name__}, which is no dict of arrays"
-            )
+            raise TypeError(f"{self._did()} {type(answered).__name__}, which is no dict of arrays")
         missing = [name for name in self.outputs if name not in answered]
         if missing:
-            raise KeyError(
-                f"{self._did()} no output {missing[0]!r}, but {list(answered)}"
-            )
+            raise KeyError(f"{self._did()} no output {missing[0]!r}, but {list(answered)}")
         outputs, kept = [], []
         for name, tensor in self.outputs.items():
             array = _tensors.checked("output", name, tensor, answered[name], rows)

@@ -36,7 +36,7 @@ NAMES = (*DTYPES, "BF16")
 def known(datatype: str) -> bool:
     """Whether there is this datatype. Raises ImportError if a package lacks that has it."""
     if datatype == "BF16" and datatype not in DTYPES:
-        import ml_dtypes
+        import ml_dtypes  # type: ignore[import-not-found,unused-ignore]
 
         DTYPES[datatype] = np.dtype(ml_dtypes.bfloat16)
     return datatype in DTYPES
@@ -76,7 +76,9 @@ def checked(
     wanted = DTYPES[tensor.datatype]
     if tensor.datatype == "BYTES":
         if array.dtype.kind not in "OSU":
-            raise TypeError(f"{which} {name!r} has dtype {array.dtype}, and BYTES need bytes or str")
+            raise TypeError(
+                f"{which} {name!r} has dtype {array.dtype}, and BYTES need bytes or str"
+            )
     elif array.dtype != wanted:
         raise TypeError(f"{which} {name!r} has dtype {array.dtype}, and must have {wanted}")
     shape = list(tensor.shape)
