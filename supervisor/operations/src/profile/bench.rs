@@ -210,7 +210,8 @@ impl Bench<'_> {
             weights: &KeptWeights::default(),
             reference: &self.reference,
             cpus: &self.model.cpus,
-            variables: &[],
+            // The model's packages may lie there.
+            variables: &["PYTHONPATH".to_owned()],
             memory: None,
             user: None,
             register: self.register,
@@ -379,6 +380,9 @@ async fn execute(socket: &BatchSocket, batch: &Batch) -> Result<u64, BenchError>
         return Err(BenchError::Ended("when it reported a partition that was not asked for".to_owned()));
     };
     answer.result.map_err(|failure| refused(&failure))?;
+    if answer.more {
+        command(socket, &Command::Close(batch.id))?;
+    }
     Ok(answer.execution_us)
 }
 

@@ -177,11 +177,14 @@ fn configuration(options: &Options, scratch: &Path) -> Result<Config, ProfileErr
         Ok::<_, ProfileError>(serde_json::json!(whole))
     };
     let mut model = serde_json::json!({
-        "name": options.name(), "engine": "onnxruntime", "path": json(&options.model)?,
+        "name": options.name(), "engine": options.engine(), "path": json(&options.model)?,
         "slo": "1s", "queue": {"memory": "1Gi"},
     });
     if let Some(profile) = &options.emulate {
         model["profile"] = json(profile)?;
+    }
+    if let Some(python) = &options.python {
+        model["python"] = serde_json::json!({"executable": json(python)?});
     }
     if let Some(max) = options.max_batch {
         model["batch"] = serde_json::json!({"max": max});

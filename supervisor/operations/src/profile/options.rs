@@ -9,7 +9,8 @@ use shadowslice_shared::units::Percent;
 
 const LONGEST_NAME: usize = 128;
 
-const OPTIONS: [(&str, &str); 7] = [
+const OPTIONS: [(&str, &str); 8] = [
+    ("models[0].python.executable", "--python"),
     ("models[0].path", "MODEL"),
     ("models[0].profile", "--emulate"),
     ("models[0].batch.max", "--max-batch"),
@@ -31,8 +32,11 @@ const ADVICE: [(&str, &str); 6] = [
 /// The model to measure, and how.
 #[derive(Debug, clap::Args)]
 pub struct Options {
-    /// The model's file.
+    /// The model's file: ONNX or Python.
     pub(super) model: PathBuf,
+    /// The interpreter of a model in Python [default: python3].
+    #[arg(long, value_name = "EXECUTABLE")]
+    pub(super) python: Option<PathBuf>,
     /// A GPU's index or UUID, or `emulated`.
     #[arg(long)]
     pub(super) device: String,
@@ -79,6 +83,12 @@ impl Options {
         });
         let shapes: String = shapes.collect();
         format!("shadowslice profile {} --device {}{shapes}", self.model.display(), self.device)
+    }
+
+    /// A Python model is a file of Python, or a folder with one.
+    pub(super) fn engine(&self) -> &'static str {
+        let in_python = self.model.is_dir() || self.model.extension().is_some_and(|ending| ending == "py");
+        if in_python { "python" } else { "onnxruntime" }
     }
 
     /// The model's name: its file's stem, with other letters replaced.
