@@ -22,7 +22,7 @@ import numpy as np
 import tritonclient.grpc as grpcclient
 import tritonclient.grpc.aio as aiogrpc
 import tritonclient.http as httpclient
-from tritonclient.grpc import service_pb2_grpc
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.grpc._utils import _get_inference_request
 from tritonclient.utils import InferenceServerException
 
@@ -139,6 +139,13 @@ def counting(count, pause=0.0, size=0):
             tensor("bytes", np.int32([size]), "INT32")]
 
 
+def request(model, inputs):
+    """A message."""
+    return _get_inference_request(model_name=model, inputs=inputs, model_version="", request_id="", outputs=None,
+                                  sequence_id=0, sequence_start=False, sequence_end=False, priority=0, timeout=None,
+                                  parameters=None)
+
+
 def counted(result):
     return int(result.as_numpy("n")[0])
 
@@ -249,6 +256,7 @@ class Streams(unittest.TestCase):
         faults = [("counter", counting(-1), 0, "it is unlucky"),
                   ("counter", counting(-7), 2, "RuntimeError: a broken model"),
                   ("counter", counting(-9), 2, "generate yielded no output 'ballast'"),
+                  ("counter", counting(3, 0, 80 << 20), 0, "raise limits.response_bytes"),
                   ("counter", counting(1)[:2], 0, "expected 3 inputs but got 2"),
                   ("plain", counting(1)[1:2], 0, "unexpected inference input"),
                   ("absent", counting(1), 0, "unknown model: 'absent'")]
@@ -262,6 +270,17 @@ class Streams(unittest.TestCase):
                 self.assertIn(why, str(caught.exception))
                 self.assertEqual(len(self.stream.until_the_end("counter", counting(2))), 2)
         self.assertEqual(SERVER.worker("counter"), before)
+
+    def test_a_broken_message_is_told_of_when_those_before_it_are_answered(self):
+        channel = grpc.insecure_channel(f"localhost:{SERVER.grpc_port}")
+        self.addCleanup(channel.close)
+        call = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer",
+                                     response_deserializer=service_pb2.ModelStreamInferResponse.FromString)
+        answers = call(iter([request("plain", [tensor("count", np.int32([5]), "INT32")]).SerializeToString(), b"\xff"]))
+        self.assertEqual(next(answers).infer_response.raw_output_contents[0], np.int32(5).tobytes())
+        with self.assertRaises(grpc.RpcError) as caught:
+            next(answers)
+        self.assertEqual(caught.exception.code(), grpc.StatusCode.INVALID_ARGUMENT)
 
     def test_other_calls_say_what_to_use(self):
         http = httpclient.InferenceServerClient(f"localhost:{SERVER.http_port}")
@@ -289,10 +308,7 @@ class Streams(unittest.TestCase):
         channel = grpc.insecure_channel(f"localhost:{SERVER.grpc_port}")
         self.addCleanup(channel.close)
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        request = _get_inference_request(
-            model_name="counter", inputs=counting(1000, 0, 1 << 20), model_version="", request_id="", outputs=None,
-            sequence_id=0, sequence_start=False, sequence_end=False, priority=0, timeout=None, parameters=None)
-        call = stub.ModelStreamInfer(iter([request]))
+        call = stub.ModelStreamInfer(iter([request("counter", counting(1000, 0, 1 << 20))]))
         next(call)
         before = SERVER.steps("counter")
         self.stream.until_the_end("counter", counting(300))
@@ -320,7 +336,7 @@ class Streams(unittest.TestCase):
         with self.assertRaises(InferenceServerException) as caught:
             while True:
                 self.stream.answer()
-        self.assertIn("send the request again", str(caught.exception))
+        self.assertRegex(str(caught.exception), "send the request again|died while it computed")
         self.assertEqual(len(self.stream.until_the_end("counter", counting(5))), 5)
         self.assertNotEqual(SERVER.worker("counter"), before)
 

@@ -49,11 +49,18 @@ pub(super) struct Conversation {
     requests: Option<Streaming<ModelInferRequest>>,
     /// The memory of the request that comes.
     next: Arc<Reserved>,
-    in_order: FuturesOrdered<BoxFuture<'static, ModelStreamInferResponse>>,
+    in_order: FuturesOrdered<BoxFuture<'static, Answered>>,
     streams: SelectAll<BoxStream<'static, ModelStreamInferResponse>>,
     stop: BoxFuture<'static, ()>,
     stopping: bool,
+    /// An answer was given since it was looked for one in vain, and may not be written yet.
+    told: bool,
+    /// What was wrong with the last message; it is told when all before it is answered.
+    fault: Option<Status>,
 }
+
+/// An answer, and its memory.
+type Answered = (ModelStreamInferResponse, Arc<Reserved>);
 
 impl Conversation {
     pub(super) fn new(
@@ -61,14 +68,23 @@ impl Conversation {
         requests: Streaming<ModelInferRequest>,
         stop: Stop,
     ) -> Result<Self, RequestError> {
+        let client = Arc::clone(context.call.client());
+        let stop = async move {
+            tokio::select! {
+                () = stop.begun() => {}
+                () = client.left() => {}
+            }
+        };
         Ok(Self {
-            next: Reserved::new(context.call.client(), Pool::Memory)?,
+            next: unused(&context)?,
             context,
             requests: Some(requests),
             in_order: FuturesOrdered::new(),
             streams: SelectAll::new(),
-            stop: Box::pin(stop.begun()),
+            stop: Box::pin(stop),
             stopping: false,
+            told: false,
+            fault: None,
         })
     }
 
@@ -87,7 +103,7 @@ impl Conversation {
     }
 
     fn begin(&mut self, request: ModelInferRequest) -> Result<(), RequestError> {
-        let next = Reserved::new(self.context.call.client(), Pool::Memory)?;
+        let next = unused(&self.context)?;
         let reserved = std::mem::replace(&mut self.next, next);
         let context = self.context.clone();
         let route = model::find(&context.front.router, &request.model_name, &request.model_version);
@@ -97,6 +113,20 @@ impl Conversation {
             self.in_order.push_back(Box::pin(answer(context, request, reserved)));
         }
         Ok(())
+    }
+
+    /// Its memory goes over to the call's.
+    fn tell(&self, (answer, reserved): Answered) -> ModelStreamInferResponse {
+        let bytes = answer
+            .infer_response
+            .as_ref()
+            .map_or(0, |answer| answer.raw_output_contents.iter().map(bytes::Bytes::len).sum::<usize>());
+        drop(reserved);
+        // It is there twice while it is written.
+        match self.context.call.grow(2 * bytes) {
+            Ok(()) => answer,
+            Err(why) => failed(answer.infer_response.unwrap_or_default().id, &why),
+        }
     }
 
     fn is_over(&self) -> bool {
@@ -110,20 +140,24 @@ impl Stream for Conversation {
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Option<Self::Item>> {
         self.stopping = self.stopping || self.stop.as_mut().poll(cx).is_ready();
         if let Err(status) = self.begin_those_here(cx) {
-            self.requests = None;
-            return Poll::Ready(Some(Err(status)));
+            (self.requests, self.fault) = (None, Some(status));
         }
         if let Poll::Ready(Some(answer)) = self.in_order.poll_next_unpin(cx) {
-            return Poll::Ready(Some(Ok(answer)));
+            self.told = true;
+            return Poll::Ready(Some(Ok(self.tell(answer))));
         }
         if let Poll::Ready(Some(answer)) = self.streams.poll_next_unpin(cx) {
+            self.told = true;
             return Poll::Ready(Some(Ok(answer)));
         }
         if !self.is_over() {
             return Poll::Pending;
         }
+        if !std::mem::take(&mut self.told) {
+            self.context.call.rest();
+        }
         match self.requests.take() {
-            None => Poll::Ready(None),
+            None => Poll::Ready(self.fault.take().map(Err)),
             Some(_) if self.stopping => {
                 Poll::Ready(Some(Err(Status::unavailable("the server is stopping; call again"))))
             }
@@ -135,30 +169,34 @@ impl Stream for Conversation {
     }
 }
 
+/// The memory of a request that may never come.
+fn unused(context: &Context) -> Result<Arc<Reserved>, RequestError> {
+    let reserved = Reserved::new(context.call.client(), Pool::Memory)?;
+    reserved.rest();
+    Ok(reserved)
+}
+
 /// To a request of a model that gives one.
-async fn answer(
-    context: Context,
-    request: ModelInferRequest,
-    reserved: Arc<Reserved>,
-) -> ModelStreamInferResponse {
+async fn answer(context: Context, request: ModelInferRequest, reserved: Arc<Reserved>) -> Answered {
     let (id, wants_end) = (request.id.clone(), wants_end(&request));
     let outputs = async {
         let Inference { name, route, metadata, request, _place } =
             inference(&context.front, request, None, &reserved).await?;
         let by = (&*context.peer, Coming::now(None));
         let outputs = model::infer(&context.front, &route, &metadata, request, by, &reserved).await?;
-        context.call.grow(2 * model::bytes(&outputs))?;
+        reserved.replace(model::bytes(&outputs))?;
         Ok(response(name, id.clone(), outputs))
     };
-    match outputs.await {
+    let answer = match outputs.await {
         Ok(mut response) => {
             if wants_end {
                 mark(&mut response, true);
             }
             told(response)
         }
-        Err(why) => failed(id, &why),
-    }
+        Err(why) => failed(id.clone(), &why),
+    };
+    (answer, reserved)
 }
 
 enum Turn {

@@ -55,6 +55,12 @@ impl Reserved {
         self.shrink(usize::try_from(self.used.load(Relaxed)).unwrap_or(usize::MAX).saturating_sub(bytes));
     }
 
+    /// It has nothing until it is given bytes again, so that its connection may count as idle.
+    pub(super) fn rest(&self) {
+        self.taken.set(0);
+        self.used.store(0, Relaxed);
+    }
+
     /// From now on it has so many bytes, whatever it had before.
     pub(super) fn replace(&self, bytes: usize) -> Result<(), RequestError> {
         self.set(bytes as u64)

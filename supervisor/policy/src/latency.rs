@@ -43,7 +43,7 @@ const HANG_FACTOR: u32 = 20;
 const MIN_HANG_LIMIT: Duration = Duration::from_secs(1);
 
 /// Without a prediction: first executions may compile kernels.
-const BLIND_HANG_LIMIT: Duration = Duration::from_secs(30);
+pub const BLIND_HANG_LIMIT: Duration = Duration::from_secs(30);
 
 /// Times in seconds.
 #[derive(Debug, Clone, Copy)]

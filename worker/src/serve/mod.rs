@@ -66,6 +66,10 @@ impl Warm {
             let report = match read(&message, len) {
                 Ok(Command::Run(batch)) => {
                     let ran = self.run(&batch);
+                    if ran.is_err() {
+                        // Its answer may not have fitted; the supervisor knows of no stream.
+                        self.engine.close(batch.id);
+                    }
                     FromWorker::Answer(self.answered(batch.id, ran)?)
                 }
                 Ok(Command::Next(step)) => {

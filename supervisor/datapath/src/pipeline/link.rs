@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, send};
-use shadowslice_policy::latency::Predictor;
+use shadowslice_policy::latency::{BLIND_HANG_LIMIT, Predictor};
 use shadowslice_policy::scheduler::{self, Slice};
 use shadowslice_shared::batch::{self, Batch, BatchRequest, Command, IN_FLIGHT, MAX_MESSAGE_BYTES, Step};
 use shadowslice_shared::groups::READY_PARTITIONS;
@@ -140,7 +140,11 @@ impl Link {
         let patience = crowded.saturating_mul(1 << deaths.min(8));
         let shape = front.requests.first().map(|request| &request.shape);
         let own = self.shapes.as_ref().zip(shape).map(|(times, shape)| times.hang_limit(shape, front.rows));
-        let limit = lane.predictor.hang_limit(front.rows).max(own.unwrap_or_default());
+        let limit = match front.step {
+            // Generators pause as they like.
+            true => BLIND_HANG_LIMIT,
+            false => lane.predictor.hang_limit(front.rows).max(own.unwrap_or_default()),
+        };
         Some(front.executing_since? + limit.saturating_mul(patience))
     }
 

@@ -41,12 +41,6 @@ impl RequestMemory {
         }
         Some(Reservation { memory: Arc::clone(self), part: Extent { offset, len }, tensors })
     }
-
-    /// Of a request without tensors.
-    pub(crate) fn nothing(self: &Arc<Self>) -> Reservation {
-        let part = Extent { offset: 0, len: 0 };
-        Reservation { memory: Arc::clone(self), part, tensors: Vec::new() }
-    }
 }
 
 /// One request's part of the slab; free again when dropped.
@@ -82,9 +76,7 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        if self.part.len > 0 {
-            self.memory.free.lock().give_back(self.part);
-        }
+        self.memory.free.lock().give_back(self.part);
     }
 }
 

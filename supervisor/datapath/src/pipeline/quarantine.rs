@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use shadowslice_policy::blame;
 use shadowslice_shared::units::Moment;
 
 use super::memory::Reservation;
@@ -20,6 +21,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(600);
 pub(crate) struct Quarantine {
     /// The newest last.
     proved: VecDeque<Proved>,
+    /// Those in whose streams workers died lately, and how often; the newest last.
+    suspects: VecDeque<(Vec<Vec<u8>>, u8)>,
 }
 
 #[derive(Debug)]
@@ -54,14 +57,36 @@ impl Quarantine {
         let pause = self.take(inputs).map_or(FIRST_PAUSE, |before| (before.pause * 2).min(LONGEST_PAUSE));
         let Some(tensors) = inputs.copy() else { return };
         self.proved.push_back(Proved { tensors, until: now + pause, pause });
-        while self.proved.len() > KEPT || self.bytes() > BYTES {
+        while self.proved.len() > KEPT || (self.bytes() > BYTES && !self.proved.is_empty()) {
             self.proved.pop_front();
         }
     }
 
-    /// A request with these inputs was answered.
+    /// A worker died in a step of a stream with these inputs, which cannot be tried again. Returns
+    /// whether that proves that they kill workers.
+    pub(crate) fn died_in_step(&mut self, inputs: &Reservation, now: Moment) -> bool {
+        let before = self.suspect(inputs).map_or(0, |(_, deaths)| deaths);
+        let known = self.proved.iter().any(|proved| inputs.holds(&proved.tensors));
+        if known || before >= blame::ON_TRIAL {
+            self.proved(inputs, now);
+            return true;
+        }
+        self.suspects.extend(inputs.copy().map(|tensors| (tensors, before + 1)));
+        while self.suspects.len() > KEPT || (self.bytes() > BYTES && !self.suspects.is_empty()) {
+            self.suspects.pop_front();
+        }
+        false
+    }
+
+    /// A request with these inputs was answered, to the end.
     pub(crate) fn lift(&mut self, inputs: &Reservation) {
         self.take(inputs);
+        self.suspect(inputs);
+    }
+
+    fn suspect(&mut self, inputs: &Reservation) -> Option<(Vec<Vec<u8>>, u8)> {
+        let place = self.suspects.iter().position(|(tensors, _)| inputs.holds(tensors))?;
+        self.suspects.remove(place)
     }
 
     fn take(&mut self, inputs: &Reservation) -> Option<Proved> {
@@ -70,7 +95,8 @@ impl Quarantine {
     }
 
     fn bytes(&self) -> usize {
-        self.proved.iter().flat_map(|proved| &proved.tensors).map(Vec::len).sum()
+        let proved = self.proved.iter().map(|proved| &proved.tensors);
+        proved.chain(self.suspects.iter().map(|(tensors, _)| tensors)).flatten().map(Vec::len).sum()
     }
 }
 

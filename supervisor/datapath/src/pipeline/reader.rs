@@ -16,7 +16,7 @@ use super::durations::Spent;
 use super::facts::LaneFact;
 use super::link::{Arrival, Link};
 use super::note;
-use super::pending::InFlight;
+use super::pending::{InFlight, Waiting};
 use super::request::{Failure, Metadata};
 use super::state;
 use super::streams::{Given, OpenStream, Then};
@@ -162,12 +162,18 @@ impl LaneReader {
                 state.scheduler.opened(self.worker);
             }
             for (request, answer) in claimed {
-                if answer.is_err() {
-                    state.stats.failed(now.since(request.arrived), now);
+                if step {
+                    match answer {
+                        Ok(_) => state.stats.totals.stream_steps.add(reported),
+                        Err(_) => state.stats.totals.streams_failed += 1,
+                    }
+                    if !more {
+                        state.quarantine.lift(&request.item.memory);
+                    }
                     continue;
                 }
-                if step {
-                    state.stats.totals.stream_steps.add(reported);
+                if answer.is_err() {
+                    state.stats.failed(now.since(request.arrived), now);
                     continue;
                 }
                 rows += request.rows;
@@ -179,7 +185,7 @@ impl LaneReader {
                     execution: reported,
                     copy_out: took.output,
                 };
-                if request.item.deaths > 0 {
+                if request.item.deaths > 0 && !more {
                     state.quarantine.lift(&request.item.memory);
                 }
                 state.scheduler.answered(spent.latency);
@@ -195,7 +201,7 @@ impl LaneReader {
         for (request, answer) in batch.requests.into_iter().zip(answers) {
             let then = match more {
                 false => Then::End,
-                true if opens => Then::Opened(self.opened(batch.id)),
+                true if opens => Then::Opened(self.opened(batch.id, &request)),
                 true => Then::More,
             };
             state::reply(request, answer.map(|outputs| Given { outputs, then }));
@@ -203,8 +209,9 @@ impl LaneReader {
         Ok(())
     }
 
-    fn opened(&self, id: u64) -> OpenStream {
-        OpenStream { pipeline: Arc::clone(&self.pipeline), worker: self.worker, id }
+    fn opened(&self, id: u64, request: &Waiting) -> OpenStream {
+        let (pipeline, inputs) = (Arc::clone(&self.pipeline), Arc::clone(&request.item.memory));
+        OpenStream { pipeline, worker: self.worker, id, inputs }
     }
 
     /// A request that was alone in the batch gets the engine's reason; of several, each is tried

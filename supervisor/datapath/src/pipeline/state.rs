@@ -25,7 +25,7 @@ use super::quarantine::{Admission, Quarantine};
 use super::request::Failure;
 use super::stall::StallMeter;
 use super::stats::Stats;
-use super::streams::{Given, broken_off};
+use super::streams::{Given, broken_off, died_in_step};
 use crate::trace::{Handover, Lost};
 
 /// Workers that are remembered: more than a model has at a time, as several may go at once.
@@ -275,7 +275,10 @@ impl State {
         let mut again = Vec::with_capacity(requests.len());
         for mut request in requests {
             if request.item.stream.is_some() {
-                self.fail(request, broken_off(), now);
+                if self.quarantine.died_in_step(&request.item.memory, now) {
+                    self.report(LaneFact::PoisonConfirmed);
+                }
+                self.fail(request, died_in_step(), now);
                 continue;
             }
             request.item.deaths += 1;

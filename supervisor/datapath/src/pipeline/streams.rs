@@ -16,6 +16,7 @@ use tokio::sync::oneshot;
 use super::Pipeline;
 use super::claim::{Claim, stopping};
 use super::facts::LaneFact;
+use super::memory::Reservation;
 use super::pending::Pending;
 use super::request::{Coming, Failure, Input, Output, RequestOptions};
 use crate::relay::Onward;
@@ -42,6 +43,8 @@ pub(crate) struct OpenStream {
     pub(crate) worker: WorkerId,
     /// The id of the batch that began it.
     pub(crate) id: u64,
+    /// The request's.
+    pub(crate) inputs: Arc<Reservation>,
 }
 
 impl Drop for OpenStream {
@@ -112,13 +115,13 @@ impl OpenStream {
     }
 
     async fn step(&self, terms: RequestOptions) -> Result<Given, Failure> {
-        let Self { ref pipeline, worker, id } = *self;
+        let Self { ref pipeline, worker, id, ref inputs } = *self;
         let (reply, answer) = oneshot::channel();
         let given_up = GivenUp(Claim::default());
         let now = pipeline.now();
         pipeline.change(|state| {
             let item = Pending {
-                memory: Arc::new(pipeline.memory.nothing()),
+                memory: Arc::clone(inputs),
                 reply,
                 claim: given_up.0.clone(),
                 received: now,
@@ -137,7 +140,10 @@ impl OpenStream {
                 alone: true,
                 item,
             };
-            state.scheduler.step(worker, step).map_err(|_| broken_off())?;
+            if state.scheduler.step(worker, step).is_err() {
+                state.stats.totals.streams_failed += 1;
+                return Err(broken_off());
+            }
             state.dispatch(now);
             Ok(())
         })?;
@@ -152,6 +158,13 @@ impl Drop for GivenUp {
     fn drop(&mut self) {
         self.0.take();
     }
+}
+
+/// Of a stream in whose step its worker died.
+pub(crate) fn died_in_step() -> Failure {
+    let why =
+        "the worker died while it computed this stream's next answer; inputs that do so again are refused";
+    Failure::Unavailable(why.to_owned())
 }
 
 /// Of a stream whose worker cannot go on: another worker could not either.

@@ -32,7 +32,7 @@ pub struct InFlight<K, T> {
     pub slot: u8,
     pub rows: u32,
     /// It is not a batch, but a step of a stream.
-    pub(super) step: bool,
+    pub step: bool,
     pub groups: Groups,
     pub sent: Moment,
     /// When it was sent, if nothing was before it then, or when it came to the front.
@@ -201,6 +201,10 @@ impl<K, T> Lane<K, T> {
         let Some(front) = self.in_flight.front() else { return false };
         // A batch in front without a beginning was reported as hung.
         let Some(since) = front.executing_since else { return true };
+        if front.step {
+            // Nothing is known of how long it may take.
+            return false;
+        }
         let spent = now.since(since);
         spent > MIN_STALLED && spent > self.time(front.rows).saturating_mul(STALLED_FACTOR)
     }

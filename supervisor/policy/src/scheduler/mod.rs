@@ -60,6 +60,8 @@ pub struct Scheduler<K, T> {
     next_batch: u64,
     /// That a lane has at a time; `None` for a model that gives one answer to a request.
     streams: Option<u32>,
+    /// A stream has begun since the last step.
+    step_is_next: bool,
 }
 
 impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
@@ -76,6 +78,7 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
             seen: Observer::new(now),
             next_batch: 0,
             streams: None,
+            step_is_next: false,
         }
     }
 
@@ -142,15 +145,24 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         self.seen.answered(latency, self.slo);
     }
 
-    /// New streams, of which there are only so many, begin before those that are open go on.
+    /// Requests go before steps of open streams, but one at a time: those that end with their first
+    /// answer would hold the streams up.
     pub fn next(&mut self, now: Moment) -> Next<K, T> {
         self.note_service(now);
+        if std::mem::take(&mut self.step_is_next)
+            && let Some(step) = self.next_step()
+        {
+            return Next::Act(Vec::new(), Some(step));
+        }
         let next = match self.serving() {
             Some(lane) => self.next_on(lane, now),
             None if self.queues.is_empty() => Next::Rest(Rest::Idle),
             None => Next::Rest(Rest::NoLane),
         };
-        let Next::Rest(_) = next else { return next };
+        let Next::Rest(_) = next else {
+            self.step_is_next = true;
+            return next;
+        };
         match self.next_step() {
             Some(step) => Next::Act(Vec::new(), Some(step)),
             None => {

@@ -343,6 +343,24 @@ fn streams_begin_up_to_their_number_and_then_go_on_in_turns_where_they_began() {
 }
 
 #[test]
+fn streams_go_on_beside_requests_that_end_with_their_first_answer() {
+    let mut model = serving();
+    model.found(0, 1, Some(8));
+    model.opened(WORKER);
+    (1..=40).for_each(|number| model.accept(request(number, 0), at(0)).unwrap());
+    let mut sent = Vec::new();
+    for now in (0..200).step_by(20) {
+        model.step(WORKER, Asked::step(now as u32)).unwrap();
+        sent.extend(go(&mut model, at(now)).0);
+        while model.lane(WORKER).unwrap().in_flight().next().is_some() {
+            answer(&mut model, WORKER, ms(1), at(now + 11));
+        }
+    }
+    let steps = sent.iter().filter(|(_, batch)| batch[0] >= STEPS).count();
+    assert_eq!((steps, sent.len()), (10, 20), "{sent:?}");
+}
+
+#[test]
 fn steps_end_with_their_lane() {
     let mut model = serving();
     model.found(0, 1, Some(2));

@@ -147,11 +147,12 @@ async fn the_end_of_a_worker_is_that_of_its_streams_but_not_of_requests_without_
     drop(worker);
     let (answer, mut answers) = executing.await.unwrap();
     let Some(Err(Failure::Unavailable(why))) = answer else { panic!("{answer:?}") };
-    assert!(why.contains("send the request again"), "{why}");
+    assert!(why.contains("died while it computed"), "{why}");
     assert!(answers.next().await.is_none());
     let (answer, _) = next(idle).await.unwrap();
-    assert!(matches!(answer, Some(Err(Failure::Unavailable(_)))), "{answer:?}");
-    assert_eq!(stage.pipeline.totals().streams_failed, 1);
+    let Some(Err(Failure::Unavailable(why))) = answer else { panic!("{answer:?}") };
+    assert!(why.contains("send the request again"), "{why}");
+    assert_eq!(stage.pipeline.totals().streams_failed, 2);
 
     let again = stage.enter(2);
     let asked = ask(&stage);
@@ -159,6 +160,23 @@ async fn the_end_of_a_worker_is_that_of_its_streams_but_not_of_requests_without_
     drop(again);
     let third = stage.enter(3);
     third.begins(asked).await;
+}
+
+#[tokio::test]
+async fn inputs_in_whose_streams_workers_die_are_refused_from_the_third_death_on() {
+    let mut stage = streaming();
+    for number in 1..=3 {
+        let worker = stage.enter(number);
+        let (_, answers) = worker.begins(ask(&stage)).await;
+        let asked = next(answers);
+        worker.step().await;
+        drop(worker);
+        assert!(matches!(asked.await.unwrap().0, Some(Err(Failure::Unavailable(_)))));
+    }
+    while stage.fact().await != LaneFact::PoisonConfirmed {}
+    stage.enter(4);
+    let refused = ask(&stage).await.unwrap().unwrap_err();
+    assert!(matches!(&refused, Failure::Internal(why) if why.contains("they are refused")), "{refused:?}");
 }
 
 #[tokio::test]
