@@ -81,7 +81,10 @@ where
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let this = self.get_mut();
-        if let Err(spent) = RESERVED.get().grow(std::mem::take(&mut this.owed)) {
+        let owed = std::mem::take(&mut this.owed);
+        if owed > 0
+            && let Err(spent) = RESERVED.get().grow(owed)
+        {
             return Poll::Ready(Some(Err(spent.into())));
         }
         let Poll::Ready(frame) = Pin::new(&mut this.body).poll_frame(cx) else {

@@ -149,9 +149,10 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
     /// answer would hold the streams up.
     pub fn next(&mut self, now: Moment) -> Next<K, T> {
         self.note_service(now);
-        if std::mem::take(&mut self.step_is_next)
+        if self.step_is_next
             && let Some(step) = self.next_step()
         {
+            self.step_is_next = false;
             return Next::Act(Vec::new(), Some(step));
         }
         let next = match self.serving() {

@@ -349,15 +349,19 @@ fn streams_go_on_beside_requests_that_end_with_their_first_answer() {
     model.opened(WORKER);
     (1..=40).for_each(|number| model.accept(request(number, 0), at(0)).unwrap());
     let mut sent = Vec::new();
-    for now in (0..200).step_by(20) {
-        model.step(WORKER, Asked::step(now as u32)).unwrap();
+    let mut waits = false;
+    for now in 0..40 {
         sent.extend(go(&mut model, at(now)).0);
-        while model.lane(WORKER).unwrap().in_flight().next().is_some() {
-            answer(&mut model, WORKER, ms(1), at(now + 11));
+        // Its client is slower than the next request, and has one step at a time.
+        waits = waits && sent.last().is_none_or(|(_, batch)| batch[0] < STEPS);
+        if !waits {
+            model.step(WORKER, Asked::step(now as u32)).unwrap();
+            waits = true;
         }
+        answer(&mut model, WORKER, ms(1), at(now + 1));
     }
     let steps = sent.iter().filter(|(_, batch)| batch[0] >= STEPS).count();
-    assert_eq!((steps, sent.len()), (10, 20), "{sent:?}");
+    assert!(steps >= sent.len() / 3, "{steps} of {}", sent.len());
 }
 
 #[test]
