@@ -18,7 +18,7 @@ use shadowslice_datapath::router::Route;
 use tonic::{Status, Streaming};
 
 use super::Frontend;
-use super::grpc::{Inference, inference, response};
+use super::inference::{Inference, inference, response};
 use super::model::{self, Wanted};
 use super::pools::{Pool, Taken};
 use super::proto::infer_parameter::ParameterChoice;

@@ -20,18 +20,16 @@ use tonic::{Request, Response, Status, Streaming};
 use super::accept::Stream;
 use super::body::{OneMessage, SHORT};
 use super::calls::Calls;
-use super::codec::in_turn;
 use super::conversation::{Context, Conversation};
 use super::health::Health;
+use super::inference::{Inference, inference, response};
 use super::inward::Inward;
 use super::listen::Spoken;
 use super::messages::Messages;
-use super::model::Answered;
 use super::peers::{Asked, Caller};
-use super::pools::{Client, Pool, Taken};
+use super::pools::{Client, Pool};
 use super::proto::grpc_inference_service_server::{GrpcInferenceService, GrpcInferenceServiceServer};
 use super::proto::health::health_server::HealthServer;
-use super::proto::model_infer_response::InferOutputTensor;
 use super::proto::system_shared_memory_status_response::RegionStatus;
 use super::proto::{
     CudaSharedMemoryRegisterRequest, CudaSharedMemoryRegisterResponse, CudaSharedMemoryStatusRequest,
@@ -46,18 +44,13 @@ use super::proto::{
     SystemSharedMemoryUnregisterRequest, SystemSharedMemoryUnregisterResponse, TraceSettingRequest,
     TraceSettingResponse,
 };
-use super::request_error::{RequestError, away};
+use super::request_error::RequestError;
 use super::reserved::{RESERVED, Reserved};
 use super::slow_reader::{self, Untaken};
 use super::stop::Stop;
-use super::tensors::InferRequest;
-use super::{
-    Frontend, contents, describe, envelope, model, peers, repository, statistics, traced, unsupported,
-};
+use super::{Frontend, describe, envelope, model, peers, repository, statistics, traced, unsupported};
 use shadowslice_datapath::peer::Peer;
 use shadowslice_datapath::pipeline::{Coming, Metadata};
-use shadowslice_datapath::router::Route;
-use shadowslice_datapath::trace::Journal;
 
 pub(super) const SPOKEN: Spoken = Spoken { name: "gRPC", alpn: b"h2" };
 
@@ -289,55 +282,6 @@ impl Service {
         reserved.replace(2 * model::bytes(&outputs))?;
         Ok(response(name, id, outputs))
     }
-}
-
-/// A request, read.
-pub(super) struct Inference {
-    pub(super) name: String,
-    pub(super) route: Route,
-    pub(super) metadata: Arc<Metadata>,
-    pub(super) request: InferRequest,
-    /// Among the requests in flight.
-    pub(super) _place: Taken,
-}
-
-pub(super) async fn inference(
-    front: &Frontend,
-    request: ModelInferRequest,
-    journal: Option<&Journal>,
-    reserved: &Reserved,
-) -> Result<Inference, RequestError> {
-    let name = request.model_name.clone();
-    let route = model::find(&front.router, &name, &request.model_version)?;
-    if let Some(journal) = journal {
-        journal.found(&name);
-    }
-    let metadata = route.described(journal)?;
-    let _place = reserved.client().admit()?;
-    let request = match contents::is_quick(&request) {
-        true => contents::request(request)?,
-        false => away("reading the tensors", move || in_turn(|| contents::request(request))).await?,
-    };
-    Ok(Inference { name, route, metadata, request, _place })
-}
-
-pub(super) fn response(model: String, id: String, outputs: Vec<Answered>) -> ModelInferResponse {
-    let mut response = ModelInferResponse {
-        model_name: model,
-        model_version: model::VERSION.to_owned(),
-        id,
-        ..Default::default()
-    };
-    for output in outputs {
-        response.outputs.push(InferOutputTensor {
-            name: output.name,
-            datatype: output.datatype.name().to_owned(),
-            shape: output.shape,
-            ..Default::default()
-        });
-        response.raw_output_contents.push(output.data);
-    }
-    response
 }
 
 type Answer<T> = Result<Response<T>, Status>;

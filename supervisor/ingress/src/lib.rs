@@ -28,6 +28,7 @@ mod envelope;
 mod grpc;
 mod health;
 mod http;
+mod inference;
 mod inward;
 mod json;
 mod kept;
