@@ -24,7 +24,10 @@ fn ask(stage: &Stage) -> JoinHandle<Result<Answers, Failure>> {
     )
 }
 
-fn next(mut answers: Answers) -> JoinHandle<(Option<Result<Vec<Output>, Failure>>, Answers)> {
+/// An answer, and where further ones come from.
+type Next = (Option<Result<Vec<Output>, Failure>>, Answers);
+
+fn next(mut answers: Answers) -> JoinHandle<Next> {
     tokio::spawn(async move { (answers.next().await, answers) })
 }
 
