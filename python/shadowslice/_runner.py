@@ -38,6 +38,9 @@ class Runner:
         self.outputs: dict[str, Tensor] = {}
         self.streams = 0
         self.open: dict[int, Iterator[Any]] = {}
+        self.proving = True
+        self.proved: dict[str, tuple[dict[str, np.ndarray], list[int] | None]] = {}
+        """A batch of each size, of those that have been proved."""
 
     def load(
         self, name: str, path: Path, cache: Path | None, on_gpu: bool
@@ -98,6 +101,29 @@ class Runner:
         """Why batches cannot be run on a CUDA stream that is given, if they cannot."""
         return None if torch() else "of Python models only those that use PyTorch take a stream"
 
+    def warmed_up(self) -> None:
+        """From now on it serves."""
+        self.proving = False
+
+    def unfit(self, cuda: int) -> str | None:
+        """Why the model cannot be run on this CUDA stream, if so: a kernel may not fit on its SMs."""
+        try:
+            with on(cuda):
+                for batch, rows in self.proved.values():
+                    self._try(batch, rows)
+        except BaseException as error:
+            return told(error)
+        return None
+
+    def _try(self, batch: dict[str, np.ndarray], rows: list[int] | None) -> None:
+        if not self.streams:
+            self._outputs(self.answer(batch), rows)
+            return
+        generator = self.answer({name: array.copy() for name, array in batch.items()})
+        for _, answered in zip(range(2), generator):
+            self._outputs(answered, None)
+        generator.close()
+
     def left(self) -> None:
         """A stream is not used for a while: PyTorch keeps memory for each."""
         if found := torch():
@@ -119,6 +145,11 @@ class Runner:
                 name: _tensors.read(tensor.datatype, shape, memoryview(view))
                 for (name, tensor), shape, view in zip(self.inputs.items(), shapes, data)
             }
+            if self.proving:
+                self.proved[str(shapes)] = (
+                    {name: array.copy() for name, array in batch.items()},
+                    rows,
+                )
             if self.streams:
                 # The memory of a request is another's once its stream has begun.
                 kept = {name: array.copy() for name, array in batch.items()}

@@ -69,6 +69,15 @@ impl Host for PythonHost {
 
     fn warmed_up(&mut self) {
         self.lasting = true;
+        // Else it keeps more than it needs.
+        Python::attach(|py| self.runner.bind(py).call_method0("warmed_up").map(drop)).ok();
+    }
+
+    fn try_on(&mut self, cuda: usize) -> Result<(), String> {
+        let why = Python::attach(|py| {
+            self.runner.bind(py).call_method1("unfit", (cuda,))?.extract::<Option<String>>()
+        });
+        why.map_err(|error| error.to_string())?.map_or(Ok(()), Err)
     }
 
     fn movable(&self) -> Result<(), String> {

@@ -2,7 +2,8 @@
 //!
 //! How a batch fares depends on the number of SMs, and not on which they are: a kernel may not fit
 //! on them, or may count on the SMs that there were when it was recorded. So every number of groups
-//! is proven before the worker serves, on the first groups; any partition may be used afterwards.
+//! is proven before the worker serves, on the first groups; any partition may be used afterwards. A
+//! hosted model is tried on each, too, before it is used.
 
 use std::fs::File;
 
@@ -56,14 +57,18 @@ fn begin(engine: &mut Engine, groups: Groups) -> Groups {
         return groups;
     }
     let mut parts = (1..=groups.count()).rev().map(|count| groups.iter().take(count).collect());
-    let can_have = |part: &Groups| match engine.prepare(*part).map(|prepared| prepared.result) {
+    let mut can_have = |part: &Groups| match engine.prepare(*part).map(|prepared| prepared.result) {
+        Some(Ok(())) if engine.try_on(*part).is_err() => {
+            engine.forget(*part);
+            false
+        }
         Some(Err(_)) => {
             engine.forget(*part);
             false
         }
         Some(Ok(())) | None => true,
     };
-    parts.find(can_have).unwrap_or(Groups::WHOLE)
+    parts.find(&mut can_have).unwrap_or(Groups::WHOLE)
 }
 
 fn try_on(

@@ -59,6 +59,9 @@ pub trait Host: Debug + Send {
     /// Whether a batch can be run on a stream that it is given; else why not.
     fn movable(&self) -> Result<(), String>;
 
+    /// Whether the model runs on this CUDA stream, by what it was proved with; else why not.
+    fn try_on(&mut self, cuda: usize) -> Result<(), String>;
+
     /// Returns when the answer is in the slot. On the GPU the model computes on this CUDA stream, by
     /// its handle, or on any if there is none. If there is more, the batch's id is that of a stream
     /// of answers from then on.

@@ -26,6 +26,8 @@ struct Partitions {
     groups: SmGroups,
     /// Never given up, as the driver would keep their memory all the same.
     streams: BTreeMap<Groups, PartitionStream>,
+    /// Whether the model runs there, or why not.
+    tried: BTreeMap<Groups, Result<(), String>>,
 }
 
 impl Hosted {
@@ -37,7 +39,7 @@ impl Hosted {
     ) -> Result<(Self, Signature), BootRefusal> {
         let signature = host.load(setting)?;
         let divide = |gpu: &Arc<CudaGpu>| match SmGroups::of(gpu) {
-            Ok(groups) => Ok(Partitions { groups, streams: BTreeMap::new() }),
+            Ok(groups) => Ok(Partitions { groups, streams: BTreeMap::new(), tried: BTreeMap::new() }),
             Err(undivided) => Err(BootRefusal::NoPartitions(chain(&undivided))),
         };
         let partitions = gpu.filter(|_| partitioned).map(divide).transpose()?;
@@ -61,6 +63,15 @@ impl Hosted {
     pub(super) fn prepare(&mut self, groups: Groups) -> Prepared {
         let made = self.partitions.as_mut().map_or(Ok(()), |partitions| partitions.make(groups));
         Prepared { groups, result: made }
+    }
+
+    /// Whether the model runs on groups that are ready: a kernel whose blocks come in clusters may fit
+    /// on some groups and not on as many others.
+    pub(super) fn try_on(&mut self, groups: Groups) -> Result<(), String> {
+        let Some(partitions) = self.partitions.as_mut() else { return Ok(()) };
+        let Some(stream) = partitions.streams.get(&groups) else { return Ok(()) };
+        let tried = partitions.tried.entry(groups);
+        tried.or_insert_with(|| self.host.try_on(stream.handle())).clone()
     }
 
     pub(super) fn forget(&mut self) {

@@ -212,6 +212,15 @@ impl Engine {
         }
     }
 
+    /// Whether the model runs on groups that are ready; else why not. Where all groups are alike to an
+    /// engine, the proof has shown it.
+    pub fn try_on(&mut self, groups: Groups) -> Result<(), String> {
+        match self {
+            Self::Emulated | Self::OnnxRuntime(_) | Self::OnGpu(_) => Ok(()),
+            Self::Hosted(hosted) => hosted.try_on(groups),
+        }
+    }
+
     pub fn forget(&mut self, groups: Groups) {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) => {}

@@ -81,7 +81,10 @@ impl Warm {
                     continue;
                 }
                 Ok(Command::Prepare(groups)) => match self.engine.prepare(groups) {
-                    Some(prepared) => FromWorker::Prepared(prepared),
+                    Some(Prepared { groups, result }) => {
+                        let result = result.and_then(|()| self.engine.try_on(groups));
+                        FromWorker::Prepared(Prepared { groups, result })
+                    }
                     None => continue,
                 },
                 Ok(Command::Forget(groups)) => {
