@@ -143,11 +143,7 @@ async fn calls_that_are_not_served_are_refused_in_words() {
     let server = Server::start(9).await;
     let mut client = Client::connect(&server).await;
     for (method, code, said) in [
-        (
-            "ModelStreamInfer",
-            Code::Unimplemented,
-            "not support /inference.GRPCInferenceService/ModelStreamInfer",
-        ),
+        ("NoSuchCall", Code::Unimplemented, "not support /inference.GRPCInferenceService/NoSuchCall"),
         ("TraceSetting", Code::Unavailable, "not support tracing"),
         ("LogSettings", Code::Unavailable, "not support dynamic logging"),
         ("CudaSharedMemoryRegister", Code::InvalidArgument, "CUDA shared memory is not supported"),
