@@ -249,8 +249,16 @@ fn busy(index: usize, latency: &LatencyHistogram) -> ModelMetrics {
     *stall = total;
     let by_rows = BTreeMap::from([(8, Steps { infer: total, ..Steps::default() })]);
     let latency = latency.clone();
-    model.totals =
-        Totals { coming: total, latency, queue_wait: total, batch_execution: total, by_rows, ..model.totals };
+    model.totals = Totals {
+        coming: total,
+        latency,
+        queue_wait: total,
+        batch_execution: total,
+        by_rows,
+        stream_steps: total,
+        streams_failed: count,
+        ..model.totals
+    };
     model
 }
 
