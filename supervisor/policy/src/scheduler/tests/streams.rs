@@ -45,19 +45,25 @@ fn streams_begin_up_to_their_number_and_then_go_on_in_turns_where_they_began() {
 fn streams_go_on_beside_requests_that_end_with_their_first_answer() {
     let mut model = serving();
     model.found(0, 1, Some(8));
+    // So fast that nothing is held back.
+    model.detach(WORKER);
+    let slice = Slice { times: Vec::new(), ..slice(Groups::WHOLE, 100) };
+    model.attach(Lane::new(WORKER, &slice, Predictor::new(None, Sms(100)), SLOTS));
+    model.route(Some(WORKER));
     model.opened(WORKER);
-    (1..=40).for_each(|number| model.accept(request(number, 0), at(0)).unwrap());
+    (1..=90).for_each(|number| model.accept(request(number, 0), at(0)).unwrap());
     let mut sent = Vec::new();
     let mut waits = false;
     for now in 0..40 {
-        sent.extend(go(&mut model, at(now)).0);
-        // Its client is slower than the next request, and has one step at a time.
-        waits = waits && sent.last().is_none_or(|(_, batch)| batch[0] < STEPS);
+        let gone = go(&mut model, at(now)).0;
+        waits = waits && gone.iter().all(|(_, batch)| batch[0] < STEPS);
+        sent.extend(gone);
+        // Its client has one step at a time, and is slower than the next request.
         if !waits {
-            model.step(WORKER, Asked::step(now as u32)).unwrap();
+            model.step(WORKER, Asked::step(now as u32 + 1)).unwrap();
             waits = true;
         }
-        answer(&mut model, WORKER, ms(1), at(now + 1));
+        answer(&mut model, WORKER, ms(0), at(now));
     }
     let steps = sent.iter().filter(|(_, batch)| batch[0] >= STEPS).count();
     assert!(steps >= sent.len() / 3, "{steps} of {}", sent.len());
