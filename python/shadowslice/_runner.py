@@ -40,7 +40,7 @@ class Runner:
         self.open: dict[int, Iterator[Any]] = {}
         self.proving = True
         self.proved: dict[str, tuple[dict[str, np.ndarray], list[int] | None]] = {}
-        """A batch of each size, of those that have been proved."""
+        """A batch of each size, of those that were proved on partitions."""
 
     def load(
         self, name: str, path: Path, cache: Path | None, on_gpu: bool
@@ -145,7 +145,7 @@ class Runner:
                 name: _tensors.read(tensor.datatype, shape, memoryview(view))
                 for (name, tensor), shape, view in zip(self.inputs.items(), shapes, data)
             }
-            if self.proving:
+            if self.proving and cuda is not None:
                 self.proved[str(shapes)] = (
                     {name: array.copy() for name, array in batch.items()},
                     rows,

@@ -311,8 +311,8 @@ class Streams(unittest.TestCase):
         call = stub.ModelStreamInfer(iter([request("counter", counting(1000, 0, 1 << 20))]))
         next(call)
         before = SERVER.steps("counter")
-        self.stream.until_the_end("counter", counting(300))
-        self.assertLess(SERVER.steps("counter") - before, 300 + 400, "the generator ran ahead of its client")
+        self.stream.until_the_end("counter", counting(1000))
+        self.assertLess(SERVER.steps("counter") - before, 1000 + 400, "the generator ran ahead of its client")
         call.cancel()
 
     def test_a_stream_survives_a_change_of_share(self):

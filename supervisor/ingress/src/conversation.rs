@@ -158,9 +158,9 @@ impl Stream for Conversation {
         }
         match self.requests.take() {
             None => Poll::Ready(self.fault.take().map(Err)),
-            Some(_) if self.stopping => {
-                Poll::Ready(Some(Err(Status::unavailable("the server is stopping; call again"))))
-            }
+            Some(_) if self.stopping => Poll::Ready(Some(Err(Status::unavailable(
+                "the server stops, or needs the connection; call again",
+            )))),
             waiting => {
                 self.requests = waiting;
                 Poll::Pending

@@ -57,7 +57,7 @@ fn begin(engine: &mut Engine, groups: Groups) -> Groups {
         return groups;
     }
     let mut parts = (1..=groups.count()).rev().map(|count| groups.iter().take(count).collect());
-    let mut can_have = |part: &Groups| match engine.prepare(*part).map(|prepared| prepared.result) {
+    let can_have = |part: &Groups| match engine.prepare(*part).map(|prepared| prepared.result) {
         Some(Ok(())) if engine.try_on(*part).is_err() => {
             engine.forget(*part);
             false
@@ -68,7 +68,7 @@ fn begin(engine: &mut Engine, groups: Groups) -> Groups {
         }
         Some(Ok(())) | None => true,
     };
-    parts.find(&mut can_have).unwrap_or(Groups::WHOLE)
+    parts.find(can_have).unwrap_or(Groups::WHOLE)
 }
 
 fn try_on(
