@@ -145,6 +145,24 @@ impl<B> OneMessage<B> {
     }
 }
 
+/// The next frame of a gRPC body, which must come before `given_up` if that is there.
+pub(super) fn poll_in_time<B>(
+    body: &mut B,
+    given_up: Option<&mut Pin<Box<Sleep>>>,
+    cx: &mut Context<'_>,
+) -> Poll<Option<Result<Frame<Bytes>, Status>>>
+where
+    B: Body<Data = Bytes> + Unpin,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    if let Poll::Ready(frame) = Pin::new(body).poll_frame(cx) {
+        return Poll::Ready(frame.map(|frame| frame.map_err(|why| Status::from_error(why.into()))));
+    }
+    let Some(given_up) = given_up else { return Poll::Pending };
+    ready!(given_up.as_mut().poll(cx));
+    Poll::Ready(Some(Err(Status::deadline_exceeded("the request did not go on"))))
+}
+
 /// The length of a message by its first bytes.
 pub(super) fn length(head: &[u8]) -> Option<usize> {
     let length = <[u8; 4]>::try_from(head.get(1..ENVELOPE)?).ok()?;
@@ -161,12 +179,9 @@ where
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let this = self.get_mut();
-        let Poll::Ready(frame) = Pin::new(&mut this.body).poll_frame(cx) else {
-            ready!(this.given_up.as_mut().poll(cx));
-            return Poll::Ready(Some(Err(Status::deadline_exceeded("the request did not go on"))));
-        };
+        let frame = ready!(poll_in_time(&mut this.body, Some(&mut this.given_up), cx));
         let frame = frame.map(|frame| {
-            let frame = frame.map_err(|why| Status::from_error(why.into()))?;
+            let frame = frame?;
             frame.data_ref().map_or(Ok(()), |data| this.came(data))?;
             Ok(frame)
         });

@@ -8,7 +8,7 @@ use hyper::body::{Body, Frame, SizeHint};
 use tokio::time::{Sleep, sleep_until};
 use tonic::Status;
 
-use super::body::{ENVELOPE, length, slowest};
+use super::body::{ENVELOPE, length, poll_in_time, slowest};
 use super::pace::Patience;
 use super::reserved::RESERVED;
 
@@ -87,18 +87,11 @@ where
         {
             return Poll::Ready(Some(Err(spent.into())));
         }
-        let Poll::Ready(frame) = Pin::new(&mut this.body).poll_frame(cx) else {
-            let Some((_, given_up)) = &mut this.patience else { return Poll::Pending };
-            ready!(given_up.as_mut().poll(cx));
-            return Poll::Ready(Some(Err(Status::deadline_exceeded("the request did not go on"))));
-        };
-        let frame = frame.map(|frame| {
-            let frame = frame.map_err(|why| Status::from_error(why.into()))?;
-            if let Some(data) = frame.data_ref() {
-                this.came(data);
-            }
-            Ok(frame)
-        });
+        let given_up = this.patience.as_mut().map(|(_, given_up)| given_up);
+        let frame = ready!(poll_in_time(&mut this.body, given_up, cx));
+        if let Some(data) = frame.as_ref().and_then(|frame| frame.as_ref().ok()?.data_ref()) {
+            this.came(data);
+        }
         Poll::Ready(frame)
     }
 
