@@ -66,7 +66,9 @@ class Model(Protocol):
       are run before requests come, in place of values that are made up;
     * ``reference(batch)``, which answers as ``infer`` should: the proof compares the two.
 
-    With ``deterministic = False`` answers to the same input may differ, and are not compared.
+    With ``deterministic = False`` answers to the same input may differ, and are not compared. With
+    ``cuda_graph = True`` a batch is tensors of PyTorch on the model's device, and on a GPU what
+    ``infer`` does is recorded and repeated.
     """
 
     inputs: Mapping[str, Tensor]

@@ -1,4 +1,4 @@
-"""What a model's class may have besides: `warmup`, `reference`, `deterministic`."""
+"""What a model's class may have besides: `warmup`, `reference`, `deterministic`, `cuda_graph`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CALLS: dict[str, tuple[str, tuple[Any, ...]]] = {
 """How each method is written, and what it is called with."""
 
 
-def check(found: type, file: Path) -> None:
+def check(found: type, file: Path, tensors: Mapping[str, Tensor]) -> None:
     """Raises `Faulty` for what the class has otherwise than it should."""
     for name, (written, arguments) in CALLS.items():
         method = getattr(found, name, None)
@@ -32,12 +32,23 @@ def check(found: type, file: Path) -> None:
             raise Faulty(
                 f"{file}:{line(method, found)}: `{name}` must be a method `{written}`: {error}"
             ) from error
-    deterministic = getattr(found, "deterministic", True)
-    if not isinstance(deterministic, bool):
-        raise Faulty(
-            f"{file}:{line(found, found)}: `deterministic` of class {found.__name__} is "
-            f"{deterministic!r}, and must be True or False"
-        )
+    where = f"{file}:{line(found, found)}"
+    for name in ("deterministic", "cuda_graph"):
+        value = getattr(found, name, False)
+        if not isinstance(value, bool):
+            raise Faulty(
+                f"{where}: `{name}` of class {found.__name__} is {value!r}, and must be True or False"
+            )
+    if getattr(found, "cuda_graph", False):
+        if hasattr(found, "generate"):
+            raise Faulty(
+                f"{where}: a stream cannot be recorded; leave out `cuda_graph` of class {found.__name__}"
+            )
+        texts = [name for name, tensor in tensors.items() if tensor.datatype == "BYTES"]
+        if texts:
+            raise Faulty(
+                f"{where}: {texts[0]!r} is BYTES, which no GPU computes; leave out `cuda_graph`"
+            )
 
 
 def line(method: Any, found: type) -> int:

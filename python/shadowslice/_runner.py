@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from . import Context, InvalidInput, Tensor, _found, _options, _tensors
+from . import Context, InvalidInput, Tensor, _found, _graphs, _options, _tensors
 from ._faults import Faulty, log_traceback, told
 
 Spec: TypeAlias = tuple[str, str, list[int]]
@@ -37,6 +37,9 @@ class Runner:
         self.inputs: dict[str, Tensor] = {}
         self.outputs: dict[str, Tensor] = {}
         self.streams = 0
+        self.device = "cpu"
+        self.recorder: _graphs.Recorder | None = None
+        """Of a model with ``cuda_graph``, which takes PyTorch's tensors."""
         self.open: dict[int, Iterator[Any]] = {}
         self.proving = True
         self.proved: dict[str, tuple[dict[str, np.ndarray], list[int] | None]] = {}
@@ -70,11 +73,17 @@ class Runner:
         self.inputs = _found.tensors(found, "inputs", file)
         self.outputs = _found.tensors(found, "outputs", file)
         self.streams = _found.streams(found, file)
-        _options.check(found, file)
+        _options.check(found, file, {**self.inputs, **self.outputs})
+        if getattr(found, "cuda_graph", False):
+            self.recorder = _graphs.Recorder()
+        self.device = context.device
         self.file, self.model = file, found()
         self.answer = self.model.generate if self.streams else self.model.infer
         if hasattr(self.model, "load"):
             self.model.load(context)
+        if self.recorder and "torch" not in sys.modules:
+            where = f"{file}:{_options.line(found, found)}"
+            raise Faulty(f"{where}: class {found.__name__} has `cuda_graph`, and uses no PyTorch")
 
     def basis(self) -> tuple[tuple[bool, list[_options.Given] | None] | None, str]:
         """Whether the same input always has the same answer, and the inputs of `warmup`, if there
@@ -101,6 +110,18 @@ class Runner:
         """Why batches cannot be run on a CUDA stream that is given, if they cannot."""
         return None if torch() else "of Python models only those that use PyTorch take a stream"
 
+    def record(self, shapes: list[list[int]]) -> tuple[_graphs.Recording | None, str | None]:
+        """What the worker starts in the place of `run` for inputs of these shapes, or why there is no such
+        thing; neither if the class does not ask for it."""
+        if self.recorder is None:
+            return None, None
+        try:
+            tensors = (self.inputs, self.outputs)
+            return self.recorder.record(self.answer, tensors, shapes, self.batched()), None
+        except BaseException as error:
+            log_traceback()
+            return None, f"`cuda_graph` is True, but a batch cannot be recorded: {told(error)}"
+
     def warmed_up(self) -> None:
         """From now on it serves."""
         self.proving = False
@@ -117,7 +138,7 @@ class Runner:
 
     def _try(self, batch: dict[str, np.ndarray], rows: list[int] | None) -> None:
         if not self.streams:
-            self._outputs(self.answer(batch), rows)
+            self._answered(batch, rows)
             return
         generator = self.answer({name: array.copy() for name, array in batch.items()})
         for _, answered in zip(range(2), generator):
@@ -156,7 +177,7 @@ class Runner:
                 self.open[stream] = iter(self.answer(kept))
                 return self.step(stream, cuda)
             with on(cuda):
-                return (*self._outputs(self.answer(batch), rows), False), False, ""
+                return (*self._answered(batch, rows), False), False, ""
         except BaseException as error:
             return failed(error)
 
@@ -181,6 +202,13 @@ class Runner:
                 generator.close()
         except BaseException:
             log_traceback()
+
+    def _answered(
+        self, batch: dict[str, Any], rows: list[int] | None
+    ) -> tuple[list[Answered], list[np.ndarray]]:
+        if self.recorder:
+            batch = {name: _graphs.tensor(array, self.device) for name, array in batch.items()}
+        return self._outputs(self.answer(batch), rows)
 
     def _outputs(
         self, answered: Any, rows: list[int] | None

@@ -21,9 +21,8 @@ def fault(path: Path) -> str | None:
     try:
         file = _found.source(path)
         found = _found.model_class(_found.imported(file), file)
-        for which in ("inputs", "outputs"):
-            _found.tensors(found, which, file)
-        _options.check(found, file)
+        tensors = [_found.tensors(found, which, file) for which in ("inputs", "outputs")]
+        _options.check(found, file, {**tensors[0], **tensors[1]})
         _found.streams(found, file)
     except _faults.Faulty as fault:
         return str(fault)

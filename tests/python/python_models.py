@@ -197,6 +197,9 @@ FAULTY = {
     "random": (doubled("", "np.random.rand(*batch['x'].shape).astype('float32')"),
                "if answers to the same input may differ, write `deterministic = False` in the class"),
     "made_up": (doubled("", "1 // 0"), "needs a method `warmup`"),
+    "silent": ("from shadowslice import Tensor\nclass A:\n    inputs = outputs = {'x': Tensor('INT32', [1])}\n"
+               "    def generate(self, request):\n        for _ in range(request['x'][0] - 1): yield request\n",
+               "its stream ends without an answer, which proves nothing; a model that cannot take made-up values needs"),
     "no_warmup": (doubled("def warmup(self, batch): pass"), "{}:7: `warmup` must be a method `warmup(self)`"),
     "warmup_type": (doubled("def warmup(self): pass"), "{}:7: `warmup` of class A returned NoneType, and must"),
     "warmup_name": (doubled("def warmup(self): return {'y': 1}"), "{}:7: `warmup` of class A returned 'y', and there"),
@@ -218,13 +221,22 @@ FAULTY = {
                  "    def infer(self, batch: In) -> In: return batch\n", "{}:5: field 'x' of In has no Tensor"),
     "no_annotation": ("class A:\n    def infer(self, batch: 'Missing'): return batch\n",
                       "{}:2: the annotations of `infer` cannot be read: NameError: name 'Missing' is not defined"),
+    "graph": (doubled("cuda_graph = 1"), "{}:3: `cuda_graph` of class A is 1, and must be True or False"),
+    "graph_of_arrays": (doubled("cuda_graph = True"), "{}:3: class A has `cuda_graph`, and uses no PyTorch"),
+    "graph_of_texts": ("import numpy as np\nfrom shadowslice import Tensor\nclass A:\n    cuda_graph = True\n"
+                       "    inputs = outputs = {'x': Tensor('BYTES', [1])}\n    def infer(self, batch): return batch\n",
+                       "{}:3: 'x' is BYTES, which no GPU computes; leave out `cuda_graph`"),
+    "graph_of_streams": ("import numpy as np\nfrom shadowslice import Tensor\nclass A:\n    cuda_graph = True\n"
+                         "    inputs = outputs = {'x': Tensor('FP32', [1])}\n    def generate(self, request): yield request\n",
+                         "{}:3: a stream cannot be recorded; leave out `cuda_graph` of class A"),
     "deterministic": (doubled("deterministic = 'no'"), "{}:3: `deterministic` of class A is 'no', and must be True or False"),
 }
 
 SMALL = {"foreign": FOREIGN, "picky": PICKY, "random_numbers": RANDOM, "whole": WHOLE}
 
 # Those whose class alone tells.
-SEEN = ["no_warmup", "no_reference", "deterministic", "bf16", "no_field", "no_annotation"]
+SEEN = ["no_warmup", "no_reference", "deterministic", "graph", "graph_of_texts", "graph_of_streams", "bf16", "no_field",
+        "no_annotation"]
 
 SERVER = CHECKS = None
 

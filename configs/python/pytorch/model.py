@@ -1,6 +1,5 @@
 """A network of PyTorch, on a GPU if the model has one, else on the CPU."""
 
-import numpy as np
 import torch
 from net import Net
 
@@ -12,16 +11,16 @@ class Patterns:
 
     inputs = {"images": Tensor("FP32", [-1, 3, 32, 32])}
     outputs = {"probability": Tensor("FP32", [-1, 3])}
+    cuda_graph = True  # batches are tensors of PyTorch, and on a GPU they are recorded
 
     def load(self, context: Context) -> None:
         """`python train.py` writes the weights."""
         weights = torch.load(context.folder / "weights.pt", weights_only=True)
-        self.device, self.net = context.device, Net().eval()
+        self.net = Net().eval()
         self.net.load_state_dict(weights)
-        self.net.to(self.device)
+        self.net.to(context.device)
 
     @torch.inference_mode()
-    def infer(self, batch: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
-        """Answers a batch. The answer may lie on the GPU."""
-        images = torch.from_numpy(batch["images"]).to(self.device)
-        return {"probability": self.net(images).softmax(1)}
+    def infer(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Answers a batch."""
+        return {"probability": self.net(batch["images"]).softmax(1)}

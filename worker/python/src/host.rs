@@ -10,7 +10,9 @@ use shadowslice_shared::batch::{Output, RunFailure};
 use shadowslice_shared::boot::BootRefusal;
 use shadowslice_shared::tensor::TensorSpec;
 use shadowslice_worker::answer::AnswerSlot;
-use shadowslice_worker::engine::{Basis, GivenInput, Host, Ran, Setting, Signature};
+use shadowslice_worker::engine::{
+    Basis, GivenInput, Host, HostRecording, Ran, RecordedOutput, Setting, Signature,
+};
 use shadowslice_worker::inputs::Inputs;
 
 /// `PyBUF_READ`, which the stable interface of older interpreters does not name.
@@ -40,6 +42,10 @@ type Answered = (Vec<i64>, Vec<(usize, usize)>);
 /// What `Runner.run` and `Runner.step` return: the outputs, what keeps them, and whether there is more;
 /// or whether the input is at fault, and why.
 type Told = (Option<(Vec<Answered>, Py<PyAny>, bool)>, bool, String);
+
+/// What `Runner.record` returns: the graph, the inputs' addresses, and each output's row as shape, address
+/// and bytes, if the model is to be recorded; or why it cannot be.
+type Taken = (Option<(usize, Vec<usize>, Vec<(Vec<i64>, usize, usize)>)>, Option<String>);
 
 impl PythonHost {
     pub(crate) fn new(runner: Py<PyAny>) -> Self {
@@ -110,6 +116,20 @@ impl Host for PythonHost {
             self.runner.bind(py).call_method1("run", (tensors, shapes, rows, cuda, stream))?.extract()
         });
         ran(told, slot)
+    }
+
+    fn record(&mut self, shapes: &[Vec<i64>]) -> Result<Option<HostRecording>, RunFailure> {
+        let taken = Python::attach(|py| -> PyResult<Taken> {
+            self.runner.bind(py).call_method1("record", (shapes.to_vec(),))?.extract()
+        });
+        let (recorded, why) = taken.map_err(|error| RunFailure::Engine(error.to_string()))?;
+        if let Some(why) = why {
+            return Err(RunFailure::Engine(why));
+        }
+        Ok(recorded.map(|(graph, inputs, outputs)| {
+            let output = |(shape, address, row)| RecordedOutput { shape, address, row };
+            HostRecording { graph, inputs, outputs: outputs.into_iter().map(output).collect() }
+        }))
     }
 
     fn step(

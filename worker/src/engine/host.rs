@@ -46,6 +46,26 @@ impl Default for Basis {
     }
 }
 
+/// What a host has recorded for batches of some shape. Its parts live as long as the host.
+#[derive(Debug)]
+pub struct HostRecording {
+    /// A `CUgraph`, by its handle.
+    pub graph: usize,
+    /// Where the recording reads each input, on the GPU.
+    pub inputs: Vec<usize>,
+    pub outputs: Vec<RecordedOutput>,
+}
+
+/// An output of a recording, in one piece on the GPU.
+#[derive(Debug)]
+pub struct RecordedOutput {
+    /// Without the batch axis.
+    pub shape: Vec<i64>,
+    pub address: usize,
+    /// Bytes of a row; of all, if the model has no batch axis.
+    pub row: usize,
+}
+
 /// Called by the one thread that serves.
 pub trait Host: Debug + Send {
     fn load(&mut self, setting: Setting<'_>) -> Result<Signature, BootRefusal>;
@@ -71,6 +91,10 @@ pub trait Host: Debug + Send {
         slot: &mut AnswerSlot<'_>,
         cuda: Option<usize>,
     ) -> Result<Ran, RunFailure>;
+
+    /// Records what `run` does on the GPU with inputs of these shapes, which it has run before. `None`
+    /// if the model is not to be recorded.
+    fn record(&mut self, shapes: &[Vec<i64>]) -> Result<Option<HostRecording>, RunFailure>;
 
     /// The next answer of a stream, as [`Self::run`]. After the last one, and after a failure, there
     /// is no such stream any more.

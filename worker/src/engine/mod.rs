@@ -4,6 +4,7 @@ mod echo;
 mod host;
 mod hosted;
 mod onnxruntime;
+mod recorded;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -15,9 +16,9 @@ use shadowslice_shared::groups::Groups;
 use shadowslice_shared::tensor::TensorSpec;
 
 use crate::answer::AnswerSlot;
-use crate::device::cuda::CudaGpu;
+use crate::device::cuda::{CudaFault, CudaGpu};
 use crate::inputs::Inputs;
-pub use host::{Basis, GivenInput, Host, Setting};
+pub use host::{Basis, GivenInput, Host, HostRecording, RecordedOutput, Setting};
 pub use hosted::Hosted;
 use onnxruntime::Kept;
 use onnxruntime::{Library, OnnxRuntime};
@@ -154,7 +155,8 @@ impl Engine {
     /// Only where recording makes executions cheaper; every size has run before.
     pub fn record(&mut self, size: u32) -> Result<(), RunFailure> {
         match self {
-            Self::Emulated | Self::OnnxRuntime(_) | Self::Hosted(_) => Ok(()),
+            Self::Emulated | Self::OnnxRuntime(_) => Ok(()),
+            Self::Hosted(hosted) => hosted.record(size),
             Self::OnGpu(engine) => engine.record(size),
         }
     }
@@ -224,7 +226,7 @@ impl Engine {
     pub fn forget(&mut self, groups: Groups) {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) => {}
-            Self::Hosted(hosted) => hosted.forget(),
+            Self::Hosted(hosted) => hosted.forget(groups),
             // While the worker does not serve yet, no batch is on its way.
             Self::OnGpu(engine) => engine.forget(groups, false),
         }
@@ -263,4 +265,10 @@ impl Engine {
 
 pub(crate) fn no_stream() -> RunFailure {
     RunFailure::BadBatch("this model has no streams".to_owned())
+}
+
+/// A call that the GPU failed fails the batch; synchronising shows whether the GPU can go on at
+/// all.
+fn broken(fault: &CudaFault) -> RunFailure {
+    RunFailure::Engine(chain(fault))
 }

@@ -99,6 +99,10 @@ fn reference_of(trial: &mut Trial<'_>, basis: &Basis, fill: Fill) -> Result<Refe
     let sizes = trial.warm_up.sizes.iter().map(|&size| {
         let run = Run { size, fill, draw: Draw::Proof, slot: 0, groups: Groups::WHOLE };
         let (answers, _) = trial.run(run)?;
+        if answers.is_empty() {
+            let why = "its stream ends without an answer, which proves nothing".to_owned();
+            return Err(BootRefusal::WarmUp { size, why });
+        }
         Ok(SizeAnswers { size, answers })
     });
     Ok(Reference { basis: basis.clone(), fill, sizes: sizes.collect::<Result<_, BootRefusal>>()? })

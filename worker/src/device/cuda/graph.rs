@@ -78,6 +78,19 @@ impl CudaGpu {
         Ok(recording.filter(|_| worked.is_ok()))
     }
 
+    /// A recording that a library of this process has made.
+    ///
+    /// # Safety
+    ///
+    /// The handle is that of a `CUgraph` which is alive, and which nothing changes meanwhile.
+    pub unsafe fn copy_recording(&self, handle: usize) -> Result<Recording, CudaFault> {
+        let (from, mut graph) = (std::ptr::with_exposed_provenance_mut(handle), null_mut());
+        // SAFETY: the caller vouches for the handle, and the driver fills in the other one.
+        let copied = unsafe { sys::cuGraphClone(&mut graph, from) }.result();
+        copied.map_err(fault("take over what was recorded"))?;
+        Ok(Recording { graph, context: Arc::clone(&self.context) })
+    }
+
     pub fn replay(&self, executable: &Executable) -> Result<(), CudaFault> {
         // SAFETY: both are alive, and of this process.
         let launched = unsafe { result::graph::launch(executable.executable, self.compute.cu_stream()) };

@@ -136,7 +136,7 @@ impl GreenContext {
 /// A stream whose work runs on the SMs of a partition.
 pub struct PartitionStream {
     stream: sys::CUstream,
-    _context: GreenContext,
+    context: Arc<GreenContext>,
 }
 
 // SAFETY: the driver lets any thread use a stream.
@@ -155,7 +155,7 @@ impl SmGroups {
         // Destroyed below, before its context.
         let raw = stream.raw();
         std::mem::forget(stream);
-        Ok(PartitionStream { stream: raw, _context: context })
+        Ok(PartitionStream { stream: raw, context: Arc::new(context) })
     }
 }
 
@@ -163,6 +163,10 @@ impl PartitionStream {
     /// As CUDA's runtime knows it.
     pub fn handle(&self) -> usize {
         self.stream.expose_provenance()
+    }
+
+    pub fn context(&self) -> &Arc<GreenContext> {
+        &self.context
     }
 }
 

@@ -13,10 +13,11 @@ use shadowslice_shared::batch::RunFailure;
 use shadowslice_shared::tensor::{TensorSpec, elements};
 
 use super::output::{Layout, layout};
-use super::{broken, element_type, failed};
+use super::{element_type, failed};
 use crate::device::cuda::buffer::DeviceBuffer;
 use crate::device::cuda::graph::{Executable, Recording};
 use crate::device::cuda::{CudaFault, CudaGpu};
+use crate::engine::broken;
 
 /// What batches have in common that use the same places.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -35,7 +35,6 @@ use shadowslice_shared::tensor::{Datatype, TensorSpec};
 use self::optimised::Optimised;
 use super::Signature;
 use crate::answer::AnswerSlot;
-use crate::device::cuda::CudaFault;
 use crate::inputs::Inputs;
 use gather::GatherBuffer;
 pub use libraries::try_libraries;
@@ -200,10 +199,4 @@ fn failed(fault: &ort::Error) -> RunFailure {
         ErrorCode::InvalidArgument => RunFailure::Input(why),
         _ => RunFailure::Engine(why),
     }
-}
-
-/// A call that the GPU failed fails the batch; synchronising shows whether the GPU can go on at
-/// all.
-fn broken(fault: &CudaFault) -> RunFailure {
-    RunFailure::Engine(chain(fault))
 }

@@ -21,11 +21,12 @@ use super::partitions::Partitions;
 use super::scratch;
 use super::sessions::Sessions;
 use super::weights::Weights;
-use super::{Library, OnnxRuntime, Signature, broken, failed, output};
+use super::{Library, OnnxRuntime, Signature, failed, output};
 use crate::answer::AnswerSlot;
 use crate::device::cuda::CudaGpu;
 use crate::device::cuda::graph::{Executable, Unmovable};
 use crate::device::cuda::partition::SmGroups;
+use crate::engine::broken;
 use crate::inputs::Inputs;
 use shadowslice_shared::errors::chain;
 

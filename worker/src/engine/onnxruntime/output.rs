@@ -8,9 +8,10 @@ use shadowslice_shared::batch::{Extent, Output, RunFailure};
 use shadowslice_shared::tensor::{TensorSpec, elements};
 
 use super::strings::Strings;
-use super::{broken, datatype, failed};
+use super::{datatype, failed};
 use crate::answer::AnswerSlot;
 use crate::device::cuda::CudaGpu;
+use crate::engine::broken;
 use crate::inputs::Inputs;
 
 pub(super) fn split(

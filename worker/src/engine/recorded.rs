@@ -1,0 +1,146 @@
+//! A batch that a host has recorded as a CUDA graph, and that is started without the host.
+#![allow(unsafe_code)] // copies between slabs and the recording's tensors
+
+use std::ptr::NonNull;
+
+use shadowslice_shared::batch::{Output, RunFailure};
+
+use super::host::{HostRecording, RecordedOutput};
+use super::{Ran, broken};
+use crate::answer::AnswerSlot;
+use crate::device::cuda::graph::{Executable, Recording, Unmovable, UploadStream};
+use crate::device::cuda::partition::PartitionStream;
+use crate::device::cuda::{CudaFault, CudaGpu};
+use crate::inputs::Inputs;
+
+/// The shapes of a batch's inputs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Form {
+    /// `None` for a model without a batch axis.
+    rows: Option<u32>,
+    shapes: Vec<Vec<i64>>,
+}
+
+impl Form {
+    pub(super) fn of(inputs: &Inputs<'_>) -> Self {
+        let shapes = (0..inputs.specs().len()).map(|input| inputs.row_shape(input).to_vec());
+        Self { rows: inputs.rows(), shapes: shapes.collect() }
+    }
+
+    pub(super) fn rows(&self) -> u32 {
+        self.rows.unwrap_or(1)
+    }
+
+    /// With the batch axis.
+    fn whole(&self) -> Vec<Vec<i64>> {
+        let rows = self.rows.map(i64::from);
+        self.shapes.iter().map(|row| rows.into_iter().chain(row.iter().copied()).collect()).collect()
+    }
+
+    fn holds(&self, inputs: &Inputs<'_>) -> bool {
+        self.rows >= inputs.rows()
+            && (0..inputs.specs().len()).all(|input| self.shapes[input] == inputs.row_shape(input))
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Recorded {
+    form: Form,
+    inputs: Vec<NonNull<u8>>,
+    outputs: Vec<RecordedOutput>,
+    recording: Recording,
+    whole: Executable,
+}
+
+impl Recorded {
+    /// `record` is asked with whole shapes.
+    pub(super) fn new(
+        gpu: &CudaGpu,
+        form: Form,
+        record: impl FnOnce(&[Vec<i64>]) -> Result<Option<HostRecording>, RunFailure>,
+    ) -> Result<Option<Self>, RunFailure> {
+        let Some(HostRecording { graph, inputs, outputs }) = record(&form.whole())? else {
+            return Ok(None);
+        };
+        // SAFETY: the host keeps what it has recorded, and changes none of it.
+        let recording = unsafe { gpu.copy_recording(graph) }.map_err(|fault| broken(&fault))?;
+        let whole = recording.ready().map_err(|fault| broken(&fault))?;
+        let inputs = inputs.into_iter().map(place).collect::<Result<_, _>>()?;
+        Ok(Some(Self { form, inputs, outputs, recording, whole }))
+    }
+
+    pub(super) fn movable(&self) -> Result<(), Unmovable> {
+        self.recording.movable()
+    }
+
+    pub(super) fn ready_on(
+        &mut self,
+        partition: &PartitionStream,
+        uploads: &UploadStream,
+    ) -> Result<Executable, CudaFault> {
+        self.recording.ready_on(partition.context(), uploads)
+    }
+
+    /// Returns when the answer is in the slot. `partition`: this recording, ready on the batch's SMs.
+    pub(super) fn run(
+        &self,
+        gpu: &CudaGpu,
+        partition: Option<&Executable>,
+        (inputs, slot): (&Inputs<'_>, &mut AnswerSlot<'_>),
+    ) -> Result<Ran, RunFailure> {
+        self.copy_in(gpu, inputs).map_err(|fault| broken(&fault))?;
+        gpu.start(inputs.slot()).map_err(|fault| broken(&fault))?;
+        gpu.replay(partition.unwrap_or(&self.whole)).map_err(|fault| broken(&fault))?;
+        let outputs = self.outputs.iter().map(|output| fetch(output, gpu, inputs, slot));
+        let outputs = outputs.collect::<Result<_, _>>()?;
+        gpu.synchronize().map_err(|fault| broken(&fault))?;
+        Ok(Ran::whole(outputs))
+    }
+
+    fn copy_in(&self, gpu: &CudaGpu, inputs: &Inputs<'_>) -> Result<(), CudaFault> {
+        for (input, &place) in self.inputs.iter().enumerate() {
+            let mut done = 0;
+            for request in 0..inputs.requests() {
+                let part = inputs.part(request, input);
+                // SAFETY: there is room for as many rows of this shape, or more. A batch runs when the
+                // one before is through, and its parts stay in the slab until it is answered.
+                unsafe { gpu.copy_in(part, place.add(done)) }?;
+                done += part.len();
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The smallest that holds the batch, by its place in the list.
+pub(super) fn fitting(recorded: &[Recorded], inputs: &Inputs<'_>) -> Option<usize> {
+    let fits = recorded.iter().enumerate().filter(|(_, recorded)| recorded.form.holds(inputs));
+    fits.min_by_key(|(_, recorded)| recorded.form.rows).map(|(index, _)| index)
+}
+
+fn fetch(
+    output: &RecordedOutput,
+    gpu: &CudaGpu,
+    inputs: &Inputs<'_>,
+    slot: &mut AnswerSlot<'_>,
+) -> Result<Output, RunFailure> {
+    let (start, mut done) = (place(output.address)?, 0);
+    let parts = (0..inputs.requests()).map(|request| {
+        let len = output.row * inputs.rows_of(request) as usize;
+        let (extent, place) = slot.reserve(len as u64);
+        if let Some(place) = place {
+            // SAFETY: the output has as many rows as the recording, which holds the batch; the place is
+            // this batch's until it is answered.
+            unsafe { gpu.copy_out(start.add(done), place, len) }.map_err(|fault| broken(&fault))?;
+        }
+        done += len;
+        Ok(extent)
+    });
+    let parts = parts.collect::<Result<_, RunFailure>>()?;
+    Ok(Output { shape: output.shape.clone(), parts })
+}
+
+fn place(address: usize) -> Result<NonNull<u8>, RunFailure> {
+    NonNull::new(std::ptr::with_exposed_provenance_mut(address))
+        .ok_or_else(|| RunFailure::Engine("a recorded tensor has no memory".to_owned()))
+}
