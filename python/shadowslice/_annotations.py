@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from . import Tensor
-from ._faults import Faulty, told
+from ._faults import Faulty, line_of, told
 
 
 def tensors(method: Callable[..., Any], which: str, file: Path) -> dict[str, Tensor] | None:
     """Those of the batch, or of what is returned; ``None`` if no `TypedDict` says them."""
-    where = f"{file}:{inspect.getsourcelines(method)[1]}"
+    where = f"{file}:{line_of(method)}"
     try:
         hints = typing.get_type_hints(method, include_extras=True)
         batch = list(inspect.signature(method).parameters)[1]

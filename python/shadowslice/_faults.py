@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import traceback
 from pathlib import Path
+from typing import Any
 
 TRACEBACK_LINES = 40
 """Of a traceback, the last lines, are logged."""
@@ -18,7 +20,22 @@ def told(error: BaseException) -> str:
     """An exception in one line."""
     if isinstance(error, SystemExit):
         return "the model called sys.exit"
-    return "".join(traceback.format_exception_only(error)).strip()
+    return speakable("".join(traceback.format_exception_only(error)).strip())
+
+
+def speakable(text: str) -> str:
+    """The text as UTF-8 can have it."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+def line_of(*written: Any) -> int:
+    """Where the first of these is written whose source is there, such as a method, or else its class."""
+    for each in written:
+        try:
+            return inspect.getsourcelines(each)[1]
+        except (TypeError, OSError):
+            continue
+    return 0
 
 
 def line_in(file: Path, error: BaseException) -> int:

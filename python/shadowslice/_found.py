@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from . import Tensor, _annotations, _tensors
-from ._faults import Faulty, line_in
+from ._faults import Faulty, line_in, line_of
 
 FILE = "model.py"
 """In a model's folder."""
@@ -20,6 +20,8 @@ STREAMS = 16
 """That a worker generates at a time, unless the class says otherwise; further requests wait."""
 
 MAX_STREAMS = 1024
+
+MAX_AXIS = 2**31 - 1
 
 
 def source(path: Path) -> Path:
@@ -44,7 +46,8 @@ def imported(file: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except SyntaxError as error:
-        raise Faulty(f"{error.filename}:{error.lineno}: {error.msg}") from error
+        where = f"{error.filename or file}:{error.lineno or 0}"
+        raise Faulty(f"{where}: {error.msg}") from error
     except ModuleNotFoundError as error:
         line = line_in(file, error)
         raise Faulty(
@@ -72,7 +75,7 @@ def model_class(module: ModuleType, file: Path) -> Any:
         )
     found: Any = own[0]
     if len(methods(found)) > 1:
-        line = inspect.getsourcelines(found)[1]
+        line = line_of(found)
         raise Faulty(
             f"{file}:{line}: class {found.__name__} has both `infer` and `generate`; leave one"
         )
@@ -82,7 +85,7 @@ def model_class(module: ModuleType, file: Path) -> Any:
     try:
         inspect.signature(method).bind(None, {})
     except TypeError as error:
-        line = inspect.getsourcelines(method)[1]
+        line = line_of(method, found)
         raise Faulty(
             f"{file}:{line}: `{name}` must take one {takes}, as `{name}(self, {takes})`: {error}"
         ) from error
@@ -100,7 +103,7 @@ def streams(found: Any, file: Path) -> int:
         return 0
     most = getattr(found, "streams", STREAMS)
     if not isinstance(most, int) or not 0 < most <= MAX_STREAMS:
-        line = inspect.getsourcelines(found)[1]
+        line = line_of(found)
         raise Faulty(
             f"{file}:{line}: `streams` of class {found.__name__} is {most!r}; it must be 1 to {MAX_STREAMS}"
         )
@@ -109,7 +112,7 @@ def streams(found: Any, file: Path) -> int:
 
 def tensors(found: type, which: str, file: Path) -> dict[str, Tensor]:
     """The class's inputs or outputs, checked."""
-    line = inspect.getsourcelines(found)[1]
+    line = line_of(found)
     example = f'`{which} = {{"x": Tensor("FP32", [-1, 16])}}`'
     declared = getattr(found, which, None)
     if declared is None:
@@ -121,7 +124,7 @@ def tensors(found: type, which: str, file: Path) -> dict[str, Tensor]:
             "or annotate its method with a TypedDict"
         )
     for name, tensor in declared.items():
-        if not isinstance(name, str) or not isinstance(tensor, Tensor):
+        if not is_name(name) or not isinstance(tensor, Tensor):
             raise Faulty(
                 f"{file}:{line}: {which} of class {found.__name__}: {name!r} is none; write {example}"
             )
@@ -137,8 +140,18 @@ def tensors(found: type, which: str, file: Path) -> dict[str, Tensor]:
             raise Faulty(
                 f"{file}:{line}: {name!r} has datatype {tensor.datatype!r}; there are {known}"
             )
-        if not all(isinstance(axis, int) and (axis == -1 or axis > 0) for axis in tensor.shape):
+        if not all(
+            isinstance(axis, int) and (axis == -1 or 0 < axis <= MAX_AXIS) for axis in tensor.shape
+        ):
             raise Faulty(
-                f"{file}:{line}: {name!r} has shape {tensor.shape!r}; an axis is -1 or above 0"
+                f"{file}:{line}: {name!r} has shape {tensor.shape!r}; an axis is -1 or 1 to {MAX_AXIS}"
             )
     return dict(declared)
+
+
+def is_name(name: object) -> bool:
+    """Whether a tensor may be called so in a message."""
+    try:
+        return isinstance(name, str) and name != "" and name.encode() != b""
+    except UnicodeEncodeError:
+        return False

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from . import Tensor, _tensors
-from ._faults import Faulty, line_in, log_traceback, told
+from ._faults import Faulty, line_in, line_of, log_traceback, told
 
 Given: TypeAlias = tuple[list[int], bytes]
 """An input's whole shape and its bytes in the protocol."""
@@ -30,9 +30,9 @@ def check(found: type, file: Path, tensors: Mapping[str, Tensor]) -> None:
             inspect.signature(method).bind(*arguments)
         except TypeError as error:
             raise Faulty(
-                f"{file}:{line(method, found)}: `{name}` must be a method `{written}`: {error}"
+                f"{file}:{line_of(method, found)}: `{name}` must be a method `{written}`: {error}"
             ) from error
-    where = f"{file}:{line(found, found)}"
+    where = f"{file}:{line_of(found)}"
     for name in ("deterministic", "cuda_graph"):
         value = getattr(found, name, False)
         if not isinstance(value, bool):
@@ -51,17 +51,9 @@ def check(found: type, file: Path, tensors: Mapping[str, Tensor]) -> None:
             )
 
 
-def line(method: Any, found: type) -> int:
-    """Where the method is written, or else its class."""
-    try:
-        return inspect.getsourcelines(method)[1]
-    except (TypeError, OSError):
-        return inspect.getsourcelines(found)[1]
-
-
 def given(model: Any, file: Path, inputs: dict[str, Tensor], batched: bool) -> list[Given]:
     """What `warmup` returns, checked: one row of each input if they are batched."""
-    where = f"{file}:{line(model.warmup, type(model))}: `warmup` of class {type(model).__name__}"
+    where = f"{file}:{line_of(model.warmup, type(model))}: `warmup` of class {type(model).__name__}"
     try:
         returned = model.warmup()
     except BaseException as error:

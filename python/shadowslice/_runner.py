@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from . import Context, InvalidInput, Tensor, _found, _graphs, _options, _tensors
-from ._faults import Faulty, log_traceback, told
+from ._faults import Faulty, line_of, log_traceback, speakable, told
 
 Spec: TypeAlias = tuple[str, str, list[int]]
 """Name, datatype, whole shape."""
@@ -82,7 +82,7 @@ class Runner:
         if hasattr(self.model, "load"):
             self.model.load(context)
         if self.recorder and "torch" not in sys.modules:
-            where = f"{file}:{_options.line(found, found)}"
+            where = f"{file}:{line_of(found)}"
             raise Faulty(f"{where}: class {found.__name__} has `cuda_graph`, and uses no PyTorch")
 
     def basis(self) -> tuple[tuple[bool, list[_options.Given] | None] | None, str]:
@@ -269,7 +269,7 @@ def listed(named: dict[str, Tensor]) -> list[tuple[str, str, list[int]]]:
 def failed(error: BaseException) -> Told:
     """What comes of an exception of the model."""
     if isinstance(error, InvalidInput):
-        return None, True, str(error)
+        return None, True, speakable(str(error))
     log_traceback()
     return None, False, told(error)
 

@@ -94,11 +94,14 @@ def checked(
 
 def written(datatype: str, array: np.ndarray) -> np.ndarray:
     """The protocol's bytes, in one piece."""
+    if datatype == "BOOL":
+        # A byte of a `bool` may be another one than 0 and 1, and clients would see it.
+        return np.not_equal(array.view(np.uint8), 0, order="C")
     if datatype != "BYTES":
         return np.ascontiguousarray(array)
     packed = bytearray()
     for element in array.reshape(-1):
         # `bytes` of a number would be so many zeros.
-        text = element.encode() if isinstance(element, str) else element
+        text = element.encode() if isinstance(element, str) else bytes(memoryview(element))
         packed += struct.pack("<I", len(text)) + text
     return np.frombuffer(bytes(packed), dtype=np.uint8)

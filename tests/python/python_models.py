@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import unittest
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -183,6 +184,13 @@ def doubled(more, answer="2 * batch['x']"):
 FAULTY = {
     "empty": ("# nothing\n", "{}: no class has a method `infer(self, batch)`"),
     "syntax": ("class A\n", "{}:1: expected ':'"),
+    "binary": ("class A:\0\n", "source code string cannot contain null bytes"),
+    "axis": ("from shadowslice import Tensor\nclass A:\n    inputs = outputs = {'x': Tensor('FP32', [1 << 62])}\n"
+             "    def infer(self, batch): pass\n", "{}:2: 'x' has shape [4611686018427387904]; an axis is -1 or 1 to 2147483647"),
+    "name": ("from shadowslice import Tensor\nclass A:\n    inputs = outputs = {'\\ud800': Tensor('FP32', [1])}\n"
+             "    def infer(self, batch): pass\n", "{}:2: inputs of class A: '\\ud800' is none; write"),
+    "unspeakable": ("raise OSError('\\ud800')\n", "OSError: \\ud800"),
+    "made": ("exec('class A:\\n def infer(self, batch): pass', globals())\n", "{}:0: class A does not say its inputs"),
     "package": ("\nimport no_such_package\n", "{}:2: there is no package 'no_such_package'"),
     "inside": ("from no_such_package.sub import x\n", "{}:1: there is no package 'no_such_package'"),
     "signature": ("class A:\n    inputs = outputs = {}\n    def infer(self): pass\n", "{}:3: `infer` must take one batch"),
@@ -343,7 +351,7 @@ class PythonModels(unittest.TestCase):
             "nothing": ("infer returned int, which is no dict", "INTERNAL"),
             "lacks": ("infer returned no output 'text'", "INTERNAL"),
             "dtype": ("output 'y' has dtype float64, and must have float32", "INTERNAL"),
-            "number": ("TypeError: object of type 'int' has no len()", "INTERNAL"),
+            "number": ("a bytes-like object is required, not 'int'", "INTERNAL"),
             "rows": ("output 'y' has shape [0, 2], and must have [1, -1]", "INTERNAL"),
             "axes": ("output 'y' has shape [2], and must have [1, -1]", "INTERNAL"),
             "huge": ("raise limits.response_bytes", "INTERNAL"),
@@ -450,6 +458,17 @@ class PythonModels(unittest.TestCase):
         stop.set()
         thread.join()
         self.assertEqual(set(outcomes), {b"fine"})
+
+
+class Bytes(unittest.TestCase):
+    def test_clients_see_no_byte_that_its_datatype_does_not_have(self):
+        sys.path.append(str(Path(__file__).parents[2] / "python"))
+        from shadowslice import _tensors
+        truths = np.array([[2, 0], [0, 255]], np.uint8).view(np.bool_)
+        self.assertEqual(_tensors.written("BOOL", truths.T).tobytes(), bytes([1, 0, 0, 1]))
+        elements = np.empty(1, np.object_)
+        elements[0] = memoryview(np.array([7], np.int32))
+        self.assertEqual(_tensors.written("BYTES", elements).tobytes(), bytes([4, 0, 0, 0, 7, 0, 0, 0]))
 
 
 if __name__ == "__main__":

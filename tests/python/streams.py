@@ -13,6 +13,7 @@ import shutil
 import signal
 import sys
 import threading
+import time
 import unittest
 import urllib.request
 from pathlib import Path
@@ -85,9 +86,9 @@ SERVER = None
 
 
 class Models(Server):
-    def __init__(self, binary):
+    def __init__(self, binary, more=""):
         self.metrics_port = free_port()
-        super().__init__(binary, self.write)
+        super().__init__(binary, self.write, more)
 
     def write(self, folder):
         shutil.copytree(EXAMPLE, folder / "tokens")
@@ -105,17 +106,21 @@ class Models(Server):
             "gpus: [{device: emulated, sms: 132}]",
             "controller: {policy: static}",
             "workers: {environment: [PYTHONPATH]}",
+            self.more,
             "models:",
             f"  - {{name: tokens, path: tokens/model.py, {python}}}",
             f"  - {{path: counter.py, {python}, handover: shadow}}",
             f"  - {{path: plain.py, {python}}}",
         ]) + "\n"
 
+    def metric(self, sample):
+        text = urllib.request.urlopen(f"http://localhost:{self.metrics_port}/metrics").read().decode()
+        found = re.search(rf'{sample} (\d+)', text)
+        return int(found[1]) if found else 0
+
     def steps(self, model):
         """Answers after the first of their stream, so far."""
-        text = urllib.request.urlopen(f"http://localhost:{self.metrics_port}/metrics").read().decode()
-        found = re.search(rf'shadowslice_stream_answer_seconds_count{{model="{model}".*}} (\d+)', text)
-        return int(found[1]) if found else 0
+        return self.metric(f'shadowslice_stream_answer_seconds_count{{model="{model}".*}}')
 
 
 def setUpModule():
@@ -194,6 +199,11 @@ class Streams(unittest.TestCase):
             answers = self.stream.until_the_end("counter", counting(50))
             self.assertEqual([counted(answer) for answer in answers], list(range(50)))
         self.assertEqual(self.stream.until_the_end("counter", counting(0)), [])
+
+    def test_the_id_of_an_open_stream_is_counted_as_memory(self):
+        self.stream.ask("counter", counting(10**9, 0.01), request_id="i" * (4 << 20))
+        self.stream.answer()
+        self.assertGreater(SERVER.metric("shadowslice_request_memory_bytes"), 4 << 20)
 
     def test_who_does_not_ask_for_the_end_gets_answers_alone(self):
         self.stream.ask("counter", counting(3), request_id="a")
@@ -371,6 +381,26 @@ class Upgrades(unittest.TestCase):
         [thread.join() for thread in threads]
         self.assertEqual(set(outcomes), {True})
         self.assertEqual(server.process.wait(PATIENCE), 0)
+        os.kill(pid, signal.SIGTERM)
+        wait_until(lambda: not any(path.is_socket() for path in server.run_dir.rglob("*")))
+
+    def test_a_stream_without_an_end_breaks_off_after_the_time_to_drain(self):
+        server = Models(sys.argv[0], more="timeouts: {drain: 1s}")
+        self.addCleanup(shutil.rmtree, server.folder)
+        streams = [Stream(server) for _ in range(2)]
+        for stream in streams:
+            stream.ask("counter", counting(10**9, 0.01))
+            stream.answer()
+        begun = time.monotonic()
+        # The second reads no further answer.
+        said = server.command("upgrade")
+        self.assertLess(time.monotonic() - begun, PATIENCE)
+        with self.assertRaisesRegex(InferenceServerException, "send the request again|call again"):
+            while True:
+                streams[0].answer()
+        self.assertEqual(server.process.wait(PATIENCE), 0)
+        pid = int(next(word for word in said.split() if word.isdigit()))
+        [stream.close() for stream in streams]
         os.kill(pid, signal.SIGTERM)
         wait_until(lambda: not any(path.is_socket() for path in server.run_dir.rglob("*")))
 

@@ -36,17 +36,24 @@ pub struct Route {
     /// If another supervisor has the model's workers.
     relay: Option<Arc<Relay>>,
     /// Held, not used: its end tells.
-    _guests: mpsc::Sender<Infallible>,
+    _guest: Guest,
+    streams: Guest,
 }
 
-/// Says when no request is on its way to a model any more.
+/// Held as long as something is on its way to a model.
+pub(crate) type Guest = mpsc::Sender<Infallible>;
+
+/// Says when nothing is on its way to a model any more.
 #[derive(Debug)]
-pub struct Guests(mpsc::Receiver<Infallible>);
+pub struct Guests {
+    requests: mpsc::Receiver<Infallible>,
+    streams: mpsc::Receiver<Infallible>,
+}
 
 impl Route {
     pub fn to(pipeline: Arc<Pipeline>) -> (Self, Guests) {
-        let (guests, gone) = mpsc::channel(1);
-        (Self { pipeline, relay: None, _guests: guests }, Guests(gone))
+        let ((guest, requests), (streams, open)) = (mpsc::channel(1), mpsc::channel(1));
+        (Self { pipeline, relay: None, _guest: guest, streams }, Guests { requests, streams: open })
     }
 
     /// The way to the same model by another supervisor. Who takes it is no guest here.
@@ -72,25 +79,31 @@ impl Route {
         }
     }
 
-    /// As [`Pipeline::stream`].
+    /// As [`Pipeline::stream`]. A stream goes on without the route.
     pub async fn stream(
         &self,
         inputs: Vec<Input>,
         terms: RequestOptions,
         coming: Coming,
     ) -> Result<Answers, Failure> {
-        match &self.relay {
+        let answers = match &self.relay {
             None => self.pipeline.stream(inputs, terms, coming).await,
             Some(relay) => relay.stream(inputs, terms, coming, self.pipeline.streams()).await,
-        }
+        };
+        Ok(answers?.held(self.streams.clone()))
     }
 }
 
 impl Guests {
-    /// Waits until the route, every copy of it and every guest have gone.
+    /// Waits until the route and every copy of it have gone.
     pub async fn gone(&mut self) {
         // Nothing is ever sent: this is the end of the last sender.
-        self.0.recv().await;
+        self.requests.recv().await;
+    }
+
+    /// Waits until the streams have ended, too.
+    pub async fn streams_ended(&mut self) {
+        self.streams.recv().await;
     }
 }
 

@@ -14,7 +14,6 @@ use futures_util::future::BoxFuture;
 use futures_util::stream::{BoxStream, FuturesOrdered, SelectAll, Stream, StreamExt, unfold};
 use shadowslice_datapath::peer::Peer;
 use shadowslice_datapath::pipeline::{Answers, Coming, Metadata};
-use shadowslice_datapath::router::Route;
 use tonic::{Status, Streaming};
 
 use super::Frontend;
@@ -117,10 +116,9 @@ impl Conversation {
 
     /// Its memory goes over to the call's.
     fn tell(&self, (answer, reserved): Answered) -> ModelStreamInferResponse {
-        let bytes = answer
-            .infer_response
-            .as_ref()
-            .map_or(0, |answer| answer.raw_output_contents.iter().map(bytes::Bytes::len).sum::<usize>());
+        let bytes = answer.infer_response.as_ref().map_or(0, |answer| {
+            answer.id.len() + answer.raw_output_contents.iter().map(bytes::Bytes::len).sum::<usize>()
+        });
         drop(reserved);
         // It is there twice while it is written.
         match self.context.call.grow(2 * bytes) {
@@ -184,7 +182,7 @@ async fn answer(context: Context, request: ModelInferRequest, reserved: Arc<Rese
             inference(&context.front, request, None, &reserved).await?;
         let by = (&*context.peer, Coming::now(None));
         let outputs = model::infer(&context.front, &route, &metadata, request, by, &reserved).await?;
-        reserved.replace(model::bytes(&outputs))?;
+        reserved.replace(2 * id.len() + model::bytes(&outputs))?;
         Ok(response(name, id.clone(), outputs))
     };
     let answer = match outputs.await {
@@ -214,8 +212,8 @@ struct Open {
     answers: Answers,
     id: String,
     wants_end: bool,
-    /// Until its end: the model, a place among the requests in flight, memory.
-    _held: (Route, Taken, Arc<Reserved>),
+    /// Until its end: a place among the requests in flight, memory.
+    _held: (Taken, Arc<Reserved>),
 }
 
 /// To a request of a model that streams.
@@ -260,17 +258,8 @@ async fn open(
         model::ready_made(&context.front, &metadata, request, &context.peer, &reserved).await?;
     let answers = route.stream(inputs, terms, Coming::now(None)).await?;
     // Its inputs lie in the model's memory now.
-    reserved.replace(0)?;
-    Ok(Open {
-        call: context.call,
-        name,
-        metadata,
-        wanted,
-        answers,
-        id,
-        wants_end,
-        _held: (route, _place, reserved),
-    })
+    reserved.replace(id.len())?;
+    Ok(Open { call: context.call, name, metadata, wanted, answers, id, wants_end, _held: (_place, reserved) })
 }
 
 impl Open {
@@ -278,7 +267,7 @@ impl Open {
         let outputs = self.answers.next().await?;
         Some(outputs.map_err(RequestError::from).and_then(|outputs| {
             let outputs = self.wanted.of(&self.metadata, outputs)?;
-            self.call.grow(2 * model::bytes(&outputs))?;
+            self.call.grow(2 * (self.id.len() + model::bytes(&outputs)))?;
             let mut response = response(self.name.clone(), self.id.clone(), outputs);
             mark(&mut response, false);
             Ok(response)

@@ -8,6 +8,7 @@ use shadowslice_shared::slab::SlabError;
 use shadowslice_shared::units::Percent;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::AbortHandle;
+use tokio::time::Instant;
 
 use super::mended::{Stamps, WatchedFiles};
 use crate::controller::{
@@ -51,6 +52,8 @@ pub(super) struct Instance {
     pub(super) route: Route,
     guests: Guests,
     watching: AbortHandle,
+    /// How long streams may go on when the model goes.
+    drain: Duration,
 }
 
 impl ModelFactory {
@@ -84,7 +87,8 @@ impl ModelFactory {
         let watching = tokio::spawn(async move { watched.watch().await }).abort_handle();
         let gpu = Arc::clone(&self.context.gpus[model.gpu]);
         let served = Served { id, model, gpu, pipeline, report, orders, successor: None };
-        Ok(Instance { served, files: WatchedFiles::new(found), route, guests, watching })
+        let drain = self.context.timeouts.drain;
+        Ok(Instance { served, files: WatchedFiles::new(found), route, guests, watching, drain })
     }
 
     /// Finds ONNX Runtime's library, where a new configuration is the first that needs it.
@@ -125,11 +129,13 @@ impl Instance {
     }
 
     /// Has the model answer the requests that it has, and then end, in the background. No router
-    /// has it any more. Requests that are left after `ANSWER_WITHIN` are refused with `why`.
+    /// has it any more. Requests that are left after `ANSWER_WITHIN` are refused with `why`; streams
+    /// that are left after `drain` break off.
     pub(super) fn retire(self, why: &'static str) {
-        let Self { served: Served { model, pipeline, orders, .. }, route, mut guests, watching, files: _ } =
-            self;
+        let Self { served, route, mut guests, watching, drain, files: _ } = self;
+        let Served { model, pipeline, orders, .. } = served;
         drop(route);
+        let streams_until = Instant::now() + drain;
         tokio::spawn(async move {
             if tokio::time::timeout(ANSWER_WITHIN, guests.gone()).await.is_err() {
                 tracing::warn!(
@@ -138,6 +144,10 @@ impl Instance {
                     logged::span(ANSWER_WITHIN)
                 );
                 pipeline.shut(why);
+            }
+            if tokio::time::timeout_at(streams_until, guests.streams_ended()).await.is_err() {
+                let model = &model.name;
+                tracing::warn!(model, "streams that went on for {} break off: {why}", logged::span(drain));
             }
             // An error means that the controller has ended already.
             orders.send(Order::Stop).await.ok();

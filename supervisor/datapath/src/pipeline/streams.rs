@@ -20,6 +20,7 @@ use super::memory::Reservation;
 use super::pending::Pending;
 use super::request::{Coming, Failure, Input, Output, RequestOptions};
 use crate::relay::Onward;
+use crate::router::Guest;
 
 /// What a worker gave.
 #[derive(Debug)]
@@ -68,6 +69,8 @@ impl Drop for OpenStream {
 pub struct Answers {
     first: Option<Vec<Output>>,
     rest: Rest,
+    /// So that the model's workers stay until the stream ends.
+    guest: Option<Guest>,
 }
 
 /// Where further answers come from.
@@ -85,7 +88,11 @@ impl Answers {
     /// answer to a request.
     pub(crate) fn relayed(first: Vec<Output>, onward: Option<Onward>, streams: bool) -> Self {
         let first = (onward.is_some() || !streams).then_some(first);
-        Self { first, rest: onward.map_or(Rest::None, Rest::Relayed) }
+        Self { first, rest: onward.map_or(Rest::None, Rest::Relayed), guest: None }
+    }
+
+    pub(crate) fn held(self, guest: Guest) -> Self {
+        Self { guest: Some(guest), ..self }
     }
 
     /// `None` after the last one, and after a failure.
@@ -99,7 +106,7 @@ impl Answers {
             Rest::Relayed(onward) => onward.next().await,
         };
         if !matches!(next, Some(Ok(_))) {
-            self.rest = Rest::None;
+            (self.rest, self.guest) = (Rest::None, None);
         }
         next
     }
@@ -187,7 +194,7 @@ impl Pipeline {
             // The end of a stream is no answer.
             Then::End | Then::More => ((!self.streams()).then_some(outputs), Rest::None),
         };
-        Ok(Answers { first, rest })
+        Ok(Answers { first, rest, guest: None })
     }
 
     /// Whether the model gives many answers to a request.

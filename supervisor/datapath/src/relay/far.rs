@@ -82,6 +82,8 @@ async fn answer(stream: &mut UnixStream, router: &Router) -> io::Result<()> {
         Err(failure) => return write_head(stream, &Reply::Err(failure)).await,
     };
     let streams = route.streams();
+    // A stream does not keep a model that goes longer than it may.
+    drop(route);
     loop {
         let (outputs, more) = match before_the_end(stream, answers.next()).await? {
             Some(Ok(outputs)) => (outputs, streams),
