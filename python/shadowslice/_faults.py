@@ -11,6 +11,9 @@ from typing import Any
 TRACEBACK_LINES = 40
 """Of a traceback, the last lines, are logged."""
 
+CHARACTERS = 2000
+"""The most of a line of a traceback, and of an exception's text."""
+
 
 class Faulty(Exception):
     """The model cannot be loaded; the text says why."""
@@ -20,7 +23,12 @@ def told(error: BaseException) -> str:
     """An exception in one line."""
     if isinstance(error, SystemExit):
         return "the model called sys.exit"
-    return speakable("".join(traceback.format_exception_only(error)).strip())
+    return speakable(cut("".join(traceback.format_exception_only(error)).strip()))
+
+
+def cut(text: str) -> str:
+    """The text, or its beginning."""
+    return text if len(text) <= CHARACTERS else text[:CHARACTERS] + " ..."
 
 
 def speakable(text: str) -> str:
@@ -49,4 +57,4 @@ def line_in(file: Path, error: BaseException) -> int:
 def log_traceback() -> None:
     """Writes the exception that is handled to the worker's log."""
     lines = traceback.format_exc().rstrip().splitlines()
-    print("\n".join(lines[-TRACEBACK_LINES:]), file=sys.stderr, flush=True)
+    print(*map(cut, lines[-TRACEBACK_LINES:]), sep="\n", file=sys.stderr, flush=True)

@@ -460,6 +460,79 @@ class PythonModels(unittest.TestCase):
         self.assertEqual(set(outcomes), {b"fine"})
 
 
+HANGS = """
+import time
+from shadowslice import Tensor
+
+class Hangs:
+    inputs = outputs = {"mood": Tensor("BYTES", [1])}
+
+    def infer(self, batch):
+        if batch["mood"][0] == b"print":
+            for _ in range(3000):
+                print("x" * 1000)
+        if batch["mood"][0] == b"say":
+            print("x")
+        if batch["mood"][0] == b"raise":
+            raise OSError("y" * 10_000_000)
+        if batch["mood"][0] == b"hang":
+            print("hangs now")
+            time.sleep(10**6)
+        return batch
+"""
+
+
+class Hanging(Server):
+    def __init__(self, binary):
+        super().__init__(binary, self.write)
+
+    def write(self, folder):
+        (folder / "hangs.py").write_text(HANGS)
+        return {}
+
+    def configuration(self, _):
+        head = super().configuration({})
+        return f"{head}  - {{path: hangs.py, slo: 60s, python: {{executable: {sys.executable}}}}}\n" \
+               "workers: {environment: [PYTHONPATH]}\n"
+
+
+class Bounds(unittest.TestCase):
+    def setUp(self):
+        self.server = Hanging(sys.argv[0])
+        self.client = grpcclient.InferenceServerClient(f"localhost:{self.server.grpc_port}")
+        self.addCleanup(self.client.close)
+
+    def ask(self, mood):
+        tensor = grpcclient.InferInput("mood", [1], "BYTES")
+        tensor.set_data_from_numpy(np.array([mood], np.object_))
+        return tensor
+
+    def test_a_worker_that_hangs_ends_after_a_supervisor_that_is_killed(self):
+        wait_until(lambda: self.server.worker("hangs"))
+        worker = self.server.worker("hangs")
+        self.client.async_infer("hangs", [self.ask(b"hang")], callback=lambda result, error: None)
+        threads = Path(f"/proc/{worker}/task")
+        wait_until(lambda: "hangs now" in self.server.said())
+        self.server.process.kill()
+        self.server.process.wait()
+        wait_until(lambda: not threads.exists())
+
+    def test_what_a_worker_prints_does_not_fill_the_log(self):
+        wait_until(lambda: self.server.worker("hangs"))
+        self.client.infer("hangs", [self.ask(b"print")])
+        with self.assertRaisesRegex(InferenceServerException, "OSError: y{100,2000} ...$"):
+            self.client.infer("hangs", [self.ask(b"raise")])
+        log = self.server.folder / "log"
+
+        def told():
+            self.client.infer("hangs", [self.ask(b"say")])
+            return "left out here" in log.read_text()
+
+        wait_until(told)
+        self.assertLess(log.stat().st_size, 2 << 20)
+        self.server.stop()
+
+
 class Bytes(unittest.TestCase):
     def test_clients_see_no_byte_that_its_datatype_does_not_have(self):
         sys.path.append(str(Path(__file__).parents[2] / "python"))

@@ -13,6 +13,7 @@ pub mod descriptors;
 pub mod device;
 pub mod engine;
 pub mod inputs;
+mod parent;
 pub mod probe;
 pub mod proof;
 pub mod serve;

@@ -25,7 +25,7 @@ use crate::device::cuda::pinned;
 use crate::engine::{Engine, Host, Libraries, Means, Signature};
 use crate::proof::{self, Trial, Unproven};
 use crate::serve::Warm;
-use crate::{say, walls};
+use crate::{parent, say, walls};
 pub use link::Fault;
 use link::Link;
 use shadowslice_shared::errors::chain;
@@ -42,6 +42,9 @@ impl Connected {
     /// runs models that no engine here runs.
     pub fn new(host: Option<Box<dyn Host>>) -> Result<Self, Fault> {
         let (boot, descriptors) = adopt().map_err(Fault::Connect)?;
+        if let Err(error) = parent::end_with_it() {
+            say(&format!("if its model hangs, it would outlive a supervisor that is killed: {error}"));
+        }
         Ok(Self { link: Link::open(boot)?, descriptors, host })
     }
 

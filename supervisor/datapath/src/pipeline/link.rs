@@ -135,17 +135,18 @@ impl Link {
     /// crowded GPU, and later for requests that seemed to hang before.
     pub(crate) fn hangs_at(&self, lane: &Lane) -> Option<Moment> {
         let front = lane.in_flight().next()?;
+        let since = front.executing_since?;
+        if front.step {
+            // Generators pause as they like.
+            return Some(since + BLIND_HANG_LIMIT);
+        }
         let crowded = self.crowding.load(Ordering::Relaxed).div_ceil(100).max(1);
         let deaths = front.requests.iter().map(|request| request.item.deaths).max().unwrap_or(0);
         let patience = crowded.saturating_mul(1 << deaths.min(8));
         let shape = front.requests.first().map(|request| &request.shape);
         let own = self.shapes.as_ref().zip(shape).map(|(times, shape)| times.hang_limit(shape, front.rows));
-        let limit = match front.step {
-            // Generators pause as they like.
-            true => BLIND_HANG_LIMIT,
-            false => lane.predictor.hang_limit(front.rows).max(own.unwrap_or_default()),
-        };
-        Some(front.executing_since? + limit.saturating_mul(patience))
+        let limit = lane.predictor.hang_limit(front.rows).max(own.unwrap_or_default());
+        Some(since + limit.saturating_mul(patience))
     }
 
     /// False if the worker takes nothing now: if it is gone, its reader will find out. An error if
