@@ -7,6 +7,7 @@
 pub mod blame;
 pub mod groups;
 pub mod latency;
+pub mod placement;
 pub mod restart;
 pub mod scheduler;
 pub mod sharing;

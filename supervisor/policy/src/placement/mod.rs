@@ -1,0 +1,119 @@
+//! Which GPUs have which models.
+//!
+//! A model asks for copies. Each needs SMs, memory and bandwidth of one GPU, so this is packing in
+//! three dimensions: nothing is exceeded, memory has room for the largest shadow of a GPU's models,
+//! and two copies of a model are never on one GPU. Among the ways to do that, [`place`] takes the one
+//! with the least [`Cost`].
+
+mod need;
+mod search;
+
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+
+use shadowslice_shared::units::Sms;
+
+pub use need::{Load, Need, Unmet, need};
+pub use search::place;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Gpu {
+    /// GPUs with the same number fail together.
+    pub host: usize,
+    pub sms: Sms,
+    /// In bytes.
+    pub memory: u64,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Model {
+    /// On as many GPUs.
+    pub copies: u32,
+    pub each: Share,
+    /// Models of a higher one get their copies first.
+    pub priority: u32,
+    /// The GPUs that have it, by index.
+    pub on: Vec<usize>,
+}
+
+/// What one copy takes of a GPU.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Share {
+    pub sms: Sms,
+    /// In bytes.
+    pub memory: u64,
+    /// What a second worker takes meanwhile, when the first is replaced; in bytes.
+    pub shadow: u64,
+    /// The part of the GPU's memory bandwidth, 0 to 1.
+    pub bandwidth: f64,
+}
+
+/// The same facts have the same placement.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Placement {
+    /// Of each model the GPUs, ascending.
+    pub models: Vec<Vec<usize>>,
+    /// Copies for which there is no room, by model.
+    pub missing: Vec<Missing>,
+    pub cost: Cost,
+    /// Whether no placement costs less; else the search ended at its bound, and one might.
+    pub is_best: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Missing {
+    pub model: usize,
+    pub copies: u32,
+    pub lacks: Lacks,
+}
+
+/// Why a GPU that has no copy of the model yet cannot take one: of all these, the one that has most
+/// of what is lacking.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lacks {
+    Sms {
+        free: Sms,
+        needed: Sms,
+    },
+    /// In bytes.
+    Memory {
+        free: u64,
+        needed: u64,
+    },
+    Bandwidth,
+    /// Every GPU has a copy.
+    Gpu,
+}
+
+/// Compared in this order.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct Cost {
+    /// Copies without a place: first copies by falling priority, then second copies, and so on.
+    pub missing: Vec<u32>,
+    /// Copies on a host that has another copy of the model.
+    pub together: u32,
+    /// GPUs that have models.
+    pub gpus: u32,
+    /// Copies on GPUs that do not have the model now, beside those that no GPU has.
+    pub moves: u32,
+}
+
+impl fmt::Display for Lacks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Sms { free, needed } => {
+                write!(f, "it needs {} SMs, and no GPU has more than {} free", needed.0, free.0)
+            }
+            Self::Memory { free, needed } => write!(
+                f,
+                "it needs {} MiB with room for a shadow, and no GPU with the SMs has more than {} MiB free",
+                needed.div_ceil(1 << 20),
+                free >> 20
+            ),
+            Self::Bandwidth => f.write_str("the GPUs with room have no memory bandwidth left for it"),
+            Self::Gpu => f.write_str("each GPU has a copy of it already"),
+        }
+    }
+}

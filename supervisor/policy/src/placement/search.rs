@@ -1,0 +1,236 @@
+//! The search: copy by copy, those that are hardest to place first, each on the GPU that looks best;
+//! then back, for what costs less. What cannot cost less any more is not looked at.
+
+use std::cmp::Reverse;
+
+use shadowslice_shared::units::Sms;
+
+use super::{Cost, Gpu, Lacks, Missing, Model, Placement, Share};
+
+/// Copies tried on GPUs, after which the best placement so far is taken: some 50 ms.
+const MOST_TRIALS: u32 = 200_000;
+
+/// In units of a hundred-millionth of the GPU's, so that sums do not depend on their order.
+const WHOLE_BANDWIDTH: u64 = 100_000_000;
+
+pub fn place(gpus: &[Gpu], models: &[Model]) -> Placement {
+    let copies = order(gpus, models);
+    let levels = copies.last().map_or(0, |copy| copy.level + 1);
+    let mut search = Search {
+        gpus,
+        models,
+        taken: vec![Taken::default(); gpus.len()],
+        placed: vec![Vec::new(); models.len()],
+        cost: Cost { missing: vec![0; levels], ..Cost::default() },
+        best: None,
+        trials: 0,
+        copies,
+    };
+    search.from(0);
+    let is_best = search.trials < MOST_TRIALS;
+    let (cost, placed) = search.best.take().unwrap_or_default();
+    let mut models_on = placed;
+    models_on.iter_mut().for_each(|on| on.sort_unstable());
+    let missing = missing(gpus, models, &models_on);
+    Placement { models: models_on, missing, cost, is_best }
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Copy {
+    model: usize,
+    /// Its place in [`Cost::missing`].
+    level: usize,
+}
+
+/// First copies before second ones, then by priority, then those that fill most of a GPU.
+fn order(gpus: &[Gpu], models: &[Model]) -> Vec<Copy> {
+    let largest = |of: fn(&Gpu) -> u64| gpus.iter().map(of).max().unwrap_or(0).max(1);
+    let (sms, memory) = (largest(|gpu| gpu.sms.0.into()), largest(|gpu| gpu.memory));
+    let fills = |model: &Model| {
+        let part = |needed: u64, of: u64| u128::from(needed) * u128::from(WHOLE_BANDWIDTH) / u128::from(of);
+        part(model.each.sms.0.into(), sms)
+            .max(part(model.each.memory, memory))
+            .max(u128::from(bandwidth(&model.each)))
+    };
+    let of = |(index, model): (usize, &Model)| {
+        let key = (Reverse(model.priority), Reverse(fills(model)));
+        (0..model.copies).map(move |number| ((number, key), index))
+    };
+    let mut all: Vec<_> = models.iter().enumerate().flat_map(of).collect();
+    all.sort_unstable();
+    let mut copies: Vec<Copy> = Vec::with_capacity(all.len());
+    let mut last = None;
+    for ((number, (priority, _)), model) in all {
+        let level = copies.last().map_or(0, |copy| copy.level);
+        let level = if last.is_some_and(|last| last != (number, priority)) { level + 1 } else { level };
+        last = Some((number, priority));
+        copies.push(Copy { model, level });
+    }
+    copies
+}
+
+/// What models have of a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct Taken {
+    models: u32,
+    sms: u32,
+    memory: u64,
+    /// The largest shadow.
+    shadow: u64,
+    bandwidth: u64,
+}
+
+impl Taken {
+    fn with(self, each: &Share) -> Self {
+        Self {
+            models: self.models + 1,
+            sms: self.sms.saturating_add(each.sms.0),
+            memory: self.memory.saturating_add(each.memory),
+            shadow: self.shadow.max(each.shadow),
+            bandwidth: self.bandwidth.saturating_add(bandwidth(each)),
+        }
+    }
+
+    fn fits(&self, gpu: &Gpu) -> bool {
+        self.sms <= gpu.sms.0
+            && self.memory.saturating_add(self.shadow) <= gpu.memory
+            && self.bandwidth <= WHOLE_BANDWIDTH
+    }
+}
+
+fn bandwidth(each: &Share) -> u64 {
+    (each.bandwidth.clamp(0.0, 1.0) * WHOLE_BANDWIDTH as f64).round() as u64
+}
+
+struct Search<'a> {
+    gpus: &'a [Gpu],
+    models: &'a [Model],
+    copies: Vec<Copy>,
+    /// By GPU.
+    taken: Vec<Taken>,
+    /// By model.
+    placed: Vec<Vec<usize>>,
+    cost: Cost,
+    best: Option<(Cost, Vec<Vec<usize>>)>,
+    trials: u32,
+}
+
+impl Search<'_> {
+    /// Places this copy and those after it.
+    fn from(&mut self, at: usize) {
+        if self.best.as_ref().is_some_and(|(best, _)| self.at_least(at) >= *best) {
+            return;
+        }
+        let Some(&Copy { model, level }) = self.copies.get(at) else {
+            self.best = Some((self.cost.clone(), self.placed.clone()));
+            return;
+        };
+        for gpu in self.choices(model) {
+            if self.trials >= MOST_TRIALS {
+                return;
+            }
+            self.trials += 1;
+            let (taken, cost) = (self.taken[gpu], self.cost.clone());
+            self.put(model, gpu);
+            self.from(at + 1);
+            self.placed[model].pop();
+            (self.taken[gpu], self.cost) = (taken, cost);
+        }
+        self.cost.missing[level] += 1;
+        self.from(at + 1);
+        self.cost.missing[level] -= 1;
+    }
+
+    fn put(&mut self, model: usize, gpu: usize) {
+        let host = self.gpus[gpu].host;
+        let Model { each, on, .. } = &self.models[model];
+        self.cost.together +=
+            u32::from(self.placed[model].iter().any(|&other| self.gpus[other].host == host));
+        self.cost.gpus += u32::from(self.taken[gpu].models == 0);
+        self.cost.moves += u32::from(!on.is_empty() && !on.contains(&gpu));
+        self.taken[gpu] = self.taken[gpu].with(each);
+        self.placed[model].push(gpu);
+    }
+
+    /// A bound of what it costs to place this copy and those after it.
+    fn at_least(&self, at: usize) -> Cost {
+        let free = |(taken, gpu): (&Taken, &Gpu)| match taken.models {
+            0 => 0,
+            _ => gpu.sms.0.saturating_sub(taken.sms),
+        };
+        let free: u32 = self.taken.iter().zip(self.gpus).map(free).sum();
+        let wanted = self.copies[at..].iter().map(|copy| self.models[copy.model].each.sms.0);
+        let lacking = wanted.fold(0_u32, u32::saturating_add).saturating_sub(free);
+        let largest = self.gpus.iter().map(|gpu| gpu.sms.0).max().unwrap_or(0).max(1);
+        // Copies that are left out need no GPU, but cost more than any number of GPUs.
+        let all_placed = self.best.as_ref().is_some_and(|(best, _)| best.missing == self.cost.missing);
+        let more = if all_placed { lacking.div_ceil(largest) } else { 0 };
+        Cost { gpus: self.cost.gpus + more, ..self.cost.clone() }
+    }
+
+    /// The GPUs that can take a copy, those first that look best. Of GPUs that are alike one is enough.
+    fn choices(&self, model: usize) -> Vec<usize> {
+        let Model { each, on, .. } = &self.models[model];
+        let placed = &self.placed[model];
+        let fits = |&gpu: &usize| !placed.contains(&gpu) && self.taken[gpu].with(each).fits(&self.gpus[gpu]);
+        let mut choices: Vec<usize> = (0..self.gpus.len()).filter(fits).collect();
+        choices.sort_by_key(|&gpu| {
+            let host = self.gpus[gpu].host;
+            let together = placed.iter().any(|&other| self.gpus[other].host == host);
+            let empty = self.taken[gpu].models == 0;
+            let left = self.gpus[gpu].sms.0 - self.taken[gpu].sms;
+            (together, !on.contains(&gpu), empty, left, gpu)
+        });
+        let mut seen: Vec<usize> = Vec::new();
+        choices.retain(|&gpu| {
+            let is_new = !seen.iter().any(|&other| self.are_alike(gpu, other));
+            if is_new {
+                seen.push(gpu);
+            }
+            is_new
+        });
+        choices
+    }
+
+    /// Whether two GPUs are the same to every copy, the next ones included.
+    fn are_alike(&self, one: usize, other: usize) -> bool {
+        self.gpus[one] == self.gpus[other]
+            && self.taken[one].models == 0
+            && self.taken[other].models == 0
+            && self.models.iter().all(|model| model.on.contains(&one) == model.on.contains(&other))
+    }
+}
+
+fn missing(gpus: &[Gpu], models: &[Model], placed: &[Vec<usize>]) -> Vec<Missing> {
+    let mut taken = vec![Taken::default(); gpus.len()];
+    for (model, on) in models.iter().zip(placed) {
+        on.iter().for_each(|&gpu| taken[gpu] = taken[gpu].with(&model.each));
+    }
+    let of = |(index, (model, on)): (usize, (&Model, &Vec<usize>))| {
+        let copies = model.copies.saturating_sub(u32::try_from(on.len()).unwrap_or(u32::MAX));
+        let others = || (0..gpus.len()).filter(|gpu| !on.contains(gpu)).map(|gpu| (&gpus[gpu], &taken[gpu]));
+        (copies > 0).then(|| Missing { model: index, copies, lacks: lacks(&model.each, others) })
+    };
+    models.iter().zip(placed).enumerate().filter_map(of).collect()
+}
+
+fn lacks<'a, I>(each: &Share, others: impl Fn() -> I) -> Lacks
+where
+    I: Iterator<Item = (&'a Gpu, &'a Taken)>,
+{
+    let free = |(gpu, taken): (&Gpu, &Taken)| gpu.sms.0.saturating_sub(taken.sms);
+    let Some(sms) = others().map(free).max() else { return Lacks::Gpu };
+    if sms < each.sms.0 {
+        return Lacks::Sms { free: Sms(sms), needed: each.sms };
+    }
+    let with_sms = others().filter(|&both| free(both) >= each.sms.0);
+    let needed = each.memory.saturating_add(each.shadow);
+    // A shadow of another model can be the larger one.
+    let room = |(gpu, taken): (&Gpu, &Taken)| {
+        gpu.memory.saturating_sub(taken.memory.saturating_add(taken.shadow.saturating_sub(each.shadow)))
+    };
+    match with_sms.map(room).max() {
+        Some(free) if free < needed => Lacks::Memory { free, needed },
+        _ => Lacks::Bandwidth,
+    }
+}

@@ -1,0 +1,202 @@
+use std::time::Duration;
+
+use shadowslice_shared::profile::{Execution, Row};
+
+use super::*;
+
+const GIB: u64 = 1 << 30;
+
+fn gpu(host: usize) -> Gpu {
+    Gpu { host, sms: Sms(132), memory: 80 * GIB }
+}
+
+fn share(sms: u32) -> Share {
+    Share { sms: Sms(sms), memory: 4 * GIB, shadow: GIB, bandwidth: 0.1 }
+}
+
+fn model(copies: u32, sms: u32) -> Model {
+    Model { copies, each: share(sms), priority: 1, on: Vec::new() }
+}
+
+/// xorshift64*.
+struct Draws(u64);
+
+impl Draws {
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) % end
+    }
+}
+
+/// Up to four GPUs on up to three hosts, and models with six copies at most.
+fn mix(seed: u64) -> (Vec<Gpu>, Vec<Model>) {
+    let mut draws = Draws(seed);
+    let gpus: Vec<Gpu> = (0..1 + draws.below(4))
+        .map(|_| Gpu {
+            host: draws.below(3) as usize,
+            sms: Sms([132, 132, 78][draws.below(3) as usize]),
+            memory: [80, 40][draws.below(2) as usize] * GIB,
+        })
+        .collect();
+    let (mut models, mut copies) = (Vec::new(), 0);
+    while copies < 5 {
+        let wanted = 1 + u32::from(draws.below(3) == 0);
+        copies += wanted;
+        let each = Share {
+            sms: Sms(8 * (1 + draws.below(12) as u32)),
+            memory: (1 + draws.below(30)) * GIB,
+            shadow: draws.below(8) * GIB,
+            bandwidth: draws.below(6) as f64 / 10.0,
+        };
+        let on: Vec<usize> = (0..gpus.len()).filter(|_| draws.below(4) == 0).take(wanted as usize).collect();
+        models.push(Model { copies: wanted, each, priority: 1 + draws.below(2) as u32, on });
+    }
+    (gpus, models)
+}
+
+/// What a placement costs, as [`Cost`] says; `None` if it exceeds something.
+fn cost_of(gpus: &[Gpu], models: &[Model], placed: &[Vec<usize>]) -> Option<Cost> {
+    for (index, gpu) in gpus.iter().enumerate() {
+        let here =
+            || models.iter().zip(placed).filter(|(_, on)| on.contains(&index)).map(|(model, _)| model.each);
+        let sms: u32 = here().map(|each| each.sms.0).sum();
+        let memory: u64 = here().map(|each| each.memory).sum();
+        let shadow = here().map(|each| each.shadow).max().unwrap_or(0);
+        let bandwidth: f64 = here().map(|each| each.bandwidth).sum();
+        if sms > gpu.sms.0 || memory + shadow > gpu.memory || bandwidth > 1.0 + 1e-6 {
+            return None;
+        }
+    }
+    let mut levels: Vec<(u32, std::cmp::Reverse<u32>)> = models
+        .iter()
+        .flat_map(|model| (0..model.copies).map(|number| (number, std::cmp::Reverse(model.priority))))
+        .collect();
+    levels.sort_unstable();
+    levels.dedup();
+    let mut cost = Cost { missing: vec![0; levels.len()], ..Cost::default() };
+    for (model, on) in models.iter().zip(placed) {
+        let have = on.len() as u32;
+        for number in have..model.copies {
+            let level = (number, std::cmp::Reverse(model.priority));
+            cost.missing[levels.iter().position(|each| *each == level).unwrap()] += 1;
+        }
+        for (nth, &here) in on.iter().enumerate() {
+            if on[..nth].contains(&here) {
+                return None;
+            }
+            cost.together += u32::from(on[..nth].iter().any(|&other| gpus[other].host == gpus[here].host));
+            cost.moves += u32::from(!model.on.is_empty() && !model.on.contains(&here));
+        }
+    }
+    cost.gpus = (0..gpus.len()).filter(|gpu| placed.iter().any(|on| on.contains(gpu))).count() as u32;
+    Some(cost)
+}
+
+/// The least cost, by trying everything.
+fn exhaustive(gpus: &[Gpu], models: &[Model]) -> Cost {
+    let copies: Vec<usize> =
+        models.iter().enumerate().flat_map(|(index, model)| (0..model.copies).map(move |_| index)).collect();
+    let choices = gpus.len() + 1;
+    let all = choices.pow(copies.len() as u32);
+    let costs = (0..all).filter_map(|mut number| {
+        let mut placed = vec![Vec::new(); models.len()];
+        for &model in &copies {
+            let chosen = number % choices;
+            number /= choices;
+            if chosen < gpus.len() {
+                placed[model].push(chosen);
+            }
+        }
+        cost_of(gpus, models, &placed)
+    });
+    costs.min().unwrap()
+}
+
+#[test]
+fn no_placement_costs_less_on_drawn_mixes() {
+    let mut short = 0;
+    for seed in 1..=40 {
+        let (gpus, models) = mix(seed * 7919);
+        let placement = place(&gpus, &models);
+        assert!(placement.is_best, "seed {seed}");
+        let cost = cost_of(&gpus, &models, &placement.models);
+        assert_eq!(
+            cost.as_ref(),
+            Some(&placement.cost),
+            "seed {seed}: nothing is exceeded, and it costs what it says"
+        );
+        assert_eq!(placement.cost, exhaustive(&gpus, &models), "seed {seed}");
+        assert_eq!(placement, place(&gpus, &models), "seed {seed}: the same again");
+        short += placement.missing.len();
+    }
+    assert!(short > 5, "some mixes do not fit: {short}");
+}
+
+#[test]
+fn a_hundred_models_on_sixteen_gpus_exceed_nothing_within_the_bound() {
+    let gpus: Vec<Gpu> = (0..16).map(|index| gpu(index / 2)).collect();
+    let mut draws = Draws(11);
+    let models: Vec<Model> =
+        (0..100).map(|_| model(1 + u32::from(draws.below(4) == 0), 8 + 8 * draws.below(3) as u32)).collect();
+    let placement = place(&gpus, &models);
+    assert_eq!(cost_of(&gpus, &models, &placement.models), Some(placement.cost));
+    assert_eq!(placement.missing, []);
+}
+
+#[test]
+fn copies_lie_on_hosts_of_their_own_and_models_stay_where_they_are() {
+    let gpus = [gpu(0), gpu(0), gpu(1)];
+    let two = place(&gpus, &[model(2, 40)]);
+    assert_eq!(two.models, [[0, 2]]);
+    assert_eq!((two.cost.together, two.cost.moves), (0, 0));
+    let stays = Model { on: vec![1, 2], ..model(2, 40) };
+    assert_eq!(place(&gpus, &[stays, model(1, 40)]).models, [vec![1, 2], vec![1]]);
+}
+
+#[test]
+fn where_room_lacks_the_model_of_higher_priority_has_its_first_copy_before_others() {
+    let low = Model { on: vec![0], ..model(1, 100) };
+    let high = Model { priority: 2, ..model(2, 100) };
+    let placement = place(&[gpu(0), gpu(1)], &[low, high]);
+    assert_eq!(placement.models, [vec![0], vec![1]], "a second copy comes after first ones");
+    let missing = Missing { model: 1, copies: 1, lacks: Lacks::Sms { free: Sms(32), needed: Sms(100) } };
+    assert_eq!(placement.missing, [missing]);
+    let only = place(&[gpu(0)], &[model(1, 100), Model { priority: 2, ..model(1, 100) }]);
+    assert_eq!(only.models, [vec![], vec![0]]);
+}
+
+#[test]
+fn what_lacks_is_said() {
+    let lacks = |gpus: &[Gpu], each: Share, beside: Share| {
+        let models = [Model { priority: 2, each: beside, ..model(1, 8) }, Model { each, ..model(1, 8) }];
+        place(gpus, &models).missing.first().map(|missing| missing.lacks)
+    };
+    let large = Share { memory: 70 * GIB, shadow: 12 * GIB, ..share(8) };
+    let needed = 82 * GIB;
+    assert_eq!(lacks(&[gpu(0)], large, share(8)), Some(Lacks::Memory { free: 76 * GIB, needed }));
+    let greedy = Share { bandwidth: 0.95, ..share(8) };
+    assert_eq!(lacks(&[gpu(0)], greedy, share(8)), Some(Lacks::Bandwidth));
+    assert_eq!(lacks(&[gpu(0)], share(8), share(8)), None);
+    let twice = place(&[gpu(0)], &[model(2, 8)]);
+    assert_eq!(twice.missing[0].lacks, Lacks::Gpu);
+    assert_eq!(place(&[], &[model(1, 8)]).missing[0].lacks, Lacks::Gpu);
+}
+
+#[test]
+fn a_copy_needs_the_fewest_sms_that_keep_its_slo_at_its_rate() {
+    let row = |batch, ms: [f64; 3]| Row { batch, ms: ms.to_vec() };
+    let rows = vec![row(1, [8.0, 4.0, 3.0]), row(8, [32.0, 12.0, 6.0])];
+    let execution = Execution::new(vec![Sms(16), Sms(64), Sms(132)], rows).unwrap();
+    let need =
+        |slo, rate| need(&execution, Sms(132), &Load { slo: Duration::from_millis(slo), rate, max_batch: 8 });
+    let few = need(16, 10.0).unwrap();
+    assert_eq!((few.sms, few.batch), (Sms(16), 1), "two batches of 8 ms are just in time");
+    assert!((few.busy - 0.08).abs() < 1e-9);
+    let many = need(24, 600.0).unwrap();
+    assert_eq!((many.sms, many.batch), (Sms(64), 8));
+    assert!(many.busy > 0.85 && many.busy <= 1.0);
+    assert!(matches!(need(5, 1.0), Err(Unmet::Slo { two }) if two == Duration::from_millis(6)));
+    assert!(matches!(need(24, 1e6), Err(Unmet::Rate { most }) if (1300.0..1340.0).contains(&most)));
+}
