@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from . import Context, InvalidInput, Tensor, _found, _graphs, _options, _tensors
-from ._faults import Faulty, line_of, log_traceback, speakable, told
+from ._faults import Faulty, line_in, line_of, log_traceback, speakable, told
 
 Spec: TypeAlias = tuple[str, str, list[int]]
 """Name, datatype, whole shape."""
@@ -120,7 +120,11 @@ class Runner:
             return self.recorder.record(self.answer, tensors, shapes, self.batched()), None
         except BaseException as error:
             log_traceback()
-            return None, f"`cuda_graph` is True, but a batch cannot be recorded: {told(error)}"
+            # What could not be recorded is told first, and then that the recording has failed.
+            cause = error.__context__ or error
+            where = f"{self.file}:{line_in(self.file, cause)}"
+            what = told(cause).splitlines()[0]
+            return None, f"{where}: `cuda_graph` is True, but this cannot be recorded: {what}"
 
     def warmed_up(self) -> None:
         """From now on it serves."""
