@@ -39,7 +39,7 @@ class EveryType:
 """
 
 MOODS = """
-import os, signal, subprocess, sys, threading
+import ctypes, os, signal, subprocess, sys, threading, time
 import numpy as np
 from shadowslice import InvalidInput, Tensor
 
@@ -68,6 +68,19 @@ class Moods:
     def forks(self, _): os.fork()
     def runs(self, _): subprocess.run(["true"])
     def writes(self, _): open("/tmp/written", "w")
+    def writes_elsewhere(self, answer):
+        libc, outcomes = ctypes.CDLL(None), []
+        def write(_):
+            try: outcomes.append(self.writes(None))
+            except OSError as error: outcomes.append(error.strerror)
+        handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(write)
+        # A library's handler runs in the thread that has the signal, not in Python's first.
+        libc.signal(signal.SIGUSR1, handler)
+        others = [int(thread) for thread in os.listdir("/proc/self/task") if int(thread) != os.getpid()]
+        for thread in others: libc.tgkill(os.getpid(), thread, signal.SIGUSR1)
+        while len(outcomes) < len(others): time.sleep(0.01)
+        libc.signal(signal.SIGUSR1, None)
+        return answer | {"text": np.array([[repr(sorted(set(outcomes), key=str)).encode()]], object)}
     def prints(self, _):
         for _ in range(200_000): print("x" * 80)
     def nothing(self, _): return 7
@@ -367,6 +380,9 @@ class PythonModels(unittest.TestCase):
         self.assertEqual(SERVER.worker("moods"), before)
         self.assertTrue(np.isnan(self.ask("nan").as_numpy("y")).all())
         np.testing.assert_array_equal(self.ask("strided").as_numpy("y"), [[0, 4]])
+
+    def test_walls_stand_around_every_thread(self):
+        self.assertEqual(self.ask("writes_elsewhere").as_numpy("text")[0, 0], b"['Permission denied']")
 
     def test_neighbours_in_the_batch_of_a_bad_request_are_answered(self):
         good, bad = [], []

@@ -6,6 +6,7 @@ mod partitions;
 
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
@@ -23,9 +24,10 @@ use crate::descriptors::{Descriptors, adopt};
 use crate::device::Device;
 use crate::device::cuda::pinned;
 use crate::engine::{Engine, Host, Libraries, Means, Signature};
+use crate::parent::Parent;
 use crate::proof::{self, Trial, Unproven};
 use crate::serve::Warm;
-use crate::{parent, say, walls};
+use crate::{say, walls};
 pub use link::Fault;
 use link::Link;
 use shadowslice_shared::errors::chain;
@@ -35,6 +37,7 @@ pub struct Connected {
     link: Link,
     descriptors: Descriptors,
     host: Option<Box<dyn Host>>,
+    parent: Option<Parent>,
 }
 
 impl Connected {
@@ -42,16 +45,15 @@ impl Connected {
     /// runs models that no engine here runs.
     pub fn new(host: Option<Box<dyn Host>>) -> Result<Self, Fault> {
         let (boot, descriptors) = adopt().map_err(Fault::Connect)?;
-        if let Err(error) = parent::end_with_it() {
-            say(&format!("if its model hangs, it would outlive a supervisor that is killed: {error}"));
-        }
-        Ok(Self { link: Link::open(boot)?, descriptors, host })
+        // Before the first order, which comes only while the supervisor lives.
+        let parent = Parent::find().unwrap_or_else(unwatched);
+        Ok(Self { link: Link::open(boot)?, descriptors, host, parent })
     }
 
     /// On an emulated device this takes at least as long as the assignment's profile says for
     /// starting a process and loading.
     pub fn load(self) -> Result<Loaded, Fault> {
-        let Self { link, descriptors, host } = self;
+        let Self { link, descriptors, host, parent } = self;
         let Order::Load(assignment) = link.order()? else { return Err(link.out_of_step()) };
         let begun_ns = now_ns();
         let breaches = walls::raise(&walls::writable(&assignment.engine, assignment.on_gpu()));
@@ -59,6 +61,7 @@ impl Connected {
             // Once a model is enough.
             breaches.iter().for_each(|breach| say(&chain(breach)));
         }
+        parent.map_or(Ok(()), Parent::end_with_it).unwrap_or_else(unwatched);
         let (parts, took, weights) =
             Parts::load(descriptors, host, &assignment).map_err(|refusal| link.refuse(refusal))?;
         let times = parts.device.start_times(assignment.profile.as_ref());
@@ -106,6 +109,11 @@ impl Loaded {
         self.link.say(WorkerSays::Warmed(Warmed { proof, ..warmed }))?;
         Ok((!self.purpose.is_reference()).then(|| self.parts.into_warm(warm_up.batched)))
     }
+}
+
+fn unwatched<T: Default>(error: io::Error) -> T {
+    say(&format!("if its model hangs, it would outlive a supervisor that is killed: {error}"));
+    T::default()
 }
 
 /// How long each part of loading took, including the waits on an emulated device: `process` is the
