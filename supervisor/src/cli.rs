@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 
-use crate::{init, manual, serve};
+use crate::{init, manual, place, serve};
 use shadowslice_config as config;
 use shadowslice_control::controller::HandoverReport;
 use shadowslice_control::host;
@@ -168,6 +168,16 @@ enum Command {
     /// Nothing is changed or started. A fault, and exit code 69, is what keeps models from being served on real
     /// GPUs; with a configuration, only what that one needs.
     Doctor(doctor::Options),
+    /// Say which GPUs should have which models, as JSON; nothing is changed.
+    ///
+    /// The wish is one object: `gpus`, each with `host`, `gpu`, `sms` and `memory_mib`; and `models`, each with `name`,
+    /// `copies` (1), `priority` (1), the GPUs that it is `on` (host and gpu), and what a copy needs: `sms`, `memory_mib`,
+    /// `shadow_mib` and `bandwidth` (0 to 1), or a `profile` (a path), `slo_ms`, the `rate` of all copies in requests per
+    /// second, and `max_batch` (32).
+    Place {
+        /// A file, or - for the standard input.
+        wish: PathBuf,
+    },
     /// Measure what a model costs on a device, over batch sizes and shares, and write its profile.
     ///
     /// Workers are started as for serving, one share after the other; nothing else should use the device.
@@ -232,6 +242,10 @@ pub(crate) fn run() -> ExitCode {
         Command::Drain { model, at } => ask(&Ask::Drain { model, drained: true }, false, at),
         Command::Undrain { model, at } => ask(&Ask::Drain { model, drained: false }, false, at),
         Command::Plan { json, at } => ask(&Ask::Plan, json, at),
+        Command::Place { wish } => match place::run(&wish) {
+            Ok(placement) => print(&placement),
+            Err(error) => fail(&errors::chain(&error), exit::CONFIG),
+        },
         Command::Doctor(options) => doctor::run(&options),
         Command::Profile(options) => profile::run(&options),
         Command::Completions { shell } => manual::completions(Cli::command(), shell),

@@ -5,6 +5,7 @@ mod ending;
 mod init;
 mod known;
 mod manual;
+mod place;
 mod running;
 mod serve;
 mod shown;

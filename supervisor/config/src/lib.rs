@@ -13,7 +13,7 @@ mod listen;
 mod models;
 mod onnx;
 mod peers;
-mod profile;
+pub mod profile;
 mod reader;
 mod render;
 mod settings;

@@ -6,7 +6,7 @@ use shadowslice_shared::profile::{BadTable, Execution, Memory, Profile, Row, Sou
 use shadowslice_shared::units::Sms;
 
 use super::engine::shape;
-use super::faults::FaultLog;
+use super::faults::{ConfigError, FaultLog};
 use super::reader::{Fields, Value};
 use super::settings::size_within;
 use super::yaml::Node;
@@ -21,18 +21,27 @@ const MAX_MEMORY: u64 = 1 << 40;
 
 /// Reads the profile that `value` names. Its faults are faults of the model's files.
 pub(super) fn load(value: &Value<'_>, path: &Path, context: &Context<'_>) -> Option<Profile> {
-    let log = FaultLog::new(path);
-    let text = match usable(path).and_then(|()| yaml::read(path, &log)) {
-        Ok(text) => text,
-        Err(error) => {
+    match read(path) {
+        Ok(profile) => Some(profile),
+        Err(ConfigError::Read { source, .. }) => {
             let message = format!(
-                "{} cannot be used: {error}; put the profile there, correct the path or remove the key",
+                "{} cannot be used: {source}; put the profile there, correct the path or remove the key",
                 path.display()
             );
             context.file_faults.borrow_mut().push(value.describe(message));
-            return None;
+            None
         }
-    };
+        Err(ConfigError::Faults(faults)) => {
+            context.file_faults.borrow_mut().extend(faults);
+            None
+        }
+    }
+}
+
+pub fn read(path: &Path) -> Result<Profile, ConfigError> {
+    let log = FaultLog::new(path);
+    let text = usable(path).and_then(|()| yaml::read(path, &log));
+    let text = text.map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
     let tree = text.and_then(|text| yaml::parse(&text, EXAMPLE, &log));
     let tree = tree.filter(|tree| is_profile(tree, &log));
     let may_be_shown = tree.is_some();
@@ -41,9 +50,10 @@ pub(super) fn load(value: &Value<'_>, path: &Path, context: &Context<'_>) -> Opt
     if !may_be_shown {
         faults.iter_mut().for_each(|fault| fault.path.clear());
     }
-    let is_fine = faults.is_empty();
-    context.file_faults.borrow_mut().extend(faults);
-    profile.filter(|_| is_fine)
+    match profile {
+        Some(profile) if faults.is_empty() => Ok(profile),
+        _ => Err(ConfigError::Faults(faults)),
+    }
 }
 
 /// Another file is a fault, without a word of what it holds: that may be a secret.

@@ -50,6 +50,10 @@ pub struct Share {
     pub bandwidth: f64,
 }
 
+impl Share {
+    pub const NOTHING: Self = Self { sms: Sms(0), memory: 0, shadow: 0, bandwidth: 0.0 };
+}
+
 /// The same facts have the same placement.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Placement {
