@@ -50,9 +50,6 @@ pub(super) fn models(root: &Fields<'_>, beside: &Beside<'_>, context: &Context<'
     let why = "give `models: [{path: digits.onnx, slo: 20ms}]`, say";
     let Some(list) = root.required("models", why) else { return Vec::new() };
     let Some(items) = list.items_up_to(MAX_MODELS, "models") else { return Vec::new() };
-    if list.is_list() && items.is_empty() {
-        list.fault("no model; give `[{path: digits.onnx, slo: 20ms}]`, say");
-    }
     let mut models: Vec<Model> = Vec::new();
     for item in &items {
         let fields = item.fields(KEYS);

@@ -77,7 +77,7 @@ async fn systemd_hears_that_it_serves_moves_and_stops() {
 
 #[tokio::test]
 async fn a_status_that_does_not_come_is_given_up() {
-    let home = Home::with_config("models: []").unwrap();
+    let home = Home::with_config("models: 7").unwrap();
     std::fs::create_dir_all(home.run_dir()).unwrap();
     let _listens = UnixListener::bind(home.run_dir().join("control.sock")).unwrap();
     let output = timeout(Duration::from_secs(30), home.run(&["status"])).await.unwrap().unwrap();

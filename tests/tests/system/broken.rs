@@ -227,7 +227,7 @@ async fn output_that_cannot_be_written_is_an_error_unless_its_reader_has_gone() 
 
 #[tokio::test]
 async fn faults_that_cannot_be_printed_are_faults_all_the_same() {
-    let home = Home::with_config("models: []\n").unwrap();
+    let home = Home::with_config("models: 7\n").unwrap();
     for command in ["check", "serve"] {
         let mut command = home.command(&[command, "config.yaml"]).unwrap();
         let ended = command.stderr(full()).status().await.unwrap();

@@ -180,7 +180,7 @@ async fn a_foreign_daemon_and_a_dead_ones_directory_are_found() {
 
 #[tokio::test]
 async fn a_faulty_configuration_is_refused_before_anything_is_checked() {
-    let home = Home::with_config(&format!("{EMULATED}models: []\n")).unwrap();
+    let home = Home::with_config(&format!("{EMULATED}models: 7\n")).unwrap();
     let output = home.run(&["doctor", "config.yaml"]).await.unwrap();
     assert_eq!(output.status.code(), Some(78));
     assert!(String::from_utf8_lossy(&output.stderr).contains("config.yaml:"), "{output:?}");

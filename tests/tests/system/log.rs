@@ -46,7 +46,7 @@ async fn eventful(form: Option<&str>) -> String {
     for order in [&["release", "short"][..], &["drain", "long"], &["undrain", "long"], &["reload"]] {
         server.said(order).await.unwrap();
     }
-    server.home().write("config.yaml", "models: []\nnonsense: 1\nmore: 2\n").unwrap();
+    server.home().write("config.yaml", "models: 7\nnonsense: 1\nmore: 2\n").unwrap();
     assert!(!server.home().run(&["reload"]).await.unwrap().status.success());
     for load in loads {
         load.await.unwrap();
@@ -109,7 +109,7 @@ async fn as_json_each_line_is_an_object_and_figures_are_numbers() {
 
 #[tokio::test]
 async fn as_json_the_error_that_ends_it_is_an_object_too() {
-    let mut home = Home::with_config("models: []\nnonsense: 1\n").unwrap();
+    let mut home = Home::with_config("models: 7\nnonsense: 1\n").unwrap();
     home.set_env("SHADOWSLICE_LOG", "json");
     home.set_env("RUST_LOG", "off");
     for (file, code, faults) in [
