@@ -162,9 +162,8 @@ impl Search<'_> {
         let wanted = self.copies[at..].iter().map(|copy| self.models[copy.model].each.sms.0);
         let lacking = wanted.fold(0_u32, u32::saturating_add).saturating_sub(free);
         let largest = self.gpus.iter().map(|gpu| gpu.sms.0).max().unwrap_or(0).max(1);
-        // Copies that are left out need no GPU, but cost more than any number of GPUs.
-        let all_placed = self.best.as_ref().is_some_and(|(best, _)| best.missing == self.cost.missing);
-        let more = if all_placed { lacking.div_ceil(largest) } else { 0 };
+        // A copy that is left out needs no GPU, but costs more than any number of GPUs.
+        let more = lacking.div_ceil(largest);
         Cost { gpus: self.cost.gpus + more, ..self.cost.clone() }
     }
 
