@@ -115,6 +115,8 @@ impl Drop for SocketFile {
         if !self.passed.load(Ordering::Relaxed)
             && identity(&self.path).is_ok_and(|identity| identity == self.identity)
             && let Err(error) = std::fs::remove_file(&self.path)
+            // The other supervisor of an upgrade may have been faster.
+            && error.kind() != io::ErrorKind::NotFound
         {
             tracing::warn!(path = %self.path.display(), %error, "cannot remove the socket");
         }
