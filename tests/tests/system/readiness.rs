@@ -115,3 +115,25 @@ async fn named_models_make_a_host_ready_and_a_reload_names_others() {
     }
     server.stop().await.unwrap();
 }
+
+#[tokio::test]
+async fn a_host_starts_without_models_and_gets_and_gives_them_up_by_reloads() {
+    let none = format!("{EMULATED}models: []\n");
+    let model = echo("m", "profile: profile.yaml, share: {initial: 50%}");
+    let mut server = Server::start(Home::with_config(&none).unwrap(), None).unwrap();
+    server.home().write("profile.yaml", profile(2.0)).unwrap();
+    server.wait_up().await.unwrap();
+    assert_eq!(says_ready(&server).await.unwrap(), UNREADY);
+    assert_eq!(server.status().await.unwrap().models.len(), 0);
+    for _ in 0..2 {
+        server.home().write("config.yaml", format!("{EMULATED}models:\n  - {model}\n")).unwrap();
+        server.reload().await.unwrap();
+        server.wait_ready().await.unwrap();
+        assert_eq!(ask(server.client(), "m", &echo_case(1), 0.0).await, Outcome::Right);
+        server.home().write("config.yaml", &none).unwrap();
+        server.reload().await.unwrap();
+        assert_eq!(says_ready(&server).await.unwrap(), UNREADY);
+        server.wait_children(0).await.unwrap();
+    }
+    server.stop().await.unwrap();
+}

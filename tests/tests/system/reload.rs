@@ -110,31 +110,6 @@ async fn incumbent(server: &Server, model: &str) -> Result<i32, Error> {
 }
 
 #[tokio::test]
-async fn a_host_starts_without_models_and_gets_and_gives_them_up_by_reloads() {
-    let home = Home::new().unwrap();
-    home.write("profile.yaml", profile(2.0)).unwrap();
-    home.write("config.yaml", format!("{EMULATED}timeouts: {{dwell: 100ms}}\nmodels: []\n")).unwrap();
-    let mut server = Server::start(home, None).unwrap();
-    server.wait_up().await.unwrap();
-    assert!(!server.client().server_ready().await.unwrap());
-    assert_eq!(server.status().await.unwrap().models.len(), 0);
-    for _ in 0..2 {
-        rewrite(&server, &[quick("m", "share: {initial: 50%}")]).unwrap();
-        server.reload().await.unwrap();
-        server.wait_ready().await.unwrap();
-        assert_eq!(ask(server.client(), "m", &echo_case(1), 0.0).await, Outcome::Right);
-        server
-            .home()
-            .write("config.yaml", format!("{EMULATED}timeouts: {{dwell: 100ms}}\nmodels: []\n"))
-            .unwrap();
-        server.reload().await.unwrap();
-        assert!(!server.client().server_ready().await.unwrap());
-        server.wait_children(0).await.unwrap();
-    }
-    server.stop().await.unwrap();
-}
-
-#[tokio::test]
 async fn changes_of_every_kind_lose_nothing() {
     let server =
         serving(&[quick("m", "share: {initial: 50%}"), quick("n", "share: {initial: 30%}")]).await.unwrap();
