@@ -210,8 +210,15 @@ impl ModelWish {
 
     /// What a copy needs; or why it cannot keep its SLO.
     fn needs(&self, gpu: Sms) -> Result<Result<(Share, Needed), String>, PlaceError> {
+        let given = self.sms.is_some() || self.memory_mib.is_some() || self.shadow_mib.is_some();
+        let given = given || self.bandwidth.is_some();
+        let asked = self.slo_ms.is_some() || self.rate.is_some() || self.max_batch.is_some();
         match &self.profile {
+            Some(_) if given => {
+                Err(self.wrong("a `profile` says what `sms`, memory and `bandwidth` say; leave one"))
+            }
             Some(path) => self.measured(path, gpu),
+            None if asked => Err(self.wrong("`slo_ms`, `rate` and `max_batch` need a `profile`; give one")),
             None => self.given().map(Ok),
         }
     }

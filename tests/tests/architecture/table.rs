@@ -170,6 +170,7 @@ pub(crate) const UNSAFE: &[&str] = &[
     "worker/python/src/host.rs",
     "worker/src/engine/onnxruntime/bound.rs",
     "worker/src/engine/onnxruntime/on_gpu.rs",
+    "worker/src/engine/fetch.rs",
     "worker/src/engine/recorded.rs",
     "worker/src/engine/onnxruntime/output.rs",
     "worker/src/engine/onnxruntime/providers.rs",

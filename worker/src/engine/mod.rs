@@ -1,6 +1,7 @@
 //! What runs a model: takes a checked batch, writes the answer into its slot.
 
 mod echo;
+mod fetch;
 mod host;
 mod hosted;
 mod onnxruntime;

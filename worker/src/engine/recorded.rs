@@ -3,8 +3,9 @@
 
 use std::ptr::NonNull;
 
-use shadowslice_shared::batch::{Output, RunFailure};
+use shadowslice_shared::batch::RunFailure;
 
+use super::fetch::fetch;
 use super::host::{HostRecording, RecordedOutput};
 use super::{Ran, broken};
 use crate::answer::AnswerSlot;
@@ -65,7 +66,7 @@ impl Recorded {
         // SAFETY: the host keeps what it has recorded, and changes none of it.
         let recording = unsafe { gpu.copy_recording(graph) }.map_err(|fault| broken(&fault))?;
         let whole = recording.ready().map_err(|fault| broken(&fault))?;
-        let inputs = inputs.into_iter().map(place).collect::<Result<_, _>>()?;
+        let inputs = inputs.into_iter().map(place).collect();
         Ok(Some(Self { form, inputs, outputs, recording, whole }))
     }
 
@@ -91,7 +92,11 @@ impl Recorded {
         self.copy_in(gpu, inputs).map_err(|fault| broken(&fault))?;
         gpu.start(inputs.slot()).map_err(|fault| broken(&fault))?;
         gpu.replay(partition.unwrap_or(&self.whole)).map_err(|fault| broken(&fault))?;
-        let outputs = self.outputs.iter().map(|output| fetch(output, gpu, inputs, slot));
+        let outputs = self.outputs.iter().map(|RecordedOutput { shape, address, row }| {
+            // SAFETY: the output has as many rows as the recording, which holds the batch, and which
+            // alone writes there.
+            unsafe { fetch(shape, *row, place(*address), inputs, (gpu, slot)) }
+        });
         let outputs = outputs.collect::<Result<_, _>>()?;
         gpu.synchronize().map_err(|fault| broken(&fault))?;
         Ok(Ran::whole(outputs))
@@ -118,29 +123,7 @@ pub(super) fn fitting(recorded: &[Recorded], inputs: &Inputs<'_>) -> Option<usiz
     fits.min_by_key(|(_, recorded)| recorded.form.rows).map(|(index, _)| index)
 }
 
-fn fetch(
-    output: &RecordedOutput,
-    gpu: &CudaGpu,
-    inputs: &Inputs<'_>,
-    slot: &mut AnswerSlot<'_>,
-) -> Result<Output, RunFailure> {
-    let (start, mut done) = (place(output.address)?, 0);
-    let parts = (0..inputs.requests()).map(|request| {
-        let len = output.row * inputs.rows_of(request) as usize;
-        let (extent, place) = slot.reserve(len as u64);
-        if let Some(place) = place {
-            // SAFETY: the output has as many rows as the recording, which holds the batch; the place is
-            // this batch's until it is answered.
-            unsafe { gpu.copy_out(start.add(done), place, len) }.map_err(|fault| broken(&fault))?;
-        }
-        done += len;
-        Ok(extent)
-    });
-    let parts = parts.collect::<Result<_, RunFailure>>()?;
-    Ok(Output { shape: output.shape.clone(), parts })
-}
-
-fn place(address: usize) -> Result<NonNull<u8>, RunFailure> {
-    NonNull::new(std::ptr::with_exposed_provenance_mut(address))
-        .ok_or_else(|| RunFailure::Engine("a recorded tensor has no memory".to_owned()))
+/// Tensors without elements may have no address; no byte of them is copied.
+fn place(address: usize) -> NonNull<u8> {
+    NonNull::new(std::ptr::with_exposed_provenance_mut(address)).unwrap_or(NonNull::dangling())
 }

@@ -73,8 +73,7 @@ pub struct Missing {
     pub lacks: Lacks,
 }
 
-/// Why a GPU that has no copy of the model yet cannot take one: of all these, the one that has most
-/// of what is lacking.
+/// Why no GPU without a copy of the model can take one. `free` is the most that one of them has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lacks {
     Sms {
@@ -100,7 +99,7 @@ pub struct Cost {
     pub together: u32,
     /// GPUs that have models.
     pub gpus: u32,
-    /// Copies on GPUs that do not have the model now, beside those that no GPU has.
+    /// Copies on GPUs that do not have their model now, though another GPU has it.
     pub moves: u32,
 }
 

@@ -7,10 +7,10 @@ use shadowslice_shared::units::Sms;
 
 use super::{Cost, Gpu, Lacks, Missing, Model, Placement, Share};
 
-/// Copies tried on GPUs, after which the best placement so far is taken: some 50 ms.
+/// Copies tried on GPUs, after which the best placement so far is taken.
 const MOST_TRIALS: u32 = 200_000;
 
-/// In units of a hundred-millionth of the GPU's, so that sums do not depend on their order.
+/// A GPU's, in whole units, so that sums do not depend on their order.
 const WHOLE_BANDWIDTH: u64 = 100_000_000;
 
 pub fn place(gpus: &[Gpu], models: &[Model]) -> Placement {
@@ -28,11 +28,10 @@ pub fn place(gpus: &[Gpu], models: &[Model]) -> Placement {
     };
     search.from(0);
     let is_best = search.trials < MOST_TRIALS;
-    let (cost, placed) = search.best.take().unwrap_or_default();
-    let mut models_on = placed;
-    models_on.iter_mut().for_each(|on| on.sort_unstable());
-    let missing = missing(gpus, models, &models_on);
-    Placement { models: models_on, missing, cost, is_best }
+    let (cost, mut placed) = search.best.take().unwrap_or_default();
+    placed.iter_mut().for_each(|on| on.sort_unstable());
+    let missing = missing(gpus, models, &placed);
+    Placement { models: placed, missing, cost, is_best }
 }
 
 #[derive(Debug, Clone, Copy)]

@@ -27,6 +27,7 @@ use crate::device::cuda::CudaGpu;
 use crate::device::cuda::graph::{Executable, Unmovable};
 use crate::device::cuda::partition::SmGroups;
 use crate::engine::broken;
+use crate::engine::fetch::fetch;
 use crate::inputs::Inputs;
 use shadowslice_shared::errors::chain;
 
@@ -259,7 +260,9 @@ impl OnGpu {
                 let executable = executable(partitions.as_mut(), recorded, inputs.groups())?;
                 gpu.replay(executable).map_err(|fault| broken(&fault))?;
                 let fetched = specs.zip(&recorded.outputs).map(|(spec, Fixed { layout, buffer })| {
-                    output::fetch(layout, size_of(spec), buffer.start(), inputs, (gpu, slot))
+                    let row = layout.row * size_of(spec);
+                    // SAFETY: the recording is for at least as many rows, and alone writes its buffer.
+                    unsafe { fetch(&layout.shape, row, buffer.start(), inputs, (gpu, slot)) }
                 });
                 fetched.collect()
             }
@@ -272,7 +275,11 @@ impl OnGpu {
                     let value = answer.get(&spec.name).ok_or_else(missing)?;
                     let layout = output::layout(spec, value, rows)?;
                     match output::on_device(value)? {
-                        Some(start) => output::fetch(&layout, size_of(spec), start, inputs, (gpu, slot)),
+                        Some(start) => {
+                            let row = layout.row * size_of(spec);
+                            // SAFETY: the output is this batch's, and is freed on the compute stream.
+                            unsafe { fetch(&layout.shape, row, start, inputs, (gpu, slot)) }
+                        }
                         None => output::split(spec, value, inputs, slot),
                     }
                 });

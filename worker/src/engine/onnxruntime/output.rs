@@ -10,8 +10,6 @@ use shadowslice_shared::tensor::{TensorSpec, elements};
 use super::strings::Strings;
 use super::{datatype, failed};
 use crate::answer::AnswerSlot;
-use crate::device::cuda::CudaGpu;
-use crate::engine::broken;
 use crate::inputs::Inputs;
 
 pub(super) fn split(
@@ -42,31 +40,6 @@ pub(super) fn on_device(value: &DynValue) -> Result<Option<NonNull<u8>>, RunFail
     }
     // An output without elements may have no address; no byte is copied from it.
     Ok(Some(NonNull::new(tensor.data_ptr().cast::<u8>().cast_mut()).unwrap_or(NonNull::dangling())))
-}
-
-/// The numbers lie at `start` on the GPU. Only the compute stream writes or frees that memory.
-pub(super) fn fetch(
-    layout: &Layout,
-    size: usize,
-    start: NonNull<u8>,
-    inputs: &Inputs<'_>,
-    (gpu, slot): (&CudaGpu, &mut AnswerSlot<'_>),
-) -> Result<Output, RunFailure> {
-    let mut done = 0;
-    let parts = (0..inputs.requests()).map(|request| {
-        let len = layout.row * inputs.rows_of(request) as usize * size;
-        let (extent, place) = slot.reserve(len as u64);
-        if let Some(place) = place {
-            // SAFETY: the output has as many bytes as its layout says for at least the rows of this
-            // batch, and the stream copies before it writes or frees; the place is this batch's
-            // until it is answered.
-            unsafe { gpu.copy_out(start.add(done), place, len) }.map_err(|fault| broken(&fault))?;
-        }
-        done += len;
-        Ok(extent)
-    });
-    let parts = parts.collect::<Result<_, RunFailure>>()?;
-    Ok(Output { shape: layout.shape.clone(), parts })
 }
 
 #[derive(Debug)]
