@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use shadowslice_config::{ConfigError, profile};
-use shadowslice_policy::placement::{self, Load, Need, Placement, Share};
+use shadowslice_policy::placement::{self, Aim, Load, Need, Placement, Share};
 use shadowslice_shared::units::Sms;
 
 /// In bytes.
@@ -84,7 +84,7 @@ fn one() -> u32 {
 #[derive(Debug, Serialize)]
 struct Answer {
     models: Vec<Placed>,
-    gpus_used: u32,
+    gpus_used: usize,
     moves: u32,
     /// Whether no placement is better.
     best: bool,
@@ -149,13 +149,13 @@ fn place(wish: &Wish) -> Result<Answer, PlaceError> {
         on: model.on.iter().filter_map(|place| places.get(place).copied()).collect(),
     };
     let models: Vec<_> = wish.models.iter().zip(&needs).map(model).collect();
-    let found = placement::place(&gpus, &models);
+    let found = placement::place(&gpus, &models, Aim::FewGpus);
     let placed = wish.models.iter().zip(needs).enumerate();
     Ok(Answer {
         models: placed
             .map(|(index, (model, need))| model.placed(&wish.gpus, need, (index, &found)))
             .collect(),
-        gpus_used: found.cost.gpus,
+        gpus_used: found.gpus_used(),
         moves: found.cost.moves,
         best: found.is_best,
     })
@@ -177,6 +177,7 @@ fn gpus(wish: &[GpuWish]) -> Vec<placement::Gpu> {
         host: hosts.range(..gpu.host.as_str()).count(),
         sms: Sms(gpu.sms),
         memory: gpu.memory_mib.saturating_mul(MIB),
+        taken: Share::NOTHING,
     };
     wish.iter().map(gpu).collect()
 }

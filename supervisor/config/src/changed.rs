@@ -54,6 +54,8 @@ pub fn changed_model(config: &Config, written: &Model, json: &str) -> Result<Mod
         return Err(listed(faults));
     }
     let mut model = read.models.swap_remove(place);
+    // A client cannot set it, and where it is `auto` it was not read.
+    model.gpu = config.models[place].gpu;
     if !names_initial(&changes) {
         // Without this, the model would get an equal part of the SMs that other models leave, and
         // their shares may have changed meanwhile.

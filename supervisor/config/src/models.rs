@@ -72,7 +72,8 @@ pub(super) fn models(root: &Fields<'_>, beside: &Beside<'_>, context: &Context<'
 fn model(fields: &Fields<'_>, beside: &Beside<'_>, context: &Context<'_>) -> Model {
     let Beside { gpus, limits, controller } = *beside;
     let first_file_fault = context.file_faults.borrow().len();
-    let gpu = gpu(fields, gpus);
+    let gpu_auto = gpu_auto(fields, gpus);
+    let gpu = if gpu_auto { 0 } else { gpu(fields, gpus) };
     let (engine, inputs) = engine::engine(fields, gpus.get(gpu), limits, context);
     let name = name(fields);
     let profile =
@@ -89,6 +90,7 @@ fn model(fields: &Fields<'_>, beside: &Beside<'_>, context: &Context<'_>) -> Mod
     Model {
         name,
         gpu,
+        gpu_auto,
         profile: read,
         profile_path: profile.map(|(_, path)| absolute(&path)),
         share: shares::share(fields, gpus.get(gpu)),
@@ -146,6 +148,19 @@ fn name(fields: &Fields<'_>) -> String {
 
 /// The largest index that is understood at all.
 const LAST_GPU: usize = 1023;
+
+/// What else is said of such a model must hold on each GPU.
+fn gpu_auto(fields: &Fields<'_>, gpus: &[Gpu]) -> bool {
+    let Some(value) = fields.get("gpu").filter(|value| value.word() == Some("auto")) else { return false };
+    let kind = |gpu: &Gpu| match gpu {
+        Gpu::Emulated { .. } => None,
+        Gpu::Cuda { partition, .. } => Some(*partition),
+    };
+    if gpus.windows(2).any(|pair| kind(&pair[0]) != kind(&pair[1])) {
+        value.fault("`auto` needs GPUs of one kind: all emulated, or all with the same `partition`");
+    }
+    true
+}
 
 fn gpu(fields: &Fields<'_>, gpus: &[Gpu]) -> usize {
     fields.or("gpu", 0, |value| {

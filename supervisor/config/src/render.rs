@@ -121,7 +121,10 @@ fn gpu(gpu: &Gpu) -> String {
 fn model(f: &mut fmt::Formatter<'_>, model: &Model) -> fmt::Result {
     writeln!(f, "  - name: {}", quoted(&model.name))?;
     engine(f, &model.engine)?;
-    writeln!(f, "    gpu: {}", model.gpu)?;
+    match model.gpu_auto {
+        true => writeln!(f, "    gpu: auto")?,
+        false => writeln!(f, "    gpu: {}", model.gpu)?,
+    }
     match &model.profile_path {
         Some(profile) => writeln!(f, "    profile: {}", path(profile))?,
         None => writeln!(f, "    # profile: none")?,

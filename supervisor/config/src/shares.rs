@@ -3,7 +3,7 @@
 use shadowslice_shared::units::{Percent, Sms};
 
 use super::reader::{Fields, Value};
-use super::types::{Gpu, Model, Share};
+use super::types::{Config, Gpu, Model, Share};
 use super::units;
 
 /// Of a GPU that is not asked: an H100's or H200's.
@@ -38,6 +38,16 @@ fn default_min(gpu: Option<&Gpu>) -> Percent {
     Percent::new((100 * Sms::STEP).div_ceil(total)).unwrap_or(Percent::WHOLE)
 }
 
+impl Config {
+    /// Puts the models on these GPUs, one for each in their order.
+    pub fn put(&mut self, gpus: &[usize]) {
+        for (model, &gpu) in self.models.iter_mut().zip(gpus) {
+            model.gpu = gpu;
+        }
+        settle(&mut self.models);
+    }
+}
+
 /// Models without an initial share divide equally the part that the other models on their GPU
 /// leave, each within its own `min` and `max`.
 pub(super) fn settle(models: &mut [Model]) {
@@ -57,11 +67,13 @@ fn equal_part(models: &[Model], gpu: usize) -> Percent {
     Percent::new(part.max(1)).unwrap_or(Percent::WHOLE)
 }
 
-/// Minimal shares that do not fit on a GPU together are a fault, if they are written. `items` are
-/// where the models stand.
+/// Minimal shares that do not fit on a GPU together are a fault, if they are written, and the GPUs
+/// too. `items` are where the models stand.
 pub(super) fn check_sums(models: &[Model], items: &[Value<'_>], gpus: usize) {
     for gpu in 0..gpus {
-        let counts = |(model, item): &(&Model, &Value<'_>)| model.gpu == gpu && written(item).is_some();
+        let counts = |(model, item): &(&Model, &Value<'_>)| {
+            model.gpu == gpu && !model.gpu_auto && written(item).is_some()
+        };
         let on_gpu: Vec<_> = models.iter().zip(items).filter(counts).collect();
         let sum: u32 = on_gpu.iter().map(|(model, _)| model.share.min.get()).sum();
         let mut before = 0;

@@ -152,6 +152,8 @@ pub struct Model {
     pub engine: Engine,
     /// The index in [`Config::gpus`].
     pub gpu: usize,
+    /// Whether the supervisor chooses the GPU; `gpu` is 0 until it has.
+    pub gpu_auto: bool,
     /// `None` if no profile was given, or the given profile is broken.
     pub profile: Option<Profile>,
     /// Absolute.

@@ -38,6 +38,8 @@ pub struct KnownModel {
     pub drained: bool,
     /// By a client.
     pub unloaded: bool,
+    /// Where it was.
+    pub gpu: Option<usize>,
     /// The clients' changes of its configuration.
     by_clients: ByClients,
 }
@@ -52,13 +54,15 @@ impl Known {
                 held: report.held,
                 drained: router.drains(&served.model.name),
                 unloaded: false,
+                gpu: Some(served.model.gpu),
                 by_clients: models.by_clients.get(&served.model.name).cloned().unwrap_or_default(),
             };
             (served.model.name.clone(), known)
         });
         let unloaded = models.unloaded.iter().map(|unloaded| {
             let initial_percent = unloaded.model.share.initial.get();
-            let known = KnownModel { initial_percent, unloaded: true, ..KnownModel::default() };
+            let gpu = Some(unloaded.model.gpu);
+            let known = KnownModel { initial_percent, unloaded: true, gpu, ..KnownModel::default() };
             (unloaded.model.name.clone(), known)
         });
         Self { drained: router.host() == Host::Drained, models: served.chain(unloaded).collect() }
@@ -99,6 +103,10 @@ impl Known {
             range.contains(&share).then_some((share, known.held))
         });
         share.unwrap_or((otherwise, false))
+    }
+
+    pub(super) fn gpu(&self, model: &str) -> Option<usize> {
+        self.models.get(model)?.gpu
     }
 
     pub(super) fn by_clients(&self, model: &str) -> Option<&ByClients> {

@@ -19,6 +19,8 @@ mod known;
 mod load;
 mod mended;
 mod moves;
+mod needs;
+mod placing;
 mod plan;
 mod registry;
 mod reload;
@@ -40,6 +42,7 @@ pub use crate::controller::Served;
 pub use instance::{MakeError, ModelFactory, patience, serving};
 pub use known::{Known, KnownModel};
 pub use moves::Move;
+pub use needs::Needs;
 pub use registry::{Registry, Shown};
 
 /// How many reloads, and how many wishes of clients, may wait for the registry.

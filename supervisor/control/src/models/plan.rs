@@ -120,6 +120,7 @@ pub(super) fn change(old: &Model, new: &Model) -> Option<Change> {
         name: _,
         engine: _,
         gpu,
+        gpu_auto,
         profile,
         profile_path: _,
         share,
@@ -148,6 +149,7 @@ pub(super) fn change(old: &Model, new: &Model) -> Option<Change> {
         ("priority", *priority == old.priority),
         ("handover", *handover == old.handover || !same_means),
         ("standby", *standby == old.standby),
+        ("gpu", *gpu_auto == old.gpu_auto || *gpu != old.gpu),
     ];
     let anew = [
         ("share.initial", moves),

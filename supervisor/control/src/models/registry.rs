@@ -89,10 +89,12 @@ impl Registry {
         shown: Shown,
         (known, anew): (&Known, bool),
     ) -> Result<Self, MakeError> {
-        let shares = first_shares(&config.controller, &factory.context.gpus, &config.models);
         let (file, entries) = (file.to_owned(), Vec::new());
         let mut registry =
             Self { file, files: Files::default(), config: config.clone(), entries, factory, shown };
+        let config = &registry.placed(config.clone(), |name| known.gpu(name));
+        registry.config = config.clone();
+        let shares = first_shares(&config.controller, &registry.factory.context.gpus, &config.models);
         for (written, share) in config.models.iter().zip(shares) {
             let by_clients = known.by_clients(&written.name).filter(|_| !anew);
             let (model, by_clients) = by_clients.map_or_else(
@@ -169,6 +171,15 @@ impl Registry {
 
     pub(super) fn model(&self, name: &str) -> Option<Arc<Model>> {
         self.entries.iter().find(|entry| entry.model.name == name).map(|entry| Arc::clone(&entry.model))
+    }
+
+    /// The model as it runs, if it does.
+    pub(super) fn served(&self, name: &str) -> Option<&Served> {
+        let entry = self.entries.iter().find(|entry| entry.model.name == name)?;
+        match &entry.state {
+            State::Loaded { now, .. } => Some(&now.served),
+            State::Unloaded { .. } | State::Moved(_) => None,
+        }
     }
 
     pub(super) fn is_loaded(&self, name: &str) -> bool {

@@ -29,6 +29,7 @@ impl Registry {
         if !faults.is_empty() {
             return Err(ReloadRefused::Faulty(Listing(&faults).to_string()));
         }
+        let config = self.placed(config, |name| self.model(name).map(|model| model.gpu));
         let mut plan = plan::plan(&self.config(), &config)
             .map_err(|fixed| ReloadRefused::Impossible(fixed.to_string()))?;
         // The reason why a model is unready may lie outside the file, so such a model is tried

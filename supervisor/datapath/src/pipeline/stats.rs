@@ -14,6 +14,9 @@ use super::totals::Totals;
 /// How long a window of latencies lasts; percentiles cover one to two windows.
 const WINDOW: Duration = Duration::from_secs(60);
 
+/// Over which a rate is taken at least.
+const SHORTEST: Duration = Duration::from_secs(1);
+
 /// The longest latency told apart, in microseconds: an hour.
 const LONGEST_US: u64 = 3_600_000_000;
 
@@ -26,6 +29,8 @@ pub struct Latencies {
     pub slo_percentile_ms: Option<f64>,
     /// Answered within the SLO / offered; 1 when nothing was offered.
     pub attainment: f64,
+    /// Offered, in requests each second.
+    pub rate: f64,
 }
 
 /// Of the requests answered since the last look, in ms.
@@ -40,6 +45,8 @@ pub(crate) struct Stats {
     pub(crate) counts: Counts,
     pub(crate) totals: Totals,
     pub(crate) slo: Slo,
+    /// The windows' starts; the previous one's is the current one's while there is none.
+    previous_began: Moment,
     began: Moment,
     current: Window,
     previous: Window,
@@ -76,6 +83,7 @@ impl Stats {
             counts: Counts::default(),
             totals: Totals::default(),
             slo,
+            previous_began: now,
             began: now,
             current: Window::new(),
             previous: Window::new(),
@@ -150,6 +158,7 @@ impl Stats {
             p99_ms: ms(0.99),
             slo_percentile_ms: (!both.is_empty()).then(|| ms(self.slo.percentile / 100.0)),
             attainment: if offered == 0 { 1.0 } else { within as f64 / offered as f64 },
+            rate: offered as f64 / now.since(self.previous_began).max(SHORTEST).as_secs_f64(),
         }
     }
 
@@ -169,8 +178,10 @@ impl Stats {
         if age >= WINDOW {
             std::mem::swap(&mut self.current, &mut self.previous);
             self.current.clear();
+            self.previous_began = self.began;
             if age >= WINDOW * 2 {
                 self.previous.clear();
+                self.previous_began = now;
             }
             self.began = now;
         }
@@ -235,6 +246,19 @@ mod tests {
         stats.succeeded(&answered_after(300), at(2));
         near(stats.look().unwrap(), 300.0, 300.0);
         assert_eq!(stats.look(), None);
+    }
+
+    #[test]
+    fn the_rate_is_over_as_long_as_it_is_known_and_forgets_old_windows() {
+        let mut stats = Stats::new(Slo { latency: Duration::from_millis(20), percentile: 99.0 }, at(10));
+        stats.succeeded(&answered_after(10), at(10));
+        assert_eq!(stats.latencies(at(10)).rate, 1.0, "a moment is no time to take it over");
+        stats.rejected(Refusal::Late, Duration::ZERO, at(11));
+        assert_eq!(stats.latencies(at(14)).rate, 0.5);
+        stats.failed(Duration::ZERO, at(90));
+        assert_eq!(stats.latencies(at(90)).rate, 3.0 / 80.0);
+        assert_eq!(stats.latencies(at(160)).rate, 1.0 / 70.0, "the first window is gone");
+        assert_eq!(stats.latencies(at(400)).rate, 0.0);
     }
 
     #[test]

@@ -7,24 +7,38 @@
 
 mod need;
 mod search;
+mod settle;
 
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use shadowslice_shared::units::Sms;
 
 pub use need::{Load, Need, Unmet, need};
 pub use search::place;
+pub use settle::{Settled, Tenant, settle};
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// What a placement saves, once all that can be has a place and copies are apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Aim {
+    /// GPUs, and then moves: for hosts that cost something each.
+    FewGpus,
+    /// Moves, and then the GPUs get alike: for the GPUs of one host, which are there anyway.
+    FewMoves,
+}
+
+#[derive(Debug, Clone, PartialEq)]
 pub struct Gpu {
     /// GPUs with the same number fail together.
     pub host: usize,
     pub sms: Sms,
     /// In bytes.
     pub memory: u64,
+    /// What is not to be placed has of it.
+    pub taken: Share,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -32,7 +46,7 @@ pub struct Model {
     /// On as many GPUs.
     pub copies: u32,
     pub each: Share,
-    /// Models of a higher one get their copies first.
+    /// 1 is the highest; models of a higher one get their copies first.
     pub priority: u32,
     /// The GPUs that have it, by index.
     pub on: Vec<usize>,
@@ -66,6 +80,14 @@ pub struct Placement {
     pub is_best: bool,
 }
 
+impl Placement {
+    /// How many GPUs have models.
+    pub fn gpus_used(&self) -> usize {
+        let used: BTreeSet<&usize> = self.models.iter().flatten().collect();
+        used.len()
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Missing {
     pub model: usize,
@@ -97,10 +119,13 @@ pub struct Cost {
     pub missing: Vec<u32>,
     /// Copies on a host that has another copy of the model.
     pub together: u32,
-    /// GPUs that have models.
+    /// GPUs that have models, where these are to be few; else 0.
     pub gpus: u32,
     /// Copies on GPUs that do not have their model now, though another GPU has it.
     pub moves: u32,
+    /// The squares of the SMs that each GPU has free less than the largest GPU has, added up, where
+    /// GPUs are to get alike; else 0.
+    pub crowding: u64,
 }
 
 impl fmt::Display for Lacks {

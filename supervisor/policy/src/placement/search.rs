@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 
 use shadowslice_shared::units::Sms;
 
-use super::{Cost, Gpu, Lacks, Missing, Model, Placement, Share};
+use super::{Aim, Cost, Gpu, Lacks, Missing, Model, Placement, Share};
 
 /// Copies tried on GPUs, after which the best placement so far is taken.
 const MOST_TRIALS: u32 = 200_000;
@@ -13,15 +13,18 @@ const MOST_TRIALS: u32 = 200_000;
 /// A GPU's, in whole units, so that sums do not depend on their order.
 const WHOLE_BANDWIDTH: u64 = 100_000_000;
 
-pub fn place(gpus: &[Gpu], models: &[Model]) -> Placement {
+pub fn place(gpus: &[Gpu], models: &[Model], aim: Aim) -> Placement {
     let copies = order(gpus, models);
     let levels = copies.last().map_or(0, |copy| copy.level + 1);
+    let most = gpus.iter().map(|gpu| gpu.sms).max().unwrap_or(Sms(0));
     let mut search = Search {
         gpus,
         models,
-        taken: vec![Taken::default(); gpus.len()],
+        aim,
+        most,
+        taken: gpus.iter().map(Taken::of).collect(),
         placed: vec![Vec::new(); models.len()],
-        cost: Cost { missing: vec![0; levels], ..Cost::default() },
+        cost: Cost { missing: vec![0; levels], crowding: crowding(gpus, most, aim), ..Cost::default() },
         best: None,
         trials: 0,
         copies,
@@ -52,7 +55,7 @@ fn order(gpus: &[Gpu], models: &[Model]) -> Vec<Copy> {
             .max(u128::from(bandwidth(&model.each)))
     };
     let of = |(index, model): (usize, &Model)| {
-        let key = (Reverse(model.priority), Reverse(fills(model)));
+        let key = (model.priority, Reverse(fills(model)));
         (0..model.copies).map(move |number| ((number, key), index))
     };
     let mut all: Vec<_> = models.iter().enumerate().flat_map(of).collect();
@@ -80,6 +83,15 @@ struct Taken {
 }
 
 impl Taken {
+    /// By what is not to be placed.
+    fn of(gpu: &Gpu) -> Self {
+        Self { models: 0, ..Self::default().with(&gpu.taken) }
+    }
+
+    fn free(&self, gpu: &Gpu) -> u32 {
+        gpu.sms.0.saturating_sub(self.sms)
+    }
+
     fn with(self, each: &Share) -> Self {
         Self {
             models: self.models + 1,
@@ -101,9 +113,24 @@ fn bandwidth(each: &Share) -> u64 {
     (each.bandwidth.clamp(0.0, 1.0) * WHOLE_BANDWIDTH as f64).round() as u64
 }
 
+/// What the GPUs cost while they are empty.
+fn crowding(gpus: &[Gpu], most: Sms, aim: Aim) -> u64 {
+    match aim {
+        Aim::FewGpus => 0,
+        Aim::FewMoves => gpus.iter().map(|gpu| square(most.0 - Taken::of(gpu).free(gpu))).sum(),
+    }
+}
+
+fn square(sms: u32) -> u64 {
+    u64::from(sms) * u64::from(sms)
+}
+
 struct Search<'a> {
     gpus: &'a [Gpu],
     models: &'a [Model],
+    aim: Aim,
+    /// Of any GPU.
+    most: Sms,
     copies: Vec<Copy>,
     /// By GPU.
     taken: Vec<Taken>,
@@ -145,17 +172,31 @@ impl Search<'_> {
         let Model { each, on, .. } = &self.models[model];
         self.cost.together +=
             u32::from(self.placed[model].iter().any(|&other| self.gpus[other].host == host));
-        self.cost.gpus += u32::from(self.taken[gpu].models == 0);
         self.cost.moves += u32::from(!on.is_empty() && !on.contains(&gpu));
+        match self.aim {
+            Aim::FewGpus => self.cost.gpus += u32::from(self.taken[gpu].models == 0),
+            Aim::FewMoves => {
+                let short = self.most.0 - self.free(gpu);
+                self.cost.crowding += square(short + each.sms.0) - square(short);
+            }
+        }
         self.taken[gpu] = self.taken[gpu].with(each);
         self.placed[model].push(gpu);
     }
 
+    /// The SMs that no model of a GPU has.
+    fn free(&self, gpu: usize) -> u32 {
+        self.taken[gpu].free(&self.gpus[gpu])
+    }
+
     /// A bound of what it costs to place this copy and those after it.
     fn at_least(&self, at: usize) -> Cost {
+        if self.aim == Aim::FewMoves {
+            return self.cost.clone();
+        }
         let free = |(taken, gpu): (&Taken, &Gpu)| match taken.models {
             0 => 0,
-            _ => gpu.sms.0.saturating_sub(taken.sms),
+            _ => taken.free(gpu),
         };
         let free: u32 = self.taken.iter().zip(self.gpus).map(free).sum();
         let wanted = self.copies[at..].iter().map(|copy| self.models[copy.model].each.sms.0);
@@ -175,8 +216,10 @@ impl Search<'_> {
         choices.sort_by_key(|&gpu| {
             let host = self.gpus[gpu].host;
             let together = placed.iter().any(|&other| self.gpus[other].host == host);
-            let empty = self.taken[gpu].models == 0;
-            let left = self.gpus[gpu].sms.0 - self.taken[gpu].sms;
+            let (empty, left) = match self.aim {
+                Aim::FewGpus => (self.taken[gpu].models == 0, self.free(gpu)),
+                Aim::FewMoves => (false, self.most.0 - self.free(gpu)),
+            };
             (together, !on.contains(&gpu), empty, left, gpu)
         });
         let mut seen: Vec<usize> = Vec::new();
@@ -200,7 +243,7 @@ impl Search<'_> {
 }
 
 fn missing(gpus: &[Gpu], models: &[Model], placed: &[Vec<usize>]) -> Vec<Missing> {
-    let mut taken = vec![Taken::default(); gpus.len()];
+    let mut taken: Vec<Taken> = gpus.iter().map(Taken::of).collect();
     for (model, on) in models.iter().zip(placed) {
         on.iter().for_each(|&gpu| taken[gpu] = taken[gpu].with(&model.each));
     }
@@ -216,7 +259,7 @@ fn lacks<'a, I>(each: &Share, others: impl Fn() -> I) -> Lacks
 where
     I: Iterator<Item = (&'a Gpu, &'a Taken)>,
 {
-    let free = |(gpu, taken): (&Gpu, &Taken)| gpu.sms.0.saturating_sub(taken.sms);
+    let free = |(gpu, taken): (&Gpu, &Taken)| taken.free(gpu);
     let Some(sms) = others().map(free).max() else { return Lacks::Gpu };
     if sms < each.sms.0 {
         return Lacks::Sms { free: Sms(sms), needed: each.sms };

@@ -7,7 +7,7 @@ use super::*;
 const GIB: u64 = 1 << 30;
 
 fn gpu(host: usize) -> Gpu {
-    Gpu { host, sms: Sms(132), memory: 80 * GIB }
+    Gpu { host, sms: Sms(132), memory: 80 * GIB, taken: Share::NOTHING }
 }
 
 fn share(sms: u32) -> Share {
@@ -16,6 +16,10 @@ fn share(sms: u32) -> Share {
 
 fn model(copies: u32, sms: u32) -> Model {
     Model { copies, each: share(sms), priority: 1, on: Vec::new() }
+}
+
+fn few(gpus: &[Gpu], models: &[Model]) -> Placement {
+    place(gpus, models, Aim::FewGpus)
 }
 
 /// xorshift64*.
@@ -38,6 +42,7 @@ fn mix(seed: u64) -> (Vec<Gpu>, Vec<Model>) {
             host: draws.below(3) as usize,
             sms: Sms([132, 132, 78][draws.below(3) as usize]),
             memory: [80, 40][draws.below(2) as usize] * GIB,
+            taken: if draws.below(3) == 0 { share(24) } else { Share::NOTHING },
         })
         .collect();
     let (mut models, mut copies) = (Vec::new(), 0);
@@ -57,10 +62,11 @@ fn mix(seed: u64) -> (Vec<Gpu>, Vec<Model>) {
 }
 
 /// What a placement costs, as [`Cost`] says; `None` if it exceeds something.
-fn cost_of(gpus: &[Gpu], models: &[Model], placed: &[Vec<usize>]) -> Option<Cost> {
+fn cost_of(gpus: &[Gpu], models: &[Model], placed: &[Vec<usize>], aim: Aim) -> Option<Cost> {
+    let (most, mut crowding) = (gpus.iter().map(|gpu| gpu.sms.0).max().unwrap_or(0), 0);
     for (index, gpu) in gpus.iter().enumerate() {
-        let here =
-            || models.iter().zip(placed).filter(|(_, on)| on.contains(&index)).map(|(model, _)| model.each);
+        let placed = models.iter().zip(placed).filter(|(_, on)| on.contains(&index));
+        let here = || placed.clone().map(|(model, _)| model.each).chain([gpu.taken]);
         let sms: u32 = here().map(|each| each.sms.0).sum();
         let memory: u64 = here().map(|each| each.memory).sum();
         let shadow = here().map(|each| each.shadow).max().unwrap_or(0);
@@ -68,18 +74,17 @@ fn cost_of(gpus: &[Gpu], models: &[Model], placed: &[Vec<usize>]) -> Option<Cost
         if sms > gpu.sms.0 || memory + shadow > gpu.memory || bandwidth > 1.0 + 1e-6 {
             return None;
         }
+        crowding += u64::from(most - gpu.sms.0 + sms).pow(2);
     }
-    let mut levels: Vec<(u32, std::cmp::Reverse<u32>)> = models
-        .iter()
-        .flat_map(|model| (0..model.copies).map(|number| (number, std::cmp::Reverse(model.priority))))
-        .collect();
+    let mut levels: Vec<(u32, u32)> =
+        models.iter().flat_map(|model| (0..model.copies).map(|number| (number, model.priority))).collect();
     levels.sort_unstable();
     levels.dedup();
     let mut cost = Cost { missing: vec![0; levels.len()], ..Cost::default() };
     for (model, on) in models.iter().zip(placed) {
         let have = on.len() as u32;
         for number in have..model.copies {
-            let level = (number, std::cmp::Reverse(model.priority));
+            let level = (number, model.priority);
             cost.missing[levels.iter().position(|each| *each == level).unwrap()] += 1;
         }
         for (nth, &here) in on.iter().enumerate() {
@@ -90,12 +95,17 @@ fn cost_of(gpus: &[Gpu], models: &[Model], placed: &[Vec<usize>]) -> Option<Cost
             cost.moves += u32::from(!model.on.is_empty() && !model.on.contains(&here));
         }
     }
-    cost.gpus = (0..gpus.len()).filter(|gpu| placed.iter().any(|on| on.contains(gpu))).count() as u32;
+    match aim {
+        Aim::FewGpus => {
+            cost.gpus = (0..gpus.len()).filter(|gpu| placed.iter().any(|on| on.contains(gpu))).count() as u32;
+        }
+        Aim::FewMoves => cost.crowding = crowding,
+    }
     Some(cost)
 }
 
 /// The least cost, by trying everything.
-fn exhaustive(gpus: &[Gpu], models: &[Model]) -> Cost {
+fn exhaustive(gpus: &[Gpu], models: &[Model], aim: Aim) -> Cost {
     let copies: Vec<usize> =
         models.iter().enumerate().flat_map(|(index, model)| (0..model.copies).map(move |_| index)).collect();
     let choices = gpus.len() + 1;
@@ -109,7 +119,7 @@ fn exhaustive(gpus: &[Gpu], models: &[Model]) -> Cost {
                 placed[model].push(chosen);
             }
         }
-        cost_of(gpus, models, &placed)
+        cost_of(gpus, models, &placed, aim)
     });
     costs.min().unwrap()
 }
@@ -117,18 +127,18 @@ fn exhaustive(gpus: &[Gpu], models: &[Model]) -> Cost {
 #[test]
 fn no_placement_costs_less_on_drawn_mixes() {
     let mut short = 0;
-    for seed in 1..=40 {
+    for (seed, aim) in (1..=40).flat_map(|seed| [(seed, Aim::FewGpus), (seed, Aim::FewMoves)]) {
         let (gpus, models) = mix(seed * 7919);
-        let placement = place(&gpus, &models);
+        let placement = place(&gpus, &models, aim);
         assert!(placement.is_best, "seed {seed}");
-        let cost = cost_of(&gpus, &models, &placement.models);
+        let cost = cost_of(&gpus, &models, &placement.models, aim);
         assert_eq!(
             cost.as_ref(),
             Some(&placement.cost),
             "seed {seed}: nothing is exceeded, and it costs what it says"
         );
-        assert_eq!(placement.cost, exhaustive(&gpus, &models), "seed {seed}");
-        assert_eq!(placement, place(&gpus, &models), "seed {seed}: the same again");
+        assert_eq!(placement.cost, exhaustive(&gpus, &models, aim), "seed {seed}");
+        assert_eq!(placement, place(&gpus, &models, aim), "seed {seed}: the same again");
         short += placement.missing.len();
     }
     assert!(short > 5, "some mixes do not fit: {short}");
@@ -140,38 +150,40 @@ fn a_hundred_models_on_sixteen_gpus_exceed_nothing_within_the_bound() {
     let mut draws = Draws(11);
     let models: Vec<Model> =
         (0..100).map(|_| model(1 + u32::from(draws.below(4) == 0), 8 + 8 * draws.below(3) as u32)).collect();
-    let placement = place(&gpus, &models);
-    assert_eq!(cost_of(&gpus, &models, &placement.models), Some(placement.cost));
-    assert_eq!(placement.missing, []);
+    for aim in [Aim::FewGpus, Aim::FewMoves] {
+        let placement = place(&gpus, &models, aim);
+        assert_eq!(cost_of(&gpus, &models, &placement.models, aim), Some(placement.cost));
+        assert_eq!(placement.missing, []);
+    }
 }
 
 #[test]
 fn copies_lie_on_hosts_of_their_own_and_models_stay_where_they_are() {
     let gpus = [gpu(0), gpu(0), gpu(1)];
-    let two = place(&gpus, &[model(2, 40)]);
+    let two = few(&gpus, &[model(2, 40)]);
     assert_eq!(two.models, [[0, 2]]);
     assert_eq!((two.cost.together, two.cost.moves), (0, 0));
     let stays = Model { on: vec![1, 2], ..model(2, 40) };
-    assert_eq!(place(&gpus, &[stays, model(1, 40)]).models, [vec![1, 2], vec![1]]);
+    assert_eq!(few(&gpus, &[stays, model(1, 40)]).models, [vec![1, 2], vec![1]]);
 }
 
 #[test]
 fn where_room_lacks_the_model_of_higher_priority_has_its_first_copy_before_others() {
-    let low = Model { on: vec![0], ..model(1, 100) };
-    let high = Model { priority: 2, ..model(2, 100) };
-    let placement = place(&[gpu(0), gpu(1)], &[low, high]);
+    let low = Model { priority: 2, on: vec![0], ..model(1, 100) };
+    let high = model(2, 100);
+    let placement = few(&[gpu(0), gpu(1)], &[low, high]);
     assert_eq!(placement.models, [vec![0], vec![1]], "a second copy comes after first ones");
     let missing = Missing { model: 1, copies: 1, lacks: Lacks::Sms { free: Sms(32), needed: Sms(100) } };
     assert_eq!(placement.missing, [missing]);
-    let only = place(&[gpu(0)], &[model(1, 100), Model { priority: 2, ..model(1, 100) }]);
+    let only = few(&[gpu(0)], &[Model { priority: 2, ..model(1, 100) }, model(1, 100)]);
     assert_eq!(only.models, [vec![], vec![0]]);
 }
 
 #[test]
 fn what_lacks_is_said() {
     let lacks = |gpus: &[Gpu], each: Share, beside: Share| {
-        let models = [Model { priority: 2, each: beside, ..model(1, 8) }, Model { each, ..model(1, 8) }];
-        place(gpus, &models).missing.first().map(|missing| missing.lacks)
+        let models = [Model { each: beside, ..model(1, 8) }, Model { priority: 2, each, ..model(1, 8) }];
+        few(gpus, &models).missing.first().map(|missing| missing.lacks)
     };
     let large = Share { memory: 70 * GIB, shadow: 12 * GIB, ..share(8) };
     let needed = 82 * GIB;
@@ -179,9 +191,9 @@ fn what_lacks_is_said() {
     let greedy = Share { bandwidth: 0.95, ..share(8) };
     assert_eq!(lacks(&[gpu(0)], greedy, share(8)), Some(Lacks::Bandwidth));
     assert_eq!(lacks(&[gpu(0)], share(8), share(8)), None);
-    let twice = place(&[gpu(0)], &[model(2, 8)]);
+    let twice = few(&[gpu(0)], &[model(2, 8)]);
     assert_eq!(twice.missing[0].lacks, Lacks::Gpu);
-    assert_eq!(place(&[], &[model(1, 8)]).missing[0].lacks, Lacks::Gpu);
+    assert_eq!(few(&[], &[model(1, 8)]).missing[0].lacks, Lacks::Gpu);
 }
 
 #[test]

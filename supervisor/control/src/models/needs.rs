@@ -1,0 +1,95 @@
+//! What a copy of a model takes of a GPU: by its profile, and by what was seen of it.
+
+use shadowslice_config::Model;
+use shadowslice_policy::placement::{self, Load, Need, Share, Unmet};
+use shadowslice_shared::groups::GROUP_SMS;
+use shadowslice_shared::profile::{Execution, Row};
+use shadowslice_shared::units::{Percent, Sms};
+
+use crate::backend::GpuBackend;
+use crate::controller::{ModelReport, Served};
+
+const MIB: u64 = 1 << 20;
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Needs {
+    /// For its SLO at the rate; `None` while nothing is known of its times.
+    pub sms: Option<Result<Need, Unmet>>,
+    /// Rows offered each second, over the last minute or two.
+    pub rate: f64,
+    /// In bytes, with its weights.
+    pub memory: Option<u64>,
+    /// What a second worker takes beside the first, in bytes.
+    pub shadow: Option<u64>,
+    /// The part of the GPU's memory bandwidth, 0 to 1; 0 where it is not known.
+    pub bandwidth: f64,
+}
+
+impl Needs {
+    /// Of a model that has not run: without requests.
+    pub(super) fn told(model: &Model, gpu: &dyn GpuBackend) -> Self {
+        let execution = model.profile.as_ref().map(|profile| &profile.execution);
+        let (shadow, memory) = told_memory(model).unzip();
+        Self::with(model, gpu, execution, 0.0, (memory, shadow))
+    }
+
+    pub fn of(served: &Served) -> Self {
+        let Served { model, gpu, pipeline, report, .. } = served;
+        let seen = pipeline.report();
+        let report = report.borrow();
+        let observed = match &model.profile {
+            Some(profile) => Some(profile.execution.clone()),
+            None => observed(&seen.execution, Sms(report.sms)),
+        };
+        let (rows, answered) = (pipeline.totals().rows, seen.counts.succeeded);
+        let rate = seen.latencies.rate * (rows.max(1) as f64 / answered.max(1) as f64).max(1.0);
+        let (shadow, memory) = seen_memory(&report).or_else(|| told_memory(model)).unzip();
+        Self::with(model, &**gpu, observed.as_ref(), rate, (memory, shadow))
+    }
+
+    fn with(
+        model: &Model,
+        gpu: &dyn GpuBackend,
+        execution: Option<&Execution>,
+        rate: f64,
+        (memory, shadow): (Option<u64>, Option<u64>),
+    ) -> Self {
+        let load = Load { slo: model.slo.latency, rate, max_batch: model.batch.resolve(true).0.max(1) };
+        let sms = execution.map(|execution| placement::need(execution, gpu.sms(Percent::WHOLE), &load));
+        let busy = sms.as_ref().and_then(|need| need.as_ref().ok()).map_or(1.0, |need| need.busy);
+        let bandwidth = model.profile.as_ref().map_or(0.0, |profile| profile.bandwidth * busy);
+        Self { sms, rate, memory, shadow, bandwidth }
+    }
+
+    /// What is not known counts as little as can be.
+    pub(super) fn share(&self, model: &Model, gpu: &dyn GpuBackend) -> Share {
+        let whole = gpu.sms(Percent::WHOLE);
+        let sms = match &self.sms {
+            Some(Ok(need)) => need.sms,
+            Some(Err(_)) => whole,
+            None => Sms(GROUP_SMS).min(whole),
+        };
+        let (memory, shadow) = (self.memory.unwrap_or(0), self.shadow.unwrap_or(0));
+        Share { sms: sms.max(gpu.sms(model.share.min)), memory, shadow, bandwidth: self.bandwidth }
+    }
+}
+
+/// Times at one number of SMs: with fewer a batch takes longer in proportion, with more as long.
+fn observed(times: &[(u32, std::time::Duration)], at: Sms) -> Option<Execution> {
+    let row = |&(batch, took): &(u32, std::time::Duration)| Row { batch, ms: vec![took.as_secs_f64() * 1e3] };
+    Execution::new(vec![at], times.iter().map(row).collect()).ok()
+}
+
+/// A worker's beside its weights, and with them; in bytes.
+fn told_memory(model: &Model) -> Option<(u64, u64)> {
+    let memory = model.profile.as_ref()?.memory;
+    let shadow = memory.context.saturating_add(memory.activations);
+    Some((shadow, shadow.saturating_add(memory.weights)))
+}
+
+fn seen_memory(report: &ModelReport) -> Option<(u64, u64)> {
+    let worker = report.workers.iter().find(|worker| worker.role == "incumbent")?;
+    let (own, memory) = (report.memory_need?, worker.memory?);
+    let shadow = own.saturating_sub(memory.brought_mib.saturating_mul(MIB));
+    Some((shadow, shadow.saturating_add(memory.weights_mib.saturating_mul(MIB))))
+}
