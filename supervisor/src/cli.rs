@@ -111,6 +111,18 @@ enum Command {
         #[command(flatten)]
         at: RunDir,
     },
+    /// Have a model with `gpu: auto` on another GPU, and wait until it serves there.
+    ///
+    /// Its workers start there and prove their answers while those here serve, then take over. If they do not come to
+    /// serve, the model stays. Later it moves by itself only where a model misses its SLO.
+    Move {
+        /// The model's name.
+        model: String,
+        /// The GPU's place in the configuration, counted from 0.
+        gpu: usize,
+        #[command(flatten)]
+        at: RunDir,
+    },
     /// Have the installed version of this program take over from the running one, while clients are served.
     ///
     /// It starts beside the running supervisor, with the configuration as it is now and workers of its own. It takes over
@@ -171,7 +183,7 @@ enum Command {
     /// Say which GPUs should have which models, as JSON; nothing is changed.
     ///
     /// The wish is one object: `gpus`, each with `host`, `gpu`, `sms` and `memory_mib`; and `models`, each with `name`,
-    /// `copies` (1), `priority` (1), the GPUs that it is `on` (host and gpu), and what a copy needs: `sms`, `memory_mib`,
+    /// `copies` (1), `priority` (1, the highest), the GPUs that it is `on` (host and gpu), and what a copy needs: `sms`, `memory_mib`,
     /// `shadow_mib` and `bandwidth` (0 to 1), or a `profile` (a path), `slo_ms`, the `rate` of all copies in requests per
     /// second, and `max_batch` (32).
     Place {
@@ -236,6 +248,7 @@ pub(crate) fn run() -> ExitCode {
             ask(&Ask::Resize { model, share_percent: share.get() }, json, at)
         }
         Command::Reload { json, at } => ask(&Ask::Reload, json, at),
+        Command::Move { model, gpu, at } => ask(&Ask::Move { model, gpu }, false, at),
         Command::Upgrade { at } => ask(&Ask::Upgrade, false, at),
         Command::Hold { model, at } => ask(&Ask::Hold { model, held: true }, false, at),
         Command::Release { model, at } => ask(&Ask::Hold { model, held: false }, false, at),
@@ -286,6 +299,9 @@ fn show(asked: &Ask, reply: Reply, json: bool) -> u8 {
                 failed => fail(&format!("{failed} of the changes are not in force"), exit::REFUSED),
             }
         }
+        (Ask::Move { model, .. }, Reply::Placed { gpu, news }) => {
+            print(&format!("{model} {} on GPU {gpu}", if news { "serves now" } else { "was already" }))
+        }
         (_, Reply::Upgraded { pid }) => print(&format!("process {pid} serves now")),
         (_, Reply::Faulty(faults)) => {
             exit::say(&faults);
@@ -304,7 +320,7 @@ fn show(asked: &Ask, reply: Reply, json: bool) -> u8 {
         }
         (Ask::Resize { .. }, Reply::Refused(why)) => unchanged(&why),
         (_, Reply::Refused(why)) => fail(&why, exit::REFUSED),
-        (_, other @ (Reply::Held { .. } | Reply::Drained { .. })) => {
+        (_, other @ (Reply::Held { .. } | Reply::Drained { .. } | Reply::Placed { .. })) => {
             fail(&format!("an answer to another question: {other:?}"), exit::REFUSED)
         }
     }

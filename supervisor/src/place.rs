@@ -22,6 +22,8 @@ const MIB: u64 = 1 << 20;
 pub(crate) enum PlaceError {
     #[error("{} cannot be read; give a file, or - for the standard input", .0.display())]
     Read(PathBuf, #[source] io::Error),
+    #[error("the wish has more than {} MiB", MAX_WISH >> 20)]
+    TooLarge,
     #[error("the wish is no JSON as `shadowslice place --help` describes it")]
     Json(#[source] serde_json::Error),
     #[error("the profile of model '{0}' cannot be used")]
@@ -118,6 +120,9 @@ struct Needed {
 
 pub(crate) fn run(wish: &Path) -> Result<String, PlaceError> {
     let text = read(wish).map_err(|error| PlaceError::Read(wish.to_owned(), error))?;
+    if text.len() as u64 > MAX_WISH {
+        return Err(PlaceError::TooLarge);
+    }
     let wish: Wish = serde_json::from_str(&text).map_err(PlaceError::Json)?;
     let answer = place(&wish)?;
     Ok(serde_json::to_string_pretty(&answer).unwrap_or_else(|error| format!("{{\"error\": \"{error}\"}}")))
@@ -126,8 +131,8 @@ pub(crate) fn run(wish: &Path) -> Result<String, PlaceError> {
 fn read(wish: &Path) -> io::Result<String> {
     let mut text = String::new();
     match wish == Path::new("-") {
-        true => io::stdin().lock().take(MAX_WISH).read_to_string(&mut text),
-        false => File::open(wish)?.take(MAX_WISH).read_to_string(&mut text),
+        true => io::stdin().lock().take(MAX_WISH + 1).read_to_string(&mut text),
+        false => File::open(wish)?.take(MAX_WISH + 1).read_to_string(&mut text),
     }?;
     Ok(text)
 }

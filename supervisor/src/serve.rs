@@ -21,7 +21,7 @@ use shadowslice_config::{Config, Limits, Listen};
 use shadowslice_control::backend::GpuBackend;
 use shadowslice_control::controller::{Context, GroupLedger, MemoryLedger};
 use shadowslice_control::host::{self, HostError, RunDir};
-use shadowslice_control::models::{COMMANDS, ModelSet, Reload, patience};
+use shadowslice_control::models::{COMMANDS, Command, ModelSet, patience};
 use shadowslice_control::nvml::Watch;
 use shadowslice_control::process::{Users, end_those_left, held, may_raise_priority};
 use shadowslice_datapath::clock::Clock;
@@ -227,7 +227,7 @@ async fn serve(
     let (to_read, known_at) = ((file, &*run_dir.known()), run_dir.known());
     let Running { registry, mut control, router, models, planned, pulse, turns } =
         run_models(to_read, config, &context, tracer.clone(), risen.clone()).await?;
-    let (reloads, to_reload) = mpsc::channel(COMMANDS);
+    let (commands, commanded) = mpsc::channel(COMMANDS);
     let (upgrade, upgrades) = mpsc::channel(1);
     let (wishes, wished) = mpsc::channel(COMMANDS);
     let (moves, to_move) = mpsc::channel(COMMANDS);
@@ -237,7 +237,7 @@ async fn serve(
         config: std::path::absolute(file).unwrap_or_else(|_| file.to_owned()),
         router: Arc::clone(&router),
         models: models.clone(),
-        reloads: reloads.clone(),
+        commands: commands.clone(),
         upgrades: upgrade,
         rising: risen.clone(),
         gpus: context.gpus.clone(),
@@ -357,8 +357,8 @@ async fn serve(
             served = served => served,
             () = while_it_serves => Ok(()),
             () = relayed => Ok(()),
-            () = registry.run(to_reload, wished, to_move) => Ok(()),
-            () = reload_on(hangup, reloads, risen.clone()) => Ok(()),
+            () = registry.run(commanded, wished, to_move) => Ok(()),
+            () = reload_on(hangup, commands, risen.clone()) => Ok(()),
             () = systemd::feed_watchdog(pulse) => Ok(()),
             () = control.ended() => Err(control_ended()),
         }
@@ -437,7 +437,7 @@ fn tracing(config: &Config, clock: Clock) -> Result<Option<(Arc<Tracer>, Exporte
 }
 
 /// Asks for a reload at each SIGHUP, for ever.
-async fn reload_on(mut hangup: Signal, reloads: mpsc::Sender<Reload>, rising: watch::Receiver<bool>) {
+async fn reload_on(mut hangup: Signal, commands: mpsc::Sender<Command>, rising: watch::Receiver<bool>) {
     while hangup.recv().await.is_some() {
         if *rising.borrow() {
             tracing::warn!("no reload: another supervisor is about to take over, and reads the file itself");
@@ -445,7 +445,7 @@ async fn reload_on(mut hangup: Signal, reloads: mpsc::Sender<Reload>, rising: wa
         }
         // The log says how the reload went. A full queue is no loss: the last reload in it reads
         // the same file.
-        reloads.try_send(Reload { reply: oneshot::channel().0 }).ok();
+        commands.try_send(Command::Reload { reply: oneshot::channel().0 }).ok();
     }
     std::future::pending().await
 }

@@ -25,6 +25,7 @@ pub(crate) use text::{change_text, in_slo, latency, notes, share, state, supervi
 use shadowslice_config::Model;
 use shadowslice_control::backend::{BackendStatus, GpuBackend};
 use shadowslice_control::controller::{Handovers, ModelPlan, ModelReport};
+use shadowslice_control::models::Needs;
 use shadowslice_control::nvml::Watched;
 use shadowslice_datapath::pipeline::{Counts, Pipeline, PipelineReport};
 use shadowslice_datapath::readiness::Host;
@@ -110,6 +111,12 @@ pub struct ModelStatus {
     #[serde(default)]
     pub next_try_s: Option<f64>,
     pub gpu: usize,
+    /// Whether the supervisor chose the GPU.
+    #[serde(default)]
+    pub gpu_auto: bool,
+    /// What a copy of it takes of a GPU.
+    #[serde(default)]
+    pub need: Option<NeedStatus>,
     /// The share in force.
     pub share_percent: u32,
     /// Since when; `None` for the share that it was started with.
@@ -155,6 +162,44 @@ pub struct ModelStatus {
     /// Why no worker stands ready though one should stand ready.
     pub no_standby: Option<String>,
     pub handovers: Handovers,
+}
+
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct NeedStatus {
+    /// The fewest SMs that keep the SLO at `rate`; `None` where `why` says what keeps them from being
+    /// known.
+    pub sms: Option<u32>,
+    pub why: Option<String>,
+    /// Rows offered each second, over the last minute or two.
+    pub rate: f64,
+    /// The part of the time in which it would execute on these SMs, 0 to 1.
+    pub busy: Option<f64>,
+    /// With its weights; as measured, else as its profile says.
+    pub memory_mib: Option<u64>,
+    /// What a second worker takes beside the first.
+    pub shadow_mib: Option<u64>,
+    /// The part of the GPU's memory bandwidth, 0 to 1; 0 where no profile says.
+    pub bandwidth: f64,
+}
+
+impl From<Needs> for NeedStatus {
+    fn from(needs: Needs) -> Self {
+        let mib = |bytes: u64| bytes.div_ceil(MIB);
+        let (need, why) = match needs.sms {
+            Some(Ok(need)) => (Some(need), None),
+            Some(Err(unmet)) => (None, Some(unmet.to_string())),
+            None => (None, Some("it has no profile, and no batch of it was seen yet".to_owned())),
+        };
+        Self {
+            sms: need.map(|need| need.sms.0),
+            why,
+            rate: needs.rate,
+            busy: need.map(|need| need.busy),
+            memory_mib: needs.memory.map(mib),
+            shadow_mib: needs.shadow.map(mib),
+            bandwidth: needs.bandwidth,
+        }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -218,6 +263,8 @@ pub fn of_model(
         why,
         next_try_s: states::next_try(&report.state, now).map(|next| next.as_secs_f64()),
         gpu: model.gpu,
+        gpu_auto: model.gpu_auto,
+        need: None,
         share_percent: report.share.get(),
         share_age_s: changed.then(|| seen.at.since(report.since).as_secs_f64()),
         sms: report.sms,
@@ -260,6 +307,7 @@ pub fn of_unloaded(model: &Model, why: &str, state: &str) -> ModelStatus {
         state: state.to_owned(),
         why: Some(why.to_owned()),
         gpu: model.gpu,
+        gpu_auto: model.gpu_auto,
         slo: SloStatus {
             latency_ms: model.slo.latency.as_secs_f64() * 1e3,
             percentile: model.slo.percentile,

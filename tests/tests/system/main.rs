@@ -23,6 +23,7 @@ mod moving;
 mod mps;
 mod neighbour;
 mod peers;
+mod placing;
 mod profile;
 mod readiness;
 mod reload;

@@ -211,6 +211,37 @@ pub(super) async fn resize(
     }
 }
 
+/// The same, for `patience` at most.
+pub(super) async fn resized(
+    orders: mpsc::Sender<Order>,
+    report: watch::Receiver<ModelReport>,
+    aim: Aim,
+    patience: Duration,
+) -> Result<(), String> {
+    let resized = tokio::time::timeout(patience, resize(orders, report, aim)).await;
+    resized.unwrap_or_else(|_| Err(format!("the share was not in force within {patience:?}")))
+}
+
+/// Gives the successor what an operator changed about the share while it booted. What a policy
+/// changed, the policy will change again. A new successor's queue of orders has room.
+pub(super) fn keep_share(was: &ModelReport, next: &Served, beside: Percent, policy_acts: bool) {
+    let (held, share) = {
+        let is = next.report.borrow();
+        (is.held, is.share)
+    };
+    if was.held != held {
+        let (reply, _nobody) = oneshot::channel();
+        next.orders.try_send(Order::Hold { held: was.held, reply }).ok();
+    }
+    let by_hand = was.held || !policy_acts && was.share != beside;
+    if by_hand && was.share != share {
+        let (reply, _nobody) = oneshot::channel();
+        let (share, hold) = (was.share, was.held);
+        let order = Order::Resize { share, cause: Cause::Hand, hold, reply };
+        next.orders.try_send(order).ok();
+    }
+}
+
 fn is_coming(state: &ModelState) -> bool {
     matches!(state, ModelState::Loading | ModelState::Restarting | ModelState::Waiting(_))
 }

@@ -1,7 +1,7 @@
 //! The models: which there are now, and how that changes while they serve.
 //!
 //! ```text
-//! SIGHUP, `reload` ──┐                        ┌─▶ router: what requests reach
+//! `reload`, `move` ──┐                        ┌─▶ router: what requests reach
 //! load, unload ──────┼─▶ Registry ─ publishes ─┼─▶ the models: what status, metrics and orders reach
 //! start ─────────────┘    │                   └─▶ the planner: what it decides about
 //!                         └─ hires controllers, tells them to stop when their last request is answered
@@ -45,13 +45,16 @@ pub use moves::Move;
 pub use needs::Needs;
 pub use registry::{Registry, Shown};
 
-/// How many reloads, and how many wishes of clients, may wait for the registry.
+/// How many commands, and how many wishes of clients, may wait for the registry.
 pub const COMMANDS: usize = 16;
 
-/// An order to go by the configuration's file, as it is when the registry comes to the order.
+/// What an operator has the registry do.
 #[derive(Debug)]
-pub struct Reload {
-    pub reply: oneshot::Sender<Result<ReloadReport, ReloadRefused>>,
+pub enum Command {
+    /// Go by the configuration's file, as it is when the registry comes to the command.
+    Reload { reply: oneshot::Sender<Result<ReloadReport, ReloadRefused>> },
+    /// Have a model that may be anywhere on this GPU. `reply` hears whether that is news.
+    Place { model: String, gpu: usize, reply: oneshot::Sender<Result<bool, String>> },
 }
 
 /// Why a configuration is not taken over. Then nothing has changed.

@@ -1,11 +1,22 @@
 //! Which GPUs have the models of which the configuration says `gpu: auto`.
 
+use std::time::Duration;
+
 use shadowslice_config::{Config, Model};
 use shadowslice_policy::placement::{Gpu, Settled, Share, Tenant, settle};
 use shadowslice_shared::units::Percent;
+use tokio::time::Instant;
 
 use super::needs::Needs;
-use super::registry::Registry;
+use super::registry::{Registry, Waits};
+use super::{ModelChange, plan};
+use crate::controller::{ModelState, Served};
+
+/// How often it is asked whether models should be on other GPUs.
+const LOOK: Duration = Duration::from_secs(10);
+
+/// After models have moved: what is seen of a model covers as long, and is then all from where it is.
+const SEEN_ANEW: Duration = Duration::from_secs(120);
 
 impl Registry {
     /// The same with a GPU for each model; `on` is where a model is, if it is anywhere.
@@ -59,4 +70,83 @@ impl Registry {
         };
         (0..context.gpus.len()).map(gpu).collect()
     }
+
+    /// Returns whether the model was elsewhere.
+    pub(super) async fn place_by_hand(&mut self, name: &str, gpu: usize) -> Result<bool, String> {
+        let model = self.model(name).ok_or_else(|| format!("there is no model '{name}'"))?;
+        let gpus = self.factory.context.gpus.len();
+        if gpu >= gpus {
+            return Err(format!("there is no GPU {gpu}; there are 0 to {}", gpus - 1));
+        }
+        if !model.gpu_auto {
+            let is = model.gpu;
+            return Err(format!(
+                "the configuration puts '{name}' on GPU {is}; change `gpu` there and reload, or write `gpu: auto`"
+            ));
+        }
+        if model.gpu == gpu {
+            return Ok(false);
+        }
+        let config = self.config();
+        let to = |model: &Model| if model.name == name { gpu } else { model.gpu };
+        let rows = self.go_to(config.models.iter().map(to).collect()).await;
+        let why = rows.into_iter().find(|row| row.name == name).and_then(|row| row.why);
+        why.map_or(Ok(true), |why| Err(format!("it stays on GPU {}: {why}", model.gpu)))
+    }
+
+    /// Moves models where one misses its SLO, and with the requests of the last minutes more models
+    /// would have the SMs that they need on other GPUs.
+    pub(super) async fn move_for_slack(&mut self) {
+        if Instant::now() < self.next_look {
+            return;
+        }
+        self.next_look = Instant::now() + LOOK;
+        let config = self.config();
+        let is_auto = |model: &Model| model.gpu_auto;
+        if !config.controller.act || config.gpus.len() == 1 || !config.models.iter().any(is_auto) {
+            return;
+        }
+        let served = config.models.iter().filter_map(|model| self.served(&model.name));
+        let Some(late) = served.clone().find(|served| misses(served)).map(|served| served.model.name.clone())
+        else {
+            return;
+        };
+        let on = |name: &str| self.model(name).map(|model| model.gpu);
+        let settled: Vec<usize> =
+            self.settled(&config.models, on).into_iter().map(|settled| settled.gpu).collect();
+        let moves = config.models.iter().zip(&settled).filter(|(model, gpu)| model.gpu != **gpu);
+        if moves.clone().count() == 0 {
+            return;
+        }
+        for (model, to) in moves {
+            let (model, from) = (&model.name, model.gpu);
+            tracing::info!(model, from, to, late, "it moves, as a model misses its SLO and a GPU has room");
+        }
+        self.go_to(settled).await;
+        self.next_look = Instant::now() + SEEN_ANEW;
+    }
+
+    /// Has each model on its GPU of these: it starts there, proves itself, takes over, and ends where
+    /// it was.
+    async fn go_to(&mut self, gpus: Vec<usize>) -> Vec<ModelChange> {
+        let old = self.config();
+        let mut new = old.clone();
+        new.put(&gpus);
+        let changes = old.models.iter().zip(&new.models).filter_map(|(old, new)| plan::change(old, new));
+        let (mut rows, mut waits) = (Vec::new(), Waits::new());
+        for change in changes {
+            let (kind, begun) = self.change(&change, rows.len(), &mut waits).await;
+            let keys = change.keys().into_iter().map(str::to_owned).collect();
+            rows.push(ModelChange { name: change.model.name.clone(), change: kind, keys, why: begun.err() });
+        }
+        self.publish();
+        self.settle_all(&mut rows, waits).await;
+        rows
+    }
+}
+
+/// Whether it serves and misses its objective, over the last minute or two.
+fn misses(served: &Served) -> bool {
+    let (slo, seen) = (&served.model.slo, served.pipeline.report().latencies);
+    matches!(served.report.borrow().state, ModelState::Ready) && seen.attainment < slo.percentile / 100.0
 }

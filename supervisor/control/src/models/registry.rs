@@ -3,23 +3,22 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use shadowslice_shared::units::Percent;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
-use tokio::time::MissedTickBehavior;
+use tokio::time::{Instant, MissedTickBehavior};
 
 use super::by_clients::ByClients;
 use super::files::Files;
-use super::instance::{Aim, Instance, MakeError, ModelFactory, resize, serving};
+use super::instance::{Aim, Instance, MakeError, ModelFactory, keep_share, resized, serving};
 use super::known::Known;
 use super::load::UNLOADED;
 use super::mended::{LOOK, Stamps, WatchedFiles};
 use super::moves::{MOVED, Move, Moved};
 use super::plan::{self, Change};
-use super::{Absence, ChangeKind, ModelChange, ModelSet, Reload, Unloaded};
-use crate::controller::{Cause, ModelReport, ModelState, Order, Served, first_shares};
+use super::{Absence, ChangeKind, Command, ModelChange, ModelSet, Unloaded};
+use crate::controller::{ModelState, Order, Served, first_shares};
 use shadowslice_config::{Config, Model, Ready, Sample};
 use shadowslice_datapath::repository::Asked;
 use shadowslice_datapath::router::Router;
@@ -43,6 +42,8 @@ pub struct Registry {
     entries: Vec<Entry>,
     pub(super) factory: ModelFactory,
     shown: Shown,
+    /// When it is next asked whether models should be on other GPUs.
+    pub(super) next_look: Instant,
 }
 
 #[derive(Debug)]
@@ -90,8 +91,15 @@ impl Registry {
         (known, anew): (&Known, bool),
     ) -> Result<Self, MakeError> {
         let (file, entries) = (file.to_owned(), Vec::new());
-        let mut registry =
-            Self { file, files: Files::default(), config: config.clone(), entries, factory, shown };
+        let mut registry = Self {
+            file,
+            files: Files::default(),
+            config: config.clone(),
+            entries,
+            factory,
+            shown,
+            next_look: Instant::now(),
+        };
         let config = &registry.placed(config.clone(), |name| known.gpu(name));
         registry.config = config.clone();
         let shares = first_shares(&config.controller, &registry.factory.context.gpus, &config.models);
@@ -116,10 +124,11 @@ impl Registry {
         Ok(registry)
     }
 
-    /// Carries out reloads, clients' wishes and moves, one after the other, for ever.
+    /// Carries out commands, clients' wishes and moves to another supervisor, one after the other, for
+    /// ever.
     pub async fn run(
         mut self,
-        mut reloads: mpsc::Receiver<Reload>,
+        mut commands: mpsc::Receiver<Command>,
         mut wishes: mpsc::Receiver<Asked>,
         mut moves: mpsc::Receiver<Move>,
     ) {
@@ -129,16 +138,30 @@ impl Registry {
             // The receivers may be gone. Models move when all is done that was asked before.
             tokio::select! {
                 biased;
-                Some(Reload { reply }) = reloads.recv() => {
-                    let outcome = self.reload().await;
-                    reply.send(outcome).ok();
-                }
+                Some(command) = commands.recv() => self.obey(command).await,
                 Some(Asked { wish, by, reply }) = wishes.recv() => {
                     let outcome = self.grant(wish, &by).await;
                     reply.send(outcome).ok();
                 }
                 Some(order) = moves.recv() => self.carry(order).await,
-                _ = look.tick() => self.load_the_mended().await,
+                _ = look.tick() => {
+                    self.load_the_mended().await;
+                    self.move_for_slack().await;
+                }
+            }
+        }
+    }
+
+    async fn obey(&mut self, command: Command) {
+        // The receivers may be gone.
+        match command {
+            Command::Reload { reply } => {
+                let outcome = self.reload().await;
+                reply.send(outcome).ok();
+            }
+            Command::Place { model, gpu, reply } => {
+                let outcome = self.place_by_hand(&model, gpu).await;
+                reply.send(outcome).ok();
             }
         }
     }
@@ -456,39 +479,9 @@ impl Registry {
     }
 }
 
-/// Gives the successor what an operator changed about the share while it booted. What a policy
-/// changed, the policy will change again. A new successor's queue of orders has room.
-fn keep_share(was: &ModelReport, next: &Served, beside: Percent, policy_acts: bool) {
-    let (held, share) = {
-        let is = next.report.borrow();
-        (is.held, is.share)
-    };
-    if was.held != held {
-        let (reply, _nobody) = oneshot::channel();
-        next.orders.try_send(Order::Hold { held: was.held, reply }).ok();
-    }
-    let by_hand = was.held || !policy_acts && was.share != beside;
-    if by_hand && was.share != share {
-        let (reply, _nobody) = oneshot::channel();
-        let (share, hold) = (was.share, was.held);
-        let order = Order::Resize { share, cause: Cause::Hand, hold, reply };
-        next.orders.try_send(order).ok();
-    }
-}
-
 struct Was {
     share: Percent,
     held: bool,
     /// The share of the workers that it replaces.
     beside: Percent,
-}
-
-async fn resized(
-    orders: mpsc::Sender<Order>,
-    report: watch::Receiver<ModelReport>,
-    aim: Aim,
-    patience: Duration,
-) -> Result<(), String> {
-    let resized = tokio::time::timeout(patience, resize(orders, report, aim)).await;
-    resized.unwrap_or_else(|_| Err(format!("the share was not in force within {patience:?}")))
 }

@@ -34,6 +34,11 @@ pub enum Ask {
     },
     Plan,
     Reload,
+    /// Have a model on this GPU, by its place in the configuration.
+    Move {
+        model: String,
+        gpu: usize,
+    },
     /// Another process of the binary that is installed now takes over.
     Upgrade,
     /// Whether the host, or one model, is to get no more requests, though it serves.
@@ -52,6 +57,7 @@ impl Ask {
             Self::Hold { model, held: true } => Some(("hold", model)),
             Self::Hold { model, held: false } => Some(("release", model)),
             Self::Reload => Some(("reload", "*")),
+            Self::Move { model, .. } => Some(("move", model)),
             Self::Upgrade => Some(("upgrade", "*")),
             Self::Drain { model, drained } => {
                 Some((if *drained { "drain" } else { "undrain" }, model.as_deref().unwrap_or("*")))
@@ -76,6 +82,11 @@ pub enum Reply {
     },
     Drained {
         drained: bool,
+        /// Whether this changed it.
+        news: bool,
+    },
+    Placed {
+        gpu: usize,
         /// Whether this changed it.
         news: bool,
     },

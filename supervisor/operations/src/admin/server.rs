@@ -18,7 +18,7 @@ use shadowslice_control::backend::GpuBackend;
 use shadowslice_control::controller::{
     Cause, ModelPlan, Order, PlanReport, Planned, ResizeRefused, WorkerReport,
 };
-use shadowslice_control::models::{ModelSet, Reload, ReloadRefused, Served};
+use shadowslice_control::models::{Command, ModelSet, Needs, ReloadRefused, Served};
 use shadowslice_control::nvml::{Readings, Watched};
 use shadowslice_datapath::peer::{Guard, Outcome, Peer, Refusals, UnknownAccount, audit};
 use shadowslice_datapath::readiness::Host;
@@ -46,7 +46,7 @@ pub struct Reach {
     pub config: PathBuf,
     pub router: Arc<Router>,
     pub models: watch::Receiver<Arc<ModelSet>>,
-    pub reloads: mpsc::Sender<Reload>,
+    pub commands: mpsc::Sender<Command>,
     pub upgrades: mpsc::Sender<Upgrade>,
     /// Whether the next supervisor is being started, which would not know of orders given now.
     pub rising: watch::Receiver<bool>,
@@ -108,7 +108,8 @@ fn of_served(served: &Served, gpus: &[Watched], plan: Option<&ModelPlan>) -> Mod
         "incumbent" => WorkerReport { role: "shadow".to_owned(), ..worker },
         _ => worker,
     }));
-    status::of_model(&served.model, &served.pipeline, &report, gpus, plan)
+    let need = Some(Needs::of(served).into());
+    ModelStatus { need, ..status::of_model(&served.model, &served.pipeline, &report, gpus, plan) }
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -248,7 +249,7 @@ async fn audited(ask: Ask, peer: &Peer, reach: &Reach) -> Reply {
 
 async fn answer(ask: Ask, reach: &Reach) -> Reply {
     let answered = match ask {
-        Ask::Resize { .. } | Ask::Hold { .. } | Ask::Reload if *reach.rising.borrow() => {
+        Ask::Resize { .. } | Ask::Hold { .. } | Ask::Reload | Ask::Move { .. } if *reach.rising.borrow() => {
             Err(WishRefused::Succession.to_string())
         }
         Ask::Status => Ok(Reply::Status(reach.status())),
@@ -256,6 +257,7 @@ async fn answer(ask: Ask, reach: &Reach) -> Reply {
         Ask::Hold { model, held } => hold(&model, held, reach).await,
         Ask::Plan => Ok(Reply::Plan(reach.plan())),
         Ask::Reload => reload(reach).await,
+        Ask::Move { model, gpu } => place(model, gpu, reach).await,
         Ask::Upgrade => upgrade(reach).await,
         Ask::Drain { model, drained } => drain(model.as_deref(), drained, reach),
     };
@@ -319,15 +321,24 @@ async fn resize(name: &str, share_percent: u32, reach: &Reach) -> Result<Reply, 
 }
 
 async fn reload(reach: &Reach) -> Result<Reply, String> {
-    let (reply, outcome) = oneshot::channel();
-    let full = |_| "too many reloads wait, or the supervisor is stopping; try again later".to_owned();
-    reach.reloads.try_send(Reload { reply }).map_err(full)?;
-    match outcome.await {
-        Ok(Ok(report)) => Ok(Reply::Reloaded(report)),
-        Ok(Err(ReloadRefused::Faulty(faults))) => Ok(Reply::Faulty(faults)),
-        Ok(Err(refused)) => Err(refused.to_string()),
-        Err(_) => Err("the supervisor is stopping".to_owned()),
+    match command(reach, |reply| Command::Reload { reply }).await? {
+        Ok(report) => Ok(Reply::Reloaded(report)),
+        Err(ReloadRefused::Faulty(faults)) => Ok(Reply::Faulty(faults)),
+        Err(refused) => Err(refused.to_string()),
     }
+}
+
+async fn place(model: String, gpu: usize, reach: &Reach) -> Result<Reply, String> {
+    let news = command(reach, |reply| Command::Place { model, gpu, reply }).await??;
+    Ok(Reply::Placed { gpu, news })
+}
+
+/// Waits for what comes of it.
+async fn command<T>(reach: &Reach, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> Result<T, String> {
+    let (reply, outcome) = oneshot::channel();
+    let full = |_| "too many commands wait, or the supervisor is stopping; try again later".to_owned();
+    reach.commands.try_send(command(reply)).map_err(full)?;
+    outcome.await.map_err(|_| "the supervisor is stopping".to_owned())
 }
 
 async fn upgrade(reach: &Reach) -> Result<Reply, String> {

@@ -30,6 +30,8 @@ fn model(name: &str) -> ModelMetrics {
         "invalid": 3, "refused": {"late": 3, "queue_full": 2}, "retried": 6, "cancelled": 1
     }));
     let status = ModelStatus {
+        gpu_auto: false,
+        need: None,
         name: name.to_owned(),
         state: "ready".to_owned(),
         state_age_s: 0.0,

@@ -1,0 +1,151 @@
+//! Models whose GPU the supervisor chooses, on a host with two.
+
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use shadowslice_tests::cases;
+use shadowslice_tests::home::{Error, Home};
+use shadowslice_tests::load::Outcome;
+use shadowslice_tests::server::Server;
+
+use crate::scene::{ask, assert_nothing_lost, echo, echo_case, load, profile, unwrapped};
+
+const TWO_GPUS: &str = r#"
+listen: {http: ["unix:http.sock"], grpc: ["unix:grpc.sock"], metrics: []}
+gpus: [{device: emulated, sms: 132}, {device: emulated, sms: 132}]
+timeouts: {dwell: 100ms}
+"#;
+
+/// A model that needs as many SMs as its times and SLO say; `queue` is patient on a busy machine.
+fn auto(name: &str, slo: &str) -> String {
+    echo(name, &format!("gpu: auto, slo: {slo}, profile: profile.yaml, queue: {{on_late: serve}}"))
+}
+
+fn config(models: &[String]) -> String {
+    let models: String = models.iter().map(|model| format!("  - {model}\n")).collect();
+    format!("{TWO_GPUS}models:\n{models}")
+}
+
+async fn serving(models: &[String]) -> Result<Server, Error> {
+    let home = Home::with_config(&config(models))?;
+    home.write("profile.yaml", profile(5.0))?;
+    home.write("whole.yaml", profile(5.0).replace("sms: [66]", "sms: [132]"))?;
+    Server::ready(home).await
+}
+
+async fn gpus(server: &Server, names: &[&str]) -> Vec<u64> {
+    let mut gpus = Vec::new();
+    for name in names {
+        gpus.push(server.model(name).await.unwrap().more["gpu"].as_u64().unwrap());
+    }
+    gpus
+}
+
+/// What a command says that is refused.
+async fn refused(server: &Server, arguments: &[&str]) -> String {
+    match server.said(arguments).await {
+        Err(Error::Command { status, stderr, .. }) if status.code() == Some(1) => unwrapped(&stderr),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn models_are_spread_over_gpus_and_stay_where_they_are() {
+    let fixed = echo("fixed", "profile: profile.yaml, gpu: 1");
+    let models = [auto("large", "11ms"), fixed, auto("small", "200ms"), auto("little", "200ms")];
+    let mut server = serving(&models).await.unwrap();
+    let names = ["large", "fixed", "small", "little"];
+    assert_eq!(gpus(&server, &names).await, [0, 1, 1, 1], "the large one needs most of a GPU");
+    let need = server.model("large").await.unwrap().more["need"].clone();
+    assert_eq!((&need["sms"], &need["memory_mib"]), (&64.into(), &120.into()), "{need}");
+    // Another that needs much comes where less is taken, and nothing moves for that.
+    let home = server.home();
+    home.write("config.yaml", config(&[&models[..], &[auto("other", "11ms")]].concat())).unwrap();
+    let reloaded = server.reload().await.unwrap();
+    let moved = reloaded.models.iter().find(|model| model.keys.iter().any(|key| key == "gpu"));
+    assert!(moved.is_none(), "{moved:?}");
+    assert_eq!(gpus(&server, &["other"]).await, [1]);
+    assert_eq!(gpus(&server, &names).await, [0, 1, 1, 1]);
+    // Also not for a supervisor that was killed, or an upgrade.
+    assert_eq!(server.said(&["move", "little", "0"]).await.unwrap(), "little serves now on GPU 0\n");
+    server.upgrade().await.unwrap();
+    assert_eq!(gpus(&server, &names).await, [0, 1, 1, 0]);
+    server.signal(Signal::SIGKILL).unwrap();
+    server.ended().await.unwrap();
+    server.again().unwrap();
+    server.wait_ready().await.unwrap();
+    assert_eq!(gpus(&server, &names).await, [0, 1, 1, 0]);
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn moves_under_load_lose_nothing() {
+    let server = serving(&[auto("m", "200ms"), auto("n", "200ms")]).await.unwrap();
+    let [m, n] = ["m", "n"].map(|model| load(&server, model, 100.0, Duration::from_secs(6)));
+    let mut to = gpus(&server, &["m"]).await[0];
+    let mut moves = 0;
+    while !m.is_finished() {
+        to = 1 - to;
+        let said = server.said(&["move", "m", &to.to_string()]).await.unwrap();
+        assert_eq!(said, format!("m serves now on GPU {to}\n"));
+        moves += 1;
+    }
+    assert!(moves > 3, "{moves} moves");
+    assert_nothing_lost(&m.await.unwrap());
+    assert_nothing_lost(&n.await.unwrap());
+    assert_eq!(
+        server.said(&["move", "m", &to.to_string()]).await.unwrap(),
+        format!("m was already on GPU {to}\n")
+    );
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_model_that_cannot_move_serves_on_and_says_why() {
+    let digits = std::fs::read(shadowslice_tests::cases::models_folder().join("digits.onnx")).unwrap();
+    let model = "{name: digits, path: m.onnx, slo: 200ms, gpu: auto}".to_owned();
+    let home = Home::with_config(&config(&[model, echo("fixed", "gpu: 1")])).unwrap();
+    let file = home.write("m.onnx", digits).unwrap();
+    let server = Server::ready(home).await.unwrap();
+    assert_eq!(gpus(&server, &["digits"]).await, [0]);
+    std::fs::remove_file(file).unwrap();
+    let why = refused(&server, &["move", "digits", "1"]).await;
+    assert!(why.contains("it stays on GPU 0: ") && why.contains("m.onnx"), "{why}");
+    assert_eq!(gpus(&server, &["digits"]).await, [0]);
+    let case = &cases::load(&cases::models_folder().join("digits.json")).unwrap()[0];
+    assert_eq!(ask(server.client(), "digits", case, 1e-4).await, Outcome::Right);
+    let why = refused(&server, &["move", "fixed", "0"]).await;
+    assert!(why.contains("the configuration puts 'fixed' on GPU 1"), "{why}");
+    assert!(refused(&server, &["move", "digits", "2"]).await.contains("there is no GPU 2"));
+    assert!(refused(&server, &["move", "digit", "1"]).await.contains("there is no model 'digit'"));
+    assert_eq!(ask(server.client(), "fixed", &echo_case(1), 0.0).await, Outcome::Right);
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_model_moves_by_itself_where_one_misses_its_slo_and_a_gpu_has_room() {
+    // Each needs a GPU: 132 SMs take 5 ms for what must be answered within 11 ms, 150 times a second.
+    let busy = |name| auto(name, "11ms, batch: {max: 1}").replace("profile.yaml", "whole.yaml");
+    let server = serving(&[busy("m"), busy("n")]).await.unwrap();
+    assert_eq!(gpus(&server, &["m", "n"]).await, [0, 1]);
+    server.said(&["move", "n", "0"]).await.unwrap();
+    let [m, n] = ["m", "n"].map(|model| load(&server, model, 150.0, Duration::from_secs(20)));
+    server.wait_line(&["it moves", "misses its SLO"]).await.unwrap();
+    assert_nothing_lost(&m.await.unwrap());
+    assert_nothing_lost(&n.await.unwrap());
+    let on = gpus(&server, &["m", "n"]).await;
+    assert_ne!(on[0], on[1]);
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn gpus_of_two_kinds_are_not_chosen_among() {
+    let both = TWO_GPUS.replace("{device: emulated, sms: 132}]", "{device: 0}]");
+    let home = Home::with_config(&format!("{both}models:\n  - {}\n", echo("m", "gpu: auto"))).unwrap();
+    let config = home.path().join("config.yaml");
+    let checked = home.run(&["check", &config.to_string_lossy()]).await.unwrap();
+    assert_eq!(checked.status.code(), Some(78));
+    assert!(
+        String::from_utf8_lossy(&checked.stderr).contains("models[0].gpu: `auto` needs GPUs of one kind")
+    );
+}
