@@ -7,6 +7,7 @@ Health, compression, and what becomes of clients that wait, hurry, or go away.
 """
 
 import gzip
+import http.client
 import json
 import os
 import queue
@@ -380,6 +381,47 @@ class Connections(unittest.TestCase):
         self.addCleanup(client.close)
         for _ in range(3):
             self.assertIsNotNone(client.infer("slow", tensor(grpcclient, numbers(2))).as_numpy("y"))
+
+
+class LoadMetrics(unittest.TestCase):
+    """What load balancers learn beside answers, if they ask."""
+
+    def told(self, form):
+        """Over HTTP and gRPC."""
+        headers = {} if form is None else {"endpoint-load-metrics-format": form}
+        connection = http.client.HTTPConnection("127.0.0.1", SERVER.http_port, timeout=PATIENCE)
+        self.addCleanup(connection.close)
+        inputs = [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [0, 0, 0, 0]}]
+        connection.request("POST", "/v2/models/quick/infer", json.dumps({"inputs": inputs}), headers)
+        over_http = connection.getresponse()
+        self.assertEqual(over_http.status, 200)
+        channel = grpc.insecure_channel(f"127.0.0.1:{SERVER.grpc_port}")
+        self.addCleanup(channel.close)
+        request = grpcclient.service_pb2.ModelInferRequest(model_name="quick", raw_input_contents=[bytes(16)])
+        request.inputs.add(name="x", datatype="FP32", shape=[1, 4])
+        stub = grpcclient.service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        _, call = stub.ModelInfer.with_call(request, metadata=list(headers.items()))
+        over_grpc = dict(call.initial_metadata())
+        return over_http.getheader("endpoint-load-metrics"), over_grpc.get("endpoint-load-metrics")
+
+    def test_only_as_asked(self):
+        for form in (None, "xml", ""):
+            self.assertEqual(self.told(form), (None, None), form)
+        for told in self.told("json"):
+            report = json.loads(told.removeprefix("JSON "))
+            self.assertEqual(set(report), {"application_utilization", "rps_fractional", "eps", "named_metrics"})
+
+    def test_the_load_of_the_last_second(self):
+        ends = time.monotonic() + PATIENCE
+        while time.monotonic() < ends:
+            loads = []
+            for told in self.told("text"):
+                pairs = dict(pair.split("=") for pair in told.removeprefix("TEXT ").split(", "))
+                loads.append((float(pairs["application_utilization"]), float(pairs["rps_fractional"])))
+            # A request takes a part of its second, and at least two a second are answered here.
+            if all(0 < used < 1 and rate > 1 for used, rate in loads):
+                return
+        self.fail(f"no load was told: {loads}")
 
 
 class Absent(unittest.TestCase):

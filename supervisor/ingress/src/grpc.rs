@@ -15,6 +15,7 @@ use hyper::{Request as HttpRequest, Response as HttpResponse};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::time::sleep;
 use tonic::codegen::Service as _;
+use tonic::metadata::MetadataValue;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::accept::Stream;
@@ -48,9 +49,12 @@ use super::request_error::RequestError;
 use super::reserved::{RESERVED, Reserved};
 use super::slow_reader::{self, Untaken};
 use super::stop::Stop;
-use super::{Frontend, describe, envelope, model, peers, repository, statistics, traced, unsupported};
+use super::{
+    Frontend, describe, envelope, load_metrics, model, peers, repository, statistics, traced, unsupported,
+};
 use shadowslice_datapath::peer::Peer;
 use shadowslice_datapath::pipeline::{Coming, Metadata};
+use shadowslice_datapath::router::Route;
 
 pub(super) const SPOKEN: Spoken = Spoken { name: "gRPC", alpn: b"h2" };
 
@@ -272,7 +276,7 @@ impl Service {
         request: ModelInferRequest,
         peer: &Peer,
         coming: Coming,
-    ) -> Result<ModelInferResponse, RequestError> {
+    ) -> Result<(ModelInferResponse, Route), RequestError> {
         let reserved = RESERVED.get();
         let Inference { name, route, metadata, request, _place } =
             inference(&self.0, request, coming.journal.as_ref(), &reserved).await?;
@@ -280,7 +284,7 @@ impl Service {
         let outputs = model::infer(&self.0, &route, &metadata, request, (peer, coming), &reserved).await?;
         // It is there twice while it is written.
         reserved.replace(2 * model::bytes(&outputs))?;
-        Ok(response(name, id, outputs))
+        Ok((response(name, id, outputs), route))
     }
 }
 
@@ -317,7 +321,14 @@ impl GrpcInferenceService for Service {
     async fn model_infer(&self, request: Request<ModelInferRequest>) -> Answer<ModelInferResponse> {
         let coming = traced::coming(request.extensions());
         let peer = Arc::clone(peers::of(request.extensions()));
-        Ok(Response::new(self.infer(request.into_inner(), &peer, coming).await?))
+        let (asked, _, request) = request.into_parts();
+        let (response, route) = self.infer(request, &peer, coming).await?;
+        let mut response = Response::new(response);
+        if let Some(load) = load_metrics::told(asked.as_ref(), || route.load()) {
+            let load = MetadataValue::try_from(load.as_bytes()).ok();
+            load.map(|load| response.metadata_mut().insert(load_metrics::TOLD, load));
+        }
+        Ok(response)
     }
 
     type ModelStreamInferStream = Conversation;

@@ -33,6 +33,7 @@ mod inward;
 mod json;
 mod kept;
 mod listen;
+mod load_metrics;
 mod memory_routes;
 mod messages;
 mod metrics;

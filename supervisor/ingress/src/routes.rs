@@ -15,7 +15,8 @@ use super::request_error::{RequestError, away, invalid};
 use super::reserved::Reserved;
 use super::tensors::{self, Clipped};
 use super::{
-    Frontend, answer, describe, memory_routes, model, peers, repository, statistics, traced, unsupported,
+    Frontend, answer, describe, load_metrics, memory_routes, model, peers, repository, statistics, traced,
+    unsupported,
 };
 use shadowslice_datapath::pipeline::{Failure, Metadata, Pieces};
 use shadowslice_datapath::router;
@@ -270,7 +271,11 @@ pub(super) async fn infer(
     reserved.replace(model::bytes(&outputs) + answer::text_bytes(&outputs, &form))?;
     let written = write(name, id, outputs, form).await?;
     reserved.shrink_to(written.bytes.len());
-    inferred(written, &head.headers, reserved).await
+    let mut answer = inferred(written, &head.headers, reserved).await?;
+    if let Some(load) = load_metrics::told(&head.headers, || pipeline.load()) {
+        answer.headers_mut().insert(HeaderName::from_static(load_metrics::TOLD), load);
+    }
+    Ok(answer)
 }
 
 async fn write(name: &str, id: String, outputs: Vec<Answered>, form: Form) -> Result<answer::Body, Failure> {

@@ -13,6 +13,7 @@ use shadowslice_shared::units::{Moment, Percent};
 use super::counts::Counts;
 use super::facts::LaneFact;
 use super::gate::Gate;
+use super::load::Load;
 use super::note;
 use super::request::Metadata;
 use super::stall::Stall;
@@ -213,6 +214,13 @@ impl Pipeline {
     /// since the last one.
     pub fn look(&self) -> Option<Look> {
         self.state.lock().stats.look()
+    }
+
+    /// And how many requests wait.
+    pub fn load(&self) -> (Load, usize) {
+        let now = self.clock.now();
+        let mut state = self.state.lock();
+        (state.stats.load.load(now), state.scheduler.queued())
     }
 
     pub fn totals(&self) -> Totals {

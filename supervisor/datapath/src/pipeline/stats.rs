@@ -9,6 +9,7 @@ use shadowslice_shared::units::Moment;
 
 use super::counts::{Counts, Refusal};
 use super::durations::Spent;
+use super::load::LoadMeter;
 use super::totals::Totals;
 
 /// How long a window of latencies lasts; percentiles cover one to two windows.
@@ -52,6 +53,7 @@ pub(crate) struct Stats {
     previous: Window,
     /// Since the last look.
     unseen_us: Histogram<u32>,
+    pub(super) load: LoadMeter,
 }
 
 #[derive(Debug)]
@@ -88,6 +90,7 @@ impl Stats {
             current: Window::new(),
             previous: Window::new(),
             unseen_us: histogram(),
+            load: LoadMeter::new(now),
         }
     }
 
@@ -95,6 +98,7 @@ impl Stats {
         let latency = spent.latency;
         self.counts.succeeded += 1;
         self.totals.answered(spent);
+        self.load.answered(latency, self.slo.latency, now);
         let in_time = latency <= self.slo.latency;
         let us = u64::try_from(latency.as_micros()).unwrap_or(LONGEST_US);
         self.unseen_us.saturating_record(us);
@@ -111,6 +115,7 @@ impl Stats {
     pub(crate) fn failed(&mut self, waited: Duration, now: Moment) {
         self.counts.failed += 1;
         self.totals.fail.add(waited);
+        self.load.failed(now);
         self.window(now).offered += 1;
     }
 
@@ -118,6 +123,7 @@ impl Stats {
         self.counts.refuse(why);
         self.totals.fail.add(waited);
         if why != Refusal::TooLarge {
+            self.load.failed(now);
             self.window(now).offered += 1;
         }
     }
