@@ -33,20 +33,17 @@ async fn serving(models: &[String]) -> Result<Server, Error> {
     Server::ready(home).await
 }
 
-async fn gpus(server: &Server, names: &[&str]) -> Vec<u64> {
-    let mut gpus = Vec::new();
-    for name in names {
-        gpus.push(server.model(name).await.unwrap().more["gpu"].as_u64().unwrap());
-    }
-    gpus
+async fn gpus(server: &Server, names: &[&str]) -> Result<Vec<Option<u64>>, Error> {
+    let status = server.status().await?;
+    let gpu = |name: &&str| status.model(name).and_then(|model| model.more["gpu"].as_u64());
+    Ok(names.iter().map(gpu).collect())
 }
 
 /// What a command says that is refused.
-async fn refused(server: &Server, arguments: &[&str]) -> String {
-    match server.said(arguments).await {
-        Err(Error::Command { status, stderr, .. }) if status.code() == Some(1) => unwrapped(&stderr),
-        other => panic!("{other:?}"),
-    }
+async fn refused(server: &Server, arguments: &[&str]) -> Result<String, Error> {
+    let refused = server.home().run(arguments).await?;
+    assert_eq!(refused.status.code(), Some(1), "{arguments:?}");
+    Ok(unwrapped(&String::from_utf8_lossy(&refused.stderr)))
 }
 
 #[tokio::test]
@@ -55,7 +52,11 @@ async fn models_are_spread_over_gpus_and_stay_where_they_are() {
     let models = [auto("large", "11ms"), fixed, auto("small", "200ms"), auto("little", "200ms")];
     let mut server = serving(&models).await.unwrap();
     let names = ["large", "fixed", "small", "little"];
-    assert_eq!(gpus(&server, &names).await, [0, 1, 1, 1], "the large one needs most of a GPU");
+    assert_eq!(
+        gpus(&server, &names).await.unwrap(),
+        [Some(0), Some(1), Some(1), Some(1)],
+        "the large one needs most of a GPU"
+    );
     let need = server.model("large").await.unwrap().more["need"].clone();
     assert_eq!((&need["sms"], &need["memory_mib"]), (&64.into(), &120.into()), "{need}");
     // Another that needs much comes where less is taken, and nothing moves for that.
@@ -64,17 +65,17 @@ async fn models_are_spread_over_gpus_and_stay_where_they_are() {
     let reloaded = server.reload().await.unwrap();
     let moved = reloaded.models.iter().find(|model| model.keys.iter().any(|key| key == "gpu"));
     assert!(moved.is_none(), "{moved:?}");
-    assert_eq!(gpus(&server, &["other"]).await, [1]);
-    assert_eq!(gpus(&server, &names).await, [0, 1, 1, 1]);
+    assert_eq!(gpus(&server, &["other"]).await.unwrap(), [Some(1)]);
+    assert_eq!(gpus(&server, &names).await.unwrap(), [Some(0), Some(1), Some(1), Some(1)]);
     // Also not for a supervisor that was killed, or an upgrade.
     assert_eq!(server.said(&["move", "little", "0"]).await.unwrap(), "little serves now on GPU 0\n");
     server.upgrade().await.unwrap();
-    assert_eq!(gpus(&server, &names).await, [0, 1, 1, 0]);
+    assert_eq!(gpus(&server, &names).await.unwrap(), [Some(0), Some(1), Some(1), Some(0)]);
     server.signal(Signal::SIGKILL).unwrap();
     server.ended().await.unwrap();
     server.again().unwrap();
     server.wait_ready().await.unwrap();
-    assert_eq!(gpus(&server, &names).await, [0, 1, 1, 0]);
+    assert_eq!(gpus(&server, &names).await.unwrap(), [Some(0), Some(1), Some(1), Some(0)]);
     server.stop().await.unwrap();
 }
 
@@ -82,7 +83,7 @@ async fn models_are_spread_over_gpus_and_stay_where_they_are() {
 async fn moves_under_load_lose_nothing() {
     let server = serving(&[auto("m", "200ms"), auto("n", "200ms")]).await.unwrap();
     let [m, n] = ["m", "n"].map(|model| load(&server, model, 100.0, Duration::from_secs(6)));
-    let mut to = gpus(&server, &["m"]).await[0];
+    let mut to = gpus(&server, &["m"]).await.unwrap()[0].unwrap();
     let mut moves = 0;
     while !m.is_finished() {
         to = 1 - to;
@@ -107,33 +108,33 @@ async fn a_model_that_cannot_move_serves_on_and_says_why() {
     let home = Home::with_config(&config(&[model, echo("fixed", "gpu: 1")])).unwrap();
     let file = home.write("m.onnx", digits).unwrap();
     let server = Server::ready(home).await.unwrap();
-    assert_eq!(gpus(&server, &["digits"]).await, [0]);
+    assert_eq!(gpus(&server, &["digits"]).await.unwrap(), [Some(0)]);
     std::fs::remove_file(file).unwrap();
-    let why = refused(&server, &["move", "digits", "1"]).await;
+    let why = refused(&server, &["move", "digits", "1"]).await.unwrap();
     assert!(why.contains("it stays on GPU 0: ") && why.contains("m.onnx"), "{why}");
-    assert_eq!(gpus(&server, &["digits"]).await, [0]);
+    assert_eq!(gpus(&server, &["digits"]).await.unwrap(), [Some(0)]);
     let case = &cases::load(&cases::models_folder().join("digits.json")).unwrap()[0];
     assert_eq!(ask(server.client(), "digits", case, 1e-4).await, Outcome::Right);
-    let why = refused(&server, &["move", "fixed", "0"]).await;
+    let why = refused(&server, &["move", "fixed", "0"]).await.unwrap();
     assert!(why.contains("the configuration puts 'fixed' on GPU 1"), "{why}");
-    assert!(refused(&server, &["move", "digits", "2"]).await.contains("there is no GPU 2"));
-    assert!(refused(&server, &["move", "digit", "1"]).await.contains("there is no model 'digit'"));
+    assert!(refused(&server, &["move", "digits", "2"]).await.unwrap().contains("there is no GPU 2"));
+    assert!(refused(&server, &["move", "digit", "1"]).await.unwrap().contains("there is no model 'digit'"));
     assert_eq!(ask(server.client(), "fixed", &echo_case(1), 0.0).await, Outcome::Right);
     server.stop().await.unwrap();
 }
 
 #[tokio::test]
 async fn a_model_moves_by_itself_where_one_misses_its_slo_and_a_gpu_has_room() {
-    // Each needs a GPU: 132 SMs take 5 ms for what must be answered within 11 ms, 150 times a second.
-    let busy = |name| auto(name, "11ms, batch: {max: 1}").replace("profile.yaml", "whole.yaml");
+    // Each needs a GPU: 132 SMs take 5 ms for what must be answered within 11 ms.
+    let busy = |name| auto(name, "11ms").replace("profile.yaml", "whole.yaml");
     let server = serving(&[busy("m"), busy("n")]).await.unwrap();
-    assert_eq!(gpus(&server, &["m", "n"]).await, [0, 1]);
+    assert_eq!(gpus(&server, &["m", "n"]).await.unwrap(), [Some(0), Some(1)]);
     server.said(&["move", "n", "0"]).await.unwrap();
-    let [m, n] = ["m", "n"].map(|model| load(&server, model, 150.0, Duration::from_secs(20)));
+    let [m, n] = ["m", "n"].map(|model| load(&server, model, 70.0, Duration::from_secs(20)));
     server.wait_line(&["it moves", "misses its SLO"]).await.unwrap();
     assert_nothing_lost(&m.await.unwrap());
     assert_nothing_lost(&n.await.unwrap());
-    let on = gpus(&server, &["m", "n"]).await;
+    let on = gpus(&server, &["m", "n"]).await.unwrap();
     assert_ne!(on[0], on[1]);
     server.stop().await.unwrap();
 }
