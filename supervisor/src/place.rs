@@ -87,7 +87,8 @@ fn one() -> u32 {
 struct Answer {
     models: Vec<Placed>,
     gpus_used: usize,
-    moves: u32,
+    /// New copies in the place of ones that go.
+    moves: usize,
     /// Whether no placement is better.
     best: bool,
 }
@@ -156,14 +157,10 @@ fn place(wish: &Wish) -> Result<Answer, PlaceError> {
     let models: Vec<_> = wish.models.iter().zip(&needs).map(model).collect();
     let found = placement::place(&gpus, &models, Aim::FewGpus);
     let placed = wish.models.iter().zip(needs).enumerate();
-    Ok(Answer {
-        models: placed
-            .map(|(index, (model, need))| model.placed(&wish.gpus, need, (index, &found)))
-            .collect(),
-        gpus_used: found.gpus_used(),
-        moves: found.cost.moves,
-        best: found.is_best,
-    })
+    let models: Vec<_> =
+        placed.map(|(index, (model, need))| model.placed(&wish.gpus, need, (index, &found))).collect();
+    let moves = models.iter().map(|model| model.new.len().min(model.gone.len())).sum();
+    Ok(Answer { models, gpus_used: found.gpus_used(), moves, best: found.is_best })
 }
 
 fn places(gpus: &[GpuWish]) -> Result<HashMap<Place, usize>, PlaceError> {

@@ -2,8 +2,8 @@
 //!
 //! A model asks for copies. Each needs SMs, memory and bandwidth of one GPU, so this is packing in
 //! three dimensions: nothing is exceeded, memory has room for the largest shadow of a GPU's models,
-//! and two copies of a model are never on one GPU. Among the ways to do that, [`place`] takes the one
-//! with the least [`Cost`].
+//! and a host, which fails as a whole, has one copy of a model at most. Among the ways to do that,
+//! [`place`] takes the one with the least [`Cost`].
 
 mod need;
 mod search;
@@ -21,7 +21,7 @@ pub use need::{Load, Need, Unmet, need};
 pub use search::place;
 pub use settle::{Settled, Tenant, settle};
 
-/// What a placement saves, once all that can be has a place and copies are apart.
+/// What a placement saves, once all that can be has a place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Aim {
     /// GPUs, and then moves: for hosts that cost something each.
@@ -32,7 +32,7 @@ pub enum Aim {
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct Gpu {
-    /// GPUs with the same number fail together.
+    /// GPUs with the same number are one host's.
     pub host: usize,
     pub sms: Sms,
     /// In bytes.
@@ -43,7 +43,7 @@ pub struct Gpu {
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct Model {
-    /// On as many GPUs.
+    /// On as many hosts.
     pub copies: u32,
     pub each: Share,
     /// 1 is the highest; models of a higher one get their copies first.
@@ -95,7 +95,7 @@ pub struct Missing {
     pub lacks: Lacks,
 }
 
-/// Why no GPU without a copy of the model can take one. `free` is the most that one of them has.
+/// Why no GPU of a host without a copy of the model can take one. `free` is the most that one of them has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lacks {
     Sms {
@@ -108,8 +108,8 @@ pub enum Lacks {
         needed: u64,
     },
     Bandwidth,
-    /// Every GPU has a copy.
-    Gpu,
+    /// Every host has a copy.
+    Host,
 }
 
 /// Compared in this order.
@@ -117,8 +117,6 @@ pub enum Lacks {
 pub struct Cost {
     /// Copies without a place: first copies by falling priority, then second copies, and so on.
     pub missing: Vec<u32>,
-    /// Copies on a host that has another copy of the model.
-    pub together: u32,
     /// GPUs that have models, where these are to be few; else 0.
     pub gpus: u32,
     /// Copies on GPUs that do not have their model now, though another GPU has it.
@@ -141,7 +139,7 @@ impl fmt::Display for Lacks {
                 free >> 20
             ),
             Self::Bandwidth => f.write_str("the GPUs with room have no memory bandwidth left for it"),
-            Self::Gpu => f.write_str("each GPU has a copy of it already"),
+            Self::Host => f.write_str("each host has a copy of it already"),
         }
     }
 }

@@ -168,10 +168,7 @@ impl Search<'_> {
     }
 
     fn put(&mut self, model: usize, gpu: usize) {
-        let host = self.gpus[gpu].host;
         let Model { each, on, .. } = &self.models[model];
-        self.cost.together +=
-            u32::from(self.placed[model].iter().any(|&other| self.gpus[other].host == host));
         self.cost.moves += u32::from(!on.is_empty() && !on.contains(&gpu));
         match self.aim {
             Aim::FewGpus => self.cost.gpus += u32::from(self.taken[gpu].models == 0),
@@ -210,17 +207,17 @@ impl Search<'_> {
     /// The GPUs that can take a copy, those first that look best. Of GPUs that are alike one is enough.
     fn choices(&self, model: usize) -> Vec<usize> {
         let Model { each, on, .. } = &self.models[model];
-        let placed = &self.placed[model];
-        let fits = |&gpu: &usize| !placed.contains(&gpu) && self.taken[gpu].with(each).fits(&self.gpus[gpu]);
+        let hosts: Vec<usize> = self.placed[model].iter().map(|&gpu| self.gpus[gpu].host).collect();
+        let fits = |&gpu: &usize| {
+            !hosts.contains(&self.gpus[gpu].host) && self.taken[gpu].with(each).fits(&self.gpus[gpu])
+        };
         let mut choices: Vec<usize> = (0..self.gpus.len()).filter(fits).collect();
         choices.sort_by_key(|&gpu| {
-            let host = self.gpus[gpu].host;
-            let together = placed.iter().any(|&other| self.gpus[other].host == host);
             let (empty, left) = match self.aim {
                 Aim::FewGpus => (self.taken[gpu].models == 0, self.free(gpu)),
                 Aim::FewMoves => (false, self.most.0 - self.free(gpu)),
             };
-            (together, !on.contains(&gpu), empty, left, gpu)
+            (!on.contains(&gpu), empty, left, gpu)
         });
         let mut seen: Vec<usize> = Vec::new();
         choices.retain(|&gpu| {
@@ -249,7 +246,8 @@ fn missing(gpus: &[Gpu], models: &[Model], placed: &[Vec<usize>]) -> Vec<Missing
     }
     let of = |(index, (model, on)): (usize, (&Model, &Vec<usize>))| {
         let copies = model.copies.saturating_sub(u32::try_from(on.len()).unwrap_or(u32::MAX));
-        let others = || (0..gpus.len()).filter(|gpu| !on.contains(gpu)).map(|gpu| (&gpus[gpu], &taken[gpu]));
+        let has = |gpu: usize| on.iter().any(|&other| gpus[other].host == gpus[gpu].host);
+        let others = || (0..gpus.len()).filter(|&gpu| !has(gpu)).map(|gpu| (&gpus[gpu], &taken[gpu]));
         (copies > 0).then(|| Missing { model: index, copies, lacks: lacks(&model.each, others) })
     };
     models.iter().zip(placed).enumerate().filter_map(of).collect()
@@ -260,7 +258,7 @@ where
     I: Iterator<Item = (&'a Gpu, &'a Taken)>,
 {
     let free = |(gpu, taken): (&Gpu, &Taken)| taken.free(gpu);
-    let Some(sms) = others().map(free).max() else { return Lacks::Gpu };
+    let Some(sms) = others().map(free).max() else { return Lacks::Host };
     if sms < each.sms.0 {
         return Lacks::Sms { free: Sms(sms), needed: each.sms };
     }

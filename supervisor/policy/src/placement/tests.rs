@@ -88,10 +88,9 @@ fn cost_of(gpus: &[Gpu], models: &[Model], placed: &[Vec<usize>], aim: Aim) -> O
             cost.missing[levels.iter().position(|each| *each == level).unwrap()] += 1;
         }
         for (nth, &here) in on.iter().enumerate() {
-            if on[..nth].contains(&here) {
+            if on[..nth].iter().any(|&other| gpus[other].host == gpus[here].host) {
                 return None;
             }
-            cost.together += u32::from(on[..nth].iter().any(|&other| gpus[other].host == gpus[here].host));
             cost.moves += u32::from(!model.on.is_empty() && !model.on.contains(&here));
         }
     }
@@ -162,7 +161,8 @@ fn copies_lie_on_hosts_of_their_own_and_models_stay_where_they_are() {
     let gpus = [gpu(0), gpu(0), gpu(1)];
     let two = few(&gpus, &[model(2, 40)]);
     assert_eq!(two.models, [[0, 2]]);
-    assert_eq!((two.cost.together, two.cost.moves), (0, 0));
+    assert_eq!(two.cost.moves, 0);
+    assert_eq!(few(&gpus, &[model(3, 40)]).missing[0].lacks, Lacks::Host);
     let stays = Model { on: vec![1, 2], ..model(2, 40) };
     assert_eq!(few(&gpus, &[stays, model(1, 40)]).models, [vec![1, 2], vec![1]]);
 }
@@ -192,8 +192,8 @@ fn what_lacks_is_said() {
     assert_eq!(lacks(&[gpu(0)], greedy, share(8)), Some(Lacks::Bandwidth));
     assert_eq!(lacks(&[gpu(0)], share(8), share(8)), None);
     let twice = few(&[gpu(0)], &[model(2, 8)]);
-    assert_eq!(twice.missing[0].lacks, Lacks::Gpu);
-    assert_eq!(few(&[], &[model(1, 8)]).missing[0].lacks, Lacks::Gpu);
+    assert_eq!(twice.missing[0].lacks, Lacks::Host);
+    assert_eq!(few(&[], &[model(1, 8)]).missing[0].lacks, Lacks::Host);
 }
 
 #[test]
