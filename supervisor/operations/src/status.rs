@@ -188,7 +188,7 @@ impl From<Needs> for NeedStatus {
         let (need, why) = match needs.sms {
             Some(Ok(need)) => (Some(need), None),
             Some(Err(unmet)) => (None, Some(unmet.to_string())),
-            None => (None, Some("it has no profile, and no batch of it was seen yet".to_owned())),
+            None => (None, Some("it has no profile, and has not run yet".to_owned())),
         };
         Self {
             sms: need.map(|need| need.sms.0),

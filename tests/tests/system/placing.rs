@@ -49,7 +49,13 @@ async fn refused(server: &Server, arguments: &[&str]) -> Result<String, Error> {
 #[tokio::test]
 async fn models_are_spread_over_gpus_and_stay_where_they_are() {
     let fixed = echo("fixed", "profile: profile.yaml, gpu: 1");
-    let models = [auto("large", "11ms"), fixed, auto("small", "200ms"), auto("little", "200ms")];
+    let models = [
+        auto("large", "11ms"),
+        fixed,
+        auto("small", "200ms"),
+        auto("little", "200ms"),
+        echo("bare", "gpu: 0"),
+    ];
     let mut server = serving(&models).await.unwrap();
     let names = ["large", "fixed", "small", "little"];
     assert_eq!(
@@ -59,6 +65,11 @@ async fn models_are_spread_over_gpus_and_stay_where_they_are() {
     );
     let need = server.model("large").await.unwrap().more["need"].clone();
     assert_eq!((&need["sms"], &need["memory_mib"]), (&64.into(), &120.into()), "{need}");
+    // Without a profile what it needs is known by its warm-up, and then by its batches.
+    assert_eq!(ask(server.client(), "bare", &echo_case(1), 0.0).await, Outcome::Right);
+    let need = server.model("bare").await.unwrap().more["need"].clone();
+    assert_eq!((&need["sms"], &need["why"]), (&8.into(), &serde_json::Value::Null), "{need}");
+    assert!(need["rate"].as_f64().is_some_and(|rate| rate > 0.0), "{need}");
     // Another that needs much comes where less is taken, and nothing moves for that.
     let home = server.home();
     home.write("config.yaml", config(&[&models[..], &[auto("other", "11ms")]].concat())).unwrap();
