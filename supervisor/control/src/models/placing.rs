@@ -19,32 +19,42 @@ const LOOK: Duration = Duration::from_secs(10);
 const SEEN_ANEW: Duration = Duration::from_secs(120);
 
 impl Registry {
-    /// The same with a GPU for each model; `on` is where a model is, if it is anywhere.
+    /// The same with a GPU for each model: a model stays `on` its GPU, if it has one.
     pub(super) fn placed(&self, mut config: Config, on: impl Fn(&str) -> Option<usize>) -> Config {
-        if config.models.iter().any(|model| model.gpu_auto) {
-            let settled = self.settled(&config.models, on);
-            for (model, Settled { gpu, lacks }) in config.models.iter().zip(&settled) {
-                if let Some(lacks) = lacks {
-                    let model = &model.name;
-                    tracing::warn!(model, gpu, "no GPU has all that it needs at its SLO: {lacks}");
-                }
-            }
-            config.put(&settled.iter().map(|settled| settled.gpu).collect::<Vec<_>>());
+        if !config.models.iter().any(|model| model.gpu_auto) {
+            return config;
         }
+        let gpus = self.gpus();
+        let home = |model: &Model| match model.gpu_auto {
+            true => on(&model.name).filter(|&gpu| gpu < gpus.len()),
+            false => Some(model.gpu),
+        };
+        let tenant = |model: &Model| match home(model) {
+            Some(on) => Tenant::Fixed { on, share: self.share_of(model) },
+            None => Tenant::Free { on: None, share: self.share_of(model), priority: model.priority },
+        };
+        let settled = settle(&gpus, &config.models.iter().map(tenant).collect::<Vec<_>>());
+        for (model, Settled { gpu, lacks }) in config.models.iter().zip(&settled) {
+            if let Some(lacks) = lacks {
+                let model = &model.name;
+                tracing::warn!(model, gpu, "no GPU has all that it needs at its SLO: {lacks}");
+            }
+        }
+        config.put(&settled.iter().map(|settled| settled.gpu).collect::<Vec<_>>());
         config
     }
 
-    pub(super) fn settled(&self, models: &[Model], on: impl Fn(&str) -> Option<usize>) -> Vec<Settled> {
-        let gpus = self.gpus();
+    /// Where the models should be with the requests of the last minutes.
+    fn better(&self, models: &[Model]) -> Vec<usize> {
         let tenant = |model: &Model| {
-            let share = self.share_of(model);
-            if !model.gpu_auto {
-                return Tenant::Fixed { on: model.gpu, share };
+            let (on, share) = (model.gpu, self.share_of(model));
+            match model.gpu_auto {
+                true => Tenant::Free { on: Some(on), share, priority: model.priority },
+                false => Tenant::Fixed { on, share },
             }
-            let on = on(&model.name).filter(|&gpu| gpu < gpus.len());
-            Tenant::Free { on, share, priority: model.priority }
         };
-        settle(&gpus, &models.iter().map(tenant).collect::<Vec<_>>())
+        let settled = settle(&self.gpus(), &models.iter().map(tenant).collect::<Vec<_>>());
+        settled.into_iter().map(|settled| settled.gpu).collect()
     }
 
     /// What a model takes of its GPU.
@@ -111,9 +121,7 @@ impl Registry {
         else {
             return;
         };
-        let on = |name: &str| self.model(name).map(|model| model.gpu);
-        let settled: Vec<usize> =
-            self.settled(&config.models, on).into_iter().map(|settled| settled.gpu).collect();
+        let settled = self.better(&config.models);
         let moves = config.models.iter().zip(&settled).filter(|(model, gpu)| model.gpu != **gpu);
         if moves.clone().count() == 0 {
             return;
