@@ -8,6 +8,7 @@ use shadowslice_shared::units::{Percent, Sms};
 
 use crate::backend::GpuBackend;
 use crate::controller::{ModelReport, Served};
+use crate::nvml::Watched;
 
 const MIB: u64 = 1 << 20;
 
@@ -33,7 +34,8 @@ impl Needs {
         Self::with(model, gpu, execution, 0.0, (memory, shadow))
     }
 
-    pub fn of(served: &Served) -> Self {
+    /// By what the driver says of the GPUs, too.
+    pub fn of(served: &Served, gpus: &[Watched]) -> Self {
         let Served { model, gpu, pipeline, report, .. } = served;
         let seen = pipeline.report();
         let report = report.borrow();
@@ -43,7 +45,8 @@ impl Needs {
         };
         let (rows, answered) = (pipeline.totals().rows, seen.counts.succeeded);
         let rate = seen.latencies.rate * (rows.max(1) as f64 / answered.max(1) as f64).max(1.0);
-        let (shadow, memory) = seen_memory(&report).or_else(|| told_memory(model)).unzip();
+        let seen_memory = seen_memory(&report, gpus.get(model.gpu));
+        let (shadow, memory) = seen_memory.or_else(|| told_memory(model)).unzip();
         Self::with(model, &**gpu, observed.as_ref(), rate, (memory, shadow))
     }
 
@@ -87,9 +90,28 @@ fn told_memory(model: &Model) -> Option<(u64, u64)> {
     Some((shadow, shadow.saturating_add(memory.weights)))
 }
 
-fn seen_memory(report: &ModelReport) -> Option<(u64, u64)> {
+/// The same, as the driver says; else as it said of an earlier worker.
+fn seen_memory(report: &ModelReport, gpu: Option<&Watched>) -> Option<(u64, u64)> {
     let worker = report.workers.iter().find(|worker| worker.role == "incumbent")?;
-    let (own, memory) = (report.memory_need?, worker.memory?);
-    let shadow = own.saturating_sub(memory.brought_mib.saturating_mul(MIB));
+    let memory = worker.memory?;
+    let usage = gpu.and_then(|gpu| gpu.reading.as_ref()?.usage.as_ref());
+    let own = usage.and_then(|usage| usage.bytes_of(worker.pid));
+    let beside_weights = |own: u64| own.saturating_sub(memory.brought_mib.saturating_mul(MIB));
+    let shadow = own.map(beside_weights).or(report.memory_need)?;
     Some((shadow, shadow.saturating_add(memory.weights_mib.saturating_mul(MIB))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_at_one_number_of_sms_are_times_at_all_of_them() {
+        use std::time::Duration;
+        let ms = Duration::from_millis;
+        let execution = observed(&[(1, ms(4)), (8, ms(10))], Sms(66)).unwrap();
+        assert_eq!(execution.time(1, 33.0), ms(8));
+        assert_eq!(execution.time(8, 132.0), ms(10));
+        assert_eq!(observed(&[], Sms(66)), None);
+    }
 }

@@ -60,7 +60,9 @@ impl Registry {
     /// What a model takes of its GPU.
     fn share_of(&self, model: &Model) -> Share {
         let gpu = &*self.factory.context.gpus[model.gpu];
-        let needs = self.served(&model.name).map_or_else(|| Needs::told(model, gpu), Needs::of);
+        let watched = self.factory.context.readings.look();
+        let served = self.served(&model.name);
+        let needs = served.map_or_else(|| Needs::told(model, gpu), |served| Needs::of(served, &watched));
         needs.share(model, gpu)
     }
 

@@ -108,7 +108,7 @@ fn of_served(served: &Served, gpus: &[Watched], plan: Option<&ModelPlan>) -> Mod
         "incumbent" => WorkerReport { role: "shadow".to_owned(), ..worker },
         _ => worker,
     }));
-    let need = Some(Needs::of(served).into());
+    let need = Some(Needs::of(served, gpus).into());
     ModelStatus { need, ..status::of_model(&served.model, &served.pipeline, &report, gpus, plan) }
 }
 
