@@ -1,0 +1,226 @@
+"""The Fleet actor: hears the hosts, places, reconciles, acts; each 0.5 s."""
+
+import logging
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from shadowslice_fleet import placement, report, settings, state
+from shadowslice_fleet import wish as wishes
+from shadowslice_fleet.envoy import Listen
+from shadowslice_fleet.facts import Slot
+from shadowslice_fleet.gateway import AdminFailed, Gateway
+from shadowslice_fleet.hosts import Hosts
+from shadowslice_fleet.reconcile import decide
+from shadowslice_fleet.state import State
+from shadowslice_fleet.states import Actions, Memory, Seen, Taken
+
+EVERY = 0.5  # seconds
+HEARD_WITHIN = 0.4  # seconds of each round
+GONE_AFTER = 5.0  # seconds without a host until its copies are placed anew
+# Joined raylets notice a head's death, end, and join again; until then the files stand.
+ADOPTED_WITHIN = 30.0
+LOCKED_WITHIN = 30.0
+log = logging.getLogger(__name__)
+
+
+class Refused(Exception):
+    """What was asked of the fleet cannot be done; the text says why."""
+
+
+class Fleet:
+    def __init__(self) -> None:
+        """Raises SettingsFault and StateFault."""
+        self.settings = settings.gateway()
+        self.folder = Path(self.settings.state)
+        self.held = _locked(self.folder)
+        self.lock = threading.Lock()  # of all below
+        self.state = state.load(self.folder)
+        ours = self.settings
+        self.gateway = Gateway(
+            Path(ours.run_dir), Listen(ours.address, ours.http_port, ours.grpc_port)
+        )
+        self.memory = Memory(self.state.placement or {}, self.gateway.published())
+        self.hosts = Hosts()
+        self.taken: Taken | None = None
+        self.missing: dict[str, str] = {}
+        self.placed_for: object = None  # what the last placement was computed from
+        self.troubles: dict[str, str] = {}
+        self.adopting = True
+        self.began = time.monotonic()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    # What the command line asks
+
+    def wish(self, document: wishes.Document) -> None:
+        """Raises WishFaults."""
+        new = wishes.parse(document, "the wish")
+        with self.lock:
+            self._keep(replace(self.state, wish=new))
+
+    def status(self) -> report.Status:
+        with self.lock:
+            return report.status(
+                self.state,
+                self.memory,
+                self.hosts.heard,
+                self.taken,
+                self.missing,
+                self.troubles,
+                self.adopting,
+                time.monotonic(),
+            )
+
+    def plan(self, document: wishes.Document) -> list[str]:
+        """What would change. Raises WishFaults and PlaceFailed."""
+        new = wishes.parse(document, "the wish")
+        with self.lock:
+            before, known = self.state, self.hosts.within(GONE_AFTER)
+            slots = self.memory.placement
+        usable = placement.usable(known, before.drained)
+        found = placement.place(self.settings.binary, new, slots, known, usable)
+        return report.changes(before.wish, new, slots, found)
+
+    def move(self, model: str, to: str, gpu: int | None, source: str | None) -> None:
+        """Raises Refused."""
+        with self.lock:
+            slots = self.memory.placement.get(model)
+            if not slots or model not in self.state.wish.models:
+                raise Refused(f"the fleet has no model '{model}'; ask `status`")
+            slot = self._target(to, gpu)
+            moved = _moved(slots, slot, source)
+            failures = dict(self.memory.failures)
+            failures.pop((model, to), None)
+            self.memory = replace(
+                self.memory,
+                placement=self.memory.placement | {model: moved},
+                failures=failures,
+            )
+            self._keep(replace(self.state, placement=self.memory.placement))
+
+    def drain(self, host: str, drained: bool) -> None:
+        """Raises Refused."""
+        with self.lock:
+            if host not in self.hosts.heard:
+                raise Refused(f"there is no host '{host}'; there are: {self._names()}")
+            hosts = self.state.drained | {host} if drained else self.state.drained - {host}
+            self._keep(replace(self.state, drained=hosts))
+
+    # The loop
+
+    def _run(self) -> None:
+        while True:
+            began = time.monotonic()
+            try:
+                self.hosts.hear(HEARD_WITHIN)
+                self._round()
+                self.troubles.pop("fleet", None)
+            except Exception as error:  # the loop goes on, whatever a round meets
+                log.exception("a round failed")
+                self.troubles["fleet"] = f"{type(error).__name__}: {error}"
+            time.sleep(max(0.0, EVERY - (time.monotonic() - began)))
+
+    def _round(self) -> None:
+        try:
+            self.taken = self.gateway.taken()
+            self.troubles.pop("gateway", None)
+        except AdminFailed as failed:
+            self.taken = None
+            self.troubles["gateway"] = str(failed)
+        with self.lock:
+            if self._adopts():
+                return
+            self._place()
+            seen = Seen(self.hosts.fresh(), self.taken)
+            actions, memory = decide(self.state.wish, seen, self.memory, time.monotonic())
+            self.gateway.publish(list(self.state.wish.models.values()), memory.published)
+            self.memory = memory
+            if memory.placement != self.state.placement:
+                self._keep(replace(self.state, placement=memory.placement))
+        self._act(actions)
+
+    def _adopts(self) -> bool:
+        """Nothing is done before all hosts that are known from before were heard, or a bound."""
+        known = {each.host for them in self.memory.published.values() for each in them}
+        known |= {slot.host for slots in self.memory.placement.values() for slot in slots}
+        if known <= self.hosts.fresh().keys() or time.monotonic() - self.began > ADOPTED_WITHIN:
+            self.adopting = False
+        return self.adopting
+
+    def _place(self) -> None:
+        known = self.hosts.within(GONE_AFTER)
+        usable = placement.usable(known, self.state.drained)
+        asked = (self.state.wish.digest, usable)
+        if asked == self.placed_for:
+            return
+        new_wish = not self.placed_for or self.state.wish.digest != self.placed_for[0]  # type: ignore[index]
+        before = self.memory.placement
+        if placement.stale(self.state.wish, before, usable) or (new_wish and self.placed_for):
+            on = {name: _present(slots, usable) for name, slots in before.items()}
+            try:
+                found = placement.place(self.settings.binary, self.state.wish, on, known, usable)
+                self.troubles.pop("placement", None)
+            except placement.PlaceFailed as failed:
+                self.troubles["placement"] = str(failed)
+                return
+            self.memory = replace(self.memory, placement=found.slots)
+            self.missing = found.missing
+        self.placed_for = asked
+
+    def _act(self, actions: Actions) -> None:
+        """Nothing is waited for: what came of it is seen in the next facts."""
+        for model, host in actions.drain:
+            self.hosts.drain(host, model)
+        for model, host in actions.undrain:
+            self.hosts.undrain(host, model)
+        for host, files in actions.fetch:
+            self.hosts.fetch(host, files)
+        for host, orders in actions.apply.items():
+            self.hosts.apply(host, orders)
+
+    def _keep(self, new: State) -> None:
+        state.save(self.folder, new)
+        self.state = new
+
+    def _names(self) -> str:
+        return ", ".join(sorted(self.hosts.heard)) or "none"
+
+    def _target(self, host: str, gpu: int | None) -> Slot:
+        facts = self.hosts.within(GONE_AFTER).get(host)
+        if facts is None:
+            raise Refused(f"there is no host '{host}' that answers; there are: {self._names()}")
+        gpus = [each.index for each in facts.gpus]
+        if gpu is not None and gpu not in gpus:
+            raise Refused(f"host '{host}' has no GPU {gpu}; there are: {gpus}")
+        return Slot(host, gpus[0] if gpu is None else gpu)
+
+
+def _moved(slots: tuple[Slot, ...], to: Slot, source: str | None) -> tuple[Slot, ...]:
+    """Raises Refused. A host has one copy of a model at most."""
+    on = {slot.host: slot for slot in slots}
+    source = source or (to.host if to.host in on else sorted(on)[0] if len(on) == 1 else None)
+    if source is None:
+        raise Refused(f"say --from: there are copies on {', '.join(sorted(on))}")
+    if source not in on:
+        raise Refused(f"there is no copy on '{source}'; there are copies on {', '.join(on)}")
+    if to.host in on and to.host != source:
+        raise Refused(f"'{to.host}' has a copy of it already")
+    return tuple(sorted({**{h: s for h, s in on.items() if h != source}, to.host: to}.values()))
+
+
+def _present(slots: tuple[Slot, ...], usable: frozenset[Slot]) -> tuple[Slot, ...]:
+    return tuple(slot for slot in slots if slot in usable)
+
+
+def _locked(folder: Path) -> Any:
+    """The actor before this one may still be ending. Raises StateFault."""
+    deadline = time.monotonic() + LOCKED_WITHIN
+    while True:
+        held = state.lock(folder)
+        if held:
+            return held
+        if time.monotonic() > deadline:
+            raise state.StateFault(f"{folder} is used by another Fleet actor; end that one")
+        time.sleep(0.1)
