@@ -10,10 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from shadowslice_fleet import report, settings, wish
+from shadowslice_fleet.fleet import Refused
+from shadowslice_fleet.placement import PlaceFailed
 
 OK, REFUSED, USAGE, UNAVAILABLE, CONFIG = 0, 1, 64, 69, 78
 ANSWERED_WITHIN = 20.0  # seconds
 UP_WITHIN = 600.0
+LOOKED_EVERY = 0.5
+
+
+class NotAsWished(Exception):
+    """The fleet is not as it should be; the text says where."""
 
 
 class NoFleet(Exception):
@@ -24,6 +31,9 @@ def main() -> None:
     arguments = _parser().parse_args()
     try:
         sys.exit(arguments.run(arguments))
+    except (NotAsWished, PlaceFailed, Refused) as why:
+        print(f"error: {why}", file=sys.stderr)
+        sys.exit(REFUSED)
     except (wish.WishFaults, settings.SettingsFault) as fault:
         print(f"error: {fault}", file=sys.stderr)
         sys.exit(CONFIG)
@@ -53,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
 
     up = command("up", _up, "Have the fleet serve these models, and wait until it does")
     up.add_argument("wish", type=Path, metavar="WISH.yaml")
-    up.add_argument("--within", type=float, default=UP_WITHIN, help="seconds (%(default)s)")
+    _bounded(up)
     plan = command("plan", _plan, "Say what `up` would change, and change nothing")
     plan.add_argument("wish", type=Path, metavar="WISH.yaml")
     status = command("status", _status, "Say what is served where, and what is not as wished")
@@ -62,15 +72,17 @@ def _parser() -> argparse.ArgumentParser:
     move.add_argument("model")
     move.add_argument("to", metavar="HOST[:GPU]")
     move.add_argument("--from", dest="source", metavar="HOST")
+    _bounded(move)
     for name, text in (
         ("drain", "Have all models leave a host"),
         ("undrain", "Have models come to a host again"),
     ):
         host = command(name, _drain, text)
         host.add_argument("host")
+        _bounded(host)
         host.set_defaults(drained=name == "drain")
     down = command("down", _down, "Have the fleet serve no models")
-    down.add_argument("--within", type=float, default=UP_WITHIN, help="seconds (%(default)s)")
+    _bounded(down)
     node = command("node", _node, "Run this node until it is stopped: what its unit runs")
     part = node.add_mutually_exclusive_group(required=True)
     part.add_argument("--head", action="store_true", help="the fleet's head, beside the gateway")
@@ -83,35 +95,43 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _bounded(command: argparse.ArgumentParser) -> None:
+    text = "seconds until it gives up waiting; the fleet goes on (%(default)g)"
+    command.add_argument("--within", type=float, default=UP_WITHIN, help=text)
+
+
 def _up(arguments: argparse.Namespace) -> int:
     wished = wish.load(arguments.wish)
     fleet = _Fleet(arguments.ray)
     fleet.ask("wish", wished.document)
-    return _until(fleet, arguments.within)
+    status = _until(fleet, arguments.within)
+    lacking = [name for name in wished.models if not report.suffices(status["models"][name])]
+    if lacking:
+        raise NotAsWished(f"not as wished: {', '.join(lacking)}")
+    return OK
 
 
 def _down(arguments: argparse.Namespace) -> int:
     fleet = _Fleet(arguments.ray)
     fleet.ask("wish", {"models": []})
-    return _until(fleet, arguments.within)
+    _until(fleet, arguments.within)
+    return OK
 
 
-def _until(fleet: "_Fleet", within: float) -> int:
-    """Shows what changes until all is as wished; else says what is not, and why."""
+def _until(fleet: "_Fleet", within: float) -> report.Status:
+    """Shows what changes until all is as wished, or cannot be. Raises NotAsWished."""
     deadline, shown = time.monotonic() + within, ""
     while True:
-        status = fleet.ask("status")
+        status: report.Status = fleet.ask("status")
         now = "\n".join(report.lines(status))
         if now != shown:
             print(now, end="\n\n", flush=True)
             shown = now
         if status["settled"]:
-            lacks = [each["missing"] or each["failures"] for each in status["models"].values()]
-            return REFUSED if any(lacks) else OK
+            return status
         if time.monotonic() > deadline:
-            print(f"error: not all is as wished after {within:g} s", file=sys.stderr)
-            return REFUSED
-        time.sleep(0.5)
+            raise NotAsWished(f"not all is as wished after {within:g} s; see `status`")
+        time.sleep(LOOKED_EVERY)
 
 
 def _plan(arguments: argparse.Namespace) -> int:
@@ -133,11 +153,19 @@ def _move(arguments: argparse.Namespace) -> int:
         print(f"error: '{gpu}' is no GPU's number; write HOST:0, say", file=sys.stderr)
         return USAGE
     fleet = _Fleet(arguments.ray)
-    return fleet.tell("move", arguments.model, host, int(gpu) if gpu else None, arguments.source)
+    fleet.ask("move", arguments.model, host, int(gpu) if gpu else None, arguments.source)
+    status = _until(fleet, arguments.within)
+    failed = status["models"][arguments.model]["failures"].get(host)
+    if failed:
+        raise NotAsWished(f"'{arguments.model}' did not move to {arguments.to}: {failed}")
+    return OK
 
 
 def _drain(arguments: argparse.Namespace) -> int:
-    return _Fleet(arguments.ray).tell("drain", arguments.host, arguments.drained)
+    fleet = _Fleet(arguments.ray)
+    fleet.ask("drain", arguments.host, arguments.drained)
+    _until(fleet, arguments.within)
+    return OK
 
 
 def _node(arguments: argparse.Namespace) -> int:
@@ -187,16 +215,6 @@ class _Fleet:
             raise error.cause or error from None
         except self.ray.exceptions.RayError as error:
             raise NoFleet(f"the Fleet actor does not answer; try again: {error}") from error
-
-    def tell(self, what: str, *given: object) -> int:
-        from shadowslice_fleet.fleet import Refused
-
-        try:
-            self.ask(what, *given)
-        except Refused as refused:
-            print(f"error: {refused}", file=sys.stderr)
-            return REFUSED
-        return OK
 
 
 if __name__ == "__main__":

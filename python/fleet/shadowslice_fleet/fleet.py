@@ -26,6 +26,10 @@ LOCKED_WITHIN = 30.0
 log = logging.getLogger(__name__)
 
 
+# What a placement is computed from: the wish's digest, and the GPUs that may be used.
+Asked = tuple[str, frozenset[Slot]]
+
+
 class Refused(Exception):
     """What was asked of the fleet cannot be done; the text says why."""
 
@@ -46,7 +50,7 @@ class Fleet:
         self.hosts = Hosts()
         self.taken: Taken | None = None
         self.missing: dict[str, str] = {}
-        self.placed_for: object = None  # what the last placement was computed from
+        self.placed_for: Asked | None = None
         self.troubles: dict[str, str] = {}
         self.adopting = True
         self.began = time.monotonic()
@@ -62,16 +66,16 @@ class Fleet:
 
     def status(self) -> report.Status:
         with self.lock:
-            return report.status(
+            known = report.Known(
                 self.state,
                 self.memory,
-                self.hosts.heard,
+                dict(self.hosts.heard),
                 self.taken,
                 self.missing,
                 self.troubles,
-                self.adopting,
-                time.monotonic(),
+                not self.adopting and self._asked() == self.placed_for,
             )
+        return report.status(known, time.monotonic())
 
     def plan(self, document: wishes.Document) -> list[str]:
         """What would change. Raises WishFaults and PlaceFailed."""
@@ -150,14 +154,13 @@ class Fleet:
         return self.adopting
 
     def _place(self) -> None:
-        known = self.hosts.within(GONE_AFTER)
-        usable = placement.usable(known, self.state.drained)
-        asked = (self.state.wish.digest, usable)
+        asked = self._asked()
         if asked == self.placed_for:
             return
-        new_wish = not self.placed_for or self.state.wish.digest != self.placed_for[0]  # type: ignore[index]
-        before = self.memory.placement
-        if placement.stale(self.state.wish, before, usable) or (new_wish and self.placed_for):
+        before, (digest, usable) = self.memory.placement, asked
+        known = self.hosts.within(GONE_AFTER)
+        new_wish = self.placed_for is not None and digest != self.placed_for[0]
+        if new_wish or placement.stale(self.state.wish, before, usable):
             on = {name: _present(slots, usable) for name, slots in before.items()}
             try:
                 found = placement.place(self.settings.binary, self.state.wish, on, known, usable)
@@ -168,6 +171,10 @@ class Fleet:
             self.memory = replace(self.memory, placement=found.slots)
             self.missing = found.missing
         self.placed_for = asked
+
+    def _asked(self) -> Asked:
+        known = self.hosts.within(GONE_AFTER)
+        return self.state.wish.digest, placement.usable(known, self.state.drained)
 
     def _act(self, actions: Actions) -> None:
         """Nothing is waited for: what came of it is seen in the next facts."""

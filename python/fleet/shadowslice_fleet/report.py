@@ -1,7 +1,9 @@
 """What the fleet says of itself. Pure."""
 
+from dataclasses import dataclass
 from typing import Any, TypedDict
 
+from shadowslice_fleet.facts import Order
 from shadowslice_fleet.hosts import HEARD_FOR, Heard
 from shadowslice_fleet.placement import Placed
 from shadowslice_fleet.state import State
@@ -16,6 +18,7 @@ class CopyStatus(TypedDict):
     placed: bool
     published: bool
     served: bool  # Envoy sends requests there
+    as_wished: bool
 
 
 class ModelStatus(TypedDict):
@@ -36,84 +39,87 @@ class HostStatus(TypedDict):
     models: list[str]
 
 
+@dataclass(frozen=True)
+class Known:
+    """All that the fleet knows."""
+
+    state: State
+    memory: Memory
+    heard: dict[str, Heard]
+    taken: Taken | None
+    missing: dict[str, str]
+    troubles: dict[str, str]
+    placed: bool  # for the wish and the hosts as they are
+
+
 class Status(TypedDict):
     settled: bool  # all that can be is as wished
-    adopting: bool
     models: dict[str, ModelStatus]
     hosts: dict[str, HostStatus]
     troubles: dict[str, str]
 
 
-def status(
-    state: State,
-    memory: Memory,
-    heard: dict[str, Heard],
-    taken: Taken | None,
-    missing: dict[str, str],
-    troubles: dict[str, str],
-    adopting: bool,
-    now: float,
-) -> Status:
-    names = state.wish.models.keys() | {
-        name for each in heard.values() for name in each.facts.ordered
-    }
-    models = {
-        name: _model(name, state, memory, heard, taken or {}, missing.get(name), now)
-        for name in sorted(names)
-    }
-    hosts = {name: _host(name, each, state, now) for name, each in sorted(heard.items())}
-    settled = (
-        not adopting and taken is not None and all(each["settled"] for each in models.values())
-    )
+def status(known: Known, now: float) -> Status:
+    running = {name for each in known.heard.values() for name in each.facts.ordered}
+    names = sorted(known.state.wish.models.keys() | running)
+    models = {name: _model(name, known, now) for name in names}
+    hosts = {name: _host(name, each, known.state, now) for name, each in known.heard.items()}
+    settled = known.placed and known.taken is not None
     return Status(
-        settled=settled, adopting=adopting, models=models, hosts=hosts, troubles=dict(troubles)
+        settled=settled and all(each["settled"] for each in models.values()),
+        models=models,
+        hosts=dict(sorted(hosts.items())),
+        troubles=dict(known.troubles),
     )
 
 
-def _model(
-    name: str,
-    state: State,
-    memory: Memory,
-    heard: dict[str, Heard],
-    taken: Taken,
-    missing: str | None,
-    now: float,
-) -> ModelStatus:
-    slots = {slot.host: slot for slot in memory.placement.get(name, ())}
-    published = {each.host for each in memory.published.get(name, ())}
-    there = {host for host, each in heard.items() if name in each.facts.ordered}
+def _model(name: str, known: Known, now: float) -> ModelStatus:
+    wished = known.state.wish.models.get(name)
+    slots = {slot.host: slot for slot in known.memory.placement.get(name, ())} if wished else {}
+    published = {each.host for each in known.memory.published.get(name, ())}
+    there = {host for host, each in known.heard.items() if name in each.facts.ordered}
+    failures = {at[1]: each.why for at, each in known.memory.failures.items() if at[0] == name}
     copies = []
     for host in sorted(slots.keys() | published | there):
-        known = heard.get(host)
-        fresh = known is not None and now - known.at < HEARD_FOR
-        copy = known.facts.copies.get(name) if known else None
-        state_ = "gone" if not fresh else copy.state if copy else "coming"
-        copies.append(
-            CopyStatus(
-                host=host,
-                gpu=copy.gpu if copy else None,
-                state="drained" if copy and copy.drained and fresh else state_,
-                placed=host in slots,
-                published=host in published,
-                served=taken.get(name, {}).get(host, False),
-            )
-        )
-    wished = state.wish.models[name].copies if name in state.wish.models else 0
-    settled = bool(slots) == (wished > 0) and all(
-        each["placed"]
-        and each["served"]
-        and each["state"] == "ready"
-        and each["gpu"] == slots[each["host"]].gpu
-        for each in copies
+        order = Order(wished, slots[host].gpu) if wished and host in slots else None
+        copies.append(_copy(name, host, order, host in published, known, now))
+    settled = bool(slots) == (wished is not None) and all(
+        each["as_wished"] or (each["placed"] and each["host"] in failures) for each in copies
     )
-    failures = {at[1]: each.why for at, each in memory.failures.items() if at[0] == name}
     return ModelStatus(
-        wished=wished,
+        wished=wished.copies if wished else 0,
         served=sum(each["served"] for each in copies),
         copies=copies,
-        missing=missing if wished else None,
+        missing=known.missing.get(name) if wished else None,
         failures=failures,
         settled=settled,
+    )
+
+
+def _copy(
+    name: str, host: str, order: Order | None, published: bool, known: Known, now: float
+) -> CopyStatus:
+    heard = known.heard.get(host)
+    fresh = heard is not None and now - heard.at < HEARD_FOR
+    copy = heard.facts.copies.get(name) if heard else None
+    served = (known.taken or {}).get(name, {}).get(host, False)
+    state = "gone" if not fresh else "coming" if not copy else copy.state
+    as_wished = (
+        heard is not None
+        and copy is not None
+        and order is not None
+        and heard.facts.ordered.get(name) == order.digest
+        and copy.gpu == order.gpu
+        and not heard.facts.busy
+    )
+    return CopyStatus(
+        host=host,
+        gpu=copy.gpu if copy else None,
+        state="drained" if fresh and copy and copy.drained else state,
+        placed=order is not None,
+        published=published,
+        served=served,
+        as_wished=as_wished and served and state == "ready",
     )
 
 
@@ -130,6 +136,12 @@ def _host(name: str, heard: Heard, state: State, now: float) -> HostStatus:
         ],
         models=sorted(heard.facts.copies),
     )
+
+
+def suffices(model: ModelStatus) -> bool:
+    """Whether all copies serve that hosts have room for, and one at least."""
+    placed = [each for each in model["copies"] if each["placed"]]
+    return bool(placed) and all(each["as_wished"] for each in placed)
 
 
 def changes(before: Wish, new: Wish, slots: Placement, found: Placed) -> list[str]:

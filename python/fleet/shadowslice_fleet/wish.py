@@ -27,8 +27,11 @@ class WishFaults(Exception):
     """The wish cannot be read; `faults` has all of them, as `FILE: models[0].copies: ...`."""
 
     def __init__(self, faults: list[str]) -> None:
-        super().__init__("\n".join(faults))
+        super().__init__(faults)
         self.faults = faults
+
+    def __str__(self) -> str:
+        return "\n".join(self.faults)
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,7 @@ class Wish:
 def load(path: Path) -> Wish:
     """Reads the operator's file; profiles that it names are read, too. Raises WishFaults."""
     try:
-        document = yaml.safe_load(path.read_text())
+        document = _read(path)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise WishFaults([f"{path}: cannot be read as YAML: {error}"]) from error
     faults: list[str] = []
@@ -95,7 +98,7 @@ def load(path: Path) -> Wish:
         if isinstance(model, dict) and isinstance(model.get("profile"), str):
             named = path.parent / model["profile"]
             try:
-                model["profile"] = yaml.safe_load(named.read_text())
+                model["profile"] = _read(named)
             except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
                 faults.append(f"{path}: models[{at}].profile: {named} cannot be read: {error}")
                 del model["profile"]
@@ -106,6 +109,11 @@ def load(path: Path) -> Wish:
     if faults:
         raise WishFaults(faults)
     return wish
+
+
+def _read(path: Path) -> Any:
+    """As JSON has it: all keys are text."""
+    return json.loads(json.dumps(yaml.safe_load(path.read_text()), default=str))
 
 
 def parse(document: object, file: str) -> Wish:

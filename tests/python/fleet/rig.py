@@ -82,14 +82,29 @@ class Rig:
         ip("link", "set", f"{self.tag}{name}", "up" if up else "down")
 
     def cli(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        command = self._inside("gw", [sys.executable, "-m", "shadowslice_fleet.cli"])
-        command += ["--ray", f"{self.address('gw')}:{RAY}", *arguments]
-        done = subprocess.run(
-            command, text=True, capture_output=True, timeout=COMMAND_WITHIN, check=False, env=self._environment("gw")
-        )
+        process = self.cli_in_background(*arguments)
+        try:
+            said, errors = process.communicate(timeout=COMMAND_WITHIN)
+        finally:
+            process.kill()
+        done = subprocess.CompletedProcess(arguments, process.returncode, said, errors)
         if check and done.returncode != 0:
             raise RuntimeError(f"{arguments} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
         return done
+
+    def cli_in_background(self, *arguments: str) -> "subprocess.Popen[str]":
+        command = self._inside("gw", [sys.executable, "-m", "shadowslice_fleet.cli"])
+        command += ["--ray", f"{self.address('gw')}:{RAY}", *arguments]
+        return subprocess.Popen(
+            command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=self._environment("gw")
+        )
+
+    def keep_logs(self, folder: Path) -> None:
+        for name in ADDRESSES:
+            for log in [*(self.folder / name).glob("*.log"), *(self.folder / name).glob("ray/session_2*/logs/*")]:
+                if log.is_file():
+                    (folder / name / log.parent.parent.name).mkdir(parents=True, exist_ok=True)
+                    shutil.copy(log, folder / name / log.parent.parent.name)
 
     def status(self) -> dict[str, Any]:
         status: dict[str, Any] = json.loads(self.cli("status", "--json").stdout)

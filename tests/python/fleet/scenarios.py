@@ -1,0 +1,270 @@
+"""What is tested. Each scenario gets a fleet that serves all models, and leaves one."""
+
+import json
+import os
+import random
+import statistics
+import subprocess
+import time
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from load import Load, Served, echo, recorded
+from rig import GPUS, GRPC, HTTP, Rig
+from units import wait_until
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+LONGEST = 2.0  # seconds a request may take when a host dies
+BACK_WITHIN = 5.0  # seconds from a host's death, and the load time
+LOAD_TIME = 10.0  # of these models, where the host is busy with tests
+TABLE_WITHIN = 60.0
+
+
+@dataclass(frozen=True)
+class Options:
+    short: bool
+    models: Path | None  # the folder with ONNX models
+
+    def times(self, full: int, short: int) -> int:
+        return short if self.short else full
+
+
+def need(sms: int, memory: str = "2Gi") -> dict[str, Any]:
+    return {"sms": sms, "memory": memory}
+
+
+def emulated(name: str, datatype: str, size: int, **more: Any) -> dict[str, Any]:
+    tensors = [{"input": "x", "output": "y", "datatype": datatype, "shape": [size]}]
+    return {"name": name, "engine": "emulated", "tensors": tensors, "slo": "200ms"} | more
+
+
+def wished(options: Options) -> list[dict[str, Any]]:
+    """Six models; they all fit on two GPUs."""
+    models = [
+        emulated("echo", "FP32", 4, need=need(16)),
+        emulated("wide", "FP32", 4096, need=need(16), priority=2),
+        emulated("ids", "INT64", 128, need=need(16)),
+        emulated("paced", "FP32", 16, profile=str(REPOSITORY / "configs/profiles/resnet50.yaml"), rate=50),
+    ]
+    if options.models:
+        for name in ("digits", "encoder"):
+            files = str(options.models / f"{name}.onnx")
+            models.append({"name": name, "path": f"{name}.onnx", "files": files, "slo": "200ms", "need": need(16)})
+    else:
+        models += [emulated("one", "FP32", 1, need=need(16)), emulated("more", "INT64", 64, need=need(16))]
+    return models
+
+
+def served(options: Options) -> list[Served]:
+    models = [echo("echo", "FP32", 4), echo("wide", "FP32", 4096), echo("ids", "INT64", 128), echo("paced", "FP32", 16)]
+    if options.models:
+        return models + [recorded(name, options.models / f"{name}.json") for name in ("digits", "encoder")]
+    return [*models, echo("one", "FP32", 1), echo("more", "INT64", 64)]
+
+
+def load(rig: Rig, options: Options, streams: bool = False) -> Load:
+    return Load(rig.address("gw"), HTTP, GRPC, served(options), streams)
+
+
+def up_all(rig: Rig, options: Options) -> None:
+    rig.cli("up", str(rig.wish(wished(options))), "--within", "90")
+
+
+def settled(rig: Rig, within: float = TABLE_WITHIN) -> float:
+    """Seconds until the table equals the wish, as the supervisors have it."""
+
+    def is_so() -> bool:
+        done = rig.cli("status", "--json", check=False)
+        if done.returncode != 0:
+            return False
+        status = json.loads(done.stdout)
+        return bool(status["settled"]) and as_the_hosts_say(rig, status)
+
+    return wait_until(is_so, within, "the table equals the wish")
+
+
+def as_the_hosts_say(rig: Rig, status: dict[str, Any]) -> bool:
+    table = {
+        (name, copy["host"], copy["gpu"]) for name, model in status["models"].items() for copy in model["copies"]
+    }
+    found = {
+        (model["name"], host, model["gpu"])
+        for host in GPUS
+        for model in rig.supervisor_status(host)["models"]
+        if model["state"] == "ready" and not model["drained"]
+    }
+    return table == found
+
+
+def none_lost(told: Load, what: str) -> None:
+    print(f"  {what}: {told.said()}", flush=True)
+    assert told.results, "no requests were sent"
+    assert not told.faults(), told.explain()
+
+
+def up(rig: Rig, options: Options) -> None:
+    """From nothing to six models; faults are told all at once; `plan` changes nothing."""
+    faulty = rig.wish([{"name": "a b", "gpu": 1}, {"name": "x", "copies": 0, "slo": "1ms", "need": {}}], "bad.yaml")
+    done = rig.cli("up", str(faulty), check=False)
+    assert done.returncode == 78, done
+    for part in ("models[0].name:", "models[0].gpu:", "models[1].copies:", "models[1].need:"):
+        assert part in done.stderr, done.stderr
+    wish = rig.wish([*wished(options), emulated("planned", "FP32", 2, need=need(16))], "plan.yaml")
+    planned = rig.cli("plan", str(wish)).stdout
+    assert "planned: comes to" in planned and "planned" not in rig.status()["models"], planned
+    status = rig.status()
+    assert status["settled"] and all(model["served"] == 2 for model in status["models"].values()), status
+    with load(rig, options, streams=True) as told:
+        time.sleep(2)
+    none_lost(told, "six models through one address")
+    url = f"http://{rig.address('gw')}:{HTTP}/v2/models"
+    with urllib.request.urlopen(f"{url}/e%63ho/ready") as answer:
+        assert answer.status == 200
+    broken = emulated("broken", "FP32", 2, need=need(16)) | {"tensors": []}
+    done = rig.cli("up", str(rig.wish([*wished(options), broken])), "--within", "30", check=False)
+    assert done.returncode == 1 and "broken on " in done.stdout, done
+    up_all(rig, options)
+
+
+def moves(rig: Rig, options: Options) -> None:
+    """Host to host, GPU to GPU; none lost. A copy that cannot start leaves the old one serving."""
+    took = []
+    with load(rig, options, streams=True) as told:
+        for _ in range(options.times(16, 4)):
+            model, to, source = a_move(rig.status())
+            began = time.monotonic()
+            rig.cli("move", model, to, "--from", source, "--within", "60")
+            took.append(time.monotonic() - began)
+            table = rig.status()["models"][model]["copies"]
+            assert to in [f"{copy['host']}:{copy['gpu']}" for copy in table], (model, to, table)
+    none_lost(told, f"{len(took)} moves, median {statistics.median(took):.1f} s")
+    aborted_move(rig, options)
+
+
+def a_move(status: dict[str, Any]) -> tuple[str, str, str]:
+    """Model, target, source host."""
+    name = random.choice(sorted(status["models"]))
+    copies = {copy["host"]: copy["gpu"] for copy in status["models"][name]["copies"]}
+    slots = [(host, gpu) for host, gpus in GPUS.items() for gpu in range(gpus)]
+    targets = [(host, gpu) for host, gpu in slots if host not in copies]
+    if "c" in copies:
+        targets.append(("c", 1 - copies["c"]))
+    host, gpu = random.choice(targets)
+    return name, f"{host}:{gpu}", host if host in copies else random.choice(sorted(copies))
+
+
+def aborted_move(rig: Rig, options: Options) -> None:
+    if not options.models:
+        return
+    copies = {copy["host"] for copy in rig.status()["models"]["digits"]["copies"]}
+    target = next(host for host in GPUS if host not in copies)
+    fetched = rig.folder / target / "files"
+    for file in fetched.glob("*/digits.onnx"):
+        file.unlink()
+    key = next((rig.folder / sorted(copies)[0] / "files").glob("*/digits.onnx")).parent.name
+    (fetched / key).mkdir(parents=True, exist_ok=True)
+    (fetched / key / "digits.onnx").write_bytes(b"no model")
+    with load(rig, options) as told:
+        source = sorted(copies)[0]
+        done = rig.cli("move", "digits", target, "--from", source, "--within", "60", check=False)
+        assert done.returncode == 1 and "did not move" in done.stderr, done
+        time.sleep(1)
+    none_lost(told, f"an aborted move ({done.stderr.strip()[:150]})")
+    assert {copy["host"] for copy in rig.status()["models"]["digits"]["copies"]} == copies
+    (fetched / key / "digits.onnx").unlink()
+    (fetched / key).rmdir()
+
+
+def deaths(rig: Rig, options: Options) -> None:
+    """kill -9 of whole hosts, and cut links."""
+    for host in [*GPUS] * options.times(2, 1):
+        for cut in (False, True):
+            death(rig, options, host, cut)
+
+
+def death(rig: Rig, options: Options, host: str, cut: bool) -> None:
+    with load(rig, options) as told:
+        time.sleep(1)
+        if cut:
+            rig.link(host, up=False)
+        else:
+            rig.supervisors[host].wanted = rig.nodes[host].wanted = False
+            rig.kill_host(host)
+        back = wait_until(lambda: restored(rig, host), BACK_WITHIN + LOAD_TIME, "copies are back")
+        time.sleep(1)
+        if cut:
+            rig.link(host, up=True)
+        else:
+            rig.supervisors[host].start()
+            rig.nodes[host].start()
+        table = settled(rig)
+    what = f"{'link of' if cut else 'kill -9 of'} {host}, copies back after {back:.1f} s, table after {table:.0f} s"
+    none_lost(told, what)
+    assert told.longest() < LONGEST, f"{told.longest():.2f} s"
+
+
+def restored(rig: Rig, without: str) -> bool:
+    """Each model has two ready copies on hosts other than this one."""
+    found = [
+        model["name"]
+        for host in GPUS
+        if host != without
+        for model in rig.supervisor_status(host)["models"]
+        if model["state"] == "ready"
+    ]
+    return len(found) >= 12 and all(found.count(name) == 2 for name in found)
+
+
+def control(rig: Rig, options: Options) -> None:
+    """kill -9 of Ray's parts and of the actors, at rest and in mid-move: requests do not notice."""
+    victims = [("gw", "gcs_server"), ("gw", "ray::Fleet"), ("a", "ray::Host"), ("b", "raylet/raylet"), ("gw", "raylet/raylet")]
+    with load(rig, options) as told:
+        for at in range(options.times(10, 5)):
+            node, part = victims[at % len(victims)]
+            in_move = begin_move(rig) if at % 2 else None
+            pid = rig.nodes[node].pid_of(part)
+            assert pid, f"{part} does not run on {node}"
+            os.kill(pid, 9)
+            if in_move:
+                in_move.wait(60)
+            took = settled(rig)
+            print(f"  kill -9 of {part} on {node}{' in a move' if in_move else ''}: table after {took:.0f} s", flush=True)
+    none_lost(told, "kills of control")
+
+
+def begin_move(rig: Rig) -> "subprocess.Popen[str]":
+    """Returns once the move has begun."""
+    model, to, source = a_move(rig.status())
+    moving = rig.cli_in_background("move", model, to, "--from", source, "--within", "20")
+    time.sleep(random.uniform(1.8, 3.5))
+    return moving
+
+
+def rolling(rig: Rig, options: Options) -> None:
+    """Restarts of all supervisors, all nodes and Envoy, one after the other."""
+    with load(rig, options) as told:
+        for host in GPUS:
+            rig.supervisors[host].restart()
+            settled(rig)
+        none_lost(told, "supervisors")
+        for node in ("a", "b", "c", "gw"):
+            rig.nodes[node].restart()
+            settled(rig)
+    none_lost(told, "supervisors and nodes")
+
+
+def overhead(rig: Rig, options: Options) -> None:
+    """p50 direct and through Envoy; told, not judged."""
+    model = [each for each in served(options) if each.name == "echo"]
+    host = rig.status()["models"]["echo"]["copies"][0]["host"]
+    for name, address in (("direct", rig.address(host)), ("Envoy", rig.address("gw"))):
+        with Load(address, HTTP, GRPC, model) as told:
+            time.sleep(options.times(4, 2))
+        for kind in ("http", "grpc"):
+            median = statistics.median(each.took for each in told.results if each.kind == kind)
+            print(f"  {name} {kind}: p50 {median * 1e6:.0f} us", flush=True)
+
+
+ALL = {each.__name__: each for each in (up, moves, deaths, control, rolling, overhead)}
