@@ -16,7 +16,7 @@ from shadowslice_fleet.states import (
 )
 from shadowslice_fleet.wish import Wish
 
-MOST_STARTING = 4  # copies that are not ready yet, in the fleet
+MOST_STARTING = 8  # copies that are not ready yet, in the fleet
 READY_WITHIN = 330.0  # seconds; a supervisor's `timeouts.warm` and `timeouts.spawn` are less
 RETRY_AFTER, RETRY_AT_MOST = 15.0, 600.0  # seconds from a failure to the next trial; doubles
 

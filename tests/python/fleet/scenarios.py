@@ -178,10 +178,17 @@ def aborted_move(rig: Rig, options: Options) -> None:
 
 
 def deaths(rig: Rig, options: Options) -> None:
-    """kill -9 of whole hosts, and cut links."""
-    for host in [*GPUS] * options.times(2, 1):
-        for cut in (False, True):
-            death(rig, options, host, cut)
+    """kill -9 of whole hosts, and cut links; each time of the host that was hit longest ago and has copies."""
+    hit = dict.fromkeys(GPUS, 0)
+    for at in range(options.times(12, 6)):
+        host = min(with_copies(rig), key=lambda host: hit[host])
+        hit[host] = at + 1
+        death(rig, options, host, cut=at % 2 == 1)
+    assert all(hit.values()), f"not every host was hit: {hit}"
+
+
+def with_copies(rig: Rig) -> set[str]:
+    return {copy["host"] for model in rig.status()["models"].values() for copy in model["copies"]}
 
 
 def death(rig: Rig, options: Options, host: str, cut: bool) -> None:
