@@ -30,6 +30,7 @@ class Moves(unittest.TestCase):
         for _ in range(steps):
             self.world.step()
             self.assertGreaterEqual(len(self.world.serving("m")), least)
+            self.assertEqual(self.world.astray("m"), set())
 
     def test_the_old_copy_serves_until_the_new_one_does(self) -> None:
         placed(self.world, "m", B, C0)
@@ -79,6 +80,12 @@ class Moves(unittest.TestCase):
         self.assertEqual(published(self.world, "m"), {"a", "b", "c"})
         self.world.answers = answers  # type: ignore[method-assign]
         self.watched(20)
+        self.assertEqual(self.world.table("m"), {B, C0})
+
+    def test_a_copy_stays_until_a_slow_envoy_has_let_go_of_it(self) -> None:
+        self.world.lag = 8
+        placed(self.world, "m", B, C0)
+        self.watched(60)
         self.assertEqual(self.world.table("m"), {B, C0})
 
     def test_what_is_lost_or_restarted_delays_a_move_and_costs_no_endpoint(self) -> None:

@@ -34,6 +34,8 @@ class World:
     dead: set[str] = field(default_factory=set)
     broken: set[tuple[str, str]] = field(default_factory=set)  # copies that never become ready
     age: dict[tuple[str, str], int] = field(default_factory=dict)
+    lag: int = 0  # steps by which Envoy's files and checks are behind
+    views: list[dict[str, dict[str, bool]]] = field(default_factory=list)
     taken: dict[str, dict[str, bool]] = field(default_factory=dict)
     now: float = 0.0
     chance: random.Random = field(default_factory=lambda: random.Random(1))
@@ -42,10 +44,14 @@ class World:
         """Envoy reads its files, models load, the fleet decides, hosts act."""
         self.now += STEP
         self._load()
-        self.taken = {
-            name: {each.host: self.answers(name, each.host) for each in them}
-            for name, them in self.memory.published.items()
-        }
+        self.views.append(
+            {
+                name: {each.host: self.answers(name, each.host) for each in them}
+                for name, them in self.memory.published.items()
+            }
+        )
+        self.views = self.views[-1 - self.lag :]
+        self.taken = self.views[0]
         heard = {name: facts for name, facts in self.hosts.items() if name not in self.dead}
         actions, self.memory = decide(self.wish, Seen(heard, self.taken), self.memory, self.now)
         for name, orders in actions.apply.items():
@@ -74,6 +80,11 @@ class World:
         published = {each.host for each in self.memory.published.get(model, ())}
         copies = {name: self.hosts[name].copies.get(model) for name in published - self.dead}
         return {name for name, each in copies.items() if each and each.ready}
+
+    def astray(self, model: str) -> set[str]:
+        """Hosts to which Envoy sends the model's requests, and that do not have it."""
+        sent = {name for name, healthy in self.taken.get(model, {}).items() if healthy}
+        return {name for name in sent - self.dead if model not in self.hosts[name].copies}
 
     def table(self, model: str) -> set[Slot]:
         return {
