@@ -183,7 +183,11 @@ def _node(arguments: argparse.Namespace) -> int:
 def _gateway(_arguments: argparse.Namespace) -> int:
     from shadowslice_fleet import gateway_process
 
-    return gateway_process.run(settings.gateway())
+    try:
+        return gateway_process.run(settings.gateway())
+    except gateway_process.NoEnvoy as missing:
+        print(f"error: {missing}", file=sys.stderr)
+        return UNAVAILABLE
 
 
 class _Fleet:

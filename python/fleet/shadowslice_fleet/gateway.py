@@ -64,16 +64,26 @@ class Gateway:
         names = {name.partition("|")[2] for name in by_cluster} - {ANY_HOST}
         return {name: _both(by_cluster, name) for name in names}
 
+    def stop_listening(self) -> None:
+        """Raises AdminFailed."""
+        self._admin("POST", "/drain_listeners?inboundonly")
+
     def _ask(self, path: str) -> dict[str, Any]:
+        try:
+            said: dict[str, Any] = json.loads(self._admin("GET", path))
+        except ValueError as error:
+            raise AdminFailed(f"Envoy's answer to {path} is no JSON") from error
+        return said
+
+    def _admin(self, method: str, path: str) -> bytes:
         connection = http.client.HTTPConnection("localhost", timeout=ADMIN_WITHIN)
         try:
             connection.sock = socket.socket(socket.AF_UNIX)
             connection.sock.settimeout(ADMIN_WITHIN)
             connection.sock.connect(str(admin(self.folder)))
-            connection.request("GET", path)
-            said: dict[str, Any] = json.loads(connection.getresponse().read())
-            return said
-        except (OSError, http.client.HTTPException, ValueError) as error:
+            connection.request(method, path)
+            return connection.getresponse().read()
+        except (OSError, http.client.HTTPException) as error:
             raise AdminFailed(f"Envoy's {admin(self.folder)} does not answer: {error}") from error
         finally:
             connection.close()

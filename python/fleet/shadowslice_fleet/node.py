@@ -91,6 +91,7 @@ def _start(own: str | None, resources: dict[str, int]) -> list[str]:
         "--block",
         "--num-cpus=0",
         "--num-gpus=0",
+        "--include-log-monitor=false",
         f"--object-store-memory={OBJECT_STORE_BYTES}",
         "--disable-usage-stats",
         f"--resources={json.dumps(resources)}",

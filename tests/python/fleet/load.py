@@ -1,4 +1,5 @@
-"""Clients through the one address: they check every answer, and write down every failure and the longest wait."""
+"""Clients through the one address: they check every answer, and write down every failure and how
+long each request took."""
 
 import http.client
 import json
@@ -11,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import tritonclient.grpc as grpcclient
@@ -53,7 +54,10 @@ def echo(name: str, datatype: str, size: int) -> Served:
 def recorded(name: str, file: Path) -> Served:
     """An ONNX model with the answers that it must give."""
     cases = [
-        Case(each["inputs"], {out["name"]: [float(value) for value in out["data"]] for out in each["outputs"]})
+        Case(
+            each["inputs"],
+            {out["name"]: [float(value) for value in out["data"]] for out in each["outputs"]},
+        )
         for each in json.loads(file.read_text())["cases"]
     ]
     return Served(name, lambda: random.choice(cases))
@@ -81,7 +85,7 @@ class Load:
     ended: threading.Event = field(default_factory=threading.Event)
     threads: list[threading.Thread] = field(default_factory=list)
 
-    def __enter__(self) -> "Load":
+    def __enter__(self) -> Self:
         kinds = [self._http, self._grpc] + ([self._stream] if self.streams else [])
         for model in self.models:
             for kind in kinds:
@@ -91,7 +95,10 @@ class Load:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.ended.set()
         for thread in self.threads:
@@ -106,24 +113,27 @@ class Load:
 
     def said(self) -> str:
         slow = sorted((each.took for each in self.results), reverse=True)[:3]
-        counts = Counter(each.kind for each in self.results)
-        return (
-            f"{len(self.results)} requests ({', '.join(f'{n} {kind}' for kind, n in counts.items())}), "
-            f"{len(self.faults())} failed, longest {', '.join(f'{each * 1000:.0f}' for each in slow)} ms"
-        )
+        kinds = Counter(each.kind for each in self.results)
+        counts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+        longest = ", ".join(f"{each * 1000:.0f}" for each in slow)
+        asked, failed = len(self.results), len(self.faults())
+        return f"{asked} requests ({counts}), {failed} failed, longest {longest} ms"
 
     def explain(self) -> str:
         began = self.results[0].at if self.results else 0
         return "\n".join(
-            f"  +{each.at - began:.2f} s {each.kind} {each.model} after {each.took * 1000:.0f} ms: {each.fault}"
+            f"  +{each.at - began:.2f} s {each.kind} {each.model}, "
+            f"after {each.took * 1000:.0f} ms: {each.fault}"
             for each in self.faults()[:30]
         )
 
-    def _note(self, kind: str, model: Served, ask: Callable[[Case], dict[str, list[float]]]) -> None:
+    def _note(
+        self, kind: str, model: Served, ask: Callable[[Case], dict[str, list[float]]]
+    ) -> None:
         case, began, fault = model.cases(), time.monotonic(), None
         try:
             fault = wrong(case, ask(case))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever a client meets is a failure
             fault = f"{type(error).__name__}: {error}"
         self.results.append(Result(kind, model.name, began, time.monotonic() - began, fault))
         self.ended.wait(WAIT)
@@ -133,7 +143,9 @@ class Load:
 
         def ask(case: Case) -> dict[str, list[float]]:
             try:
-                connection.request("POST", f"/v2/models/{model.name}/infer", json.dumps({"inputs": case.inputs}))
+                connection.request(
+                    "POST", f"/v2/models/{model.name}/infer", json.dumps({"inputs": case.inputs})
+                )
                 answer = connection.getresponse()
                 body = answer.read()
             except Exception:
@@ -141,7 +153,10 @@ class Load:
                 raise
             if answer.status != 200:
                 raise RuntimeError(f"{answer.status} {body[:200]!r}")
-            return {out["name"]: [float(each) for each in out["data"]] for out in json.loads(body)["outputs"]}
+            return {
+                out["name"]: [float(each) for each in out["data"]]
+                for out in json.loads(body)["outputs"]
+            }
 
         while not self.ended.is_set():
             self._note("http", model, ask)
@@ -187,7 +202,9 @@ def inputs(case: Case) -> list[grpcclient.InferInput]:
 
 
 def outputs(result: Any, case: Case) -> dict[str, list[float]]:
-    return {name: [float(value) for value in result.as_numpy(name).flatten()] for name in case.outputs}
+    return {
+        name: [float(value) for value in result.as_numpy(name).flatten()] for name in case.outputs
+    }
 
 
 def wrong(case: Case, found: dict[str, list[float]]) -> str | None:

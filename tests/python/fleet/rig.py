@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -11,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from units import Unit, kill, pids, wait_until
+
+from units import Unit, command_of, environment_of, kill, pids, wait_until
 
 HTTP, GRPC, RAY = 8000, 8001, 6379
 GPUS = {"a": 1, "b": 1, "c": 2}
@@ -78,6 +80,11 @@ class Rig:
         self.supervisors[name].kill_all()
         self.nodes[name].kill_all()
 
+    def reload_gateway(self) -> None:
+        """The next Envoy takes over."""
+        assert self.gateway and self.gateway.process
+        self.gateway.process.send_signal(signal.SIGHUP)
+
     def link(self, name: str, up: bool) -> None:
         ip("link", "set", f"{self.tag}{name}", "up" if up else "down")
 
@@ -89,19 +96,28 @@ class Rig:
             process.kill()
         done = subprocess.CompletedProcess(arguments, process.returncode, said, errors)
         if check and done.returncode != 0:
-            raise RuntimeError(f"{arguments} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
+            raise RuntimeError(
+                f"{arguments} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
+            )
         return done
 
     def cli_in_background(self, *arguments: str) -> "subprocess.Popen[str]":
         command = self._inside("gw", [sys.executable, "-m", "shadowslice_fleet.cli"])
         command += ["--ray", f"{self.address('gw')}:{RAY}", *arguments]
         return subprocess.Popen(
-            command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=self._environment("gw")
+            command,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=self._environment("gw"),
         )
 
     def keep_logs(self, folder: Path) -> None:
         for name in ADDRESSES:
-            for log in [*(self.folder / name).glob("*.log"), *(self.folder / name).glob("ray/session_2*/logs/*")]:
+            for log in [
+                *(self.folder / name).glob("*.log"),
+                *(self.folder / name).glob("ray/session_2*/logs/*"),
+            ]:
                 if log.is_file():
                     (folder / name / log.parent.parent.name).mkdir(parents=True, exist_ok=True)
                     shutil.copy(log, folder / name / log.parent.parent.name)
@@ -157,6 +173,7 @@ class Rig:
             self._inside(name, command),
             self._environment(name),
             self.folder / name / f"{kind}.log",
+            mixed=kind != "node",
         )
 
     def _configure(self) -> None:
@@ -175,7 +192,13 @@ class Rig:
         self.nodes["gw"] = self._unit("node", "gw", head)
         for name, gpus in GPUS.items():
             self._host(name, gpus)
-            join = ["node", "--join", f"{self.address('gw')}:{RAY}", "--address", self.address(name)]
+            join = [
+                "node",
+                "--join",
+                f"{self.address('gw')}:{RAY}",
+                "--address",
+                self.address(name),
+            ]
             self.nodes[name] = self._unit("node", name, [*fleet, *join])
             serve = [self.binary, "serve", str(self.folder / name / "shadowslice.yaml")]
             self.supervisors[name] = self._unit("supervisor", name, serve)
@@ -212,10 +235,10 @@ class Rig:
 
 def left_behind(rig: Rig) -> list[str]:
     """Processes, namespaces and links of the rig."""
-    from units import command_of, environment_of
-
     tag = rig.tag.encode()
-    found = [command_of(pid) for pid in pids() if b"SHADOWSLICE_TEST_UNIT=" + tag in environment_of(pid)]
+    found = [
+        command_of(pid) for pid in pids() if b"SHADOWSLICE_TEST_UNIT=" + tag in environment_of(pid)
+    ]
     found += [line for line in ip("netns", "list").splitlines() if line.startswith(rig.tag)]
     found += [line for line in ip("-o", "link").splitlines() if f": {rig.tag}" in line]
     return found + ([str(rig.folder)] if rig.folder.exists() else [])

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""A fleet of a gateway and three hosts in network namespaces: run.py SHADOWSLICE [--only NAME] [--short]
-[--models FOLDER]. It needs root, and the package shadowslice_fleet in this Python."""
+"""A fleet of a gateway and three hosts in network namespaces. It needs root, and the package
+shadowslice_fleet in this Python."""
 
 import argparse
 import os
@@ -19,9 +19,13 @@ from scenarios import ALL, Options, up_all
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("binary", help="the program shadowslice")
-    parser.add_argument("--only", action="append", choices=ALL, help="this scenario, and no other unless named, too")
+    parser.add_argument(
+        "--only", action="append", choices=ALL, help="this scenario, and no other unless named, too"
+    )
     parser.add_argument("--short", action="store_true", help="fewer rounds")
-    parser.add_argument("--models", type=Path, help="a folder with digits.onnx, encoder.onnx and their answers")
+    parser.add_argument(
+        "--models", type=Path, help="a folder with digits.onnx, encoder.onnx and their answers"
+    )
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 16))
     parser.add_argument("--keep", type=Path, help="copy logs to this folder")
     arguments = parser.parse_args()

@@ -1,5 +1,6 @@
 """What is tested. Each scenario gets a fleet that serves all models, and leaves one."""
 
+import http.client
 import json
 import os
 import random
@@ -7,11 +8,14 @@ import statistics
 import subprocess
 import time
 import urllib.request
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from load import Load, Served, echo, recorded
+import tritonclient.grpc as grpcclient
+
+from load import Load, Served, echo, inputs, recorded
 from rig import GPUS, GRPC, HTTP, Rig
 from units import wait_until
 
@@ -46,21 +50,41 @@ def wished(options: Options) -> list[dict[str, Any]]:
         emulated("echo", "FP32", 4, need=need(16)),
         emulated("wide", "FP32", 4096, need=need(16), priority=2),
         emulated("ids", "INT64", 128, need=need(16)),
-        emulated("paced", "FP32", 16, profile=str(REPOSITORY / "configs/profiles/resnet50.yaml"), rate=50),
+        emulated(
+            "paced", "FP32", 16, profile=str(REPOSITORY / "configs/profiles/resnet50.yaml"), rate=50
+        ),
     ]
     if options.models:
         for name in ("digits", "encoder"):
             files = str(options.models / f"{name}.onnx")
-            models.append({"name": name, "path": f"{name}.onnx", "files": files, "slo": "200ms", "need": need(16)})
+            models.append(
+                {
+                    "name": name,
+                    "path": f"{name}.onnx",
+                    "files": files,
+                    "slo": "200ms",
+                    "need": need(16),
+                }
+            )
     else:
-        models += [emulated("one", "FP32", 1, need=need(16)), emulated("more", "INT64", 64, need=need(16))]
+        models += [
+            emulated("one", "FP32", 1, need=need(16)),
+            emulated("more", "INT64", 64, need=need(16)),
+        ]
     return models
 
 
 def served(options: Options) -> list[Served]:
-    models = [echo("echo", "FP32", 4), echo("wide", "FP32", 4096), echo("ids", "INT64", 128), echo("paced", "FP32", 16)]
+    models = [
+        echo("echo", "FP32", 4),
+        echo("wide", "FP32", 4096),
+        echo("ids", "INT64", 128),
+        echo("paced", "FP32", 16),
+    ]
     if options.models:
-        return models + [recorded(name, options.models / f"{name}.json") for name in ("digits", "encoder")]
+        return models + [
+            recorded(name, options.models / f"{name}.json") for name in ("digits", "encoder")
+        ]
     return [*models, echo("one", "FP32", 1), echo("more", "INT64", 64)]
 
 
@@ -87,7 +111,9 @@ def settled(rig: Rig, within: float = TABLE_WITHIN) -> float:
 
 def as_the_hosts_say(rig: Rig, status: dict[str, Any]) -> bool:
     table = {
-        (name, copy["host"], copy["gpu"]) for name, model in status["models"].items() for copy in model["copies"]
+        (name, copy["host"], copy["gpu"])
+        for name, model in status["models"].items()
+        for copy in model["copies"]
     }
     found = {
         (model["name"], host, model["gpu"])
@@ -106,7 +132,10 @@ def none_lost(told: Load, what: str) -> None:
 
 def up(rig: Rig, options: Options) -> None:
     """From nothing to six models; faults are told all at once; `plan` changes nothing."""
-    faulty = rig.wish([{"name": "a b", "gpu": 1}, {"name": "x", "copies": 0, "slo": "1ms", "need": {}}], "bad.yaml")
+    faulty = rig.wish(
+        [{"name": "a b", "gpu": 1}, {"name": "x", "copies": 0, "slo": "1ms", "need": {}}],
+        "bad.yaml",
+    )
     done = rig.cli("up", str(faulty), check=False)
     assert done.returncode == 78, done
     for part in ("models[0].name:", "models[0].gpu:", "models[1].copies:", "models[1].need:"):
@@ -115,7 +144,9 @@ def up(rig: Rig, options: Options) -> None:
     planned = rig.cli("plan", str(wish)).stdout
     assert "planned: comes to" in planned and "planned" not in rig.status()["models"], planned
     status = rig.status()
-    assert status["settled"] and all(model["served"] == 2 for model in status["models"].values()), status
+    assert status["settled"] and all(model["served"] == 2 for model in status["models"].values()), (
+        status
+    )
     with load(rig, options, streams=True) as told:
         time.sleep(2)
     none_lost(told, "six models through one address")
@@ -163,11 +194,11 @@ def aborted_move(rig: Rig, options: Options) -> None:
     fetched = rig.folder / target / "files"
     for file in fetched.glob("*/digits.onnx"):
         file.unlink()
-    key = next((rig.folder / sorted(copies)[0] / "files").glob("*/digits.onnx")).parent.name
+    key = next((rig.folder / min(copies) / "files").glob("*/digits.onnx")).parent.name
     (fetched / key).mkdir(parents=True, exist_ok=True)
     (fetched / key / "digits.onnx").write_bytes(b"no model")
     with load(rig, options) as told:
-        source = sorted(copies)[0]
+        source = min(copies)
         done = rig.cli("move", "digits", target, "--from", source, "--within", "60", check=False)
         assert done.returncode == 1 and "did not move" in done.stderr, done
         time.sleep(1)
@@ -178,7 +209,7 @@ def aborted_move(rig: Rig, options: Options) -> None:
 
 
 def deaths(rig: Rig, options: Options) -> None:
-    """kill -9 of whole hosts, and cut links; each time of the host that was hit longest ago and has copies."""
+    """kill -9 of whole hosts, and cut links; of the host with copies that was hit longest ago."""
     hit = dict.fromkeys(GPUS, 0)
     for at in range(options.times(12, 6)):
         host = min(with_copies(rig), key=lambda host: hit[host])
@@ -207,8 +238,8 @@ def death(rig: Rig, options: Options, host: str, cut: bool) -> None:
             rig.supervisors[host].start()
             rig.nodes[host].start()
         table = settled(rig)
-    what = f"{'link of' if cut else 'kill -9 of'} {host}, copies back after {back:.1f} s, table after {table:.0f} s"
-    none_lost(told, what)
+    what = f"{'link of' if cut else 'kill -9 of'} {host}"
+    none_lost(told, f"{what}, copies back after {back:.1f} s, table after {table:.0f} s")
     assert told.longest() < LONGEST, f"{told.longest():.2f} s"
 
 
@@ -226,7 +257,13 @@ def restored(rig: Rig, without: str) -> bool:
 
 def control(rig: Rig, options: Options) -> None:
     """kill -9 of Ray's parts and of the actors, at rest and in mid-move: requests do not notice."""
-    victims = [("gw", "gcs_server"), ("gw", "ray::Fleet"), ("a", "ray::Host"), ("b", "raylet/raylet"), ("gw", "raylet/raylet")]
+    victims = [
+        ("gw", "gcs_server"),
+        ("gw", "ray::Fleet"),
+        ("a", "ray::Host"),
+        ("b", "raylet/raylet"),
+        ("gw", "raylet/raylet"),
+    ]
     with load(rig, options) as told:
         for at in range(options.times(10, 5)):
             node, part = victims[at % len(victims)]
@@ -237,7 +274,8 @@ def control(rig: Rig, options: Options) -> None:
             if in_move:
                 in_move.wait(60)
             took = settled(rig)
-            print(f"  kill -9 of {part} on {node}{' in a move' if in_move else ''}: table after {took:.0f} s", flush=True)
+            what = f"{part} on {node}{' in a move' if in_move else ''}"
+            print(f"  kill -9 of {what}: table after {took:.0f} s", flush=True)
     none_lost(told, "kills of control")
 
 
@@ -259,19 +297,48 @@ def rolling(rig: Rig, options: Options) -> None:
         for node in ("a", "b", "c", "gw"):
             rig.nodes[node].restart()
             settled(rig)
-    none_lost(told, "supervisors and nodes")
+        none_lost(told, "supervisors and nodes")
+        for _ in range(2):
+            rig.reload_gateway()
+            time.sleep(1)
+            settled(rig)
+    none_lost(told, "supervisors, nodes and Envoy")
 
 
 def overhead(rig: Rig, options: Options) -> None:
-    """p50 direct and through Envoy; told, not judged."""
-    model = [each for each in served(options) if each.name == "echo"]
+    """p50 direct and through Envoy, side by side; told, not judged."""
     host = rig.status()["models"]["echo"]["copies"][0]["host"]
-    for name, address in (("direct", rig.address(host)), ("Envoy", rig.address("gw"))):
-        with Load(address, HTTP, GRPC, model) as told:
-            time.sleep(options.times(4, 2))
-        for kind in ("http", "grpc"):
-            median = statistics.median(each.took for each in told.results if each.kind == kind)
-            print(f"  {name} {kind}: p50 {median * 1e6:.0f} us", flush=True)
+    asked = options.times(3000, 1000)
+    for kind, ask in (("HTTP", asks_http), ("gRPC", asks_grpc)):
+        direct, gateway = ask(rig.address(host)), ask(rig.address("gw"))
+        took: dict[str, list[float]] = {"direct": [], "through Envoy": []}
+        for _ in range(asked):
+            for name, one in (("direct", direct), ("through Envoy", gateway)):
+                began = time.perf_counter()
+                one()
+                took[name].append(time.perf_counter() - began)
+        medians = ", ".join(
+            f"{statistics.median(times) * 1e6:.0f} us {name}" for name, times in took.items()
+        )
+        print(f"  {kind}, one connection: p50 {medians}", flush=True)
+
+
+def asks_http(address: str) -> Callable[[], None]:
+    connection = http.client.HTTPConnection(address, HTTP, timeout=10)
+    body = json.dumps({"inputs": echo("echo", "FP32", 4).cases().inputs})
+
+    def ask() -> None:
+        connection.request("POST", "/v2/models/echo/infer", body)
+        answer = connection.getresponse()
+        assert answer.status == 200 and answer.read()
+
+    return ask
+
+
+def asks_grpc(address: str) -> Callable[[], None]:
+    client = grpcclient.InferenceServerClient(f"{address}:{GRPC}")
+    given = inputs(echo("echo", "FP32", 4).cases())
+    return lambda: client.infer("echo", given)
 
 
 ALL = {each.__name__: each for each in (up, moves, deaths, control, rolling, overhead)}

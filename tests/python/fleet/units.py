@@ -1,5 +1,5 @@
-"""Stands for systemd in the tests: units that are started, restarted after their death, and stopped with all of
-their processes."""
+"""Stands for systemd in the tests: units that are started, restarted after their death, and stopped
+with all of their processes."""
 
 import os
 import signal
@@ -21,6 +21,7 @@ class Unit:
     command: list[str]
     environment: dict[str, str]
     log: Path
+    mixed: bool = False  # a stop tells the main process only, as with KillMode=mixed
     process: subprocess.Popen[bytes] | None = None
     wanted: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -31,12 +32,13 @@ class Unit:
         threading.Thread(target=self._watch, args=(self.process,), daemon=True).start()
 
     def stop(self) -> None:
-        """SIGTERM to the main process, then SIGKILL to what is left."""
+        """SIGTERM, then SIGKILL to what is left."""
         with self.lock:
             self.wanted = False
             process = self.process
         if process and process.poll() is None:
-            process.send_signal(signal.SIGTERM)
+            for pid in [process.pid] if self.mixed else self.members():
+                kill(pid, signal.SIGTERM)
             try:
                 process.wait(STOPPED_WITHIN)
             except subprocess.TimeoutExpired:
@@ -100,14 +102,16 @@ def environment_of(pid: int) -> bytes:
 
 def command_of(pid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        return (
+            Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        )
     except OSError:
         return ""
 
 
-def kill(pid: int) -> None:
+def kill(pid: int, number: signal.Signals = signal.SIGKILL) -> None:
     try:
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, number)
     except ProcessLookupError:
         return
 

@@ -6,14 +6,13 @@ import tempfile
 import unittest
 from pathlib import Path
 
-from world import host, order, wish
-
 from shadowslice_fleet import envoy, files, placement, served, state, values
 from shadowslice_fleet import wish as wishes
 from shadowslice_fleet.envoy import Endpoint, Listen
 from shadowslice_fleet.facts import Orders, Slot
 from shadowslice_fleet.gateway import Gateway
 from shadowslice_fleet.state import State
+from world import host, order, wish
 
 NEED = {"sms": 24, "memory": "4Gi"}
 
@@ -47,7 +46,9 @@ class Wishes(unittest.TestCase):
             self.assertTrue(any(fault.startswith(part) for fault in found), (part, found))
 
     def test_a_name_is_there_once(self) -> None:
-        self.assertIn("twice", self.faults({"name": "a", "need": NEED}, {"name": "a", "need": NEED})[0])
+        self.assertIn(
+            "twice", self.faults({"name": "a", "need": NEED}, {"name": "a", "need": NEED})[0]
+        )
 
     def test_a_profile_s_file_is_read_and_goes_with_the_wish(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -58,12 +59,16 @@ class Wishes(unittest.TestCase):
             again = wishes.parse(read.document, "kept")
             self.assertEqual(again.models["a"].profile, {"execution_ms": {"sms": [1], "1": [2.0]}})
             self.assertEqual(again.digest, read.digest)
-            with self.assertRaisesRegex(wishes.WishFaults, r"models\[0\].profile: .*cannot be read"):
+            with self.assertRaisesRegex(
+                wishes.WishFaults, r"models\[0\].profile: .*cannot be read"
+            ):
                 wishes.load(Path(folder) / "w.yaml")
 
     def test_sizes_and_durations(self) -> None:
         self.assertEqual([values.size_mib(each) for each in ("1.5Gi", "1Mi", 1)], [1536, 1, 1])
-        self.assertEqual([values.duration_s(each) for each in ("20ms", "1.5s", "2m")], [0.02, 1.5, 120])
+        self.assertEqual(
+            [values.duration_s(each) for each in ("20ms", "1.5s", "2m")], [0.02, 1.5, 120]
+        )
         for each in ("4GB", "-1Mi", True, None):
             self.assertRaises(values.ValueFault, values.size_mib, each)
 
@@ -71,11 +76,15 @@ class Wishes(unittest.TestCase):
 class Served(unittest.TestCase):
     def test_kept_models_stay_as_they_are(self) -> None:
         folder, old, new = Path("/f"), wish("m", "n"), wish("m", copies=3)
-        before = served.render({"ready": "any"}, Orders((order(old, "m"), order(old, "n", 1)), ()), "", folder, folder)
+        before = served.render(
+            {"ready": "any"}, Orders((order(old, "m"), order(old, "n", 1)), ()), "", folder, folder
+        )
         after = served.render({}, Orders((), ("n",)), before, folder, folder)
         self.assertEqual(served.ordered(after), {"n": order(old, "n", 1).digest})
         self.assertEqual(json.loads(after.partition("\n")[2])["models"][0]["gpu"], 1)
-        self.assertEqual(order(old, "m").digest, order(new, "m").digest)  # copies are the fleet's alone
+        self.assertEqual(
+            order(old, "m").digest, order(new, "m").digest
+        )  # copies are the fleet's alone
         self.assertNotEqual(order(old, "m").digest, order(old, "m", 1).digest)
 
     def test_paths_lie_in_the_fetched_files(self) -> None:
@@ -136,7 +145,9 @@ class Files(unittest.TestCase):
 
     def test_other_content_is_refused_and_leaves_nothing(self) -> None:
         wanted = wishes.Files(str(self.folder / "m.onnx"), "0" * 64)
-        self.assertRaisesRegex(files.FetchFailed, "digest", files.fetch, wanted, self.folder / "files")
+        self.assertRaisesRegex(
+            files.FetchFailed, "digest", files.fetch, wanted, self.folder / "files"
+        )
         self.assertEqual(list((self.folder / "files").iterdir()), [])
 
     def test_a_folder_is_fetched_with_all_that_is_in_it(self) -> None:
@@ -144,8 +155,13 @@ class Files(unittest.TestCase):
         (self.folder / "model" / "a.py").write_text("a")
         (self.folder / "model" / "sub" / "b").write_text("b")
         there = files.fetch(wishes.Files(str(self.folder / "model"), None), self.folder / "files")
-        self.assertEqual(((there / "a.py").read_text(), (there / "sub" / "b").read_text()), ("a", "b"))
-        lines = "".join(f"{hashlib.sha256(of).hexdigest()}  {name}\n" for name, of in (("a.py", b"a"), ("sub/b", b"b")))
+        self.assertEqual(
+            ((there / "a.py").read_text(), (there / "sub" / "b").read_text()), ("a", "b")
+        )
+        lines = "".join(
+            f"{hashlib.sha256(of).hexdigest()}  {name}\n"
+            for name, of in (("a.py", b"a"), ("sub/b", b"b"))
+        )
         self.assertEqual(files.digest(there), hashlib.sha256(lines.encode()).hexdigest())
 
 
@@ -172,7 +188,9 @@ class Kept(unittest.TestCase):
 
     def test_endpoints_are_read_from_envoy_s_files(self) -> None:
         gateway = Gateway(self.folder, Listen("127.0.0.1", 1, 2))
-        there = {"m.x": (Endpoint("a", "10.0.0.1", 8000, 8001), Endpoint("b", "10.0.0.2", 8000, 9001))}
+        there = {
+            "m.x": (Endpoint("a", "10.0.0.1", 8000, 8001), Endpoint("b", "10.0.0.2", 8000, 9001))
+        }
         gateway.publish(list(wish("m.x", "n").models.values()), there)
         self.assertEqual(Gateway(self.folder, gateway.listen).published(), there | {"n": ()})
         gateway.publish(list(wish("n").models.values()), {})
@@ -182,7 +200,11 @@ class Kept(unittest.TestCase):
         entries = [{"name": "once", "need": NEED, "retry": False}, {"name": "again", "need": NEED}]
         models = list(wishes.parse({"models": entries}, "w").models.values())
         table = json.loads(envoy.routes(models))["resources"][0]["virtual_hosts"][0]["routes"]
-        on = {each["route"]["cluster"]: each["route"]["retry_policy"]["retry_on"] for each in table if "route" in each}
+        on = {
+            each["route"]["cluster"]: each["route"]["retry_policy"]["retry_on"]
+            for each in table
+            if "route" in each
+        }
         self.assertEqual(on["grpc|once"], envoy.NOT_RUN)
         self.assertIn(",reset", on["grpc|again"])
 

@@ -1,12 +1,11 @@
-"""Moves lose no endpoint, whatever is lost or restarted meanwhile; failures leave old copies serving."""
+"""Moves lose no endpoint, whatever is lost or restarted; failures leave old copies serving."""
 
 import random
 import unittest
 from dataclasses import replace
 
-from world import World, wish, world
-
 from shadowslice_fleet.facts import Slot
+from world import World, wish, world
 
 A, B, C0, C1 = Slot("a", 0), Slot("b", 0), Slot("c", 0), Slot("c", 1)
 
@@ -40,7 +39,9 @@ class Moves(unittest.TestCase):
 
     def test_a_copy_that_is_wanted_again_is_undrained(self) -> None:
         placed(self.world, "m", B, C0)
-        while not any(facts.copies["m"].drained for facts in self.world.hosts.values() if "m" in facts.copies):
+        while not any(
+            facts.copies["m"].drained for facts in self.world.hosts.values() if "m" in facts.copies
+        ):
             self.world.step()
         placed(self.world, "m", A, B)
         self.watched(20, least=1)
@@ -100,7 +101,9 @@ class Moves(unittest.TestCase):
             self.world.lossy = 0.0
         self.watched(60)
         self.assertEqual(self.world.table("m"), set(self.world.memory.placement["m"]))
-        self.assertEqual(published(self.world, "m"), {slot.host for slot in self.world.memory.placement["m"]})
+        self.assertEqual(
+            published(self.world, "m"), {slot.host for slot in self.world.memory.placement["m"]}
+        )
 
 
 class Hosts(unittest.TestCase):
@@ -149,7 +152,11 @@ class Hosts(unittest.TestCase):
         there = world(wish(*names), {name: (A, B) for name in names}, loads=4)
         for _ in range(120):
             there.step()
-            loading = sum(each.state == "loading" for facts in there.hosts.values() for each in facts.copies.values())
+            loading = sum(
+                each.state == "loading"
+                for facts in there.hosts.values()
+                for each in facts.copies.values()
+            )
             self.assertLessEqual(loading, 8)
         self.assertTrue(all(there.table(name) == {A, B} for name in names))
 

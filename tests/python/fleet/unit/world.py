@@ -1,4 +1,4 @@
-"""Hosts and an Envoy without processes, for reconciliation: orders take time, messages are lost, hosts die."""
+"""Hosts and an Envoy without processes: orders take time, messages are lost, hosts die."""
 
 import random
 from dataclasses import dataclass, field, replace
@@ -12,12 +12,21 @@ STEP = 0.5  # seconds
 
 
 def wish(*models: str, copies: int = 2) -> Wish:
-    entries = [{"name": name, "copies": copies, "need": {"sms": 8, "memory": "1Gi"}} for name in models]
+    entries = [
+        {"name": name, "copies": copies, "need": {"sms": 8, "memory": "1Gi"}} for name in models
+    ]
     return parse({"models": entries}, "wish")
 
 
 def host(name: str, gpus: int = 1) -> Host:
-    return Host(name, f"10.0.0.{ord(name)}", 8000, 8001, None, tuple(Gpu(at, 132, 1 << 16, None) for at in range(gpus)))
+    return Host(
+        name,
+        f"10.0.0.{ord(name)}",
+        8000,
+        8001,
+        None,
+        tuple(Gpu(at, 132, 1 << 16, None) for at in range(gpus)),
+    )
 
 
 def copy(gpu: int, state: str = "ready", why: str | None = None) -> Copy:
@@ -76,7 +85,7 @@ class World:
         return name not in self.dead and found is not None and found.ready and not found.drained
 
     def serving(self, model: str) -> set[str]:
-        """Hosts to which Envoy may send the model's requests and that answer them, drained or not."""
+        """Hosts to which Envoy may send the model's requests and that answer, drained or not."""
         published = {each.host for each in self.memory.published.get(model, ())}
         copies = {name: self.hosts[name].copies.get(model) for name in published - self.dead}
         return {name for name, each in copies.items() if each and each.ready}
