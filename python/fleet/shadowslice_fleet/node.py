@@ -31,8 +31,9 @@ RAY_SETTINGS = {
     "RAY_health_check_failure_threshold": "3",
     "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
     "RAY_gcs_server_request_timeout_seconds": "5",
+    # Nothing of the fleet's has to be waited for when a node stops; the default is 30 s.
+    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
     "RAY_enable_metrics_collection": "false",
-    "RAY_DEDUP_LOGS": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 log = logging.getLogger(__name__)
@@ -56,7 +57,7 @@ def head(port: int, own: str | None, host: bool, temporary: Path) -> int:
     os.environ.update(RAY_SETTINGS)
     resources = {GATEWAY_RESOURCE: 1} | ({HOST_RESOURCE: 1} if host else {})
     command = [*_start(own, resources), "--head", f"--port={port}"]
-    command += [f"--temp-dir={temporary}", "--include-dashboard=false"]
+    command += [f"--temp-dir={temporary}", "--include-dashboard=false", "--no-monitor"]
     running = subprocess.Popen(command)
 
     def stop(_signal: int, _frame: FrameType | None) -> None:
