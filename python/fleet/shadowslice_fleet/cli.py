@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from shadowslice_fleet import report, settings, wish
-from shadowslice_fleet.fleet import Refused
+from shadowslice_fleet.moves import Refused
 from shadowslice_fleet.placement import PlaceFailed
 
 OK, REFUSED, USAGE, UNAVAILABLE, CONFIG = 0, 1, 64, 69, 78

@@ -19,6 +19,7 @@ HEALTH_INTERVAL = "0.25s"
 HEALTH_TIMEOUT = "0.5s"
 UNHEALTHY_AFTER = 2  # answers in a row
 CONNECT_TIMEOUT = "0.5s"
+IDLE_TIMEOUT = "60s"  # a supervisor closes connections that are idle for 75 s
 # A cut link is noticed when sent bytes are not acknowledged for this long, or by keepalive.
 USER_TIMEOUT_MS = 1000
 SOL_TCP, TCP_USER_TIMEOUT = 6, 18
@@ -276,6 +277,7 @@ def _cluster(kind: str, name: str, ready: str, folder: Path) -> Config:
             f"envoy.{options}": {
                 "@type": TYPE + options,
                 "explicit_http_config": protocol,
+                "common_http_protocol_options": {"idle_timeout": IDLE_TIMEOUT},
             }
         },
     }

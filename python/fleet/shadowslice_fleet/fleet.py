@@ -7,15 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from shadowslice_fleet import placement, report, settings, state
+from shadowslice_fleet import moves, placement, report, settings, state
 from shadowslice_fleet import wish as wishes
 from shadowslice_fleet.envoy import Listen
 from shadowslice_fleet.facts import Slot
 from shadowslice_fleet.gateway import AdminFailed, Gateway
 from shadowslice_fleet.hosts import Hosts
+from shadowslice_fleet.moves import Refused
 from shadowslice_fleet.reconcile import decide
 from shadowslice_fleet.state import State
 from shadowslice_fleet.states import Actions, Memory, Seen, Taken
+from shadowslice_fleet.wish import Wish
 
 EVERY = 0.5  # seconds
 HEARD_WITHIN = 0.4  # seconds of each round
@@ -23,15 +25,12 @@ GONE_AFTER = 5.0  # seconds without a host until its copies are placed anew
 # Joined raylets notice a head's death, end, and join again; until then the files stand.
 ADOPTED_WITHIN = 30.0
 LOCKED_WITHIN = 30.0
+NOTHING = wishes.parse({"models": []}, "no wish")
 log = logging.getLogger(__name__)
 
 
 # What a placement is computed from: the wish's digest, and the GPUs that may be used.
 Asked = tuple[str, frozenset[Slot]]
-
-
-class Refused(Exception):
-    """What was asked of the fleet cannot be done; the text says why."""
 
 
 class Fleet:
@@ -46,7 +45,7 @@ class Fleet:
         self.gateway = Gateway(
             Path(ours.run_dir), Listen(ours.address, ours.http_port, ours.grpc_port)
         )
-        self.memory = Memory(self.state.placement or {}, self.gateway.published())
+        self.memory = Memory(self.state.placement, self.gateway.published())
         self.hosts = Hosts()
         self.taken: Taken | None = None
         self.missing: dict[str, str] = {}
@@ -55,6 +54,10 @@ class Fleet:
         self.adopting = True
         self.began = time.monotonic()
         threading.Thread(target=self._run, daemon=True).start()
+
+    @property
+    def wished(self) -> Wish:
+        return self.state.wish or NOTHING
 
     # What the command line asks
 
@@ -85,16 +88,16 @@ class Fleet:
             slots = self.memory.placement
         usable = placement.usable(known, before.drained)
         found = placement.place(self.settings.binary, new, slots, known, usable)
-        return report.changes(before.wish, new, slots, found)
+        return report.changes(before.wish or NOTHING, new, slots, found)
 
     def move(self, model: str, to: str, gpu: int | None, source: str | None) -> None:
         """Raises Refused."""
         with self.lock:
             slots = self.memory.placement.get(model)
-            if not slots or model not in self.state.wish.models:
+            if not slots or model not in self.wished.models:
                 raise Refused(f"the fleet has no model '{model}'; ask `status`")
-            slot = self._target(to, gpu)
-            moved = _moved(slots, slot, source)
+            slot = moves.target(self.hosts.within(GONE_AFTER), to, gpu)
+            moved = moves.moved(slots, slot, source)
             failures = dict(self.memory.failures)
             failures.pop((model, to), None)
             self.memory = replace(
@@ -108,7 +111,8 @@ class Fleet:
         """Raises Refused."""
         with self.lock:
             if host not in self.hosts.heard:
-                raise Refused(f"there is no host '{host}'; there are: {self._names()}")
+                names = ", ".join(sorted(self.hosts.heard)) or "none"
+                raise Refused(f"there is no host '{host}'; there are: {names}")
             hosts = self.state.drained | {host} if drained else self.state.drained - {host}
             self._keep(replace(self.state, drained=hosts))
 
@@ -134,12 +138,12 @@ class Fleet:
             self.taken = None
             self.troubles["gateway"] = str(failed)
         with self.lock:
-            if self._adopts():
+            if self._adopts() or self.state.wish is None:
                 return
             self._place()
             seen = Seen(self.hosts.fresh(), self.taken)
-            actions, memory = decide(self.state.wish, seen, self.memory, time.monotonic())
-            self.gateway.publish(list(self.state.wish.models.values()), memory.published)
+            actions, memory = decide(self.wished, seen, self.memory, time.monotonic())
+            self.gateway.publish(list(self.wished.models.values()), memory.published)
             self.memory = memory
             if memory.placement != self.state.placement:
                 self._keep(replace(self.state, placement=memory.placement))
@@ -160,10 +164,10 @@ class Fleet:
         before, (digest, usable) = self.memory.placement, asked
         known = self.hosts.within(GONE_AFTER)
         new_wish = self.placed_for is not None and digest != self.placed_for[0]
-        if new_wish or placement.stale(self.state.wish, before, usable):
-            on = {name: _present(slots, usable) for name, slots in before.items()}
+        if new_wish or placement.stale(self.wished, before, usable):
+            on = placement.present(self.wished, before, known, usable)
             try:
-                found = placement.place(self.settings.binary, self.state.wish, on, known, usable)
+                found = placement.place(self.settings.binary, self.wished, on, known, usable)
                 self.troubles.pop("placement", None)
             except placement.PlaceFailed as failed:
                 self.troubles["placement"] = str(failed)
@@ -174,7 +178,7 @@ class Fleet:
 
     def _asked(self) -> Asked:
         known = self.hosts.within(GONE_AFTER)
-        return self.state.wish.digest, placement.usable(known, self.state.drained)
+        return self.wished.digest, placement.usable(known, self.state.drained)
 
     def _act(self, actions: Actions) -> None:
         """Nothing is waited for: what came of it is seen in the next facts."""
@@ -190,35 +194,6 @@ class Fleet:
     def _keep(self, new: State) -> None:
         state.save(self.folder, new)
         self.state = new
-
-    def _names(self) -> str:
-        return ", ".join(sorted(self.hosts.heard)) or "none"
-
-    def _target(self, host: str, gpu: int | None) -> Slot:
-        facts = self.hosts.within(GONE_AFTER).get(host)
-        if facts is None:
-            raise Refused(f"there is no host '{host}' that answers; there are: {self._names()}")
-        gpus = [each.index for each in facts.gpus]
-        if gpu is not None and gpu not in gpus:
-            raise Refused(f"host '{host}' has no GPU {gpu}; there are: {gpus}")
-        return Slot(host, gpus[0] if gpu is None else gpu)
-
-
-def _moved(slots: tuple[Slot, ...], to: Slot, source: str | None) -> tuple[Slot, ...]:
-    """Raises Refused. A host has one copy of a model at most."""
-    on = {slot.host: slot for slot in slots}
-    source = source or (to.host if to.host in on else sorted(on)[0] if len(on) == 1 else None)
-    if source is None:
-        raise Refused(f"say --from: there are copies on {', '.join(sorted(on))}")
-    if source not in on:
-        raise Refused(f"there is no copy on '{source}'; there are copies on {', '.join(on)}")
-    if to.host in on and to.host != source:
-        raise Refused(f"'{to.host}' has a copy of it already")
-    return tuple(sorted({**{h: s for h, s in on.items() if h != source}, to.host: to}.values()))
-
-
-def _present(slots: tuple[Slot, ...], usable: frozenset[Slot]) -> tuple[Slot, ...]:
-    return tuple(slot for slot in slots if slot in usable)
 
 
 def _locked(folder: Path) -> Any:

@@ -39,8 +39,12 @@ class Envoys:
         self.binary, self.folder = binary, folder
         self.running: list[subprocess.Popen[bytes]] = []
         self.epoch = 0
+        self.wanted = 1  # epochs
 
     def start(self) -> None:
+        """Not before the Envoy before the newest has ended: a third one would cut that short."""
+        if len(self.running) > 1 or self.epoch >= self.wanted:
+            return
         base = self.folder / "base-id"  # names what an Envoy shares with the next one
         if self.epoch == 0:
             share = ["--use-dynamic-base-id", "--base-id-path", str(base)]
@@ -55,6 +59,7 @@ class Envoys:
         """Forgets those that have ended; whether the newest one runs."""
         newest = self.running[-1]
         self.running = [each for each in self.running if each.poll() is None]
+        self.start()
         return newest in self.running
 
     def end(self) -> None:
@@ -81,6 +86,7 @@ def run(settings: GatewaySettings) -> int:
         while True:
             match signals.get():
                 case signal.SIGHUP:
+                    envoys.wanted = envoys.epoch + 1
                     envoys.start()
                 case signal.SIGCHLD:
                     if not envoys.serve():

@@ -68,7 +68,9 @@ class Hosts:
 
     def within(self, seconds: float) -> dict[str, Facts]:
         now = time.monotonic()
-        return {name: each.facts for name, each in self.heard.items() if now - each.at < seconds}
+        return {
+            name: each.facts for name, each in list(self.heard.items()) if now - each.at < seconds
+        }
 
     def apply(self, host: str, orders: Orders) -> None:
         self.actors[host].apply.remote(orders)

@@ -44,6 +44,22 @@ def usable(hosts: dict[str, Host], drained: frozenset[str]) -> frozenset[Slot]:
     )
 
 
+def present(
+    wish: Wish, placement: Placement, hosts: dict[str, Host], slots: frozenset[Slot]
+) -> Placement:
+    """Where copies are: their places as far as they are usable, else where they run."""
+    running: Placement = {
+        model: tuple(
+            Slot(name, host.copies[model].gpu)
+            for name, host in sorted(hosts.items())
+            if model in host.ordered and model in host.copies
+        )
+        for model in wish.models
+    }
+    there = {name: placement.get(name) or running[name] for name in wish.models}
+    return {name: tuple(slot for slot in on if slot in slots) for name, on in there.items()}
+
+
 def place(
     binary: str, wish: Wish, placement: Placement, hosts: dict[str, Host], slots: frozenset[Slot]
 ) -> Placed:

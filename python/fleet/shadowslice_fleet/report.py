@@ -61,7 +61,8 @@ class Status(TypedDict):
 
 def status(known: Known, now: float) -> Status:
     running = {name for each in known.heard.values() for name in each.facts.ordered}
-    names = sorted(known.state.wish.models.keys() | running)
+    wished = known.state.wish.models if known.state.wish else {}
+    names = sorted(wished.keys() | running)
     models = {name: _model(name, known, now) for name in names}
     hosts = {name: _host(name, each, known.state, now) for name, each in known.heard.items()}
     settled = known.placed and known.taken is not None
@@ -74,7 +75,7 @@ def status(known: Known, now: float) -> Status:
 
 
 def _model(name: str, known: Known, now: float) -> ModelStatus:
-    wished = known.state.wish.models.get(name)
+    wished = known.state.wish.models.get(name) if known.state.wish else None
     slots = {slot.host: slot for slot in known.memory.placement.get(name, ())} if wished else {}
     published = {each.host for each in known.memory.published.get(name, ())}
     there = {host for host, each in known.heard.items() if name in each.facts.ordered}

@@ -3,7 +3,7 @@
 import fcntl
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
@@ -12,8 +12,6 @@ from shadowslice_fleet.facts import Slot
 from shadowslice_fleet.states import Placement
 from shadowslice_fleet.wish import Wish
 
-NOTHING = wish.parse({"models": []}, "the wish")
-
 
 class StateFault(Exception):
     """The state folder cannot be used."""
@@ -21,8 +19,8 @@ class StateFault(Exception):
 
 @dataclass(frozen=True)
 class State:
-    wish: Wish = NOTHING
-    placement: Placement | None = None  # None: never placed
+    wish: Wish | None = None  # None: nothing was ever wished, so that nothing is removed
+    placement: Placement = field(default_factory=dict)
     drained: frozenset[str] = frozenset()
 
 
@@ -47,7 +45,8 @@ def load(folder: Path) -> State:
             name: tuple(Slot(host, gpu) for host, gpu in slots)
             for name, slots in kept["placement"].items()
         }
-        return State(wish.parse(kept["wish"], str(path)), placement, frozenset(kept["drained"]))
+        wished = wish.parse(kept["wish"], str(path)) if kept["wish"] is not None else None
+        return State(wished, placement, frozenset(kept["drained"]))
     except FileNotFoundError:
         return State()
     except (OSError, ValueError, KeyError, TypeError, wish.WishFaults) as error:
@@ -57,11 +56,10 @@ def load(folder: Path) -> State:
 def save(folder: Path, state: State) -> None:
     """Raises StateFault."""
     slots = {
-        name: [(slot.host, slot.gpu) for slot in slots]
-        for name, slots in (state.placement or {}).items()
+        name: [(slot.host, slot.gpu) for slot in slots] for name, slots in state.placement.items()
     }
     document = {
-        "wish": state.wish.document,
+        "wish": state.wish.document if state.wish else None,
         "placement": slots,
         "drained": sorted(state.drained),
     }
