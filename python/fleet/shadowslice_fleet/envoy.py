@@ -23,8 +23,9 @@ IDLE_TIMEOUT = "60s"  # a supervisor closes connections that are idle for 75 s
 # A cut link is noticed when sent bytes are not acknowledged for this long, or by keepalive.
 USER_TIMEOUT_MS = 1000
 SOL_TCP, TCP_USER_TIMEOUT = 6, 18
-# A filter that waits for a message keeps what has come; the largest request, by default, of a host.
-BUFFER_BYTES = 64 << 20
+# The filter that waits for a gRPC message keeps what has come of it: the largest request that a host
+# takes by default (64 MiB), and a margin. Over HTTP/2 a window is the bound.
+BUFFER_BYTES = 65 << 20
 MOST_RETRIES = 2
 RETRY_BUDGET = {"budget_percent": {"value": 20.0}, "min_retry_concurrency": 20}
 # What has never run, and so may always be tried again.
@@ -97,7 +98,10 @@ def _listener(name: str, address: str, port: int, folder: Path) -> Config:
         "stat_prefix": name,
         "codec_type": "AUTO",
         "normalize_path": True,
-        "merge_slashes": False,
+        "http2_protocol_options": {
+            "initial_stream_window_size": BUFFER_BYTES,
+            "initial_connection_window_size": BUFFER_BYTES,
+        },
         "stream_idle_timeout": "0s",  # streams may be silent; hosts bound them
         "rds": {"route_config_name": "models", "config_source": _file(folder, "rds")},
         "http_filters": [

@@ -5,6 +5,8 @@ from typing import Any
 
 from shadowslice_fleet.wish import Document, Files, Model
 
+HEARD_FOR = 2.0  # seconds for which facts count as heard just now
+
 
 @dataclass(frozen=True, order=True)
 class Slot:
@@ -125,3 +127,12 @@ def unfetched(order: Order, host: Host) -> Files | None:
     """What the host has to fetch before it can carry out the order."""
     files = order.model.files
     return files if files and files.key not in host.fetched else None
+
+
+@dataclass
+class Heard:
+    """What was heard of a host last; times are of the monotonic clock."""
+
+    facts: Host
+    at: float  # of the last facts from a supervisor that answered
+    why: str | None = None  # the supervisor does not answer

@@ -8,24 +8,16 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from shadowslice_fleet.facts import HEARD_FOR, Heard, Orders
 from shadowslice_fleet.facts import Host as Facts
-from shadowslice_fleet.facts import Orders
 from shadowslice_fleet.host import Host
 from shadowslice_fleet.wish import Files
 
 NAMESPACE = "shadowslice"
 HOST_RESOURCE = "shadowslice_host"
 THREADS = 8  # calls at a time in one Host actor
-HEARD_FOR = 2.0  # seconds for which facts count as heard just now
 ASKED_FOR = 5.0  # seconds after which a host without an answer is asked again
 log = logging.getLogger(__name__)
-
-
-@dataclass
-class Heard:
-    facts: Facts
-    at: float  # of the last facts from a supervisor that answers
-    why: str | None = None  # the supervisor does not answer
 
 
 @dataclass
@@ -55,12 +47,12 @@ class Hosts:
             return
         # One that has stopped answering does not hold up the others.
         recent = [ref for ref, node in asked.items() if now - node.asked_at < within]
-        ray.wait(recent, num_returns=len(recent), timeout=within) if recent else None
+        if recent:
+            ray.wait(recent, num_returns=len(recent), timeout=within)
         done, _ = ray.wait(list(asked), num_returns=len(asked), timeout=0)
         for ref in done:
-            node, node_asked = asked[ref], ref
-            node.asked = None
-            self._take(node, node_asked)
+            asked[ref].asked = None
+            self._take(asked[ref], ref)
 
     def fresh(self) -> dict[str, Facts]:
         """Those heard just now, whose supervisors answer."""

@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
-from shadowslice_fleet.facts import Order
-from shadowslice_fleet.hosts import HEARD_FOR, Heard
+from shadowslice_fleet.facts import HEARD_FOR, Heard, Order
 from shadowslice_fleet.placement import Placed
 from shadowslice_fleet.state import State
 from shadowslice_fleet.states import Memory, Placement, Taken

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -116,7 +117,7 @@ def kill(pid: int, number: signal.Signals = signal.SIGKILL) -> None:
         return
 
 
-def wait_until(happened: "callable", within: float, what: str) -> float:
+def wait_until(happened: Callable[[], bool], within: float, what: str) -> float:
     """The seconds that it took. Raises TimeoutError."""
     began = time.monotonic()
     while not happened():

@@ -12,6 +12,7 @@ from shadowslice_fleet.envoy import Endpoint, Listen
 from shadowslice_fleet.facts import Orders, Slot
 from shadowslice_fleet.gateway import Gateway
 from shadowslice_fleet.state import State
+from shadowslice_fleet.states import Placement, Published
 from world import host, order, wish
 
 NEED = {"sms": 24, "memory": "4Gi"}
@@ -124,7 +125,7 @@ class Placing(unittest.TestCase):
 
     def test_it_is_stale_when_a_place_is_gone_or_lacks(self) -> None:
         both = frozenset({Slot("a", 0), Slot("b", 0)})
-        there = {"m": (Slot("a", 0), Slot("b", 0))}
+        there: Placement = {"m": (Slot("a", 0), Slot("b", 0))}
         self.assertFalse(placement.stale(wish("m"), there, both))
         self.assertTrue(placement.stale(wish("m"), there, frozenset({Slot("a", 0)})))
         self.assertTrue(placement.stale(wish("m", copies=3), there, both))
@@ -188,7 +189,7 @@ class Kept(unittest.TestCase):
 
     def test_endpoints_are_read_from_envoy_s_files(self) -> None:
         gateway = Gateway(self.folder, Listen("127.0.0.1", 1, 2))
-        there = {
+        there: Published = {
             "m.x": (Endpoint("a", "10.0.0.1", 8000, 8001), Endpoint("b", "10.0.0.2", 8000, 9001))
         }
         gateway.publish(list(wish("m.x", "n").models.values()), there)

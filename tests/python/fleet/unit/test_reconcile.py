@@ -76,7 +76,7 @@ class Moves(unittest.TestCase):
     def test_without_envoy_nothing_goes(self) -> None:
         placed(self.world, "m", B, C0)
         answers = self.world.answers
-        self.world.answers = lambda _model, _host: False  # type: ignore[method-assign]
+        self.world.answers = lambda model, name: False  # type: ignore[method-assign]
         self.watched(20)
         self.assertEqual(published(self.world, "m"), {"a", "b", "c"})
         self.world.answers = answers  # type: ignore[method-assign]
