@@ -164,7 +164,11 @@ def _move(arguments: argparse.Namespace) -> int:
 def _drain(arguments: argparse.Namespace) -> int:
     fleet = _Fleet(arguments.ray)
     fleet.ask("drain", arguments.host, arguments.drained)
-    _until(fleet, arguments.within)
+    status = _until(fleet, arguments.within)
+    stay = status["hosts"][arguments.host]["models"]
+    if arguments.drained and stay:
+        why = "; ".join(f"{name}: {report.reason(status['models'][name])}" for name in stay)
+        raise NotAsWished(f"models stay on '{arguments.host}': {why}")
     return OK
 
 

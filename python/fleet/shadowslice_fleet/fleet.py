@@ -66,6 +66,7 @@ class Fleet:
         new = wishes.parse(document, "the wish")
         with self.lock:
             self._keep(replace(self.state, wish=new))
+            self._try_all()
 
     def status(self) -> report.Status:
         with self.lock:
@@ -115,6 +116,7 @@ class Fleet:
                 raise Refused(f"there is no host '{host}'; there are: {names}")
             hosts = self.state.drained | {host} if drained else self.state.drained - {host}
             self._keep(replace(self.state, drained=hosts))
+            self._try_all()
 
     # The loop
 
@@ -175,6 +177,10 @@ class Fleet:
             self.memory = replace(self.memory, placement=found.slots)
             self.missing = found.missing
         self.placed_for = asked
+
+    def _try_all(self) -> None:
+        """What an operator asks for is tried at once, whatever has failed."""
+        self.memory = replace(self.memory, failures={})
 
     def _asked(self) -> Asked:
         known = self.hosts.within(GONE_AFTER)

@@ -144,6 +144,11 @@ def suffices(model: ModelStatus) -> bool:
     return bool(placed) and all(each["as_wished"] for each in placed)
 
 
+def reason(model: ModelStatus) -> str:
+    """Why not all copies are where they should be."""
+    return "; ".join([*model["failures"].values(), model["missing"] or ""]).strip("; ")
+
+
 def changes(before: Wish, new: Wish, slots: Placement, found: Placed) -> list[str]:
     """A line for each model that would change."""
     lines = [f"{name}: goes" for name in sorted(before.models.keys() - new.models.keys())]

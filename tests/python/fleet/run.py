@@ -23,6 +23,7 @@ def main() -> None:
         "--only", action="append", choices=ALL, help="this scenario, and no other unless named, too"
     )
     parser.add_argument("--short", action="store_true", help="fewer rounds")
+    parser.add_argument("--rounds", type=int, default=1, help="so many times the moves and kills")
     parser.add_argument(
         "--models", type=Path, help="a folder with digits.onnx, encoder.onnx and their answers"
     )
@@ -34,7 +35,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     print(f"seed {arguments.seed}", flush=True)
     random.seed(arguments.seed)
-    options = Options(arguments.short, arguments.models)
+    options = Options(arguments.short, arguments.rounds, arguments.models)
     rig = Rig(os.path.abspath(arguments.binary))
     try:
         began = time.monotonic()
