@@ -23,8 +23,8 @@ IDLE_TIMEOUT = "60s"  # a supervisor closes connections that are idle for 75 s
 # A cut link is noticed when sent bytes are not acknowledged for this long, or by keepalive.
 USER_TIMEOUT_MS = 1000
 SOL_TCP, TCP_USER_TIMEOUT = 6, 18
-# The filter that waits for a gRPC message keeps what has come of it: the largest request that a host
-# takes by default (64 MiB), and a margin. Over HTTP/2 a window is the bound.
+# The filter that waits for a gRPC message keeps what has come of it: the largest request of a host,
+# by default 64 MiB, and a margin. Over HTTP/2 a window is the bound.
 BUFFER_BYTES = 65 << 20
 MOST_RETRIES = 2
 RETRY_BUDGET = {"budget_percent": {"value": 20.0}, "min_retry_concurrency": 20}
