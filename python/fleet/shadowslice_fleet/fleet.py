@@ -139,6 +139,11 @@ class Fleet:
         except AdminFailed as failed:
             self.taken = None
             self.troubles["gateway"] = str(failed)
+        twins = ", ".join(sorted(self.hosts.twins))
+        if twins:
+            self.troubles["hosts"] = f"several nodes have these names: {twins}; see host.yaml"
+        else:
+            self.troubles.pop("hosts", None)
         with self.lock:
             if self._adopts() or self.state.wish is None:
                 return

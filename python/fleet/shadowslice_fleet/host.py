@@ -152,12 +152,12 @@ class Host:
         self.pending.touch()
         _replace(self.config, text)
         try:
-            self.supervisor.reload()
+            late = self.supervisor.reload()
         except CommandFailed as failed:
-            named = [order for order in orders.new if order.model.name in failed.why]
-            refused |= {order.digest: failed.why for order in named or orders.new}
+            late = {order.model.name: failed.why for order in orders.new}
         self.pending.unlink(missing_ok=True)
-        return refused
+        changed = [order for order in orders.new if order.model.name in late]
+        return refused | {order.digest: late[order.model.name] for order in changed}
 
     def _checked(self, orders: Orders, profiles: Path) -> tuple[str, dict[str, str]]:
         """A configuration that `check` finds no fault in: a model with faults stays as it is."""

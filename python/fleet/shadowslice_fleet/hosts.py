@@ -20,7 +20,7 @@ ASKED_FOR = 5.0  # seconds after which a host without an answer is asked again
 log = logging.getLogger(__name__)
 
 
-@dataclass
+@dataclass(eq=False)
 class Node:
     actor: Any
     asked: Any = None
@@ -33,7 +33,8 @@ class Hosts:
     def __init__(self) -> None:
         self.nodes: dict[str, Node] = {}  # by Ray's id
         self.heard: dict[str, Heard] = {}  # by the host's name
-        self.actors: dict[str, Any] = {}
+        self.of: dict[str, Node] = {}  # by the host's name
+        self.twins: set[str] = set()  # names that two nodes have
 
     def hear(self, within: float) -> None:
         """Asks those that have answered, and takes what comes within so many seconds."""
@@ -65,16 +66,16 @@ class Hosts:
         }
 
     def apply(self, host: str, orders: Orders) -> None:
-        self.actors[host].apply.remote(orders)
+        self.of[host].actor.apply.remote(orders)
 
     def fetch(self, host: str, files: Files) -> None:
-        self.actors[host].fetch.remote(files)
+        self.of[host].actor.fetch.remote(files)
 
     def drain(self, host: str, model: str) -> None:
-        self.actors[host].drain.remote(model)
+        self.of[host].actor.drain.remote(model)
 
     def undrain(self, host: str, model: str) -> None:
-        self.actors[host].undrain.remote(model)
+        self.of[host].actor.undrain.remote(model)
 
     def _find(self) -> None:
         alive = {
@@ -82,6 +83,7 @@ class Hosts:
             for node in ray.nodes()
             if node["Alive"] and HOST_RESOURCE in node["Resources"]
         }
+        self.twins.clear()
         for gone in self.nodes.keys() - alive.keys():
             del self.nodes[gone]
         for new in alive.keys() - self.nodes.keys():
@@ -93,6 +95,11 @@ class Hosts:
         except ray.exceptions.RayError as error:
             log.info("a host does not answer: %s", error)
             return
+        owner = self.of.setdefault(facts.name, node)
+        if owner is not node and owner in self.nodes.values():
+            self.twins.add(facts.name)
+            return
+        self.of[facts.name] = node
         now = time.monotonic()
         if facts.answers:
             self.heard[facts.name] = Heard(facts, now)
@@ -100,7 +107,6 @@ class Hosts:
             self.heard[facts.name].why = facts.why
         else:
             self.heard[facts.name] = Heard(facts, float("-inf"), facts.why)
-        self.actors[facts.name] = node.actor
 
 
 def _actor(node: str, address: str) -> Any:

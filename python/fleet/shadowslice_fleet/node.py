@@ -20,6 +20,7 @@ FLEET = "fleet"
 GATEWAY_RESOURCE = "shadowslice_gateway"
 HEAD_WITHIN = 60.0  # seconds from the start of Ray's head until it answers
 LOOKED_EVERY = 2.0  # seconds from one look at Ray and the Fleet actor to the next
+FLEET_WITHIN = 5.0  # seconds for it to answer
 FLEET_THREADS = 16  # calls at a time
 OBJECT_STORE_BYTES = 80 << 20  # the least that Ray takes; facts are small
 ENDS_WITHIN = 20.0
@@ -116,18 +117,25 @@ def _connect(address: str, running: subprocess.Popen[bytes]) -> None:
 def _ensure() -> None:
     """Creates the Fleet actor unless there is one; Ray restarts it on its own after most deaths."""
     try:
-        ray.remote(Fleet).options(
-            name=FLEET,
-            namespace=NAMESPACE,
-            lifetime="detached",
-            get_if_exists=True,
-            max_restarts=-1,
-            max_concurrency=FLEET_THREADS,
-            num_cpus=0,
-            resources={GATEWAY_RESOURCE: 0.001},
-        ).remote()
+        actor = (
+            ray.remote(Fleet)
+            .options(
+                name=FLEET,
+                namespace=NAMESPACE,
+                lifetime="detached",
+                get_if_exists=True,
+                max_restarts=-1,
+                max_concurrency=FLEET_THREADS,
+                num_cpus=0,
+                resources={GATEWAY_RESOURCE: 0.001},
+            )
+            .remote()
+        )
+        ray.get(actor.status.remote(), timeout=FLEET_WITHIN)
+    except ray.exceptions.GetTimeoutError:
+        log.info("the Fleet actor has not answered yet")
     except (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError) as error:
-        log.warning("the Fleet actor cannot be created: %s", error)
+        log.error("the Fleet actor cannot run: %s", error)
 
 
 def _end(running: subprocess.Popen[bytes]) -> None:

@@ -13,16 +13,17 @@ CHECK_WITHIN = 20.0
 # A reload returns when all models are in force; loading and proving one may take 5 minutes.
 RELOAD_WITHIN = 900.0
 
-FAULTY = 78  # exit code
+REFUSED, FAULTY = 1, 78  # exit codes
 
 
 class CommandFailed(Exception):
     """A command of the binary did not do what was asked; the text has its reason."""
 
-    def __init__(self, command: str, code: int | None, why: str) -> None:
+    def __init__(self, command: str, code: int | None, why: str, said: str = "") -> None:
         super().__init__(f"`shadowslice {command}` failed: {why}")
         self.code = code  # None: it could not be run, or took too long
         self.why = why
+        self.said = said  # on the standard output
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,15 @@ class Supervisor:
     def status(self) -> Document:
         return self._json("status", STATUS_WITHIN)
 
-    def reload(self) -> Document:
-        return self._json("reload", RELOAD_WITHIN)
+    def reload(self) -> dict[str, str]:
+        """Returns when all is in force, but for models that it returns, with the reasons."""
+        try:
+            report = self._json("reload", RELOAD_WITHIN)
+        except CommandFailed as failed:
+            if failed.code != REFUSED or not failed.said:
+                raise
+            report = json.loads(failed.said)
+        return {each["name"]: each["why"] for each in report["models"] if each["why"]}
 
     def drain(self, model: str) -> None:
         self._asked(["drain", model], DRAIN_WITHIN)
@@ -82,5 +90,5 @@ def run(binary: str, arguments: list[str], within: float, given: str | None = No
         raise CommandFailed(arguments[0], None, f"{binary}: {error.strerror}") from error
     if done.returncode != 0:
         why = (done.stderr.strip() or done.stdout.strip()) or f"exit code {done.returncode}"
-        raise CommandFailed(arguments[0], done.returncode, why)
+        raise CommandFailed(arguments[0], done.returncode, why, done.stdout)
     return done.stdout

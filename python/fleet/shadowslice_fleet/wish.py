@@ -198,17 +198,15 @@ class _Reader:
         value = self.entry.get("files")  # type: ignore[attr-defined]
         if value is None:
             return None
-        if isinstance(value, str):
-            return Files(value, None)
-        if not isinstance(value, dict) or not isinstance(value.get("url"), str):
-            self.fault(".files", "a path, a URL, or {url: URL, sha256: DIGEST} is needed")
-            return None
-        digest = value.get("sha256")
+        given = value if isinstance(value, dict) else {"url": value}
+        url, digest = given.get("url"), given.get("sha256")
+        if not isinstance(url, str) or not (url.startswith("/") or "://" in url):
+            self.fault(".files", "an absolute path, a URL or {url: URL, sha256: DIGEST} is needed")
         if digest is not None and not SHA256.fullmatch(str(digest)):
             self.fault(".files.sha256", "64 hexadecimal digits are needed")
-        for key in value.keys() - {"url", "sha256"}:
+        for key in given.keys() - {"url", "sha256"}:
             self.fault(f".files.{key}", "unknown key")
-        return Files(value["url"], digest)
+        return Files(str(url), digest)
 
     def need(self) -> Need | None:
         value = self.entry.get("need")  # type: ignore[attr-defined]

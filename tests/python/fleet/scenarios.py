@@ -4,6 +4,7 @@ import http.client
 import json
 import os
 import random
+import re
 import statistics
 import subprocess
 import time
@@ -160,10 +161,32 @@ def up(rig: Rig, options: Options) -> None:
     url = f"http://{rig.address('gw')}:{HTTP}/v2/models"
     with urllib.request.urlopen(f"{url}/e%63ho/ready") as answer:
         assert answer.status == 200
-    broken = emulated("broken", "FP32", 2, need=need(16)) | {"tensors": []}
-    done = rig.cli("up", str(rig.wish([*wished(options), broken])), "--within", "30", check=False)
-    assert done.returncode == 1 and "broken on " in done.stdout, done
+    broken_models(rig, options)
     up_all(rig, options)
+
+
+def broken_models(rig: Rig, options: Options) -> None:
+    """The reason is told, and the others serve."""
+    (rig.folder / "fails.py").write_text("raise RuntimeError('it fails')")
+    fails = {
+        "files": str(rig.folder / "fails.py"),
+        "path": "fails.py",
+        "slo": "1s",
+        "need": need(8),
+    }
+    changed = {"url": str(rig.folder / "fails.py"), "sha256": "0" * 64}
+    models = {
+        "faulty": emulated("faulty", "FP32", 2, need=need(8)) | {"tensors": []},
+        "fails": fails | {"name": "fails"},
+        "changed": fails | {"name": "changed", "files": changed},
+    }
+    wish = rig.wish([*wished(options), *models.values()])
+    with load(rig, options) as told:
+        done = rig.cli("up", str(wish), "--within", "30", check=False)
+    none_lost(told, "models that cannot be served")
+    assert done.returncode == 1, done
+    for line in ("faulty on [abc]: tensors: ", "fails on [abc]: ", "changed on [abc]: .* digest"):
+        assert re.search(line, done.stdout), (line, done.stdout)
 
 
 def large_requests(rig: Rig) -> None:
