@@ -12,8 +12,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from common import Options, up_all
 from rig import Rig, left_behind
-from scenarios import ALL, Options, up_all
+from scenarios import ALL
 
 
 def main() -> None:
