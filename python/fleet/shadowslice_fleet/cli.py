@@ -155,9 +155,10 @@ def _move(arguments: argparse.Namespace) -> int:
     fleet = _Fleet(arguments.ray)
     fleet.ask("move", arguments.model, host, int(gpu) if gpu else None, arguments.source)
     status = _until(fleet, arguments.within)
-    failed = status["models"][arguments.model]["failures"].get(host)
-    if failed:
-        raise NotAsWished(f"'{arguments.model}' did not move to {arguments.to}: {failed}")
+    model = status["models"][arguments.model]
+    if host in model["failing"]:
+        why = model["failures"][host]
+        raise NotAsWished(f"'{arguments.model}' did not move to {arguments.to}: {why}")
     return OK
 
 

@@ -99,13 +99,8 @@ class Fleet:
                 raise Refused(f"the fleet has no model '{model}'; ask `status`")
             slot = moves.target(self.hosts.within(GONE_AFTER), to, gpu)
             moved = moves.moved(slots, slot, source)
-            failures = dict(self.memory.failures)
-            failures.pop((model, to), None)
-            self.memory = replace(
-                self.memory,
-                placement=self.memory.placement | {model: moved},
-                failures=failures,
-            )
+            self.memory = replace(self.memory, placement=self.memory.placement | {model: moved})
+            self._try_all()
             self._keep(replace(self.state, placement=self.memory.placement))
 
     def drain(self, host: str, drained: bool) -> None:
@@ -185,7 +180,8 @@ class Fleet:
 
     def _try_all(self) -> None:
         """What an operator asks for is tried at once, whatever has failed."""
-        self.memory = replace(self.memory, failures={})
+        failures = {at: replace(each, until=0.0) for at, each in self.memory.failures.items()}
+        self.memory = replace(self.memory, failures=failures)
 
     def _asked(self) -> Asked:
         known = self.hosts.within(GONE_AFTER)

@@ -48,7 +48,9 @@ def _failures(wish: Wish, seen: Seen, memory: Memory, now: float) -> dict[At, Fa
     kept = {
         at: failure
         for at, failure in memory.failures.items()
-        if at[0] in wish.models and failure.order.startswith(wish.models[at[0]].digest)
+        if at[0] in wish.models
+        and failure.order.startswith(wish.models[at[0]].digest)
+        and not _came(at, failure, seen)
     }
     for at, order in placed(wish, memory.placement).items():
         host, before = seen.hosts.get(at[1]), kept.get(at)
@@ -61,6 +63,15 @@ def _failures(wish: Wish, seen: Seen, memory: Memory, now: float) -> dict[At, Fa
         wait = min(RETRY_AFTER * 2 ** (times - 1), RETRY_AT_MOST)
         kept[at] = Failure(order.digest, found[0], now + wait, times, found[1])
     return kept
+
+
+def _came(at: At, failure: Failure, seen: Seen) -> bool:
+    """Whether the copy is there at last."""
+    host = seen.hosts.get(at[1])
+    if host is None or host.ordered.get(at[0]) != failure.order or failure.order in host.refused:
+        return False
+    copy = host.copies.get(at[0])
+    return copy is not None and copy.ready
 
 
 def _failed(at: At, order: Order, host: Host, memory: Memory, now: float) -> tuple[str, int] | None:

@@ -25,7 +25,8 @@ class ModelStatus(TypedDict):
     served: int
     copies: list[CopyStatus]
     missing: str | None
-    failures: dict[str, str]  # by host
+    failures: dict[str, str]  # by host; the last ones
+    failing: list[str]  # hosts where it is not tried at present
     settled: bool
 
 
@@ -78,20 +79,22 @@ def _model(name: str, known: Known, now: float) -> ModelStatus:
     slots = {slot.host: slot for slot in known.memory.placement.get(name, ())} if wished else {}
     published = {each.host for each in known.memory.published.get(name, ())}
     there = {host for host, each in known.heard.items() if name in each.facts.ordered}
-    failures = {at[1]: each.why for at, each in known.memory.failures.items() if at[0] == name}
+    failures = {at[1]: each for at, each in known.memory.failures.items() if at[0] == name}
+    failing = sorted(host for host, each in failures.items() if each.until > now)
     copies = []
     for host in sorted(slots.keys() | published | there):
         order = Order(wished, slots[host].gpu) if wished and host in slots else None
         copies.append(_copy(name, host, order, host in published, known, now))
     settled = bool(slots) == (wished is not None) and all(
-        each["as_wished"] or (each["placed"] and each["host"] in failures) for each in copies
+        each["as_wished"] or (each["placed"] and each["host"] in failing) for each in copies
     )
     return ModelStatus(
         wished=wished.copies if wished else 0,
         served=sum(each["served"] for each in copies),
         copies=copies,
         missing=known.missing.get(name) if wished else None,
-        failures=failures,
+        failures={host: each.why for host, each in failures.items()},
+        failing=failing,
         settled=settled,
     )
 

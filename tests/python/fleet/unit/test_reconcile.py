@@ -4,7 +4,8 @@ import random
 import unittest
 from dataclasses import replace
 
-from shadowslice_fleet.facts import Slot
+from shadowslice_fleet.facts import Refusal, Slot
+from shadowslice_fleet.states import placed as placements
 from world import World, wish, world
 
 A, B, C0, C1 = Slot("a", 0), Slot("b", 0), Slot("c", 0), Slot("c", 1)
@@ -146,6 +147,20 @@ class Hosts(unittest.TestCase):
         there.broken.clear()
         there.steps(40)
         self.assertEqual(there.table("m"), {A})
+
+    def test_a_refusal_counts_once_and_is_tried_again(self) -> None:
+        there = world(wish("m", copies=1), {"m": (A,)})
+        order = placements(there.wish, there.memory.placement)[("m", "a")]
+        refusing = {order.digest: Refusal("no", 1)}
+        there.hosts["a"] = replace(there.hosts["a"], refused=refusing)
+        there.steps(5)
+        self.assertEqual(there.memory.failures[("m", "a")].why, "no")
+        self.assertEqual(there.table("m"), set())
+        there.steps(40)
+        self.assertEqual(there.table("m"), {A})
+        there.hosts["a"] = replace(there.hosts["a"], refused={})
+        there.step()
+        self.assertEqual(there.memory.failures, {})
 
     def test_many_copies_start_in_turns(self) -> None:
         names = [f"m{at}" for at in range(40)]
