@@ -124,10 +124,11 @@ class Host:
         except files.FetchFailed as failed:
             why = str(failed)
             log.warning("%s", why)
-        with self.work.lock:
-            self.work.fetching.discard(wanted.key)
-            if why:
-                self.work.unfetched[wanted.key] = Refusal(why, time.time_ns())
+        finally:
+            with self.work.lock:
+                self.work.fetching.discard(wanted.key)
+                if why:
+                    self.work.unfetched[wanted.key] = Refusal(why, time.time_ns())
 
     def _apply(self, orders: Orders) -> None:
         refused: dict[str, str] = {}
@@ -136,10 +137,11 @@ class Host:
         except (CommandFailed, BaseFault, OSError) as failed:
             log.warning("an order failed: %s", failed)
             refused = {order.digest: str(failed) for order in orders.new}
-        with self.work.lock:
-            trial = time.time_ns()
-            self.work.refused = {digest: Refusal(why, trial) for digest, why in refused.items()}
-            self.work.applying = False
+        finally:
+            with self.work.lock:
+                trial = time.time_ns()
+                self.work.refused = {of: Refusal(why, trial) for of, why in refused.items()}
+                self.work.applying = False
 
     def _carry_out(self, orders: Orders) -> dict[str, str]:
         """Writes and reloads. Returns by digest why orders are not in force."""
