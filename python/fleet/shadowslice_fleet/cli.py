@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from shadowslice_fleet import report, settings, wish
 from shadowslice_fleet.moves import Refused
@@ -29,6 +29,7 @@ class NoFleet(Exception):
 
 def main() -> None:
     arguments = _parser().parse_args()
+    arguments.out = _own_output()
     try:
         sys.exit(arguments.run(arguments))
     except (NotAsWished, PlaceFailed, Refused) as why:
@@ -40,6 +41,13 @@ def main() -> None:
     except NoFleet as fault:
         print(f"error: {fault}", file=sys.stderr)
         sys.exit(UNAVAILABLE)
+
+
+def _own_output() -> TextIO:
+    """Standard output for what commands say; what Ray writes there goes to standard error."""
+    own = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return own
 
 
 class _Parser(argparse.ArgumentParser):
@@ -104,7 +112,7 @@ def _up(arguments: argparse.Namespace) -> int:
     wished = wish.load(arguments.wish)
     fleet = _Fleet(arguments.ray)
     fleet.ask("wish", wished.document)
-    status = _until(fleet, arguments.within)
+    status = _until(fleet, arguments)
     lacking = [name for name in wished.models if not report.suffices(status["models"][name])]
     if lacking:
         raise NotAsWished(f"not as wished: {', '.join(lacking)}")
@@ -114,36 +122,37 @@ def _up(arguments: argparse.Namespace) -> int:
 def _down(arguments: argparse.Namespace) -> int:
     fleet = _Fleet(arguments.ray)
     fleet.ask("wish", {"models": []})
-    _until(fleet, arguments.within)
+    _until(fleet, arguments)
     return OK
 
 
-def _until(fleet: "_Fleet", within: float) -> report.Status:
+def _until(fleet: "_Fleet", arguments: argparse.Namespace) -> report.Status:
     """Shows what changes until all is as wished, or cannot be. Raises NotAsWished."""
-    deadline, shown = time.monotonic() + within, ""
+    deadline, shown = time.monotonic() + arguments.within, ""
     while True:
         status: report.Status = fleet.ask("status")
         now = "\n".join(report.lines(status))
         if now != shown:
-            print(now, end="\n\n", flush=True)
+            print(now, end="\n\n", flush=True, file=arguments.out)
             shown = now
         if status["settled"]:
             return status
         if time.monotonic() > deadline:
-            raise NotAsWished(f"not all is as wished after {within:g} s; see `status`")
+            raise NotAsWished(f"not all is as wished after {arguments.within:g} s; see `status`")
         time.sleep(LOOKED_EVERY)
 
 
 def _plan(arguments: argparse.Namespace) -> int:
     wished = wish.load(arguments.wish)
     changes = _Fleet(arguments.ray).ask("plan", wished.document)
-    print("\n".join(changes) or "nothing changes")
+    print("\n".join(changes) or "nothing changes", file=arguments.out)
     return OK
 
 
 def _status(arguments: argparse.Namespace) -> int:
     status = _Fleet(arguments.ray).ask("status")
-    print(json.dumps(status) if arguments.json else "\n".join(report.lines(status)))
+    said = json.dumps(status) if arguments.json else "\n".join(report.lines(status))
+    print(said, file=arguments.out, flush=True)
     return OK
 
 
@@ -154,7 +163,7 @@ def _move(arguments: argparse.Namespace) -> int:
         return USAGE
     fleet = _Fleet(arguments.ray)
     fleet.ask("move", arguments.model, host, int(gpu) if gpu else None, arguments.source)
-    status = _until(fleet, arguments.within)
+    status = _until(fleet, arguments)
     model = status["models"][arguments.model]
     if host in model["failing"]:
         why = model["failures"][host]
@@ -165,7 +174,7 @@ def _move(arguments: argparse.Namespace) -> int:
 def _drain(arguments: argparse.Namespace) -> int:
     fleet = _Fleet(arguments.ray)
     fleet.ask("drain", arguments.host, arguments.drained)
-    status = _until(fleet, arguments.within)
+    status = _until(fleet, arguments)
     stay = status["hosts"][arguments.host]["models"]
     if arguments.drained and stay:
         why = "; ".join(f"{name}: {report.reason(status['models'][name])}" for name in stay)
