@@ -14,7 +14,7 @@ def moves(rig: Rig, options: Options) -> None:
     rig.cli("up", str(rig.wish([*wished(options), single])), "--within", "60")
     took = []
     with load(rig, options, streams=True, more=[echo("single", "FP32", 8)]) as told:
-        for at in range(options.times(8, 3)):
+        for at in range(options.times(6, 3)):
             model, to, source = a_move(rig.status(), "single" if at == 0 else None)
             began = time.monotonic()
             rig.cli("move", model, to, "--from", source, "--within", "60")
