@@ -7,6 +7,7 @@ import urllib.request
 import numpy as np
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
+from tritonclient.utils import InferenceServerException
 
 from common import Options, emulated, load, need, none_lost, up_all, wished
 from rig import GRPC, HTTP, Rig
@@ -33,6 +34,7 @@ def up(rig: Rig, options: Options) -> None:
         time.sleep(2)
     none_lost(told, "models through one address")
     large_requests(rig)
+    refused_loads(rig)
     url = f"http://{rig.address('gw')}:{HTTP}/v2/models"
     with urllib.request.urlopen(f"{url}/e%63ho/ready") as answer:
         assert answer.status == 200
@@ -62,6 +64,21 @@ def broken_models(rig: Rig, options: Options) -> None:
     assert done.returncode == 1, done
     for line in ("faulty on [abc]: tensors: ", "fails on [abc]: ", "changed on [abc]: .* digest"):
         assert re.search(line, done.stdout), (line, done.stdout)
+
+
+def refused_loads(rig: Rig) -> None:
+    for client in (
+        httpclient.InferenceServerClient(f"{rig.address('gw')}:{HTTP}"),
+        grpcclient.InferenceServerClient(f"{rig.address('gw')}:{GRPC}"),
+    ):
+        for ask in (client.load_model, client.unload_model):
+            try:
+                ask("echo")
+            except InferenceServerException as refused:
+                assert str(refused.status()) in ("403", "StatusCode.PERMISSION_DENIED"), refused
+            else:
+                raise AssertionError("a load by a client was not refused")
+        assert client.is_model_ready("echo") and not client.is_model_ready("unknown")
 
 
 def large_requests(rig: Rig) -> None:

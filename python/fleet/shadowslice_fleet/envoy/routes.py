@@ -1,5 +1,7 @@
 """The routes: by path over HTTP, by the header with the model's name over gRPC."""
 
+import json
+
 from shadowslice_fleet.envoy.common import ANY_HOST, TYPE, Config, resource_file
 from shadowslice_fleet.wish import Model
 
@@ -7,13 +9,20 @@ MODEL_HEADER = "x-shadowslice-model"
 MOST_RETRIES = 2
 # What has never run, and so may always be tried again.
 NOT_RUN = "connect-failure,refused-stream,reset-before-request"
+# Loads and unloads by clients would change one host of several.
+LOADS: tuple[Config, ...] = (
+    {"path_separated_prefix": "/v2/repository/models"},
+    {"path": "/inference.GRPCInferenceService/RepositoryModelLoad"},
+    {"path": "/inference.GRPCInferenceService/RepositoryModelUnload"},
+)
 
 
 def routes(models: list[Model]) -> str:
     """What is about no model of the fleet goes to any host, which answers in its protocol."""
     grpc = {"prefix": "/inference.GRPCInferenceService/"}
     health = {"prefix": "/grpc.health.v1.Health/"}
-    table = [route for model in models for route in _model_routes(model)]
+    table = [_refused(match) for match in LOADS]
+    table += [route for model in models for route in _model_routes(model)]
     table += [
         _route(grpc, f"grpc|{ANY_HOST}", None),
         _route(health, f"grpc|{ANY_HOST}", None),
@@ -25,6 +34,12 @@ def routes(models: list[Model]) -> str:
         "route.v3.RouteConfiguration",
         [{"name": "models", "virtual_hosts": hosts, "validate_clusters": False}],
     )
+
+
+def _refused(match: Config) -> Config:
+    said = {"error": "models of a fleet are loaded and unloaded by its wish"}
+    body = {"inline_string": json.dumps(said)}
+    return {"match": match, "direct_response": {"status": 403, "body": body}}
 
 
 def _model_routes(model: Model) -> list[Config]:
