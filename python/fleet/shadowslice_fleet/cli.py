@@ -1,0 +1,239 @@
+"""`shadowslice-fleet`: the command line."""
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TextIO
+
+from shadowslice_fleet import report, settings, wish
+from shadowslice_fleet.moves import Refused
+from shadowslice_fleet.placement import PlaceFailed
+
+OK, REFUSED, USAGE, UNAVAILABLE, CONFIG = 0, 1, 64, 69, 78
+ANSWERED_WITHIN = 20.0  # seconds
+UP_WITHIN = 600.0
+LOOKED_EVERY = 0.5
+
+
+class NotAsWished(Exception):
+    """The fleet is not as it should be; the text says where."""
+
+
+class NoFleet(Exception):
+    """No fleet answers."""
+
+
+def main() -> None:
+    arguments = _parser().parse_args()
+    arguments.out = _own_output()
+    try:
+        sys.exit(arguments.run(arguments))
+    except (NotAsWished, PlaceFailed, Refused) as why:
+        print(f"error: {why}", file=sys.stderr)
+        sys.exit(REFUSED)
+    except (wish.WishFaults, settings.SettingsFault) as fault:
+        print(f"error: {fault}", file=sys.stderr)
+        sys.exit(CONFIG)
+    except NoFleet as fault:
+        print(f"error: {fault}", file=sys.stderr)
+        sys.exit(UNAVAILABLE)
+
+
+def _own_output() -> TextIO:
+    """Standard output for what commands say; what Ray writes there goes to standard error."""
+    own = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return own
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> Any:
+        self.print_usage(sys.stderr)
+        print(f"error: {message}", file=sys.stderr)
+        sys.exit(USAGE)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="shadowslice-fleet", description=sys.modules["shadowslice_fleet"].__doc__)
+    parser.add_argument(
+        "--ray", default="auto", metavar="HOST:PORT", help="Ray's head; this node's by default"
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(name: str, run: Callable[[argparse.Namespace], int], text: str) -> Any:
+        added = commands.add_parser(name, help=text, description=text)
+        added.set_defaults(run=run)
+        return added
+
+    up = command("up", _up, "Have the fleet serve these models, and wait until it does")
+    up.add_argument("wish", type=Path, metavar="WISH.yaml")
+    _bounded(up)
+    plan = command("plan", _plan, "Say what `up` would change, and change nothing")
+    plan.add_argument("wish", type=Path, metavar="WISH.yaml")
+    status = command("status", _status, "Say what is served where, and what is not as wished")
+    status.add_argument("--json", action="store_true")
+    move = command("move", _move, "Move a copy of a model to another host or GPU")
+    move.add_argument("model")
+    move.add_argument("to", metavar="HOST[:GPU]")
+    move.add_argument("--from", dest="source", metavar="HOST")
+    _bounded(move)
+    for name, text in (
+        ("drain", "Have all models leave a host"),
+        ("undrain", "Have models come to a host again"),
+    ):
+        host = command(name, _drain, text)
+        host.add_argument("host")
+        _bounded(host)
+        host.set_defaults(drained=name == "drain")
+    down = command("down", _down, "Have the fleet serve no models")
+    _bounded(down)
+    node = command("node", _node, "Run this node until it is stopped: what its unit runs")
+    part = node.add_mutually_exclusive_group(required=True)
+    part.add_argument("--head", action="store_true", help="the fleet's head, beside the gateway")
+    part.add_argument("--join", metavar="HOST:PORT", help="a host of the fleet with this head")
+    node.add_argument("--port", type=int, default=6379, help="of the head (%(default)s)")
+    node.add_argument("--address", help="this node's own")
+    node.add_argument("--host", action="store_true", help="the head has a supervisor, too")
+    node.add_argument("--temp-dir", type=Path, default=Path("/tmp/ray"))
+    command("gateway", _gateway, "Run Envoy until it is stopped: what the gateway's unit runs")
+    return parser
+
+
+def _bounded(command: argparse.ArgumentParser) -> None:
+    text = "seconds until it gives up waiting; the fleet goes on (%(default)g)"
+    command.add_argument("--within", type=float, default=UP_WITHIN, help=text)
+
+
+def _up(arguments: argparse.Namespace) -> int:
+    wished = wish.load(arguments.wish)
+    fleet = _Fleet(arguments.ray)
+    fleet.ask("wish", wished.document)
+    status = _until(fleet, arguments)
+    lacking = [name for name in wished.models if not report.suffices(status["models"][name])]
+    if lacking:
+        raise NotAsWished(f"not as wished: {', '.join(lacking)}")
+    return OK
+
+
+def _down(arguments: argparse.Namespace) -> int:
+    fleet = _Fleet(arguments.ray)
+    fleet.ask("wish", {"models": []})
+    _until(fleet, arguments)
+    return OK
+
+
+def _until(fleet: "_Fleet", arguments: argparse.Namespace) -> report.Status:
+    """Shows what changes until all is as wished, or cannot be. Raises NotAsWished."""
+    deadline, shown = time.monotonic() + arguments.within, ""
+    while True:
+        status: report.Status = fleet.ask("status")
+        now = "\n".join(report.lines(status))
+        if now != shown:
+            print(now, end="\n\n", flush=True, file=arguments.out)
+            shown = now
+        if status["settled"]:
+            return status
+        if time.monotonic() > deadline:
+            raise NotAsWished(f"not all is as wished after {arguments.within:g} s; see `status`")
+        time.sleep(LOOKED_EVERY)
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    wished = wish.load(arguments.wish)
+    changes = _Fleet(arguments.ray).ask("plan", wished.document)
+    print("\n".join(changes) or "nothing changes", file=arguments.out)
+    return OK
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    status = _Fleet(arguments.ray).ask("status")
+    said = json.dumps(status) if arguments.json else "\n".join(report.lines(status))
+    print(said, file=arguments.out, flush=True)
+    return OK
+
+
+def _move(arguments: argparse.Namespace) -> int:
+    host, _, gpu = arguments.to.partition(":")
+    if gpu and not gpu.isdigit():
+        print(f"error: '{gpu}' is no GPU's number; write HOST:0, say", file=sys.stderr)
+        return USAGE
+    fleet = _Fleet(arguments.ray)
+    fleet.ask("move", arguments.model, host, int(gpu) if gpu else None, arguments.source)
+    status = _until(fleet, arguments)
+    model = status["models"][arguments.model]
+    if host in model["failing"]:
+        why = model["failures"][host]
+        raise NotAsWished(f"'{arguments.model}' did not move to {arguments.to}: {why}")
+    return OK
+
+
+def _drain(arguments: argparse.Namespace) -> int:
+    fleet = _Fleet(arguments.ray)
+    fleet.ask("drain", arguments.host, arguments.drained)
+    status = _until(fleet, arguments)
+    stay = status["hosts"][arguments.host]["models"]
+    if arguments.drained and stay:
+        why = "; ".join(f"{name}: {report.reason(status['models'][name])}" for name in stay)
+        raise NotAsWished(f"models stay on '{arguments.host}': {why}")
+    return OK
+
+
+def _node(arguments: argparse.Namespace) -> int:
+    from shadowslice_fleet import node
+
+    if arguments.join:
+        node.join(arguments.join, arguments.address, arguments.temp_dir)
+    try:
+        return node.head(arguments.port, arguments.address, arguments.host, arguments.temp_dir)
+    except node.HeadFailed as failed:
+        print(f"error: {failed}", file=sys.stderr)
+        return UNAVAILABLE
+
+
+def _gateway(_arguments: argparse.Namespace) -> int:
+    from shadowslice_fleet import gateway_process
+
+    try:
+        return gateway_process.run(settings.gateway())
+    except gateway_process.NoEnvoy as missing:
+        print(f"error: {missing}", file=sys.stderr)
+        return UNAVAILABLE
+
+
+class _Fleet:
+    """The Fleet actor, asked with bounds."""
+
+    def __init__(self, address: str) -> None:
+        """Raises NoFleet."""
+        os.environ.setdefault("RAY_gcs_server_request_timeout_seconds", "5")
+        import ray
+
+        from shadowslice_fleet.hosts import NAMESPACE
+        from shadowslice_fleet.node import FLEET
+
+        self.ray = ray
+        try:
+            ray.init(
+                address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="error"
+            )
+            self.actor = ray.get_actor(FLEET)
+        except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+            why = f"no fleet answers at {address}; is its head's unit running? ({error})"
+            raise NoFleet(why) from error
+
+    def ask(self, what: str, *given: object) -> Any:
+        """Raises NoFleet, and what the actor raises."""
+        try:
+            return self.ray.get(getattr(self.actor, what).remote(*given), timeout=ANSWERED_WITHIN)
+        except self.ray.exceptions.RayTaskError as error:
+            raise error.cause or error from None
+        except self.ray.exceptions.RayError as error:
+            raise NoFleet(f"the Fleet actor does not answer; try again: {error}") from error
+
+
+if __name__ == "__main__":
+    main()

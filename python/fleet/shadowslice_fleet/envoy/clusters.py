@@ -1,0 +1,130 @@
+"""Two clusters a model, one for each protocol, and their endpoints."""
+
+from pathlib import Path
+
+from shadowslice_fleet.envoy.common import (
+    ANY_HOST,
+    BUFFER_BYTES,
+    TYPE,
+    Config,
+    Endpoint,
+    file_source,
+    resource_file,
+)
+from shadowslice_fleet.wish import Model
+
+HEALTH_INTERVAL = "0.25s"
+HEALTH_TIMEOUT = "0.5s"
+UNHEALTHY_AFTER = 2  # answers in a row
+CONNECT_TIMEOUT = "0.5s"
+IDLE_TIMEOUT = "60s"  # a supervisor closes connections that are idle for 75 s
+# A cut link is noticed when sent bytes are not acknowledged for this long, or by keepalive.
+USER_TIMEOUT_MS = 1000
+SOL_TCP, TCP_USER_TIMEOUT = 6, 18
+RETRY_BUDGET = {"budget_percent": {"value": 20.0}, "min_retry_concurrency": 20}
+
+
+def clusters(models: list[Model], folder: Path) -> str:
+    paths = {model.name: f"/v2/models/{model.name}/ready" for model in models}
+    paths[ANY_HOST] = "/v2/health/ready"
+    return resource_file(
+        "cluster.v3.Cluster",
+        [
+            _cluster(kind, name, path, folder)
+            for name, path in paths.items()
+            for kind in ("http", "grpc")
+        ],
+    )
+
+
+def _cluster(kind: str, name: str, ready: str, folder: Path) -> Config:
+    protocol: Config = (
+        {"http2_protocol_options": {}} if kind == "grpc" else {"http_protocol_options": {}}
+    )
+    options = "extensions.upstreams.http.v3.HttpProtocolOptions"
+    return {
+        "name": f"{kind}|{name}",
+        "type": "EDS",
+        "eds_cluster_config": {
+            "eds_config": file_source(folder / "eds", f"{kind}-{name}"),
+        },
+        "connect_timeout": CONNECT_TIMEOUT,
+        "lb_policy": "LEAST_REQUEST",
+        "common_lb_config": {"healthy_panic_threshold": {"value": 0}},
+        "ignore_health_on_host_removal": True,
+        "per_connection_buffer_limit_bytes": BUFFER_BYTES,
+        "health_checks": [_health_check(ready)],
+        "circuit_breakers": {
+            "thresholds": [
+                {
+                    "max_connections": 65536,
+                    "max_pending_requests": 65536,
+                    "max_requests": 65536,
+                    "retry_budget": RETRY_BUDGET,
+                }
+            ]
+        },
+        "upstream_connection_options": {
+            "tcp_keepalive": {
+                "keepalive_probes": 1,
+                "keepalive_time": 1,
+                "keepalive_interval": 1,
+            }
+        },
+        "upstream_bind_config": {
+            "socket_options": [
+                {
+                    "description": "TCP_USER_TIMEOUT",
+                    "level": SOL_TCP,
+                    "name": TCP_USER_TIMEOUT,
+                    "int_value": USER_TIMEOUT_MS,
+                    "state": "STATE_PREBIND",
+                }
+            ]
+        },
+        "typed_extension_protocol_options": {
+            f"envoy.{options}": {
+                "@type": TYPE + options,
+                "explicit_http_config": protocol,
+                "common_http_protocol_options": {"idle_timeout": IDLE_TIMEOUT},
+            }
+        },
+    }
+
+
+def _health_check(path: str) -> Config:
+    return {
+        "timeout": HEALTH_TIMEOUT,
+        "interval": HEALTH_INTERVAL,
+        "no_traffic_interval": HEALTH_INTERVAL,
+        "unhealthy_interval": HEALTH_INTERVAL,
+        "initial_jitter": "0.05s",
+        "unhealthy_threshold": UNHEALTHY_AFTER,
+        "healthy_threshold": 1,
+        "http_health_check": {"path": path, "codec_client_type": "HTTP1"},
+    }
+
+
+def endpoints(kind: str, name: str, them: list[Endpoint]) -> str:
+    """Both clusters of a model ask for its readiness over HTTP."""
+    return resource_file(
+        "endpoint.v3.ClusterLoadAssignment",
+        [
+            {
+                "cluster_name": f"{kind}|{name}",
+                "endpoints": [{"lb_endpoints": [_endpoint(kind, each) for each in sorted(them)]}],
+            }
+        ],
+    )
+
+
+def _endpoint(kind: str, endpoint: Endpoint) -> Config:
+    port = endpoint.http_port if kind == "http" else endpoint.grpc_port
+    return {
+        "endpoint": {
+            "hostname": endpoint.host,
+            "address": {"socket_address": {"address": endpoint.address, "port_value": port}},
+            "health_check_config": {"port_value": endpoint.http_port, "hostname": "localhost"},
+        },
+        "load_balancing_weight": endpoint.weight,
+    }

@@ -1,0 +1,80 @@
+"""The routes: by path over HTTP, by the header with the model's name over gRPC."""
+
+import json
+
+from shadowslice_fleet.envoy.common import ANY_HOST, TYPE, Config, resource_file
+from shadowslice_fleet.wish import Model
+
+MODEL_HEADER = "x-shadowslice-model"
+MOST_RETRIES = 2
+# What has never run, and so may always be tried again.
+NOT_RUN = "connect-failure,refused-stream,reset-before-request"
+# Loads and unloads by clients would change one host of several.
+LOADS: tuple[Config, ...] = (
+    {"path_separated_prefix": "/v2/repository/models"},
+    {"path": "/inference.GRPCInferenceService/RepositoryModelLoad"},
+    {"path": "/inference.GRPCInferenceService/RepositoryModelUnload"},
+)
+
+
+def routes(models: list[Model]) -> str:
+    """What is about no model of the fleet goes to any host, which answers in its protocol."""
+    grpc = {"prefix": "/inference.GRPCInferenceService/"}
+    health = {"prefix": "/grpc.health.v1.Health/"}
+    table = [_refused(match) for match in LOADS]
+    table += [route for model in models for route in _model_routes(model)]
+    table += [
+        _route(grpc, f"grpc|{ANY_HOST}", None),
+        _route(health, f"grpc|{ANY_HOST}", None),
+        _route({"prefix": "/v2"}, f"http|{ANY_HOST}", None),
+        {"match": {"prefix": "/"}, "direct_response": {"status": 404}},
+    ]
+    hosts = [{"name": "all", "domains": ["*"], "routes": table}]
+    return resource_file(
+        "route.v3.RouteConfiguration",
+        [{"name": "models", "virtual_hosts": hosts, "validate_clusters": False}],
+    )
+
+
+def _refused(match: Config) -> Config:
+    said = {"error": "models of a fleet are loaded and unloaded by its wish"}
+    body = {"inline_string": json.dumps(said)}
+    return {"match": match, "direct_response": {"status": 403, "body": body}}
+
+
+def _model_routes(model: Model) -> list[Config]:
+    by_header = {"name": MODEL_HEADER, "string_match": {"exact": model.name}}
+    grpc = {"prefix": "/inference.GRPCInferenceService/", "headers": [by_header]}
+    stream = {"path": "/inference.GRPCInferenceService/ModelStreamInfer", "headers": [by_header]}
+    http = {"path_separated_prefix": f"/v2/models/{model.name}"}
+    endless = _route(stream, f"grpc|{model.name}", model)
+    endless["route"]["timeout"] = "0s"
+    return [
+        endless,
+        _route(grpc, f"grpc|{model.name}", model),
+        _route(http, f"http|{model.name}", model),
+    ]
+
+
+def _route(match: Config, cluster: str, model: Model | None) -> Config:
+    again = NOT_RUN + (",reset" if model and model.retry else "")
+    target = {
+        "cluster": cluster,
+        "timeout": f"{model.timeout_s if model else 60.0:g}s",
+        "retry_policy": {
+            "retry_on": again,
+            "num_retries": MOST_RETRIES,
+            "retry_host_predicate": [
+                {
+                    "name": "envoy.retry_host_predicates.previous_hosts",
+                    "typed_config": {
+                        "@type": TYPE
+                        + "extensions.retry.host.previous_hosts.v3.PreviousHostsPredicate"
+                    },
+                }
+            ],
+            "host_selection_retry_max_attempts": 5,
+            "retry_back_off": {"base_interval": "0.025s", "max_interval": "0.1s"},
+        },
+    }
+    return {"match": match, "route": target}

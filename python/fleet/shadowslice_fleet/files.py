@@ -1,0 +1,76 @@
+"""Fetches models' files to a host, once, into a folder named by their digest."""
+
+import hashlib
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import fsspec
+
+from shadowslice_fleet.wish import Files
+
+CHUNK = 1 << 20  # bytes
+
+
+class FetchFailed(Exception):
+    """Files could not be fetched, or are not those that were wished."""
+
+
+def fetch(files: Files, folder: Path) -> Path:
+    """The folder that has the file, or all that lies under the URL. Raises FetchFailed."""
+    there = folder / files.key
+    if there.is_dir():
+        return there
+    folder.mkdir(parents=True, exist_ok=True)
+    coming = Path(tempfile.mkdtemp(prefix=".coming-", dir=folder))
+    try:
+        _copy(files.url, coming)
+        _verify(files, coming)
+        coming.chmod(0o755)
+        os.replace(coming, there)
+    except FetchFailed:
+        raise
+    except Exception as error:  # each file system of fsspec has errors of its own
+        raise FetchFailed(f"files: {files.url} cannot be fetched: {error}") from error
+    finally:
+        shutil.rmtree(coming, ignore_errors=True)
+    return there
+
+
+def _copy(url: str, into: Path) -> None:
+    system, path = fsspec.core.url_to_fs(url)
+    if not system.isdir(path):
+        system.get_file(path, str(into / Path(path).name))
+        return
+    for name in system.find(path):
+        target = into / Path(name).relative_to(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        system.get_file(name, str(target))
+
+
+def _verify(files: Files, folder: Path) -> None:
+    if files.sha256 is None:
+        return
+    found = digest(folder)
+    if found != files.sha256:
+        raise FetchFailed(f"files: {files.url} has the digest {found}, not the one wished")
+
+
+def digest(folder: Path) -> str:
+    """SHA-256 of a single file; of several, of sorted lines `DIGEST  PATH` as of `sha256sum`."""
+    digests = {
+        str(path.relative_to(folder)): _sha256(path) for path in folder.rglob("*") if path.is_file()
+    }
+    if len(digests) == 1:
+        return next(iter(digests.values()))
+    lines = "".join(f"{digests[name]}  {name}\n" for name in sorted(digests))
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def _sha256(path: Path) -> str:
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            found.update(chunk)
+    return found.hexdigest()

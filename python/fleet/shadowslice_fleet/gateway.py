@@ -1,0 +1,139 @@
+"""Writes Envoy's files, and asks Envoy what it has taken from them."""
+
+import http.client
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+from shadowslice_fleet import envoy
+from shadowslice_fleet.envoy import ANY_HOST, Endpoint, Listen
+from shadowslice_fleet.states import Published, Taken
+from shadowslice_fleet.wish import Model
+
+ADMIN_WITHIN = 2.0  # seconds
+KINDS = ("http", "grpc")
+
+
+class AdminFailed(Exception):
+    """Envoy's admin socket does not answer."""
+
+
+class Gateway:
+    def __init__(self, folder: Path, listen: Listen) -> None:
+        self.folder, self.listen = folder, listen
+        self.eds = folder / "eds"
+        self.eds.mkdir(parents=True, exist_ok=True)
+
+    def publish(self, models: list[Model], published: Published) -> None:
+        """Leaves files alone that are as they should be; what a file names is written before it."""
+        everyone = {each.host: each for them in published.values() for each in them}
+        tables = {ANY_HOST: tuple(everyone.values())}
+        tables |= {model.name: published.get(model.name, ()) for model in models}
+        for name, them in tables.items():
+            for kind in KINDS:
+                self._write(self._endpoints(kind, name), envoy.endpoints(kind, name, list(them)))
+        self._write(self.folder / "cds.json", envoy.clusters(models, self.folder))
+        self._write(self.folder / "rds.json", envoy.routes(models))
+        self._write(self.folder / "lds.json", envoy.listeners(self.listen, self.folder))
+        kept = {self._endpoints(kind, name) for kind in KINDS for name in tables}
+        for file in set(self.eds.glob("*.json")) - kept:
+            file.unlink()
+
+    def published(self) -> Published:
+        """From the files, also after a restart."""
+        found: Published = {}
+        for file in sorted(self.eds.glob("http-*.json")):
+            name = file.name.removeprefix("http-").removesuffix(".json")
+            other = self._endpoints("grpc", name)
+            if name != ANY_HOST and other.exists():
+                found[name] = _endpoints(file, other)
+        return found
+
+    def taken(self) -> Taken:
+        """Where Envoy sends requests, by both protocols. Raises AdminFailed."""
+        said = self._ask("/clusters?format=json")
+        by_cluster = {
+            each["name"]: {
+                host["hostname"]: _healthy(host["health_status"])
+                for host in each.get("host_statuses", [])
+            }
+            for each in said.get("cluster_statuses", [])
+        }
+        names = {name.partition("|")[2] for name in by_cluster} - {ANY_HOST}
+        return {name: _both(by_cluster, name) for name in names}
+
+    def stop_listening(self) -> None:
+        """Raises AdminFailed."""
+        self._admin("POST", "/drain_listeners?inboundonly")
+
+    def _ask(self, path: str) -> dict[str, Any]:
+        try:
+            said: dict[str, Any] = json.loads(self._admin("GET", path))
+        except ValueError as error:
+            raise AdminFailed(f"Envoy's answer to {path} is no JSON") from error
+        return said
+
+    def _admin(self, method: str, path: str) -> bytes:
+        connection = http.client.HTTPConnection("localhost", timeout=ADMIN_WITHIN)
+        try:
+            connection.sock = socket.socket(socket.AF_UNIX)
+            connection.sock.settimeout(ADMIN_WITHIN)
+            connection.sock.connect(str(admin(self.folder)))
+            connection.request(method, path)
+            return connection.getresponse().read()
+        except (OSError, http.client.HTTPException) as error:
+            raise AdminFailed(f"Envoy's {admin(self.folder)} does not answer: {error}") from error
+        finally:
+            connection.close()
+
+    def _endpoints(self, kind: str, name: str) -> Path:
+        return self.eds / f"{kind}-{name}.json"
+
+    def _write(self, path: Path, text: str) -> None:
+        if path.exists() and path.read_text() == text:
+            return
+        draft = path.with_name(f".{path.name}.draft")
+        draft.write_text(text)
+        os.replace(draft, path)
+
+
+def admin(folder: Path) -> Path:
+    return folder / "admin.sock"
+
+
+def _both(by_cluster: dict[str, dict[str, bool]], name: str) -> dict[str, bool]:
+    kinds = [by_cluster.get(f"{kind}|{name}", {}) for kind in KINDS]
+    hosts = {host for kind in kinds for host in kind}
+    return {host: all(kind.get(host, False) for kind in kinds) for host in hosts}
+
+
+def _healthy(status: dict[str, Any]) -> bool:
+    """Envoy lists only what is true of an endpoint beside its health by EDS."""
+    return status.get("eds_health_status") == "HEALTHY" and not any(
+        value is True for value in status.values()
+    )
+
+
+def _endpoints(http: Path, grpc: Path) -> tuple[Endpoint, ...]:
+    grpc_ports = {each["hostname"]: _port(each) for each in _listed(grpc)}
+    return tuple(
+        Endpoint(
+            each["hostname"],
+            each["address"]["socket_address"]["address"],
+            _port(each),
+            grpc_ports[each["hostname"]],
+        )
+        for each in _listed(http)
+        if each["hostname"] in grpc_ports
+    )
+
+
+def _listed(file: Path) -> list[dict[str, Any]]:
+    resource = json.loads(file.read_text())["resources"][0]
+    return [each["endpoint"] for group in resource["endpoints"] for each in group["lb_endpoints"]]
+
+
+def _port(endpoint: dict[str, Any]) -> int:
+    return int(endpoint["address"]["socket_address"]["port_value"])

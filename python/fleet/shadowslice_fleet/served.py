@@ -1,0 +1,77 @@
+"""The file that a supervisor serves: the host's base configuration and the models ordered. Pure.
+
+Its first line is a comment with the digest of each order, so that what a host was told is where the
+supervisor finds it, in one file that is replaced at once.
+"""
+
+import json
+import re
+from pathlib import Path
+
+from shadowslice_fleet.facts import Order, Orders
+from shadowslice_fleet.wish import Document
+
+MARK = "# shadowslice-fleet "
+
+
+def render(base: Document, orders: Orders, before: str, files: Path, profiles: Path) -> str:
+    """`before` is the file as it is: it has the models that are kept."""
+    digests, entries = ordered(before), _entries(before)
+    kept = [name for name in orders.keep if name in digests and name in entries]
+    models = [entries[name] for name in kept]
+    models += [entry(order, files, profiles) for order in orders.new]
+    now = {name: digests[name] for name in kept}
+    now |= {order.model.name: order.digest for order in orders.new}
+    document = json.dumps(base | {"models": models}, indent=1)
+    return f"{MARK}{json.dumps(now)}\n{document}\n"
+
+
+def _entries(text: str) -> dict[str, Document]:
+    if not text.startswith(MARK):
+        return {}
+    return {each["name"]: each for each in json.loads(text.partition("\n")[2])["models"]}
+
+
+def names(text: str) -> list[str]:
+    """In their order in the file, by which faults name them."""
+    return list(_entries(text))
+
+
+def entry(order: Order, files: Path, profiles: Path) -> Document:
+    """One model as the supervisor reads it: relative paths lie in the fetched files."""
+    model = order.model
+    own = model.keys | {"gpu": order.gpu, "priority": model.priority}
+    if model.files and "path" in own:
+        own["path"] = str(files / model.files.key / str(own["path"]))
+    if model.profile is not None:
+        own["profile"] = str(profile(order, profiles))
+    return own
+
+
+def profile(order: Order, profiles: Path) -> Path:
+    return profiles / f"{order.model.name}-{order.model.digest}.json"
+
+
+def ordered(text: str) -> dict[str, str]:
+    """The digest of each order in a served file, by model; none in a file of other origin."""
+    first = text.partition("\n")[0]
+    if not first.startswith(MARK):
+        return {}
+    try:
+        digests = json.loads(first[len(MARK) :])
+    except ValueError:
+        return {}
+    return {str(name): str(digest) for name, digest in digests.items()}
+
+
+def blamed(faults: list[str], models: list[str]) -> tuple[dict[str, str], list[str]]:
+    """Faults by model, and those that belong to none: the base configuration's."""
+    by_model: dict[str, str] = {}
+    others = []
+    for fault in faults:
+        found = re.search(r": models\[(\d+)\]\.?(.*)", fault)
+        if found and int(found[1]) < len(models):
+            by_model.setdefault(models[int(found[1])], found[2].removeprefix(": "))
+        elif " note: " not in fault:
+            others.append(fault)
+    return by_model, others

@@ -1,0 +1,222 @@
+"""What the operator wishes: which models, how many copies, and what each of them is."""
+
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from shadowslice_fleet import values
+
+Document = dict[str, Any]
+Read = TypeVar("Read")
+
+NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
+SHA256 = re.compile(r"[0-9a-f]{64}")
+MOST_MODELS = 256
+MOST_COPIES = 64
+FLEET_KEYS = {"name", "copies", "rate", "files", "retry", "timeout", "need", "profile"}
+
+
+class WishFaults(Exception):
+    """The wish cannot be read; `faults` has all of them, as `FILE: models[0].copies: ...`."""
+
+    def __init__(self, faults: list[str]) -> None:
+        super().__init__(faults)
+        self.faults = faults
+
+    def __str__(self) -> str:
+        return "\n".join(self.faults)
+
+
+@dataclass(frozen=True)
+class Files:
+    """What is fetched to each host that gets the model."""
+
+    url: str
+    sha256: str | None
+
+    @property
+    def key(self) -> str:
+        """The folder's name, so that files are fetched once. A URL may stand for the content."""
+        return self.sha256 or hashlib.sha256(self.url.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a copy needs, for placement."""
+
+    sms: int
+    memory_mib: int
+
+
+@dataclass(frozen=True)
+class Model:
+    name: str
+    copies: int
+    priority: int
+    rate: float | None  # requests a second
+    files: Files | None
+    retry: bool
+    timeout_s: float
+    need: Need | None
+    profile: Document | None
+    keys: Document  # the supervisor's own
+
+    @cached_property
+    def digest(self) -> str:
+        """Of all that a host's copy depends on."""
+        files = (self.files.key, self.files.url) if self.files else None
+        written = json.dumps([self.keys, files, self.profile], sort_keys=True)
+        return hashlib.sha256(written.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Wish:
+    models: dict[str, Model]
+    document: Document  # from which it can be read again, profiles included
+
+    @cached_property
+    def digest(self) -> str:
+        return hashlib.sha256(json.dumps(self.document, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def load(path: Path) -> Wish:
+    """Reads the operator's file; profiles that it names are read, too. Raises WishFaults."""
+    try:
+        document = _read(path)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise WishFaults([f"{path}: cannot be read as YAML: {error}"]) from error
+    faults: list[str] = []
+    models = document.get("models") if isinstance(document, dict) else None
+    for at, model in enumerate(models if isinstance(models, list) else []):
+        if isinstance(model, dict) and isinstance(model.get("profile"), str):
+            named = path.parent / model["profile"]
+            try:
+                model["profile"] = _read(named)
+            except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+                faults.append(f"{path}: models[{at}].profile: {named} cannot be read: {error}")
+                del model["profile"]
+    try:
+        wish = parse(document, str(path))
+    except WishFaults as found:
+        raise WishFaults(faults + found.faults) from found
+    if faults:
+        raise WishFaults(faults)
+    return wish
+
+
+def _read(path: Path) -> Any:
+    """As JSON has it: all keys are text."""
+    return json.loads(json.dumps(yaml.safe_load(path.read_text()), default=str))
+
+
+def parse(document: object, file: str) -> Wish:
+    """Reads a document whose profiles are written out. Raises WishFaults with all faults."""
+    if not isinstance(document, dict) or not isinstance(document.get("models"), list):
+        raise WishFaults([f"{file}: models: a list of models is needed"])
+    faults = [f"{file}: {key}: unknown key" for key in document if key != "models"]
+    if len(document["models"]) > MOST_MODELS:
+        faults.append(f"{file}: models: there are more than {MOST_MODELS}")
+    models: dict[str, Model] = {}
+    for at, entry in enumerate(document["models"]):
+        reader = _Reader(f"{file}: models[{at}]", entry, faults)
+        model = reader.model()
+        if model and model.name in models:
+            faults.append(f"{file}: models[{at}].name: '{model.name}' is there twice")
+        elif model:
+            models[model.name] = model
+    if faults:
+        raise WishFaults(faults)
+    return Wish(models, document)
+
+
+class _Reader:
+    """Reads one model and goes on after each fault."""
+
+    def __init__(self, where: str, entry: object, faults: list[str]) -> None:
+        self.where, self.entry, self.faults = where, entry, faults
+
+    def model(self) -> Model | None:
+        if not isinstance(self.entry, dict):
+            self.fault("", "a map is needed")
+            return None
+        before = len(self.faults)
+        keys = {key: value for key, value in self.entry.items() if key not in FLEET_KEYS}
+        if "gpu" in keys:
+            self.fault(".gpu", "models are placed by the fleet; remove it")
+        files = self.files()
+        path = keys.get("path")
+        if isinstance(path, str) and not path.startswith("/") and not files:
+            self.fault(".path", "a relative path needs `files`, to which it is relative")
+        need, profile = self.need(), self.entry.get("profile")
+        if profile is not None and not isinstance(profile, dict):
+            self.fault(".profile", "a path, or a map as in a profile's file, is needed")
+        elif need is None and profile is None and "need" not in self.entry:
+            self.fault("", "a `profile`, or `need: {sms: 24, memory: 4Gi}` is needed to place it")
+        name = self.value("name", self.name, "")
+        model = Model(
+            name=name or "",
+            copies=self.value("copies", lambda x: values.whole(x, 1, MOST_COPIES), 2),
+            priority=self.value("priority", lambda x: values.whole(x, 1, 1000), 1),
+            rate=self.value("rate", lambda x: values.number(x, 0, 1e9), None),
+            files=files,
+            retry=self.value("retry", values.flag, True),
+            timeout_s=self.value("timeout", values.duration_s, 60.0),
+            need=need,
+            profile=profile,
+            keys={"name": name} | keys,
+        )
+        return model if len(self.faults) == before else None
+
+    def fault(self, key: str, why: str) -> None:
+        self.faults.append(f"{self.where}{key}: {why}")
+
+    def value(self, key: str, read: Callable[[object], Read], default: Any) -> Any:
+        if key not in self.entry:  # type: ignore[operator]
+            if key == "name":
+                self.fault(".name", "is missing")
+            return default
+        try:
+            return read(self.entry[key])  # type: ignore[index]
+        except values.ValueFault as fault:
+            self.fault(f".{key}", str(fault))
+            return default
+
+    @staticmethod
+    def name(value: object) -> str:
+        if not NAME.fullmatch(str(value)):
+            raise values.ValueFault(f"{value!r} has others than letters, digits, '.', '_', '-'")
+        return str(value)
+
+    def files(self) -> Files | None:
+        value = self.entry.get("files")  # type: ignore[attr-defined]
+        if value is None:
+            return None
+        given = value if isinstance(value, dict) else {"url": value}
+        url, digest = given.get("url"), given.get("sha256")
+        if not isinstance(url, str) or not (url.startswith("/") or "://" in url):
+            self.fault(".files", "an absolute path, a URL or {url: URL, sha256: DIGEST} is needed")
+        if digest is not None and not SHA256.fullmatch(str(digest)):
+            self.fault(".files.sha256", "64 hexadecimal digits are needed")
+        for key in given.keys() - {"url", "sha256"}:
+            self.fault(f".files.{key}", "unknown key")
+        return Files(str(url), digest)
+
+    def need(self) -> Need | None:
+        value = self.entry.get("need")  # type: ignore[attr-defined]
+        if value is None:
+            return None
+        if not isinstance(value, dict) or value.keys() != {"sms", "memory"}:
+            self.fault(".need", "exactly `sms` and `memory` are needed, as {sms: 24, memory: 4Gi}")
+            return None
+        try:
+            return Need(values.whole(value["sms"], 1, 1024), values.size_mib(value["memory"]))
+        except values.ValueFault as fault:
+            self.fault(".need", str(fault))
+            return None

@@ -1,0 +1,59 @@
+"""Kills and restarts of what carries no requests, and rolling restarts of all."""
+
+import os
+import random
+import subprocess
+import time
+
+from common import Options, a_move, load, none_lost, settled
+from rig import GPUS, Rig
+
+
+def control(rig: Rig, options: Options) -> None:
+    """kill -9 of Ray's parts and of the actors, at rest and in mid-move: requests do not notice."""
+    victims = [
+        ("gw", "gcs_server"),
+        ("gw", "ray::Fleet"),
+        ("a", "ray::Host"),
+        ("b", "raylet/raylet"),
+        ("gw", "raylet/raylet"),
+    ]
+    with load(rig, options) as told:
+        for at in range(options.times(5, 2)):
+            node, part = victims[at % len(victims)]
+            in_move = begin_move(rig) if at % 2 else None
+            pid = rig.nodes[node].pid_of(part)
+            assert pid, f"{part} does not run on {node}"
+            os.kill(pid, 9)
+            if in_move:
+                in_move.wait(60)
+            took = settled(rig)
+            what = f"{part} on {node}{' in a move' if in_move else ''}"
+            print(f"  kill -9 of {what}: table after {took:.0f} s", flush=True)
+    none_lost(told, "kills of control")
+
+
+def begin_move(rig: Rig) -> "subprocess.Popen[str]":
+    """Returns once the move has begun."""
+    model, to, source = a_move(rig.status())
+    moving = rig.cli_in_background("move", model, to, "--from", source, "--within", "20")
+    time.sleep(random.uniform(1.8, 3.5))
+    return moving
+
+
+def rolling(rig: Rig, options: Options) -> None:
+    """Restarts of all supervisors, all nodes and Envoy, one after the other."""
+    with load(rig, options) as told:
+        for host in GPUS:
+            rig.supervisors[host].restart()
+            settled(rig)
+        none_lost(told, "supervisors")
+        for node in ("a", "b", "c", "gw"):
+            rig.nodes[node].restart()
+            settled(rig)
+        none_lost(told, "supervisors and nodes")
+        for _ in range(2):
+            rig.reload_gateway()
+            time.sleep(1)
+            settled(rig)
+    none_lost(told, "supervisors, nodes and Envoy")

@@ -1,0 +1,61 @@
+"""Hosts that die and links that are cut, under load."""
+
+import time
+
+from common import Options, load, none_lost, settled
+from rig import GPUS, Rig
+from units import wait_until
+
+# Seconds a request may take when a host dies. That a link is cut while a host has a request is told
+# by TCP's keepalive, after 2 s at the least.
+LONGEST, LONGEST_CUT = 2.0, 2.5
+BACK_WITHIN = 5.0  # seconds from a host's death, and the load time
+LOAD_TIME = 10.0  # of these models, where the host is busy with tests
+
+
+def deaths(rig: Rig, options: Options) -> None:
+    """kill -9 of whole hosts, and cut links; of the host with copies that was hit longest ago."""
+    hit = dict.fromkeys(GPUS, 0)
+    for at in range(options.times(6, 2)):
+        host = min(with_copies(rig), key=lambda host: hit[host])
+        hit[host] = at + 1
+        death(rig, options, host, cut=at % 2 == 1)
+    assert options.short or all(hit.values()), f"not every host was hit: {hit}"
+
+
+def with_copies(rig: Rig) -> set[str]:
+    return {copy["host"] for model in rig.status()["models"].values() for copy in model["copies"]}
+
+
+def death(rig: Rig, options: Options, host: str, cut: bool) -> None:
+    with load(rig, options) as told:
+        time.sleep(1)
+        if cut:
+            rig.link(host, up=False)
+        else:
+            rig.supervisors[host].wanted = rig.nodes[host].wanted = False
+            rig.kill_host(host)
+        back = wait_until(lambda: restored(rig, host), BACK_WITHIN + LOAD_TIME, "copies are back")
+        time.sleep(1)
+        if cut:
+            rig.link(host, up=True)
+        else:
+            rig.supervisors[host].start()
+            rig.nodes[host].start()
+        table = settled(rig)
+    what = f"{'link of' if cut else 'kill -9 of'} {host}"
+    none_lost(told, f"{what}, copies back after {back:.1f} s, table after {table:.0f} s")
+    bound = LONGEST_CUT if cut else LONGEST
+    assert told.longest() < bound, f"{told.longest():.2f} s"
+
+
+def restored(rig: Rig, without: str) -> bool:
+    """Each model has two ready copies on hosts other than this one."""
+    found = [
+        model["name"]
+        for host in GPUS
+        if host != without
+        for model in rig.supervisor_status(host)["models"]
+        if model["state"] == "ready"
+    ]
+    return len(found) >= 14 and all(found.count(name) == 2 for name in found)

@@ -1,0 +1,79 @@
+"""Moves, changes and drained hosts under load."""
+
+import statistics
+import time
+
+from common import Options, a_move, emulated, load, need, none_lost, up_all, wished
+from load import echo
+from rig import GPUS, Rig
+
+
+def moves(rig: Rig, options: Options) -> None:
+    """Host to host, GPU to GPU; none lost. A copy that cannot start leaves the old one serving."""
+    single = emulated("single", "FP32", 8, copies=1, need=need(8))
+    rig.cli("up", str(rig.wish([*wished(options), single])), "--within", "60")
+    took = []
+    with load(rig, options, streams=True, more=[echo("single", "FP32", 8)]) as told:
+        for at in range(options.times(6, 3)):
+            model, to, source = a_move(rig.status(), "single" if at == 0 else None)
+            began = time.monotonic()
+            rig.cli("move", model, to, "--from", source, "--within", "60")
+            took.append(time.monotonic() - began)
+            table = rig.status()["models"][model]["copies"]
+            assert to in [f"{copy['host']}:{copy['gpu']}" for copy in table], (model, to, table)
+    none_lost(told, f"{len(took)} moves, median {statistics.median(took):.1f} s")
+    changed_wish(rig, options)
+    aborted_move(rig, options)
+    drained_host(rig, options)
+
+
+def changed_wish(rig: Rig, options: Options) -> None:
+    """A model that is replaced on its hosts, and one that changes in place."""
+    models = wished(options)
+    models[0] |= {"batch": {"max": 4}}
+    models[1] |= {"slo": "300ms"}
+    with load(rig, options, streams=True) as told:
+        rig.cli("up", str(rig.wish(models)), "--within", "60")
+        time.sleep(1)
+    none_lost(told, "a changed wish")
+    slos = {
+        model["name"]: model["slo"]["latency_ms"]
+        for host in GPUS
+        for model in rig.supervisor_status(host)["models"]
+    }
+    assert slos["wide"] == 300 and "single" not in slos, slos
+    up_all(rig, options)
+
+
+def aborted_move(rig: Rig, options: Options) -> None:
+    if not options.models:
+        return
+    copies = {copy["host"] for copy in rig.status()["models"]["digits"]["copies"]}
+    target = next(host for host in GPUS if host not in copies)
+    fetched = rig.folder / target / "files"
+    for file in fetched.glob("*/digits.onnx"):
+        file.unlink()
+    key = next((rig.folder / min(copies) / "files").glob("*/digits.onnx")).parent.name
+    (fetched / key).mkdir(parents=True, exist_ok=True)
+    (fetched / key / "digits.onnx").write_bytes(b"no model")
+    with load(rig, options) as told:
+        source = min(copies)
+        done = rig.cli("move", "digits", target, "--from", source, "--within", "60", check=False)
+        assert done.returncode == 1 and "did not move" in done.stderr, done
+        time.sleep(1)
+    none_lost(told, f"an aborted move ({done.stderr.strip()[:150]})")
+    assert {copy["host"] for copy in rig.status()["models"]["digits"]["copies"]} == copies
+    (fetched / key / "digits.onnx").unlink()
+    (fetched / key).rmdir()
+
+
+def drained_host(rig: Rig, options: Options) -> None:
+    """All copies leave a host, and may come again."""
+    host = max(GPUS, key=lambda host: len(rig.status()["hosts"][host]["models"]))
+    with load(rig, options, streams=True) as told:
+        began = time.monotonic()
+        rig.cli("drain", host, "--within", "90")
+        took = time.monotonic() - began
+        assert not rig.supervisor_status(host)["models"]
+    none_lost(told, f"a drained host, after {took:.0f} s")
+    rig.cli("undrain", host)

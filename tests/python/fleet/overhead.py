@@ -1,0 +1,49 @@
+"""What the gateway costs a request."""
+
+import http.client
+import json
+import statistics
+import time
+from collections.abc import Callable
+
+import tritonclient.grpc as grpcclient
+
+from common import Options
+from load import echo, inputs
+from rig import GRPC, HTTP, Rig
+
+
+def overhead(rig: Rig, options: Options) -> None:
+    """p50 direct and through Envoy, side by side; told, not judged."""
+    host = rig.status()["models"]["echo"]["copies"][0]["host"]
+    asked = options.times(3000, 1000)
+    for kind, ask in (("HTTP", asks_http), ("gRPC", asks_grpc)):
+        direct, gateway = ask(rig.address(host)), ask(rig.address("gw"))
+        took: dict[str, list[float]] = {"direct": [], "through Envoy": []}
+        for _ in range(asked):
+            for name, one in (("direct", direct), ("through Envoy", gateway)):
+                began = time.perf_counter()
+                one()
+                took[name].append(time.perf_counter() - began)
+        medians = ", ".join(
+            f"{statistics.median(times) * 1e6:.0f} us {name}" for name, times in took.items()
+        )
+        print(f"  {kind}, one connection: p50 {medians}", flush=True)
+
+
+def asks_http(address: str) -> Callable[[], None]:
+    connection = http.client.HTTPConnection(address, HTTP, timeout=10)
+    body = json.dumps({"inputs": echo("echo", "FP32", 4).cases().inputs})
+
+    def ask() -> None:
+        connection.request("POST", "/v2/models/echo/infer", body)
+        answer = connection.getresponse()
+        assert answer.status == 200 and answer.read()
+
+    return ask
+
+
+def asks_grpc(address: str) -> Callable[[], None]:
+    client = grpcclient.InferenceServerClient(f"{address}:{GRPC}")
+    given = inputs(echo("echo", "FP32", 4).cases())
+    return lambda: client.infer("echo", given)

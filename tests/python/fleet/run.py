@@ -1,0 +1,61 @@
+#!/usr/bin/env python3
+"""A fleet of a gateway and three hosts in network namespaces. It needs root, and the package
+shadowslice_fleet in this Python."""
+
+import argparse
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from common import Options, up_all
+from rig import Rig, left_behind
+from scenarios import ALL
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("binary", help="the program shadowslice")
+    parser.add_argument(
+        "--only", action="append", choices=ALL, help="this scenario, and no other unless named, too"
+    )
+    parser.add_argument("--short", action="store_true", help="fewer rounds")
+    parser.add_argument("--rounds", type=int, default=1, help="so many times the moves and kills")
+    parser.add_argument(
+        "--models", type=Path, help="a folder with digits.onnx, encoder.onnx and their answers"
+    )
+    parser.add_argument("--seed", type=int, default=random.randrange(1 << 16))
+    parser.add_argument("--keep", type=Path, help="copy logs to this folder")
+    arguments = parser.parse_args()
+    if os.geteuid() != 0:
+        sys.exit("error: network namespaces need root")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    print(f"seed {arguments.seed}", flush=True)
+    random.seed(arguments.seed)
+    options = Options(arguments.short, arguments.rounds, arguments.models)
+    rig = Rig(os.path.abspath(arguments.binary))
+    try:
+        began = time.monotonic()
+        rig.start()
+        up_all(rig, options)
+        print(f"up: all models after {time.monotonic() - began:.0f} s from nothing", flush=True)
+        for name in arguments.only or ALL:
+            began = time.monotonic()
+            print(f"{name}: {ALL[name].__doc__}", flush=True)
+            ALL[name](rig, options)
+            print(f"{name}: ok after {time.monotonic() - began:.0f} s", flush=True)
+    finally:
+        if arguments.keep:
+            rig.keep_logs(arguments.keep)
+        rig.stop()
+    left = left_behind(rig)
+    assert not left, f"left behind: {left}"
+    print("nothing is left behind")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,9 @@
+"""What is tested. Each scenario gets a fleet that serves all models, and leaves one."""
+
+from control import control, rolling
+from deaths import deaths
+from moves import moves
+from overhead import overhead
+from up import up
+
+ALL = {each.__name__: each for each in (up, moves, deaths, control, rolling, overhead)}

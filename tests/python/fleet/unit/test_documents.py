@@ -1,0 +1,214 @@
+"""What is read and written: wishes, served files, Envoy's files, placements, fetched files."""
+
+import hashlib
+import json
+import tempfile
+import unittest
+from pathlib import Path
+
+from shadowslice_fleet import envoy, files, placement, served, state, values
+from shadowslice_fleet import wish as wishes
+from shadowslice_fleet.envoy import Endpoint, Listen
+from shadowslice_fleet.facts import Orders, Slot
+from shadowslice_fleet.gateway import Gateway
+from shadowslice_fleet.state import State
+from shadowslice_fleet.states import Placement, Published
+from world import host, order, wish
+
+NEED = {"sms": 24, "memory": "4Gi"}
+
+
+class Wishes(unittest.TestCase):
+    def faults(self, *models: object) -> list[str]:
+        with self.assertRaises(wishes.WishFaults) as raised:
+            wishes.parse({"models": list(models)}, "F")
+        return raised.exception.faults
+
+    def test_all_faults_are_told_at_once(self) -> None:
+        found = self.faults(
+            {"name": "a b", "gpu": 0, "need": NEED},
+            {"copies": 0, "files": {"url": "x", "sha256": "12"}, "need": {"sms": 1}},
+            {"name": "c", "path": "c.onnx", "retry": "yes", "timeout": "20"},
+            7,
+        )
+        for part in (
+            "F: models[0].name:",
+            "F: models[0].gpu:",
+            "F: models[1].name: is missing",
+            "F: models[1].copies: 0 is no whole number",
+            "F: models[1].files.sha256:",
+            "F: models[1].need:",
+            "F: models[2].path: a relative path needs `files`",
+            "F: models[2].retry:",
+            "F: models[2].timeout: '20' is no duration",
+            "F: models[2]: a `profile`",
+            "F: models[3]: a map is needed",
+        ):
+            self.assertTrue(any(fault.startswith(part) for fault in found), (part, found))
+
+    def test_a_name_is_there_once(self) -> None:
+        self.assertIn(
+            "twice", self.faults({"name": "a", "need": NEED}, {"name": "a", "need": NEED})[0]
+        )
+
+    def test_a_profile_s_file_is_read_and_goes_with_the_wish(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "p.yaml").write_text("execution_ms: {sms: [1], 1: [2.0]}")
+            (Path(folder) / "w.yaml").write_text("models: [{name: a, profile: p.yaml, slo: 1s}]")
+            read = wishes.load(Path(folder) / "w.yaml")
+            (Path(folder) / "p.yaml").unlink()
+            again = wishes.parse(read.document, "kept")
+            self.assertEqual(again.models["a"].profile, {"execution_ms": {"sms": [1], "1": [2.0]}})
+            self.assertEqual(again.digest, read.digest)
+            with self.assertRaisesRegex(
+                wishes.WishFaults, r"models\[0\].profile: .*cannot be read"
+            ):
+                wishes.load(Path(folder) / "w.yaml")
+
+    def test_sizes_and_durations(self) -> None:
+        self.assertEqual([values.size_mib(each) for each in ("1.5Gi", "1Mi", 1)], [1536, 1, 1])
+        self.assertEqual(
+            [values.duration_s(each) for each in ("20ms", "1.5s", "2m")], [0.02, 1.5, 120]
+        )
+        for each in ("4GB", "-1Mi", True, None):
+            self.assertRaises(values.ValueFault, values.size_mib, each)
+
+
+class Served(unittest.TestCase):
+    def test_kept_models_stay_as_they_are(self) -> None:
+        folder, old, new = Path("/f"), wish("m", "n"), wish("m", copies=3)
+        before = served.render(
+            {"ready": "any"}, Orders((order(old, "m"), order(old, "n", 1)), ()), "", folder, folder
+        )
+        after = served.render({}, Orders((), ("n",)), before, folder, folder)
+        self.assertEqual(served.ordered(after), {"n": order(old, "n", 1).digest})
+        self.assertEqual(json.loads(after.partition("\n")[2])["models"][0]["gpu"], 1)
+        self.assertEqual(
+            order(old, "m").digest, order(new, "m").digest
+        )  # copies are the fleet's alone
+        self.assertNotEqual(order(old, "m").digest, order(old, "m", 1).digest)
+
+    def test_paths_lie_in_the_fetched_files(self) -> None:
+        entry = {"name": "a", "path": "x/a.onnx", "files": "s3://b/a", "need": NEED, "slo": "1s"}
+        read = wishes.parse({"models": [entry]}, "w")
+        made = served.entry(order(read, "a"), Path("/files"), Path("/profiles"))
+        self.assertEqual(made["path"], f"/files/{hashlib.sha256(b's3://b/a').hexdigest()}/x/a.onnx")
+        self.assertFalse({"need", "files", "copies"} & made.keys())
+
+    def test_faults_are_their_model_s(self) -> None:
+        found = served.blamed(
+            [
+                "/t/d.yaml:3:4: models[1].path: /x: y cannot be used",
+                "/t/d.yaml:1:1: listen.http: bad",
+                "/t/d.yaml:1:1: note: models[0].slo: hard",
+            ],
+            ["a", "b"],
+        )
+        self.assertEqual(found[0]["b"], "path: /x: y cannot be used")
+        self.assertEqual(found[1], ["/t/d.yaml:1:1: listen.http: bad"])
+
+
+class Placing(unittest.TestCase):
+    def test_a_host_has_one_copy_of_a_model_at_most(self) -> None:
+        on = [{"host": "c", "gpu": 0}, {"host": "c", "gpu": 1}]
+        read = placement.read({"models": [{"name": "m", "on": on, "missing": 0}]})
+        self.assertEqual(read.slots, {"m": (Slot("c", 0),)})
+        self.assertIn("1 missing", read.missing["m"])
+
+    def test_what_is_asked(self) -> None:
+        hosts = {"a": host("a"), "c": host("c", 2)}
+        usable = placement.usable(hosts, frozenset("a"))
+        self.assertEqual(usable, {Slot("c", 0), Slot("c", 1)})
+        asked = placement.ask(wish("m"), {"m": (Slot("a", 0),)}, hosts, usable, Path("/p"))
+        self.assertEqual([(gpu["host"], gpu["gpu"]) for gpu in asked["gpus"]], [("c", 0), ("c", 1)])
+        self.assertEqual(asked["models"][0]["on"], [{"host": "a", "gpu": 0}])
+
+    def test_it_is_stale_when_a_place_is_gone_or_lacks(self) -> None:
+        both = frozenset({Slot("a", 0), Slot("b", 0)})
+        there: Placement = {"m": (Slot("a", 0), Slot("b", 0))}
+        self.assertFalse(placement.stale(wish("m"), there, both))
+        self.assertTrue(placement.stale(wish("m"), there, frozenset({Slot("a", 0)})))
+        self.assertTrue(placement.stale(wish("m", copies=3), there, both))
+
+
+class Files(unittest.TestCase):
+    def setUp(self) -> None:
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        (self.folder / "m.onnx").write_bytes(b"weights")
+        self.digest = hashlib.sha256(b"weights").hexdigest()
+
+    def test_a_file_is_fetched_once_and_verified(self) -> None:
+        wanted = wishes.Files(f"file://{self.folder}/m.onnx", self.digest)
+        there = files.fetch(wanted, self.folder / "files")
+        self.assertEqual((there.name, (there / "m.onnx").read_bytes()), (self.digest, b"weights"))
+        (self.folder / "m.onnx").unlink()
+        self.assertEqual(files.fetch(wanted, self.folder / "files"), there)
+
+    def test_other_content_is_refused_and_leaves_nothing(self) -> None:
+        wanted = wishes.Files(str(self.folder / "m.onnx"), "0" * 64)
+        self.assertRaisesRegex(
+            files.FetchFailed, "digest", files.fetch, wanted, self.folder / "files"
+        )
+        self.assertEqual(list((self.folder / "files").iterdir()), [])
+
+    def test_a_folder_is_fetched_with_all_that_is_in_it(self) -> None:
+        (self.folder / "model" / "sub").mkdir(parents=True)
+        (self.folder / "model" / "a.py").write_text("a")
+        (self.folder / "model" / "sub" / "b").write_text("b")
+        there = files.fetch(wishes.Files(str(self.folder / "model"), None), self.folder / "files")
+        self.assertEqual(
+            ((there / "a.py").read_text(), (there / "sub" / "b").read_text()), ("a", "b")
+        )
+        lines = "".join(
+            f"{hashlib.sha256(of).hexdigest()}  {name}\n"
+            for name, of in (("a.py", b"a"), ("sub/b", b"b"))
+        )
+        self.assertEqual(files.digest(there), hashlib.sha256(lines.encode()).hexdigest())
+
+
+class Kept(unittest.TestCase):
+    def setUp(self) -> None:
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+
+    def test_state_is_read_as_it_was_written(self) -> None:
+        self.assertEqual(state.load(self.folder), State())
+        kept = State(wish("m"), {"m": (Slot("a", 0),)}, frozenset({"b"}))
+        state.save(self.folder, kept)
+        self.assertEqual(state.load(self.folder), kept)
+        (self.folder / "fleet.json").write_text("{}")
+        self.assertRaises(state.StateFault, state.load, self.folder)
+
+    def test_one_may_write(self) -> None:
+        held = state.lock(self.folder)
+        self.assertIsNone(state.lock(self.folder))
+        assert held
+        held.close()
+        again = state.lock(self.folder)
+        assert again
+        again.close()
+
+    def test_endpoints_are_read_from_envoy_s_files(self) -> None:
+        gateway = Gateway(self.folder, Listen("127.0.0.1", 1, 2))
+        there: Published = {
+            "m.x": (Endpoint("a", "10.0.0.1", 8000, 8001), Endpoint("b", "10.0.0.2", 8000, 9001))
+        }
+        gateway.publish(list(wish("m.x", "n").models.values()), there)
+        self.assertEqual(Gateway(self.folder, gateway.listen).published(), there | {"n": ()})
+        gateway.publish(list(wish("n").models.values()), {})
+        self.assertEqual(gateway.published(), {"n": ()})
+
+    def test_models_that_may_not_be_tried_again_are_not(self) -> None:
+        entries = [{"name": "once", "need": NEED, "retry": False}, {"name": "again", "need": NEED}]
+        models = list(wishes.parse({"models": entries}, "w").models.values())
+        table = json.loads(envoy.routes(models))["resources"][0]["virtual_hosts"][0]["routes"]
+        on = {
+            each["route"]["cluster"]: each["route"]["retry_policy"]["retry_on"]
+            for each in table
+            if "route" in each
+        }
+        self.assertEqual(on["grpc|once"], envoy.NOT_RUN)
+        self.assertIn(",reset", on["grpc|again"])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,95 @@
+"""What the fleet says of itself, and which moves by hand it refuses."""
+
+import unittest
+from dataclasses import replace
+
+from shadowslice_fleet import moves, report
+from shadowslice_fleet.facts import Heard, Slot
+from shadowslice_fleet.placement import Placed
+from shadowslice_fleet.state import State
+from world import World, host, wish, world
+
+A, B, C0, C1 = Slot("a", 0), Slot("b", 0), Slot("c", 0), Slot("c", 1)
+
+
+def status(there: World, unheard: str = "") -> report.Status:
+    """As of now; hosts in `unheard` were heard a minute ago."""
+    heard = {
+        name: Heard(facts, there.now - (60 if name in unheard else 0))
+        for name, facts in there.hosts.items()
+    }
+    state = State(there.wish, there.memory.placement)
+    known = report.Known(state, there.memory, heard, there.taken, {}, {}, True)
+    return report.status(known, there.now)
+
+
+class Statuses(unittest.TestCase):
+    def setUp(self) -> None:
+        self.world = world(wish("m"), {"m": (A, B)})
+        self.world.steps(10)
+
+    def test_all_is_as_wished(self) -> None:
+        told = status(self.world)
+        self.assertTrue(told["settled"] and report.suffices(told["models"]["m"]))
+        self.assertEqual(told["models"]["m"]["served"], 2)
+
+    def test_a_host_that_is_not_heard_is_no_longer_as_wished(self) -> None:
+        told = status(self.world, "b")
+        self.assertFalse(told["settled"] or report.suffices(told["models"]["m"]))
+        self.assertIn("b:0 (gone)", "\n".join(report.lines(told)))
+
+    def test_a_move_is_not_settled_before_its_end(self) -> None:
+        self.world.memory = replace(self.world.memory, placement={"m": (B, C0)})
+        seen = []
+        for _ in range(20):
+            self.world.step()
+            seen.append(status(self.world)["settled"])
+        self.assertEqual(seen, sorted(seen))
+        self.assertEqual(self.world.table("m") == {B, C0}, seen[-1])
+
+    def test_a_changed_model_is_not_settled_before_its_order(self) -> None:
+        keys = {"name": "m", "need": {"sms": 8, "memory": "1Gi"}, "slo": "1s"}
+        self.world.wish = type(self.world.wish)(
+            {"m": replace(self.world.wish.models["m"], keys=keys)}, {"models": [keys]}
+        )
+        self.assertFalse(status(self.world)["settled"])
+        self.world.steps(3)
+        self.assertTrue(status(self.world)["settled"])
+
+    def test_a_copy_that_cannot_come_is_waited_for_no_longer_and_told(self) -> None:
+        self.world.broken.add(("m", "c"))
+        self.world.memory = replace(self.world.memory, placement={"m": (A, B, C0)})
+        self.world.steps(8)
+        told = status(self.world)
+        self.assertTrue(told["settled"])
+        self.assertFalse(report.suffices(told["models"]["m"]))
+        self.assertIn("m on c: it is broken", report.lines(told))
+
+    def test_what_would_change(self) -> None:
+        found = Placed({"m": (A, C0), "n": (B,)}, {"n": "1 missing: no room"})
+        lines = report.changes(wish("m", "old"), wish("m", "n"), {"m": (A, B)}, found)
+        self.assertEqual(
+            lines,
+            ["old: goes", "m: comes to c:0; leaves b:0", "n: comes to b:0; 1 missing: no room"],
+        )
+
+
+class Moves(unittest.TestCase):
+    def test_moves(self) -> None:
+        self.assertEqual(moves.moved((A,), B, None), (B,))
+        self.assertEqual(moves.moved((A, B), C0, "a"), (B, C0))
+        self.assertEqual(moves.moved((A, C0), C1, None), (A, C1))
+
+    def test_what_is_refused(self) -> None:
+        for slots, to, source, why in (
+            ((A, B), C0, None, "say --from"),
+            ((A, B), C0, "c", "no copy on 'c'"),
+            ((A, B), B, "a", "has a copy of it already"),
+        ):
+            self.assertRaisesRegex(moves.Refused, why, moves.moved, slots, to, source)
+        for name, gpu in (("x", None), ("a", 1)):
+            self.assertRaises(moves.Refused, moves.target, {"a": host("a")}, name, gpu)
+
+
+if __name__ == "__main__":
+    unittest.main()
