@@ -116,11 +116,7 @@ def read(answer: dict[str, Any]) -> Placed:
     slots: Placement = {}
     missing: dict[str, str] = {}
     for model in answer["models"]:
-        found = [Slot(place["host"], place["gpu"]) for place in model["on"]]
-        by_host = {slot.host: slot for slot in reversed(found)}
-        slots[model["name"]] = tuple(sorted(by_host.values()))
-        lacking = model["missing"] + len(found) - len(by_host)
-        if lacking:
-            why = model.get("why") or "a host has a copy of it already, on another GPU"
-            missing[model["name"]] = f"{lacking} missing: {why}"
+        slots[model["name"]] = tuple(sorted(Slot(on["host"], on["gpu"]) for on in model["on"]))
+        if model["missing"]:
+            missing[model["name"]] = f"{model['missing']} missing: {model['why']}"
     return Placed(slots, missing)

@@ -109,11 +109,12 @@ class Served(unittest.TestCase):
 
 
 class Placing(unittest.TestCase):
-    def test_a_host_has_one_copy_of_a_model_at_most(self) -> None:
-        on = [{"host": "c", "gpu": 0}, {"host": "c", "gpu": 1}]
-        read = placement.read({"models": [{"name": "m", "on": on, "missing": 0}]})
-        self.assertEqual(read.slots, {"m": (Slot("c", 0),)})
-        self.assertIn("1 missing", read.missing["m"])
+    def test_what_is_missing_is_told(self) -> None:
+        on = [{"host": "c", "gpu": 1}]
+        answer = {"name": "m", "on": on, "missing": 1, "why": "each host has a copy of it already"}
+        read = placement.read({"models": [answer, {"name": "n", "on": on, "missing": 0}]})
+        self.assertEqual(read.slots, {"m": (Slot("c", 1),), "n": (Slot("c", 1),)})
+        self.assertEqual(read.missing, {"m": "1 missing: each host has a copy of it already"})
 
     def test_what_is_asked(self) -> None:
         hosts = {"a": host("a"), "c": host("c", 2)}
