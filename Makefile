@@ -60,7 +60,7 @@ demo-notice:
 	  echo "The first time this fetches 100 MB, computes for ten minutes of one core, and takes 1 GB in target. The demo then takes half a minute."
 
 .PHONY: test
-test: lint clients page monitoring packages manifests unit ## Formatting, lints, all tests, outside clients, packages
+test: lint clients page monitoring packages manifests fleet-units unit ## Formatting, lints, all tests, outside clients, packages
 
 .PHONY: lint
 lint: | have-cargo ## Formatting and lints
@@ -222,10 +222,15 @@ manifests: python | have-cargo ## Manifests for Kubernetes and KServe, against p
 	$(CARGO) build --workspace --locked
 	$(with_libs) tests/python/manifests.py $(TARGET)/debug/shadowslice
 
+# What decides in a fleet is pure: neither Ray nor Envoy is needed.
+.PHONY: fleet-units
+fleet-units: python ## The decisions of a fleet, in a simulated world
+	PYTHONPATH=$(TARGET)/python:$(CURDIR)/python/fleet PYTHONDONTWRITEBYTECODE=1 \
+	  $(PYTHON) -m unittest discover --start-directory tests/python/fleet/unit
+
 # As root it lays hosts in network namespaces of their own; BINARIES names another folder of binaries.
 .PHONY: fleet-test
-fleet-test: $(if $(BINARIES),,build) $(ort) $(models) $(fleet) ## A fleet of three hosts and a gateway: moves, deaths, restarts (ten minutes once built)
-	$(TARGET)/fleet/bin/python -m unittest discover --start-directory tests/python/fleet/unit
+fleet-test: fleet-units $(if $(BINARIES),,build) $(ort) $(models) $(fleet) ## A fleet of three hosts and a gateway: moves, deaths, restarts (ten minutes once built)
 	ORT_DYLIB_PATH=$(ort) $(TARGET)/fleet/bin/python tests/python/fleet/run.py $(or $(BINARIES),$(TARGET)/release)/shadowslice \
 	  --models $(TARGET)/models $(FLEET_ARGS)
 
