@@ -4,6 +4,7 @@
 Usage: manifests.py SHADOWSLICE_BINARY
 """
 
+import ast
 import copy
 import json
 import os
@@ -39,8 +40,13 @@ SLIPS = [
     ("PersistentVolumeClaim", ["spec", "accessModes"], "ReadOnlyMany"),
     ("PodMonitor", ["spec", "podMetricEndpoints"], []),
     ("PodMonitor", ["spec", "podMetricsEndpoints", 0, "interval"], 15),
-    ("ServingRuntime", ["spec", "supportedModelFormat"], []),
-    ("ServingRuntime", ["spec", "containers", 0, "startupProbe", "httpget"], {}),
+    ("ClusterServingRuntime", ["spec", "supportedModelFormat"], []),
+    ("ClusterServingRuntime", ["spec", "containers", 0, "startupProbe", "httpget"], {}),
+    ("RayCluster", ["spec", "headGroupSpec", "rayStartParams", "num-cpus"], 0),
+    ("RayCluster", ["spec", "workerGroupSpecs", 0, "replica"], 3),
+    ("RayCluster", ["spec", "workerGroupSpecs", 0, "template", "spec", "containers", 1, "livenesProbe"], {}),
+    ("ScaledObject", ["spec", "scaleTargetRef", "names"], "shadowslice"),
+    ("ScaledObject", ["spec", "triggers", 0, "metadata", "threshold"], 80),
     ("InferenceService", ["spec", "predictor", "model", "modelFormat"], "onnx"),
 ]
 
@@ -93,6 +99,8 @@ class Manifests(unittest.TestCase):
             labels, pod = spec["template"]["metadata"]["labels"], spec["template"]["spec"]
             container, = pod["containers"]
             for document in documents():
+                if document["metadata"]["name"].startswith("shadowslice-fleet"):
+                    continue
                 selector = document["spec"].get("selector") if "spec" in document else None
                 if selector:
                     self.assertEqual(selector.get("matchLabels", selector), labels, document["kind"])
@@ -104,6 +112,51 @@ class Manifests(unittest.TestCase):
             self.assertEqual(mounted, {volume["name"] for volume in pod["volumes"]})
 
 
+class Fleet(unittest.TestCase):
+    """fleet.yaml: what its parts must agree on."""
+
+    def setUp(self):
+        self.all = [each for each in documents() if each["metadata"]["name"].startswith("shadowslice-fleet")]
+        spec = self.of("RayCluster")["spec"]
+        self.head, self.worker = spec["headGroupSpec"]["template"], spec["workerGroupSpecs"][0]["template"]
+
+    def of(self, kind):
+        return next(each for each in self.all if each["kind"] == kind)
+
+    def test_ray_has_the_settings_that_nodes_have(self):
+        source = ast.parse((PACKAGING.parent / "python/fleet/shadowslice_fleet/node.py").read_text())
+        assigned = (node for node in source.body if isinstance(node, ast.Assign))
+        settings = next(ast.literal_eval(node.value) for node in assigned if node.targets[0].id == "RAY_SETTINGS")
+        for template in (self.head, self.worker):
+            container = template["spec"]["containers"][0]
+            self.assertEqual({each["name"]: each["value"] for each in container["env"]}, settings)
+
+    def test_what_is_mounted_is_there_and_what_is_selected_too(self):
+        for template in (self.head, self.worker):
+            volumes = {volume["name"] for volume in template["spec"]["volumes"]}
+            mounted = {mount["name"] for each in template["spec"]["containers"] for mount in each["volumeMounts"]}
+            self.assertEqual(mounted, volumes)
+        labels = [template["metadata"]["labels"] for template in (self.head, self.worker)]
+        for document in self.all:
+            selector = document["spec"].get("selector") if document["kind"] == "Service" else None
+            selector = selector or document.get("spec", {}).get("podSelector", {}).get("matchLabels")
+            if selector:
+                self.assertTrue(any(selector.items() <= each.items() for each in labels), document)
+
+    def test_ports_and_paths_fit(self):
+        given = {name: yaml.safe_load(text) for name, text in self.of("ConfigMap")["data"].items()}
+        supervisor = self.worker["spec"]["containers"][1]
+        for port in supervisor["ports"]:
+            self.assertEqual(given["base.yaml"]["listen"][port["name"]], [f"0.0.0.0:{port['containerPort']}"])
+        gateway = {port["name"]: port["containerPort"] for port in self.head["spec"]["containers"][2]["ports"]}
+        self.assertEqual(given["gateway.yaml"], {"http_port": gateway["http"], "grpc_port": gateway["grpc"]})
+        self.assertIn(f"config={given['host.yaml']['config']}\n", supervisor["args"][0])
+        lame_duck = int(given["base.yaml"]["timeouts"]["lame_duck"].removesuffix("s"))
+        self.assertGreaterEqual(self.worker["spec"]["terminationGracePeriodSeconds"], STOP + lame_duck)
+        wished = {each["files"].split("/")[1] for each in given["wish.yaml"]["models"]}
+        self.assertLessEqual(wished, {mount["mountPath"].strip("/") for mount in supervisor["volumeMounts"]})
+
+
 class Configurations(unittest.TestCase):
     def setUp(self):
         self.folder = Path(tempfile.mkdtemp(prefix="ss-", dir="/tmp"))
@@ -112,10 +165,11 @@ class Configurations(unittest.TestCase):
 
     def test_shipped_ones_have_no_faults(self):
         mounted = of_kind("ConfigMap")["data"]["shadowslice.yaml"]
+        base = next(each for each in documents() if "base.yaml" in each.get("data", {}))["data"]["base.yaml"]
         mounted = mounted.replace("/models/resnet50.onnx", str(self.folder / "dynamic.onnx"))
         image = (PACKAGING / "container.yaml").read_text()
         image = image.replace("/opt/shadowslice/share/shadowslice", str(PACKAGING.parent / "configs"))
-        for text in (mounted, image):
+        for text in (mounted, base, image):
             config = self.folder / "shadowslice.yaml"
             config.write_text(text)
             checked = subprocess.run([BINARY, "check", config], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -137,7 +191,7 @@ class Configurations(unittest.TestCase):
 
     def assert_serves(self, model):
         """Runs the runtime's own command, with free ports and another folder of models."""
-        container, = of_kind("ServingRuntime")["spec"]["containers"]
+        container, = of_kind("ClusterServingRuntime")["spec"]["containers"]
         given = {each["name"]: each["value"].replace("{{.Name}}", "resnet50") for each in container["env"]}
         given |= {"MODELS": str(self.folder / "models"), "GPUS": "[{device: emulated}]",
                   "RUNTIME_DIRECTORY": str(self.folder), "PATH": f"{BINARY.parent}:{os.environ['PATH']}"}

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import logging
 import os
 import sys
 import time
@@ -99,6 +100,8 @@ def _parser() -> argparse.ArgumentParser:
     node.add_argument("--address", help="this node's own")
     node.add_argument("--host", action="store_true", help="the head has a supervisor, too")
     node.add_argument("--temp-dir", type=Path, default=Path("/tmp/ray"))
+    controller = command("controller", _controller, "Keep the fleet where KubeRay runs Ray")
+    controller.add_argument("--wish", type=Path, help="a file that the fleet is to go by")
     command("gateway", _gateway, "Run Envoy until it is stopped: what the gateway's unit runs")
     return parser
 
@@ -192,6 +195,17 @@ def _node(arguments: argparse.Namespace) -> int:
     except node.HeadFailed as failed:
         print(f"error: {failed}", file=sys.stderr)
         return UNAVAILABLE
+
+
+def _controller(arguments: argparse.Namespace) -> int:
+    from shadowslice_fleet import node
+
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
+    try:
+        node.controller(arguments.ray, arguments.wish)
+    except node.HeadFailed as failed:
+        print(f"error: {failed}", file=sys.stderr)
+    return UNAVAILABLE
 
 
 def _gateway(_arguments: argparse.Namespace) -> int:

@@ -1,5 +1,6 @@
 """What the unit of a node runs: Ray, and on the head the Fleet actor. It ends when Ray ends, and
-systemd starts it again; a joined node whose head has gone so joins again."""
+systemd starts it again; a joined node whose head has gone so joins again. Where something else runs
+Ray, as KubeRay does, `controller` has it run the Fleet actor."""
 
 import json
 import logging
@@ -10,9 +11,11 @@ import sys
 import time
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
 import ray
 
+from shadowslice_fleet import wish as wishes
 from shadowslice_fleet.fleet import Fleet
 from shadowslice_fleet.hosts import HOST_RESOURCE, NAMESPACE
 
@@ -79,6 +82,42 @@ def head(port: int, own: str | None, host: bool, temporary: Path) -> int:
         _end(running)
 
 
+def controller(address: str, wish: Path | None) -> NoReturn:
+    """Has Ray's head at this address run the Fleet actor, and tells it the wish whenever that file
+    is another one, until Ray has been away for `HEAD_WITHIN`. Raises HeadFailed."""
+    _connect(address, None)
+    told: str | None = None
+    answered = time.monotonic()
+    while True:
+        if _ensure():
+            answered = time.monotonic()
+            told = _tell(wish, told) if wish else None
+        elif time.monotonic() - answered > HEAD_WITHIN:
+            raise HeadFailed(f"the Fleet actor has not answered for {HEAD_WITHIN:g} s")
+        time.sleep(LOOKED_EVERY)
+
+
+def _tell(file: Path, told: str | None) -> str | None:
+    """What has been told of the file, faulty or not."""
+    try:
+        text = file.read_text()
+        if text == told:
+            return told
+        document = wishes.load(file).document
+        ray.get(ray.get_actor(FLEET).wish.remote(document), timeout=FLEET_WITHIN)
+    except (OSError, UnicodeDecodeError) as error:
+        log.error("%s cannot be read: %s", file, error)
+        return told
+    except wishes.WishFaults as faults:
+        log.error("%s", faults)
+    except (ray.exceptions.RayError, ValueError) as error:
+        log.error("the Fleet actor was not told of %s: %s", file, error)
+        return told
+    else:
+        log.info("the Fleet actor goes by %s", file)
+    return text
+
+
 def _clear(temporary: Path) -> None:
     """After a kill of the head this file names a cluster that is no more, and no start succeeds."""
     (temporary / "ray_current_cluster").unlink(missing_ok=True)
@@ -101,21 +140,23 @@ def _start(own: str | None, resources: dict[str, int]) -> list[str]:
     ]
 
 
-def _connect(address: str, running: subprocess.Popen[bytes]) -> None:
+def _connect(address: str, running: subprocess.Popen[bytes] | None) -> None:
     deadline = time.monotonic() + HEAD_WITHIN
     while True:
         try:
             ray.init(address=address, namespace=NAMESPACE, log_to_driver=False)
             return
         except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-            if running.poll() is not None or time.monotonic() > deadline:
+            ended = running is not None and running.poll() is not None
+            if ended or time.monotonic() > deadline:
                 why = f"Ray's head at {address} did not answer within {HEAD_WITHIN:g} s"
                 raise HeadFailed(why) from error
         time.sleep(0.5)
 
 
-def _ensure() -> None:
-    """Creates the Fleet actor unless there is one; Ray restarts it on its own after most deaths."""
+def _ensure() -> bool:
+    """Creates the Fleet actor unless there is one; Ray restarts it on its own after most deaths.
+    Returns whether it answers."""
     try:
         actor = (
             ray.remote(Fleet)
@@ -132,10 +173,12 @@ def _ensure() -> None:
             .remote()
         )
         ray.get(actor.status.remote(), timeout=FLEET_WITHIN)
+        return True
     except ray.exceptions.GetTimeoutError:
         log.info("the Fleet actor has not answered yet")
     except (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError) as error:
         log.error("the Fleet actor cannot run: %s", error)
+    return False
 
 
 def _end(running: subprocess.Popen[bytes]) -> None:

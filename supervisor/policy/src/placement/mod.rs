@@ -139,7 +139,7 @@ impl fmt::Display for Lacks {
                 free >> 20
             ),
             Self::Bandwidth => f.write_str("the GPUs with room have no memory bandwidth left for it"),
-            Self::Host => f.write_str("each host has a copy of it already"),
+            Self::Host => f.write_str("no host is left without a copy of it"),
         }
     }
 }
