@@ -126,5 +126,4 @@ def _endpoint(kind: str, endpoint: Endpoint) -> Config:
             "address": {"socket_address": {"address": endpoint.address, "port_value": port}},
             "health_check_config": {"port_value": endpoint.http_port, "hostname": "localhost"},
         },
-        "load_balancing_weight": endpoint.weight,
     }
