@@ -92,7 +92,7 @@ class Paced:
 
 
 def scale(rig: Rig, options: Options) -> None:
-    """A copy more comes under overload, misses end, and it goes when the load has gone; none lost."""
+    """A copy more comes under overload, misses end, and it goes with the load; none lost."""
     hot = emulated(
         "hot", "FP32", 4, copies=1, most=2, profile=PROFILE, slo="100ms", batch={"max": 4}
     )
