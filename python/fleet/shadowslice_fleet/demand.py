@@ -53,6 +53,12 @@ def copies(model: Model, view: View) -> int:
     return min(model.copies + view.extra.get(model.name, 0), most(model, view))
 
 
+def extras(view: View) -> dict[str, int]:
+    """Copies beyond the wish, as many as may be."""
+    beyond = {name: copies(model, view) - model.copies for name, model in view.wish.models.items()}
+    return {name: count for name, count in beyond.items() if count > 0}
+
+
 def most(model: Model, view: View) -> int:
     """Copies that the model may have; a host has one at most."""
     hosts = len({slot.host for slot in view.usable})

@@ -208,10 +208,7 @@ class Fleet:
         """With the hosts that were heard in so many seconds."""
         usable = placement.usable(self.hosts.within(GONE_AFTER), self.state.drained)
         hosts = self.hosts.within(heard_for)
-        return View(self.wished, self.memory.placement, hosts, usable, self._extra())
-
-    def _extra(self) -> dict[str, int]:
-        return {name: n for name, n in self.state.extra.items() if name in self.wished.models}
+        return View(self.wished, self.memory.placement, hosts, usable, self.state.extra)
 
     def _parsed(self, document: wishes.Document) -> Wish:
         """Raises WishFaults."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from shadowslice_fleet import values
-from shadowslice_fleet.demand import UNKNOWN, Demand, View, demands
+from shadowslice_fleet.demand import UNKNOWN, Demand, View, demands, extras
 from shadowslice_fleet.facts import Host, Slot
 from shadowslice_fleet.states import Placement
 from shadowslice_fleet.supervisor import CommandFailed, run
@@ -74,7 +74,7 @@ def anew(binary: str, view: View) -> tuple[Placed, dict[str, int]]:
     found = place(binary, view, demands(view))
     if lacks_more(found, least.lacking):
         return least, {}
-    return found, view.extra
+    return found, extras(view)
 
 
 def lacks_more(found: Placed, before: dict[str, int]) -> bool:

@@ -35,7 +35,7 @@ def overload(rig: Rig) -> None:
     there = view([hot(rate=5000)], {"hot": {"a": OVERRUN}})
     found, _ = placement.anew(rig.binary, there)
     assert "a copy serves" in found.missing["hot"], "what the wish plans is not lowered"
-    there = view([hot(copies=2), hot(name="other", copies=2)], {"hot": {"a": WELL, "b": WELL}})
+    there = view([hot(copies=2), hot(name="other")], {"hot": {"a": WELL, "b": WELL}})
     found, extra = placement.anew(rig.binary, replace(there, extra={"hot": 1}))
     assert extra == {} and len(found.slots["hot"]) == 2, "wished copies come before others"
 
