@@ -50,11 +50,8 @@ def look(view: View, past: Past, now: float, settle: float, ask: Ask) -> tuple[C
                 change = more(view, model, ask, refused)
             elif _waited(past.missed, past, model, now, settle):
                 change = fewer(view, model, ask)
-    past = replace(past, refused=refused if change is None else past.refused)
-    if change:
-        moved = {name: now for name in _changed(view, change)}
-        past = replace(past, changed=past.changed | moved, refused={})
-    return change, past
+    moved = {name: now for name in _changed(view, change)} if change else {}
+    return change, replace(past, changed=past.changed | moved, refused=refused)
 
 
 def _seen(view: View, past: Past, now: float) -> Past:
