@@ -2,12 +2,14 @@
 
 import hashlib
 import json
+import os
 import tempfile
 import unittest
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
-from shadowslice_fleet import envoy, files, placement, served, state, values
+from shadowslice_fleet import envoy, files, placement, served, settings, state, values
 from shadowslice_fleet import wish as wishes
 from shadowslice_fleet.demand import View, demands
 from shadowslice_fleet.envoy import Endpoint, Listen
@@ -73,6 +75,23 @@ class Wishes(unittest.TestCase):
         )
         for each in ("4GB", "-1Mi", True, None):
             self.assertRaises(values.ValueFault, values.size_mib, each)
+
+
+class Settings(unittest.TestCase):
+    def read(self, text: str) -> settings.GatewaySettings:
+        path = Path(self.enterContext(tempfile.TemporaryDirectory())) / "gateway.yaml"
+        path.write_text(text)
+        with mock.patch.dict(os.environ, {settings.GATEWAY_VARIABLE: str(path)}):
+            return settings.gateway()
+
+    def test_they_are_read_by_their_kinds(self) -> None:
+        read = self.read("{settle: 1m, http_port: 9, address: 10.0.0.1}")
+        self.assertEqual((read.settle, read.http_port, read.address), (60.0, 9, "10.0.0.1"))
+        self.assertEqual(self.read("").settle, 120.0)
+        with self.assertRaises(settings.SettingsFault) as raised:
+            self.read("{settle: 60, http_port: 0, adress: x}")
+        for part in ("settle: 60 is no duration", "http_port: 0 is no", "adress: unknown key"):
+            self.assertIn(part, str(raised.exception))
 
 
 class Served(unittest.TestCase):
