@@ -172,15 +172,16 @@ class Demands(unittest.TestCase):
         assert share
         self.assertEqual((share.sms, share.memory_mib, share.shadow_mib), (24, 2000, 800))
         self.assertEqual(unplaceable(wish, there.hosts), ["unknown"])
-        whole = view(wish, {"m": {"a": OVERRUN}})
-        self.assertEqual(demands(whole)["m"].share.sms, 132)
+        whole = demands(view(wish, {"m": {"a": OVERRUN}}))["m"].share
+        assert whole
+        self.assertEqual(whole.sms, 132)
 
     def test_a_status_is_read(self) -> None:
         need = {
             "sms": None,
             "why": "a copy serves 150 requests/s within the SLO at most; ask for m",
         }
-        need |= dict.fromkeys(("busy", "memory_mib", "shadow_mib"))  # type: ignore[arg-type]
+        need |= dict.fromkeys(("busy", "memory_mib", "shadow_mib"))
         slo = {"attainment": None, "percentile": 99.0, "slack": None}
         read = load.read({"need": need | {"rate": 1.5, "bandwidth": 0.0}, "slo": slo})
         self.assertEqual(read, Load(None, True, 1.5, 0.0, 0, 0, 0.0, None, 0.99, None))
