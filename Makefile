@@ -224,7 +224,7 @@ manifests: python | have-cargo ## Manifests for Kubernetes and KServe, against p
 
 # As root it lays hosts in network namespaces of their own; BINARIES names another folder of binaries.
 .PHONY: fleet-test
-fleet-test: $(if $(BINARIES),,build) $(ort) $(models) $(fleet) ## A fleet of three hosts and a gateway: moves, deaths, restarts (ten minutes once built)
+fleet-test: $(if $(BINARIES),,build) $(ort) $(models) $(fleet) ## A fleet of three hosts and a gateway: moves, deaths, restarts, load (a quarter of an hour once built)
 	$(TARGET)/fleet/bin/python -m unittest discover --start-directory tests/python/fleet/unit
 	ORT_DYLIB_PATH=$(ort) $(TARGET)/fleet/bin/python tests/python/fleet/run.py $(or $(BINARIES),$(TARGET)/release)/shadowslice \
 	  --models $(TARGET)/models $(FLEET_ARGS)
