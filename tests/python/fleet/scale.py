@@ -12,7 +12,7 @@ from typing import Any, Self
 from common import Options, emulated, none_lost, settled, up_all, wished
 from load import Load, echo
 from rig import GRPC, HTTP, Rig
-from units import wait_until
+from units import kill, wait_until
 
 SLO = 0.1  # seconds
 # A copy answers 154 requests a second at most: 4 in 26 ms, on any number of SMs.
@@ -104,6 +104,7 @@ def scale(rig: Rig, options: Options) -> None:
             settled(rig)
             time.sleep(WATCHED)
             after = much.in_time(WATCHED)
+            kill_fleet(rig)
         none_are_lost(
             much, f"a copy more after {took:.0f} s, {before:.1%} then {after:.1%} in time"
         )
@@ -118,6 +119,15 @@ def scale(rig: Rig, options: Options) -> None:
         assert little.statuses().keys() == {200}, little.statuses()
     none_lost(others, "of another model")
     up_all(rig, options)
+
+
+def kill_fleet(rig: Rig) -> None:
+    """The next actor knows that the copy is wanted."""
+    pid = rig.nodes["gw"].pid_of("ray::Fleet")
+    assert pid, "no Fleet actor runs"
+    kill(pid)
+    settled(rig)
+    assert copies(rig) == 2
 
 
 def model(rig: Rig) -> dict[str, Any]:
