@@ -230,7 +230,7 @@ fleet-units: python ## The decisions of a fleet, in a simulated world
 
 # As root it lays hosts in network namespaces of their own; BINARIES names another folder of binaries.
 .PHONY: fleet-test
-fleet-test: fleet-units $(if $(BINARIES),,build) $(ort) $(models) $(fleet) ## A fleet of three hosts and a gateway: moves, deaths, restarts (ten minutes once built)
+fleet-test: fleet-units $(if $(BINARIES),,build) $(ort) $(models) $(fleet) ## A fleet of three hosts and a gateway: moves, deaths, restarts, load (a quarter of an hour once built)
 	ORT_DYLIB_PATH=$(ort) $(TARGET)/fleet/bin/python tests/python/fleet/run.py $(or $(BINARIES),$(TARGET)/release)/shadowslice \
 	  --models $(TARGET)/models $(FLEET_ARGS)
 

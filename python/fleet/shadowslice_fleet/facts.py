@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from shadowslice_fleet import load
+from shadowslice_fleet.load import Load
 from shadowslice_fleet.wish import Document, Files, Model
 
 HEARD_FOR = 2.0  # seconds for which facts count as heard just now
@@ -65,6 +67,7 @@ class Copy:
     gpu: int
     under_way: int  # requests that wait or run
     accepted: int
+    load: Load | None = None
 
     @property
     def ready(self) -> bool:
@@ -118,6 +121,7 @@ def copies(status: Document) -> dict[str, Copy]:
             each["gpu"],
             each["queue"] + each["in_flight"],
             each["requests"]["accepted"],
+            load.read(each),
         )
         for each in status["models"]
     }

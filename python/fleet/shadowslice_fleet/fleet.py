@@ -4,13 +4,15 @@ import logging
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from shadowslice_fleet import moves, placement, report, settings, state
+from shadowslice_fleet import demand, moves, placement, report, scaling, settings, state
 from shadowslice_fleet import wish as wishes
+from shadowslice_fleet.demand import View
 from shadowslice_fleet.envoy import Listen
-from shadowslice_fleet.facts import Slot
+from shadowslice_fleet.facts import HEARD_FOR, Slot
 from shadowslice_fleet.gateway import AdminFailed, Gateway
 from shadowslice_fleet.hosts import Hosts
 from shadowslice_fleet.moves import Refused
@@ -25,6 +27,7 @@ GONE_AFTER = 5.0  # seconds without a host until its copies are placed anew
 # Joined raylets notice a head's death, end, and join again; until then the files stand.
 ADOPTED_WITHIN = 30.0
 LOCKED_WITHIN = 30.0
+LOOKS = 12  # at the load of copies, in the time that a change has to settle
 NOTHING = wishes.parse({"models": []}, "no wish")
 log = logging.getLogger(__name__)
 
@@ -52,7 +55,8 @@ class Fleet:
         self.placed_for: Asked | None = None
         self.troubles: dict[str, str] = {}
         self.adopting = True
-        self.began = time.monotonic()
+        self.began = self.looks_at = time.monotonic()
+        self.past = scaling.Past(self.began)
         threading.Thread(target=self._run, daemon=True).start()
 
     @property
@@ -63,7 +67,7 @@ class Fleet:
 
     def wish(self, document: wishes.Document) -> None:
         """Raises WishFaults."""
-        new = wishes.parse(document, "the wish")
+        new = self._parsed(document)
         with self.lock:
             self._keep(replace(self.state, wish=new))
             self._try_all()
@@ -78,18 +82,17 @@ class Fleet:
                 self.missing,
                 self.troubles,
                 not self.adopting and self._asked() == self.placed_for,
+                dict(self.past.refused),
             )
         return report.status(known, time.monotonic())
 
     def plan(self, document: wishes.Document) -> list[str]:
         """What would change. Raises WishFaults and PlaceFailed."""
-        new = wishes.parse(document, "the wish")
+        new = self._parsed(document)
         with self.lock:
-            before, known = self.state, self.hosts.within(GONE_AFTER)
-            slots = self.memory.placement
-        usable = placement.usable(known, before.drained)
-        found = placement.place(self.settings.binary, new, slots, known, usable)
-        return report.changes(before.wish or NOTHING, new, slots, found)
+            before, view = self.wished, replace(self._view(), wish=new)
+        found, _ = placement.anew(self.settings.binary, view)
+        return report.changes(before, new, view.placement, found)
 
     def move(self, model: str, to: str, gpu: int | None, source: str | None) -> None:
         """Raises Refused."""
@@ -143,6 +146,7 @@ class Fleet:
             if self._adopts() or self.state.wish is None:
                 return
             self._place()
+            self._scale(time.monotonic())
             seen = Seen(self.hosts.fresh(), self.taken)
             actions, memory = decide(self.wished, seen, self.memory, time.monotonic())
             self.gateway.publish(list(self.wished.models.values()), memory.published)
@@ -163,20 +167,58 @@ class Fleet:
         asked = self._asked()
         if asked == self.placed_for:
             return
-        before, (digest, usable) = self.memory.placement, asked
-        known = self.hosts.within(GONE_AFTER)
-        new_wish = self.placed_for is not None and digest != self.placed_for[0]
-        if new_wish or placement.stale(self.wished, before, usable):
-            on = placement.present(self.wished, before, known, usable)
+        view = self._view()
+        new_wish = self.placed_for is not None and asked[0] != self.placed_for[0]
+        if new_wish or placement.stale(view):
             try:
-                found = placement.place(self.settings.binary, self.wished, on, known, usable)
+                found, extra = placement.anew(self.settings.binary, view)
                 self.troubles.pop("placement", None)
             except placement.PlaceFailed as failed:
                 self.troubles["placement"] = str(failed)
                 return
-            self.memory = replace(self.memory, placement=found.slots)
-            self.missing = found.missing
+            self._take(found, extra)
         self.placed_for = asked
+
+    def _scale(self, now: float) -> None:
+        """A copy more or less of one model, when all hosts were heard just now."""
+        view = self._view(HEARD_FOR)
+        heard = {slot.host for slot in view.usable} <= view.hosts.keys()
+        if now < self.looks_at or not heard or self._asked() != self.placed_for:
+            return
+        settle, binary = self.settings.settle, self.settings.binary
+        self.looks_at = now + settle / LOOKS
+        try:
+            change, self.past = scaling.look(
+                view, self.past, now, settle, partial(placement.place, binary)
+            )
+            self.troubles.pop("scaling", None)
+        except placement.PlaceFailed as failed:
+            self.troubles["scaling"] = str(failed)
+            return
+        if change:
+            log.info("%s: %s", change.model, change.extra.get(change.model, "as wished"))
+            self._take(change.found, change.extra)
+
+    def _take(self, found: placement.Placed, extra: dict[str, int]) -> None:
+        self.memory = replace(self.memory, placement=found.slots)
+        self.missing = found.missing
+        self._keep(replace(self.state, placement=found.slots, extra=extra))
+
+    def _view(self, heard_for: float = float("inf")) -> View:
+        """With the hosts that were heard in so many seconds."""
+        usable = placement.usable(self.hosts.within(GONE_AFTER), self.state.drained)
+        hosts = self.hosts.within(heard_for)
+        return View(self.wished, self.memory.placement, hosts, usable, self.state.extra)
+
+    def _parsed(self, document: wishes.Document) -> Wish:
+        """Raises WishFaults."""
+        new = wishes.parse(document, "the wish")
+        unknown = demand.unplaceable(new, self.hosts.within(float("inf")))
+        if unknown:
+            raise wishes.WishFaults(
+                [f"the wish: model '{name}': {demand.UNKNOWN}" for name in unknown]
+            )
+        return new
 
     def _try_all(self) -> None:
         """What an operator asks for is tried at once, whatever has failed."""

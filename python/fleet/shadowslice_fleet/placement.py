@@ -2,18 +2,22 @@
 
 import json
 import tempfile
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from shadowslice_fleet import values
+from shadowslice_fleet.demand import UNKNOWN, Demand, View, demands, extras
 from shadowslice_fleet.facts import Host, Slot
 from shadowslice_fleet.states import Placement
 from shadowslice_fleet.supervisor import CommandFailed, run
-from shadowslice_fleet.wish import Model, Wish
+from shadowslice_fleet.wish import Model
 
 PLACE_WITHIN = 60.0  # seconds
 FAULTY_SLO_MS = 1000.0
+# More may be offered than all copies serve, and then `place` gives them no place. So it is asked
+# with less and less, and at last with what the wish plans.
+LESS, LOWERED_AT_MOST = 0.75, 8
 
 
 class PlaceFailed(Exception):
@@ -24,13 +28,16 @@ class PlaceFailed(Exception):
 class Placed:
     slots: Placement
     missing: dict[str, str]  # model: how many copies are missing, and why
+    lacking: dict[str, int] = field(default_factory=dict)  # the same as numbers
+    unmet: frozenset[str] = frozenset()  # models of which no copy keeps up with what was asked
 
 
-def stale(wish: Wish, placement: Placement, usable: frozenset[Slot]) -> bool:
+def stale(view: View) -> bool:
     """Whether a copy lacks a place, or its place is gone."""
     return any(
-        len(placement.get(name, ())) < model.copies or not usable.issuperset(placement[name])
-        for name, model in wish.models.items()
+        len(view.placement.get(name, ())) < model.copies
+        or not view.usable.issuperset(view.placement[name])
+        for name, model in view.wish.models.items()
     )
 
 
@@ -44,29 +51,62 @@ def usable(hosts: dict[str, Host], drained: frozenset[str]) -> frozenset[Slot]:
     )
 
 
-def present(
-    wish: Wish, placement: Placement, hosts: dict[str, Host], slots: frozenset[Slot]
-) -> Placement:
+def present(view: View) -> Placement:
     """Where copies are: their places as far as they are usable, else where they run."""
     running: Placement = {
         model: tuple(
             Slot(name, host.copies[model].gpu)
-            for name, host in sorted(hosts.items())
+            for name, host in sorted(view.hosts.items())
             if model in host.ordered and model in host.copies
         )
-        for model in wish.models
+        for model in view.wish.models
     }
-    there = {name: placement.get(name) or running[name] for name in wish.models}
-    return {name: tuple(slot for slot in on if slot in slots) for name, on in there.items()}
+    there = {name: view.placement.get(name) or running[name] for name in view.wish.models}
+    return {name: tuple(slot for slot in on if slot in view.usable) for name, on in there.items()}
 
 
-def place(
-    binary: str, wish: Wish, placement: Placement, hosts: dict[str, Host], slots: frozenset[Slot]
-) -> Placed:
-    """Asks the binary. Raises PlaceFailed."""
+def anew(binary: str, view: View) -> tuple[Placed, dict[str, int]]:
+    """All models, and which of them have more copies than wished: those that had, if no wished copy
+    lacks a place for that. Raises PlaceFailed."""
+    least = place(binary, view, demands(replace(view, extra={})))
+    if not view.extra:
+        return least, {}
+    found = place(binary, view, demands(view))
+    if lacks_more(found, least.lacking):
+        return least, {}
+    return found, extras(view)
+
+
+def lacks_more(found: Placed, before: dict[str, int]) -> bool:
+    return any(count > before.get(name, 0) for name, count in found.lacking.items())
+
+
+def place(binary: str, view: View, wanted: dict[str, Demand]) -> Placed:
+    """Asks the binary; of what is offered as much as copies can serve. Raises PlaceFailed."""
+    models, found = view.wish.models, _ask(binary, view, wanted)
+    unmet = found.unmet
+    for left in range(LOWERED_AT_MOST, 0, -1):
+        planned = {name: models[name].rate or 0.0 for name in found.unmet}
+        over = [name for name in planned if wanted[name].rate > planned[name]]
+        if not over:
+            break
+        wanted = wanted | {
+            name: replace(
+                wanted[name], rate=max(planned[name], wanted[name].rate * (LESS if left > 1 else 0))
+            )
+            for name in over
+        }
+        found = _ask(binary, view, wanted)
+    unknown = models.keys() - wanted.keys()
+    why = {name: f"{models[name].copies} missing: {UNKNOWN}" for name in unknown}
+    stay = {name: slots for name, slots in present(view).items() if name in unknown}
+    return Placed(found.slots | stay, found.missing | why, found.lacking, unmet)
+
+
+def _ask(binary: str, view: View, wanted: dict[str, Demand]) -> Placed:
     with tempfile.TemporaryDirectory(prefix="shadowslice-fleet-") as folder:
-        question = ask(wish, placement, hosts, slots, Path(folder))
-        for name, model in wish.models.items():
+        question = ask(view, wanted, Path(folder))
+        for name, model in view.wish.models.items():
             if model.profile is not None:
                 (Path(folder) / f"{name}.json").write_text(json.dumps(model.profile))
         try:
@@ -76,47 +116,50 @@ def place(
     return read(answer)
 
 
-def ask(
-    wish: Wish, placement: Placement, hosts: dict[str, Host], slots: frozenset[Slot], profiles: Path
-) -> dict[str, Any]:
+def ask(view: View, wanted: dict[str, Demand], profiles: Path) -> dict[str, Any]:
     gpus = [
         {"host": name, "gpu": gpu.index, "sms": gpu.sms, "memory_mib": gpu.memory_mib}
-        for name, host in sorted(hosts.items())
+        for name, host in sorted(view.hosts.items())
         for gpu in host.gpus
-        if Slot(name, gpu.index) in slots
+        if Slot(name, gpu.index) in view.usable
     ]
-    models = [_model(model, placement, profiles) for model in wish.models.values()]
+    on = present(view)
+    models = [
+        _model(view.wish.models[name], demand, on[name], profiles)
+        for name, demand in wanted.items()
+    ]
     return {"gpus": gpus, "models": models}
 
 
-def _model(model: Model, placement: Placement, profiles: Path) -> dict[str, Any]:
+def _model(model: Model, demand: Demand, on: tuple[Slot, ...], profiles: Path) -> dict[str, Any]:
     asked: dict[str, Any] = {
         "name": model.name,
-        "copies": model.copies,
+        "copies": demand.copies,
         "priority": model.priority,
-        "on": [{"host": slot.host, "gpu": slot.gpu} for slot in placement.get(model.name, ())],
+        "on": [{"host": slot.host, "gpu": slot.gpu} for slot in on],
     }
-    if model.need:
-        return asked | {"sms": model.need.sms, "memory_mib": model.need.memory_mib}
+    if demand.share:
+        return asked | asdict(demand.share)
     slo = model.keys.get("slo")
     latency = slo.get("latency") if isinstance(slo, dict) else slo
     batch = model.keys.get("batch")
     most = batch.get("max") if isinstance(batch, dict) else None
-    asked["profile"] = str(profiles / f"{model.name}.json")
+    asked |= {"profile": str(profiles / f"{model.name}.json"), "rate": demand.rate}
     try:
         asked["slo_ms"] = values.duration_s(latency) * 1000
     except values.ValueFault:
         asked["slo_ms"] = FAULTY_SLO_MS  # the supervisor will name the fault
-    if model.rate:
-        asked["rate"] = model.rate
     return asked | ({"max_batch": most} if isinstance(most, int) and most > 0 else {})
 
 
 def read(answer: dict[str, Any]) -> Placed:
     slots: Placement = {}
     missing: dict[str, str] = {}
+    lacking: dict[str, int] = {}
     for model in answer["models"]:
         slots[model["name"]] = tuple(sorted(Slot(on["host"], on["gpu"]) for on in model["on"]))
         if model["missing"]:
             missing[model["name"]] = f"{model['missing']} missing: {model['why']}"
-    return Placed(slots, missing)
+            lacking[model["name"]] = model["missing"]
+    unmet = frozenset(model["name"] for model in answer["models"] if not model.get("need"))
+    return Placed(slots, missing, lacking, unmet)

@@ -18,10 +18,15 @@ class CopyStatus(TypedDict):
     published: bool
     served: bool  # Envoy sends requests there
     as_wished: bool
+    rate: float | None  # rows offered each second; this and the next two over a minute or two
+    attainment: float | None
+    slack: float | None
 
 
 class ModelStatus(TypedDict):
-    wished: int
+    wished: int  # with `extra`
+    extra: int  # copies beyond the wish, for the load
+    no_more: str | None  # why there is no copy more, though its objective is missed
     served: int
     copies: list[CopyStatus]
     missing: str | None
@@ -50,6 +55,7 @@ class Known:
     missing: dict[str, str]
     troubles: dict[str, str]
     placed: bool  # for the wish and the hosts as they are
+    no_more: dict[str, str]
 
 
 class Status(TypedDict):
@@ -81,6 +87,7 @@ def _model(name: str, known: Known, now: float) -> ModelStatus:
     there = {host for host, each in known.heard.items() if name in each.facts.ordered}
     failures = {at[1]: each for at, each in known.memory.failures.items() if at[0] == name}
     failing = sorted(host for host, each in failures.items() if each.until > now)
+    extra = known.state.extra.get(name, 0) if wished else 0
     copies = []
     for host in sorted(slots.keys() | published | there):
         order = Order(wished, slots[host].gpu) if wished and host in slots else None
@@ -89,7 +96,9 @@ def _model(name: str, known: Known, now: float) -> ModelStatus:
         each["as_wished"] or (each["placed"] and each["host"] in failing) for each in copies
     )
     return ModelStatus(
-        wished=wished.copies if wished else 0,
+        wished=wished.copies + extra if wished else 0,
+        extra=extra,
+        no_more=known.no_more.get(name),
         served=sum(each["served"] for each in copies),
         copies=copies,
         missing=known.missing.get(name) if wished else None,
@@ -105,6 +114,7 @@ def _copy(
     heard = known.heard.get(host)
     fresh = heard is not None and now - heard.at < HEARD_FOR
     copy = heard.facts.copies.get(name) if heard else None
+    load = copy.load if copy else None
     served = (known.taken or {}).get(name, {}).get(host, False)
     state = "gone" if not fresh else "coming" if not copy else copy.state
     as_wished = (
@@ -123,6 +133,9 @@ def _copy(
         published=published,
         served=served,
         as_wished=as_wished and served and state == "ready",
+        rate=load.rate if load else None,
+        attainment=load.attainment if load else None,
+        slack=load.slack if load else None,
     )
 
 
@@ -181,8 +194,9 @@ def lines(status: Status) -> list[str]:
         ]
         table.append(f"{name:20} {model['served']:>3}/{model['wished']:<3} {', '.join(on)}")
     for name, model in status["models"].items():
-        if model["missing"]:
-            table.append(f"{name}: {model['missing']}")
+        if model["extra"]:
+            table.append(f"{name}: {model['extra']} of its copies beyond the wish, for its load")
+        table += [f"{name}: {why}" for why in (model["missing"], model["no_more"]) if why]
         table += [f"{name} on {host}: {why}" for host, why in model["failures"].items()]
     for name, host in status["hosts"].items():
         if host["why"] or host["drained"]:

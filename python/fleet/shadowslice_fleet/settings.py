@@ -2,9 +2,10 @@
 
 import os
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import yaml
 
@@ -16,6 +17,11 @@ HOST_FILE = "/etc/shadowslice/host.yaml"
 GATEWAY_FILE = "/etc/shadowslice/gateway.yaml"
 
 Settings = TypeVar("Settings")
+READERS: dict[Any, Callable[[object], Any]] = {
+    int: lambda value: values.whole(value, 1, 65535),
+    float: values.duration_s,
+    str: values.text,
+}
 
 
 class SettingsFault(Exception):
@@ -46,6 +52,7 @@ class GatewaySettings:
     binary: str = "shadowslice"  # for `place`
     run_dir: str = "/run/shadowslice-fleet"  # Envoy's files and its admin socket
     state: str = "/var/lib/shadowslice-fleet"  # the wish, where copies are, drained hosts
+    settle: float = 120.0  # seconds from one change of a model's copies, or a miss, to the next
 
 
 def host() -> HostSettings:
@@ -68,12 +75,12 @@ def _read(kind: type[Settings], path: Path) -> Settings:
         raise SettingsFault(f"{path}: a map is needed")
     known = {each.name: each.type for each in fields(kind)}  # type: ignore[arg-type]
     faults = [f"{path}: {key}: unknown key" for key in given.keys() - known.keys()]
+    taken: dict[str, Any] = {}
     for key in given.keys() & known.keys():
         try:
-            port = known[key] is int
-            _ = values.whole(given[key], 1, 65535) if port else values.text(given[key])
+            taken[key] = READERS[known[key]](given[key])
         except values.ValueFault as fault:
             faults.append(f"{path}: {key}: {fault}")
     if faults:
         raise SettingsFault("\n".join(sorted(faults)))
-    return kind(**given)
+    return kind(**taken)

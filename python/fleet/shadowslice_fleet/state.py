@@ -22,6 +22,7 @@ class State:
     wish: Wish | None = None  # None: nothing was ever wished, so that nothing is removed
     placement: Placement = field(default_factory=dict)
     drained: frozenset[str] = frozenset()
+    extra: dict[str, int] = field(default_factory=dict)  # copies beyond the wish, by model
 
 
 def lock(folder: Path) -> IO[str] | None:
@@ -46,7 +47,7 @@ def load(folder: Path) -> State:
             for name, slots in kept["placement"].items()
         }
         wished = wish.parse(kept["wish"], str(path)) if kept["wish"] is not None else None
-        return State(wished, placement, frozenset(kept["drained"]))
+        return State(wished, placement, frozenset(kept["drained"]), dict(kept["extra"]))
     except FileNotFoundError:
         return State()
     except (OSError, ValueError, KeyError, TypeError, wish.WishFaults) as error:
@@ -62,6 +63,7 @@ def save(folder: Path, state: State) -> None:
         "wish": state.wish.document if state.wish else None,
         "placement": slots,
         "drained": sorted(state.drained),
+        "extra": state.extra,
     }
     draft = folder / ".fleet.json.draft"
     try:

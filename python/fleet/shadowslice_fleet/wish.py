@@ -20,7 +20,7 @@ NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 MOST_MODELS = 256
 MOST_COPIES = 64
-FLEET_KEYS = {"name", "copies", "rate", "files", "retry", "timeout", "need", "profile"}
+FLEET_KEYS = {"name", "copies", "most", "rate", "files", "retry", "timeout", "need", "profile"}
 
 
 class WishFaults(Exception):
@@ -59,6 +59,7 @@ class Need:
 class Model:
     name: str
     copies: int
+    most: int | None  # with those that load makes necessary; None: as many as there are hosts
     priority: int
     rate: float | None  # requests a second
     files: Files | None
@@ -157,12 +158,12 @@ class _Reader:
         need, profile = self.need(), self.entry.get("profile")
         if profile is not None and not isinstance(profile, dict):
             self.fault(".profile", "a path, or a map as in a profile's file, is needed")
-        elif need is None and profile is None and "need" not in self.entry:
-            self.fault("", "a `profile`, or `need: {sms: 24, memory: 4Gi}` is needed to place it")
         name = self.value("name", self.name, "")
+        copies = self.value("copies", lambda x: values.whole(x, 1, MOST_COPIES), 2)
         model = Model(
             name=name or "",
-            copies=self.value("copies", lambda x: values.whole(x, 1, MOST_COPIES), 2),
+            copies=copies,
+            most=self.value("most", lambda x: values.whole(x, copies, MOST_COPIES), None),
             priority=self.value("priority", lambda x: values.whole(x, 1, 1000), 1),
             rate=self.value("rate", lambda x: values.number(x, 0, 1e9), None),
             files=files,

@@ -185,6 +185,7 @@ class Rig:
             "binary": self.binary,
             "run_dir": str(self.folder / "gw" / "run"),
             "state": str(self.folder / "gw" / "state"),
+            "settle": "10s",
         }
         (self.folder / "gw" / "gateway.yaml").write_text(yaml.safe_dump(settings))
         self.gateway = self._unit("gateway", "gw", [*fleet, "gateway"])

@@ -49,7 +49,7 @@ def _cluster(kind: str, name: str, ready: str, folder: Path) -> Config:
             "eds_config": file_source(folder / "eds", f"{kind}-{name}"),
         },
         "connect_timeout": CONNECT_TIMEOUT,
-        "lb_policy": "LEAST_REQUEST",
+        "load_balancing_policy": {"policies": [_fewest_under_way()]},
         "common_lb_config": {"healthy_panic_threshold": {"value": 0}},
         "ignore_health_on_host_removal": True,
         "per_connection_buffer_limit_bytes": BUFFER_BYTES,
@@ -92,6 +92,14 @@ def _cluster(kind: str, name: str, ready: str, folder: Path) -> Config:
     }
 
 
+def _fewest_under_way() -> Config:
+    """Of all copies, not of two that are drawn by lot."""
+    kind = "extensions.load_balancing_policies.least_request.v3.LeastRequest"
+    policy = {"@type": TYPE + kind, "selection_method": "FULL_SCAN"}
+    name = "envoy.load_balancing_policies.least_request"
+    return {"typed_extension_config": {"name": name, "typed_config": policy}}
+
+
 def _health_check(path: str) -> Config:
     return {
         "timeout": HEALTH_TIMEOUT,
@@ -126,5 +134,4 @@ def _endpoint(kind: str, endpoint: Endpoint) -> Config:
             "address": {"socket_address": {"address": endpoint.address, "port_value": port}},
             "health_check_config": {"port_value": endpoint.http_port, "hostname": "localhost"},
         },
-        "load_balancing_weight": endpoint.weight,
     }

@@ -22,7 +22,6 @@ class Endpoint:
     address: str
     http_port: int
     grpc_port: int
-    weight: int = 1
 
 
 @dataclass(frozen=True)

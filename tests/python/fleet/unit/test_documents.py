@@ -2,12 +2,16 @@
 
 import hashlib
 import json
+import os
 import tempfile
 import unittest
+from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
-from shadowslice_fleet import envoy, files, placement, served, state, values
+from shadowslice_fleet import envoy, files, placement, served, settings, state, values
 from shadowslice_fleet import wish as wishes
+from shadowslice_fleet.demand import View, demands
 from shadowslice_fleet.envoy import Endpoint, Listen
 from shadowslice_fleet.facts import Orders, Slot
 from shadowslice_fleet.gateway import Gateway
@@ -41,7 +45,6 @@ class Wishes(unittest.TestCase):
             "F: models[2].path: a relative path needs `files`",
             "F: models[2].retry:",
             "F: models[2].timeout: '20' is no duration",
-            "F: models[2]: a `profile`",
             "F: models[3]: a map is needed",
         ):
             self.assertTrue(any(fault.startswith(part) for fault in found), (part, found))
@@ -72,6 +75,23 @@ class Wishes(unittest.TestCase):
         )
         for each in ("4GB", "-1Mi", True, None):
             self.assertRaises(values.ValueFault, values.size_mib, each)
+
+
+class Settings(unittest.TestCase):
+    def read(self, text: str) -> settings.GatewaySettings:
+        path = Path(self.enterContext(tempfile.TemporaryDirectory())) / "gateway.yaml"
+        path.write_text(text)
+        with mock.patch.dict(os.environ, {settings.GATEWAY_VARIABLE: str(path)}):
+            return settings.gateway()
+
+    def test_they_are_read_by_their_kinds(self) -> None:
+        read = self.read("{settle: 1m, http_port: 9, address: 10.0.0.1}")
+        self.assertEqual((read.settle, read.http_port, read.address), (60.0, 9, "10.0.0.1"))
+        self.assertEqual(self.read("").settle, 120.0)
+        with self.assertRaises(settings.SettingsFault) as raised:
+            self.read("{settle: 60, http_port: 0, adress: x}")
+        for part in ("settle: 60 is no duration", "http_port: 0 is no", "adress: unknown key"):
+            self.assertIn(part, str(raised.exception))
 
 
 class Served(unittest.TestCase):
@@ -120,16 +140,18 @@ class Placing(unittest.TestCase):
         hosts = {"a": host("a"), "c": host("c", 2)}
         usable = placement.usable(hosts, frozenset("a"))
         self.assertEqual(usable, {Slot("c", 0), Slot("c", 1)})
-        asked = placement.ask(wish("m"), {"m": (Slot("a", 0),)}, hosts, usable, Path("/p"))
+        view = View(wish("m"), {"m": (Slot("a", 0), Slot("c", 1))}, hosts, usable)
+        asked = placement.ask(view, demands(view), Path("/p"))
         self.assertEqual([(gpu["host"], gpu["gpu"]) for gpu in asked["gpus"]], [("c", 0), ("c", 1)])
-        self.assertEqual(asked["models"][0]["on"], [{"host": "a", "gpu": 0}])
+        self.assertEqual(asked["models"][0]["on"], [{"host": "c", "gpu": 1}])
 
     def test_it_is_stale_when_a_place_is_gone_or_lacks(self) -> None:
         both = frozenset({Slot("a", 0), Slot("b", 0)})
         there: Placement = {"m": (Slot("a", 0), Slot("b", 0))}
-        self.assertFalse(placement.stale(wish("m"), there, both))
-        self.assertTrue(placement.stale(wish("m"), there, frozenset({Slot("a", 0)})))
-        self.assertTrue(placement.stale(wish("m", copies=3), there, both))
+        view = View(wish("m"), there, {}, both)
+        self.assertFalse(placement.stale(view))
+        self.assertTrue(placement.stale(replace(view, usable=frozenset({Slot("a", 0)}))))
+        self.assertTrue(placement.stale(replace(view, wish=wish("m", copies=3))))
 
 
 class Files(unittest.TestCase):
@@ -173,7 +195,7 @@ class Kept(unittest.TestCase):
 
     def test_state_is_read_as_it_was_written(self) -> None:
         self.assertEqual(state.load(self.folder), State())
-        kept = State(wish("m"), {"m": (Slot("a", 0),)}, frozenset({"b"}))
+        kept = State(wish("m"), {"m": (Slot("a", 0),)}, frozenset({"b"}), {"m": 1})
         state.save(self.folder, kept)
         self.assertEqual(state.load(self.folder), kept)
         (self.folder / "fleet.json").write_text("{}")

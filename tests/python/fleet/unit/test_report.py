@@ -19,7 +19,7 @@ def status(there: World, unheard: str = "") -> report.Status:
         for name, facts in there.hosts.items()
     }
     state = State(there.wish, there.memory.placement)
-    known = report.Known(state, there.memory, heard, there.taken, {}, {}, True)
+    known = report.Known(state, there.memory, heard, there.taken, {}, {}, True, {})
     return report.status(known, there.now)
 
 
