@@ -10,9 +10,6 @@ if TYPE_CHECKING:
     from shadowslice_fleet.states import Placement
 
 LEAST_SMS = 8  # of a copy whose batches were not seen yet, as the supervisor has it
-# How the supervisor begins its reason why no number of SMs keeps up; with the other reason, an SLO
-# that cannot be met, further copies do not help.
-OVERRUN = "a copy serves"
 
 
 @dataclass(frozen=True)
@@ -34,7 +31,7 @@ def read(model: Document) -> Load:
     need, slo = model["need"], model["slo"]
     return Load(
         sms=need["sms"],
-        overrun=need["sms"] is None and (need["why"] or "").startswith(OVERRUN),
+        overrun=need["most"] is not None,
         rate=need["rate"],
         busy=need["busy"] or 0.0,
         memory_mib=need["memory_mib"] or 0,

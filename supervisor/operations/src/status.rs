@@ -170,6 +170,8 @@ pub struct NeedStatus {
     /// known.
     pub sms: Option<u32>,
     pub why: Option<String>,
+    /// Rows each second that a copy serves within the SLO at most, where more are offered.
+    pub most: Option<f64>,
     /// Rows offered each second, over the last minute or two.
     pub rate: f64,
     /// The part of the time in which it would execute on these SMs, 0 to 1.
@@ -185,6 +187,7 @@ pub struct NeedStatus {
 impl From<Needs> for NeedStatus {
     fn from(needs: Needs) -> Self {
         let mib = |bytes: u64| bytes.div_ceil(MIB);
+        let most = needs.most();
         let (need, why) = match needs.sms {
             Some(Ok(need)) => (Some(need), None),
             Some(Err(unmet)) => (None, Some(unmet.to_string())),
@@ -193,6 +196,7 @@ impl From<Needs> for NeedStatus {
         Self {
             sms: need.map(|need| need.sms.0),
             why,
+            most,
             rate: needs.rate,
             busy: need.map(|need| need.busy),
             memory_mib: needs.memory.map(mib),

@@ -64,6 +64,14 @@ impl Needs {
         Self { sms, rate, memory, shadow, bandwidth }
     }
 
+    /// Rows each second that a copy serves within the SLO at most, where more are offered.
+    pub fn most(&self) -> Option<f64> {
+        match self.sms {
+            Some(Err(Unmet::Rate { most })) => Some(most),
+            _ => None,
+        }
+    }
+
     /// What is not known counts as little as can be.
     pub(super) fn share(&self, model: &Model, gpu: &dyn GpuBackend) -> Share {
         let whole = gpu.sms(Percent::WHOLE);

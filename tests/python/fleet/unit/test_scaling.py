@@ -177,15 +177,12 @@ class Demands(unittest.TestCase):
         self.assertEqual(whole.sms, 132)
 
     def test_a_status_is_read(self) -> None:
-        need = {
-            "sms": None,
-            "why": "a copy serves 150 requests/s within the SLO at most; ask for m",
-        }
+        need = {"sms": None, "why": "a copy serves 150 requests/s at most", "most": 150.0}
         need |= dict.fromkeys(("busy", "memory_mib", "shadow_mib"))
         slo = {"attainment": None, "percentile": 99.0, "slack": None}
         read = load.read({"need": need | {"rate": 1.5, "bandwidth": 0.0}, "slo": slo})
         self.assertEqual(read, Load(None, True, 1.5, 0.0, 0, 0, 0.0, None, 0.99, None))
-        never = need | {"why": "the SLO cannot be met: two batches", "rate": 1.5, "bandwidth": 0.0}
+        never = need | {"why": "the SLO cannot be met", "most": None, "rate": 1.5, "bandwidth": 0.0}
         self.assertFalse(load.read({"need": never, "slo": slo}).overrun)
 
 
