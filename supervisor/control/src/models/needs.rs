@@ -98,14 +98,12 @@ fn told_memory(model: &Model) -> Option<(u64, u64)> {
     Some((shadow, shadow.saturating_add(memory.weights)))
 }
 
-/// The same, as the driver says; else as it said of an earlier worker.
+/// The same, as the driver says.
 fn seen_memory(report: &ModelReport, gpu: Option<&Watched>) -> Option<(u64, u64)> {
     let worker = report.workers.iter().find(|worker| worker.role == "incumbent")?;
     let memory = worker.memory?;
-    let usage = gpu.and_then(|gpu| gpu.reading.as_ref()?.usage.as_ref());
-    let own = usage.and_then(|usage| usage.bytes_of(worker.pid));
-    let beside_weights = |own: u64| own.saturating_sub(memory.brought_mib.saturating_mul(MIB));
-    let shadow = own.map(beside_weights).or(report.memory_need)?;
+    let own = gpu?.reading.as_ref()?.usage.as_ref()?.bytes_of(worker.pid)?;
+    let shadow = own.saturating_sub(memory.brought_mib.saturating_mul(MIB));
     Some((shadow, shadow.saturating_add(memory.weights_mib.saturating_mul(MIB))))
 }
 
