@@ -36,7 +36,8 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     print(f"seed {arguments.seed}", flush=True)
     random.seed(arguments.seed)
-    options = Options(arguments.short, arguments.rounds, arguments.models)
+    models = arguments.models.resolve() if arguments.models else None
+    options = Options(arguments.short, arguments.rounds, models)
     rig = Rig(os.path.abspath(arguments.binary))
     try:
         began = time.monotonic()
