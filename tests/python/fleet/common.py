@@ -90,14 +90,21 @@ def up_all(rig: Rig, options: Options) -> None:
 def settled(rig: Rig, within: float = TABLE_WITHIN) -> float:
     """Seconds until the table equals the wish, as the supervisors have it."""
 
+    said = ""
+
     def is_so() -> bool:
+        nonlocal said
         done = rig.cli("status", "--json", check=False)
+        said = done.stdout or done.stderr
         if done.returncode != 0:
             return False
         status = json.loads(done.stdout)
         return bool(status["settled"]) and as_the_hosts_say(rig, status)
 
-    return wait_until(is_so, within, "the table equals the wish")
+    try:
+        return wait_until(is_so, within, "the table equals the wish")
+    except TimeoutError as late:
+        raise TimeoutError(f"{late}; the fleet said: {said}") from late
 
 
 def as_the_hosts_say(rig: Rig, status: dict[str, Any]) -> bool:
