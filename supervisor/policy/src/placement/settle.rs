@@ -150,5 +150,6 @@ mod tests {
     fn what_fits_nowhere_goes_where_most_is_free() {
         let small = Gpu { sms: Sms(66), ..gpu() };
         assert_eq!(places(&[small, gpu()], &[free(None, 200), free(None, 200), free(None, 200)]), [1, 0, 1]);
+        assert_eq!(places(&[gpu(), gpu()], &[free(Some(1), 200)]), [1], "one that is somewhere stays");
     }
 }
