@@ -1,9 +1,9 @@
 //! The models: which there are now, and how that changes while they serve.
 //!
 //! ```text
-//! `reload`, `move` ──┐                        ┌─▶ router: what requests reach
+//! SIGHUP, `reload` ──┐                        ┌─▶ router: what requests reach
 //! load, unload ──────┼─▶ Registry ─ publishes ─┼─▶ the models: what status, metrics and orders reach
-//! start ─────────────┘    │                   └─▶ the planner: what it decides about
+//! start, `move` ─────┘    │                   └─▶ the planner: what it decides about
 //!                         └─ hires controllers, tells them to stop when their last request is answered
 //! ```
 //!

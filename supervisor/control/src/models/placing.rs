@@ -113,6 +113,10 @@ impl Registry {
             return;
         }
         self.next_look = Instant::now() + LOOK;
+        if self.moved().next().is_some() {
+            // Another supervisor takes over, and will look by itself.
+            return;
+        }
         let config = self.config();
         let is_auto = |model: &Model| model.gpu_auto;
         if !config.controller.act || config.gpus.len() == 1 || !config.models.iter().any(is_auto) {
