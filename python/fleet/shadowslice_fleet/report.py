@@ -92,9 +92,7 @@ def _model(name: str, known: Known, now: float) -> ModelStatus:
     for host in sorted(slots.keys() | published | there):
         order = Order(wished, slots[host].gpu) if wished and host in slots else None
         copies.append(_copy(name, host, order, host in published, known, now))
-    settled = bool(slots) == (wished is not None) and all(
-        each["as_wished"] or (each["placed"] and each["host"] in failing) for each in copies
-    )
+    settled = bool(slots) == (wished is not None) and all(_done(each, failing) for each in copies)
     return ModelStatus(
         wished=wished.copies + extra if wished else 0,
         extra=extra,
@@ -106,6 +104,13 @@ def _model(name: str, known: Known, now: float) -> ModelStatus:
         failing=failing,
         settled=settled,
     )
+
+
+def _done(copy: CopyStatus, failing: list[str]) -> bool:
+    """Whether nothing more is to happen to it at present; what a lost host had may never come."""
+    if copy["placed"]:
+        return copy["as_wished"] or copy["host"] in failing
+    return copy["state"] == "gone" and not copy["published"]
 
 
 def _copy(

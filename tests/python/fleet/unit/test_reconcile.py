@@ -15,16 +15,12 @@ def placed(there: World, model: str, *slots: Slot) -> None:
     there.memory = replace(there.memory, placement=there.memory.placement | {model: slots})
 
 
-def published(there: World, model: str) -> set[str]:
-    return {each.host for each in there.memory.published.get(model, ())}
-
-
 class Moves(unittest.TestCase):
     def setUp(self) -> None:
         self.world = world(wish("m"), {"m": (A, B)})
         self.world.steps(10)
         self.assertEqual(self.world.table("m"), {A, B})
-        self.assertEqual(published(self.world, "m"), {"a", "b"})
+        self.assertEqual(self.world.published("m"), {"a", "b"})
 
     def watched(self, steps: int, least: int = 2) -> None:
         for _ in range(steps):
@@ -36,7 +32,7 @@ class Moves(unittest.TestCase):
         placed(self.world, "m", B, C0)
         self.watched(20)
         self.assertEqual(self.world.table("m"), {B, C0})
-        self.assertEqual(published(self.world, "m"), {"b", "c"})
+        self.assertEqual(self.world.published("m"), {"b", "c"})
 
     def test_a_copy_that_is_wanted_again_is_undrained(self) -> None:
         placed(self.world, "m", B, C0)
@@ -70,7 +66,7 @@ class Moves(unittest.TestCase):
         placed(self.world, "m", B, C0)
         self.watched(20)
         self.assertEqual(self.world.table("m"), {A, B, C0})
-        self.assertEqual(published(self.world, "m"), {"b", "c"})
+        self.assertEqual(self.world.published("m"), {"b", "c"})
         self.world.steps(140)
         self.assertEqual(self.world.table("m"), {B, C0})
 
@@ -79,7 +75,7 @@ class Moves(unittest.TestCase):
         answers = self.world.answers
         self.world.answers = lambda model, name: False  # type: ignore[method-assign]
         self.watched(20)
-        self.assertEqual(published(self.world, "m"), {"a", "b", "c"})
+        self.assertEqual(self.world.published("m"), {"a", "b", "c"})
         self.world.answers = answers  # type: ignore[method-assign]
         self.watched(20)
         self.assertEqual(self.world.table("m"), {B, C0})
@@ -103,7 +99,7 @@ class Moves(unittest.TestCase):
         self.watched(60)
         self.assertEqual(self.world.table("m"), set(self.world.memory.placement["m"]))
         self.assertEqual(
-            published(self.world, "m"), {slot.host for slot in self.world.memory.placement["m"]}
+            self.world.published("m"), {slot.host for slot in self.world.memory.placement["m"]}
         )
 
 
@@ -113,10 +109,10 @@ class Hosts(unittest.TestCase):
         there.steps(10)
         there.dead.add("a")
         there.steps(20)
-        self.assertEqual(published(there, "m"), {"a"})
+        self.assertEqual(there.published("m"), {"a"})
         placed(there, "m", B)
         there.steps(20)
-        self.assertEqual(published(there, "m"), {"b"})
+        self.assertEqual(there.published("m"), {"b"})
         there.dead.clear()
         there.steps(20)
         self.assertEqual(there.table("m"), {B})
@@ -127,7 +123,7 @@ class Hosts(unittest.TestCase):
         there.wish = wish("n")
         there.steps(10)
         self.assertEqual(there.table("m"), set())
-        self.assertEqual(published(there, "m"), set())
+        self.assertEqual(there.published("m"), set())
         self.assertEqual(there.table("n"), {A, B})
 
     def test_copies_that_are_not_published_are_adopted_after_a_restart(self) -> None:
@@ -136,7 +132,7 @@ class Hosts(unittest.TestCase):
         before = [facts.copies for facts in there.hosts.values()]
         there.memory = replace(there.memory, published={})
         there.steps(5)
-        self.assertEqual(published(there, "m"), {"a", "b"})
+        self.assertEqual(there.published("m"), {"a", "b"})
         self.assertEqual([facts.copies for facts in there.hosts.values()], before)
 
     def test_a_failed_copy_without_an_old_one_is_tried_again_after_its_pause(self) -> None:

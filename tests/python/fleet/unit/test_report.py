@@ -38,6 +38,24 @@ class Statuses(unittest.TestCase):
         self.assertFalse(told["settled"] or report.suffices(told["models"]["m"]))
         self.assertIn("b:0 (gone)", "\n".join(report.lines(told)))
 
+    def test_a_lost_host_is_waited_for_until_its_copies_serve_elsewhere(self) -> None:
+        self.world.dead.add("b")
+        self.world.memory = replace(self.world.memory, placement={"m": (A, C0)})
+        seen = []
+        for _ in range(20):
+            self.world.step()
+            told = status(self.world, "b")
+            seen.append(told["settled"])
+            self.assertEqual(told["settled"], self.world.published("m") == {"a", "c"})
+        self.assertEqual(seen[-1], True)
+        self.assertTrue(report.suffices(told["models"]["m"]))
+
+    def test_without_a_wish_for_its_model_a_lost_copy_is_not_waited_for(self) -> None:
+        self.world.dead.add("b")
+        self.world.wish = wish()
+        self.world.steps(20)
+        self.assertTrue(status(self.world, "b")["settled"])
+
     def test_a_move_is_not_settled_before_its_end(self) -> None:
         self.world.memory = replace(self.world.memory, placement={"m": (B, C0)})
         seen = []

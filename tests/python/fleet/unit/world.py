@@ -84,10 +84,13 @@ class World:
         found = self.hosts[name].copies.get(model)
         return name not in self.dead and found is not None and found.ready and not found.drained
 
+    def published(self, model: str) -> set[str]:
+        return {each.host for each in self.memory.published.get(model, ())}
+
     def serving(self, model: str) -> set[str]:
         """Hosts to which Envoy may send the model's requests and that answer, drained or not."""
-        published = {each.host for each in self.memory.published.get(model, ())}
-        copies = {name: self.hosts[name].copies.get(model) for name in published - self.dead}
+        there = self.published(model) - self.dead
+        copies = {name: self.hosts[name].copies.get(model) for name in there}
         return {name for name, each in copies.items() if each and each.ready}
 
     def astray(self, model: str) -> set[str]:
