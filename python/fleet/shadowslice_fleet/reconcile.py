@@ -112,8 +112,8 @@ def _old(at: At, order: Order, seen: Seen, placed_on: set[str]) -> Slot | None:
     """Where the model serves besides its places: on another GPU of the host, or on another host."""
     name = at[0]
     for host in [at[1], *sorted(seen.hosts.keys() - placed_on)]:
-        facts = seen.hosts[host]
-        copy = facts.copies.get(name) if name in facts.ordered else None
+        facts = seen.hosts.get(host)
+        copy = facts.copies.get(name) if facts and name in facts.ordered else None
         if copy and copy.ready and (host, copy.gpu) != (at[1], order.gpu):
             return Slot(host, copy.gpu)
     return None

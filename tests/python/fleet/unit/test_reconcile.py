@@ -144,6 +144,16 @@ class Hosts(unittest.TestCase):
         there.steps(40)
         self.assertEqual(there.table("m"), {A})
 
+    def test_a_host_that_goes_while_a_copy_fails_there_stops_nothing(self) -> None:
+        there = world(wish("m", "n", copies=1), {"m": (A,), "n": (B,)})
+        there.broken.add(("m", "a"))
+        there.steps(5)
+        self.assertIn(("m", "a"), there.memory.failures)
+        there.dead.add("a")
+        placed(there, "n", C0)
+        there.steps(20)
+        self.assertEqual(there.table("n"), {C0})
+
     def test_a_refusal_counts_once_and_is_tried_again(self) -> None:
         there = world(wish("m", copies=1), {"m": (A,)})
         order = placements(there.wish, there.memory.placement)[("m", "a")]
