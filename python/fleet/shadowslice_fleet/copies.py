@@ -108,7 +108,7 @@ class Pass:
         failed = self._failed(name, host)
         if slot and not failed:
             self._order(Order(model, slot.gpu), facts)
-        elif slot is None or host in endpoints:
+        elif slot is None or host in endpoints or (copy and copy.ready):
             self.keep[host].append(name)
         if copy and copy.drained:
             self.undrain.append((name, host))

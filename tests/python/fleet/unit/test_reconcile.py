@@ -144,6 +144,21 @@ class Hosts(unittest.TestCase):
         there.steps(40)
         self.assertEqual(there.table("m"), {A})
 
+    def test_a_copy_that_serves_stays_though_its_change_fails_and_its_endpoint_was_lost(
+        self,
+    ) -> None:
+        there = world(wish("m", copies=1), {"m": (A,)})
+        there.steps(10)
+        changed = replace(there.wish.models["m"], keys={"name": "m", "slo": "1s"})
+        there.wish = replace(there.wish, models={"m": changed})
+        order = placements(there.wish, there.memory.placement)[("m", "a")]
+        refusing = {order.digest: Refusal("no", 1)}
+        there.hosts["a"] = replace(there.hosts["a"], refused=refusing)
+        there.memory = replace(there.memory, published={})
+        there.steps(5)
+        self.assertEqual(there.table("m"), {A})
+        self.assertEqual(there.published("m"), {"a"})
+
     def test_a_host_that_goes_while_a_copy_fails_there_stops_nothing(self) -> None:
         there = world(wish("m", "n", copies=1), {"m": (A,), "n": (B,)})
         there.broken.add(("m", "a"))
