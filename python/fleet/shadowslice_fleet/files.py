@@ -4,13 +4,15 @@ import hashlib
 import os
 import shutil
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import fsspec
 
-from shadowslice_fleet.wish import Files
+from shadowslice_fleet.wish import SHA256, Files
 
 CHUNK = 1 << 20  # bytes
+COMING = ".coming-"  # what is not whole: it is being fetched, or removed
 
 
 class FetchFailed(Exception):
@@ -21,9 +23,10 @@ def fetch(files: Files, folder: Path) -> Path:
     """The folder that has the file, or all that lies under the URL. Raises FetchFailed."""
     there = folder / files.key
     if there.is_dir():
+        used(there)
         return there
     folder.mkdir(parents=True, exist_ok=True)
-    coming = Path(tempfile.mkdtemp(prefix=".coming-", dir=folder))
+    coming = Path(tempfile.mkdtemp(prefix=f"{COMING}{files.key}-", dir=folder))
     try:
         _copy(files.url, coming)
         _verify(files, coming)
@@ -36,6 +39,19 @@ def fetch(files: Files, folder: Path) -> Path:
     finally:
         shutil.rmtree(coming, ignore_errors=True)
     return there
+
+
+def fetched(folder: Path) -> frozenset[str]:
+    """Keys of the files that are there."""
+    there = folder.iterdir() if folder.is_dir() else ()
+    return frozenset(path.name for path in there if SHA256.fullmatch(path.name))
+
+
+def used(path: Path) -> None:
+    """When it was used last is its time of change, which outlives the actor. Read-only files, which
+    others provide, have no such time; nor can they be removed."""
+    with suppress(OSError):
+        os.utime(path)
 
 
 def _copy(url: str, into: Path) -> None:

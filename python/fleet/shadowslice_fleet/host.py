@@ -15,12 +15,15 @@ from pathlib import Path
 
 import yaml
 
-from shadowslice_fleet import facts, files, served, settings, values
+from shadowslice_fleet import facts, files, served, settings, unused, values
 from shadowslice_fleet.facts import Orders, Refusal
 from shadowslice_fleet.supervisor import CommandFailed, Supervisor
 from shadowslice_fleet.wish import Document, Files
 
 MOST_FETCHES = 2  # at a time
+# Seconds from one look for unused files to the next. By the next one no order is under way that was
+# given before they were found.
+SWEPT_EVERY = 600.0
 log = logging.getLogger(__name__)
 
 
@@ -37,6 +40,7 @@ class Work:
     refused: dict[str, Refusal] = field(default_factory=dict)  # by an order's digest
     fetching: set[str] = field(default_factory=set)
     unfetched: dict[str, Refusal] = field(default_factory=dict)  # by the files' key
+    leaving: set[Path] = field(default_factory=set)  # unused files, which count as not fetched
 
 
 class Host:
@@ -46,9 +50,12 @@ class Host:
         self.address = self.settings.address or address
         self.config = Path(self.settings.config)
         self.pending = self.config.with_name(f".{self.config.name}.pending")  # not reloaded yet
+        # Not all of the served file is in force: models may be as the ones before it had them.
+        self.mixed = self.config.with_name(f".{self.config.name}.mixed")
         self.files = Path(self.settings.files)
         self.supervisor = Supervisor(self.settings.binary, Path(self.settings.run_dir))
         self.work = Work()
+        threading.Thread(target=self._sweeps, daemon=True).start()
 
     def facts(self) -> facts.Host:
         ours = self.settings
@@ -69,7 +76,7 @@ class Host:
                 copies=facts.copies(status) if status else {},
                 ordered=served.ordered(_text(self.config)),
                 refused=dict(self.work.refused),
-                fetched=self._fetched(),
+                fetched=files.fetched(self.files) - {path.name for path in self.work.leaving},
                 unfetched=dict(self.work.unfetched),
                 busy=self.work.applying,
                 interrupted=self.pending.exists() and not self.work.applying,
@@ -90,6 +97,7 @@ class Host:
             if wanted.key in self.work.fetching or len(self.work.fetching) >= MOST_FETCHES:
                 return False
             self.work.fetching.add(wanted.key)
+            self.work.leaving.discard(self.files / wanted.key)
             self.work.unfetched.pop(wanted.key, None)
         self._start(self._fetch, wanted)
         return True
@@ -112,10 +120,6 @@ class Host:
     @staticmethod
     def _start(work: Callable[..., None], argument: object) -> None:
         threading.Thread(target=work, args=(argument,), daemon=True).start()
-
-    def _fetched(self) -> frozenset[str]:
-        there = self.files.iterdir() if self.files.is_dir() else ()
-        return frozenset(path.name for path in there if not path.name.startswith("."))
 
     def _fetch(self, wanted: Files) -> None:
         why = None
@@ -145,7 +149,7 @@ class Host:
 
     def _carry_out(self, orders: Orders) -> dict[str, str]:
         """Writes and reloads. Returns by digest why orders are not in force."""
-        profiles = self.files / ".profiles"
+        profiles = self.files / unused.PROFILES
         profiles.mkdir(parents=True, exist_ok=True)
         for order in orders.new:
             if order.model.profile is not None:
@@ -153,13 +157,50 @@ class Host:
         text, refused = self._checked(orders, profiles)
         self.pending.touch()
         _replace(self.config, text)
+        self.mixed.touch()
         try:
             late = self.supervisor.reload()
+            if not late:
+                self.mixed.unlink(missing_ok=True)
         except CommandFailed as failed:
             late = {order.model.name: failed.why for order in orders.new}
         self.pending.unlink(missing_ok=True)
         changed = [order for order in orders.new if order.model.name in late]
         return refused | {order.digest: late[order.model.name] for order in changed}
+
+    def _sweeps(self) -> None:
+        while True:
+            try:
+                self.sweep(time.time())
+            except (OSError, UnicodeDecodeError, CommandFailed) as error:
+                log.warning("unused files cannot be removed: %s", error)
+            time.sleep(SWEPT_EVERY)
+
+    def sweep(self, now: float) -> None:
+        """Removes what it found unused the last time, too: since then that counted as not fetched.
+        `now` is of the wall clock, in seconds. Raises OSError, UnicodeDecodeError and
+        CommandFailed."""
+        if not self._in_force(now):
+            return
+        with self.work.lock:
+            if self.work.applying:
+                return
+            found = unused.find(self.files, _text(self.config), now)
+            coming = {path for path in found for key in self.work.fetching if key in path.name}
+            due = (found & self.work.leaving) - coming
+            self.work.leaving = found
+            aside = [unused.set_aside(path) for path in due]
+        for path in aside:
+            unused.remove(path)
+
+    def _in_force(self, now: float) -> bool:
+        """Whether the supervisor goes by its file alone, as one does that began after it."""
+        if self.pending.exists():
+            return False
+        if not self.mixed.exists():
+            return True
+        age: float = self.supervisor.status()["supervisor"]["age_s"]
+        return now - age > self.mixed.stat().st_mtime
 
     def _checked(self, orders: Orders, profiles: Path) -> tuple[str, dict[str, str]]:
         """A configuration that `check` finds no fault in: a model with faults stays as it is."""

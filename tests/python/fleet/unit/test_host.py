@@ -1,0 +1,183 @@
+"""A host's orders and files, with a program that stands for the supervisor's commands."""
+
+import hashlib
+import json
+import os
+import tempfile
+import time
+import unittest
+from pathlib import Path
+from unittest import mock
+
+from shadowslice_fleet import settings
+from shadowslice_fleet import wish as wishes
+from shadowslice_fleet.facts import Order, Orders
+from shadowslice_fleet.host import Host
+from shadowslice_fleet.unused import AFTER
+from shadowslice_fleet.wish import Files
+
+# `check` finds no fault; `reload` and `status` say what files beside it have.
+PROGRAM = """#!/bin/sh
+case $1 in
+  reload) cat "$0.reload"; exit "$(cat "$0.code")" ;;
+  status) cat "$0.status" ;;
+esac
+"""
+MINUTE = 60.0
+
+
+class Rig(unittest.TestCase):
+    def setUp(self) -> None:
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        self.program = self.folder / "program"
+        self.program.write_text(PROGRAM)
+        self.program.chmod(0o755)
+        self.reloads()
+        self.began(0.0)
+        (self.folder / "base.yaml").write_text("models: []")
+        given = {"binary": "program", "base": "base.yaml", "config": "served.yaml"}
+        paths = {key: str(self.folder / name) for key, name in (given | {"files": "f"}).items()}
+        (self.folder / "host.yaml").write_text(json.dumps(paths))
+        variables = {settings.HOST_VARIABLE: str(self.folder / "host.yaml")}
+        self.enterContext(mock.patch.dict(os.environ, variables))
+        self.enterContext(mock.patch.object(Host, "_sweeps"))  # by hand
+        self.host = Host("10.0.0.1")
+
+    def reloads(self, code: int = 0, late: str | None = None) -> None:
+        models = [{"name": "m", "why": late}]
+        Path(f"{self.program}.reload").write_text(json.dumps({"models": models}))
+        Path(f"{self.program}.code").write_text(str(code))
+
+    def began(self, ago: float) -> None:
+        status = {"supervisor": {"age_s": ago}, "gpus": [], "models": []}
+        Path(f"{self.program}.status").write_text(json.dumps(status))
+
+    def order(self, version: str) -> Order:
+        """A model whose files are fetched."""
+        source = self.folder / version
+        source.write_text(version)
+        digest = hashlib.sha256(version.encode()).hexdigest()
+        entry = {"name": "m", "path": version, "files": {"url": str(source), "sha256": digest}}
+        model = wishes.parse({"models": [entry | {"profile": {"of": version}}]}, "w").models["m"]
+        assert model.files
+        self.fetch(model.files)
+        return Order(model, 0)
+
+    def fetch(self, files: Files) -> None:
+        self.assertTrue(self.host.fetch(files))
+        self.until(lambda: not self.host.work.fetching)
+
+    def apply(self, *new: Order, keep: tuple[str, ...] = ()) -> None:
+        self.assertTrue(self.host.apply(Orders(new, keep)))
+        self.until(lambda: not self.host.work.applying)
+
+    def until(self, done: object) -> None:
+        deadline = time.monotonic() + 10
+        while not done():  # type: ignore[operator]
+            self.assertLess(time.monotonic(), deadline)
+            time.sleep(0.005)
+
+    def later(self, *ages: float) -> None:
+        """Looks for unused files after so many seconds."""
+        for age in ages:
+            self.host.sweep(time.time() + age)
+
+    def there(self) -> set[str]:
+        """Contents of all fetched files."""
+        found = (self.folder / "f").glob("*/*")
+        return {path.read_text() for path in found if path.parent.name != ".profiles"}
+
+
+class Unused(Rig):
+    def test_files_and_profiles_go_after_a_day_without_their_model(self) -> None:
+        old, new = self.order("1"), self.order("2")
+        self.apply(old)
+        self.apply(new)
+        self.later(AFTER - MINUTE, AFTER - MINUTE)
+        self.assertEqual(self.there(), {"1", "2"})
+        self.later(AFTER + MINUTE, AFTER + 2 * MINUTE)
+        self.assertEqual(self.there(), {"2"})
+        profiles = [path.name for path in (self.folder / "f" / ".profiles").iterdir()]
+        self.assertEqual(profiles, [f"m-{new.model.digest}.json"])
+        self.assertEqual(self.host.facts().fetched, {new.model.files.key})  # type: ignore[union-attr]
+
+    def test_what_is_about_to_go_counts_as_not_fetched_and_stays_if_it_is_fetched(self) -> None:
+        files = self.order("1").model.files
+        assert files
+        self.later(AFTER + MINUTE)
+        self.assertEqual((self.there(), self.host.facts().fetched), ({"1"}, frozenset()))
+        (self.folder / "1").unlink()
+        self.fetch(files)
+        self.assertEqual(self.host.facts().fetched, {files.key})
+        self.later(AFTER + MINUTE)
+        self.assertEqual(self.there(), {"1"})
+
+    def test_a_restarted_actor_begins_anew_and_knows_when_files_were_used(self) -> None:
+        self.order("1")
+        self.later(AFTER + MINUTE)
+        self.host = Host("10.0.0.1")
+        self.later(AFTER + MINUTE)
+        self.assertEqual(self.there(), {"1"})
+        self.later(AFTER + MINUTE)
+        self.assertEqual(self.there(), set())
+
+    def test_what_is_served_stays_at_any_time_of_the_clock(self) -> None:
+        self.apply(self.order("1"))
+        for days in (1000, 1000, -1000, 2000, 2000):
+            self.later(days * AFTER)
+        self.assertEqual(self.there(), {"1"})
+
+    def test_a_clock_that_was_ahead_keeps_nothing_for_ever(self) -> None:
+        key = self.order("1").model.files.key  # type: ignore[union-attr]
+        os.utime(self.folder / "f" / key, (time.time() + 1000 * AFTER,) * 2)
+        self.later(0.0, AFTER + MINUTE, AFTER + MINUTE)
+        self.assertEqual(self.there(), set())
+
+    def test_an_order_that_is_not_in_force_keeps_what_was_before_it(self) -> None:
+        refusals = ((1, "it does not load"), (78, None))
+        for code, late in refusals:
+            self.reloads()
+            old, new = self.order(f"{code} old"), self.order(f"{code} new")
+            self.apply(old)
+            self.reloads(code, late)
+            self.apply(new)
+            self.began(9 * AFTER)
+            self.later(3 * AFTER, 3 * AFTER, 3 * AFTER)
+            self.assertLessEqual({f"{code} old", f"{code} new"}, self.there())
+            self.assertIn(new.digest, self.host.facts().refused)
+            self.began(AFTER)  # again, two days later
+            self.later(3 * AFTER, 3 * AFTER)
+            self.assertEqual(self.there(), {f"{code} new"})
+
+    def test_an_order_that_an_actor_s_death_cut_short_keeps_what_was_before_it(self) -> None:
+        self.apply(self.order("1"))
+        self.apply(self.order("2"))
+        self.host.pending.touch()
+        self.later(AFTER + MINUTE, AFTER + MINUTE)
+        self.assertEqual(self.there(), {"1", "2"})
+
+    def test_while_an_order_is_carried_out_nothing_goes(self) -> None:
+        self.order("1")
+        self.later(AFTER + MINUTE)
+        self.host.work.applying = True
+        self.later(AFTER + MINUTE)
+        self.assertEqual(self.there(), {"1"})
+
+    def test_what_a_dead_actor_left_half_fetched_goes_and_what_is_fetched_does_not(self) -> None:
+        left, coming = "a" * 64, "b" * 64
+        for key in (left, coming):
+            half = self.folder / "f" / f".coming-{key}-x"
+            half.mkdir(parents=True)
+            (half / "part").write_text(key)
+        self.host.work.fetching = {coming}
+        self.later(AFTER + MINUTE, AFTER + MINUTE)
+        self.assertEqual(self.there(), {coming})
+
+    def test_what_is_not_the_fleet_s_stays(self) -> None:
+        (self.folder / "f" / "lost+found").mkdir(parents=True)
+        self.later(AFTER + MINUTE, AFTER + MINUTE)
+        self.assertTrue((self.folder / "f" / "lost+found").exists())
+
+
+if __name__ == "__main__":
+    unittest.main()
