@@ -141,6 +141,9 @@ class Host:
         except (CommandFailed, BaseFault, OSError) as failed:
             log.warning("an order failed: %s", failed)
             refused = {order.digest: str(failed) for order in orders.new}
+        except Exception as error:  # an order that comes to nothing is told, whatever it met
+            log.exception("an order failed")
+            refused = {order.digest: f"{type(error).__name__}: {error}" for order in orders.new}
         finally:
             with self.work.lock:
                 trial = time.time_ns()

@@ -179,5 +179,14 @@ class Unused(Rig):
         self.assertTrue((self.folder / "f" / "lost+found").exists())
 
 
+class Told(Rig):
+    def test_an_order_that_meets_a_file_that_cannot_be_read_is_told(self) -> None:
+        order = self.order("1")
+        (self.folder / "served.yaml").write_text('# shadowslice-fleet {"m": "x"}\n{broken')
+        with self.assertLogs("shadowslice_fleet.host"):
+            self.apply(order)
+        self.assertIn("Error", self.host.facts().refused[order.digest].why)
+
+
 if __name__ == "__main__":
     unittest.main()
