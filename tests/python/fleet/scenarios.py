@@ -3,11 +3,13 @@
 from control import control, rolling
 from deaths import deaths
 from moves import moves
+from names import names
 from overhead import overhead
 from placing import placing
 from scale import scale
 from up import up
 
 ALL = {
-    each.__name__: each for each in (up, moves, deaths, control, rolling, scale, placing, overhead)
+    each.__name__: each
+    for each in (up, names, moves, deaths, control, rolling, scale, placing, overhead)
 }
