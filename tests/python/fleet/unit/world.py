@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from shadowslice_fleet.facts import Copy, Gpu, Host, Order, Orders, Slot
 from shadowslice_fleet.reconcile import decide
-from shadowslice_fleet.states import Memory, Placement, Seen
+from shadowslice_fleet.states import Actions, Memory, Placement, Seen
 from shadowslice_fleet.wish import Wish, parse
 
 STEP = 0.5  # seconds
@@ -46,6 +46,8 @@ class World:
     lag: int = 0  # steps by which Envoy's files and checks are behind
     views: list[dict[str, dict[str, bool]]] = field(default_factory=list)
     taken: dict[str, dict[str, bool]] = field(default_factory=dict)
+    deaf: bool = False  # Envoy does not answer
+    actions: Actions = field(default_factory=lambda: Actions({}, [], [], []))
     now: float = 0.0
     chance: random.Random = field(default_factory=lambda: random.Random(1))
 
@@ -62,7 +64,9 @@ class World:
         self.views = self.views[-1 - self.lag :]
         self.taken = self.views[0]
         heard = {name: facts for name, facts in self.hosts.items() if name not in self.dead}
-        actions, self.memory = decide(self.wish, Seen(heard, self.taken), self.memory, self.now)
+        seen = Seen(heard, None if self.deaf else self.taken)
+        self.actions, self.memory = decide(self.wish, seen, self.memory, self.now)
+        actions = self.actions
         for name, orders in actions.apply.items():
             if self.chance.random() >= self.lossy:
                 self._apply(name, orders)

@@ -1,0 +1,209 @@
+"""What one pass does with a model's copies, and when a copy that failed is tried again."""
+
+import unittest
+from dataclasses import replace
+
+from shadowslice_fleet.facts import Refusal, Slot
+from shadowslice_fleet.reconcile import READY_WITHIN, RETRY_AFTER, RETRY_AT_MOST
+from shadowslice_fleet.wish import Files, Model
+from world import STEP, World, order, wish, world
+
+A, B, C0, C1 = Slot("a", 0), Slot("b", 0), Slot("c", 0), Slot("c", 1)
+
+
+class Case(unittest.TestCase):
+    def there(self, *slots: Slot, copies: int = 1) -> World:
+        """A model that serves in these places."""
+        there = world(wish("m", copies=copies), {"m": slots})
+        there.steps(10)
+        self.assertEqual(there.table("m"), set(slots))
+        return there
+
+    def place(self, there: World, *slots: Slot) -> None:
+        there.memory = replace(there.memory, placement={"m": slots})
+
+    def change(self, there: World, **more: object) -> Model:
+        """The model is wished in another way."""
+        changed = replace(there.wish.models["m"], keys={"name": "m", "slo": "1s"}, **more)  # type: ignore[arg-type]
+        there.wish = replace(there.wish, models={"m": changed})
+        return changed
+
+    def set_copy(self, there: World, host: str, **more: object) -> None:
+        facts = there.hosts[host]
+        changed = replace(facts.copies["m"], **more)  # type: ignore[arg-type]
+        there.hosts[host] = replace(facts, copies={"m": changed})
+
+
+class Serving(Case):
+    def test_a_drained_copy_does_not_stand_for_another_though_envoy_still_has_it(self) -> None:
+        there = self.there(A)
+        there.lag = 8
+        self.place(there, B)
+        while not there.hosts["a"].copies["m"].drained:
+            there.step()
+        self.place(there, A)
+        tell = there._drain
+        lost = [("m", "a", False)]  # what is asked of a host may come to nothing
+        there._drain = lambda *asked: None if asked in lost else tell(*asked)  # type: ignore[method-assign]
+        for _ in range(8):
+            there.step()
+            self.assertFalse(there.hosts["b"].copies["m"].drained)
+        there._drain = tell  # type: ignore[method-assign]
+        there.steps(40)
+        self.assertEqual(there.table("m"), {A})
+
+    def test_a_dead_copy_does_not_stand_for_another_though_envoy_still_has_it(self) -> None:
+        there = self.there(A)
+        there.lag = 8
+        self.place(there, B)
+        while "b" not in there.published("m") or not there.answers("m", "b"):
+            there.step()
+        there.step()
+        there.dead.add("b")
+        there.steps(30)
+        self.assertEqual((there.table("m"), there.serving("m")), ({A}, {"a"}))
+        self.assertFalse(there.hosts["a"].copies["m"].drained)
+
+    def test_only_copies_that_are_ready_are_published(self) -> None:
+        there = world(wish("m"), {"m": (A, B)}, loads=5)
+        for _ in range(12):
+            there.step()
+            copies = [there.hosts[name].copies["m"] for name in there.published("m")]
+            self.assertTrue(all(each.ready for each in copies))
+        self.assertEqual(there.published("m"), {"a", "b"})
+
+    def test_while_envoy_does_not_answer_no_copy_is_taken_for_idle(self) -> None:
+        there = self.there(A)
+        self.place(there, B)
+        while "a" in there.published("m"):
+            there.step()
+        there.deaf = True
+        there.steps(20)
+        self.assertEqual(there.table("m"), {A, B})
+        there.deaf = False
+        there.steps(10)
+        self.assertEqual(there.table("m"), {B})
+
+    def test_a_copy_stays_while_the_files_of_its_change_are_fetched(self) -> None:
+        there = self.there(A)
+        changed = self.change(there, files=Files("s3://m/2", None))
+        there.steps(10)
+        self.assertEqual(there.table("m"), {A})
+        self.assertEqual(there.actions.fetch, [("a", changed.files)])
+
+    def test_a_published_copy_that_is_unready_stays_though_its_change_fails(self) -> None:
+        there = self.there(A)
+        changed = self.change(there)
+        refused = {order(there.wish, "m").digest: Refusal("no", 1)}
+        there.hosts["a"] = replace(there.hosts["a"], refused=refused)
+        there.broken.add(("m", "a"))
+        there.steps(10)
+        self.assertEqual(there.table("m"), {A})
+        self.assertEqual(there.memory.failures[("m", "a")].order, f"{changed.digest}-0")
+
+    def test_without_a_place_the_last_endpoint_stays(self) -> None:
+        there = self.there(A)
+        there.dead.add("a")
+        self.place(there)
+        there.steps(10)
+        self.assertEqual(there.published("m"), {"a"})
+        there.dead.clear()
+        there.steps(10)
+        self.assertEqual(there.serving("m"), {"a"})
+
+    def test_of_a_model_that_is_not_wished_nothing_stays(self) -> None:
+        there = self.there(A, B, copies=2)
+        there.dead.add("a")
+        there.wish = wish()
+        there.steps(10)
+        self.assertEqual((there.table("m"), there.published("m")), (set(), set()))
+        there.dead.clear()
+        there.steps(10)
+        self.assertEqual(there.table("m"), set())
+
+
+class Orders(Case):
+    def test_where_a_copy_serves_others_come_one_after_the_other(self) -> None:
+        there = self.there(A)
+        there.wish = wish("m", copies=3)
+        self.place(there, A, B, C0)
+        for _ in range(20):
+            there.step()
+            copies = [host.copies["m"] for host in there.hosts.values() if "m" in host.copies]
+            self.assertLessEqual(sum(each.state == "loading" for each in copies), 1)
+        self.assertEqual(there.table("m"), {A, B, C0})
+
+    def test_an_order_is_given_again_as_long_as_the_supervisor_has_not_read_it(self) -> None:
+        there = self.there(A)
+        facts = there.hosts["a"]
+        for unread in (replace(facts, interrupted=True), replace(facts, copies={})):
+            there.hosts["a"] = unread
+            there.step()
+            self.assertEqual(there.actions.apply.keys(), {"a"})
+            there.hosts["a"] = replace(unread, busy=True)
+            there.step()
+            self.assertEqual(there.actions.apply, {})
+
+    def test_a_host_that_has_what_it_should_gets_no_orders(self) -> None:
+        there = self.there(A)
+        there.step()
+        self.assertEqual(there.actions, replace(there.actions, apply={}, fetch=[], drain=[]))
+
+
+class Failures(Case):
+    def test_pauses_double_up_to_a_bound(self) -> None:
+        there = world(wish("m", copies=1), {"m": (A,)})
+        there.broken.add(("m", "a"))
+        waits, last = [], 0.0
+        while len(waits) < 8:
+            there.step()
+            failure = there.memory.failures.get(("m", "a"))
+            if failure and failure.until != last:
+                last = failure.until
+                waits.append(last - there.now)
+        self.assertEqual(waits[:4], [RETRY_AFTER * 2**at for at in range(4)])
+        self.assertEqual(waits[-1], RETRY_AT_MOST)
+
+    def test_another_wish_is_tried_at_once(self) -> None:
+        there = world(wish("m", copies=1), {"m": (A,)})
+        there.broken.add(("m", "a"))
+        there.steps(5)
+        self.assertEqual(there.table("m"), set())
+        there.broken.clear()
+        self.change(there)
+        there.steps(2)
+        self.assertEqual(there.table("m"), {A})
+        self.assertEqual(there.memory.failures, {})
+
+    def test_files_that_cannot_be_fetched_are_told_and_tried_again(self) -> None:
+        there = world(wish("m", copies=1), {"m": (A,)})
+        files = self.change(there, files=Files("s3://m/2", None)).files
+        assert files
+        there.step()
+        there.hosts["a"] = replace(there.hosts["a"], unfetched={files.key: Refusal("no", 1)})
+        there.step()
+        self.assertEqual(there.memory.failures[("m", "a")].why, "no")
+        self.assertEqual(there.actions.fetch, [])
+        there.steps(int(RETRY_AFTER / STEP))
+        self.assertEqual(there.actions.fetch, [("a", files)])
+
+    def test_a_copy_that_never_ends_loading_fails(self) -> None:
+        there = world(wish("m", copies=1), {"m": (A,)}, loads=9999)
+        there.steps(int(READY_WITHIN / STEP))
+        self.assertEqual((there.table("m"), there.memory.failures), ({A}, {}))
+        there.steps(4)
+        self.assertIn("not ready within", there.memory.failures[("m", "a")].why)
+        self.assertEqual(there.table("m"), set())
+
+    def test_a_failed_move_between_gpus_of_a_host_gives_the_old_one_its_place(self) -> None:
+        there = self.there(C0)
+        self.place(there, C1)
+        refused = {order(there.wish, "m", 1).digest: Refusal("no", 1)}
+        there.hosts["c"] = replace(there.hosts["c"], refused=refused)
+        there.steps(5)
+        self.assertEqual(there.memory.placement["m"], (C0,))
+        self.assertEqual(there.table("m"), {C0})
+
+
+if __name__ == "__main__":
+    unittest.main()
