@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import shutil
 import tempfile
 from contextlib import suppress
@@ -30,12 +31,11 @@ def fetch(files: Files, folder: Path) -> Path:
     try:
         _copy(files.url, coming)
         _verify(files, coming)
+        _flush(coming)
         coming.chmod(0o755)
         os.replace(coming, there)
-    except FetchFailed:
-        raise
     except Exception as error:  # each file system of fsspec has errors of its own
-        raise FetchFailed(f"files: {files.url} cannot be fetched: {error}") from error
+        raise FetchFailed(_public(f"files: {files.url} cannot be fetched: {error}")) from error
     finally:
         shutil.rmtree(coming, ignore_errors=True)
     return there
@@ -59,8 +59,14 @@ def _copy(url: str, into: Path) -> None:
     if not system.isdir(path):
         system.get_file(path, str(into / Path(path).name))
         return
-    for name in system.find(path):
-        target = into / Path(name).relative_to(path)
+    names = system.find(path)
+    if not names:
+        raise FetchFailed("there are no files")
+    for name in names:
+        below = Path(name).relative_to(path)
+        if ".." in below.parts:
+            raise FetchFailed(f"'{name}' would lie elsewhere")
+        target = into / below
         target.parent.mkdir(parents=True, exist_ok=True)
         system.get_file(name, str(target))
 
@@ -70,7 +76,20 @@ def _verify(files: Files, folder: Path) -> None:
         return
     found = digest(folder)
     if found != files.sha256:
-        raise FetchFailed(f"files: {files.url} has the digest {found}, not the one wished")
+        raise FetchFailed(f"it has the digest {found}, not the one wished")
+
+
+def _flush(folder: Path) -> None:
+    """What has its name is whole after a loss of power, too."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+
+
+def _public(text: str) -> str:
+    """Without what URLs have of users, passwords and signatures: all may read why it failed."""
+    return re.sub(r"\?[^\s'\"]+", "?...", re.sub(r"://[^/@\s]*@", "://...@", text))
 
 
 def digest(folder: Path) -> str:

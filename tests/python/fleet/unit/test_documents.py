@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
+import fsspec
 from shadowslice_fleet import envoy, files, placement, served, settings, state, values
 from shadowslice_fleet import wish as wishes
 from shadowslice_fleet.demand import View, demands
@@ -178,6 +179,39 @@ class Files(unittest.TestCase):
             files.FetchFailed, "digest", files.fetch, wanted, self.folder / "files"
         )
         self.assertEqual(list((self.folder / "files").iterdir()), [])
+
+    def test_a_name_that_leads_out_of_the_folder_is_refused(self) -> None:
+        store = fsspec.filesystem("memory")
+        store.pipe({"/bucket/m/a": b"a", "/bucket/m/b": b"b"})
+        self.addCleanup(store.store.clear)
+        store.store["/bucket/m/../../out"] = store.store.pop("/bucket/m/b")  # as S3 may have it
+        wanted = wishes.Files("memory://bucket/m", None)
+        with self.assertRaisesRegex(files.FetchFailed, "would lie elsewhere"):
+            files.fetch(wanted, self.folder / "files")
+        self.assertEqual([path.name for path in self.folder.rglob("out")], [])
+
+    def test_an_empty_folder_is_no_model(self) -> None:
+        (self.folder / "empty").mkdir()
+        wanted = wishes.Files(str(self.folder / "empty"), None)
+        with self.assertRaisesRegex(files.FetchFailed, "no files"):
+            files.fetch(wanted, self.folder / "files")
+        (self.folder / "empty" / "a").write_text("a")
+        self.assertTrue((files.fetch(wanted, self.folder / "files") / "a").exists())
+
+    def test_why_it_failed_has_no_password(self) -> None:
+        for url in ("nothing://user:secret@host/m", "file:///nothing/m?signature=secret"):
+            with self.assertRaises(files.FetchFailed) as raised:
+                files.fetch(wishes.Files(url, None), self.folder / "files")
+            self.assertNotIn("secret", str(raised.exception))
+            self.assertIn(url.partition("://")[0], str(raised.exception))
+
+    def test_files_are_on_the_disk_before_they_have_their_name(self) -> None:
+        calls = []
+        flushed = mock.patch("os.fsync", side_effect=lambda _: calls.append("flush"))
+        named = mock.patch("os.replace", side_effect=lambda *_: calls.append("name"))
+        with flushed, named:
+            files.fetch(wishes.Files(str(self.folder / "m.onnx"), None), self.folder / "files")
+        self.assertEqual(calls, ["flush", "name"])
 
     def test_a_folder_is_fetched_with_all_that_is_in_it(self) -> None:
         (self.folder / "model" / "sub").mkdir(parents=True)
