@@ -100,7 +100,8 @@ class Fleet:
             slots = self.memory.placement.get(model)
             if not slots or model not in self.wished.models:
                 raise Refused(f"the fleet has no model '{model}'; ask `status`")
-            slot = moves.target(self.hosts.within(GONE_AFTER), to, gpu)
+            view = self._view(GONE_AFTER)
+            slot = moves.target(view.hosts, view.usable, to, gpu)
             moved = moves.moved(slots, slot, source)
             self.memory = replace(self.memory, placement=self.memory.placement | {model: moved})
             self._try_all()

@@ -7,8 +7,8 @@ class Refused(Exception):
     """What was asked of the fleet cannot be done; the text says why."""
 
 
-def target(hosts: dict[str, Host], host: str, gpu: int | None) -> Slot:
-    """The first GPU if none is named. Raises Refused."""
+def target(hosts: dict[str, Host], usable: frozenset[Slot], host: str, gpu: int | None) -> Slot:
+    """The first usable GPU if none is named. Raises Refused."""
     facts = hosts.get(host)
     if facts is None:
         names = ", ".join(sorted(hosts)) or "none"
@@ -16,7 +16,11 @@ def target(hosts: dict[str, Host], host: str, gpu: int | None) -> Slot:
     gpus = [each.index for each in facts.gpus]
     if gpu is not None and gpu not in gpus:
         raise Refused(f"host '{host}' has no GPU {gpu}; there are: {gpus}")
-    return Slot(host, gpus[0] if gpu is None else gpu)
+    fit = [slot for slot in sorted(usable) if slot.host == host and gpu in (None, slot.gpu)]
+    if not fit:
+        named = "" if gpu is None else f":{gpu}"
+        raise Refused(f"'{host}{named}' takes no models: it is drained, or the GPU no workers")
+    return fit[0]
 
 
 def moved(slots: tuple[Slot, ...], to: Slot, source: str | None) -> tuple[Slot, ...]:

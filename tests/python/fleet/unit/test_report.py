@@ -105,8 +105,14 @@ class Moves(unittest.TestCase):
             ((A, B), B, "a", "has a copy of it already"),
         ):
             self.assertRaisesRegex(moves.Refused, why, moves.moved, slots, to, source)
-        for name, gpu in (("x", None), ("a", 1)):
-            self.assertRaises(moves.Refused, moves.target, {"a": host("a")}, name, gpu)
+        hosts = {"a": host("a"), "c": host("c", 2)}
+        for name, gpu in (("x", None), ("a", 1), ("a", None), ("a", 0), ("c", 0)):
+            self.assertRaises(moves.Refused, moves.target, hosts, frozenset({C1}), name, gpu)
+
+    def test_the_first_gpu_that_takes_models_is_the_target(self) -> None:
+        hosts, usable = {"c": host("c", 2)}, frozenset({A, C1})
+        self.assertEqual(moves.target(hosts, usable, "c", None), C1)
+        self.assertEqual(moves.target(hosts, usable | {C0}, "c", None), C0)
 
 
 if __name__ == "__main__":
