@@ -71,6 +71,7 @@ class Fleet:
         with self.lock:
             self._keep(replace(self.state, wish=new))
             self._try_all()
+            self._place_again()
 
     def status(self) -> report.Status:
         with self.lock:
@@ -89,10 +90,8 @@ class Fleet:
     def plan(self, document: wishes.Document) -> list[str]:
         """What would change. Raises WishFaults and PlaceFailed."""
         new = self._parsed(document)
-        with self.lock:
-            before, view = self.wished, replace(self._view(), wish=new)
-        found, _ = placement.anew(self.settings.binary, view)
-        return report.changes(before, new, view.placement, found)
+        before, slots = self.wished, self.memory.placement
+        return report.changes(before, new, slots, self._tried(new))
 
     def move(self, model: str, to: str, gpu: int | None, source: str | None) -> None:
         """Raises Refused."""
@@ -110,12 +109,14 @@ class Fleet:
     def drain(self, host: str, drained: bool) -> None:
         """Raises Refused."""
         with self.lock:
-            if host not in self.hosts.heard:
-                names = ", ".join(sorted(self.hosts.heard)) or "none"
+            known = self.hosts.heard.keys() | self.state.drained
+            if host not in known:
+                names = ", ".join(sorted(known)) or "none"
                 raise Refused(f"there is no host '{host}'; there are: {names}")
             hosts = self.state.drained | {host} if drained else self.state.drained - {host}
             self._keep(replace(self.state, drained=hosts))
             self._try_all()
+            self._place_again()
 
     # The loop
 
@@ -220,6 +221,17 @@ class Fleet:
                 [f"the wish: model '{name}': {demand.UNKNOWN}" for name in unknown]
             )
         return new
+
+    def _tried(self, new: Wish) -> placement.Placed:
+        """Raises PlaceFailed."""
+        with self.lock:
+            view = replace(self._view(), wish=new)
+        return placement.anew(self.settings.binary, view)[0]
+
+    def _place_again(self) -> None:
+        """A copy that did not come has its old place, which may not be usable: it leaves that."""
+        if self.placed_for:
+            self.placed_for = (self.placed_for[0], frozenset())
 
     def _try_all(self) -> None:
         """What an operator asks for is tried at once, whatever has failed."""
