@@ -66,8 +66,10 @@ class Fleet:
     # What the command line asks
 
     def wish(self, document: wishes.Document) -> None:
-        """Raises WishFaults."""
+        """Raises WishFaults, and PlaceFailed: what cannot be placed would hold up all models."""
         new = self._parsed(document)
+        if new.models:
+            self._tried(new)
         with self.lock:
             self._keep(replace(self.state, wish=new))
             self._try_all()

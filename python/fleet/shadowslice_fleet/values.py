@@ -13,7 +13,7 @@ class ValueFault(ValueError):
 
 def size_mib(value: object) -> int:
     """A size such as `4Gi`, in MiB, rounded up."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)(Ki|Mi|Gi|Ti|)", str(value))
+    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)(Ki|Mi|Gi|Ti|)", str(value))
     if isinstance(value, bool) or not found:
         raise ValueFault(f"{value!r} is no size; write 400Mi or 1.5Gi, say")
     size = float(found[1]) * SIZES[found[2]]
@@ -22,7 +22,7 @@ def size_mib(value: object) -> int:
 
 def duration_s(value: object) -> float:
     """A duration such as `20ms`, in seconds."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)(h|ms|us|ns|m|s)", str(value))
+    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)(h|ms|us|ns|m|s)", str(value))
     if not found:
         raise ValueFault(f"{value!r} is no duration; write 20ms or 20s, say")
     return float(found[1]) * DURATIONS[found[2]]

@@ -1,0 +1,92 @@
+"""What operators ask of the Fleet actor; neither Ray nor its loop runs."""
+
+import os
+import sys
+import tempfile
+import time
+import unittest
+from dataclasses import replace
+from pathlib import Path
+from unittest import mock
+
+from shadowslice_fleet import settings
+from shadowslice_fleet.facts import Heard, Slot
+from shadowslice_fleet.moves import Refused
+from shadowslice_fleet.placement import PlaceFailed
+from shadowslice_fleet.wish import WishFaults
+from world import host, wish
+
+for module in ("ray", "ray.util", "ray.util.scheduling_strategies"):
+    sys.modules.setdefault(module, mock.MagicMock())
+from shadowslice_fleet.fleet import Fleet  # noqa: E402
+
+A, B, C0 = Slot("a", 0), Slot("b", 0), Slot("c", 0)
+# Stands for `place`: each model gets the hosts that are there, in their order; one is too large.
+PROGRAM = f"""#!{sys.executable}
+import json, sys
+asked = json.load(sys.stdin)
+gpus = [dict(host=gpu["host"], gpu=gpu["gpu"]) for gpu in asked["gpus"]]
+if any(model["memory_mib"] > 1 << 40 for model in asked["models"]):
+    sys.exit("too large")
+print(json.dumps(dict(models=[
+    dict(name=model["name"], on=gpus[:model["copies"]], missing=0) for model in asked["models"]])))
+"""
+
+
+class Asked(unittest.TestCase):
+    def setUp(self) -> None:
+        folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        (folder / "place").write_text(PROGRAM)
+        (folder / "place").chmod(0o755)
+        written = f"{{binary: {folder}/place, run_dir: {folder}/run, state: {folder}/state}}"
+        (folder / "gateway.yaml").write_text(written)
+        variables = {settings.GATEWAY_VARIABLE: str(folder / "gateway.yaml")}
+        self.enterContext(mock.patch.dict(os.environ, variables))
+        self.enterContext(mock.patch.object(Fleet, "_run"))
+        self.fleet = Fleet()
+        self.addCleanup(self.fleet.held.close)
+        heard = {name: Heard(host(name), time.monotonic()) for name in "abc"}
+        self.fleet.hosts.heard = heard
+        self.fleet.wish(wish("m").document)
+        self.fleet._place()
+
+    @property
+    def places(self) -> tuple[Slot, ...]:
+        return self.fleet.memory.placement["m"]
+
+    def test_a_wish_that_cannot_be_placed_is_refused(self) -> None:
+        large = {"name": "n", "need": {"sms": 8, "memory": "999999999999999Gi"}}
+        document = {"models": [*wish("m").document["models"], large]}
+        self.assertRaises((PlaceFailed, WishFaults), self.fleet.wish, document)
+        self.assertEqual(self.fleet.wished.models.keys(), {"m"})
+        Path(self.fleet.settings.binary).unlink()
+        self.fleet.wish({"models": []})
+        self.assertEqual(self.fleet.wished.models, {})
+
+    def test_a_drain_that_failed_is_tried_again_when_it_is_asked_again(self) -> None:
+        self.assertEqual(self.places, (A, B))
+        self.fleet.drain("a", True)
+        self.fleet._place()
+        self.assertEqual(self.places, (B, C0))
+        # The copy on c did not come, and the old one has its place again.
+        self.fleet.memory = replace(self.fleet.memory, placement={"m": (A, B)})
+        self.fleet._place()
+        self.assertEqual(self.places, (A, B))
+        self.fleet.drain("a", True)
+        self.fleet._place()
+        self.assertEqual(self.places, (B, C0))
+
+    def test_a_host_that_is_away_can_be_undrained(self) -> None:
+        self.fleet.drain("a", True)
+        del self.fleet.hosts.heard["a"]
+        self.fleet.drain("a", False)
+        self.assertEqual(self.fleet.state.drained, frozenset())
+        self.assertRaises(Refused, self.fleet.drain, "a", False)
+
+    def test_nothing_moves_to_a_drained_host(self) -> None:
+        self.fleet.drain("c", True)
+        self.assertRaisesRegex(Refused, "drained", self.fleet.move, "m", "c", None, "a")
+
+
+if __name__ == "__main__":
+    unittest.main()
