@@ -16,10 +16,13 @@ from shadowslice_fleet import values
 Document = dict[str, Any]
 Read = TypeVar("Read")
 
-NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
+NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,128}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 MOST_MODELS = 256
 MOST_COPIES = 64
+SHORTEST, LONGEST = 1e-3, 86400.0  # seconds, of a request
+# The last three: what YAML has and JSON does not, as keys of bytes and anchors that hold themselves.
+UNREADABLE = (OSError, yaml.YAMLError, ValueError, TypeError, RecursionError)
 FLEET_KEYS = {"name", "copies", "most", "rate", "files", "retry", "timeout", "need", "profile"}
 
 
@@ -91,7 +94,7 @@ def load(path: Path) -> Wish:
     """Reads the operator's file; profiles that it names are read, too. Raises WishFaults."""
     try:
         document = _read(path)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except UNREADABLE as error:
         raise WishFaults([f"{path}: cannot be read as YAML: {error}"]) from error
     faults: list[str] = []
     models = document.get("models") if isinstance(document, dict) else None
@@ -100,7 +103,7 @@ def load(path: Path) -> Wish:
             named = path.parent / model["profile"]
             try:
                 model["profile"] = _read(named)
-            except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            except UNREADABLE as error:
                 faults.append(f"{path}: models[{at}].profile: {named} cannot be read: {error}")
                 del model["profile"]
     try:
@@ -155,6 +158,8 @@ class _Reader:
         path = keys.get("path")
         if isinstance(path, str) and not path.startswith("/") and not files:
             self.fault(".path", "a relative path needs `files`, to which it is relative")
+        if isinstance(path, str) and files and ".." in Path(path).parts:
+            self.fault(".path", "it leads out of the `files`; write it without `..`")
         need, profile = self.need(), self.entry.get("profile")
         if profile is not None and not isinstance(profile, dict):
             self.fault(".profile", "a path, or a map as in a profile's file, is needed")
@@ -168,7 +173,7 @@ class _Reader:
             rate=self.value("rate", lambda x: values.number(x, 0, 1e9), None),
             files=files,
             retry=self.value("retry", values.flag, True),
-            timeout_s=self.value("timeout", values.duration_s, 60.0),
+            timeout_s=self.value("timeout", self.timeout, 60.0),
             need=need,
             profile=profile,
             keys={"name": name} | keys,
@@ -191,9 +196,20 @@ class _Reader:
 
     @staticmethod
     def name(value: object) -> str:
-        if not NAME.fullmatch(str(value)):
-            raise values.ValueFault(f"{value!r} has others than letters, digits, '.', '_', '-'")
-        return str(value)
+        if not isinstance(value, str):
+            raise values.ValueFault(f"{value!r} is no text; put it between quotes")
+        if not NAME.fullmatch(value):
+            raise values.ValueFault(
+                f"{value!r} is no name; write at most 128 letters, digits, '.', '_' and '-'"
+            )
+        return value
+
+    @staticmethod
+    def timeout(value: object) -> float:
+        found = values.duration_s(value)
+        if not SHORTEST <= found <= LONGEST:
+            raise values.ValueFault(f"{value!r} is no duration from 1ms to 24h")
+        return found
 
     def files(self) -> Files | None:
         value = self.entry.get("files")  # type: ignore[attr-defined]
@@ -203,7 +219,7 @@ class _Reader:
         url, digest = given.get("url"), given.get("sha256")
         if not isinstance(url, str) or not (url.startswith("/") or "://" in url):
             self.fault(".files", "an absolute path, a URL or {url: URL, sha256: DIGEST} is needed")
-        if digest is not None and not SHA256.fullmatch(str(digest)):
+        if digest is not None and not (isinstance(digest, str) and SHA256.fullmatch(digest)):
             self.fault(".files.sha256", "64 hexadecimal digits are needed")
         for key in given.keys() - {"url", "sha256"}:
             self.fault(f".files.{key}", "unknown key")

@@ -60,7 +60,7 @@ def _route(match: Config, cluster: str, model: Model | None) -> Config:
     again = NOT_RUN + (",reset" if model and model.retry else "")
     target = {
         "cluster": cluster,
-        "timeout": f"{model.timeout_s if model else 60.0:g}s",
+        "timeout": f"{model.timeout_s if model else 60.0:f}s",  # Envoy takes no exponents
         "retry_policy": {
             "retry_on": again,
             "num_retries": MOST_RETRIES,

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import tempfile
 import unittest
 from dataclasses import replace
@@ -49,6 +50,35 @@ class Wishes(unittest.TestCase):
             "F: models[3]: a map is needed",
         ):
             self.assertTrue(any(fault.startswith(part) for fault in found), (part, found))
+
+    def test_what_yaml_makes_of_a_name_is_none(self) -> None:
+        for name in (None, True, 1.1, 8, ".", "..", "", "a\n", "n" * 129):
+            found = self.faults({"name": name, "need": NEED})
+            self.assertTrue(found[0].startswith("F: models[0].name:"), (name, found))
+        digits = int("1" * 64)
+        found = self.faults({"name": "a", "files": {"url": "s3://b/a", "sha256": digits}})
+        self.assertIn("sha256", found[0])
+
+    def test_a_path_stays_in_its_files(self) -> None:
+        for path in ("../a.onnx", "a/../../b", ".."):
+            found = self.faults({"name": "a", "files": "s3://b/a", "path": path, "need": NEED})
+            self.assertIn("leads out", found[0])
+
+    def test_a_timeout_is_one_that_envoy_takes(self) -> None:
+        for timeout in ("0s", "50us", "25h", "9" * 400 + "s"):
+            self.assertIn(".timeout", self.faults({"name": "a", "timeout": timeout})[0])
+        for timeout in ("1ms", "24h", "1.5ms", "60s"):
+            entry = {"name": "a", "timeout": timeout, "need": NEED}
+            models = list(wishes.parse({"models": [entry]}, "w").models.values())
+            for written in re.findall(r'"timeout": "(.*)"', envoy.routes(models)):
+                self.assertRegex(written, r"^\d+(\.\d{1,9})?s$")
+
+    def test_what_json_cannot_have_is_a_fault(self) -> None:
+        path = Path(self.enterContext(tempfile.TemporaryDirectory())) / "w.yaml"
+        for text in ("&a [*a]", "{!!binary AQ==: 1}", "[" * 2_000, "{? [a] : b}", "a: \xff"):
+            path.write_bytes(text.encode("latin-1"))
+            with self.assertRaisesRegex(wishes.WishFaults, "cannot be read"):
+                wishes.load(path)
 
     def test_a_name_is_there_once(self) -> None:
         self.assertIn(
