@@ -1,5 +1,6 @@
 """Descriptions of a host (`host.yaml`) and the gateway (`gateway.yaml`); all have defaults."""
 
+import ipaddress
 import os
 import socket
 from collections.abc import Callable
@@ -56,7 +57,15 @@ class GatewaySettings:
 
 
 def host() -> HostSettings:
-    return _read(HostSettings, Path(os.environ.get(HOST_VARIABLE, HOST_FILE)))
+    """Raises SettingsFault."""
+    path = Path(os.environ.get(HOST_VARIABLE, HOST_FILE))
+    read = _read(HostSettings, path)
+    try:
+        if read.address:
+            ipaddress.ip_address(read.address)
+    except ValueError as error:  # Envoy refuses all endpoints of a model of which one is no IP
+        raise SettingsFault(f"{path}: address: {read.address!r} is no IP address") from error
+    return read
 
 
 def gateway() -> GatewaySettings:

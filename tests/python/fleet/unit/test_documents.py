@@ -124,6 +124,14 @@ class Settings(unittest.TestCase):
         for part in ("settle: 60 is no duration", "http_port: 0 is no", "adress: unknown key"):
             self.assertIn(part, str(raised.exception))
 
+    def test_a_host_s_address_is_one_that_envoy_takes(self) -> None:
+        path = Path(self.enterContext(tempfile.TemporaryDirectory())) / "host.yaml"
+        with mock.patch.dict(os.environ, {settings.HOST_VARIABLE: str(path)}):
+            path.write_text("address: gpu-1.example")
+            self.assertRaisesRegex(settings.SettingsFault, "no IP address", settings.host)
+            path.write_text("address: 10.0.0.7")
+            self.assertEqual(settings.host().address, "10.0.0.7")
+
 
 class Served(unittest.TestCase):
     def test_kept_models_stay_as_they_are(self) -> None:
