@@ -21,7 +21,7 @@ SHA256 = re.compile(r"[0-9a-f]{64}")
 MOST_MODELS = 256
 MOST_COPIES = 64
 SHORTEST, LONGEST = 1e-3, 86400.0  # seconds, of a request
-# The last three: what YAML has and JSON does not, as keys of bytes and anchors that hold themselves.
+# The last three: what YAML has and JSON does not, as keys of bytes and anchors of themselves.
 UNREADABLE = (OSError, yaml.YAMLError, ValueError, TypeError, RecursionError)
 FLEET_KEYS = {"name", "copies", "most", "rate", "files", "retry", "timeout", "need", "profile"}
 
