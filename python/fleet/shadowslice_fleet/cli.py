@@ -13,8 +13,9 @@ from typing import Any, TextIO
 from shadowslice_fleet import report, settings, wish
 from shadowslice_fleet.moves import Refused
 from shadowslice_fleet.placement import PlaceFailed
+from shadowslice_fleet.state import StateFault
 
-OK, REFUSED, USAGE, UNAVAILABLE, CONFIG = 0, 1, 64, 69, 78
+OK, REFUSED, USAGE, UNAVAILABLE, CONFIG, INTERRUPTED = 0, 1, 64, 69, 78, 130
 ANSWERED_WITHIN = 20.0  # seconds
 UP_WITHIN = 600.0
 LOOKED_EVERY = 0.5
@@ -33,7 +34,7 @@ def main() -> None:
     arguments.out = _own_output()
     try:
         sys.exit(arguments.run(arguments))
-    except (NotAsWished, PlaceFailed, Refused) as why:
+    except (NotAsWished, PlaceFailed, Refused, StateFault) as why:
         print(f"error: {why}", file=sys.stderr)
         sys.exit(REFUSED)
     except (wish.WishFaults, settings.SettingsFault) as fault:
@@ -42,6 +43,9 @@ def main() -> None:
     except NoFleet as fault:
         print(f"error: {fault}", file=sys.stderr)
         sys.exit(UNAVAILABLE)
+    except KeyboardInterrupt:
+        print("note: what was asked of the fleet goes on; see `status`", file=sys.stderr)
+        sys.exit(INTERRUPTED)
 
 
 def _own_output() -> TextIO:
@@ -108,7 +112,14 @@ def _parser() -> argparse.ArgumentParser:
 
 def _bounded(command: argparse.ArgumentParser) -> None:
     text = "seconds until it gives up waiting; the fleet goes on (%(default)g)"
-    command.add_argument("--within", type=float, default=UP_WITHIN, help=text)
+    command.add_argument("--within", type=_seconds, default=UP_WITHIN, help=text)
+
+
+def _seconds(text: str) -> float:
+    found = float(text)
+    if not found >= 0:
+        raise ValueError(text)
+    return found
 
 
 def _up(arguments: argparse.Namespace) -> int:
@@ -116,7 +127,10 @@ def _up(arguments: argparse.Namespace) -> int:
     fleet = _Fleet(arguments.ray)
     fleet.ask("wish", wished.document)
     status = _until(fleet, arguments)
-    lacking = [name for name in wished.models if not report.suffices(status["models"][name])]
+    there = status["models"]  # another operator may have wished for others meanwhile
+    lacking = [
+        name for name in wished.models if name not in there or not report.suffices(there[name])
+    ]
     if lacking:
         raise NotAsWished(f"not as wished: {', '.join(lacking)}")
     return OK
@@ -161,13 +175,15 @@ def _status(arguments: argparse.Namespace) -> int:
 
 def _move(arguments: argparse.Namespace) -> int:
     host, _, gpu = arguments.to.partition(":")
-    if gpu and not gpu.isdigit():
+    if gpu and not gpu.isdecimal():
         print(f"error: '{gpu}' is no GPU's number; write HOST:0, say", file=sys.stderr)
         return USAGE
     fleet = _Fleet(arguments.ray)
     fleet.ask("move", arguments.model, host, int(gpu) if gpu else None, arguments.source)
     status = _until(fleet, arguments)
-    model = status["models"][arguments.model]
+    model = status["models"].get(arguments.model)
+    if model is None:
+        raise NotAsWished(f"'{arguments.model}' is wished no more")
     if host in model["failing"]:
         why = model["failures"][host]
         raise NotAsWished(f"'{arguments.model}' did not move to {arguments.to}: {why}")
@@ -178,9 +194,11 @@ def _drain(arguments: argparse.Namespace) -> int:
     fleet = _Fleet(arguments.ray)
     fleet.ask("drain", arguments.host, arguments.drained)
     status = _until(fleet, arguments)
-    stay = status["hosts"][arguments.host]["models"]
+    host = status["hosts"].get(arguments.host)
+    stay = host["models"] if host and host["answers"] else []
     if arguments.drained and stay:
-        why = "; ".join(f"{name}: {report.reason(status['models'][name])}" for name in stay)
+        there = status["models"]
+        why = "; ".join(f"{name}: {report.reason(there[name])}" for name in stay if name in there)
         raise NotAsWished(f"models stay on '{arguments.host}': {why}")
     return OK
 

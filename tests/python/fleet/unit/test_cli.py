@@ -1,0 +1,75 @@
+"""What the command line says, and its exit codes, whatever the fleet answers."""
+
+import contextlib
+import io
+import tempfile
+import unittest
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from shadowslice_fleet import cli
+from shadowslice_fleet.placement import PlaceFailed
+from shadowslice_fleet.state import StateFault
+
+WISH = "models: [{name: m, need: {sms: 8, memory: 1Gi}}]"
+
+
+def status(**more: Any) -> dict[str, Any]:
+    return {"settled": True, "models": {}, "hosts": {}, "troubles": {}} | more
+
+
+def host(answers: bool, *models: str) -> dict[str, Any]:
+    return {"answers": answers, "models": list(models), "why": None, "drained": True}
+
+
+class Commands(unittest.TestCase):
+    def run_cli(self, *arguments: str, answers: Any) -> tuple[int, str]:
+        """The exit code, and what is told as an error."""
+        errors = io.StringIO()
+        fleet = mock.Mock()
+        fleet.ask.side_effect = answers if callable(answers) else lambda *_: answers
+        with (
+            mock.patch.object(cli, "_Fleet", lambda _: fleet),
+            mock.patch.object(cli, "_own_output", io.StringIO),
+            mock.patch("sys.argv", ["shadowslice-fleet", *arguments]),
+            contextlib.redirect_stderr(errors),
+            self.assertRaises(SystemExit) as ended,
+        ):
+            cli.main()
+        return int(ended.exception.code or 0), errors.getvalue()
+
+    def up(self, answers: Any) -> tuple[int, str]:
+        path = Path(self.enterContext(tempfile.TemporaryDirectory())) / "w.yaml"
+        path.write_text(WISH)
+        return self.run_cli("up", str(path), answers=answers)
+
+    def test_another_operator_s_wish_is_no_crash(self) -> None:
+        self.assertEqual(self.up(status()), (1, "error: not as wished: m\n"))
+        code, told = self.run_cli("move", "m", "a", answers=status())
+        self.assertEqual((code, told), (1, "error: 'm' is wished no more\n"))
+
+    def test_a_drained_host_that_is_away_has_no_models(self) -> None:
+        for there in ({}, {"a": host(False, "m")}):
+            found = self.run_cli("drain", "a", answers=status(hosts=there))
+            self.assertEqual(found, (0, ""))
+        code, told = self.run_cli("drain", "a", answers=status(hosts={"a": host(True, "m")}))
+        self.assertEqual((code, told[:30]), (1, "error: models stay on 'a': \n"[:30]))
+
+    def test_what_the_fleet_raises_is_told(self) -> None:
+        for error in (StateFault("the disk is full"), PlaceFailed("no profile")):
+            self.assertEqual(self.up(mock.Mock(side_effect=error)), (1, f"error: {error}\n"))
+
+    def test_an_interrupt_ends_the_wait_alone(self) -> None:
+        code, told = self.up(mock.Mock(side_effect=KeyboardInterrupt))
+        self.assertEqual(code, 130)
+        self.assertIn("goes on", told)
+
+    def test_wrong_usage(self) -> None:
+        for arguments in (["down", "--within", "nan"], ["down", "--within", "-1"], ["move", "m"]):
+            self.assertEqual(self.run_cli(*arguments, answers=status())[0], 64)
+        self.assertEqual(self.run_cli("move", "m", "a:²", answers=status())[0], 64)
+
+
+if __name__ == "__main__":
+    unittest.main()
