@@ -53,6 +53,10 @@ class World:
 
     def step(self) -> None:
         """Envoy reads its files, models load, the fleet decides, hosts act."""
+        self.wait()
+        self.act()
+
+    def wait(self) -> None:
         self.now += STEP
         self._load()
         self.views.append(
@@ -63,6 +67,8 @@ class World:
         )
         self.views = self.views[-1 - self.lag :]
         self.taken = self.views[0]
+
+    def act(self) -> None:
         heard = {name: facts for name, facts in self.hosts.items() if name not in self.dead}
         seen = Seen(heard, None if self.deaf else self.taken)
         self.actions, self.memory = decide(self.wish, seen, self.memory, self.now)
@@ -135,6 +141,8 @@ class World:
 
     def _drain(self, model: str, name: str, drained: bool) -> None:
         facts = self.hosts[name]
+        if model not in facts.copies:
+            return
         changed = replace(facts.copies[model], drained=drained)
         self.hosts[name] = replace(facts, copies=facts.copies | {model: changed})
 

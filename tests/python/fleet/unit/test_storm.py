@@ -1,0 +1,46 @@
+"""Whatever happens, and in whatever order: the fleet takes no last copy, and settles."""
+
+import unittest
+
+from storm import Storm, storm
+
+SEEDS = 40
+STEPS, RATE = 150, 0.25  # of a storm, and events a step
+CALM = 1300  # steps, in which the longest pause after failures ends
+
+
+class Storms(unittest.TestCase):
+    def test_no_order_of_events_costs_a_serving_copy_and_each_ends_as_wished(self) -> None:
+        for seed in range(SEEDS):
+            there = storm(seed)
+            there.steps(20)
+            for _ in range(STEPS):
+                if there.chance.random() < RATE:
+                    there.happens()
+                there.step()
+            there.calms()
+            for _ in range(CALM):
+                there.step()
+                if self.settled(there):
+                    break
+            with self.subTest(seed=seed):
+                self.assertEqual(there.faults, [])
+                self.assertTrue(self.settled(there), there)
+
+    def settled(self, there: Storm) -> bool:
+        """All is as wished, and nothing more is done."""
+        actions = there.actions
+        if actions.apply or actions.fetch or actions.drain or actions.undrain:
+            return False
+        names = {name for facts in there.hosts.values() for name in facts.copies}
+        return names == there.wish.models.keys() and all(
+            there.table(name) == set(there.memory.placement[name])
+            and there.serving(name)
+            == there.published(name)
+            == {on.host for on in there.table(name)}
+            for name in names
+        )
+
+
+if __name__ == "__main__":
+    unittest.main()
