@@ -74,10 +74,9 @@ class Pass:
         return failure is not None and failure.until > self.now
 
     def _leaving(self, name: str, slots: dict[str, Slot], there: list[str]) -> set[str]:
-        """Copies without a place, as far as enough others serve; those that do not serve first."""
+        """Copies without a place, as far as enough others serve."""
         live, leaving = self._live(name), set()
-        old = [host for host in there if host not in slots]
-        for host in sorted(old, key=lambda host: (host in live, host)):
+        for host in sorted(set(there) - slots.keys()):
             if slots and len(live - {host}) >= len(slots):
                 leaving.add(host)
                 live.discard(host)
@@ -148,7 +147,7 @@ class Pass:
     ) -> None:
         """Endpoints of hosts that are gone, or have lost the model, once enough others serve."""
         for host in endpoints.keys() - set(there):
-            others = len(self._live(name) - {host})
+            others = len(self._live(name))  # it is none of them
             if name not in self.wish.models or (slots and others >= len(slots)):
                 del endpoints[host]
 
