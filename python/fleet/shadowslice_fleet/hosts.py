@@ -17,6 +17,9 @@ NAMESPACE = "shadowslice"
 HOST_RESOURCE = "shadowslice_host"
 THREADS = 8  # calls at a time in one Host actor
 ASKED_FOR = 5.0  # seconds after which a host without an answer is asked again
+# Pods have names of their own, so that hosts which are away for good are ever more. Until then what
+# their copies took is known.
+FORGOTTEN_AFTER = 86400.0  # seconds without node and answer
 log = logging.getLogger(__name__)
 
 
@@ -84,10 +87,21 @@ class Hosts:
             if node["Alive"] and HOST_RESOURCE in node["Resources"]
         }
         self.twins.clear()
+        self._forget()
         for gone in self.nodes.keys() - alive.keys():
             del self.nodes[gone]
         for new in alive.keys() - self.nodes.keys():
             self.nodes[new] = Node(_actor(new, alive[new]))
+
+    def _forget(self) -> None:
+        now, nodes = time.monotonic(), list(self.nodes.values())
+        for name in [
+            name
+            for name, each in self.heard.items()
+            if now - each.at > FORGOTTEN_AFTER and self.of.get(name) not in nodes
+        ]:
+            del self.heard[name]
+            self.of.pop(name, None)
 
     def _take(self, node: Node, ref: Any) -> None:
         try:

@@ -19,6 +19,7 @@ from world import host, wish
 for module in ("ray", "ray.util", "ray.util.scheduling_strategies"):
     sys.modules.setdefault(module, mock.MagicMock())
 from shadowslice_fleet.fleet import Fleet  # noqa: E402
+from shadowslice_fleet.hosts import FORGOTTEN_AFTER, Hosts, Node  # noqa: E402
 
 A, B, C0 = Slot("a", 0), Slot("b", 0), Slot("c", 0)
 # Stands for `place`: each model gets the hosts that are there, in their order; one is too large.
@@ -86,6 +87,17 @@ class Asked(unittest.TestCase):
     def test_nothing_moves_to_a_drained_host(self) -> None:
         self.fleet.drain("c", True)
         self.assertRaisesRegex(Refused, "drained", self.fleet.move, "m", "c", None, "a")
+
+
+class Known(unittest.TestCase):
+    def test_hosts_that_are_away_for_good_are_forgotten(self) -> None:
+        hosts, now = Hosts(), time.monotonic()
+        for name, age in (("recent", 60.0), ("old", FORGOTTEN_AFTER + 60), ("lives", float("inf"))):
+            hosts.heard[name], hosts.of[name] = Heard(host("a"), now - age), Node(None)
+        hosts.nodes["id"] = hosts.of["lives"]
+        hosts._forget()
+        self.assertEqual(hosts.heard.keys(), {"recent", "lives"})
+        self.assertEqual(hosts.of.keys(), {"recent", "lives"})
 
 
 if __name__ == "__main__":
