@@ -19,6 +19,12 @@ OK, REFUSED, USAGE, UNAVAILABLE, CONFIG, INTERRUPTED = 0, 1, 64, 69, 78, 130
 ANSWERED_WITHIN = 20.0  # seconds
 UP_WITHIN = 600.0
 LOOKED_EVERY = 0.5
+# With its defaults Ray tries for a quarter of an hour to reach a head that is away; so for 15 s.
+RAY_GIVES_UP = {
+    "RAY_NUM_REDIS_GET_RETRIES": "1",
+    "RAY_py_gcs_connect_timeout_s": "3",
+    "RAY_gcs_server_request_timeout_seconds": "5",
+}
 
 
 class NotAsWished(Exception):
@@ -241,7 +247,8 @@ class _Fleet:
 
     def __init__(self, address: str) -> None:
         """Raises NoFleet."""
-        os.environ.setdefault("RAY_gcs_server_request_timeout_seconds", "5")
+        for variable, value in RAY_GIVES_UP.items():
+            os.environ.setdefault(variable, value)
         import ray
 
         from shadowslice_fleet.hosts import NAMESPACE

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -22,6 +23,7 @@ from shadowslice_fleet.hosts import HOST_RESOURCE, NAMESPACE
 FLEET = "fleet"
 GATEWAY_RESOURCE = "shadowslice_gateway"
 HEAD_WITHIN = 60.0  # seconds from the start of Ray's head until it answers
+REACHED_WITHIN = 2.0
 LOOKED_EVERY = 2.0  # seconds from one look at Ray and the Fleet actor to the next
 FLEET_WITHIN = 5.0  # seconds for it to answer
 FLEET_THREADS = 16  # calls at a time
@@ -144,14 +146,23 @@ def _connect(address: str, running: subprocess.Popen[bytes] | None) -> None:
     deadline = time.monotonic() + HEAD_WITHIN
     while True:
         try:
+            _reach(address)
             ray.init(address=address, namespace=NAMESPACE, log_to_driver=False)
             return
-        except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
             ended = running is not None and running.poll() is not None
             if ended or time.monotonic() > deadline:
                 why = f"Ray's head at {address} did not answer within {HEAD_WITHIN:g} s"
                 raise HeadFailed(why) from error
         time.sleep(0.5)
+
+
+def _reach(address: str) -> None:
+    """Ray itself would try for a quarter of an hour, whether its head runs or not. Raises
+    OSError."""
+    host, _, port = address.rpartition(":")
+    if host:
+        socket.create_connection((host, int(port)), REACHED_WITHIN).close()
 
 
 def _ensure() -> bool:

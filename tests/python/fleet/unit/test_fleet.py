@@ -1,6 +1,7 @@
 """What operators ask of the Fleet actor; neither Ray nor its loop runs."""
 
 import os
+import socket
 import sys
 import tempfile
 import time
@@ -16,8 +17,11 @@ from shadowslice_fleet.placement import PlaceFailed
 from shadowslice_fleet.wish import WishFaults
 from world import host, wish
 
+stub = mock.MagicMock()
+stub.exceptions.RayError = type("RayError", (Exception,), {})
 for module in ("ray", "ray.util", "ray.util.scheduling_strategies"):
-    sys.modules.setdefault(module, mock.MagicMock())
+    sys.modules[module] = stub
+from shadowslice_fleet import node  # noqa: E402
 from shadowslice_fleet.fleet import Fleet  # noqa: E402
 from shadowslice_fleet.hosts import FORGOTTEN_AFTER, Hosts, Node  # noqa: E402
 
@@ -98,6 +102,23 @@ class Known(unittest.TestCase):
         hosts._forget()
         self.assertEqual(hosts.heard.keys(), {"recent", "lives"})
         self.assertEqual(hosts.of.keys(), {"recent", "lives"})
+
+
+class Head(unittest.TestCase):
+    def test_a_head_that_did_not_start_is_not_waited_for(self) -> None:
+        with socket.socket() as unused:
+            unused.bind(("127.0.0.1", 0))  # and does not listen
+            address = f"127.0.0.1:{unused.getsockname()[1]}"
+            ended = mock.Mock(**{"poll.return_value": 1})
+            self.assertRaises(node.HeadFailed, node._connect, address, ended)
+
+    def test_a_head_that_answers_is_connected_to(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            address = f"127.0.0.1:{server.getsockname()[1]}"
+            node._connect(address, None)
+        stub.init.assert_called_once_with(
+            address=address, namespace="shadowslice", log_to_driver=False
+        )
 
 
 if __name__ == "__main__":
