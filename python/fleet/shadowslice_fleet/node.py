@@ -67,12 +67,13 @@ def head(port: int, own: str | None, host: bool, temporary: Path) -> int:
     running = subprocess.Popen(command)
 
     def stop(_signal: int, _frame: FrameType | None) -> None:
-        running.terminate()
+        sys.exit(0)
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     try:
         _connect(f"{own or '127.0.0.1'}:{port}", running)
+        signal.signal(signal.SIGTERM, stop)  # Ray has taken it, and would abort
         while running.poll() is None:
             _ensure()
             try:
@@ -81,6 +82,7 @@ def head(port: int, own: str | None, host: bool, temporary: Path) -> int:
                 continue
         return running.returncode
     finally:
+        ray.shutdown()  # before Ray ends, which it would take for a failure
         _end(running)
 
 

@@ -1,7 +1,9 @@
 """What operators ask of the Fleet actor; neither Ray nor its loop runs."""
 
 import os
+import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -104,6 +106,11 @@ class Known(unittest.TestCase):
         self.assertEqual(hosts.of.keys(), {"recent", "lives"})
 
 
+def taken(*_: object) -> None:
+    """What Ray has for signals once it is connected."""
+    raise RuntimeError("an abort")
+
+
 class Head(unittest.TestCase):
     def test_a_head_that_did_not_start_is_not_waited_for(self) -> None:
         with socket.socket() as unused:
@@ -111,6 +118,22 @@ class Head(unittest.TestCase):
             address = f"127.0.0.1:{unused.getsockname()[1]}"
             ended = mock.Mock(**{"poll.return_value": 1})
             self.assertRaises(node.HeadFailed, node._connect, address, ended)
+
+    def test_when_its_unit_ends_it_leaves_ray_before_it_ends_ray(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self.addCleanup(signal.signal, number, signal.getsignal(number))
+        running, left = subprocess.Popen(["sleep", "60"]), []
+        with (
+            mock.patch.object(node, "_start", return_value=[]),
+            mock.patch.object(node.subprocess, "Popen", return_value=running),
+            mock.patch.object(node, "_connect", lambda *_: signal.signal(signal.SIGTERM, taken)),
+            mock.patch.object(node, "_ensure", lambda: os.kill(os.getpid(), signal.SIGTERM)),
+            mock.patch.object(stub, "shutdown", lambda: left.append(running.poll())),
+            self.assertRaises(SystemExit) as ended,
+        ):
+            node.head(1, None, False, Path("/nonexistent"))
+        self.assertEqual((ended.exception.code, left), (0, [None]))
+        self.assertEqual(running.returncode, -signal.SIGTERM)
 
     def test_a_head_that_answers_is_connected_to(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as server:
