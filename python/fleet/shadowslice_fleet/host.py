@@ -10,6 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -244,9 +245,12 @@ def _text(path: Path) -> str:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Atomically; the mode stays."""
+    """Atomically; the mode stays, and the owner where that may be set: the supervisor reads it."""
     draft = path.with_name(f".{path.name}.draft")
     draft.write_text(text)
     if path.exists():
+        there = path.stat()
+        with suppress(PermissionError):
+            os.chown(draft, there.st_uid, there.st_gid)
         shutil.copymode(path, draft)
     os.replace(draft, path)

@@ -179,6 +179,21 @@ class Unused(Rig):
         self.assertTrue((self.folder / "f" / "lost+found").exists())
 
 
+class Written(Rig):
+    def test_the_served_file_keeps_its_owner_and_mode(self) -> None:
+        served = self.folder / "served.yaml"
+        served.write_text("models: []")
+        served.chmod(0o640)
+        with mock.patch("os.chown") as chown:
+            self.apply(self.order("1"))
+        there = served.stat()
+        self.assertEqual(there.st_mode & 0o777, 0o640)
+        self.assertIn((there.st_uid, there.st_gid), [call.args[1:] for call in chown.mock_calls])
+        with mock.patch("os.chown", side_effect=PermissionError):
+            self.apply(self.order("2"))
+        self.assertEqual(self.host.facts().refused, {})
+
+
 class Told(Rig):
     def test_an_order_that_meets_a_file_that_cannot_be_read_is_told(self) -> None:
         order = self.order("1")
