@@ -164,6 +164,53 @@ class Failures(Case):
         self.assertEqual(waits[:4], [RETRY_AFTER * 2**at for at in range(4)])
         self.assertEqual(waits[-1], RETRY_AT_MOST)
 
+    def test_a_failure_counts_once_however_long_the_host_is_busy(self) -> None:
+        there = world(wish("m", copies=1), {"m": (A,)})
+        there.broken.add(("m", "a"))
+        there.steps(3)
+        there.hosts["a"] = replace(there.hosts["a"], busy=True)
+        there.steps(int(RETRY_AFTER / STEP) - 4)
+        self.assertEqual(there.memory.failures[("m", "a")].times, 1)
+
+    def test_a_published_copy_that_is_unready_for_a_while_has_not_failed(self) -> None:
+        there = self.there(A)
+        there.broken.add(("m", "a"))
+        there.steps(10)
+        self.assertEqual((there.table("m"), there.memory.failures), ({A}, {}))
+        there.broken.clear()
+        there.steps(10)
+        self.assertEqual(there.serving("m"), {"a"})
+
+    def test_a_move_that_failed_can_be_asked_for_again(self) -> None:
+        there = self.there(A)
+        there.broken.add(("m", "b"))
+        self.place(there, B)
+        there.steps(10)
+        self.assertEqual(there.memory.placement["m"], (A,))
+        there.broken.clear()
+        self.place(there, B)
+        failures = {at: replace(each, until=0.0) for at, each in there.memory.failures.items()}
+        there.memory = replace(there.memory, failures=failures)
+        there.steps(20)
+        self.assertEqual((there.table("m"), there.memory.failures), ({B}, {}))
+
+    def test_a_copy_that_serves_under_an_old_order_has_not_come(self) -> None:
+        there = self.there(A)
+        self.change(there)
+        digest = order(there.wish, "m").digest
+        there.hosts["a"] = replace(there.hosts["a"], refused={digest: Refusal("no", 1)})
+        there.steps(3)
+        self.assertIn(("m", "a"), there.memory.failures)
+        for ordered, refused in ((digest, {digest: Refusal("no", 1)}), ("older", {})):
+            there.hosts["a"] = replace(
+                there.hosts["a"], ordered={"m": ordered}, refused=refused, busy=True
+            )
+            there.step()
+            self.assertIn(("m", "a"), there.memory.failures)
+        there.hosts["a"] = replace(there.hosts["a"], ordered={"m": digest}, refused={})
+        there.step()
+        self.assertEqual(there.memory.failures, {})
+
     def test_another_wish_is_tried_at_once(self) -> None:
         there = world(wish("m", copies=1), {"m": (A,)})
         there.broken.add(("m", "a"))

@@ -184,6 +184,8 @@ class Placing(unittest.TestCase):
         hosts = {"a": host("a"), "c": host("c", 2)}
         usable = placement.usable(hosts, frozenset("a"))
         self.assertEqual(usable, {Slot("c", 0), Slot("c", 1)})
+        lost = replace(hosts["c"], gpus=(replace(hosts["c"].gpus[0], why="lost"),))
+        self.assertEqual(placement.usable({"c": lost}, frozenset()), frozenset())
         view = View(wish("m"), {"m": (Slot("a", 0), Slot("c", 1))}, hosts, usable)
         asked = placement.ask(view, demands(view), Path("/p"))
         self.assertEqual([(gpu["host"], gpu["gpu"]) for gpu in asked["gpus"]], [("c", 0), ("c", 1)])

@@ -12,7 +12,7 @@ from world import World, host, wish, world
 A, B, C0, C1 = Slot("a", 0), Slot("b", 0), Slot("c", 0), Slot("c", 1)
 
 
-def status(there: World, unheard: str = "") -> report.Status:
+def status(there: World, unheard: str = "", **more: object) -> report.Status:
     """As of now; hosts in `unheard` were heard a minute ago."""
     heard = {
         name: Heard(facts, there.now - (60 if name in unheard else 0))
@@ -20,7 +20,7 @@ def status(there: World, unheard: str = "") -> report.Status:
     }
     state = State(there.wish, there.memory.placement)
     known = report.Known(state, there.memory, heard, there.taken, {}, {}, True, {})
-    return report.status(known, there.now)
+    return report.status(replace(known, **more), there.now)  # type: ignore[arg-type]
 
 
 class Statuses(unittest.TestCase):
@@ -82,6 +82,21 @@ class Statuses(unittest.TestCase):
         self.assertTrue(told["settled"])
         self.assertFalse(report.suffices(told["models"]["m"]))
         self.assertIn("m on c: it is broken", report.lines(told))
+
+    def test_what_is_not_known_to_be_as_wished_is_not_settled(self) -> None:
+        self.assertTrue(status(self.world)["settled"])
+        for more in ({"placed": False}, {"taken": None}, {"taken": {}}):
+            self.assertFalse(status(self.world, **more)["settled"], more)
+        facts = self.world.hosts["a"]
+        elsewhere = replace(facts.copies["m"], gpu=1)
+        for other in (replace(facts, busy=True), replace(facts, copies={"m": elsewhere})):
+            self.world.hosts["a"] = other
+            self.assertFalse(status(self.world)["settled"])
+
+    def test_a_model_without_a_place_is_not_settled(self) -> None:
+        there = world(wish("m"), {})
+        there.steps(2)
+        self.assertFalse(status(there)["settled"])
 
     def test_what_would_change(self) -> None:
         found = Placed({"m": (A, C0), "n": (B,)}, {"n": "1 missing: no room"})

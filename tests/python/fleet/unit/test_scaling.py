@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from shadowslice_fleet import load, scaling
-from shadowslice_fleet.demand import Demand, View, demands, most, unplaceable
+from shadowslice_fleet.demand import Demand, View, copies, demands, most, unplaceable
 from shadowslice_fleet.facts import Copy, Host, Slot
 from shadowslice_fleet.load import Load
 from shadowslice_fleet.placement import Placed
@@ -84,6 +84,21 @@ class Growth(unittest.TestCase):
         crowded = view(wish, {"m": {"a": replace(large, attainment=0.5)}, "n": {"a": large}})
         self.assertEqual(self.look(crowded, Past(0.0), 999.0)[0].extra, {"m": 1})
 
+    def test_one_whose_gpu_has_just_what_its_models_need_gets_none(self) -> None:
+        wish = wished({"name": "m"}, {"name": "n", "priority": 2})
+        half = replace(WELL, sms=66, attainment=0.5)
+        there = view(wish, {"m": {"a": half}, "n": {"a": half, "b": replace(WELL, sms=132)}})
+        self.assertIsNone(self.look(there, Past(0.0), 999.0)[0])
+
+    def test_one_that_keeps_its_objective_gets_none(self) -> None:
+        there = view(self.wish, {"m": {"a": replace(OVERRUN, attainment=1.0)}})
+        self.assertIsNone(self.look(there, Past(0.0), 999.0)[0])
+
+    def test_models_that_are_wished_no_more_are_forgotten(self) -> None:
+        past = Past(0.0, changed={"x": 1.0}, missed={"x": 1.0})
+        _, past = self.look(view(self.wish, {"m": {"a": WELL}}), past, 2.0)
+        self.assertEqual((past.changed, past.missed), ({}, {}))
+
     def test_copies_on_their_way_are_waited_for(self) -> None:
         loading = Copy("loading", None, False, 0, 0, 0, OVERRUN)
         hosts = self.short.hosts | {"a": replace(self.short.hosts["a"], copies={"m": loading})}
@@ -117,6 +132,27 @@ class Priority(unittest.TestCase):
     def test_extra_copies_of_lower_priority_make_room(self) -> None:
         change = self.look({"a": WELL, "b": WELL}, {"low": 1}, 3)
         self.assertEqual(change.extra, {"high": 1})
+
+    def test_the_one_of_the_highest_priority_comes_first(self) -> None:
+        wish = wished({"name": "a-low", "priority": 2}, {"name": "high"})
+        there = view(wish, {"a-low": {"a": OVERRUN}, "high": {"b": OVERRUN}})
+        change = scaling.look(there, Past(0.0), 999.0, SETTLE, Room(9))[0]
+        assert change
+        self.assertEqual(change.model, "high")
+
+    def test_the_lowest_priority_gives_first_and_an_equal_one_nothing(self) -> None:
+        wish = wished(
+            {"name": "m"}, {"name": "equal"}, *({"name": f"p{at}", "priority": at} for at in (2, 3))
+        )
+        two = {"a": WELL, "b": WELL}
+        on = {"m": {"a": OVERRUN}, "equal": two, "p2": two, "p3": two}
+        extra = {"equal": 1, "p2": 1, "p3": 1}
+        quiet = Past(0.0, missed=dict.fromkeys(extra, 999.0))
+        change = scaling.look(view(wish, on, extra=extra), quiet, 999.0, SETTLE, Room(7))[0]
+        assert change
+        self.assertEqual(change.extra, {"m": 1, "equal": 1, "p2": 1})
+        alone = view(wish, {"m": {"a": OVERRUN}, "equal": two}, extra={"equal": 1})
+        self.assertIsNone(scaling.look(alone, quiet, 999.0, SETTLE, Room(3))[0])
 
     def test_wished_copies_do_not(self) -> None:
         self.assertIsNone(self.look({"a": WELL}, {}, 2))
@@ -175,6 +211,12 @@ class Demands(unittest.TestCase):
         whole = demands(view(wish, {"m": {"a": OVERRUN}}))["m"].share
         assert whole
         self.assertEqual(whole.sms, 132)
+
+    def test_no_more_copies_than_hosts_and_most_and_no_fewer_than_wished(self) -> None:
+        wish = wished({"name": "m", "most": 2}, {"name": "n", "copies": 5})
+        there = view(wish, {}, extra={"m": 9})
+        self.assertEqual([copies(each, there) for each in wish.models.values()], [2, 5])
+        self.assertEqual(most(wish.models["m"], replace(there, usable=frozenset())), 1)
 
     def test_a_status_is_read(self) -> None:
         need = {"sms": None, "why": "a copy serves 150 requests/s at most", "most": 150.0}
