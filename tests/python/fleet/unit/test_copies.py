@@ -84,6 +84,15 @@ class Serving(Case):
         there.steps(10)
         self.assertEqual(there.table("m"), {B})
 
+    def test_while_envoy_does_not_answer_no_copy_of_an_unwished_model_goes(self) -> None:
+        there = self.there(A)
+        there.wish, there.deaf = wish(), True
+        there.steps(20)
+        self.assertEqual((there.table("m"), there.published("m")), ({A}, set()))
+        there.deaf = False
+        there.steps(10)
+        self.assertEqual(there.table("m"), set())
+
     def test_a_copy_stays_while_the_files_of_its_change_are_fetched(self) -> None:
         there = self.there(A)
         changed = self.change(there, files=Files("s3://m/2", None))

@@ -112,6 +112,14 @@ class Unused(Rig):
         self.later(AFTER + MINUTE)
         self.assertEqual(self.there(), {"1"})
 
+    def test_files_that_are_fetched_again_are_used_again(self) -> None:
+        files = self.order("1").model.files
+        assert files
+        os.utime(self.folder / "f" / files.key, (0.0, 0.0))
+        self.fetch(files)
+        self.later(0.0, 0.0)
+        self.assertEqual(self.there(), {"1"})
+
     def test_a_restarted_actor_begins_anew_and_knows_when_files_were_used(self) -> None:
         self.order("1")
         self.later(AFTER + MINUTE)
