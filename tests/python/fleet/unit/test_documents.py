@@ -131,7 +131,12 @@ class Served(unittest.TestCase):
 class Placing(unittest.TestCase):
     def test_what_is_missing_is_told(self) -> None:
         on = [{"host": "c", "gpu": 1}]
-        answer = {"name": "m", "on": on, "missing": 1, "why": "no host is left without a copy of it"}
+        answer = {
+            "name": "m",
+            "on": on,
+            "missing": 1,
+            "why": "no host is left without a copy of it",
+        }
         read = placement.read({"models": [answer, {"name": "n", "on": on, "missing": 0}]})
         self.assertEqual(read.slots, {"m": (Slot("c", 1),), "n": (Slot("c", 1),)})
         self.assertEqual(read.missing, {"m": "1 missing: no host is left without a copy of it"})
