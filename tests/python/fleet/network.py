@@ -55,8 +55,8 @@ class Namespaces:
         return f"{self._subnet}.{HOSTS[name]}"
 
     @staticmethod
-    def ray(_folder: Path) -> Path:
-        """Ray's folder, as a node on a host of its own sees it."""
+    def ray(_own: Path) -> Path:
+        """Ray's folder as its node sees it; it has one of its own."""
         return Path("/tmp/ray")
 
     def inside(self, name: str, ray: Path, command: list[str]) -> list[str]:
@@ -89,9 +89,8 @@ class Loopback:
         return f"127.91.{os.getpid() % 250}.{HOSTS[name]}"
 
     @staticmethod
-    def ray(folder: Path) -> Path:
-        """All nodes share it."""
-        return folder / "ray"
+    def ray(own: Path) -> Path:
+        return own
 
     def inside(self, name: str, ray: Path, command: list[str]) -> list[str]:
         return command

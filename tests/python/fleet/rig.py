@@ -171,6 +171,10 @@ class Rig:
             mixed=kind != "node",
         )
 
+    def _node(self, name: str) -> list[str]:
+        ray = self.network.ray(self.folder / name / "ray")
+        return [*FLEET, "node", "--temp-dir", str(ray), "--address", self.address(name)]
+
     def _configure(self) -> None:
         for name in HOSTS:
             (self.folder / name).mkdir()
@@ -183,13 +187,12 @@ class Rig:
         }
         (self.folder / "gw" / "gateway.yaml").write_text(yaml.safe_dump(settings))
         self.gateway = self._unit("gateway", "gw", [*FLEET, "gateway"])
-        node = [*FLEET, "node", "--temp-dir", str(self.network.ray(self.folder))]
-        head = [*node, "--head", "--address", self.address("gw"), "--port", str(RAY)]
+        head = [*self._node("gw"), "--head", "--port", str(RAY)]
         self.nodes["gw"] = self._unit("node", "gw", head)
         for name, gpus in GPUS.items():
             self._host(name, gpus)
-            joined = ["--join", f"{self.address('gw')}:{RAY}", "--address", self.address(name)]
-            self.nodes[name] = self._unit("node", name, [*node, *joined])
+            joined = ["--join", f"{self.address('gw')}:{RAY}"]
+            self.nodes[name] = self._unit("node", name, [*self._node(name), *joined])
             serve = [self.binary, "serve", str(self.folder / name / "shadowslice.yaml")]
             self.supervisors[name] = self._unit("supervisor", name, serve)
 
