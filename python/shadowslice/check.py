@@ -1,10 +1,12 @@
-"""Says why a model cannot be loaded, as far as its class tells: ``PYTHON -m shadowslice.check PATH``.
+"""Says why a model cannot be loaded, as far as its class tells:
+``PYTHON -m shadowslice.check PATH [FOLDER]``.
 
-The file is imported behind a worker's walls; no object is made.
+The file is imported behind a worker's walls, with the folder for temporary files; no object is made.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -32,7 +34,10 @@ def fault(path: Path) -> str | None:
 
 
 if __name__ == "__main__":
-    _worker.raise_walls()
+    folder = sys.argv[2:]
+    _worker.raise_walls(folder)
+    if folder:
+        os.environ["TMPDIR"] = folder[0]
     why = fault(Path(sys.argv[1]))
     print(why or "", end="")
     sys.exit(why is not None)

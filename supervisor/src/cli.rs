@@ -60,6 +60,9 @@ enum Command {
         /// Show the whole configuration, with its defaults, instead.
         #[arg(long)]
         print: bool,
+        /// Import no Python models, which may take half a minute each.
+        #[arg(long)]
+        no_import: bool,
     },
     /// Show what serves what, at which share, and how well.
     ///
@@ -235,10 +238,11 @@ pub(crate) fn run() -> ExitCode {
             Ok(text) => print(&text),
             Err(error) => fail(&errors::chain(&error), exit::UNAVAILABLE),
         },
-        Command::Check { config, print } => {
+        Command::Check { config, print, no_import } => {
             let (mut out, mut err) = (std::io::stdout().lock(), std::io::stderr().lock());
             let refused = |path: &Path| host::RunDir::refuses(path).map(|why| errors::chain(&why));
-            let looks = (&refused as _, &host::fault_of as _);
+            let fault_of = |model: &config::Model| if no_import { None } else { host::fault_of(model) };
+            let looks = (&refused as _, &fault_of as _);
             let checked = config::check::run(&config, print, looks, &mut out, &mut err);
             checked.unwrap_or_else(|error| exit::printed(Err(error)))
         }

@@ -442,6 +442,18 @@ class PythonModels(unittest.TestCase):
                 self.assertIn(why.format(path), checked.stdout)
                 self.assertEqual(checked.returncode, 1)
 
+    def test_a_check_imports_models_that_write_temporary_files_and_none_if_told_so(self):
+        known = {"writes": "import tempfile\ntempfile.TemporaryFile().write(b'x')\n" + SMALL["picky"], "fails": "1 / 0\n"}
+        config = SERVER.folder / "checked.yaml"
+        for name, options, code in (("writes", [], 0), ("fails", [], 78), ("fails", ["--no-import"], 0)):
+            with self.subTest(name, options=options):
+                (SERVER.folder / f"{name}.py").write_text(known[name])
+                config.write_text(f"run_dir: {SERVER.folder}/checked\ngpus: [{{device: emulated}}]\nmodels:\n"
+                                  f"  - {{path: {name}.py, slo: 1s, python: {{executable: {sys.executable}}}}}\n")
+                done = subprocess.run([SERVER.binary, "check", *options, config], text=True, capture_output=True, timeout=60)
+                self.assertEqual(done.returncode, code, done)
+                self.assertEqual("fails.py:1: ZeroDivisionError" in done.stderr, code == 78, done)
+
     def test_a_model_may_answer_differently_each_time(self):
         first, second = (self.infer("random_numbers", x=np.zeros((2, 4), np.float32)).as_numpy("y") for _ in range(2))
         self.assertEqual((len(first), len(second)), (2, 2))

@@ -53,7 +53,7 @@ def join(address: str, own: str | None, temporary: Path) -> None:
     """Does not return."""
     _clear(temporary)
     os.environ.update(RAY_SETTINGS)
-    command = [*_start(own, {HOST_RESOURCE: 1}), f"--address={address}"]
+    command = [*_start(own, {HOST_RESOURCE: 1}, temporary), f"--address={address}"]
     os.execv(command[0], command)
 
 
@@ -62,8 +62,8 @@ def head(port: int, own: str | None, host: bool, temporary: Path) -> int:
     _clear(temporary)
     os.environ.update(RAY_SETTINGS)
     resources = {GATEWAY_RESOURCE: 1} | ({HOST_RESOURCE: 1} if host else {})
-    command = [*_start(own, resources), "--head", f"--port={port}"]
-    command += [f"--temp-dir={temporary}", "--include-dashboard=false", "--no-monitor"]
+    command = [*_start(own, resources, temporary), "--head", f"--port={port}"]
+    command += ["--include-dashboard=false", "--no-monitor"]
     running = subprocess.Popen(command)
 
     def stop(_signal: int, _frame: FrameType | None) -> None:
@@ -127,7 +127,7 @@ def _clear(temporary: Path) -> None:
     (temporary / "ray_current_cluster").unlink(missing_ok=True)
 
 
-def _start(own: str | None, resources: dict[str, int]) -> list[str]:
+def _start(own: str | None, resources: dict[str, int], temporary: Path) -> list[str]:
     return [
         sys.executable,
         "-m",
@@ -137,6 +137,7 @@ def _start(own: str | None, resources: dict[str, int]) -> list[str]:
         "--num-cpus=0",
         "--num-gpus=0",
         "--include-log-monitor=false",
+        f"--temp-dir={temporary}",
         f"--object-store-memory={OBJECT_STORE_BYTES}",
         "--disable-usage-stats",
         f"--resources={json.dumps(resources)}",

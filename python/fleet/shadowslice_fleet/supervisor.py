@@ -53,7 +53,7 @@ class Supervisor:
     def faults(self, file: Path) -> list[str]:
         """What `check` finds in a configuration; it asks no supervisor."""
         try:
-            run(self.binary, ["check", str(file)], CHECK_WITHIN)
+            run(self.binary, ["check", "--no-import", str(file)], CHECK_WITHIN)
         except CommandFailed as failed:
             if failed.code != FAULTY:
                 raise

@@ -69,6 +69,8 @@ pub enum HostError {
     Libraries(#[source] ProbeError),
     #[error("a Python model cannot be looked at")]
     Interpreter(#[source] CommandError),
+    #[error("no temporary folder can be made; give TMPDIR a folder that can be written")]
+    Temporary(#[source] io::Error),
     #[error("the supervisor's binary cannot be located, so neither can the worker's")]
     Executable(#[source] io::Error),
     #[error("there is no worker at {0}; install shadowslice-worker beside shadowslice")]
@@ -192,7 +194,8 @@ pub fn find_onnxruntime(configured: Option<&Path>) -> Result<PathBuf, HostError>
 pub fn fault_of(model: &Model) -> Option<String> {
     let Engine::Python { path, interpreter, .. } = &model.engine else { return None };
     let tried = programs().and_then(|programs| {
-        let tried = backend::python_fault(interpreter, &programs.python, path);
+        let temporary = tempfile::tempdir().map_err(HostError::Temporary)?;
+        let tried = backend::python_fault(interpreter, &programs.python, path, temporary.path());
         runtime()?.block_on(tried).map_err(HostError::Interpreter)
     });
     tried.unwrap_or_else(|error| Some(errors::chain(&error)))

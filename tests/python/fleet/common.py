@@ -5,7 +5,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from load import Load, Served, echo, recorded
 from rig import GPUS, GRPC, HTTP, Rig
@@ -17,12 +17,11 @@ TABLE_WITHIN = 60.0
 
 @dataclass(frozen=True)
 class Options:
-    short: bool
-    rounds: int
+    rounds: Literal["short", "usual", "long"]
     models: Path | None  # the folder with ONNX models
 
-    def times(self, full: int, short: int) -> int:
-        return short if self.short else full * self.rounds
+    def times(self, short: int, usual: int, long: int) -> int:
+        return {"short": short, "usual": usual, "long": long}[self.rounds]
 
 
 def need(sms: int, memory: str = "2Gi") -> dict[str, Any]:

@@ -19,7 +19,7 @@ def control(rig: Rig, options: Options) -> None:
         ("gw", "raylet/raylet"),
     ]
     with load(rig, options) as told:
-        for at in range(options.times(5, 2)):
+        for at in range(options.times(2, 5, 15)):
             node, part = victims[at % len(victims)]
             in_move = begin_move(rig) if at % 2 else None
             pid = rig.nodes[node].pid_of(part)

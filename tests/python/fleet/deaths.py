@@ -3,6 +3,7 @@
 import time
 
 from common import Options, load, none_lost, settled
+from load import echo
 from rig import GPUS, Rig
 from units import wait_until
 
@@ -10,17 +11,19 @@ from units import wait_until
 # by TCP's keepalive, after 2 s at the least.
 LONGEST, LONGEST_CUT = 2.0, 2.5
 BACK_WITHIN = 5.0  # seconds from a host's death, and the load time
+# Its copies always have requests under way, so that a dead one is the least loaded.
+BUSY = [echo("paced", "FP32", 16)] * 8
 LOAD_TIME = 10.0  # of these models, where the host is busy with tests
 
 
 def deaths(rig: Rig, options: Options) -> None:
     """kill -9 of whole hosts, and cut links; of the host with copies that was hit longest ago."""
-    hit = dict.fromkeys(GPUS, 0)
-    for at in range(options.times(6, 2)):
+    hit, deaths = dict.fromkeys(GPUS, 0), options.times(2, 6, 18)
+    for at in range(deaths):
         host = min(with_copies(rig), key=lambda host: hit[host])
         hit[host] = at + 1
-        death(rig, options, host, cut=at % 2 == 1)
-    assert options.short or all(hit.values()), f"not every host was hit: {hit}"
+        death(rig, options, host, cut=rig.network.links and at % 2 == 1)
+    assert deaths < 6 or all(hit.values()), f"not every host was hit: {hit}"
 
 
 def with_copies(rig: Rig) -> set[str]:
@@ -28,17 +31,17 @@ def with_copies(rig: Rig) -> set[str]:
 
 
 def death(rig: Rig, options: Options, host: str, cut: bool) -> None:
-    with load(rig, options) as told:
+    with load(rig, options, more=BUSY) as told:
         time.sleep(1)
         if cut:
-            rig.link(host, up=False)
+            rig.network.link(host, up=False)
         else:
             rig.supervisors[host].wanted = rig.nodes[host].wanted = False
             rig.kill_host(host)
         back = wait_until(lambda: restored(rig, host), BACK_WITHIN + LOAD_TIME, "copies are back")
         time.sleep(1)
         if cut:
-            rig.link(host, up=True)
+            rig.network.link(host, up=True)
         else:
             rig.supervisors[host].start()
             rig.nodes[host].start()

@@ -16,7 +16,7 @@ from rig import GRPC, HTTP, Rig
 def overhead(rig: Rig, options: Options) -> None:
     """p50 direct and through Envoy, side by side; told, not judged."""
     host = rig.status()["models"]["echo"]["copies"][0]["host"]
-    asked = options.times(3000, 1000)
+    asked = options.times(1000, 3000, 3000)
     for kind, ask in (("HTTP", asks_http), ("gRPC", asks_grpc)):
         direct, gateway = ask(rig.address(host)), ask(rig.address("gw"))
         took: dict[str, list[float]] = {"direct": [], "through Envoy": []}

@@ -1,4 +1,4 @@
-"""A gateway and three hosts, each in a network namespace of its own, on one bridge."""
+"""A gateway and three hosts."""
 
 import json
 import os
@@ -7,45 +7,44 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from units import Unit, command_of, environment_of, kill, pids, wait_until
+from network import HOSTS, Loopback, Namespaces
+from units import Unit, command_of, environment_of, pids, wait_until
 
 HTTP, GRPC, RAY = 8000, 8001, 6379
 GPUS = {"a": 1, "b": 1, "c": 2}
-ADDRESSES = {"gw": 1, "a": 2, "b": 3, "c": 4}
-SETTLED_WITHIN = 90.0  # seconds
-COMMAND_WITHIN = 150.0
-SHELL = 'mkdir -p "$0" /tmp/ray && mount --bind "$0" /tmp/ray && exec "$@"'
-
-
-def ip(*arguments: str) -> str:
-    return subprocess.run(["ip", *arguments], check=True, text=True, stdout=subprocess.PIPE).stdout
+COMMAND_WITHIN = 150.0  # seconds
+FLEET = [sys.executable, "-m", "shadowslice_fleet.cli"]
+Done = subprocess.CompletedProcess[str]
 
 
 @dataclass
 class Rig:
     binary: str
+    tag: str
+    network: Namespaces | Loopback
     folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="ssf-", dir="/tmp")))
-    tag: str = f"ssf{os.getpid() % 100000}"
     supervisors: dict[str, Unit] = field(default_factory=dict)
     nodes: dict[str, Unit] = field(default_factory=dict)
     gateway: Unit | None = None
+    commands: "subprocess.Popen[str] | None" = None
 
-    def start(self, hosts: str = "abc") -> None:
-        self._network()
+    def start(self) -> None:
+        self.network.start()
         self._configure()
         assert self.gateway
         self.gateway.start()
         self.nodes["gw"].start()
-        for host in hosts:
+        for host in GPUS:
             self.supervisors[host].start()
         wait_until(lambda: self.cli("status", check=False).returncode == 0, 60, "the head")
-        for host in hosts:
+        for host in GPUS:
             self.nodes[host].start()
 
     def stop(self) -> None:
@@ -57,23 +56,14 @@ class Rig:
         for unit in [*self.supervisors.values(), self.gateway, *nodes]:
             if unit:
                 unit.stop()
-        for name in ADDRESSES:
-            if f"{self.tag}-{name}" in ip("netns", "list"):
-                for pid in self.pids(name):
-                    kill(pid)
-                ip("netns", "del", f"{self.tag}-{name}")
-        subprocess.run(["ip", "link", "del", self.tag], check=False, stderr=subprocess.DEVNULL)
+        if self.commands:
+            self.commands.kill()
+            self.commands.wait()
+        self.network.stop()
         shutil.rmtree(self.folder)
 
-    @property
-    def subnet(self) -> str:
-        return f"10.91.{os.getpid() % 250}"
-
     def address(self, name: str) -> str:
-        return f"{self.subnet}.{ADDRESSES[name]}"
-
-    def pids(self, name: str) -> list[int]:
-        return [int(pid) for pid in ip("netns", "pids", f"{self.tag}-{name}").split()]
+        return self.network.address(name)
 
     def kill_host(self, name: str) -> None:
         """kill -9 of the supervisor, its workers and the raylet with all that it started."""
@@ -85,35 +75,58 @@ class Rig:
         assert self.gateway and self.gateway.process
         self.gateway.process.send_signal(signal.SIGHUP)
 
-    def link(self, name: str, up: bool) -> None:
-        ip("link", "set", f"{self.tag}{name}", "up" if up else "down")
+    def cli(self, *arguments: str, check: bool = True) -> Done:
+        return self.cli_at_once([list(arguments)], check)[0]
 
-    def cli(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        process = self.cli_in_background(*arguments)
+    def cli_at_once(self, commands: list[list[str]], check: bool = True) -> list[Done]:
+        """Runs them beside each other."""
+        asked = self._commands()
+        assert asked.stdin and asked.stdout
+        all_given = [[*self._ray(), *arguments] for arguments in commands]
+        late = threading.Timer(COMMAND_WITHIN, asked.kill)
+        late.start()
         try:
-            said, errors = process.communicate(timeout=COMMAND_WITHIN)
+            asked.stdin.write(json.dumps(all_given) + "\n")
+            asked.stdin.flush()
+            said = asked.stdout.readline()
         finally:
-            process.kill()
-        done = subprocess.CompletedProcess(arguments, process.returncode, said, errors)
-        if check and done.returncode != 0:
-            raise RuntimeError(
-                f"{arguments} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
-            )
+            late.cancel()
+        if not said:
+            raise TimeoutError(f"{commands} did not end within {COMMAND_WITHIN:g} s")
+        done = [
+            subprocess.CompletedProcess(given, each["code"], each["out"], each["errors"])
+            for given, each in zip(all_given, json.loads(said), strict=True)
+        ]
+        for each in done:
+            if check and each.returncode != 0:
+                raise RuntimeError(
+                    f"{each.args} ended with {each.returncode}:\n{each.stdout}\n{each.stderr}"
+                )
         return done
 
     def cli_in_background(self, *arguments: str) -> "subprocess.Popen[str]":
-        command = self._inside("gw", [sys.executable, "-m", "shadowslice_fleet.cli"])
-        command += ["--ray", f"{self.address('gw')}:{RAY}", *arguments]
+        return self._on_gateway([*FLEET, *self._ray(), *arguments])
+
+    def _ray(self) -> list[str]:
+        return ["--ray", f"{self.address('gw')}:{RAY}"]
+
+    def _commands(self) -> "subprocess.Popen[str]":
+        if self.commands is None or self.commands.poll() is not None:
+            script = Path(__file__).with_name("commands.py")
+            self.commands = self._on_gateway([sys.executable, str(script)])
+        return self.commands
+
+    def _on_gateway(self, command: list[str]) -> "subprocess.Popen[str]":
         return subprocess.Popen(
-            command,
+            self.network.inside("gw", self.folder / "gw" / "ray", command),
             text=True,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
             env=self._environment("gw"),
         )
 
     def keep_logs(self, folder: Path) -> None:
-        for name in ADDRESSES:
+        for name in HOSTS:
             for log in [
                 *(self.folder / name).glob("*.log"),
                 *(self.folder / name).glob("ray/session_2*/logs/*"),
@@ -142,24 +155,6 @@ class Rig:
         status: dict[str, Any] = json.loads(said.stdout)
         return status
 
-    def _network(self) -> None:
-        ip("link", "add", self.tag, "type", "bridge")
-        ip("addr", "add", f"{self.subnet}.254/24", "dev", self.tag)
-        ip("link", "set", self.tag, "up")
-        for name in ADDRESSES:
-            space, outer = f"{self.tag}-{name}", f"{self.tag}{name}"
-            ip("netns", "add", space)
-            ip("link", "add", outer, "type", "veth", "peer", "name", "eth0", "netns", space)
-            ip("link", "set", outer, "master", self.tag, "up")
-            ip("-n", space, "addr", "add", f"{self.address(name)}/24", "dev", "eth0")
-            ip("-n", space, "link", "set", "eth0", "up")
-            ip("-n", space, "link", "set", "lo", "up")
-
-    def _inside(self, name: str, command: list[str]) -> list[str]:
-        """In the namespace, with a folder for Ray of its own."""
-        ray = str(self.folder / name / "ray")
-        return ["ip", "netns", "exec", f"{self.tag}-{name}", "sh", "-c", SHELL, ray, *command]
-
     def _environment(self, name: str) -> dict[str, str]:
         return os.environ | {
             "SHADOWSLICE_FLEET_HOST": str(self.folder / name / "host.yaml"),
@@ -170,15 +165,18 @@ class Rig:
     def _unit(self, kind: str, name: str, command: list[str]) -> Unit:
         return Unit(
             f"{self.tag}-{kind}-{name}",
-            self._inside(name, command),
+            self.network.inside(name, self.folder / name / "ray", command),
             self._environment(name),
             self.folder / name / f"{kind}.log",
             mixed=kind != "node",
         )
 
+    def _node(self, name: str) -> list[str]:
+        ray = self.network.ray(self.folder / name / "ray")
+        return [*FLEET, "node", "--temp-dir", str(ray), "--address", self.address(name)]
+
     def _configure(self) -> None:
-        fleet = [sys.executable, "-m", "shadowslice_fleet.cli"]
-        for name in ADDRESSES:
+        for name in HOSTS:
             (self.folder / name).mkdir()
         settings = {
             "address": self.address("gw"),
@@ -188,19 +186,13 @@ class Rig:
             "settle": "10s",
         }
         (self.folder / "gw" / "gateway.yaml").write_text(yaml.safe_dump(settings))
-        self.gateway = self._unit("gateway", "gw", [*fleet, "gateway"])
-        head = [*fleet, "node", "--head", "--address", self.address("gw"), "--port", str(RAY)]
+        self.gateway = self._unit("gateway", "gw", [*FLEET, "gateway"])
+        head = [*self._node("gw"), "--head", "--port", str(RAY)]
         self.nodes["gw"] = self._unit("node", "gw", head)
         for name, gpus in GPUS.items():
             self._host(name, gpus)
-            join = [
-                "node",
-                "--join",
-                f"{self.address('gw')}:{RAY}",
-                "--address",
-                self.address(name),
-            ]
-            self.nodes[name] = self._unit("node", name, [*fleet, *join])
+            joined = ["--join", f"{self.address('gw')}:{RAY}"]
+            self.nodes[name] = self._unit("node", name, [*self._node(name), *joined])
             serve = [self.binary, "serve", str(self.folder / name / "shadowslice.yaml")]
             self.supervisors[name] = self._unit("supervisor", name, serve)
 
@@ -235,11 +227,7 @@ class Rig:
 
 
 def left_behind(rig: Rig) -> list[str]:
-    """Processes, namespaces and links of the rig."""
-    tag = rig.tag.encode()
-    found = [
-        command_of(pid) for pid in pids() if b"SHADOWSLICE_TEST_UNIT=" + tag in environment_of(pid)
-    ]
-    found += [line for line in ip("netns", "list").splitlines() if line.startswith(rig.tag)]
-    found += [line for line in ip("-o", "link").splitlines() if f": {rig.tag}" in line]
-    return found + ([str(rig.folder)] if rig.folder.exists() else [])
+    """Processes, files and what belongs to the network."""
+    mark = f"SHADOWSLICE_TEST_UNIT={rig.tag}-".encode()
+    found = [command_of(pid) for pid in pids() if mark in environment_of(pid)]
+    return found + rig.network.left_behind() + ([str(rig.folder)] if rig.folder.exists() else [])

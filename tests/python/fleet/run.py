@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""A fleet of a gateway and three hosts in network namespaces. It needs root, and the package
-shadowslice_fleet in this Python."""
+"""A fleet of a gateway and three hosts: as root in network namespaces, else on loopback. It needs
+the package shadowslice_fleet in this Python."""
 
 import argparse
 import os
@@ -13,8 +13,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 from common import Options, up_all
+from network import Loopback, Namespaces
 from rig import Rig, left_behind
-from scenarios import ALL
+from scenarios import ALL, USUAL
 
 
 def main() -> None:
@@ -23,28 +24,31 @@ def main() -> None:
     parser.add_argument(
         "--only", action="append", choices=ALL, help="this scenario, and no other unless named, too"
     )
-    parser.add_argument("--short", action="store_true", help="fewer rounds")
-    parser.add_argument("--rounds", type=int, default=1, help="so many times the moves and kills")
+    parser.add_argument("--all", action="store_true", help="also what waits for load to change")
+    parser.add_argument("--rounds", choices=["short", "usual", "long"], default="usual")
     parser.add_argument(
         "--models", type=Path, help="a folder with digits.onnx, encoder.onnx and their answers"
     )
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 16))
     parser.add_argument("--keep", type=Path, help="copy logs to this folder")
+    parser.add_argument("--loopback", action="store_true", help="in no network namespaces")
     arguments = parser.parse_args()
-    if os.geteuid() != 0:
-        sys.exit("error: network namespaces need root")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     print(f"seed {arguments.seed}", flush=True)
     random.seed(arguments.seed)
     models = arguments.models.resolve() if arguments.models else None
-    options = Options(arguments.short, arguments.rounds, models)
-    rig = Rig(os.path.abspath(arguments.binary))
+    options = Options(arguments.rounds, models)
+    tag = f"ssf{os.getpid() % 100000}"
+    spaces = Namespaces(tag)
+    network = spaces if not arguments.loopback and spaces.possible() else Loopback()
+    print(f"on {type(network).__name__.lower()}", flush=True)
+    rig = Rig(os.path.abspath(arguments.binary), tag, network)
     try:
         began = time.monotonic()
         rig.start()
         up_all(rig, options)
         print(f"up: all models after {time.monotonic() - began:.0f} s from nothing", flush=True)
-        for name in arguments.only or ALL:
+        for name in arguments.only or (ALL if arguments.all else USUAL):
             began = time.monotonic()
             print(f"{name}: {ALL[name].__doc__}", flush=True)
             ALL[name](rig, options)

@@ -9,7 +9,5 @@ from placing import placing
 from scale import scale
 from up import up
 
-ALL = {
-    each.__name__: each
-    for each in (up, names, moves, deaths, control, rolling, scale, placing, overhead)
-}
+USUAL = {each.__name__: each for each in (up, names, moves, deaths, control, rolling, overhead)}
+ALL = USUAL | {each.__name__: each for each in (scale, placing)}

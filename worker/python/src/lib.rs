@@ -5,6 +5,8 @@
 
 mod host;
 
+use std::path::PathBuf;
+
 use pyo3::prelude::*;
 use shadowslice_shared::errors::chain;
 use shadowslice_worker::boot::{Connected, Fault};
@@ -43,12 +45,12 @@ fn run(runner: Py<PyAny>, user: Option<u32>) -> Result<(), Fault> {
     }
 }
 
-/// A worker's walls, around a process that only looks at a model.
+/// A worker's walls, around a process that only looks at a model and writes to these folders.
 #[pyfunction]
-fn raise_walls() {
+fn raise_walls(writable: Vec<PathBuf>) {
     walls::begin().ok();
     // What does not stand is told when a worker starts.
-    walls::raise(&[]);
+    walls::raise(&writable);
 }
 
 #[pymodule]

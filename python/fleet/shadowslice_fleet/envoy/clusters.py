@@ -16,6 +16,8 @@ from shadowslice_fleet.wish import Model
 HEALTH_INTERVAL = "0.25s"
 HEALTH_TIMEOUT = "0.5s"
 UNHEALTHY_AFTER = 2  # answers in a row
+UNREACHED = 2  # connections refused, reset or timed out in a row; one may be an idle one's end
+EJECTED_FOR = "0.5s"  # by then the readiness checks know better
 CONNECT_TIMEOUT = "0.5s"
 IDLE_TIMEOUT = "60s"  # a supervisor closes connections that are idle for 75 s
 # A cut link is noticed when sent bytes are not acknowledged for this long, or by keepalive.
@@ -54,6 +56,7 @@ def _cluster(kind: str, name: str, ready: str, folder: Path) -> Config:
         "ignore_health_on_host_removal": True,
         "per_connection_buffer_limit_bytes": BUFFER_BYTES,
         "health_checks": [_health_check(ready)],
+        "outlier_detection": _ejection(),
         "circuit_breakers": {
             "thresholds": [
                 {
@@ -98,6 +101,22 @@ def _fewest_under_way() -> Config:
     policy = {"@type": TYPE + kind, "selection_method": "FULL_SCAN"}
     name = "envoy.load_balancing_policies.least_request"
     return {"typed_extension_config": {"name": name, "typed_config": policy}}
+
+
+def _ejection() -> Config:
+    """A copy that cannot be reached has the fewest requests under way, so that it would be chosen
+    again and again, until two readiness checks have failed. The next good check takes it back."""
+    return {
+        "split_external_local_origin_errors": True,
+        "consecutive_local_origin_failure": UNREACHED,
+        "enforcing_consecutive_local_origin_failure": 100,
+        "enforcing_consecutive_5xx": 0,
+        "enforcing_success_rate": 0,
+        "enforcing_local_origin_success_rate": 0,
+        "interval": HEALTH_INTERVAL,
+        "base_ejection_time": EJECTED_FOR,
+        "max_ejection_percent": 100,
+    }
 
 
 def _health_check(path: str) -> Config:

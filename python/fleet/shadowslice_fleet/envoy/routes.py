@@ -6,7 +6,7 @@ from shadowslice_fleet.envoy.common import ANY_HOST, TYPE, Config, resource_file
 from shadowslice_fleet.wish import Model
 
 MODEL_HEADER = "x-shadowslice-model"
-MOST_RETRIES = 2
+MOST_RETRIES = 3  # by the third a copy that cannot be reached is ejected
 # What has never run, and so may always be tried again.
 NOT_RUN = "connect-failure,refused-stream,reset-before-request"
 # Loads and unloads by clients would change one host of several.

@@ -113,16 +113,18 @@ pub async fn libraries(program: &Path, onnxruntime: Option<&Path>) -> Result<Lib
     ask(program, &arguments, &vec![(name, value.to_owned())]).await
 }
 
-/// What the package of Python models' workers finds wrong with a model's file.
+/// What the package of Python models' workers finds wrong with a model's file, which is imported
+/// with this folder to write to.
 pub async fn python_fault(
     interpreter: &Path,
     package: &Path,
     model: &Path,
+    temporary: &Path,
 ) -> Result<Option<String>, CommandError> {
-    let model = model.to_string_lossy();
+    let (model, temporary) = (model.to_string_lossy(), temporary.to_string_lossy());
     let variables = python_variables(package, std::env::var_os("PYTHONPATH"));
     let variables = variables.map(|(name, value)| (name, value.to_string_lossy().into_owned())).to_vec();
-    let arguments = ["-m", "shadowslice.check", &model];
+    let arguments = ["-m", "shadowslice.check", &model, &temporary];
     let said = command::run(interpreter, &arguments, &variables, "", LIMIT).await?;
     let fault = [said.out.trim(), said.err.trim()].into_iter().find(|said| !said.is_empty());
     Ok((!said.status.success()).then(|| fault.unwrap_or("it cannot be imported").to_owned()))

@@ -1,0 +1,46 @@
+"""Runs commands of `shadowslice-fleet` on the gateway's host. Ray is imported once, which is most
+of a command's time; each command is a process of its own, and those of one line run at once.
+
+Standard input: lines with a list of commands, each a list of arguments. Standard output: lines with
+their results, `{"code", "out", "errors"}`, in the same order."""
+
+import json
+import os
+import sys
+import tempfile
+from typing import IO, Any
+
+import ray  # noqa: F401
+from shadowslice_fleet import cli
+
+
+def main() -> None:
+    for line in sys.stdin:
+        begun = [begin(arguments) for arguments in json.loads(line)]
+        print(json.dumps([result(*each) for each in begun]), flush=True)
+
+
+def begin(arguments: list[str]) -> tuple[int, IO[str], IO[str]]:
+    out, errors = (tempfile.TemporaryFile("w+") for _ in range(2))  # noqa: SIM115
+    pid = os.fork()
+    if pid == 0:
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(out.fileno(), 1)
+        os.dup2(errors.fileno(), 2)
+        sys.argv = ["shadowslice-fleet", *arguments]
+        cli.main()
+    return pid, out, errors
+
+
+def result(pid: int, out: IO[str], errors: IO[str]) -> dict[str, Any]:
+    _, ended = os.waitpid(pid, 0)
+    said = []
+    for file in (out, errors):
+        file.seek(0)
+        said.append(file.read())
+        file.close()
+    return {"code": os.waitstatus_to_exitcode(ended), "out": said[0], "errors": said[1]}
+
+
+if __name__ == "__main__":
+    main()
