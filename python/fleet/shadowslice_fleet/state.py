@@ -68,6 +68,7 @@ def save(folder: Path, state: State) -> None:
     draft = folder / ".fleet.json.draft"
     try:
         with draft.open("w") as file:
+            os.fchmod(file.fileno(), 0o600)  # URLs of files may have passwords
             json.dump(document, file)
             file.flush()
             os.fsync(file.fileno())

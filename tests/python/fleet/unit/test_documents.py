@@ -277,6 +277,7 @@ class Kept(unittest.TestCase):
         kept = State(wish("m"), {"m": (Slot("a", 0),)}, frozenset({"b"}), {"m": 1})
         state.save(self.folder, kept)
         self.assertEqual(state.load(self.folder), kept)
+        self.assertEqual((self.folder / "fleet.json").stat().st_mode & 0o777, 0o600)
         (self.folder / "fleet.json").write_text("{}")
         self.assertRaises(state.StateFault, state.load, self.folder)
 
