@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from queue import Empty, SimpleQueue
 
 import yaml
 
@@ -22,6 +23,7 @@ from shadowslice_fleet.supervisor import CommandFailed, Supervisor
 from shadowslice_fleet.wish import Document, Files
 
 MOST_FETCHES = 2  # at a time
+FETCHED_WITHIN = 3600.0  # seconds; one that hangs is left alone
 # Seconds from one look for unused files to the next. By the next one no order is under way that was
 # given before they were found.
 SWEPT_EVERY = 600.0
@@ -123,17 +125,17 @@ class Host:
         threading.Thread(target=work, args=(argument,), daemon=True).start()
 
     def _fetch(self, wanted: Files) -> None:
-        why = None
+        ended: SimpleQueue[str | None] = SimpleQueue()
+        self._start(lambda files: ended.put(_unfetched(files, self.files)), wanted)
         try:
-            files.fetch(wanted, self.files)
-        except files.FetchFailed as failed:
-            why = str(failed)
-            log.warning("%s", why)
-        finally:
-            with self.work.lock:
-                self.work.fetching.discard(wanted.key)
-                if why:
-                    self.work.unfetched[wanted.key] = Refusal(why, time.time_ns())
+            why = ended.get(timeout=FETCHED_WITHIN)
+        except Empty:
+            why = f"files: they have not come within {FETCHED_WITHIN:g} s; see to where they are"
+        with self.work.lock:
+            self.work.fetching.discard(wanted.key)
+            if why:
+                log.warning("%s", why)
+                self.work.unfetched[wanted.key] = Refusal(why, time.time_ns())
 
     def _apply(self, orders: Orders) -> None:
         refused: dict[str, str] = {}
@@ -235,6 +237,17 @@ class Host:
         if not isinstance(base, dict):
             raise BaseFault(f"{self.settings.base}: a map is needed")
         return base
+
+
+def _unfetched(wanted: Files, folder: Path) -> str | None:
+    """Why the files cannot be fetched, or nothing."""
+    try:
+        files.fetch(wanted, folder)
+    except files.FetchFailed as failed:
+        return str(failed)
+    except Exception as error:  # it is told, whatever a fetch meets
+        return f"files: {type(error).__name__}: {error}"
+    return None
 
 
 def _text(path: Path) -> str:

@@ -87,7 +87,7 @@ def up_all(rig: Rig, options: Options) -> None:
 
 
 def settled(rig: Rig, within: float = TABLE_WITHIN) -> float:
-    """Seconds until the table equals the wish, as the supervisors have it."""
+    """Seconds until all hosts are heard and the table equals the wish, as supervisors have it."""
 
     said = ""
 
@@ -98,7 +98,8 @@ def settled(rig: Rig, within: float = TABLE_WITHIN) -> float:
         if done.returncode != 0:
             return False
         status = json.loads(done.stdout)
-        return bool(status["settled"]) and as_the_hosts_say(rig, status)
+        heard = {name for name, host in status["hosts"].items() if host["answers"]}
+        return heard >= GPUS.keys() and status["settled"] and as_the_hosts_say(rig, status)
 
     try:
         return wait_until(is_so, within, "the table equals the wish")

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import tempfile
+import threading
 import time
 import unittest
 from pathlib import Path
@@ -203,6 +204,16 @@ class Written(Rig):
 
 
 class Told(Rig):
+    def test_a_fetch_that_hangs_is_told_and_holds_up_no_others(self) -> None:
+        hung = threading.Event()
+        self.addCleanup(hung.set)
+        wanted = Files("/never", None)
+        fetches = mock.patch("shadowslice_fleet.files.fetch", side_effect=lambda *_: hung.wait())
+        with fetches, mock.patch("shadowslice_fleet.host.FETCHED_WITHIN", 0.05):
+            self.assertTrue(self.host.fetch(wanted))
+            self.until(lambda: not self.host.work.fetching)
+        self.assertIn("within 0.05 s", self.host.facts().unfetched[wanted.key].why)
+
     def test_an_order_that_meets_a_file_that_cannot_be_read_is_told(self) -> None:
         order = self.order("1")
         (self.folder / "served.yaml").write_text('# shadowslice-fleet {"m": "x"}\n{broken')
