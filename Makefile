@@ -228,9 +228,9 @@ fleet-units: python ## The decisions of a fleet, in a simulated world
 	PYTHONPATH=$(TARGET)/python:$(CURDIR)/python/fleet PYTHONDONTWRITEBYTECODE=1 \
 	  $(PYTHON) -m unittest discover --start-directory tests/python/fleet/unit
 
-# As root it lays hosts in network namespaces of their own; BINARIES names another folder of binaries.
+# Hosts are network namespaces as root, else addresses of loopback; BINARIES names another folder of binaries.
 .PHONY: fleet-test
-fleet-test: fleet-units $(if $(BINARIES),,build) $(ort) $(models) $(fleet) ## A fleet of three hosts and a gateway: moves, deaths, restarts, load (a quarter of an hour once built)
+fleet-test: fleet-units $(if $(BINARIES),,build) $(ort) $(models) $(fleet) ## A fleet of three hosts and a gateway: moves, deaths, restarts (9 minutes once built; FLEET_ARGS=--all: load, too)
 	ORT_DYLIB_PATH=$(ort) $(TARGET)/fleet/bin/python tests/python/fleet/run.py $(or $(BINARIES),$(TARGET)/release)/shadowslice \
 	  --models $(TARGET)/models $(FLEET_ARGS)
 
