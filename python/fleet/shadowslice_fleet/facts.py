@@ -90,7 +90,7 @@ class Host:
     fetched: frozenset[str] = frozenset()  # keys of files
     unfetched: dict[str, Refusal] = field(default_factory=dict)  # by the files' key
     busy: bool = False  # an order is being carried out
-    interrupted: bool = False  # the actor died before the supervisor had read its file
+    interrupted: bool = False  # the supervisor does not go by all of its file; to be repeated
 
     @property
     def answers(self) -> bool:

@@ -27,6 +27,7 @@ FETCHED_WITHIN = 3600.0  # seconds; one that hangs is left alone
 # Seconds from one look for unused files to the next. By the next one no order is under way that was
 # given before they were found.
 SWEPT_EVERY = 600.0
+AGAIN_AFTER = 60.0  # seconds until an order is repeated by which models have not gone
 log = logging.getLogger(__name__)
 
 
@@ -68,7 +69,10 @@ class Host:
         except CommandFailed as failed:
             status, why = None, str(failed)
         emulated_mib = values.size_mib(ours.emulated_memory)
+        copies = facts.copies(status) if status else {}
         with self.work.lock:
+            ordered = served.ordered(_text(self.config))
+            undone = self.pending.exists() or self._overstays(copies.keys() - ordered.keys())
             return facts.Host(
                 name=ours.name,
                 address=self.address,
@@ -76,14 +80,20 @@ class Host:
                 grpc_port=ours.grpc_port,
                 why=why,
                 gpus=facts.gpus(status, emulated_mib) if status else (),
-                copies=facts.copies(status) if status else {},
-                ordered=served.ordered(_text(self.config)),
+                copies=copies,
+                ordered=ordered,
                 refused=dict(self.work.refused),
                 fetched=files.fetched(self.files) - {path.name for path in self.work.leaving},
                 unfetched=dict(self.work.unfetched),
                 busy=self.work.applying,
-                interrupted=self.pending.exists() and not self.work.applying,
+                interrupted=undone and not self.work.applying,
             )
+
+    def _overstays(self, models: set[str]) -> bool:
+        """Whether these should have gone with an order that failed a while ago."""
+        if not models or not self.mixed.exists():
+            return False
+        return time.time() - self.mixed.stat().st_mtime > AGAIN_AFTER
 
     def apply(self, orders: Orders) -> bool:
         """Has the supervisor serve these models; the facts tell how it went. False: it is busy."""

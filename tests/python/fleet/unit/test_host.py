@@ -13,7 +13,7 @@ from unittest import mock
 from shadowslice_fleet import settings
 from shadowslice_fleet import wish as wishes
 from shadowslice_fleet.facts import Order, Orders
-from shadowslice_fleet.host import Host
+from shadowslice_fleet.host import AGAIN_AFTER, Host
 from shadowslice_fleet.unused import AFTER
 from shadowslice_fleet.wish import Files
 
@@ -51,6 +51,13 @@ class Rig(unittest.TestCase):
 
     def began(self, ago: float) -> None:
         status = {"supervisor": {"age_s": ago}, "gpus": [], "models": []}
+        Path(f"{self.program}.status").write_text(json.dumps(status))
+
+    def serves(self, *names: str) -> None:
+        counted = {"drained": False, "gpu": 0, "queue": 0, "in_flight": 0, "state": "ready"}
+        given = {"why": None, "requests": {"accepted": 0}}
+        models = [{"name": name} | counted | given for name in names]
+        status = {"supervisor": {"age_s": 0.0}, "gpus": [], "models": models}
         Path(f"{self.program}.status").write_text(json.dumps(status))
 
     def order(self, version: str) -> Order:
@@ -201,6 +208,31 @@ class Written(Rig):
         with mock.patch("os.chown", side_effect=PermissionError):
             self.apply(self.order("2"))
         self.assertEqual(self.host.facts().refused, {})
+
+
+class Repeated(Rig):
+    def setUp(self) -> None:
+        super().setUp()
+        self.enterContext(mock.patch("shadowslice_fleet.load.read", return_value=None))
+
+    def test_an_order_by_which_a_model_has_not_gone_is_repeated_after_a_while(self) -> None:
+        self.apply(self.order("1"))
+        self.serves("m")
+        self.reloads(code=78)
+        self.apply()
+        self.assertFalse(self.host.facts().interrupted, "at once it would fail again")
+        os.utime(self.host.mixed, (0, time.time() - AGAIN_AFTER - 1))
+        self.assertTrue(self.host.facts().interrupted)
+        self.serves()
+        self.assertFalse(self.host.facts().interrupted)
+
+    def test_a_model_whose_change_failed_is_no_reason(self) -> None:
+        self.apply(self.order("1"))
+        self.serves("m")
+        self.reloads(code=1, late="no")
+        self.apply(self.order("2"))
+        os.utime(self.host.mixed, (0, time.time() - AGAIN_AFTER - 1))
+        self.assertFalse(self.host.facts().interrupted)
 
 
 class Told(Rig):
