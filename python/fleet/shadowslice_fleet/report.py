@@ -198,13 +198,16 @@ def lines(status: Status) -> list[str]:
             for copy in model["copies"]
         ]
         table.append(f"{name:20} {model['served']:>3}/{model['wished']:<3} {', '.join(on)}")
+    table.append(f"{'HOST':20} {'GPUS':>7} MODELS")
+    for name, host in status["hosts"].items():
+        why = host["why"] or ("drained" if host["drained"] else None)
+        fine = sum(gpu["why"] is None for gpu in host["gpus"])
+        row = f"{name:20} {fine:>3}/{len(host['gpus']):<3} {len(host['models'])}"
+        table.append(row + (f" ({why})" if why else ""))
     for name, model in status["models"].items():
         if model["extra"]:
             table.append(f"{name}: {model['extra']} of its copies beyond the wish, for its load")
         table += [f"{name}: {why}" for why in (model["missing"], model["no_more"]) if why]
         table += [f"{name} on {host}: {why}" for host, why in model["failures"].items()]
-    for name, host in status["hosts"].items():
-        if host["why"] or host["drained"]:
-            table.append(f"host {name}: {host['why'] or 'drained'}")
     table += [f"{what}: {why}" for what, why in status["troubles"].items()]
     return table

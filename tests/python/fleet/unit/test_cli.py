@@ -20,7 +20,13 @@ def status(**more: Any) -> dict[str, Any]:
 
 
 def host(answers: bool, *models: str) -> dict[str, Any]:
-    return {"answers": answers, "models": list(models), "why": None, "drained": True}
+    return {
+        "answers": answers,
+        "models": list(models),
+        "why": None,
+        "drained": True,
+        "gpus": [],
+    }
 
 
 class Commands(unittest.TestCase):

@@ -81,7 +81,9 @@ class Statuses(unittest.TestCase):
         told = status(self.world)
         self.assertTrue(told["settled"])
         self.assertFalse(report.suffices(told["models"]["m"]))
-        self.assertIn("m on c: it is broken", report.lines(told))
+        said = report.lines(told)
+        self.assertIn("m on c: it is broken", said)
+        self.assertIn("c                      2/2   0", said, "its GPUs and models")
 
     def test_what_is_not_known_to_be_as_wished_is_not_settled(self) -> None:
         self.assertTrue(status(self.world)["settled"])
