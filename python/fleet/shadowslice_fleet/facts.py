@@ -8,6 +8,9 @@ from shadowslice_fleet.load import Load
 from shadowslice_fleet.wish import Document, Files, Model
 
 HEARD_FOR = 2.0  # seconds for which facts count as heard just now
+GONE_AFTER = 3.0  # seconds without a host that serves nothing until its copies are placed anew
+# The same if Envoy reaches its copies: its unit of the fleet may only be restarting.
+SILENT_FOR = 300.0
 
 
 @dataclass(frozen=True, order=True)
@@ -140,3 +143,12 @@ class Heard:
     facts: Host
     at: float  # of the last facts from a supervisor that answered
     why: str | None = None  # the supervisor does not answer
+
+
+def there(heard: dict[str, Heard], serving: set[str], now: float) -> dict[str, Host]:
+    """Hosts whose copies stay where they are; Envoy sends requests to those in `serving`."""
+    return {
+        name: each.facts
+        for name, each in heard.items()
+        if now - each.at < (SILENT_FOR if name in serving else GONE_AFTER)
+    }

@@ -8,11 +8,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from shadowslice_fleet import demand, moves, placement, report, scaling, settings, state
+from shadowslice_fleet import (
+    demand,
+    facts,
+    moves,
+    placement,
+    report,
+    scaling,
+    settings,
+    state,
+    states,
+)
 from shadowslice_fleet import wish as wishes
 from shadowslice_fleet.demand import View
 from shadowslice_fleet.envoy import Listen
-from shadowslice_fleet.facts import HEARD_FOR, Slot
+from shadowslice_fleet.facts import GONE_AFTER, HEARD_FOR, Slot
 from shadowslice_fleet.gateway import AdminFailed, Gateway
 from shadowslice_fleet.hosts import Hosts
 from shadowslice_fleet.moves import Refused
@@ -23,7 +33,6 @@ from shadowslice_fleet.wish import Wish
 
 EVERY = 0.5  # seconds
 HEARD_WITHIN = 0.4  # seconds of each round
-GONE_AFTER = 5.0  # seconds without a host until its copies are placed anew
 # Joined raylets notice a head's death, end, and join again; until then the files stand.
 ADOPTED_WITHIN = 30.0
 LOCKED_WITHIN = 30.0
@@ -210,9 +219,13 @@ class Fleet:
 
     def _view(self, heard_for: float = float("inf")) -> View:
         """With the hosts that were heard in so many seconds."""
-        usable = placement.usable(self.hosts.within(GONE_AFTER), self.state.drained)
         hosts = self.hosts.within(heard_for)
-        return View(self.wished, self.memory.placement, hosts, usable, self.state.extra)
+        return View(self.wished, self.memory.placement, hosts, self._usable(), self.state.extra)
+
+    def _usable(self) -> frozenset[Slot]:
+        heard = dict(self.hosts.heard)
+        known = facts.there(heard, states.serving(self.taken), time.monotonic())
+        return placement.usable(known, self.state.drained)
 
     def _parsed(self, document: wishes.Document) -> Wish:
         """Raises WishFaults."""
@@ -241,8 +254,7 @@ class Fleet:
         self.memory = replace(self.memory, failures=failures)
 
     def _asked(self) -> Asked:
-        known = self.hosts.within(GONE_AFTER)
-        return self.wished.digest, placement.usable(known, self.state.drained)
+        return self.wished.digest, self._usable()
 
     def _act(self, actions: Actions) -> None:
         """Nothing is waited for: what came of it is seen in the next facts."""

@@ -50,6 +50,12 @@ class Actions:
     undrain: list[At]
 
 
+def serving(taken: Taken | None) -> set[str]:
+    """Hosts to which Envoy sends requests."""
+    hosts = (taken or {}).values()
+    return {host for them in hosts for host, healthy in them.items() if healthy}
+
+
 def placed(wish: Wish, placement: Placement) -> dict[At, Order]:
     """The copies that should be."""
     return {

@@ -14,23 +14,32 @@ def control(rig: Rig, options: Options) -> None:
     victims = [
         ("gw", "gcs_server"),
         ("gw", "ray::Fleet"),
-        ("a", "ray::Host"),
         ("b", "raylet/raylet"),
+        ("a", "ray::Host"),
         ("gw", "raylet/raylet"),
     ]
     with load(rig, options) as told:
         for at in range(options.times(2, 5, 15)):
             node, part = victims[at % len(victims)]
-            in_move = begin_move(rig) if at % 2 else None
+            in_move, before = begin_move(rig) if at % 2 else None, places(rig)
             pid = rig.nodes[node].pid_of(part)
             assert pid, f"{part} does not run on {node}"
             os.kill(pid, 9)
             if in_move:
                 in_move.wait(60)
             took = settled(rig)
+            assert in_move or places(rig) == before, "copies have moved for nothing"
             what = f"{part} on {node}{' in a move' if in_move else ''}"
             print(f"  kill -9 of {what}: table after {took:.0f} s", flush=True)
     none_lost(told, "kills of control")
+
+
+def places(rig: Rig) -> dict[str, list[tuple[str, int]]]:
+    """Where each model's copies are."""
+    return {
+        name: sorted((copy["host"], copy["gpu"]) for copy in model["copies"])
+        for name, model in rig.status()["models"].items()
+    }
 
 
 def begin_move(rig: Rig) -> "subprocess.Popen[str]":

@@ -13,7 +13,7 @@ from pathlib import Path
 from unittest import mock
 
 from shadowslice_fleet import settings
-from shadowslice_fleet.facts import Heard, Slot
+from shadowslice_fleet.facts import GONE_AFTER, SILENT_FOR, Heard, Slot
 from shadowslice_fleet.moves import Refused
 from shadowslice_fleet.placement import PlaceFailed
 from shadowslice_fleet.wish import WishFaults
@@ -89,6 +89,23 @@ class Asked(unittest.TestCase):
         self.fleet.drain("a", False)
         self.assertEqual(self.fleet.state.drained, frozenset())
         self.assertRaises(Refused, self.fleet.drain, "a", False)
+
+    def test_copies_of_a_silent_host_move_if_they_do_not_serve_or_after_long(self) -> None:
+        serves = {"m": {"a": True, "b": True}}
+        for seconds, taken, places in (
+            (GONE_AFTER - 1, None, (A, B)),
+            (GONE_AFTER + 1, serves, (A, B)),
+            (SILENT_FOR + 1, serves, (B, C0)),
+            (GONE_AFTER + 1, {"m": {"a": False, "b": True}}, (B, C0)),
+            (GONE_AFTER + 1, None, (B, C0)),
+        ):
+            with self.subTest(seconds=seconds, taken=taken):
+                self.fleet.memory = replace(self.fleet.memory, placement={"m": (A, B)})
+                self.fleet.hosts.heard["a"] = Heard(host("a"), time.monotonic() - seconds)
+                self.fleet.taken = taken
+                self.fleet._place_again()
+                self.fleet._place()
+                self.assertEqual(self.places, places)
 
     def test_nothing_moves_to_a_drained_host(self) -> None:
         self.fleet.drain("c", True)
