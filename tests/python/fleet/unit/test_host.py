@@ -241,7 +241,8 @@ class Told(Rig):
         self.addCleanup(hung.set)
         wanted = Files("/never", None)
         fetches = mock.patch("shadowslice_fleet.files.fetch", side_effect=lambda *_: hung.wait())
-        with fetches, mock.patch("shadowslice_fleet.host.FETCHED_WITHIN", 0.05):
+        bound = mock.patch("shadowslice_fleet.host.FETCHED_WITHIN", 0.05)
+        with fetches, bound, self.assertLogs("shadowslice_fleet.host"):
             self.assertTrue(self.host.fetch(wanted))
             self.until(lambda: not self.host.work.fetching)
         self.assertIn("within 0.05 s", self.host.facts().unfetched[wanted.key].why)
