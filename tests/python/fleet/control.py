@@ -4,9 +4,11 @@ import os
 import random
 import subprocess
 import time
+from functools import partial
 
-from common import Options, a_move, load, none_lost, settled
+from common import TABLE_WITHIN, Options, a_move, load, none_lost, settled
 from rig import GPUS, Rig
+from units import wait_until
 
 
 def control(rig: Rig, options: Options) -> None:
@@ -25,6 +27,7 @@ def control(rig: Rig, options: Options) -> None:
             pid = rig.nodes[node].pid_of(part)
             assert pid, f"{part} does not run on {node}"
             os.kill(pid, 9)
+            wait_until(partial(runs_again, rig, node, part, pid), TABLE_WITHIN, f"{part} again")
             if in_move:
                 in_move.wait(60)
             took = settled(rig)
@@ -32,6 +35,12 @@ def control(rig: Rig, options: Options) -> None:
             what = f"{part} on {node}{' in a move' if in_move else ''}"
             print(f"  kill -9 of {what}: table after {took:.0f} s", flush=True)
     none_lost(told, "kills of control")
+
+
+def runs_again(rig: Rig, node: str, part: str, killed: int) -> bool:
+    """With the Host actors, which end with their raylet."""
+    hosts = [rig.nodes[host].pid_of("ray::Host") for host in GPUS]
+    return rig.nodes[node].pid_of(part) not in (None, killed) and all(hosts)
 
 
 def places(rig: Rig) -> dict[str, list[tuple[str, int]]]:
