@@ -141,6 +141,41 @@ impl FromStr for Groups {
 #[error("no set of groups, such as 0-3,7")]
 pub struct ParseGroupsError;
 
+/// A part of a GPU: some neighbouring ones of equal pieces. Layouts are made of parts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Part {
+    first: u8,
+    count: u8,
+    of: u8,
+}
+
+impl Part {
+    pub const WHOLE: Self = Self { first: 0, count: 1, of: 1 };
+
+    /// Returns `count` of `of` equal pieces of a GPU, from the piece `first` on.
+    ///
+    /// # Panics
+    ///
+    /// If the GPU has no such pieces.
+    pub const fn new(first: u8, count: u8, of: u8) -> Self {
+        assert!(count > 0 && first + count <= of, "a part lies within its GPU");
+        Self { first, count, of }
+    }
+
+    /// Returns all parts that layouts are made of, the whole GPU aside: halves, thirds, quarters,
+    /// and what is left beside a third or a quarter at an end of the GPU.
+    pub fn family() -> impl Iterator<Item = Self> {
+        let pieces = (2..=4).flat_map(|of| (0..of).map(move |first| Self::new(first, 1, of)));
+        let rests = (3..=4).flat_map(|of| (0..2).map(move |first| Self::new(first, of - 1, of)));
+        pieces.chain(rests)
+    }
+
+    /// Returns the part's share of the GPU, above 0 and at most 1.
+    pub fn fraction(self) -> f64 {
+        f64::from(self.count) / f64::from(self.of)
+    }
+}
+
 /// The size of each of a GPU's groups.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
@@ -170,6 +205,14 @@ impl Division {
 
     pub fn total(&self) -> Sms {
         Sms(self.0.iter().map(|sms| sms.0).sum())
+    }
+
+    /// Returns the groups of a part, at least one; [`Groups::WHOLE`] where these are all.
+    pub fn groups_in(&self, part: Part) -> Groups {
+        let border = |piece: u8| self.count() * usize::from(piece) / usize::from(part.of);
+        let first = border(part.first).min(self.count() - 1);
+        let end = border(part.first + part.count).max(first + 1);
+        if end - first == self.count() { Groups::WHOLE } else { (first..end).collect() }
     }
 
     pub fn sms(&self, groups: Groups) -> Sms {
@@ -239,6 +282,26 @@ mod tests {
         assert_eq!(Division::of(Sms(8)), None);
         assert_eq!(Division::of(Sms(10)).unwrap().count(), 2);
         assert_eq!(Division::of(Sms(8 * 65)), None);
+    }
+
+    #[test]
+    fn the_pieces_of_a_gpu_are_disjoint_and_together_all_of_it() {
+        for total in [20, 46, 80, 100, 132, 148, 160] {
+            let division = Division::of(Sms(total)).unwrap();
+            for of in 2..=4_u8 {
+                let pieces = (0..of).map(|first| division.groups_in(Part::new(first, 1, of)));
+                let all = pieces.clone().fold(Groups::NONE, Groups::union);
+                assert!(pieces.clone().all(|piece| piece != Groups::NONE && piece.is_run()));
+                if division.count() >= usize::from(of) {
+                    assert_eq!(pieces.map(Groups::count).sum::<usize>(), division.count());
+                    assert_eq!(all, Groups::first(division.count()));
+                }
+            }
+            assert_eq!(division.groups_in(Part::WHOLE), Groups::WHOLE);
+        }
+        let h200 = Division::new([vec![Sms(8); 15], vec![Sms(12)]].concat()).unwrap();
+        let parts: Vec<String> = Part::family().map(|part| h200.groups_in(part).to_string()).collect();
+        assert_eq!(parts.join(" "), "0-7 8-15 0-4 5-9 10-15 0-3 4-7 8-11 12-15 0-9 5-15 0-11 4-15");
     }
 
     #[test]

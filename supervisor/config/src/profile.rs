@@ -12,12 +12,15 @@ use super::settings::size_within;
 use super::yaml::Node;
 use super::{Context, units, usable, yaml};
 
-const KEYS: &[&str] = &["source", "memory", "start", "bandwidth", "shapes", "execution_ms"];
+const KEYS: &[&str] = &["source", "memory", "start", "bandwidth", "kernels", "shapes", "execution_ms"];
 
 const EXAMPLE: &str = "{source: {kind: illustrative}, execution_ms: {sms: [132], 1: [3.0]}}";
 
 /// The most memory that a profile may name, in bytes.
 const MAX_MEMORY: u64 = 1 << 40;
+
+/// The most kernels of one batch that a profile may name.
+const MAX_KERNELS: u32 = 1_000_000;
 
 /// Reads the profile that `value` names. Its faults are faults of the model's files.
 pub(super) fn load(value: &Value<'_>, path: &Path, context: &Context<'_>) -> Option<Profile> {
@@ -81,6 +84,11 @@ fn profile(root: &Value<'_>) -> Option<Profile> {
         value.number("a number from 0 to 1, such as 0.2", |share| (0.0..=1.0).contains(&share))
     };
     let bandwidth = fields.or("bandwidth", 0.0, share);
+    let kernels = fields.get("kernels").and_then(|value| value.whole(1..=MAX_KERNELS));
+    let execution = execution.map(|table| match kernels {
+        Some(kernels) => table.with_kernels(kernels),
+        None => table,
+    });
     let shapes = fields.get("shapes");
     let shapes = shapes.iter().flat_map(Value::any_fields);
     let shapes = shapes.filter_map(|(input, axes)| Some((input.to_owned(), shape(&axes, false)?))).collect();

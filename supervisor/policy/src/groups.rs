@@ -14,7 +14,16 @@ pub struct Tenant {
     /// 1 is the highest.
     pub priority: u32,
     pub now: Groups,
+    /// The groups that a layout gives the model, however many others have them, too.
+    pub preferred: Option<Groups>,
     pub cannot: Vec<Groups>,
+}
+
+impl Tenant {
+    /// The preferred groups, if they are as many as the model is to have and it can have them.
+    fn given(&self) -> Option<Groups> {
+        self.preferred.filter(|groups| groups.count() == self.count && !self.cannot.contains(groups))
+    }
 }
 
 /// The cost of giving a model a run of groups: the first difference decides.
@@ -34,14 +43,18 @@ const ROUNDS: usize = 8;
 /// The groups of each model; all `total` groups where every run of the asked length is one that the
 /// model cannot have. If the same is asked for again, nothing moves.
 pub fn place(tenants: &[Tenant], total: usize) -> Vec<Groups> {
-    let stays = |tenant: &Tenant| match tenant.count < total {
-        true => {
+    let stays = |tenant: &Tenant| match (tenant.count < total, tenant.given()) {
+        (true, Some(given)) => Some(given),
+        (true, None) => {
             (tenant.now.count() == tenant.count && !tenant.cannot.contains(&tenant.now)).then_some(tenant.now)
         }
-        false => Some(Groups::WHOLE),
+        (false, _) => Some(Groups::WHOLE),
     };
     let all_stay: Option<Vec<Groups>> = tenants.iter().map(stays).collect();
     let mut placed = all_stay.unwrap_or_else(|| place_in_turn(tenants, total));
+    if tenants.iter().any(|tenant| tenant.given().is_some()) {
+        return placed;
+    }
     for _ in 0..ROUNDS {
         let moved: Vec<Tenant> =
             tenants.iter().zip(&placed).map(|(tenant, &now)| Tenant { now, ..tenant.clone() }).collect();
@@ -65,10 +78,16 @@ pub fn place(tenants: &[Tenant], total: usize) -> Vec<Groups> {
 /// Each model in turn gets the run that costs least, higher priorities first.
 fn place_in_turn(tenants: &[Tenant], total: usize) -> Vec<Groups> {
     let mut placed = vec![Groups::WHOLE; tenants.len()];
-    let mut order: Vec<usize> = (0..tenants.len()).filter(|&index| tenants[index].count < total).collect();
+    let parts = (0..tenants.len()).filter(|&index| tenants[index].count < total);
+    let (given, mut order): (Vec<usize>, Vec<usize>) =
+        parts.partition(|&index| tenants[index].given().is_some());
     // Of equal priorities those that have groups stay, and a new model takes what is free.
     order.sort_by_key(|&index| (tenants[index].priority, tenants[index].now == Groups::WHOLE, index));
     let mut before: Vec<(Groups, u32)> = Vec::new();
+    for (index, groups) in given.into_iter().filter_map(|index| Some((index, tenants[index].given()?))) {
+        before.push((groups, tenants[index].priority));
+        placed[index] = groups;
+    }
     for index in order {
         let tenant = &tenants[index];
         let count = tenant.count.max(1);
@@ -139,7 +158,7 @@ mod tests {
     }
 
     fn tenant(count: usize, priority: u32, now: Groups) -> Tenant {
-        Tenant { count, priority, now, cannot: Vec::new() }
+        Tenant { count, priority, now, preferred: None, cannot: Vec::new() }
     }
 
     #[test]
@@ -183,6 +202,19 @@ mod tests {
         assert!(!picky.cannot.contains(&placed[0]) && placed[0].count() == 4, "{}", placed[0]);
         picky.cannot = (0..=12).map(|start| run(start, 4)).collect();
         assert_eq!(place(&[picky], TOTAL), [Groups::WHOLE]);
+    }
+
+    #[test]
+    fn a_layout_says_which_groups_and_the_others_go_where_they_meet_fewest() {
+        let mut models = vec![tenant(8, 1, Groups::WHOLE); 2];
+        models[0].preferred = Some(run(4, 8));
+        models[1].preferred = Some(run(4, 8));
+        models.push(tenant(4, 2, Groups::WHOLE));
+        assert_eq!(place(&models, TOTAL), [run(4, 8), run(4, 8), run(0, 4)]);
+        models[1].count = 6;
+        assert_ne!(place(&models, TOTAL)[1], run(4, 8), "another share has other groups");
+        models[0].cannot = vec![run(4, 8)];
+        assert_ne!(place(&models, TOTAL)[0], run(4, 8));
     }
 
     /// Every mix of up to four models on a small GPU, from wherever they were.

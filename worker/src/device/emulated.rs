@@ -73,7 +73,7 @@ impl EmulatedGpu {
         let seen_ns = now_ns();
         let own = self.share.unwrap_or_else(|| self.gpu.occupant(groups));
         let execution = self.execution.as_ref();
-        self.occupy(Some(execution.map_or(own, |execution| own.executing(execution, rows, &self.gpu))));
+        self.occupy(Some(execution.map_or(own, |execution| own.executing(execution, rows))));
         let at_ns = match self.execution {
             Some(_) => self.free_ns.max(sent_ns.min(seen_ns)),
             None => seen_ns,

@@ -10,6 +10,7 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 use shadowslice_policy::sharing::{Choice, Policy};
+use shadowslice_shared::contention::Gpu;
 use shadowslice_simulator::loads::MAX_SECONDS;
 use shadowslice_simulator::perturb::{self, Belief, Difference};
 use shadowslice_simulator::results::{Run, Trial};
@@ -138,7 +139,8 @@ fn settings(options: &Options, config: &Config, seed: u64) -> Settings {
 
 fn contend(contender: Choice, scenario: &Scenario, settings: &Settings, trial: &Trial, load: &Load) -> Run {
     let terms: Vec<_> = scenario.models.iter().map(|served| served.terms.clone()).collect();
-    let mut policy = Policy::new(contender, &scenario.gpus, &terms);
+    let gpus: Vec<Gpu> = scenario.gpus.iter().copied().map(Gpu::new).collect();
+    let mut policy = Policy::new(contender, &gpus, &terms);
     let mut started = scenario.clone();
     for (served, initial) in started.models.iter_mut().zip(policy.initial()) {
         served.terms.initial = initial;

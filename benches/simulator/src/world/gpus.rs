@@ -176,7 +176,7 @@ impl Shared {
 impl Seat<'_> {
     /// Returns what occupied the seat before the batch, and what occupies it now.
     fn begin(&mut self, rows: u32, noise: f64, now: u64, gpu: &Gpu) -> (Option<Occupant>, Occupant) {
-        let occupant = self.granted.executing(&self.profile.execution, rows, gpu);
+        let occupant = self.granted.executing(&self.profile.execution, rows);
         // As slow as can be, so that the next speed sets the timer in any case.
         let (done, whole, demand) = (0.0, f64::INFINITY, 0.0);
         self.running = Some(Running { rows, noise, started: now, at: now, done, whole, demand });

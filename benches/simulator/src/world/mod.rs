@@ -183,21 +183,29 @@ impl<'a> World<'a> {
     fn ask(&mut self, decide: &mut Decide<'_>) {
         self.set_interval();
         let Self { scenario, models, stage, now, .. } = self;
-        let live = models.iter_mut().map(|model| model.live(*now)).collect();
+        let live = models.iter_mut().map(|model| {
+            let gpu = stage.gpus.gpu(model.served.terms.gpu);
+            model.live(*now, gpu)
+        });
+        let live = live.collect();
         let decision = decide(&Facts { now: moment(*now), gpus: scenario.gpus.clone(), models: live });
         for (model, door) in models.iter_mut().zip(decision.doors) {
             model.set_door(door, *now, stage);
         }
         let (changes, count) = (decision.changes.iter(), models.len());
+        let mut moved = vec![false; scenario.gpus.len()];
         for change in changes.filter(|change| change.model < count) {
             let model = &mut models[change.model];
             let gpu = model.served.terms.gpu;
             if model.inside.is_some() {
                 model.resize_inside(change, stage.gpus.gpu(gpu), *now);
-                partitions::place_all(models, gpu, stage);
+                moved[gpu] = true;
             } else {
                 model.change(change, *now, stage);
             }
+        }
+        for gpu in (0..moved.len()).filter(|&gpu| moved[gpu]) {
+            partitions::place_all(models, gpu, stage);
         }
     }
 

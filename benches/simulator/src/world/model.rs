@@ -7,7 +7,7 @@ use shadowslice_policy::scheduler::{Entry, Lane, Next, Rest, Rules, Scheduler, S
 use shadowslice_policy::sharing::{Door, Live};
 use shadowslice_policy::workers::{Fact, Workers};
 use shadowslice_shared::batch::{IN_FLIGHT, MAX_REQUESTS};
-use shadowslice_shared::contention::Occupant;
+use shadowslice_shared::contention::{Gpu, Occupant};
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::Sms;
@@ -183,15 +183,22 @@ impl<'a> Model<'a> {
         self.dispatch(now, stage);
     }
 
-    pub(super) fn live(&mut self, now: u64) -> Live {
+    pub(super) fn live(&mut self, now: u64, gpu: &Gpu) -> Live {
         Live {
-            share: self.share(),
+            share: self.share_inside(gpu).unwrap_or(self.share()),
             since: moment(self.since),
             coming: self.coming(),
             ready: self.ready(),
+            groups: self.inside.map(|inside| inside.groups()),
+            alone: self.alone(),
             held: false,
             seen: self.scheduler.observe(moment(now)),
         }
+    }
+
+    /// As a worker measures it before it serves.
+    fn alone(&self) -> Option<Duration> {
+        self.times(self.gpu).first().map(|(_, took)| *took)
     }
 
     /// Accepted requests without an answer.

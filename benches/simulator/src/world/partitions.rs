@@ -15,13 +15,19 @@ pub(super) struct Inside {
     /// The number of groups that the model is to have, and those that it has.
     count: usize,
     groups: Groups,
+    /// The groups that a layout gives the model.
+    preferred: Option<Groups>,
 }
 
 impl Inside {
     /// As many groups as so many SMs need, if the GPU divides.
     pub(super) fn of(gpu: &Gpu, sms: Sms) -> Option<Self> {
         let division = gpu.division.as_ref()?;
-        Some(Self { count: count_of(division, sms), groups: Groups::WHOLE })
+        Some(Self { count: count_of(division, sms), groups: Groups::WHOLE, preferred: None })
+    }
+
+    pub(super) fn groups(&self) -> Groups {
+        self.groups
     }
 }
 
@@ -36,10 +42,18 @@ impl Model<'_> {
     pub(super) fn resize_inside(&mut self, change: &Change, gpu: &Gpu, now: u64) {
         let (Some(inside), Some(division)) = (&mut self.inside, &gpu.division) else { return };
         let count = count_of(division, change.to);
+        inside.preferred = change.groups;
         if count != inside.count {
             inside.count = count;
             self.share_changed(now);
         }
+    }
+
+    /// Not the SMs of its groups: with the left-over group among them these differ from the share's.
+    pub(super) fn share_inside(&self, gpu: &Gpu) -> Option<Sms> {
+        let (inside, division) = (self.inside?, gpu.division.as_ref()?);
+        let whole = inside.count >= division.count();
+        Some(if whole { division.total() } else { division.sms(Groups::first(inside.count)) })
     }
 
     fn move_to(&mut self, groups: Groups, gpu: &Gpu) {
@@ -56,8 +70,9 @@ pub(super) fn place_all(models: &mut [Model<'_>], gpu: usize, stage: &Stage<'_>)
     let here = |model: &&mut Model<'_>| model.served.terms.gpu == gpu && model.inside.is_some();
     let mut inside: Vec<&mut Model<'_>> = models.iter_mut().filter(here).collect();
     let tenant = |model: &&mut Model<'_>| {
-        let Inside { count, groups } = model.inside?;
-        Some(Tenant { count, priority: model.served.terms.priority, now: groups, cannot: Vec::new() })
+        let Inside { count, groups, preferred } = model.inside?;
+        let priority = model.served.terms.priority;
+        Some(Tenant { count, priority, now: groups, preferred, cannot: Vec::new() })
     };
     let tenants: Vec<Tenant> = inside.iter().filter_map(tenant).collect();
     for (model, groups) in inside.iter_mut().zip(place(&tenants, total)) {

@@ -215,7 +215,10 @@ impl Controller {
     fn ordered(&mut self, order: Order) {
         match order {
             Order::Stop => self.tell(Fact::Stop),
-            Order::Resize { share, cause, hold, reply } => {
+            Order::Resize { share, groups, cause, hold, reply } => {
+                if let Some(tenancy) = &self.tenancy {
+                    tenancy.prefer(groups);
+                }
                 let number = Some(self.records.expect(reply));
                 let request = ResizeRequest { number, share, cause, decided: self.now() };
                 self.tell(Fact::Resize { request, hold });

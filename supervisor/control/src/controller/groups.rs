@@ -63,8 +63,8 @@ impl Tenancy {
         ledger.change(|tenants| {
             id = tenants.next;
             tenants.next += 1;
-            let (now, cannot) = (Groups::WHOLE, Vec::new());
-            tenants.by_id.insert(id, Tenant { count, priority, now, cannot });
+            let (now, preferred, cannot) = (Groups::WHOLE, None, Vec::new());
+            tenants.by_id.insert(id, Tenant { count, priority, now, preferred, cannot });
         });
         Self { id, ledger: Arc::clone(ledger) }
     }
@@ -78,6 +78,16 @@ impl Tenancy {
             tenant.cannot.extend(cannot.filter(news));
         });
         self.groups()
+    }
+
+    /// Sets the groups that the model has whenever it has as many; `None` where it does not matter
+    /// which ones. They change at once if it has as many now.
+    pub(super) fn prefer(&self, groups: Option<Groups>) {
+        self.ledger.change(|tenants| {
+            if let Some(tenant) = tenants.by_id.get_mut(&self.id) {
+                tenant.preferred = groups;
+            }
+        });
     }
 
     pub(super) fn groups(&self) -> Groups {
@@ -96,6 +106,19 @@ impl Drop for Tenancy {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_layout_moves_models_at_once_and_is_forgotten_with_the_next() {
+        let ledger = Arc::new(GroupLedger::new(16));
+        let (first, second) = (Tenancy::of(&ledger, 8, 1), Tenancy::of(&ledger, 8, 1));
+        let (low, high): (Groups, Groups) = ((0..8).collect(), (8..16).collect());
+        first.prefer(Some(high));
+        second.prefer(Some(high));
+        assert_eq!([first.groups(), second.groups()], [high; 2]);
+        second.prefer(Some(low));
+        assert_eq!([first.groups(), second.groups()], [high, low]);
+        assert_eq!(first.ask(4, None).count(), 4);
+    }
 
     #[test]
     fn who_comes_and_goes_is_told_to_the_others() {

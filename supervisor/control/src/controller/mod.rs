@@ -40,6 +40,7 @@ pub use thread::{ControlThread, ControllerTask};
 
 use std::sync::Arc;
 
+use shadowslice_shared::groups::Groups;
 use shadowslice_shared::units::Percent;
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -71,6 +72,8 @@ pub struct Served {
 pub enum Order {
     Resize {
         share: Percent,
+        /// The groups that a layout gives the model, where its share is a partition.
+        groups: Option<Groups>,
         cause: Cause,
         /// Whether the share is held from then on, where a policy would change it again.
         hold: bool,

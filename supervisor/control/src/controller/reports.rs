@@ -47,6 +47,8 @@ pub struct ModelReport {
     pub sms: u32,
     /// Where the share is a partition: how the GPU divides, and the groups on which batches run.
     pub partition: Option<(Arc<Division>, Groups)>,
+    /// The time of the smallest batch on the whole GPU, as workers measured it; `None` if none did.
+    pub alone: Option<Duration>,
     /// How the share is changed: `in-process`, `shadow`, `restart` or `never`.
     pub mechanism: &'static str,
     /// Why the share is not changed inside the worker, where it is not.

@@ -195,7 +195,7 @@ pub(super) async fn resize(
         // A policy may have changed the share meanwhile.
         let share = aim.from(report.borrow_and_update().share);
         let (reply, outcome) = oneshot::channel();
-        give(&orders, Order::Resize { share, cause: Cause::Hand, hold: false, reply }).await?;
+        give(&orders, Order::Resize { share, groups: None, cause: Cause::Hand, hold: false, reply }).await?;
         match outcome.await {
             Ok(Ok(report)) => return report.why.map_or(Ok(()), Err),
             Ok(Err(ResizeRefused::InForce { .. })) => return Ok(()),
@@ -237,7 +237,7 @@ pub(super) fn keep_share(was: &ModelReport, next: &Served, beside: Percent, poli
     if by_hand && was.share != share {
         let (reply, _nobody) = oneshot::channel();
         let (share, hold) = (was.share, was.held);
-        let order = Order::Resize { share, cause: Cause::Hand, hold, reply };
+        let order = Order::Resize { share, groups: None, cause: Cause::Hand, hold, reply };
         next.orders.try_send(order).ok();
     }
 }

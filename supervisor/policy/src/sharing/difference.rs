@@ -1,19 +1,22 @@
 //! From the shares that are wanted to the changes that lead there.
 
+use shadowslice_shared::groups::Groups;
 use shadowslice_shared::units::Sms;
 
 use super::{Change, Decision, Door, Facts, Live, Terms, Verdict, Waiting, Why};
 
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(super) struct Target {
     pub(super) sms: Sms,
+    /// Which ones, where the share is a partition and that matters.
+    pub(super) groups: Option<Groups>,
     pub(super) door: Door,
     pub(super) why: Why,
 }
 
 impl Target {
     pub(super) fn divided(sms: Sms, max_batch: u32) -> Self {
-        Self { sms, door: Door::open(max_batch), why: Why::Divided }
+        Self { sms, groups: None, door: Door::open(max_batch), why: Why::Divided }
     }
 }
 
@@ -22,10 +25,11 @@ pub(super) fn towards(targets: &[Target], terms: &[Terms], facts: &Facts) -> Dec
     let mut changes = Vec::new();
     let mut report = Vec::new();
     for (model, ((target, terms), live)) in targets.iter().zip(terms).zip(&facts.models).enumerate() {
-        let verdict = verdict(terms.within(target.sms), target.why, live);
-        if verdict.changes() {
+        let verdict = verdict(terms.within(target.sms), target.why.clone(), live);
+        let elsewhere = target.groups.is_some() && target.groups != live.groups && live.groups.is_some();
+        if verdict.changes() || elsewhere && verdict.waiting.is_none() {
             let Verdict { from, to, .. } = verdict;
-            changes.push(Change { model, from, to, at_once: live.ready == Some(to) });
+            changes.push(Change { model, from, to, groups: target.groups, at_once: live.ready == Some(to) });
         }
         report.push(verdict);
     }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use shadowslice_shared::groups::Groups;
 use shadowslice_shared::profile::Profile;
 use shadowslice_shared::units::{Moment, Sms};
 
@@ -62,6 +63,10 @@ pub struct Live {
     pub coming: Option<Sms>,
     /// The share of a worker that stands ready: one that was parked, or was kept warm.
     pub ready: Option<Sms>,
+    /// The groups on which batches run, where the share is a partition inside the worker.
+    pub groups: Option<Groups>,
+    /// The time of a batch of one row on all SMs while no other model executes; `None` if unknown.
+    pub alone: Option<Duration>,
     /// By an operator, or because the model's answers are wrong with another share.
     pub held: bool,
     pub seen: Seen,

@@ -49,6 +49,8 @@ pub(super) fn live(share: Sms) -> Live {
         since: Moment::default(),
         coming: None,
         ready: None,
+        groups: None,
+        alone: None,
         held: false,
         seen: Seen { span: Duration::from_millis(500), ..Seen::default() },
     }

@@ -14,7 +14,8 @@ mod fixtures;
 mod plan;
 mod policy;
 
+pub use adaptive::Pattern;
 pub use choice::Choice;
 pub use facts::{Executed, Facts, Live, Seen, Terms, leaves_time_for_the_way};
-pub use plan::{Change, Decision, Door, Missed, Verdict, Waiting, Why};
+pub use plan::{Change, Decision, Door, LayoutReport, LayoutStage, Missed, Tried, Verdict, Waiting, Why};
 pub use policy::{Policy, PolicyName, UnknownPolicy};

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use shadowslice_shared::units::{Moment, Sms};
+use shadowslice_shared::groups::Groups;
+use shadowslice_shared::units::Sms;
+
+use super::Pattern;
 
 /// A policy with a memory, such as `adaptive`, may decide otherwise when it is asked again on the
 /// same facts.
@@ -24,6 +27,8 @@ pub struct Change {
     pub model: usize,
     pub from: Sms,
     pub to: Sms,
+    /// The groups that the model should have, where its share is a partition and that matters.
+    pub groups: Option<Groups>,
     /// A standing worker takes over at once.
     pub at_once: bool,
 }
@@ -42,7 +47,7 @@ impl Door {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Verdict {
     pub from: Sms,
     /// The share that the model should have; the same where it is right.
@@ -64,33 +69,54 @@ pub enum Waiting {
     Held,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum Why {
     Divided,
     Met(Missed),
-    MakesRoom {
-        /// The index of the model that gets room.
-        sake: usize,
-        /// What that model missed before.
-        before: f64,
-        now: Missed,
-    },
-    /// The model misses, and its neighbours make room for it, or will in their turn.
-    Short {
+    /// The model violates its objective, and late requests are refused before layouts are tried.
+    Violating(Missed),
+    Layout(LayoutReport),
+    /// Alone on the GPU, too, the model could not keep its objective.
+    CannotBeKept {
         missed: Missed,
-        steps: usize,
-    },
-    /// The model misses, and no other model can make room for it, or that did not help.
-    Helpless {
-        missed: Missed,
-        until: Moment,
+        two_batches: Duration,
     },
     /// The model misses, but not because of the time that its batches take.
     NotItsBatches {
         missed: Missed,
-        /// What two of the model's longest batches take.
+        /// The time of two of the model's longest batches.
         two_batches: Duration,
     },
+}
+
+/// The layout of a model's GPU, and how it came to be.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LayoutReport {
+    pub stage: LayoutStage,
+    pub pattern: Pattern,
+    /// The index of the model that violated its objective.
+    pub beneficiary: usize,
+    pub missed: Missed,
+    pub tried: Vec<Tried>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LayoutStage {
+    Trying,
+    /// It missed least.
+    Chosen,
+    /// No model has violated its objective for a while, so the shares are as at rest again.
+    TakenBack,
+}
+
+/// What was missed under a layout while it was tried.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Tried {
+    pub pattern: Pattern,
+    /// The part of all requests, 0 to 1.
+    pub missed: f64,
+    /// The part of the requests of the highest priority, 0 to 1.
+    pub of_first_priority: f64,
 }
 
 /// Over the last second, or over the last 10 s if few requests ended in that second.

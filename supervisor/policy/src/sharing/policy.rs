@@ -1,5 +1,6 @@
 //! The policies behind one interface.
 
+use shadowslice_shared::contention::Gpu;
 use shadowslice_shared::units::Sms;
 use std::fmt;
 use std::str::FromStr;
@@ -11,7 +12,7 @@ use super::{Choice, Decision, Facts, Terms};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PolicyName {
-    /// This project's own: nothing until a model misses, then the least that helps.
+    /// This project's own: plain MPS until a model violates its objective, then the best layout.
     Adaptive,
     /// Every model may use the whole GPU.
     Unpartitioned,
@@ -21,18 +22,21 @@ pub enum PolicyName {
     Equal,
     /// Twice the equal share, as NVIDIA advises.
     Half,
+    /// The first priority everywhere, every other model half of the GPU.
+    PriorityHalf,
     Gslice,
     Gpulet,
 }
 
 impl PolicyName {
     /// The policy under test comes first.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Adaptive,
         Self::Unpartitioned,
         Self::Static,
         Self::Equal,
         Self::Half,
+        Self::PriorityHalf,
         Self::Gslice,
         Self::Gpulet,
     ];
@@ -44,6 +48,7 @@ impl PolicyName {
             Self::Static => "static",
             Self::Equal => "equal",
             Self::Half => "half",
+            Self::PriorityHalf => "priority-half",
             Self::Gslice => "gslice",
             Self::Gpulet => "gpulet",
         }
@@ -57,7 +62,9 @@ impl fmt::Display for PolicyName {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is not a policy; give adaptive, unpartitioned, static, equal, half, gslice or gpulet")]
+#[error(
+    "`{0}` is not a policy; give adaptive, unpartitioned, static, equal, half, priority-half, gslice or gpulet"
+)]
 pub struct UnknownPolicy(pub String);
 
 impl FromStr for PolicyName {
@@ -72,7 +79,7 @@ impl FromStr for PolicyName {
 #[derive(Debug, Clone)]
 pub struct Policy {
     choice: Choice,
-    gpus: Vec<Sms>,
+    gpus: Vec<Gpu>,
     terms: Vec<Terms>,
     rule: Rule,
 }
@@ -89,14 +96,17 @@ impl Policy {
     /// # Panics
     ///
     /// If a model's GPU is not among `gpus`.
-    pub fn new(choice: Choice, gpus: &[Sms], terms: &[Terms]) -> Self {
+    pub fn new(choice: Choice, gpus: &[Gpu], terms: &[Terms]) -> Self {
         assert!(terms.iter().all(|terms| terms.gpu < gpus.len()), "every model's GPU must exist");
+        let sms: Vec<Sms> = gpus.iter().map(|gpu| gpu.sms).collect();
+        let sms = sms.as_slice();
         let rule = match choice.kind {
             PolicyName::Adaptive => Rule::Adaptive(Adaptive::new(gpus, terms)),
-            PolicyName::Unpartitioned => Rule::Fixed(Fixed::unpartitioned(gpus, terms)),
+            PolicyName::Unpartitioned => Rule::Fixed(Fixed::unpartitioned(sms, terms)),
             PolicyName::Static => Rule::Fixed(Fixed::as_configured(terms)),
-            PolicyName::Equal => Rule::Fixed(Fixed::equal(gpus, terms)),
-            PolicyName::Half => Rule::Fixed(Fixed::half(gpus, terms)),
+            PolicyName::Equal => Rule::Fixed(Fixed::equal(sms, terms)),
+            PolicyName::Half => Rule::Fixed(Fixed::half(sms, terms)),
+            PolicyName::PriorityHalf => Rule::Fixed(Fixed::priority_half(sms, terms)),
             PolicyName::Gslice => Rule::Gslice(Gslice::new(terms)),
             PolicyName::Gpulet => Rule::Gpulet(Gpulet::new(terms)),
         };
@@ -108,14 +118,14 @@ impl Policy {
     #[must_use]
     pub fn remembering(mut self, earlier: &Self, places: &[Option<usize>]) -> Self {
         if let (Rule::Adaptive(ours), Rule::Adaptive(theirs)) = (&mut self.rule, &earlier.rule) {
-            for (gpu, sms) in self.gpus.iter().enumerate() {
+            for (gpu, shape) in self.gpus.iter().enumerate() {
                 let of = |terms: &[Terms]| terms.iter().filter(|terms| terms.gpu == gpu).count();
                 let here = || (0..self.terms.len()).filter(|&model| self.terms[model].gpu == gpu);
                 let place = |model: usize| places.get(model).copied().flatten();
                 let is_same = |model: usize| {
                     place(model).is_some_and(|place| earlier.terms.get(place) == Some(&self.terms[model]))
                 };
-                if earlier.gpus.get(gpu) == Some(sms)
+                if earlier.gpus.get(gpu) == Some(shape)
                     && of(&earlier.terms) == here().count()
                     && here().all(is_same)
                 {
@@ -130,7 +140,7 @@ impl Policy {
     pub fn initial(&self) -> Vec<Sms> {
         let wanted: Vec<Sms> = match &self.rule {
             Rule::Fixed(fixed) => fixed.shares().to_vec(),
-            Rule::Adaptive(adaptive) => adaptive.shares(),
+            Rule::Adaptive(adaptive) => adaptive.shares(&self.terms),
             Rule::Gslice(_) | Rule::Gpulet(_) => self.terms.iter().map(|terms| terms.initial).collect(),
         };
         wanted.iter().zip(&self.terms).map(|(&sms, terms)| terms.within(sms)).collect()

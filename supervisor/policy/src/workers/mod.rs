@@ -37,6 +37,7 @@ mod standing;
 mod view;
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use shadowslice_shared::boot::Purpose;
 use shadowslice_shared::groups::{Division, Groups};
@@ -77,6 +78,8 @@ pub struct Workers {
     reference: Option<Purpose>,
     /// How often workers with so many SMs answered wrongly.
     wrong_at: BTreeMap<Sms, u32>,
+    /// The shortest time that a worker measured on the whole GPU for its smallest batch.
+    alone: Option<Duration>,
     held: bool,
     stopping: bool,
     /// Of workers that served or were to serve; `restarted` counts the starts in their place.
@@ -104,6 +107,7 @@ impl Workers {
             restarts: Restarts::new(),
             reference,
             wrong_at: BTreeMap::new(),
+            alone: None,
             held,
             stopping: false,
             deaths: 0,

@@ -116,6 +116,9 @@ impl Workers {
         slot.partition = ready;
         let share = slot.share;
         let times = times_of(&warmed.times);
+        if ready.is_some() || share == Percent::WHOLE {
+            self.note_alone(&times);
+        }
         let slice = match (ready, &self.partition) {
             (Some(groups), Ok(partition)) => {
                 let slice = partition.slice(groups);
@@ -129,6 +132,12 @@ impl Workers {
         };
         let sizes = warmed.times.iter().map(|time| time.rows).collect();
         self.act(Action::Attach { worker, share, slice, sizes });
+    }
+
+    /// Neighbours may have executed meanwhile, so the shortest time of all workers counts.
+    fn note_alone(&mut self, times: &[(u32, Duration)]) {
+        let smallest = times.iter().min_by_key(|(rows, _)| *rows).map(|(_, took)| *took);
+        self.alone = self.alone.into_iter().chain(smallest).min();
     }
 
     /// The worker was to begin with `asked`.

@@ -1,5 +1,7 @@
 //! What a report shows of the machine.
 
+use std::time::Duration;
+
 use shadowslice_shared::groups::{Division, Groups};
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::{Moment, Percent, Sms};
@@ -71,6 +73,11 @@ impl Workers {
 
     /// How the GPU divides, and the groups on which batches run; `None` where the share is no
     /// partition.
+    /// The time of the smallest batch on the whole GPU, as workers measured it; `None` if none did.
+    pub fn alone(&self) -> Option<Duration> {
+        self.alone
+    }
+
     pub fn partition(&self) -> Option<(&Division, Groups)> {
         self.partition.as_ref().ok().map(|partition| (partition.division(), partition.current()))
     }

@@ -16,6 +16,8 @@ pub(super) fn live(sharer: &Served, orders: &Orders, seen: Seen) -> Live {
         since: report.since,
         coming: report.coming.or(orders.coming()).map(sms),
         ready: report.ready.map(sms),
+        groups: report.partition.as_ref().map(|(_, groups)| *groups),
+        alone: report.alone,
         held: report.held || orders.are_vain(),
         seen: of_one_that_serves(&report, seen),
     }

@@ -19,6 +19,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use shadowslice_policy::sharing::{Change, Choice, Door, Facts, Live, Policy, PolicyName, Terms};
+use shadowslice_shared::contention::Gpu;
+use shadowslice_shared::groups::Division;
 use shadowslice_shared::units::{Moment, Percent, Sms};
 use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
@@ -48,7 +50,7 @@ pub struct Planner {
     act: bool,
     interval: Duration,
     clock: Clock,
-    gpus: Vec<Sms>,
+    gpus: Vec<Gpu>,
     /// The models that the policy knows, by their numbers, and what it was told of them.
     ids: Vec<usize>,
     terms: Vec<Terms>,
@@ -100,7 +102,7 @@ pub fn first_shares(settings: &Settings, gpus: &[Arc<dyn GpuBackend>], models: &
         move |share: Percent| gpu.sms(share)
     };
     let terms: Vec<Terms> = models.iter().map(|model| model.terms(sms_of(model))).collect();
-    let wanted = Policy::new(choice, &whole(gpus), &terms).initial();
+    let wanted = Policy::new(choice, &shapes(gpus), &terms).initial();
     let share = |(model, (terms, sms)): (&Model, (&Terms, Sms))| {
         // `adaptive` starts from a share that the configuration gives; other policies set their
         // own.
@@ -110,9 +112,13 @@ pub fn first_shares(settings: &Settings, gpus: &[Arc<dyn GpuBackend>], models: &
     models.iter().zip(terms.iter().zip(wanted)).map(share).collect()
 }
 
-/// The SMs that a worker can have of each GPU.
-fn whole(gpus: &[Arc<dyn GpuBackend>]) -> Vec<Sms> {
-    gpus.iter().map(|gpu| gpu.sms(Percent::WHOLE)).collect()
+/// The SMs that a worker can have of each GPU, and the groups of them.
+fn shapes(gpus: &[Arc<dyn GpuBackend>]) -> Vec<Gpu> {
+    let shape = |gpu: &Arc<dyn GpuBackend>| Gpu {
+        sms: gpu.sms(Percent::WHOLE),
+        division: gpu.division().ok().map(|division| Division::clone(division)),
+    };
+    gpus.iter().map(shape).collect()
 }
 
 impl Planner {
@@ -125,7 +131,7 @@ impl Planner {
         moving: watch::Receiver<bool>,
     ) -> Option<(Self, watch::Receiver<Planned>)> {
         let choice = settings.decides()?;
-        let gpus = whole(gpus);
+        let gpus = shapes(gpus);
         let policy = Policy::new(choice, &gpus, &[]);
         let report = PlanReport::nothing_yet(settings);
         let (planned, seen) = watch::channel(Planned { report, took: Total::default() });
@@ -186,7 +192,7 @@ impl Planner {
         for change in &decision.changes {
             let rows = facts.models.get(change.model).zip(decision.report.get(change.model));
             let Some((live, verdict)) = rows else { continue };
-            let verdict = report::words(verdict, &names, now);
+            let verdict = report::words(verdict, &names);
             obstacles[change.model] = self.order(change, live, &verdict, now).err();
         }
         let sharers = self.models.iter().map(|(sharer, _)| sharer);
@@ -216,7 +222,7 @@ impl Planner {
             facts::live(sharer, &kept.orders, seen)
         };
         let models = self.models.iter_mut().map(live).collect();
-        Facts { now, gpus: self.gpus.clone(), models }
+        Facts { now, gpus: self.gpus.iter().map(|gpu| gpu.sms).collect(), models }
     }
 
     fn order(&mut self, change: &Change, live: &Live, verdict: &str, now: Moment) -> Result<(), String> {
@@ -232,10 +238,11 @@ impl Planner {
             return Err("the model does not serve".to_owned());
         }
         let to = sharer.share(change.to, from);
-        if sharer.sms(to) == sharer.sms(from) {
+        let moves = change.groups.is_some() && change.groups != live.groups;
+        if sharer.sms(to) == sharer.sms(from) && !moves {
             return Err(format!("{from} is as near to that as share.min, share.max and the GPU allow"));
         }
-        kept.orders.send(&sharer.orders, to, verdict, now)?;
+        kept.orders.send(&sharer.orders, to, change.groups, verdict, now)?;
         let figures = SeenReport::of(&live.seen);
         tracing::info!(
             model = sharer.model.name,

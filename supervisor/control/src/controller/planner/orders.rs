@@ -3,6 +3,7 @@
 use shadowslice_shared::logged;
 use std::time::Duration;
 
+use shadowslice_shared::groups::Groups;
 use shadowslice_shared::units::{Moment, Percent};
 use tokio::sync::{mpsc, oneshot};
 
@@ -89,6 +90,7 @@ impl Orders {
         &mut self,
         to: &mpsc::Sender<Order>,
         share: Percent,
+        groups: Option<Groups>,
         reason: &str,
         now: Moment,
     ) -> Result<(), String> {
@@ -100,7 +102,7 @@ impl Orders {
             return Err("an order is under way".to_owned());
         }
         let (reply, outcome) = oneshot::channel();
-        let order = Order::Resize { share, cause: Cause::Policy, hold: false, reply };
+        let order = Order::Resize { share, groups, cause: Cause::Policy, hold: false, reply };
         to.try_send(order).map_err(|_| "too many orders wait for the model".to_owned())?;
         self.under_way = Some((share, outcome));
         self.reason = Some(reason.to_owned());

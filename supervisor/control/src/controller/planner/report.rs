@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use shadowslice_policy::sharing::{Decision, Door, Facts, Live, Missed, Seen, Verdict, Waiting, Why};
+use shadowslice_policy::sharing::{
+    Decision, Door, Facts, LayoutReport, LayoutStage, Live, Missed, Pattern, Seen, Verdict, Waiting, Why,
+};
 use shadowslice_shared::groups::Groups;
-use shadowslice_shared::units::Moment;
 
 use super::{RecentReport, Served, Settings};
 use shadowslice_config::OnLate;
@@ -128,7 +129,7 @@ pub(super) fn models<'a>(
     let sharers: Vec<&Served> = sharers.collect();
     let rows = sharers.iter().zip(facts.models.iter().zip(decided)).zip(obstacles);
     rows.map(|((sharer, (live, (verdict, door))), not_ordered)| {
-        let plan = of_model(sharer, live, (verdict, door), words(verdict, names, facts.now), not_ordered);
+        let plan = of_model(sharer, live, (verdict, door), words(verdict, names), not_ordered);
         ModelPlan { groups_shared_with: neighbours(sharer, &sharers), ..plan }
     })
     .collect()
@@ -187,9 +188,9 @@ fn name(verdict: &Verdict) -> &'static str {
 }
 
 /// `names` are those of all models.
-pub(super) fn words(verdict: &Verdict, names: &[String], now: Moment) -> String {
+pub(super) fn words(verdict: &Verdict, names: &[String]) -> String {
     let Verdict { from, to, waiting, why } = verdict;
-    let why = reason(why, names, now);
+    let why = reason(why, names);
     match waiting {
         None if from == to => why,
         None => format!("{to} instead of {from}: {why}"),
@@ -198,7 +199,7 @@ pub(super) fn words(verdict: &Verdict, names: &[String], now: Moment) -> String 
     }
 }
 
-fn reason(why: &Why, names: &[String], now: Moment) -> String {
+fn reason(why: &Why, names: &[String]) -> String {
     let said = |Missed { part, may }: &Missed| {
         format!(
             "{:.1} % of its requests missed their SLO in the last seconds, and {:.1} % may",
@@ -209,24 +210,14 @@ fn reason(why: &Why, names: &[String], now: Moment) -> String {
     match why {
         Why::Divided => "that is how the policy divides the GPU".to_owned(),
         Why::Met(missed) => said(missed),
-        Why::MakesRoom { sake, before, now } => {
-            let name = names.get(*sake).map_or("another model", String::as_str);
-            format!(
-                "it makes room for {name}, which missed {:.1} % of its requests before that and misses {:.1} % now",
-                before * 100.0,
-                now.part * 100.0
-            )
+        Why::Violating(missed) => {
+            format!("{}; late requests are refused first, and layouts are tried next", said(missed))
         }
-        Why::Short { missed, steps: 0 } => {
-            format!("{}; it is tried next whether others can make room", said(missed))
-        }
-        Why::Short { missed, steps } => {
-            format!("{}; others make room for it, in {steps} steps so far", said(missed))
-        }
-        Why::Helpless { missed, until } => format!(
-            "{}; no room that its neighbours can make helps enough, which is tried again in {:.0} s",
+        Why::Layout(layout) => of_layout(layout, names),
+        Why::CannotBeKept { missed, two_batches } => format!(
+            "{}; the SLO cannot be kept: two batches of one row take {:.1} ms alone on the whole GPU",
             said(missed),
-            until.since(now).as_secs_f64()
+            ms(*two_batches)
         ),
         Why::NotItsBatches { missed, two_batches } => format!(
             "{}; two of its batches take no more than {:.1} ms, so more SMs would not help; the host or the clients may be slow",
@@ -236,20 +227,64 @@ fn reason(why: &Why, names: &[String], now: Moment) -> String {
     }
 }
 
+fn of_layout(layout: &LayoutReport, names: &[String]) -> String {
+    let beneficiary = names.get(layout.beneficiary).map_or("a model", String::as_str);
+    let pattern = described(layout.pattern);
+    let begins = match layout.stage {
+        LayoutStage::Trying => format!("trying layouts, as {beneficiary} violates its SLO; now {pattern}"),
+        LayoutStage::Chosen => format!("{pattern}: chosen when {beneficiary} violated its SLO"),
+        LayoutStage::TakenBack => {
+            format!("rolled back tentatively, as no model violates its SLO; before that {pattern}")
+        }
+    };
+    let tried = layout.tried.iter().map(|tried| {
+        format!(
+            "{} {:.1} % ({:.1} %)",
+            described(tried.pattern),
+            tried.missed * 100.0,
+            tried.of_first_priority * 100.0
+        )
+    });
+    let tried: Vec<String> = tried.collect();
+    format!("{begins}; requests missed (of the first priority): {}", tried.join(", "))
+}
+
+fn described(pattern: Pattern) -> &'static str {
+    match pattern {
+        Pattern::AtRest => "shares at rest",
+        Pattern::Everything => "every model everywhere",
+        Pattern::LowerHalves => "lower priorities in two halves",
+        Pattern::LowerHalf => "lower priorities in one half",
+        Pattern::LowerQuarter => "lower priorities in one quarter",
+        Pattern::LowerThirds => "lower priorities in thirds",
+        Pattern::LowestHalf => "the lowest priority in one half",
+        Pattern::Halves => "all models in two halves",
+        Pattern::HalvesByObjective => "tight SLOs in one half, loose ones in the other",
+        Pattern::Thirds => "all models in thirds",
+        Pattern::OwnParts => "a part for each model",
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use shadowslice_policy::sharing::Tried;
     use shadowslice_shared::units::Sms;
 
     use super::*;
 
     #[test]
     fn every_verdict_has_words_of_its_own() {
-        let now = Moment::after_origin(Duration::from_secs(10));
         let names = ["resnet50".to_owned()];
         let missed = Missed { part: 0.123, may: 0.01 };
         let keep = |why| Verdict { from: Sms(40), to: Sms(40), waiting: None, why };
-        let room = Why::MakesRoom { sake: 0, before: 0.5, now: missed };
-        let change = |from, to, waiting| Verdict { from: Sms(from), to: Sms(to), waiting, why: room };
+        let layout = |stage| {
+            let tried = |pattern, missed, of_first_priority| Tried { pattern, missed, of_first_priority };
+            let tried = vec![tried(Pattern::AtRest, 0.182, 0.004), tried(Pattern::LowerHalves, 0.075, 0.0)];
+            Why::Layout(LayoutReport { stage, pattern: Pattern::LowerHalves, beneficiary: 0, missed, tried })
+        };
+        let chosen = layout(LayoutStage::Chosen);
+        let change =
+            |from, to, waiting| Verdict { from: Sms(from), to: Sms(to), waiting, why: chosen.clone() };
         for (verdict, kind, said) in [
             (keep(Why::Divided), "keep", "divides the GPU"),
             (
@@ -257,12 +292,13 @@ mod tests {
                 "keep",
                 "12.3 % of its requests missed their SLO in the last seconds, and 1.0 % may",
             ),
-            (keep(Why::Short { missed, steps: 0 }), "keep", "it is tried next"),
-            (keep(Why::Short { missed, steps: 2 }), "keep", "in 2 steps"),
+            (keep(Why::Violating(missed)), "keep", "layouts are tried next"),
+            (keep(layout(LayoutStage::Trying)), "keep", "trying layouts, as resnet50 violates"),
+            (keep(layout(LayoutStage::TakenBack)), "keep", "rolled back tentatively"),
             (
-                keep(Why::Helpless { missed, until: now + Duration::from_secs(3) }),
+                keep(Why::CannotBeKept { missed, two_batches: Duration::from_millis(401) }),
                 "keep",
-                "tried again in 3 s",
+                "two batches of one row take 401.0 ms",
             ),
             (
                 keep(Why::NotItsBatches { missed, two_batches: Duration::from_millis(2) }),
@@ -272,13 +308,15 @@ mod tests {
             (
                 change(60, 40, None),
                 "shrink",
-                "40 SMs instead of 60 SMs: it makes room for resnet50, which missed 50.0 %",
+                "40 SMs instead of 60 SMs: lower priorities in two halves: chosen when resnet50 violated its SLO; \
+                 requests missed (of the first priority): shares at rest 18.2 % (0.4 %), \
+                 lower priorities in two halves 7.5 % (0.0 %)",
             ),
             (change(40, 60, None), "grow", "60 SMs instead of 40 SMs"),
             (change(40, 60, Some(Waiting::Handover)), "wait", "60 SMs when the hand-over"),
             (change(40, 60, Some(Waiting::Held)), "wait", "40 SMs are held"),
         ] {
-            let words = words(&verdict, &names, now);
+            let words = words(&verdict, &names);
             assert!(words.contains(said), "{words}");
             assert_eq!(name(&verdict), kind);
         }

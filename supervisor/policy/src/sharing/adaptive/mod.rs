@@ -1,85 +1,86 @@
-//! The adaptive policy: nothing until a model misses its SLO, then the least that helps, which is
-//! later undone.
+//! The adaptive policy: plain MPS until a model violates its objective, then the layout of the GPU
+//! that misses least.
 //!
 //! ```text
-//! seen ─▶ windows ─▶ short? ─ none ─▶ after a while: take the last step back, and see
-//!                      │ a model
-//!                      ▼
-//!   refuse what cannot be in time ─▶ a step: its neighbours get fewer SMs ─▶ did it help? ─ no ─▶ take it back
+//! what was seen ─▶ windows ─▶ a model violates its objective? ─ no, for a while ─▶ as at rest, on trial
+//!                                   │ yes
+//!                                   ▼
+//!        refuse what cannot be in time ─ not enough ─▶ try the layouts, measure each, keep the best
 //! ```
 //!
-//! A model is **short** when more of its requests miss than its percentile allows, by more than
-//! chance. The first **step** on a GPU of three models or more gives each of them a part; every
-//! other one gives the short model all that it may have, or lowers the shares of the lowest
-//! priority that is a good part of what the GPU does, or that of a peer with slack. A step that
-//! saves few requests, or costs other models too many, is taken back. The steps of a GPU are a
-//! stack: the last one is undone first, once no model was short for some time. The pauses before a
-//! step is tried or taken back again become long after the first, until the load has changed: under
-//! a steady load hardly anything moves.
+//! A model **violates** its objective when more of its requests miss than its percentile allows, by
+//! more than chance. A [`layout`] says which part of the GPU each model may use. A [`trial`] puts
+//! layouts in force one after the other and compares what was missed ([`score`]). The pauses before
+//! another trial or another return to rest become long after the first, until the load has changed,
+//! so that hardly anything moves under a steady load.
 
 mod gpu;
+mod layout;
 mod load;
-mod steps;
+mod score;
 #[cfg(test)]
 mod tests;
+mod trial;
 mod window;
 
-use std::time::Duration;
-
-use shadowslice_shared::units::{Moment, Sms};
+use shadowslice_shared::contention::Gpu;
+use shadowslice_shared::groups::{Groups, Part};
+use shadowslice_shared::units::Sms;
 
 use super::difference::Target;
-use super::{Door, Facts, Missed, Terms, Why};
-use gpu::GpuHistory;
+use super::plan::{LayoutReport, LayoutStage, Tried};
+use super::{Door, Facts, Live, Missed, Terms, Why};
+use gpu::{GpuLook, GpuState, Outcome, Rate, Settled, Stage};
+use layout::{Layout, Tenant, candidates};
 use load::Load;
-use steps::{ShareState, Step};
+use score::{Misses, Score};
+use trial::{Look, Trial};
 use window::Window;
 
-/// If two batches of a model, one after the other, take less than this part of its SLO, it misses
-/// for another reason than the time of its batches, unless its worker does not keep up.
+pub use layout::Pattern;
+
+/// If two batches of a model, one after the other, take less than this part of its objective, it
+/// misses for another reason than the time of its batches, unless its worker does not keep up.
 const EXECUTES: f64 = 0.4;
 
 /// A worker that executes for more than this part of the time while requests wait does not keep up.
 const KEEPS_UP: f64 = 0.9;
 
+/// The layouts that are tried where a share changes by a shadow, which takes seconds.
+const BY_SHADOWS: usize = 2;
+
 #[derive(Debug, Clone)]
 pub(super) struct Adaptive {
     models: Vec<ModelHistory>,
-    gpus: Vec<GpuHistory>,
+    gpus: Vec<GpuState>,
+    shapes: Vec<Gpu>,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 struct ModelHistory {
     recent: Window,
     load: Load,
-    /// The SMs that the model should have.
-    share: Sms,
-    /// Since when steps for the model's sake did not help, and how long it gets no further ones.
-    helpless: Option<(Moment, Duration)>,
 }
 
-impl ModelHistory {
-    fn is_helpless(&self, now: Moment) -> bool {
-        self.helpless.is_some_and(|(since, span)| now.since(since) < span)
-    }
+/// The SMs that a model should have, and which ones where its share is a partition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Placement {
+    sms: Sms,
+    groups: Option<Groups>,
 }
 
 impl Adaptive {
-    pub(super) fn new(gpus: &[Sms], terms: &[Terms]) -> Self {
-        let model = |terms: &Terms| {
-            let sms = if terms.initial_given { terms.initial } else { gpus[terms.gpu] };
-            ModelHistory {
-                recent: Window::default(),
-                load: Load::default(),
-                share: terms.within(sms),
-                helpless: None,
-            }
-        };
-        Self { models: terms.iter().map(model).collect(), gpus: vec![GpuHistory::default(); gpus.len()] }
+    pub(super) fn new(shapes: &[Gpu], terms: &[Terms]) -> Self {
+        Self {
+            models: vec![ModelHistory::default(); terms.len()],
+            gpus: vec![GpuState::default(); shapes.len()],
+            shapes: shapes.to_vec(),
+        }
     }
 
-    pub(super) fn shares(&self) -> Vec<Sms> {
-        self.models.iter().map(|model| model.share).collect()
+    /// Returns the SMs that each model should have now, in the models' order.
+    pub(super) fn shares(&self, terms: &[Terms]) -> Vec<Sms> {
+        (0..terms.len()).map(|model| self.placement(model, terms, true).sms).collect()
     }
 
     /// `place` says where each model was in the earlier policy.
@@ -90,82 +91,235 @@ impl Adaptive {
         terms: &[Terms],
         place: impl Fn(usize) -> Option<usize>,
     ) {
-        let here: Vec<usize> = (0..terms.len()).filter(|&model| terms[model].gpu == gpu).collect();
+        let here: Vec<usize> = on_gpu(gpu, terms).collect();
         for &model in &here {
             if let Some(known) = place(model).and_then(|place| earlier.models.get(place)) {
                 self.models[model] = known.clone();
             }
         }
         let now = |then: usize| here.iter().copied().find(|&model| place(model) == Some(then));
-        self.gpus[gpu] = earlier.gpus[gpu].renumbered(now);
+        self.gpus[gpu] = earlier.gpus[gpu].renumbered(&now);
     }
 
     pub(super) fn decide(&mut self, terms: &[Terms], facts: &Facts) -> Vec<Target> {
         for (model, live) in facts.models.iter().enumerate() {
-            self.models[model].recent.add(&live.seen, facts.now);
-            if self.models[model].load.add(live.seen.arrived, live.seen.span) {
-                self.try_again(terms[model].gpu, terms);
-            }
-            if live.coming.is_some() || facts.now.since(live.since) < live.seen.span {
+            let history = &mut self.models[model];
+            history.recent.add(&live.seen, facts.now);
+            if history.load.add(live.seen.arrived, live.seen.span) {
+                self.gpus[terms[model].gpu].load_changed(facts.now);
                 self.learn_loads(terms[model].gpu, terms);
             }
         }
         for gpu in 0..self.gpus.len() {
-            self.refuse(gpu, terms, facts);
             self.tend(gpu, terms, facts);
         }
         (0..terms.len()).map(|model| self.target(model, terms, facts)).collect()
     }
 
+    fn tend(&mut self, gpu: usize, terms: &[Terms], facts: &Facts) {
+        let violating = self.most_important(gpu, terms, facts);
+        if self.gpus[gpu].admit(violating.is_some(), facts.now) {
+            self.forget(gpu, terms);
+        }
+        let seen = self.look(gpu, violating, terms, facts);
+        let tenants = self.tenants(gpu, terms, facts);
+        let few = on_gpu(gpu, terms).any(|model| changes_by_shadow(&facts.models[model]));
+        let rests_with_less =
+            on_gpu(gpu, terms).any(|model| at_rest(&terms[model], &self.shapes[gpu]) < terms[model].most());
+        let list = || {
+            let beneficiary = violating.map_or(u32::MAX, |model| terms[model].priority);
+            let mut list = candidates(&tenants, beneficiary);
+            if rests_with_less {
+                list.insert(0, Layout::EVERYTHING);
+            }
+            list.truncate(if few { BY_SHADOWS } else { list.len() });
+            list
+        };
+        match self.gpus[gpu].tend(&seen, list) {
+            Outcome::Nothing => {}
+            Outcome::Forget => self.forget(gpu, terms),
+            Outcome::Switched => {
+                self.forget(gpu, terms);
+                self.learn_loads(gpu, terms);
+            }
+        }
+    }
+
+    /// Returns the model that violates its objective and may be helped: the highest priority first,
+    /// then the most misses.
+    fn most_important(&self, gpu: usize, terms: &[Terms], facts: &Facts) -> Option<usize> {
+        let missed = |model: usize| self.models[model].recent.missed();
+        let violating = on_gpu(gpu, terms)
+            .filter(|&model| self.is_violating(model, terms) && self.may_be_helped(model, terms, facts));
+        violating.max_by(|&one, &other| {
+            let priority = terms[other].priority.cmp(&terms[one].priority);
+            priority.then(missed(one).total_cmp(&missed(other)))
+        })
+    }
+
+    fn look(&self, gpu: usize, violating: Option<usize>, terms: &[Terms], facts: &Facts) -> GpuLook {
+        let here = || on_gpu(gpu, terms);
+        let mut priorities: Vec<u32> = here().map(|model| terms[model].priority).collect();
+        priorities.sort_unstable();
+        priorities.dedup();
+        let level = |model: usize| priorities.binary_search(&terms[model].priority).unwrap_or(0);
+        let blank = Score::new(priorities.len());
+        let (mut misses, mut recent) = (blank.clone(), blank);
+        for model in here().filter(|&model| !is_hopeless(&terms[model], &facts.models[model])) {
+            let seen = &facts.models[model].seen;
+            let ended = Misses { ended: seen.answered + seen.refused, missed: seen.missed() };
+            misses.add(level(model), ended);
+            recent.add(level(model), self.models[model].recent.misses());
+        }
+        let keeps = |model: usize| {
+            is_hopeless(&terms[model], &facts.models[model])
+                || self.models[model].recent.keeps(terms[model].may_miss())
+        };
+        let rate = |model: usize| {
+            let (per_s, deviation) = self.models[model].recent.rate();
+            Rate { model, per_s, deviation }
+        };
+        let in_force = here().all(|model| self.is_in_force(model, terms, facts));
+        let look = Look { now: facts.now, in_force, misses, all_keep: here().all(keeps) };
+        GpuLook { look, violating, recent, rates: here().map(rate).collect() }
+    }
+
+    fn tenants(&self, gpu: usize, terms: &[Terms], facts: &Facts) -> Vec<Tenant> {
+        let all = f64::from(self.shapes[gpu].sms.0.max(1));
+        let movable = on_gpu(gpu, terms).filter(|&model| !facts.models[model].held);
+        let tenant = |model: usize| Tenant {
+            model,
+            priority: terms[model].priority,
+            slo_s: terms[model].slo.as_secs_f64(),
+            work: self.models[model].recent.busy() * f64::from(facts.models[model].share.0) / all,
+        };
+        movable.map(tenant).collect()
+    }
+
     fn target(&self, model: usize, terms: &[Terms], facts: &Facts) -> Target {
+        let gpu = terms[model].gpu;
         let max_batch = terms[model].max_batch.max(1);
-        let door = Door { max_batch, refuse_late: self.gpus[terms[model].gpu].refuses(facts.now) };
-        Target { sms: self.models[model].share, door, why: self.why(model, terms, facts) }
+        let door = Door { max_batch, refuse_late: self.gpus[gpu].refuses(facts.now) };
+        let inside = facts.models[model].groups.is_some();
+        let Placement { sms, groups } = self.placement(model, terms, inside);
+        Target { sms, groups, door, why: self.why(model, terms, facts) }
+    }
+
+    /// `inside`: the share is a partition inside the worker.
+    fn placement(&self, model: usize, terms: &[Terms], inside: bool) -> Placement {
+        let (gpu, terms) = (terms[model].gpu, &terms[model]);
+        let shape = &self.shapes[gpu];
+        let Some(layout) = self.gpus[gpu].layout() else {
+            return Placement { sms: at_rest(terms, shape), groups: None };
+        };
+        let part = layout.part_of(model);
+        if layout.pattern == Pattern::AtRest {
+            return Placement { sms: at_rest(terms, shape), groups: None };
+        }
+        match &shape.division {
+            _ if part == Part::WHOLE => Placement { sms: terms.most(), groups: None },
+            Some(division) if inside => {
+                let groups = division.groups_in(part);
+                let sms = division.sms(Groups::first(groups.count()));
+                Placement { sms: terms.within(sms), groups: Some(groups) }
+            }
+            _ => {
+                let sms = (f64::from(shape.sms.0) * part.fraction()).round();
+                Placement { sms: terms.within(Sms(sms as u32)), groups: None }
+            }
+        }
+    }
+
+    fn is_in_force(&self, model: usize, terms: &[Terms], facts: &Facts) -> bool {
+        let live = &facts.models[model];
+        let Placement { sms, groups } = self.placement(model, terms, live.groups.is_some());
+        let there = live.coming.is_none() && live.share == sms;
+        let placed = groups.is_none_or(|groups| live.groups == Some(groups) || groups_differ(&groups, live));
+        live.held || there && placed
     }
 
     fn why(&self, model: usize, terms: &[Terms], facts: &Facts) -> Why {
-        let steps = &self.gpus[terms[model].gpu].steps;
-        let moves =
-            |step: &&Step| step.sake != model && step.changes.iter().any(|moved| moved.model == model);
-        if let Some(step) = steps.iter().rev().find(moves) {
-            let now = self.missed(step.sake, terms);
-            return Why::MakesRoom { sake: step.sake, before: step.missed, now };
-        }
-        let missed = self.missed(model, terms);
-        let ModelHistory { recent, helpless, .. } = &self.models[model];
-        match helpless {
-            _ if !recent.is_short(terms[model].may_miss()) => Why::Met(missed),
-            Some((since, span)) if self.models[model].is_helpless(facts.now) => {
-                Why::Helpless { missed, until: *since + *span }
-            }
-            _ if !self.may_be_helped(model, terms, facts) => {
-                Why::NotItsBatches { missed, two_batches: recent.two_batches() }
-            }
-            _ => Why::Short { missed, steps: steps.iter().filter(|step| step.sake == model).count() },
-        }
-    }
-
-    fn missed(&self, model: usize, terms: &[Terms]) -> Missed {
-        Missed { part: self.models[model].recent.missed(), may: terms[model].may_miss() }
-    }
-
-    /// A model misses because of the time of its batches, or because its worker does not keep up.
-    fn may_be_helped(&self, model: usize, terms: &[Terms], facts: &Facts) -> bool {
-        let recent = &self.models[model].recent;
-        let is_behind = facts.models[model].seen.queued > 0 && recent.busy() > KEEPS_UP;
-        is_behind || recent.two_batches() >= terms[model].slo.mul_f64(EXECUTES)
-    }
-
-    fn is_short(&self, model: usize, terms: &[Terms]) -> bool {
-        self.models[model].recent.is_short(terms[model].may_miss())
-    }
-
-    fn states(&self, terms: &[Terms]) -> Vec<ShareState> {
-        let state = |model: usize| ShareState {
-            share: self.models[model].share,
-            makes_room: self.gpus[terms[model].gpu].makes_room(model),
-            short: self.is_short(model, terms),
+        let missed = Missed { part: self.models[model].recent.missed(), may: terms[model].may_miss() };
+        let report = |pattern: Pattern, trial: &Trial, stage: LayoutStage| {
+            let tried = |(pattern, score): (Pattern, Score)| Tried {
+                pattern,
+                missed: score.total().part(),
+                of_first_priority: score.first().part(),
+            };
+            let tried = trial.tried().into_iter().map(tried).collect();
+            Why::Layout(LayoutReport { stage, pattern, beneficiary: trial.beneficiary, missed, tried })
         };
-        (0..terms.len()).map(state).collect()
+        match &self.gpus[terms[model].gpu].stage {
+            Stage::Trying(trial) => report(trial.layout().pattern, trial, LayoutStage::Trying),
+            Stage::Settled(Settled { layout, trial, .. }) => {
+                report(layout.pattern, trial, LayoutStage::Chosen)
+            }
+            Stage::TakenBack { settled, .. } => {
+                report(settled.layout.pattern, &settled.trial, LayoutStage::TakenBack)
+            }
+            Stage::AtRest => self.why_at_rest(model, missed, terms, facts),
+        }
     }
+
+    fn why_at_rest(&self, model: usize, missed: Missed, terms: &[Terms], facts: &Facts) -> Why {
+        let live = &facts.models[model];
+        match live.alone {
+            Some(alone) if is_hopeless(&terms[model], live) => {
+                Why::CannotBeKept { missed, two_batches: 2 * alone }
+            }
+            _ if !self.is_violating(model, terms) => Why::Met(missed),
+            _ if !self.may_be_helped(model, terms, facts) => {
+                let two_batches = self.models[model].recent.two_batches();
+                Why::NotItsBatches { missed, two_batches }
+            }
+            _ => Why::Violating(missed),
+        }
+    }
+
+    /// A model misses because of the time of its batches, or because its worker does not keep up;
+    /// and it could keep its objective alone on the GPU.
+    fn may_be_helped(&self, model: usize, terms: &[Terms], facts: &Facts) -> bool {
+        let (recent, live) = (&self.models[model].recent, &facts.models[model]);
+        let is_behind = live.seen.queued > 0 && recent.busy() > KEEPS_UP;
+        let takes_long = recent.two_batches() >= terms[model].slo.mul_f64(EXECUTES);
+        (is_behind || takes_long) && !is_hopeless(&terms[model], live)
+    }
+
+    fn is_violating(&self, model: usize, terms: &[Terms]) -> bool {
+        self.models[model].recent.is_violating(terms[model].may_miss())
+    }
+
+    /// The requests from now on are the load that later loads are compared with: after a change of
+    /// shares, clients that wait for each answer send requests at another pace.
+    fn learn_loads(&mut self, gpu: usize, terms: &[Terms]) {
+        on_gpu(gpu, terms).for_each(|model| self.models[model].load = Load::default());
+    }
+
+    /// What was seen under other conditions says nothing of these.
+    fn forget(&mut self, gpu: usize, terms: &[Terms]) {
+        on_gpu(gpu, terms).for_each(|model| self.models[model].recent.clear());
+    }
+}
+
+fn on_gpu(gpu: usize, terms: &[Terms]) -> impl Iterator<Item = usize> {
+    (0..terms.len()).filter(move |&model| terms[model].gpu == gpu)
+}
+
+fn at_rest(terms: &Terms, shape: &Gpu) -> Sms {
+    terms.within(if terms.initial_given { terms.initial } else { shape.sms })
+}
+
+fn changes_by_shadow(live: &Live) -> bool {
+    live.groups.is_none() && !live.held
+}
+
+/// Bounds of the model's share keep it from having as many groups.
+fn groups_differ(wanted: &Groups, live: &Live) -> bool {
+    live.groups.is_some_and(|groups| groups.count() != wanted.count())
+}
+
+/// A request may wait for one batch and is in the next: alone on the GPU, those would take longer
+/// than the objective allows.
+fn is_hopeless(terms: &Terms, live: &Live) -> bool {
+    live.alone.is_some_and(|alone| 2 * alone > terms.slo)
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use shadowslice_shared::units::Moment;
 
 use super::super::{Executed, Seen};
+use super::score::Misses;
 
 /// Where many requests miss, a change shows at once.
 pub(super) const SPAN: Duration = Duration::from_secs(1);
@@ -26,13 +27,14 @@ const BATCHES: u64 = 10;
 
 #[derive(Debug, Clone, Default)]
 pub(super) struct Window {
-    parts: VecDeque<Part>,
+    parts: VecDeque<Interval>,
 }
 
 #[derive(Debug, Clone)]
-struct Part {
+struct Interval {
     at: Moment,
     span: Duration,
+    arrived: u64,
     ended: u64,
     missed: u64,
     executed: Vec<Executed>,
@@ -41,6 +43,7 @@ struct Part {
 #[derive(Debug, Clone, Copy, Default)]
 struct Sum {
     span: Duration,
+    arrived: u64,
     ended: u64,
     missed: u64,
 }
@@ -49,7 +52,7 @@ impl Window {
     pub(super) fn add(&mut self, seen: &Seen, now: Moment) {
         let (ended, missed) = (seen.answered + seen.refused, seen.missed());
         let (span, executed) = (seen.span, seen.executed.clone());
-        self.parts.push_back(Part { at: now, span, ended, missed, executed });
+        self.parts.push_back(Interval { at: now, span, arrived: seen.arrived, ended, missed, executed });
         while self.parts.front().is_some_and(|part| now.since(part.at) >= LONG) {
             self.parts.pop_front();
         }
@@ -84,30 +87,40 @@ impl Window {
         executed / self.over(SPAN).span.as_secs_f64().max(f64::MIN_POSITIVE)
     }
 
-    /// Over the last [`SPAN`].
-    pub(super) fn ended(&self) -> u64 {
-        self.over(SPAN).ended
-    }
-
     /// A part of the requests, 0 to 1.
     pub(super) fn missed(&self) -> f64 {
         let Sum { ended, missed, .. } = self.telling();
         missed as f64 / ended.max(1) as f64
     }
 
-    /// And the variance of that number if requests miss by chance.
-    pub(super) fn missed_per_s(&self) -> (f64, f64) {
-        let Sum { span, missed, .. } = self.telling();
+    /// Returns the requests that ended and those that missed since the window was cleared, over the
+    /// last [`LONG`] at most.
+    pub(super) fn misses(&self) -> Misses {
+        let Sum { ended, missed, .. } = self.over(LONG);
+        Misses { ended, missed }
+    }
+
+    /// Returns the requests per second that arrived over the last [`SPAN`], and the standard
+    /// deviation of that number if they arrive by chance.
+    pub(super) fn rate(&self) -> (f64, f64) {
+        let Sum { span, arrived, .. } = self.over(SPAN);
         let seconds = span.as_secs_f64().max(f64::MIN_POSITIVE);
-        (missed as f64 / seconds, missed as f64 / (seconds * seconds))
+        (arrived as f64 / seconds, (arrived as f64).sqrt() / seconds)
     }
 
     /// More requests missed than may, and not by chance.
-    pub(super) fn is_short(&self, may_miss: f64) -> bool {
+    pub(super) fn is_violating(&self, may_miss: f64) -> bool {
         [SPAN, LONG].into_iter().map(|span| self.over(span)).any(|Sum { ended, missed, .. }| {
             let expected = may_miss * ended as f64;
             missed as f64 > expected + DEVIATIONS * expected.sqrt() + REQUESTS
         })
+    }
+
+    /// So few requests missed since the window was cleared that the objective is likely kept.
+    pub(super) fn keeps(&self, may_miss: f64) -> bool {
+        let Sum { ended, missed, .. } = self.over(LONG);
+        let expected = may_miss * ended as f64;
+        missed as f64 <= expected + expected.sqrt() + 1.0
     }
 
     /// The last [`SPAN`], or the last [`LONG`] if few requests ended in that.
@@ -119,12 +132,13 @@ impl Window {
     fn over(&self, span: Duration) -> Sum {
         self.last(span).fold(Sum::default(), |sum, part| Sum {
             span: sum.span + part.span,
+            arrived: sum.arrived + part.arrived,
             ended: sum.ended + part.ended,
             missed: sum.missed + part.missed,
         })
     }
 
-    fn last(&self, span: Duration) -> impl Iterator<Item = &Part> {
+    fn last(&self, span: Duration) -> impl Iterator<Item = &Interval> {
         let until = self.parts.back().map(|part| part.at).unwrap_or_default();
         self.parts.iter().rev().take_while(move |part| until.since(part.at) < span)
     }

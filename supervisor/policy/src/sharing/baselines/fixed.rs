@@ -32,6 +32,18 @@ impl Fixed {
         Self::divided(gpus, terms, 200)
     }
 
+    /// The first priority has the whole GPU and every other model half of it: one layout that was
+    /// set by hand on an H200 and beat the others there.
+    pub(in super::super) fn priority_half(gpus: &[Sms], terms: &[Terms]) -> Self {
+        let share = |model: &Terms| {
+            let gpu = gpus[model.gpu];
+            let here = terms.iter().filter(|other| other.gpu == model.gpu);
+            let is_first = here.map(|other| other.priority).min() == Some(model.priority);
+            if is_first { gpu } else { Sms(gpu.0 / 2) }
+        };
+        Self { shares: terms.iter().map(share).collect() }
+    }
+
     /// Rounded down.
     fn divided(gpus: &[Sms], terms: &[Terms], sum: u32) -> Self {
         let share = |model: &Terms| {

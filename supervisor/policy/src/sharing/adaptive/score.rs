@@ -1,0 +1,130 @@
+//! What a layout was seen to miss, and which of two layouts is the better one.
+
+use std::cmp::Ordering;
+
+/// A difference is none if chance explains it: so many standard deviations,
+const DEVIATIONS: f64 = 2.0;
+
+/// whose variance is so many times that of requests that miss independently: the requests of a batch
+/// miss together, about so many of them.
+const CLUSTERED: f64 = 4.0;
+
+/// A smaller part of the requests is no difference, however many were counted.
+const LEAST: f64 = 0.005;
+
+/// The requests of one priority that ended, and those of them that missed their objective.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Misses {
+    pub(super) ended: u64,
+    pub(super) missed: u64,
+}
+
+/// The misses under one layout, by priority, the highest first.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(super) struct Score(Vec<Misses>);
+
+impl Misses {
+    /// Returns the part of the requests that missed, 0 to 1.
+    pub(super) fn part(self) -> f64 {
+        self.missed as f64 / self.ended.max(1) as f64
+    }
+
+    /// Says whether fewer missed (`Less`) or more, if chance does not explain the difference.
+    fn compared(self, other: Self) -> Ordering {
+        let difference = self.part() - other.part();
+        let (ended, missed) = (self.ended + other.ended, self.missed + other.missed);
+        // One more of each keeps the variance above zero where nothing missed.
+        let mean = (missed as f64 + 1.0) / (ended as f64 + 2.0);
+        let counts = 1.0 / self.ended.max(1) as f64 + 1.0 / other.ended.max(1) as f64;
+        let deviation = (CLUSTERED * mean * (1.0 - mean) * counts).sqrt();
+        if difference.abs() <= (DEVIATIONS * deviation).max(LEAST) {
+            return Ordering::Equal;
+        }
+        difference.total_cmp(&0.0)
+    }
+}
+
+impl Score {
+    pub(super) fn new(priorities: usize) -> Self {
+        Self(vec![Misses::default(); priorities])
+    }
+
+    /// Returns a score of as many priorities in which nothing was seen.
+    pub(super) fn blank(&self) -> Self {
+        Self::new(self.0.len())
+    }
+
+    pub(super) fn first(&self) -> Misses {
+        self.0.first().copied().unwrap_or_default()
+    }
+
+    pub(super) fn add(&mut self, level: usize, Misses { ended, missed }: Misses) {
+        if let Some(sum) = self.0.get_mut(level) {
+            sum.ended += ended;
+            sum.missed += missed;
+        }
+    }
+
+    pub(super) fn add_all(&mut self, other: &Self) {
+        for (level, &misses) in other.0.iter().enumerate() {
+            self.add(level, misses);
+        }
+    }
+
+    /// Returns the misses of all priorities together.
+    pub(super) fn total(&self) -> Misses {
+        self.0.iter().fold(Misses::default(), |sum, misses| Misses {
+            ended: sum.ended + misses.ended,
+            missed: sum.missed + misses.missed,
+        })
+    }
+
+    /// Whether fewer requests of the first priority missed, by more than chance.
+    pub(super) fn saves_first(&self, other: &Self) -> bool {
+        self.first().compared(other.first()).is_lt()
+    }
+
+    /// Returns `Less` for the better layout: the first priority that differs decides, and where
+    /// none does, all requests together. `Equal` says that chance explains all differences.
+    pub(super) fn compared(&self, other: &Self) -> Ordering {
+        let levels = self.0.iter().zip(&other.0).map(|(one, other)| one.compared(*other));
+        levels.fold(Ordering::Equal, Ordering::then).then_with(|| self.total().compared(other.total()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// So many of a hundred requests missed, by priority, a thousand requests each.
+    fn score(percents: &[u64]) -> Score {
+        Score(percents.iter().map(|percent| Misses { ended: 1000, missed: 10 * percent }).collect())
+    }
+
+    #[test]
+    fn the_highest_priority_that_differs_decides() {
+        assert_eq!(score(&[1, 90]).compared(&score(&[20, 0])), Ordering::Less);
+        assert_eq!(score(&[1, 30]).compared(&score(&[1, 10])), Ordering::Greater);
+        assert_eq!(score(&[1, 10]).compared(&score(&[1, 10])), Ordering::Equal);
+    }
+
+    #[test]
+    fn what_chance_explains_is_no_difference() {
+        assert_eq!(score(&[10, 30]).compared(&score(&[12, 10])), Ordering::Greater, "2 of 100 are chance");
+        let few = |missed: u64| Score(vec![Misses { ended: 20, missed }]);
+        assert_eq!(few(2).compared(&few(5)), Ordering::Equal);
+        assert_eq!(few(2).compared(&few(18)), Ordering::Less);
+    }
+
+    #[test]
+    fn differences_too_small_for_any_priority_count_together() {
+        let all = |percent: u64| score(&[percent; 4]);
+        assert_eq!(all(8).compared(&all(11)), Ordering::Less);
+        assert_eq!(score(&[8]).compared(&score(&[11])), Ordering::Equal);
+    }
+
+    #[test]
+    fn nothing_seen_is_equal_to_anything() {
+        assert_eq!(Score::new(2).compared(&Score::new(2)), Ordering::Equal);
+    }
+}

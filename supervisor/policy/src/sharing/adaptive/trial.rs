@@ -1,0 +1,236 @@
+//! A trial: layouts are put in force one after the other, each for a slice of time, and the one
+//! that misses least stays.
+//!
+//! ```text
+//! Coming ─ in force ─▶ Settling ─▶ Measuring ─ the slice is over ─▶ the next candidate: Coming
+//!                                      │
+//!                                      ├─ every model keeps its objective ─▶ it stays
+//!                                      └─ all were measured ─▶ those that are not worse than the
+//!                                         best are measured once more, for longer; the best stays
+//! ```
+
+use std::cmp::Ordering;
+use std::time::Duration;
+
+use shadowslice_shared::units::Moment;
+
+use super::layout::{Layout, Pattern};
+use super::score::Score;
+
+/// After a switch, requests still end that waited under the layout before. While late requests are
+/// refused, none waits for longer than its objective, which is mostly below this.
+const SETTLING: Duration = Duration::from_millis(100);
+
+/// The slice of a candidate in the first round, and in the second.
+const SLICES: [Duration; 2] = [Duration::from_millis(300), Duration::from_millis(500)];
+
+/// A slice goes on until so many requests have ended, for `MAX_SLICE` at most.
+const ENOUGH: u64 = 60;
+const MAX_SLICE: Duration = Duration::from_secs(1);
+
+/// The candidates of the second round, the best of the first.
+const FINALISTS: usize = 3;
+
+/// A candidate that is not in force by then is left out: its hand-overs fail or take too long.
+const IN_FORCE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// A layout and what it was seen to miss.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Candidate {
+    pub(super) layout: Layout,
+    pub(super) score: Score,
+    rounds: usize,
+    is_out: bool,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+enum Slice {
+    Coming { since: Moment },
+    Settling { since: Moment },
+    Measuring { since: Moment, score: Score },
+}
+
+/// A trial of a GPU's layouts.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Trial {
+    /// The model that violated its objective.
+    pub(super) beneficiary: usize,
+    pub(super) candidates: Vec<Candidate>,
+    current: usize,
+    round: usize,
+    slice: Slice,
+}
+
+/// What a GPU shows of its models in one interval.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Look {
+    pub(super) now: Moment,
+    /// Every model has the part that it should have.
+    pub(super) in_force: bool,
+    /// The requests that ended in this interval.
+    pub(super) misses: Score,
+    /// Every model has kept its objective since the layout is in force.
+    pub(super) all_keep: bool,
+}
+
+/// What a trial does after a look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Progress {
+    /// The same layout goes on.
+    Goes,
+    /// From now on it is measured: what was seen before says nothing of it.
+    Begins,
+    /// Another layout is to be put in force.
+    Switches,
+    /// Every model keeps its objective under the present layout.
+    Suffices,
+    /// The present layout is the best.
+    Ended,
+}
+
+impl Candidate {
+    fn new(layout: Layout, score: Score) -> Self {
+        Self { layout, score, rounds: 0, is_out: false }
+    }
+}
+
+impl Trial {
+    /// `present` is in force and was measured. Returns `None` if there is nothing to try beside it.
+    pub(super) fn new(
+        beneficiary: usize,
+        present: (Layout, Score),
+        others: Vec<Layout>,
+        now: Moment,
+    ) -> Option<Self> {
+        let (present, score) = present;
+        let blank = score.blank();
+        let mut candidates = vec![Candidate { rounds: 1, ..Candidate::new(present, score) }];
+        candidates.extend(others.into_iter().map(|layout| Candidate::new(layout, blank.clone())));
+        let slice = Slice::Coming { since: now };
+        (candidates.len() > 1).then_some(Self { beneficiary, candidates, current: 1, round: 0, slice })
+    }
+
+    pub(super) fn layout(&self) -> &Layout {
+        &self.candidates[self.current].layout
+    }
+
+    /// Goes on with a trial that ended early, as its layout suffices no more: this was missed since.
+    pub(super) fn resume(&mut self, missed: &Score, now: Moment) -> Progress {
+        self.candidates[self.current].score.add_all(missed);
+        self.next(now)
+    }
+
+    /// Returns what was missed under the present layout while it was measured.
+    pub(super) fn score(&self) -> &Score {
+        &self.candidates[self.current].score
+    }
+
+    pub(super) fn look(&mut self, look: &Look) -> Progress {
+        let now = look.now;
+        match &mut self.slice {
+            Slice::Coming { .. } if look.in_force => {
+                self.slice = Slice::Settling { since: now };
+                Progress::Goes
+            }
+            Slice::Coming { since } if now.since(*since) > IN_FORCE_TIMEOUT => {
+                self.candidates[self.current].is_out = true;
+                self.next(now)
+            }
+            Slice::Settling { since } if now.since(*since) >= SETTLING => {
+                self.slice = Slice::Measuring { since: now, score: look.misses.blank() };
+                Progress::Begins
+            }
+            Slice::Coming { .. } | Slice::Settling { .. } => Progress::Goes,
+            Slice::Measuring { since, score } => {
+                score.add_all(&look.misses);
+                let (age, score) = (now.since(*since), score.clone());
+                self.measure(age, &score, look)
+            }
+        }
+    }
+
+    fn measure(&mut self, age: Duration, score: &Score, look: &Look) -> Progress {
+        let is_over = age >= SLICES[self.round.min(1)] && score.total().ended >= ENOUGH || age >= MAX_SLICE;
+        let is_hopeless = score.compared(&self.best().score) == Ordering::Greater;
+        if !is_over && !is_hopeless {
+            return Progress::Goes;
+        }
+        let candidate = &mut self.candidates[self.current];
+        candidate.score.add_all(score);
+        candidate.rounds += 1;
+        if look.all_keep && !is_hopeless {
+            return Progress::Suffices;
+        }
+        self.next(look.now)
+    }
+
+    /// Of equal ones the first, which is the gentlest. One that confines the first priority must
+    /// save requests of the first priority.
+    fn best(&self) -> &Candidate {
+        let measured = |confines: bool| {
+            let fits = move |candidate: &&Candidate| {
+                candidate.rounds > 0 && !candidate.is_out && candidate.layout.confines_first() == confines
+            };
+            let better = |one: &Candidate, other: &Candidate| other.score.compared(&one.score).is_lt();
+            let all = self.candidates.iter().filter(fits);
+            all.reduce(|best, other| if better(best, other) { other } else { best })
+        };
+        match (measured(false), measured(true)) {
+            (Some(open), Some(confining)) if !confining.score.saves_first(&open.score) => open,
+            (open, confining) => confining.or(open).unwrap_or(&self.candidates[0]),
+        }
+    }
+
+    fn next(&mut self, now: Moment) -> Progress {
+        loop {
+            let is_next = |candidate: &Candidate| !candidate.is_out && candidate.rounds <= self.round;
+            if let Some(next) = self.candidates.iter().position(is_next) {
+                return self.switch(next, now);
+            }
+            self.leave_out();
+            let left = self.candidates.iter().filter(|candidate| !candidate.is_out).count();
+            self.round += 1;
+            if left <= 1 || self.round >= SLICES.len() {
+                let best = self.best().layout.clone();
+                let best = self.candidates.iter().position(|candidate| candidate.layout == best);
+                self.switch(best.unwrap_or(0), now);
+                return Progress::Ended;
+            }
+        }
+    }
+
+    fn switch(&mut self, to: usize, now: Moment) -> Progress {
+        let stays = std::mem::replace(&mut self.current, to) == to;
+        self.slice = if stays { Slice::Settling { since: now } } else { Slice::Coming { since: now } };
+        Progress::Switches
+    }
+
+    /// Leaves out what is worse than the best, and all but a few of the others.
+    fn leave_out(&mut self) {
+        let best = self.best().score.clone();
+        let mut order: Vec<usize> =
+            (0..self.candidates.len()).filter(|&at| !self.candidates[at].is_out).collect();
+        order.retain(|&at| self.candidates[at].score.compared(&best) != Ordering::Greater);
+        order.sort_by(|&one, &other| {
+            let part = |at: usize| self.candidates[at].score.total().part();
+            part(one).total_cmp(&part(other))
+        });
+        order.truncate(FINALISTS);
+        for (at, candidate) in self.candidates.iter_mut().enumerate() {
+            candidate.is_out |= !order.contains(&at);
+        }
+    }
+
+    /// Models have other indices from now on.
+    pub(super) fn renumber(&mut self, now: impl Fn(usize) -> Option<usize> + Copy) {
+        self.beneficiary = now(self.beneficiary).unwrap_or(self.beneficiary);
+        for candidate in &mut self.candidates {
+            candidate.layout = candidate.layout.renumbered(now);
+        }
+    }
+
+    pub(super) fn tried(&self) -> Vec<(Pattern, Score)> {
+        let tried = self.candidates.iter().filter(|candidate| candidate.rounds > 0);
+        tried.map(|candidate| (candidate.layout.pattern, candidate.score.clone())).collect()
+    }
+}
