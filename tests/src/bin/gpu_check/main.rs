@@ -56,7 +56,8 @@ struct Arguments {
     /// Where figures, profiles and logs go.
     #[arg(long)]
     out: PathBuf,
-    /// The stages to run, in this order; all of them if none is named.
+    /// The stages to run, in this order; all of them if none is named, or with `--mixes` that of
+    /// mixes.
     #[arg(long, value_delimiter = ',')]
     stages: Vec<Stage>,
     /// Fewer models, shares and repetitions.
@@ -137,7 +138,11 @@ async fn check(arguments: &Arguments) -> Result<bool, Error> {
     }
     let setting = Setting::new(arguments)?;
     let mut figures = Figures::open(&arguments.out, &setting)?;
-    let stages: &[Stage] = if arguments.stages.is_empty() { &Stage::ALL } else { &arguments.stages };
+    let stages: &[Stage] = match arguments.stages.as_slice() {
+        [] if !arguments.mixes.is_empty() => &[Stage::Mixes],
+        [] => &Stage::ALL,
+        stages => stages,
+    };
     let end = Instant::now() + Duration::from_secs(arguments.seconds);
     stages::run_all(stages, &setting, &mut figures, end).await
 }

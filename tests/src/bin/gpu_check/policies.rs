@@ -64,7 +64,11 @@ async fn run_all(
     let is_meant =
         |mix: &Mix| setting.scenarios.is_empty() || setting.scenarios.iter().any(|name| *name == mix.name);
     let mut faults = Vec::new();
-    for mut mix in mixes.into_iter().filter(is_meant) {
+    let mixes: Vec<Mix> = mixes.into_iter().filter(is_meant).collect();
+    if mixes.is_empty() {
+        println!("{}: no mix has a name given by --scenario", stage.name());
+    }
+    for mut mix in mixes {
         let models = found(&mut mix, stage, setting);
         if models.len() < mix.models.len() || models.is_empty() {
             continue;

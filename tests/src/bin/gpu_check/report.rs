@@ -391,7 +391,7 @@ mod tests {
         assert!(page.contains("together. Taken 2026-11-19. `make"));
         assert!(page.contains("| half, 1: 8 s | vgg19 | 805 | 4 | - | - | 98.7 | - | 3 | 50 |"));
         assert!(page.contains("| policy, span | within SLO/s | bert-base | vgg19 |"));
-        assert!(page.contains("| half, 1 | 60 | 50.0 (75.0) | 100.0 (-) |"));
+        assert!(page.contains("| half, 1 | 60 | 50.0 (75.0), -, - | 100.0 (-), -, - |"));
         assert!(page.contains("Stage pairs failed**: it broke"));
         assert_eq!(page.matches("**Missing**").count(), SECTIONS.len() - 4);
         assert!(!page.contains("rehearsal"));
