@@ -61,8 +61,7 @@ async fn run_all(
     setting: &Setting,
     figures: &mut Figures,
 ) -> Result<(), Error> {
-    let is_meant =
-        |mix: &Mix| setting.scenarios.is_empty() || setting.scenarios.iter().any(|name| *name == mix.name);
+    let is_meant = |mix: &Mix| setting.scenarios.is_empty() || setting.scenarios.contains(&mix.name);
     let mut faults = Vec::new();
     let mixes: Vec<Mix> = mixes.into_iter().filter(is_meant).collect();
     if mixes.is_empty() {

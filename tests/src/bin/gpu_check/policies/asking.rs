@@ -25,8 +25,18 @@ const QUICK: u32 = 4;
 /// The first part of a span has tallies of its own: in it, a policy still adapts to the new load.
 const SETTLE: Duration = Duration::from_secs(3);
 
-/// The tallies of one model in one span: of its first seconds, and of the rest.
-type Halves = [Tally; 2];
+/// The tallies of one model in one span.
+#[derive(Debug)]
+struct Tallied {
+    /// The span's place in the mix.
+    part: usize,
+    /// The model's place in the mix.
+    place: usize,
+    /// Of the span's first seconds.
+    first: Tally,
+    /// Of the rest.
+    then: Tally,
+}
 
 /// A mix and the supervisor that serves it.
 #[derive(Debug)]
@@ -65,11 +75,9 @@ impl Asking<'_> {
         let memory = self.gpu_memory().await;
         let mut tallies = Vec::new();
         while let Some(ended) = asking.join_next().await {
-            let ended: Result<_, Error> =
-                ended.map_err(|_| Error::Unusable("a client's task panicked".into()))?;
-            tallies.push(ended?);
+            let panicked = |_| Error::Unusable("a client's task panicked".into());
+            tallies.push(ended.map_err(panicked)??);
         }
-        tallies.sort_by_key(|(place, _)| *place);
         looks.push(Look::take(self.mix, self.serving).await?);
         Ok(self.asked(&tallies, &looks, &memory))
     }
@@ -84,12 +92,7 @@ impl Asking<'_> {
     }
 
     /// Starts the clients of all models for one span.
-    fn begin(
-        &self,
-        part: usize,
-        subjects: &[Arc<Subject>],
-        asking: &mut JoinSet<Result<((usize, usize), Halves), Error>>,
-    ) {
+    fn begin(&self, part: usize, subjects: &[Arc<Subject>], asking: &mut JoinSet<Result<Tallied, Error>>) {
         for (place, (guest, subject)) in self.mix.models.iter().zip(subjects).enumerate() {
             let client = Client {
                 guest: guest.clone(),
@@ -100,7 +103,10 @@ impl Asking<'_> {
                 // Models that are asked as often are not asked at the same moments.
                 seed: (part * self.mix.models.len() + place) as u64 + 1,
             };
-            asking.spawn(async move { Ok(((part, place), client.ask(part).await?)) });
+            asking.spawn(async move {
+                let [first, then] = client.ask(part).await?;
+                Ok(Tallied { part, place, first, then })
+            });
         }
     }
 
@@ -122,17 +128,13 @@ impl Asking<'_> {
         }
     }
 
-    fn asked(&self, tallies: &[((usize, usize), Halves)], looks: &[Look], memory: &Value) -> Asked {
+    fn asked(&self, tallies: &[Tallied], looks: &[Look], memory: &Value) -> Asked {
         let (mut spans, mut wrong) = (Vec::new(), None);
         for (part, look) in looks.windows(2).enumerate() {
             let (span, settle) = (self.span(part), self.settle());
             let mut models = serde_json::Map::new();
-            for ((of, place), halves) in tallies {
-                if *of != part {
-                    continue;
-                }
+            for Tallied { place, first, then, .. } in tallies.iter().filter(|of| of.part == part) {
                 let guest = &self.mix.models[*place];
-                let [first, then] = halves;
                 let mut all = first.clone();
                 all.add(then);
                 if let Some(how) = all.examples.first() {
@@ -169,7 +171,7 @@ struct Client {
 }
 
 impl Client {
-    async fn ask(&self, part: usize) -> Result<Halves, Error> {
+    async fn ask(&self, part: usize) -> Result<[Tally; 2], Error> {
         let (span, settle, socket): (_, _, &Path) = (self.span, self.settle, &self.socket);
         let rate = match &self.guest.clients {
             Clients::Closed(clients) => return Ok(self.subject.ask_in_turn(*clients, span, settle).await),

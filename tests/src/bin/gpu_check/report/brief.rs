@@ -6,9 +6,11 @@ use serde_json::Value;
 
 use super::policies::{entries, of_all};
 
-/// The columns of [`rows`].
-const HEAD: &str = "% in time:                  span    all  first | from 3 s on    | up to 3 s      | counted | refused % | \
-                    changes | sent late, ms: p99 max | cores: host clients | GPU MiB";
+/// The columns of [`rows`]: % in time of all models and of those with the highest priority, in the
+/// whole span, from 3 s on, and before; % that the supervisor counts, % refused; changes of shares;
+/// how late clients sent requests in ms (p99, most); busy cores of the host and of clients.
+const HEAD: &str = "policy                       span    all  first | 3 s on  first |  start  first | counted refused changes | \
+                    late p99    max | cores clients |    MiB";
 
 /// All policies of a mix.
 pub(crate) fn brief(mix: &str, policies: Option<&Value>) -> String {
@@ -32,8 +34,8 @@ pub(crate) fn rows(policy: &str, spans: Option<&Value>) -> String {
         let number = |key: &str| span[key].as_f64().unwrap_or(f64::NAN);
         writeln!(
             text,
-            "{policy:27} {:4} {all:6.1} {first:6.1} | {then:7.1} {then_first:6.1} | {start:7.1} {start_first:6.1} | {:7.1} | \
-             {refused:9.1} | {:7} | {:18.1} {:5.1} | {:11.1} {:7.1} | {:>7}",
+            "{policy:28} {:4} {all:6.1} {first:6.1} | {then:6.1} {then_first:6.1} | {start:6.1} {start_first:6.1} | {:7.1} {refused:7.1} {:7} | \
+             {:8.1} {:6.1} | {:5.1} {:7.1} | {:>6}",
             n + 1,
             percent(false, "", "counted_within_slo"),
             sum("share_changes"),
