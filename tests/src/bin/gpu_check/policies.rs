@@ -7,9 +7,10 @@ mod mix;
 mod yaml;
 
 use std::fmt::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::Value;
+use tokio::time::Instant;
 
 pub(crate) use self::contestants::{ROUND, names};
 
@@ -41,7 +42,7 @@ fn from_files(setting: &Setting) -> Result<Vec<Mix>, Error> {
 }
 
 /// Returns the models that the mixes in these files ask for, once each.
-pub(crate) fn models_of(files: &[std::path::PathBuf]) -> Result<Vec<String>, Error> {
+pub(crate) fn models_of(files: &[PathBuf]) -> Result<Vec<String>, Error> {
     let mut names = Vec::new();
     for path in files {
         for guest in mix::read(path)?.into_iter().flat_map(|mix| mix.models) {
@@ -100,6 +101,13 @@ fn found<'a>(mix: &mut Mix, stage: Stage, setting: &'a Setting) -> Vec<&'a Model
     mix.models.iter().filter_map(|guest| file(&guest.model)).collect()
 }
 
+/// Returns an error without the middle of the supervisor's log, which lies beside the figures.
+fn in_short(error: &Error) -> String {
+    let text = chain(error);
+    let (first, last) = (text.lines().next().unwrap_or_default(), text.lines().last().unwrap_or_default());
+    if first == last { text } else { format!("{first} … {last}") }
+}
+
 /// A mix with the files of its models.
 struct UnderTest<'a> {
     stage: Stage,
@@ -130,8 +138,9 @@ impl UnderTest<'_> {
                     figures.has_now(stage, &done, setting.quick)?;
                 }
                 Err(error) => {
-                    println!("  {done}: FAILED: {}", chain(&error));
-                    faults.push(format!("{done}: {}", chain(&error)));
+                    let fault = format!("{done}: {}", in_short(&error));
+                    println!("  FAILED: {fault}");
+                    faults.push(fault);
                 }
             }
         }
@@ -150,7 +159,9 @@ impl UnderTest<'_> {
         let log = format!("{}-{}, {name}", stage.name(), mix.name).replace(", ", "-").replace(' ', "-");
         let config = self.config(figures, contestant)?;
         setting.keep(&format!("{log}.yaml"), &config)?;
+        let begun = Instant::now();
         let serving = Serving::start_keeping(setting, &log, &config, kept).await?;
+        println!("  {}, {name}: ready after {:.1} s", mix.name, begun.elapsed().as_secs_f64());
         let asked = Asking { mix, setting, serving: &serving, log: &log }.run().await;
         let Asked { spans, wrong } = asked?;
         figures.set(&[stage.name(), &mix.name, name], spans);

@@ -94,7 +94,11 @@ impl Subject {
                 cases.push(Known { case: Case { inputs, outputs, truth: None }, prepared, tolerance });
             }
         }
-        let clients = (0..CONNECTIONS).map(|_| server.client()).collect();
+        let mut clients: Vec<Client> = (0..CONNECTIONS).map(|_| server.client()).collect();
+        for client in &mut clients {
+            // Connects; the answer doesn't matter.
+            client.server_ready().await.ok();
+        }
         Ok(Arc::new(Self { model: model.into(), described, clients, cases }))
     }
 

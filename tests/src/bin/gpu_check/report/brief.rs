@@ -22,7 +22,10 @@ pub(crate) fn brief(mix: &str, policies: Option<&Value>) -> String {
 pub(crate) fn rows(policy: &str, spans: Option<&Value>) -> String {
     let mut text = String::new();
     for (n, span) in spans.and_then(Value::as_array).into_iter().flatten().enumerate() {
-        let percent = |first: bool, part: &str, figure: &str| 100.0 * of_all(span, first, part, figure);
+        let percent = |first: bool, part: &str, figure: &str| match of_all(span, first, part, figure) {
+            none if none.is_nan() => "-".to_owned(),
+            share => format!("{:.1}", 100.0 * share),
+        };
         let [all, first] = [false, true].map(|first| percent(first, "", "within_slo"));
         let [then, then_first] = [false, true].map(|first| percent(first, "then", "within_slo"));
         let [start, start_first] = [false, true].map(|first| percent(first, "first", "within_slo"));
@@ -34,7 +37,7 @@ pub(crate) fn rows(policy: &str, spans: Option<&Value>) -> String {
         let number = |key: &str| span[key].as_f64().unwrap_or(f64::NAN);
         writeln!(
             text,
-            "{policy:28} {:4} {all:6.1} {first:6.1} | {then:6.1} {then_first:6.1} | {start:6.1} {start_first:6.1} | {:7.1} {refused:7.1} {:7} | \
+            "{policy:28} {:4} {all:>6} {first:>6} | {then:>6} {then_first:>6} | {start:>6} {start_first:>6} | {:>7} {refused:7.1} {:7} | \
              {:8.1} {:6.1} | {:5.1} {:7.1} | {:>6}",
             n + 1,
             percent(false, "", "counted_within_slo"),
