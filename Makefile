@@ -182,8 +182,8 @@ gpu-check: build $(if $(ORT_DYLIB_PATH),,$(ort_gpu)) $(py_stamp) | $(measured) #
 	cp $(TARGET)/gpu-check/collected/gpu.json $(TARGET)/gpu-check/collected/gpu.md $(measured)/
 
 .PHONY: gpu-pack
-gpu-pack: build $(ort_gpu) ## What gpu-check needs on a GPU host without a network, in target/gpu-pack
-	tests/gpu/pack $(TARGET)/gpu-pack $(TARGET)/release $(dir $(ort_gpu))
+gpu-pack: build $(ort_gpu) ## What gpu-check needs on a GPU host without a network, in target/gpu-pack (MIXES: more files with mixes)
+	tests/gpu/pack $(TARGET)/gpu-pack $(TARGET)/release $(dir $(ort_gpu)) $(MIXES)
 
 # GPU=1 packs ONNX Runtime's GPU build (x86-64) instead of the CPU's. BINARIES names another folder of binaries.
 packed_ort := $(if $(GPU),$(ort_gpu) $(ort_gpu_licences),$(ort) $(ort_licences))

@@ -4,36 +4,78 @@
 Usage: export_models.py FOLDER [NAME ...]
 
 A name is a model's and a precision, fp32, fp16 or bf16, such as vit-fp16; without one, all in the list below. Those of half precision
-take and give FP32 all the same. A file that is there is kept. Needs torch, torchvision, transformers and onnxscript.
+take and give FP32 all the same. A file that is there is kept. Needs torch and onnxscript, and timm, torchvision or transformers for
+their models.
 """
 
+import importlib
 import sys
 import warnings
 from pathlib import Path
 
 import torch
-import torchvision
-from transformers import (BertConfig, BertModel, ConvNextConfig, ConvNextModel, DistilBertConfig, DistilBertModel,
-                          GPT2Config, GPT2Model, ResNetConfig, ResNetModel, ViTConfig, ViTModel)
 
 # The default of most users; and the first in which there are convolutions of BF16.
 OPSET, OPSET_BF16 = 18, 22
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
-BUILDERS = {
-    "vit": lambda: ViTModel(ViTConfig(hidden_size=384, num_hidden_layers=12, num_attention_heads=6,
-                                      intermediate_size=1536), add_pooling_layer=False),
-    "convnext": lambda: ConvNextModel(ConvNextConfig()),
-    "resnet": lambda: ResNetModel(ResNetConfig()),
-    "bert": lambda: BertModel(BertConfig(num_hidden_layers=6), add_pooling_layer=False),
-    "distilbert": lambda: DistilBertModel(DistilBertConfig()),
-    "gpt2": lambda: GPT2Model(GPT2Config(n_layer=6, use_cache=False)),
-    "regnet": lambda: torchvision.models.regnet_y_1_6gf(),
-    "densenet": lambda: torchvision.models.densenet121(),
-    "efficientnet": lambda: torchvision.models.efficientnet_b0(),
+
+def timm(name):
+    return lambda: importlib.import_module("timm").create_model(name)
+
+
+def torchvision(name, **settings):
+    return lambda: getattr(importlib.import_module("torchvision.models"), name)(**settings)
+
+
+def transformers(name, settings=None, **more):
+    """A model of this kind with its default configuration, but for these settings."""
+    def build():
+        library = importlib.import_module("transformers")
+        config = getattr(library, f"{name}Config")(**(settings or {}))
+        return getattr(library, f"{name}Model")(config, **more)
+    return build
+
+
+IMAGES = {
+    "convnext": transformers("ConvNext"),
+    "convnext-t": timm("convnext_tiny"),
+    "deit-s": timm("deit_small_patch16_224"),
+    "densenet": torchvision("densenet121"),
+    "efficientnet": torchvision("efficientnet_b0"),
+    "mixer": timm("mixer_b16_224"),
+    "mnasnet": torchvision("mnasnet1_0"),
+    "mobilenetv3": torchvision("mobilenet_v3_large"),
+    "regnet": torchvision("regnet_y_1_6gf"),
+    "resnet": transformers("ResNet"),
+    "resnet18": torchvision("resnet18"),
+    "resnet50": torchvision("resnet50"),
+    "resnet101": torchvision("resnet101"),
+    "resnext50": torchvision("resnext50_32x4d"),
+    "swin-t": torchvision("swin_t"),
+    "vgg19": torchvision("vgg19"),
+    "vit": transformers("ViT", {"hidden_size": 384, "num_hidden_layers": 12, "num_attention_heads": 6,
+                                "intermediate_size": 1536}, add_pooling_layer=False),
+    "vit-tiny": timm("vit_tiny_patch16_224"),
+    "vitb": timm("vit_base_patch16_224"),
+    "wide-resnet50": torchvision("wide_resnet50_2"),
 }
-TEXT = ["bert", "distilbert", "gpt2"]
+
+# With the number of their tokens.
+TEXTS = {
+    "albert": (128, transformers("Albert", {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072,
+                                            "num_hidden_layers": 6}, add_pooling_layer=False)),
+    "bert": (128, transformers("Bert", {"num_hidden_layers": 6}, add_pooling_layer=False)),
+    "distilbert": (128, transformers("DistilBert")),
+    "electra-small": (128, transformers("Electra")),
+    "gpt2": (128, transformers("GPT2", {"n_layer": 6, "use_cache": False})),
+    "minilm": (64, transformers("Bert", {"hidden_size": 384, "num_hidden_layers": 12, "num_attention_heads": 12,
+                                         "intermediate_size": 1536}, add_pooling_layer=False)),
+    "roberta": (128, transformers("Roberta", {"num_hidden_layers": 6}, add_pooling_layer=False)),
+    "tinybert": (128, transformers("Bert", {"hidden_size": 312, "num_hidden_layers": 4, "num_attention_heads": 12,
+                                            "intermediate_size": 1200}, add_pooling_layer=False)),
+}
 
 ALL = ["vit-fp32", "convnext-fp32", "resnet-fp32", "bert-fp32", "vit-fp16", "resnet-fp16", "bert-bf16", "convnext-bf16",
        "gpt2-fp16", "efficientnet-fp32", "distilbert-fp16", "densenet-fp32", "regnet-fp16"]
@@ -54,17 +96,31 @@ class Pooled(torch.nn.Module):
         return (y.mean(dim=(2, 3)) if y.dim() == 4 else y.mean(dim=1)).float()
 
 
+def fill_empty_weights(model):
+    """Some models start with a last layer of zeros, and would give the same answer to every input."""
+    for weights in model.parameters():
+        if weights.dim() > 1 and not weights.any():
+            torch.nn.init.normal_(weights, std=0.02)
+
+
 def export(name, path):
     kind, precision = name.rsplit("-", 1)
     dtype = DTYPES[precision]
     torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = Pooled(BUILDERS[kind]().to(dtype), dtype).eval().to(device)
-    x = torch.ones(2, 128, dtype=torch.int64) if kind in TEXT else torch.randn(2, 3, 224, 224)
+    if kind in TEXTS:
+        tokens, build = TEXTS[kind]
+        x = torch.ones(2, tokens, dtype=torch.int64)
+    else:
+        build = IMAGES[kind]
+        x = torch.randn(2, 3, 224, 224)
+    model = build()
+    fill_empty_weights(model)
+    model = Pooled(model.to(dtype), dtype).eval().to(device)
     part = path.with_suffix(".part")
     torch.onnx.export(model, (x.to(device),), str(part), input_names=["x"], output_names=["y"], dynamo=True,
-                      dynamic_shapes=({0: torch.export.Dim("batch", min=1, max=1024)},), opset_version=OPSET_BF16 if precision == "bf16" else OPSET,
-                      external_data=False, verbose=False)
+                      dynamic_shapes=({0: torch.export.Dim("batch", min=1, max=1024)},),
+                      opset_version=OPSET_BF16 if precision == "bf16" else OPSET, external_data=False, verbose=False)
     part.rename(path)
 
 
@@ -79,7 +135,7 @@ def main():
         try:
             export(name, path)
         except Exception as error:
-            print(f"error: {name} cannot be exported: {error}", file=sys.stderr)
+            print(f"error: {name} cannot be exported: {type(error).__name__}: {error}", file=sys.stderr)
         else:
             print(f"{path}: {path.stat().st_size / 2**20:.0f} MiB", flush=True)
 

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Asks a model at random times, as a service in Python would: asyncio, HTTP with binary tensors, answered or not.
 
-Usage: ask.py SOCKET MODEL REQUESTS_PER_S SECONDS SEED. Needs nothing but Python. Prints one object of JSON: how many requests there were,
-how long each answer took in microseconds from the moment at which its request was due, and how many failed, by status.
+Usage: ask.py SOCKET MODEL REQUESTS_PER_S SECONDS SEED. Needs nothing but Python. Prints one object of JSON with a list of pairs for each
+outcome. The first of each pair is when the request was due since the start, in microseconds; the second is how long the answer took from
+then on (`answered`), the status (`failed`), or how late the request was sent (`sent_late`).
 """
 
 import asyncio
@@ -10,7 +11,6 @@ import json
 import random
 import struct
 import sys
-from collections import Counter
 
 ROW = {"FP32": ("f", lambda r: r.uniform(-1, 1)), "INT64": ("q", lambda r: r.randrange(1, 1000)),
        "INT32": ("i", lambda r: r.randrange(1, 1000))}
@@ -18,6 +18,10 @@ VARIANTS = 4
 HEAD = "POST /v2/models/{}/infer HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/octet-stream\r\n" \
        "Inference-Header-Content-Length: {}\r\nContent-Length: {}\r\n\r\n"
 IDLE_AT_MOST = 64
+
+
+def us(seconds):
+    return round(seconds * 1e6)
 
 
 class Server:
@@ -60,7 +64,7 @@ async def main(path, model, rate, seconds, seed):
     status, body = await server.send(f"GET /v2/models/{model} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
     assert status == 200, (status, body)
     requests = [request(model, json.loads(body)["inputs"], n) for n in range(VARIANTS)]
-    took, failed = [], Counter()
+    answered, failed, sent_late = [], [], []
 
     async def ask(n, due):
         try:
@@ -68,21 +72,20 @@ async def main(path, model, rate, seconds, seed):
         except (OSError, asyncio.IncompleteReadError) as error:
             status = type(error).__name__
         if status == 200:
-            took.append(round((loop.time() - due) * 1e6))
+            answered.append((us(due - begun), us(loop.time() - due)))
         else:
-            failed[str(status)] += 1
+            failed.append((us(due - begun), str(status)))
 
-    begun, due, under_way, offered, late = loop.time(), 0.0, set(), 0, 0.0
+    begun, due, under_way = loop.time(), 0.0, set()
     while (due := due + draw.expovariate(rate)) < seconds:
         if (wait := begun + due - loop.time()) > 0:
             await asyncio.sleep(wait)
-        late = max(late, loop.time() - begun - due)
-        task = asyncio.create_task(ask(offered, begun + due))
+        task = asyncio.create_task(ask(len(sent_late), begun + due))
+        sent_late.append((us(due), us(max(0.0, loop.time() - begun - due))))
         under_way.add(task)
         task.add_done_callback(under_way.discard)
-        offered += 1
     await asyncio.wait_for(asyncio.gather(*under_way), 30)
-    print(json.dumps({"offered": offered, "took_us": took, "failed": failed, "sent_late_us": round(late * 1e6)}))
+    print(json.dumps({"answered": answered, "failed": failed, "sent_late": sent_late}))
 
 
 asyncio.run(main(sys.argv[1], sys.argv[2], *map(float, sys.argv[3:5]), int(sys.argv[5])))

@@ -5,15 +5,20 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use bytes::{Buf, BufMut, Bytes};
+use bytes::{Buf, BufMut, Bytes, BytesMut};
 use futures_util::{Stream, TryStreamExt, stream};
+use http_body_util::{BodyExt, Full};
 use hyper_util::rt::TokioIo;
+use prost::Message;
 use tokio::net::UnixStream;
+use tonic::body::Body;
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
+use tonic::codegen::http;
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::{Channel, Endpoint, Uri};
-use tonic::{Request, Status};
+use tonic::{Code, Request, Status};
 use tonic_prost::ProstCodec;
+use tower::{Service, ServiceExt};
 
 use crate::cases::Tensor;
 use crate::proto::grpc_inference_service_client::GrpcInferenceServiceClient;
@@ -33,6 +38,9 @@ use crate::proto::{
 const MAX_ANSWER: usize = 256 << 20;
 
 const INFER: &str = "/inference.GRPCInferenceService/ModelInfer";
+
+/// The bytes before each message of gRPC: whether it is compressed, and its length.
+const FRAMING: usize = 5;
 
 /// How long an attempt to connect may take.
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
@@ -176,12 +184,57 @@ impl Client {
         tensors(grpc.client_streaming(asked, path, codec).await?.into_inner())
     }
 
+    /// Sends a request that is encoded already, without a copy of it; returns the model's answer.
+    pub async fn infer_prepared(&self, prepared: &Prepared) -> Result<Vec<Tensor>, Status> {
+        let failed = |error: tonic::transport::Error| Status::unavailable(error.to_string());
+        let request = http::Request::post(INFER)
+            .header("content-type", "application/grpc")
+            .header("te", "trailers")
+            .body(Body::new(Full::new(prepared.0.clone())))
+            .expect("the headers are constants");
+        let mut channel = self.channel.clone();
+        let answer = channel.ready().await.map_err(failed)?.call(request).await.map_err(failed)?;
+        let (head, body) = answer.into_parts();
+        refused(&head.headers)?;
+        let body = body.collect().await?;
+        body.trailers().map_or(Ok(()), refused)?;
+        let mut message = body.to_bytes();
+        message.advance(FRAMING.min(message.len()));
+        let answer = ModelInferResponse::decode(message);
+        tensors(answer.map_err(|error| Status::data_loss(error.to_string()))?)
+    }
+
     /// Asks for an inference with these bytes as the message, whatever they are.
     pub async fn infer_bytes(&self, message: Bytes) -> Result<(), Status> {
         let mut grpc = tonic::client::Grpc::new(self.channel.clone());
         grpc.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
         let path = PathAndQuery::from_static(INFER);
         grpc.unary(Request::new(message), path, AnyBytes).await.map(drop)
+    }
+}
+
+/// Returns the error that the headers or trailers of an answer name.
+fn refused(headers: &http::HeaderMap) -> Result<(), Status> {
+    match Status::from_header_map(headers) {
+        Some(status) if status.code() != Code::Ok => Err(status),
+        _ => Ok(()),
+    }
+}
+
+/// A request for an inference as it goes over the wire. Clones share its bytes.
+#[derive(Debug, Clone)]
+pub struct Prepared(Bytes);
+
+impl Prepared {
+    /// Encodes a request.
+    pub fn new(model: &str, inputs: &[Tensor]) -> Self {
+        let message = request(model, inputs);
+        let length = message.encoded_len();
+        let mut framed = BytesMut::with_capacity(FRAMING + length);
+        framed.put_u8(0);
+        framed.put_u32(u32::try_from(length).expect("a request has less than 4 GiB"));
+        message.encode(&mut framed).expect("there is room for it");
+        Self(framed.freeze())
     }
 }
 

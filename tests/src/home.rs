@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::fs;
 use std::io;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Output, Stdio};
 use std::time::Duration;
@@ -169,6 +169,15 @@ impl Home {
     /// Where the supervisor's log goes.
     pub fn log_path(&self) -> &Path {
         &self.log
+    }
+
+    /// Lets the supervisor keep optimised models in this folder, which outlives it.
+    pub fn keep_optimised_in(&self, folder: &Path) -> Result<(), Error> {
+        let failed = |source| Error::Io { what: format!("keep models in {}", folder.display()), source };
+        let private = self.run_dir().join("private");
+        // The supervisor takes no folder that others may write to.
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(&private).map_err(failed)?;
+        symlink(folder, private.join("tensorrt")).map_err(failed)
     }
 
     /// Sets how long to wait for actions that the supervisor takes by itself.

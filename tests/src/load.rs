@@ -100,22 +100,24 @@ pub struct Tally {
     pub examples: Vec<String>,
     /// Latencies of the right answers, in microseconds.
     pub latency_us: Histogram<u64>,
-    /// The largest delay with which the client itself sent a request.
-    pub sent_late: Duration,
+    /// Delays with which the client itself sent requests, in microseconds.
+    pub late_us: Histogram<u64>,
 }
 
 impl Default for Tally {
     fn default() -> Self {
-        let latency_us = Histogram::new_with_max(MAX_LATENCY_US, 3)
-            .expect("the bounds are constants that the histogram accepts");
+        let histogram = || {
+            Histogram::new_with_max(MAX_LATENCY_US, 3)
+                .expect("the bounds are constants that the histogram accepts")
+        };
         Self {
             offered: 0,
             right: 0,
             wrong: 0,
             failed: BTreeMap::new(),
             examples: Vec::new(),
-            latency_us,
-            sent_late: Duration::ZERO,
+            latency_us: histogram(),
+            late_us: histogram(),
         }
     }
 }
@@ -136,6 +138,12 @@ impl Tally {
         Duration::from_micros(self.latency_us.value_at_quantile(quantile)).as_secs_f64() * 1e3
     }
 
+    /// Returns the delay in milliseconds that the client kept when it sent this share of the
+    /// requests; 1.0 stands for the largest delay.
+    pub fn sent_late_ms(&self, quantile: f64) -> f64 {
+        Duration::from_micros(self.late_us.value_at_quantile(quantile)).as_secs_f64() * 1e3
+    }
+
     /// The share of the offered requests that were answered rightly within `slo`.
     pub fn attainment(&self, slo: Duration) -> f64 {
         let limit = u64::try_from(slo.as_micros()).unwrap_or(MAX_LATENCY_US);
@@ -154,15 +162,14 @@ impl Tally {
         let room = MAX_EXAMPLES.saturating_sub(self.examples.len());
         self.examples.extend(other.examples.iter().take(room).cloned());
         self.latency_us.add(&other.latency_us).expect("both have the same bounds");
-        self.sent_late = self.sent_late.max(other.sent_late);
+        self.late_us.add(&other.late_us).expect("both have the same bounds");
     }
 
     fn record(&mut self, latency: Duration, outcome: Outcome) {
         match outcome {
             Outcome::Right => {
                 self.right += 1;
-                let latency = u64::try_from(latency.as_micros()).unwrap_or(MAX_LATENCY_US);
-                self.latency_us.saturating_record(latency);
+                self.latency_us.saturating_record(micros(latency));
             }
             Outcome::Wrong(how) => {
                 self.wrong += 1;
@@ -175,9 +182,52 @@ impl Tally {
     }
 }
 
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(MAX_LATENCY_US)
+}
+
+/// The tallies of a load in two parts: of requests that were due in its first part, and later.
+#[derive(Debug, Clone)]
+pub struct Split {
+    start: Instant,
+    /// The length of the first part.
+    first: Duration,
+    tallies: [Arc<Mutex<Tally>>; 2],
+}
+
+impl Split {
+    /// Returns empty tallies of a load that starts now.
+    pub fn after(first: Duration) -> Self {
+        Self { start: Instant::now(), first, tallies: [Arc::default(), Arc::default()] }
+    }
+
+    /// Counts all requests in one tally.
+    fn all(tally: &Arc<Mutex<Tally>>) -> Self {
+        Self { start: Instant::now(), first: Duration::MAX, tallies: [Arc::clone(tally), Arc::default()] }
+    }
+
+    fn at(&self, due: Instant) -> &Arc<Mutex<Tally>> {
+        &self.tallies[usize::from(due.saturating_duration_since(self.start) >= self.first)]
+    }
+
+    /// Returns the tallies of both parts.
+    pub fn take(&self) -> [Tally; 2] {
+        self.tallies.each_ref().map(|tally| std::mem::take(&mut *tally.lock()))
+    }
+}
+
 /// Sends the planned requests, `request(n)` being the n-th request with the check of its answer,
 /// and returns when all of them have ended. `tally` may be read meanwhile.
 pub async fn run<F, R>(plan: &Plan, tally: &Arc<Mutex<Tally>>, request: F)
+where
+    F: Fn(usize) -> R,
+    R: Future<Output = Outcome> + Send + 'static,
+{
+    run_split(plan, &Split::all(tally), request).await;
+}
+
+/// Does the same with tallies by the time at which a request was due.
+pub async fn run_split<F, R>(plan: &Plan, tallies: &Split, request: F)
 where
     F: Fn(usize) -> R,
     R: Future<Output = Outcome> + Send + 'static,
@@ -186,11 +236,8 @@ where
     let mut in_flight = JoinSet::new();
     let mut n = 0;
     while let Some(due) = paced.recv().await {
-        {
-            let mut tally = tally.lock();
-            tally.offered += 1;
-            tally.sent_late = tally.sent_late.max(due.elapsed());
-        }
+        let tally = tallies.at(due);
+        tally.lock().offered += 1;
         while in_flight.try_join_next().is_some() {}
         if in_flight.len() < MAX_IN_FLIGHT {
             in_flight.spawn(one(due, Arc::clone(tally), request(n)));
@@ -230,16 +277,28 @@ where
     R: Future<Output = Outcome> + Send + 'static,
     W: Future,
 {
+    closed_split(clients, &Split::all(tally), request, work).await
+}
+
+/// Does the same with tallies by the time at which a request was sent.
+pub async fn closed_split<F, R, W>(clients: usize, tallies: &Split, request: F, work: W) -> W::Output
+where
+    F: Fn(usize) -> R + Send + Sync + 'static,
+    R: Future<Output = Outcome> + Send + 'static,
+    W: Future,
+{
     let (done, request) = (Arc::new(AtomicBool::new(false)), Arc::new(request));
     let next = Arc::new(AtomicUsize::new(0));
     let mut asking = JoinSet::new();
     for _ in 0..clients {
-        let (done, request, tally, next) = (done.clone(), request.clone(), tally.clone(), next.clone());
+        let (done, request, tallies, next) = (done.clone(), request.clone(), tallies.clone(), next.clone());
         asking.spawn(async move {
             while !done.load(Ordering::Relaxed) {
+                let now = Instant::now();
+                let tally = tallies.at(now);
                 tally.lock().offered += 1;
                 let request = request(next.fetch_add(1, Ordering::Relaxed));
-                one(Instant::now(), tally.clone(), request).await;
+                one(now, tally.clone(), request).await;
             }
         });
     }
@@ -250,10 +309,13 @@ where
 }
 
 async fn one(due: Instant, tally: Arc<Mutex<Tally>>, request: impl Future<Output = Outcome>) {
+    let late = due.elapsed();
     let outcome = timeout(ANSWER_WITHIN, request).await;
     let latency = due.elapsed();
     let outcome = outcome.unwrap_or_else(|_| Outcome::Failed(format!("no answer within {ANSWER_WITHIN:?}")));
-    tally.lock().record(latency, outcome);
+    let mut tally = tally.lock();
+    tally.late_us.saturating_record(micros(late));
+    tally.record(latency, outcome);
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use crate::resizes::Resizes;
 use crate::workload::Workload;
 
 /// A delay of the client's own that is worth a remark.
-const LATE: Duration = Duration::from_millis(10);
+const LATE_MS: f64 = 10.0;
 
 /// One line of progress.
 pub(crate) fn progress(at: Duration, workloads: &[Workload]) {
@@ -107,10 +107,10 @@ impl Report<'_> {
                 let accuracy = 100.0 * truths.load(Ordering::Relaxed) as f64 / tally.answered().max(1) as f64;
                 println!("{}: {accuracy:.1} % of the labels are true", workload.name);
             }
-            if tally.sent_late > LATE {
-                let late = tally.sent_late.as_millis();
+            let late = tally.sent_late_ms(1.0);
+            if late > LATE_MS {
                 println!(
-                    "{}: the machine was busy: a request was sent {late} ms late, which its latency includes",
+                    "{}: the machine was busy: a request was sent {late:.0} ms late, which its latency includes",
                     workload.name
                 );
             }

@@ -117,7 +117,9 @@ impl Figures {
             Some(why) => self.set(&["failed", stage.name()], why),
             None => {
                 self.remove(&["failed", stage.name()]);
-                self.start_over(stage);
+                if !stage.accumulates() {
+                    self.start_over(stage);
+                }
             }
         }
     }

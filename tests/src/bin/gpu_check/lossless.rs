@@ -201,7 +201,7 @@ fn into_figures(figures: &mut Figures, loads: &Loads, with: &[Loaded], done: &[D
     for (((subject, rate), Loaded { tally, .. }), done) in each {
         let of: Value = json!({ "done": done.stalls_us.len(), "rate": rounded(*rate), "offered": tally.offered,
             "lost": tally.failed, "wrong": tally.wrong, "examples": tally.examples, "effects_ms": done.effects_ms,
-            "sent_late_ms": rounded(tally.sent_late.as_secs_f64() * 1e3) });
+            "sent_late_ms": rounded(tally.sent_late_ms(1.0)) });
         figures.set(&["handovers", "models", &subject.model], of);
     }
     let stalls: Vec<f64> = done.iter().flat_map(|done| done.stalls_us.iter().copied()).collect();

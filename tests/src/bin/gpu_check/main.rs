@@ -56,7 +56,8 @@ struct Arguments {
     /// Where figures, profiles and logs go.
     #[arg(long)]
     out: PathBuf,
-    /// The stages to run, in this order; all of them if none is named.
+    /// The stages to run, in this order; all of them if none is named, or with `--mixes` that of
+    /// mixes.
     #[arg(long, value_delimiter = ',')]
     stages: Vec<Stage>,
     /// Fewer models, shares and repetitions.
@@ -71,9 +72,19 @@ struct Arguments {
     /// Only these models.
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
-    /// Only this scenario of the stages `policies` and `mixes`; may be given several times.
-    #[arg(long = "scenario", value_parser = PossibleValuesParser::new(policies::scenarios()))]
+    /// Only the mix of this name in the stages `policies` and `mixes`; may be given several times.
+    #[arg(long = "scenario")]
     scenarios: Vec<String>,
+    /// A YAML file with mixes for the stage `mixes`, instead of those in tests/gpu/mixes; may be
+    /// given several times.
+    #[arg(long = "mixes")]
+    mixes: Vec<PathBuf>,
+    /// Multiplies the rates of all clients that don't wait for answers.
+    #[arg(long, default_value_t = 1.0, value_parser = positive)]
+    scale: f64,
+    /// Only print the models that the files of `--mixes` name.
+    #[arg(long, requires = "mixes")]
+    list_models: bool,
     /// Only this policy of the stages `policies` and `mixes`; may be given several times.
     #[arg(long = "policy", value_parser = PossibleValuesParser::new(policies::names()))]
     policies: Vec<String>,
@@ -114,11 +125,24 @@ async fn stopped() -> String {
     }
 }
 
+fn positive(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|number: &f64| number.is_finite() && *number > 0.0);
+    number.ok_or_else(|| "not a number above 0".into())
+}
+
 /// Runs the stages; says whether all of them went well.
 async fn check(arguments: &Arguments) -> Result<bool, Error> {
+    if arguments.list_models {
+        policies::models_of(&arguments.mixes)?.iter().for_each(|name| println!("{name}"));
+        return Ok(true);
+    }
     let setting = Setting::new(arguments)?;
     let mut figures = Figures::open(&arguments.out, &setting)?;
-    let stages: &[Stage] = if arguments.stages.is_empty() { &Stage::ALL } else { &arguments.stages };
+    let stages: &[Stage] = match arguments.stages.as_slice() {
+        [] if !arguments.mixes.is_empty() => &[Stage::Mixes],
+        [] => &Stage::ALL,
+        stages => stages,
+    };
     let end = Instant::now() + Duration::from_secs(arguments.seconds);
     stages::run_all(stages, &setting, &mut figures, end).await
 }

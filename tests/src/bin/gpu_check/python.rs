@@ -1,6 +1,5 @@
 //! A client in Python, in a process of its own.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
@@ -20,14 +19,44 @@ const ENDS_WITHIN: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Deserialize)]
 struct Asked {
-    offered: u64,
-    took_us: Vec<u64>,
-    failed: BTreeMap<String, u64>,
-    sent_late_us: u64,
+    /// When each answered request was due since the start, and how long it took, in microseconds.
+    answered: Vec<(u64, u64)>,
+    /// When each failed request was due, in microseconds, and why it failed.
+    failed: Vec<(u64, String)>,
+    /// When each request was due, and how late it was sent, in microseconds.
+    sent_late: Vec<(u64, u64)>,
 }
 
-/// The planned requests come at random times, answered or not, over HTTP. Answers are not checked.
-pub(crate) async fn ask_at_random(socket: &Path, model: &str, plan: &Plan) -> Result<Tally, Error> {
+impl Asked {
+    /// Returns the tallies of the requests that were due up to `split`, and of the rest.
+    fn tallies(self, split: Duration) -> [Tally; 2] {
+        let mut tallies = [Tally::default(), Tally::default()];
+        let part = |due: u64| usize::from(Duration::from_micros(due) >= split);
+        for (due, took) in self.answered {
+            let tally = &mut tallies[part(due)];
+            tally.right += 1;
+            tally.latency_us.saturating_record(took);
+        }
+        for (due, why) in self.failed {
+            *tallies[part(due)].failed.entry(why).or_default() += 1;
+        }
+        for (due, late) in self.sent_late {
+            let tally = &mut tallies[part(due)];
+            tally.offered += 1;
+            tally.late_us.saturating_record(late);
+        }
+        tallies
+    }
+}
+
+/// Sends the planned requests at random times, answered or not, over HTTP, and returns the tallies
+/// of those due up to `split` and of the rest. Answers are not checked.
+pub(crate) async fn ask_at_random(
+    socket: &Path,
+    model: &str,
+    plan: &Plan,
+    split: Duration,
+) -> Result<[Tally; 2], Error> {
     let failed = |source| Error::Io { what: format!("run a client of {model} in Python"), source };
     let late = |_| Error::Unusable(format!("a client of {model} in Python did not end in time"));
     let client = Command::new(std::env::var_os("PYTHON").unwrap_or_else(|| "python3".into()))
@@ -44,11 +73,20 @@ pub(crate) async fn ask_at_random(socket: &Path, model: &str, plan: &Plan) -> Re
     let asked: Asked = serde_json::from_slice(&ended.stdout).map_err(|error| {
         Error::Unusable(format!("a client of {model} in Python ended with {}: {error}", ended.status))
     })?;
-    let mut tally = Tally { offered: asked.offered, failed: asked.failed, ..Tally::default() };
-    tally.right = asked.took_us.len() as u64;
-    tally.sent_late = Duration::from_micros(asked.sent_late_us);
-    for took in asked.took_us {
-        tally.latency_us.saturating_record(took);
+    Ok(asked.tallies(split))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_count_where_they_were_due() {
+        let text = r#"{"answered": [[5, 100], [3000000, 200]], "failed": [[2999999, "503"]],
+                       "sent_late": [[5, 1], [2999999, 2], [3000000, 3]]}"#;
+        let [first, then] = serde_json::from_str::<Asked>(text).unwrap().tallies(Duration::from_secs(3));
+        assert_eq!((first.offered, first.right, first.failures()), (2, 1, 1));
+        assert_eq!((then.offered, then.right, then.failures()), (1, 1, 0));
+        assert_eq!((first.latency_ms(1.0), then.sent_late_ms(1.0)), (0.1, 0.003));
     }
-    Ok(tally)
 }

@@ -1,6 +1,7 @@
 //! The page: the figures as tables, with the meaning of each figure and the command that took it.
 //! Missing figures are reported as missing.
 
+mod brief;
 mod contention;
 mod partitions;
 mod policies;
@@ -10,6 +11,7 @@ use std::fmt::Write;
 
 use serde_json::Value;
 
+pub(crate) use brief::{brief, rows as brief_rows};
 use table::{Table, cell};
 
 /// A part of the page.
@@ -144,7 +146,7 @@ const SECTIONS: &[Section] = &[
         stage: "policies",
         figure: "policies",
         means: "The same loads under `controller.policy` as named, by the profiles above, batches up to 16, nothing said of shares; in spans, one \
-                after the other. *crowd*: ResNet-50 (SLO 15 ms, priority 1), BERT base (40 ms, 2) and VGG-19 (100 ms, 3), each asked by four \
+                after the other (tests/gpu/mixes/small.yaml). *crowd*: ResNet-50 (SLO 15 ms, priority 1), BERT base (40 ms, 2) and VGG-19 (100 ms, 3), each asked by four \
                 clients that ask again as soon as they are answered. *hog*: ResNet-50 with the SLO named and priority 1 gets 300 requests a \
                 second at random times, or 20 with 5 ms (*seldom*), beside VGG-19 (100 ms, 3) with 24 such clients. *peers*: BERT base (8 ms, 1) gets \
                 40 a second and ResNet-50 (15 ms, 1) 800 beside the same VGG-19; *by hand*: with 40, 20 and 40 % of the GPU. *step*: \
@@ -154,13 +156,15 @@ const SECTIONS: &[Section] = &[
         show: policies::policies,
     },
     Section {
-        title: "Policies with five models",
+        title: "Policies with more models",
         stage: "mixes",
         figure: "mixes",
-        means: "The same with five models at once, all asked at random times. Requests a second: ResNet-50 (priority 1) 500, in span 3 1200; \
-                MobileNet-v2 (1) 300; BERT base (2) 600, in span 4 2400; AlexNet (2) 300; VGG-19 (3) 500. SLOs in the *mix*, in that order: \
-                15, 12, 40, 25, 100 ms; in the *tight mix* 6, 5, 15, 10, 30 ms. Spans of 10, 6, 8 and 8 s, one after the other. Of each model the part, \
-                in %, that its clients had within the SLO (as the supervisor counts); `within SLO/s` is what all clients together had so.",
+        means: "The same with five models or more at once (tests/gpu/mixes/five.yaml, or the files of `--mixes`), by clients that ask \
+                at random times. First a line for each span: requests of all models and of those with the highest priority that their \
+                clients had within the SLO, in %; the same of requests that were due 3 s or more after the span's start, and before that; \
+                what the supervisor counts; requests that were refused or failed, in %; changes of shares; how late the clients sent \
+                requests, in ms (p99 and the most of any model); busy cores of the host and of the clients. Then each model: the part \
+                that its clients had within the SLO (as the supervisor counts), p50 and p99 in ms.",
         show: policies::mixes,
     },
     Section {
@@ -387,7 +391,7 @@ mod tests {
         assert!(page.contains("together. Taken 2026-11-19. `make"));
         assert!(page.contains("| half, 1: 8 s | vgg19 | 805 | 4 | - | - | 98.7 | - | 3 | 50 |"));
         assert!(page.contains("| policy, span | within SLO/s | bert-base | vgg19 |"));
-        assert!(page.contains("| half, 1 | 60 | 50.0 (75.0) | 100.0 (-) |"));
+        assert!(page.contains("| half, 1 | 60 | 50.0 (75.0), -, - | 100.0 (-), -, - |"));
         assert!(page.contains("Stage pairs failed**: it broke"));
         assert_eq!(page.matches("**Missing**").count(), SECTIONS.len() - 4);
         assert!(!page.contains("rehearsal"));

@@ -1,6 +1,7 @@
 //! A supervisor that serves some of the models, and hand-overs ordered of it.
 
 use std::fmt::Write;
+use std::path::Path;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -52,7 +53,22 @@ impl Serving {
 
     /// The same with another configuration; `name` names the log.
     pub(crate) async fn start_with(setting: &Setting, name: &str, config: &str) -> Result<Self, Error> {
+        Self::start_in(home(setting, name, config)?, name).await
+    }
+
+    /// Does the same with optimised models that are kept in a folder for the next supervisor.
+    pub(crate) async fn start_keeping(
+        setting: &Setting,
+        name: &str,
+        config: &str,
+        kept: &Path,
+    ) -> Result<Self, Error> {
         let home = home(setting, name, config)?;
+        home.keep_optimised_in(kept)?;
+        Self::start_in(home, name).await
+    }
+
+    async fn start_in(home: Home, name: &str) -> Result<Self, Error> {
         let serving = Self { server: Server::start(home, None)?, name: name.into() };
         serving.wait_ready().await?;
         Ok(serving)

@@ -85,6 +85,11 @@ impl Stage {
         }
     }
 
+    /// Whether each run adds the mixes and policies that it names, and keeps the others' figures.
+    pub(crate) fn accumulates(self) -> bool {
+        matches!(self, Self::Policies | Self::Mixes)
+    }
+
     /// The most that it may take.
     fn bound(self) -> Duration {
         let minutes = match self {
@@ -115,7 +120,7 @@ pub(crate) async fn run_all(
 ) -> Result<bool, Error> {
     let mut well = true;
     for &stage in stages {
-        if figures.has(stage, setting.quick) && !setting.again {
+        if figures.has(stage, setting.quick) && !setting.again && !stage.accumulates() {
             println!("{}: its figures are there", stage.name());
             continue;
         }
@@ -127,7 +132,7 @@ pub(crate) async fn run_all(
             continue;
         }
         println!("{} ...", stage.name());
-        if setting.again {
+        if setting.again && !stage.accumulates() {
             figures.start_over(stage);
         }
         let ran = timeout(bound, run(stage, setting, figures, begun + bound)).await;

@@ -32,6 +32,12 @@ pub(crate) struct Setting {
     pub(crate) models: Vec<Model>,
     /// The models that compute in half precision, which have no share by percentage.
     pub(crate) halves: Vec<Model>,
+    /// The models that a quick run leaves to mixes from files.
+    pub(crate) others: Vec<Model>,
+    /// The files with mixes; those in the tree if there is none.
+    pub(crate) mixes: Vec<PathBuf>,
+    /// The factor by which mixes' rates are multiplied.
+    pub(crate) scale: f64,
     /// Only these scenarios, if any is named.
     pub(crate) scenarios: Vec<String>,
     /// Only these policies, if any is named,
@@ -61,14 +67,28 @@ impl Setting {
         }
         let found = models::find(&absolute(&arguments.models)?, &arguments.only)?;
         let (mut halves, mut models): (Vec<_>, Vec<_>) = found.into_iter().partition(Model::is_half);
+        let mut others = Vec::new();
         if arguments.quick {
-            models.truncate(2);
-            halves.truncate(1);
+            others.extend(models.split_off(models.len().min(2)));
+            others.extend(halves.split_off(halves.len().min(1)));
         }
         let bin_dir = absolute(&arguments.bin_dir)?;
-        let (scenarios, policies) = (arguments.scenarios.clone(), arguments.policies.clone());
-        let Arguments { rounds, quick, again, .. } = *arguments;
-        Ok(Self { bin_dir, out, device, models, halves, scenarios, policies, rounds, quick, again })
+        let Arguments { scale, rounds, quick, again, .. } = *arguments;
+        Ok(Self {
+            bin_dir,
+            out,
+            device,
+            models,
+            halves,
+            others,
+            mixes: arguments.mixes.clone(),
+            scale,
+            scenarios: arguments.scenarios.clone(),
+            policies: arguments.policies.clone(),
+            rounds,
+            quick,
+            again,
+        })
     }
 
     /// The binaries under test.

@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use shadowslice_tests::cases::{Case, Tensor, compare};
-use shadowslice_tests::client::Client;
-use shadowslice_tests::load::{self, Arrivals, Outcome, Plan, Tally};
+use shadowslice_tests::client::{Client, Prepared};
+use shadowslice_tests::load::{self, Arrivals, Outcome, Plan, Split, Tally};
 use shadowslice_tests::server::Server;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tonic::Status;
 
 use crate::error::Error;
 use crate::models::{Described, inputs};
@@ -21,6 +22,9 @@ pub(crate) const TOLERANCE: f32 = 0.02;
 
 /// The same for BF16, which has eight bits.
 const TOLERANCE_BF16: f32 = 0.06;
+
+/// The same for a model of which little is known: only gross faults count.
+const TOLERANCE_UNKNOWN: f32 = 0.1;
 
 /// The number of different inputs that can be told apart by their answers.
 const INPUTS: u64 = 8;
@@ -40,64 +44,96 @@ pub(crate) struct Subject {
     pub(crate) model: String,
     described: Vec<Described>,
     clients: Vec<Client>,
-    cases: Vec<(Case, f32)>,
+    cases: Vec<Known>,
+}
+
+/// A request with its first answer.
+#[derive(Debug)]
+struct Known {
+    case: Case,
+    prepared: Prepared,
+    /// How far another answer to it may lie from the first one.
+    tolerance: f32,
 }
 
 impl Subject {
     /// Asks each input once; from then on, the same input must get the same answer.
     pub(crate) async fn learn(server: &Server, model: &str) -> Result<Arc<Self>, Error> {
+        let allowed = if model.ends_with("-bf16") { TOLERANCE_BF16 } else { TOLERANCE };
+        let subject = Self::ask_each(server, model, allowed).await?;
+        if subject.cases.len() < 2 {
+            let why = "different inputs have the same answer, so nothing could be checked".into();
+            return Err(Error::Request { model: model.into(), why });
+        }
+        Ok(subject)
+    }
+
+    /// Does the same for a model of which little is known: its answers need not differ by input,
+    /// and may lie farther from the first ones.
+    pub(crate) async fn meet(server: &Server, model: &str) -> Result<Arc<Self>, Error> {
+        Self::ask_each(server, model, TOLERANCE_UNKNOWN).await
+    }
+
+    async fn ask_each(server: &Server, model: &str, allowed: f32) -> Result<Arc<Self>, Error> {
         let failed = |why: String| Error::Request { model: model.into(), why };
         let mut client = server.client();
         let described = client.inputs(model).await.map_err(|status| failed(status.message().into()))?;
-        let mut cases: Vec<(Case, f32)> = Vec::new();
+        let mut cases: Vec<Known> = Vec::new();
         for seed in 1..=INPUTS {
             let inputs = inputs(&described, 1, seed)?;
-            let answered = timeout(ANSWER_WITHIN, client.infer(model, &inputs)).await;
+            let prepared = Prepared::new(model, &inputs);
+            let answered = timeout(ANSWER_WITHIN, client.infer_prepared(&prepared)).await;
             let answered = answered.map_err(|_| failed("no answer in time".into()))?;
             let outputs = answered.map_err(|status| failed(status.message().into()))?;
-            let allowed = if model.ends_with("-bf16") { TOLERANCE_BF16 } else { TOLERANCE };
-            let tolerance =
-                allowed * largest(&outputs).ok_or_else(|| failed("its answer is not finite".into()))?;
-            let alike = |(other, bound): &(Case, f32)| {
-                compare(&other.outputs, &outputs, 2.0 * bound.max(tolerance)).is_ok()
+            let largest = largest(&outputs).ok_or_else(|| failed("its answer is not finite".into()))?;
+            let tolerance = allowed * largest;
+            let alike = |known: &Known| {
+                compare(&known.case.outputs, &outputs, 2.0 * known.tolerance.max(tolerance)).is_ok()
             };
             if !cases.iter().any(alike) {
-                cases.push((Case { inputs, outputs, truth: None }, tolerance));
+                cases.push(Known { case: Case { inputs, outputs, truth: None }, prepared, tolerance });
             }
         }
-        if cases.len() < 2 {
-            return Err(failed("different inputs have the same answer, so nothing could be checked".into()));
+        let mut clients: Vec<Client> = (0..CONNECTIONS).map(|_| server.client()).collect();
+        for client in &mut clients {
+            // Connects; the answer doesn't matter.
+            client.server_ready().await.ok();
         }
-        let clients = (0..CONNECTIONS).map(|_| server.client()).collect();
         Ok(Arc::new(Self { model: model.into(), described, clients, cases }))
     }
 
     /// Sends the n-th request, and checks its answer.
     async fn ask(&self, n: usize) -> Outcome {
-        let (case, tolerance) = &self.cases[n % self.cases.len()];
-        let mut client = self.clients[n % self.clients.len()].clone();
-        match client.infer(&self.model, &case.inputs).await {
+        let Known { case, prepared, tolerance } = &self.cases[n % self.cases.len()];
+        match self.clients[n % self.clients.len()].infer_prepared(prepared).await {
             Ok(answer) => {
                 compare(&case.outputs, &answer, *tolerance).map_or_else(Outcome::Wrong, |()| Outcome::Right)
             }
-            Err(status) => Outcome::Failed(format!("{:?}: {}", status.code(), status.message())),
+            Err(status) => Outcome::Failed(reason(&status)),
         }
     }
 
-    /// So many clients ask for so long, each again as soon as it is answered.
-    pub(crate) async fn ask_in_turn(self: &Arc<Self>, clients: usize, span: Duration) -> Tally {
-        let (tally, subject) = (Arc::default(), Arc::clone(self));
+    /// Keeps so many clients asking for a while, each again as soon as it is answered; returns the
+    /// tallies of the time up to `split` and of the rest.
+    pub(crate) async fn ask_in_turn(
+        self: &Arc<Self>,
+        clients: usize,
+        span: Duration,
+        split: Duration,
+    ) -> [Tally; 2] {
+        let (tallies, subject) = (Split::after(split), Arc::clone(self));
         // A measured time: there is no event to wait for.
         let work = sleep(span);
-        load::closed(clients, &tally, move |n| Arc::clone(&subject).asked(n), work).await;
-        std::mem::take(&mut tally.lock())
+        load::closed_split(clients, &tallies, move |n| Arc::clone(&subject).asked(n), work).await;
+        tallies.take()
     }
 
-    /// The planned requests are sent whether or not earlier requests were answered.
-    pub(crate) async fn ask_at_random(self: &Arc<Self>, plan: &Plan) -> Tally {
-        let tally = Arc::default();
-        load::run(plan, &tally, |n| Arc::clone(self).asked(n)).await;
-        std::mem::take(&mut tally.lock())
+    /// Sends the planned requests, whether or not earlier requests were answered; returns tallies
+    /// as above.
+    pub(crate) async fn ask_at_random(self: &Arc<Self>, plan: &Plan, split: Duration) -> [Tally; 2] {
+        let tallies = Split::after(split);
+        load::run_split(plan, &tallies, |n| Arc::clone(self).asked(n)).await;
+        tallies.take()
     }
 
     async fn asked(self: Arc<Self>, n: usize) -> Outcome {
@@ -173,6 +209,12 @@ pub(crate) struct Made {
 pub(crate) struct Saturated {
     pub(crate) rows_per_s: f64,
     pub(crate) latencies_ms: Vec<f64>,
+}
+
+/// Returns why a request failed without the numbers in it, so that failures can be counted by it.
+fn reason(status: &Status) -> String {
+    let message = status.message().replace(|letter: char| letter.is_ascii_digit(), "#");
+    format!("{:?}: {message}", status.code())
 }
 
 /// The largest magnitude among the FP32 outputs; `None` if an output is no number.

@@ -41,8 +41,7 @@ pub(super) fn policies(figures: &Value) -> String {
     text
 }
 
-/// The same with a line for each span: how many answers of all models together were within their
-/// SLOs, and the part of each model.
+/// The same in two tables: a line for each span with all models together, and with each of them.
 pub(super) fn mixes(figures: &Value) -> String {
     let mut text = String::new();
     for (mix, policies) in entries(&figures["mixes"]) {
@@ -58,16 +57,33 @@ pub(super) fn mixes(figures: &Value) -> String {
                 };
                 let together: f64 = models.iter().map(of).map(within).sum();
                 let parts = models.iter().map(of).map(|of| {
-                    format!("{} ({})", percent(&of["within_slo"]), percent(&of["counted_within_slo"]))
+                    let (within, counted) = (percent(&of["within_slo"]), percent(&of["counted_within_slo"]));
+                    format!("{within} ({counted}), {}, {}", cell(&of["p50_ms"]), cell(&of["p99_ms"]))
                 });
                 let cells = std::iter::once(format!("{:.0}", together / seconds)).chain(parts);
                 table.row(&format!("{policy}, {}", n + 1), cells);
             }
         }
-        write!(text, "### {mix}\n\n{}\n{}", table.text(), means(policies))
+        let brief = super::brief(mix, Some(policies));
+        write!(text, "### {mix}\n\n```text\n{brief}```\n\n{}\n{}", table.text(), means(policies))
             .expect("a string takes everything");
     }
     text
+}
+
+/// Returns the share of a span's requests that a figure says of each model, on average over all
+/// requests. `first`: only of the models with the highest priority; `part`: only in that part.
+pub(super) fn of_all(span: &Value, first: bool, part: &str, figure: &str) -> f64 {
+    let models = || entries(&span["models"]).map(|(_, of)| of);
+    let highest = models().filter_map(|of| of["priority"].as_u64()).min();
+    let (mut offered, mut within) = (0.0, 0.0);
+    for of in models().filter(|of| !first || of["priority"].as_u64() == highest) {
+        let of = if part.is_empty() { of } else { &of[part] };
+        let came = of["offered"].as_f64().unwrap_or(0.0);
+        offered += came;
+        within += came * of[figure].as_f64().unwrap_or(0.0);
+    }
+    within / offered
 }
 
 /// The part of all requests that was in time under each policy that ran more than once, on average.
@@ -128,7 +144,7 @@ fn row(model: &str, of: &Value) -> impl Iterator<Item = String> {
     .into_iter()
 }
 
-fn entries(map: &Value) -> impl Iterator<Item = (&str, &Value)> {
+pub(super) fn entries(map: &Value) -> impl Iterator<Item = (&str, &Value)> {
     map.as_object().into_iter().flatten().map(|(key, value)| (key.as_str(), value))
 }
 

@@ -1,0 +1,223 @@
+//! A mix under load: span after span without a pause between them, with the tallies of each.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::try_join_all;
+use serde_json::{Value, json};
+use shadowslice_tests::load::{Arrivals, Plan, Tally};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until};
+
+use super::look::Look;
+use super::mix::{Clients, Guest, Mix};
+use crate::error::Error;
+use crate::numbers::rounded;
+use crate::python;
+use crate::serving::Serving;
+use crate::tools::{Device, Setting, smi};
+use crate::traffic::Subject;
+
+/// Spans of a quick run are so many times shorter.
+const QUICK: u32 = 4;
+
+/// The first part of a span has tallies of its own: in it, a policy still adapts to the new load.
+const SETTLE: Duration = Duration::from_secs(3);
+
+/// The tallies of one model in one span.
+#[derive(Debug)]
+struct Tallied {
+    /// The span's place in the mix.
+    part: usize,
+    /// The model's place in the mix.
+    place: usize,
+    /// Of the span's first seconds.
+    first: Tally,
+    /// Of the rest.
+    then: Tally,
+}
+
+/// A mix and the supervisor that serves it.
+#[derive(Debug)]
+pub(super) struct Asking<'a> {
+    pub(super) mix: &'a Mix,
+    pub(super) setting: &'a Setting,
+    pub(super) serving: &'a Serving,
+    /// Names the files with the policy's plans.
+    pub(super) log: &'a str,
+}
+
+/// The figures of a mix, and the faults that don't end it.
+#[derive(Debug)]
+pub(super) struct Asked {
+    pub(super) spans: Vec<Value>,
+    pub(super) wrong: Option<String>,
+}
+
+impl Asking<'_> {
+    /// Sends all requests of all spans, and returns their figures.
+    pub(super) async fn run(&self) -> Result<Asked, Error> {
+        let models = &self.mix.models;
+        let learning = models.iter().map(|guest| Subject::meet(&self.serving.server, &guest.model));
+        let subjects: Vec<Arc<Subject>> = try_join_all(learning).await?;
+        let (mut asking, mut looks) = (JoinSet::new(), Vec::new());
+        for part in 0..self.mix.spans_s.len() {
+            let end = Instant::now() + self.span(part);
+            self.begin(part, &subjects, &mut asking);
+            looks.push(Look::take(self.mix, self.serving).await?);
+            if let Some(before) = part.checked_sub(1) {
+                self.keep_plan(before).await?;
+            }
+            sleep_until(end).await;
+        }
+        self.keep_plan(self.mix.spans_s.len() - 1).await?;
+        let memory = self.gpu_memory().await;
+        let mut tallies = Vec::new();
+        while let Some(ended) = asking.join_next().await {
+            let panicked = |_| Error::Unusable("a client's task panicked".into());
+            tallies.push(ended.map_err(panicked)??);
+        }
+        looks.push(Look::take(self.mix, self.serving).await?);
+        Ok(self.asked(&tallies, &looks, &memory))
+    }
+
+    fn span(&self, part: usize) -> Duration {
+        let span = Duration::from_secs_f64(self.mix.spans_s[part]);
+        if self.setting.quick { span / QUICK } else { span }
+    }
+
+    fn settle(&self) -> Duration {
+        if self.setting.quick { SETTLE / QUICK } else { SETTLE }
+    }
+
+    /// Starts the clients of all models for one span.
+    fn begin(&self, part: usize, subjects: &[Arc<Subject>], asking: &mut JoinSet<Result<Tallied, Error>>) {
+        for (place, (guest, subject)) in self.mix.models.iter().zip(subjects).enumerate() {
+            let client = Client {
+                guest: guest.clone(),
+                subject: Arc::clone(subject),
+                socket: self.serving.server.home().run_dir().join("http.sock"),
+                span: self.span(part),
+                settle: self.settle(),
+                // Models that are asked as often are not asked at the same moments.
+                seed: (part * self.mix.models.len() + place) as u64 + 1,
+            };
+            asking.spawn(async move {
+                let [first, then] = client.ask(part).await?;
+                Ok(Tallied { part, place, first, then })
+            });
+        }
+    }
+
+    /// Keeps the policy's last decision beside the logs. A policy without one is no fault.
+    async fn keep_plan(&self, part: usize) -> Result<(), Error> {
+        let text = match self.serving.server.plan().await {
+            Ok(plan) => format!("{plan:#}\n"),
+            Err(error) => format!("{}\n", crate::error::chain(&error)),
+        };
+        self.setting.keep(&format!("{}-plan-{}.json", self.log, part + 1), &text)
+    }
+
+    /// Returns the memory in use on the whole GPU in MiB; null without a GPU.
+    async fn gpu_memory(&self) -> Value {
+        let Device::Gpu(index) = &self.setting.device else { return Value::Null };
+        match smi(self.setting, index, "memory.used").await {
+            Ok(used) => used.parse::<u64>().map_or(Value::String(used), Value::from),
+            Err(error) => crate::error::chain(&error).into(),
+        }
+    }
+
+    fn asked(&self, tallies: &[Tallied], looks: &[Look], memory: &Value) -> Asked {
+        let (mut spans, mut wrong) = (Vec::new(), None);
+        for (part, look) in looks.windows(2).enumerate() {
+            let (span, settle) = (self.span(part), self.settle());
+            let mut models = serde_json::Map::new();
+            for Tallied { place, first, then, .. } in tallies.iter().filter(|of| of.part == part) {
+                let guest = &self.mix.models[*place];
+                let mut all = first.clone();
+                all.add(then);
+                if let Some(how) = all.examples.first() {
+                    wrong = Some(format!("{} answers of {} are wrong: {how}", all.wrong, guest.model));
+                }
+                let mut figures = guest.figures(&all, span);
+                figures["first"] = guest.part(first);
+                figures["then"] = guest.part(then);
+                look[1].models[*place].add_to(&mut figures, &look[0].models[*place], all.offered);
+                models.insert(guest.model.clone(), figures);
+            }
+            let mut figures = json!({
+                "seconds": rounded(span.as_secs_f64()), "settle_s": rounded(settle.as_secs_f64()), "models": models,
+            });
+            look[1].add_cores(&mut figures, &look[0]);
+            if part + 1 == self.mix.spans_s.len() {
+                figures["gpu_memory_mib"] = memory.clone();
+            }
+            spans.push(figures);
+        }
+        Asked { spans, wrong }
+    }
+}
+
+/// The clients of one model in one span.
+struct Client {
+    guest: Guest,
+    subject: Arc<Subject>,
+    /// The supervisor's socket for clients in Python.
+    socket: PathBuf,
+    span: Duration,
+    settle: Duration,
+    seed: u64,
+}
+
+impl Client {
+    async fn ask(&self, part: usize) -> Result<[Tally; 2], Error> {
+        let (span, settle, socket): (_, _, &Path) = (self.span, self.settle, &self.socket);
+        let rate = match &self.guest.clients {
+            Clients::Closed(clients) => return Ok(self.subject.ask_in_turn(*clients, span, settle).await),
+            Clients::PerS(rates) => rates[part],
+        };
+        if rate == 0.0 {
+            return Ok([Tally::default(), Tally::default()]);
+        }
+        let plan = Plan { rate, span, arrivals: Arrivals::Poisson, seed: self.seed };
+        if self.guest.python {
+            return python::ask_at_random(socket, &self.guest.model, &plan, settle).await;
+        }
+        Ok(self.subject.ask_at_random(&plan, settle).await)
+    }
+}
+
+impl Guest {
+    /// Returns the outcome of its requests in a span, as clients see it. Rates are per second of
+    /// the time in which requests were sent: a late last answer must not lower them.
+    fn figures(&self, tally: &Tally, span: Duration) -> Value {
+        let late = |quantile| rounded(tally.sent_late_ms(quantile));
+        let mut figures = self.part(tally);
+        let more = json!({
+            "priority": self.priority,
+            "slo_ms": self.slo_ms,
+            "answered_per_s": rounded(tally.right as f64 / span.as_secs_f64()),
+            "p90_ms": rounded(tally.latency_ms(0.9)),
+            "failed": tally.failed,
+            "wrong": tally.wrong,
+            "sent_late_ms": {"p50": late(0.5), "p99": late(0.99), "max": late(1.0)},
+        });
+        if let (Some(figures), Value::Object(more)) = (figures.as_object_mut(), more) {
+            figures.extend(more);
+        }
+        figures
+    }
+
+    /// Returns the figures that a part of a span has, too.
+    fn part(&self, tally: &Tally) -> Value {
+        let ms = |quantile| rounded(tally.latency_ms(quantile));
+        json!({
+            "offered": tally.offered,
+            "p50_ms": ms(0.5),
+            "p99_ms": ms(0.99),
+            "within_slo": rounded(tally.attainment(Duration::from_millis(self.slo_ms))),
+            "refused": tally.failures(),
+        })
+    }
+}
