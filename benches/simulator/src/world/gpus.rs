@@ -98,7 +98,7 @@ impl<'a> Gpus<'a> {
     pub(super) fn start(&mut self, seat: usize, rows: u32, noise: f64, now: u64, timers: &mut Timers) {
         let Self { gpus, seats, rules } = self;
         let shared = &mut gpus[seats[seat].gpu];
-        let (before, occupant) = seats[seat].begin(rows, noise, now, &shared.gpu);
+        let (before, occupant) = seats[seat].begin(rows, noise, now);
         if before.is_none() {
             shared.occupied.push(seat);
         }
@@ -175,7 +175,7 @@ impl Shared {
 
 impl Seat<'_> {
     /// Returns what occupied the seat before the batch, and what occupies it now.
-    fn begin(&mut self, rows: u32, noise: f64, now: u64, gpu: &Gpu) -> (Option<Occupant>, Occupant) {
+    fn begin(&mut self, rows: u32, noise: f64, now: u64) -> (Option<Occupant>, Occupant) {
         let occupant = self.granted.executing(&self.profile.execution, rows);
         // As slow as can be, so that the next speed sets the timer in any case.
         let (done, whole, demand) = (0.0, f64::INFINITY, 0.0);

@@ -53,7 +53,7 @@ impl Script {
 }
 
 fn change(to: u32, at_once: bool) -> Change {
-    Change { model: 0, from: Sms(50), to: Sms(to), at_once }
+    Change { model: 0, from: Sms(50), to: Sms(to), groups: None, at_once }
 }
 
 #[test]
@@ -249,7 +249,7 @@ proptest! {
         let once = || {
             let mut tick = 0;
             run(&scenario, &settings, arrivals(), &mut |_| {
-                let due = moves.get(tick).map(|&(model, to, at_once)| Change { model, from: Sms(0), to: Sms(to), at_once });
+                let due = moves.get(tick).map(|&(model, to, at_once)| Change { model, from: Sms(0), to: Sms(to), groups: None, at_once });
                 tick += 1;
                 let doors = vec![Door { refuse_late, ..Door::open(4) }; 3];
                 Decision { changes: due.into_iter().collect(), doors, ..Decision::default() }

@@ -1,9 +1,9 @@
 //! Partitions for which a model's recordings have been made ready.
 //!
-//! The context of every partition is made before the worker serves: later the driver would wait for
-//! the batches on the GPU, 5 to 33 ms on an H100 (measured). Contexts are never given up, because
-//! NVIDIA's driver 580 would keep their memory all the same, 4 MiB each. As partitions are runs of
-//! neighbouring groups, a GPU of sixteen groups has 135 of them beside the whole.
+//! The contexts of the parts that layouts are made of are made before the worker serves: later the
+//! driver waits for the batches on the GPU, 5 to 33 ms on an H100 (measured). Only a share that an
+//! operator sets may need another partition, whose context is made on its first use. Contexts are
+//! never given up, because NVIDIA's driver 580 would keep their memory all the same, 4 MiB each.
 //!
 //! To make one recording ready takes about a millisecond, and a model has a dozen or more, so a
 //! thread makes them one after the other. A batch may name the partition at once: its recording
@@ -20,7 +20,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
 use shadowslice_shared::batch::Prepared;
-use shadowslice_shared::groups::{Division, Groups, READY_PARTITIONS};
+use shadowslice_shared::groups::{Division, Groups, Part, READY_PARTITIONS};
 
 use super::instantiator::{Instantiator, Left, Made, NO_MORE, NONE_FIRST, Order};
 use crate::device::cuda::graph::{Executable, Recording};
@@ -228,10 +228,10 @@ impl Partitions {
 
     /// From now on a thread makes partitions ready.
     pub(super) fn warmed_up(&mut self) -> Result<(), String> {
-        let count = self.division().count();
-        let runs = (0..count).flat_map(|from| (from + 1..=count).map(move |to| (from..to).collect()));
-        for run in runs.filter(|run: &Groups| run.count() < count) {
-            self.context(run)?;
+        let division = self.division().clone();
+        let parts = Part::family().map(|part| division.groups_in(part));
+        for groups in parts.filter(|&groups| groups != Groups::WHOLE) {
+            self.context(groups)?;
         }
         if let Maker::Here(workshop) = &mut self.maker
             && let Some(workshop) = workshop.take()
