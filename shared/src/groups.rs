@@ -149,6 +149,21 @@ pub struct Part {
     of: u8,
 }
 
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match (self.count, self.of) {
+            (1, 1) => "the whole GPU",
+            (1, 2) => "one half",
+            (1, 3) => "one third",
+            (2, 3) => "two thirds",
+            (1, 4) => "one quarter",
+            (3, 4) => "three quarters",
+            (1, 8) => "one eighth",
+            _ => return write!(f, "{} of {} pieces", self.count, self.of),
+        })
+    }
+}
+
 impl Part {
     pub const WHOLE: Self = Self { first: 0, count: 1, of: 1 };
 
@@ -163,11 +178,18 @@ impl Part {
     }
 
     /// Returns all parts that layouts are made of, the whole GPU aside: halves, thirds, quarters,
-    /// and what is left beside a third or a quarter at an end of the GPU.
+    /// eighths, and what is left beside a third or a quarter at an end of the GPU.
     pub fn family() -> impl Iterator<Item = Self> {
-        let pieces = (2..=4).flat_map(|of| (0..of).map(move |first| Self::new(first, 1, of)));
+        let pieces = [2, 3, 4, 8].into_iter();
+        let pieces = pieces.flat_map(|of| (0..of).map(move |first| Self::new(first, 1, of)));
         let rests = (3..=4).flat_map(|of| (0..2).map(move |first| Self::new(first, of - 1, of)));
         pieces.chain(rests)
+    }
+
+    /// Returns what is left beside a part that lies at an end of the GPU.
+    pub const fn rest(self) -> Self {
+        let first = if self.first == 0 { self.count } else { 0 };
+        Self { first, count: self.of - self.count, of: self.of }
     }
 
     /// Returns the part's share of the GPU, above 0 and at most 1.
@@ -288,7 +310,7 @@ mod tests {
     fn the_pieces_of_a_gpu_are_disjoint_and_together_all_of_it() {
         for total in [20, 46, 80, 100, 132, 148, 160] {
             let division = Division::of(Sms(total)).unwrap();
-            for of in 2..=4_u8 {
+            for of in [2, 3, 4, 8_u8] {
                 let pieces = (0..of).map(|first| division.groups_in(Part::new(first, 1, of)));
                 let all = pieces.clone().fold(Groups::NONE, Groups::union);
                 assert!(pieces.clone().all(|piece| piece != Groups::NONE && piece.is_run()));
@@ -299,9 +321,14 @@ mod tests {
             }
             assert_eq!(division.groups_in(Part::WHOLE), Groups::WHOLE);
         }
+        assert_eq!(Part::new(0, 1, 4).rest(), Part::new(1, 3, 4));
+        assert_eq!(Part::new(2, 1, 3).rest(), Part::new(0, 2, 3));
         let h200 = Division::new([vec![Sms(8); 15], vec![Sms(12)]].concat()).unwrap();
         let parts: Vec<String> = Part::family().map(|part| h200.groups_in(part).to_string()).collect();
-        assert_eq!(parts.join(" "), "0-7 8-15 0-4 5-9 10-15 0-3 4-7 8-11 12-15 0-9 5-15 0-11 4-15");
+        assert_eq!(
+            parts.join(" "),
+            "0-7 8-15 0-4 5-9 10-15 0-3 4-7 8-11 12-15 0-1 2-3 4-5 6-7 8-9 10-11 12-13 14-15 0-9 5-15 0-11 4-15"
+        );
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! One model: the supervisor's own scheduler, and two workers that execute what it sends.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use shadowslice_policy::latency::Predictor;
@@ -10,6 +11,7 @@ use shadowslice_shared::batch::{IN_FLIGHT, MAX_REQUESTS};
 use shadowslice_shared::contention::{Gpu, Occupant};
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::ids::WorkerId;
+use shadowslice_shared::profile::Execution;
 use shadowslice_shared::units::Sms;
 
 use super::handover;
@@ -44,6 +46,8 @@ pub(super) struct Model<'a> {
     pub(super) since: u64,
     pub(super) repartitions: Vec<u64>,
     pub(super) tally: Counts,
+    /// What workers measured before they served: times, and no kernels.
+    proven: Arc<Execution>,
     alarm: u64,
 }
 
@@ -79,6 +83,7 @@ impl<'a> Model<'a> {
             since: 0,
             repartitions: Vec::new(),
             tally: Counts::new(),
+            proven: Arc::new(served.truth.execution.clone().without_kernels()),
             alarm: NEVER,
         };
         new.begin(stage);
@@ -190,15 +195,10 @@ impl<'a> Model<'a> {
             coming: self.coming(),
             ready: self.ready(),
             groups: self.inside.map(|inside| inside.groups()),
-            alone: self.alone(),
+            execution: Some(Arc::clone(&self.proven)),
             held: false,
             seen: self.scheduler.observe(moment(now)),
         }
-    }
-
-    /// As a worker measures it before it serves.
-    fn alone(&self) -> Option<Duration> {
-        self.times(self.gpu).first().map(|(_, took)| *took)
     }
 
     /// Accepted requests without an answer.

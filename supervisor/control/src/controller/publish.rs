@@ -20,7 +20,7 @@ impl ModelReport {
             share: workers.share(),
             sms: workers.sms_in_force().0,
             partition: None,
-            alone: workers.alone(),
+            execution: workers.execution().cloned(),
             mechanism: workers.means().0,
             no_partition: workers.means().1.map(str::to_owned),
             since: Moment::default(),

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use shadowslice_shared::boot::DeviceMemory;
 use shadowslice_shared::groups::{Division, Groups};
+use shadowslice_shared::profile::Execution;
 use shadowslice_shared::units::{Moment, Percent, Sms};
 
 use super::changes::Changes;
@@ -47,8 +48,8 @@ pub struct ModelReport {
     pub sms: u32,
     /// Where the share is a partition: how the GPU divides, and the groups on which batches run.
     pub partition: Option<(Arc<Division>, Groups)>,
-    /// The time of the smallest batch on the whole GPU, as workers measured it; `None` if none did.
-    pub alone: Option<Duration>,
+    /// How long batches take on each number of SMs, as workers measured it before they served.
+    pub execution: Option<Arc<Execution>>,
     /// How the share is changed: `in-process`, `shadow`, `restart` or `never`.
     pub mechanism: &'static str,
     /// Why the share is not changed inside the worker, where it is not.

@@ -1,9 +1,10 @@
 //! What a policy is told.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use shadowslice_shared::groups::Groups;
-use shadowslice_shared::profile::Profile;
+use shadowslice_shared::profile::{Execution, Profile};
 use shadowslice_shared::units::{Moment, Sms};
 
 /// Known beforehand. When any of it changes, by a reload say, the policy begins anew on the model's
@@ -65,8 +66,9 @@ pub struct Live {
     pub ready: Option<Sms>,
     /// The groups on which batches run, where the share is a partition inside the worker.
     pub groups: Option<Groups>,
-    /// The time of a batch of one row on all SMs while no other model executes; `None` if unknown.
-    pub alone: Option<Duration>,
+    /// How long batches take on each number of SMs, as workers measured it before they served;
+    /// `None` if unknown.
+    pub execution: Option<Arc<Execution>>,
     /// By an operator, or because the model's answers are wrong with another share.
     pub held: bool,
     pub seen: Seen,

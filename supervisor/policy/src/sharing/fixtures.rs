@@ -50,7 +50,7 @@ pub(super) fn live(share: Sms) -> Live {
         coming: None,
         ready: None,
         groups: None,
-        alone: None,
+        execution: None,
         held: false,
         seen: Seen { span: Duration::from_millis(500), ..Seen::default() },
     }

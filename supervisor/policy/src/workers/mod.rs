@@ -37,11 +37,12 @@ mod standing;
 mod view;
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::sync::Arc;
 
 use shadowslice_shared::boot::Purpose;
 use shadowslice_shared::groups::{Division, Groups};
 use shadowslice_shared::ids::WorkerId;
+use shadowslice_shared::profile::Execution;
 use shadowslice_shared::units::{Moment, Percent, Sms};
 
 use crate::restart::Restarts;
@@ -78,8 +79,8 @@ pub struct Workers {
     reference: Option<Purpose>,
     /// How often workers with so many SMs answered wrongly.
     wrong_at: BTreeMap<Sms, u32>,
-    /// The shortest time that a worker measured on the whole GPU for its smallest batch.
-    alone: Option<Duration>,
+    /// How long batches take on each number of SMs, as the last worker measured it.
+    execution: Option<Arc<Execution>>,
     held: bool,
     stopping: bool,
     /// Of workers that served or were to serve; `restarted` counts the starts in their place.
@@ -107,7 +108,7 @@ impl Workers {
             restarts: Restarts::new(),
             reference,
             wrong_at: BTreeMap::new(),
-            alone: None,
+            execution: None,
             held,
             stopping: false,
             deaths: 0,

@@ -10,12 +10,15 @@
 //!
 //! Where a worker says that its model cannot be moved, shadows change the share from then on.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use shadowslice_shared::batch::Prepared;
 use shadowslice_shared::boot::{PartitionProof, ProvenPartitions, WarmTime, Warmed};
 use shadowslice_shared::groups::{Division, Groups, READY_PARTITIONS};
 use shadowslice_shared::ids::WorkerId;
+use shadowslice_shared::profile::{Execution, Row};
 use shadowslice_shared::units::{Moment, Percent, Sms};
 
 use super::Workers;
@@ -117,7 +120,7 @@ impl Workers {
         let share = slot.share;
         let times = times_of(&warmed.times);
         if ready.is_some() || share == Percent::WHOLE {
-            self.note_alone(&times);
+            self.learn_execution(&warmed.times);
         }
         let slice = match (ready, &self.partition) {
             (Some(groups), Ok(partition)) => {
@@ -134,10 +137,26 @@ impl Workers {
         self.act(Action::Attach { worker, share, slice, sizes });
     }
 
-    /// Neighbours may have executed meanwhile, so the shortest time of all workers counts.
-    fn note_alone(&mut self, times: &[(u32, Duration)]) {
-        let smallest = times.iter().min_by_key(|(rows, _)| *rows).map(|(_, took)| *took);
-        self.alone = self.alone.into_iter().chain(smallest).min();
+    /// On the whole GPU, and on each proven number of groups. Neighbours may have executed meanwhile.
+    fn learn_execution(&mut self, on_all: &[WarmTime]) {
+        let all = self.settings.sms_of(Percent::WHOLE);
+        let mut columns = BTreeMap::from([(all, on_all)]);
+        if let Ok(Partition { division, proven, .. }) = &self.partition {
+            let parts = proven.iter().filter(|proof| proof.groups < division.count());
+            let part = |proof: &'_ PartitionProof| division.sms(Groups::first(proof.groups));
+            columns.extend(parts.filter_map(|proof| Some((part(proof), proof.result.as_deref().ok()?))));
+        }
+        let ms = |times: &[WarmTime], rows| {
+            let time = times.iter().find(|time| time.rows == rows)?;
+            Some(time.took.as_secs_f64() * 1e3)
+        };
+        let row = |size: &WarmTime| {
+            let ms = columns.values().map(|times| ms(times, size.rows)).collect::<Option<Vec<f64>>>()?;
+            Some(Row { batch: size.rows, ms })
+        };
+        let rows = on_all.iter().filter_map(row).collect();
+        let table = Execution::new(columns.keys().copied().collect(), rows);
+        self.execution = table.ok().map(Arc::new).or(self.execution.take());
     }
 
     /// The worker was to begin with `asked`.

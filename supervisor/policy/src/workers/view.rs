@@ -1,9 +1,10 @@
 //! What a report shows of the machine.
 
-use std::time::Duration;
+use std::sync::Arc;
 
 use shadowslice_shared::groups::{Division, Groups};
 use shadowslice_shared::ids::WorkerId;
+use shadowslice_shared::profile::Execution;
 use shadowslice_shared::units::{Moment, Percent, Sms};
 
 use super::Workers;
@@ -73,9 +74,9 @@ impl Workers {
 
     /// How the GPU divides, and the groups on which batches run; `None` where the share is no
     /// partition.
-    /// The time of the smallest batch on the whole GPU, as workers measured it; `None` if none did.
-    pub fn alone(&self) -> Option<Duration> {
-        self.alone
+    /// How long batches take on each number of SMs, as workers measured it before they served.
+    pub fn execution(&self) -> Option<&Arc<Execution>> {
+        self.execution.as_ref()
     }
 
     pub fn partition(&self) -> Option<(&Division, Groups)> {

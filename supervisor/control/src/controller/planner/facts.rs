@@ -17,7 +17,7 @@ pub(super) fn live(sharer: &Served, orders: &Orders, seen: Seen) -> Live {
         coming: report.coming.or(orders.coming()).map(sms),
         ready: report.ready.map(sms),
         groups: report.partition.as_ref().map(|(_, groups)| *groups),
-        alone: report.alone,
+        execution: report.execution.clone(),
         held: report.held || orders.are_vain(),
         seen: of_one_that_serves(&report, seen),
     }

@@ -249,20 +249,23 @@ fn of_layout(layout: &LayoutReport, names: &[String]) -> String {
     format!("{begins}; requests missed (of the first priority): {}", tried.join(", "))
 }
 
-fn described(pattern: Pattern) -> &'static str {
-    match pattern {
+fn described(pattern: Pattern) -> String {
+    let text = match pattern {
+        Pattern::Apart(part) => return format!("that model alone on {part}"),
+        Pattern::FirstApart(part) => return format!("the first priority alone on {part}"),
         Pattern::AtRest => "shares at rest",
         Pattern::Everything => "every model everywhere",
         Pattern::LowerHalves => "lower priorities in two halves",
         Pattern::LowerHalf => "lower priorities in one half",
         Pattern::LowerQuarter => "lower priorities in one quarter",
-        Pattern::LowerThirds => "lower priorities in thirds",
         Pattern::LowestHalf => "the lowest priority in one half",
         Pattern::Halves => "all models in two halves",
         Pattern::HalvesByObjective => "tight SLOs in one half, loose ones in the other",
         Pattern::Thirds => "all models in thirds",
+        Pattern::Quarters => "all models in quarters",
         Pattern::OwnParts => "a part for each model",
-    }
+    };
+    text.to_owned()
 }
 
 #[cfg(test)]

@@ -41,6 +41,7 @@ fn config(controller: &str, more: &str) -> Config {
 
 fn report(state: ModelState, share: Percent, gpu: &dyn GpuBackend) -> ModelReport {
     ModelReport {
+        execution: None,
         state,
         state_since: std::time::Instant::now(),
         share,

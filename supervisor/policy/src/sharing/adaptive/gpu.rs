@@ -6,7 +6,8 @@ use shadowslice_shared::units::Moment;
 
 use super::layout::Layout;
 use super::score::Score;
-use super::trial::{Look, Progress, Trial};
+use super::trial::{Look, Pace, Progress, Trial};
+use super::window::Rate;
 
 /// Requests that cannot be in time are refused for so long after a model violated its objective.
 const REFUSES: Duration = Duration::from_secs(2);
@@ -26,6 +27,9 @@ const TOO_EARLY: Duration = Duration::from_secs(60);
 /// `COOLDOWN_FACTOR` times the one before.
 const COOLDOWN: Duration = Duration::from_secs(4);
 const COOLDOWN_FACTOR: u32 = 6;
+
+/// Another trial for the same load takes that the loss has risen by so much since the last one.
+const MUCH_WORSE: f64 = 0.05;
 
 /// Loads for which a GPU remembers the best layout.
 const MAX_REMEMBERED: usize = 16;
@@ -79,14 +83,6 @@ struct Remembered {
     settled: Settled,
 }
 
-/// A model's requests per second, and the standard deviation of that number.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Rate {
-    pub(super) model: usize,
-    pub(super) per_s: f64,
-    pub(super) deviation: f64,
-}
-
 /// What a GPU shows in one interval.
 #[derive(Debug, Clone)]
 pub(super) struct GpuLook {
@@ -95,7 +91,9 @@ pub(super) struct GpuLook {
     pub(super) violating: Option<usize>,
     /// What all models missed since the windows were cleared.
     pub(super) recent: Score,
-    pub(super) rates: Vec<Rate>,
+    /// By model.
+    pub(super) rates: Vec<(usize, Rate)>,
+    pub(super) pace: Pace,
 }
 
 /// What the caller does after a look.
@@ -203,7 +201,7 @@ impl GpuState {
         let score = seen.recent.clone();
         let all = std::iter::once(Layout::AT_REST).chain(others);
         let others = all.filter(|other| !other.is_same(&present)).collect();
-        match Trial::new(model, (present, score), others, seen.look.now) {
+        match Trial::new(model, (present, score), others, seen.pace, seen.look.now) {
             Some(trial) => {
                 self.stage = Stage::Trying(trial);
                 Outcome::Switched
@@ -259,7 +257,8 @@ impl GpuState {
             }
             return Outcome::Switched;
         }
-        let worse = seen.recent.compared(&settled.score).is_gt();
+        let worse = seen.recent.compared(&settled.score).is_gt()
+            && seen.recent.loss() > settled.score.loss() + MUCH_WORSE;
         if now < settled.again || !worse {
             self.stage = Stage::Settled(settled);
             return Outcome::Nothing;
@@ -269,11 +268,11 @@ impl GpuState {
         self.try_out(model, present, seen, candidates())
     }
 
-    fn recall(&self, rates: &[Rate]) -> Option<Settled> {
+    fn recall(&self, rates: &[(usize, Rate)]) -> Option<Settled> {
         let alike = |known: &&Remembered| {
             rates.len() == known.load.len()
-                && rates.iter().all(|rate| {
-                    let before = known.load.iter().find(|(model, _)| *model == rate.model);
+                && rates.iter().all(|(model, rate)| {
+                    let before = known.load.iter().find(|(other, _)| other == model);
                     before.is_some_and(|&(_, per_s)| {
                         (rate.per_s - per_s).abs() <= ALIKE * per_s + DEVIATIONS * rate.deviation
                     })
@@ -282,8 +281,8 @@ impl GpuState {
         self.remembered.iter().rev().find(alike).map(|known| known.settled.clone())
     }
 
-    fn remember(&mut self, settled: &Settled, rates: &[Rate]) {
-        let load = rates.iter().map(|rate| (rate.model, rate.per_s)).collect();
+    fn remember(&mut self, settled: &Settled, rates: &[(usize, Rate)]) {
+        let load = rates.iter().map(|(model, rate)| (*model, rate.per_s)).collect();
         if self.remembered.len() == MAX_REMEMBERED {
             self.remembered.remove(0);
         }

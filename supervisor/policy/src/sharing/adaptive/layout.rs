@@ -1,17 +1,16 @@
 //! Layouts: which part of a GPU's SMs each of its models may use, and which of them are worth a try.
 //!
-//! What costs is how many batches meet on the same SMs, not how many SMs a model has. So the family
-//! is small: it says how many models meet, and within it the models' work says which ones.
+//! Kernels take turns where models meet, so what costs a model is how many batches meet it on the
+//! same SMs, and how long their kernels are, rather than how many SMs it has. So the family is
+//! small: it says who meets whom, and the models' work says which model goes where.
 
 use shadowslice_shared::groups::Part;
 
 /// A model that causes less than this part of the GPU's work meets nobody often enough to matter.
 const MATTERS: f64 = 0.02;
 
-/// The most layouts that one trial compares: more would take longer than a load often lasts.
-pub(super) const MAX_CANDIDATES: usize = 8;
-
-/// How a layout divides a GPU. A model that no part is said of may use all SMs that it may have.
+/// How a layout divides a GPU. A model that a pattern doesn't mention may use all SMs that it may
+/// have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Pattern {
     /// Every model has the share that it starts with: the whole GPU unless the configuration says
@@ -19,22 +18,26 @@ pub enum Pattern {
     AtRest,
     /// Every model has all SMs that it may have, as under plain MPS.
     Everything,
-    /// Priorities below the first in two halves, the first everywhere.
+    /// The model that violates its objective has this part to itself, the others have the rest.
+    Apart(Part),
+    /// The first priority has this part to itself, the others have the rest.
+    FirstApart(Part),
+    /// Priorities below the first in two halves.
     LowerHalves,
     /// Priorities below the first all in one half.
     LowerHalf,
     /// Priorities below the first all in one quarter.
     LowerQuarter,
-    /// Priorities below the first in three thirds.
-    LowerThirds,
     /// The lowest priority in one half.
     LowestHalf,
     /// All models in two halves with about the same work.
     Halves,
-    /// All models in two halves: the tighter latency objectives in one, the looser in the other.
+    /// All models in two halves: the tighter objectives in one, the looser in the other.
     HalvesByObjective,
-    /// All models in three thirds.
+    /// All models in three thirds with about the same work.
     Thirds,
+    /// All models in four quarters with about the same work.
+    Quarters,
     /// A part for each model, by its work.
     OwnParts,
 }
@@ -71,9 +74,10 @@ impl Layout {
 
     /// Whether the first priority may not use the whole GPU.
     pub(super) fn confines_first(&self) -> bool {
+        use Pattern::{Apart, FirstApart, Halves, HalvesByObjective, OwnParts, Quarters, Thirds};
         matches!(
             self.pattern,
-            Pattern::Halves | Pattern::HalvesByObjective | Pattern::Thirds | Pattern::OwnParts
+            Apart(_) | FirstApart(_) | Halves | HalvesByObjective | Thirds | Quarters | OwnParts
         )
     }
 
@@ -95,22 +99,18 @@ impl Layout {
     }
 }
 
-/// Returns the layouts that are worth a try for a model that violates its objective, gentle ones
-/// first; the one in which every model is everywhere is not among them. The first priority is
-/// confined only for its own sake.
-pub(super) fn candidates(tenants: &[Tenant], beneficiary: u32) -> Vec<Layout> {
+/// Returns the layouts that may help a model that violates its objective, gentle ones first; the one
+/// in which every model is everywhere is not among them. The first priority is confined only for
+/// its own sake.
+pub(super) fn candidates(tenants: &[Tenant], beneficiary: Option<Tenant>) -> Vec<Layout> {
     let active: Vec<Tenant> = tenants.iter().copied().filter(|tenant| tenant.work >= MATTERS).collect();
     let first = active.iter().map(|tenant| tenant.priority).min();
     let last = active.iter().map(|tenant| tenant.priority).max();
-    let below = |priority: Option<u32>| -> Vec<Tenant> {
-        tenants.iter().copied().filter(|tenant| Some(tenant.priority) > priority).collect()
-    };
-    let lower = below(first);
-    let lower_active = active.iter().filter(|tenant| Some(tenant.priority) > first).count();
+    let is_first = |tenant: &Tenant| Some(tenant.priority) <= first;
+    let (firsts, lower): (Vec<Tenant>, Vec<Tenant>) = tenants.iter().partition(|tenant| is_first(tenant));
     let lowest: Vec<Tenant> =
         tenants.iter().copied().filter(|tenant| Some(tenant.priority) >= last).collect();
-    let three_priorities =
-        active.iter().any(|tenant| Some(tenant.priority) > first && Some(tenant.priority) < last);
+    let lower_active = active.iter().filter(|tenant| !is_first(tenant)).count();
     let mut found = Vec::new();
     let mut add = |when: bool, pattern: Pattern, parts: Vec<(usize, Part)>| {
         if when && !parts.is_empty() {
@@ -118,23 +118,36 @@ pub(super) fn candidates(tenants: &[Tenant], beneficiary: u32) -> Vec<Layout> {
         }
     };
     add(lower_active >= 2, Pattern::LowerHalves, balanced(&lower, 2));
-    add(active.len() >= 3, Pattern::Halves, balanced(tenants, 2));
     add(lower_active >= 1, Pattern::LowerHalf, together(&lower, 2));
-    add(active.len() >= 2, Pattern::HalvesByObjective, by_objective(tenants));
-    add(lower_active >= 3, Pattern::LowerThirds, balanced(&lower, 3));
-    add(active.len() >= 4, Pattern::Thirds, balanced(tenants, 3));
     add(lower_active >= 1, Pattern::LowerQuarter, together(&lower, 4));
-    add(three_priorities, Pattern::LowestHalf, together(&lowest, 2));
-    add((2..=4).contains(&active.len()), Pattern::OwnParts, own_parts(&active));
-    let for_first = first.is_some_and(|first| beneficiary <= first);
+    for own in [Part::new(0, 1, 2), Part::new(0, 1, 3), Part::new(0, 1, 4)] {
+        let alone: Vec<Tenant> = beneficiary.into_iter().collect();
+        add(active.len() >= 2, Pattern::Apart(own), apart(&alone, tenants, own));
+    }
+    for own in [Part::new(0, 1, 2), Part::new(0, 1, 3), Part::new(0, 2, 3), Part::new(0, 1, 4)] {
+        add(lower_active >= 1, Pattern::FirstApart(own), apart(&firsts, tenants, own));
+    }
+    add(active.len() >= 3, Pattern::Halves, balanced(tenants, 2));
+    add(active.len() >= 2, Pattern::HalvesByObjective, by_objective(tenants));
+    add(active.len() >= 4, Pattern::Thirds, balanced(tenants, 3));
+    add(active.len() >= 5, Pattern::Quarters, balanced(tenants, 4));
+    add(active.len() >= 2, Pattern::OwnParts, own_parts(&active));
+    add(lower_active >= 1 && last > first, Pattern::LowestHalf, together(&lowest, 2));
+    let for_first = beneficiary.is_some_and(|model| is_first(&model));
     let mut different: Vec<Layout> = Vec::new();
     for layout in found.into_iter().filter(|layout| for_first || !layout.confines_first()) {
         if !different.iter().any(|other| other.is_same(&layout)) {
             different.push(layout);
         }
     }
-    different.truncate(MAX_CANDIDATES);
     different
+}
+
+/// `inside` has a part at the start of the GPU to itself, and all others have the rest.
+fn apart(inside: &[Tenant], all: &[Tenant], own: Part) -> Vec<(usize, Part)> {
+    let is_inside = |model: usize| inside.iter().any(|tenant| tenant.model == model);
+    let place = |tenant: &Tenant| (tenant.model, if is_inside(tenant.model) { own } else { own.rest() });
+    if inside.is_empty() || inside.len() == all.len() { Vec::new() } else { all.iter().map(place).collect() }
 }
 
 /// All in the last of so many equal pieces.
@@ -170,27 +183,51 @@ fn by_objective(tenants: &[Tenant]) -> Vec<(usize, Part)> {
     order.iter().map(place).collect()
 }
 
-/// The parts that a GPU can be divided into for two, three and four models, the largest first.
-const DIVISIONS: [&[Part]; 6] = [
-    &[Part::new(0, 1, 2), Part::new(1, 1, 2)],
+/// The smallest own part of a model, as a part of the GPU.
+const EIGHTH: u8 = 8;
+
+/// Two or three models divide the GPU so as well, the largest first.
+const THIRDS: [&[Part]; 2] = [
     &[Part::new(0, 2, 3), Part::new(2, 1, 3)],
-    &[Part::new(0, 3, 4), Part::new(3, 1, 4)],
     &[Part::new(0, 1, 3), Part::new(1, 1, 3), Part::new(2, 1, 3)],
-    &[Part::new(0, 1, 2), Part::new(2, 1, 4), Part::new(3, 1, 4)],
-    &[Part::new(0, 1, 4), Part::new(1, 1, 4), Part::new(2, 1, 4), Part::new(3, 1, 4)],
 ];
 
-/// The division in which the model with the most work for its part has the least.
+/// Divides the GPU so that the model with the most work for its part has the least. None if there
+/// are more models than eighths.
 fn own_parts(active: &[Tenant]) -> Vec<(usize, Part)> {
     let order = by_work(active);
-    let most = |parts: &&&[Part]| {
-        let loads = order.iter().zip(parts.iter()).map(|(tenant, part)| tenant.work / part.fraction());
+    let most = |parts: &[Part]| {
+        let loads = order.iter().zip(parts).map(|(tenant, part)| tenant.work / part.fraction());
         loads.fold(0.0, f64::max)
     };
-    let able = DIVISIONS.iter().filter(|parts| parts.len() == order.len());
-    let best = able.min_by(|one, other| most(one).total_cmp(&most(other)));
-    let parts = best.copied().unwrap_or_default();
-    order.iter().zip(parts).map(|(tenant, part)| (tenant.model, *part)).collect()
+    let eighths = halved(&order);
+    let thirds = THIRDS.iter().filter(|parts| parts.len() == order.len()).map(|parts| parts.to_vec());
+    let all = thirds.chain(eighths);
+    let best = all.min_by(|one, other| most(one).total_cmp(&most(other))).unwrap_or_default();
+    order.iter().zip(best).map(|(tenant, part)| (tenant.model, part)).collect()
+}
+
+/// Each model begins with an eighth, and the one with the most work for its part doubles it for as
+/// long as there is room. The parts then lie side by side, the largest first.
+fn halved(order: &[Tenant]) -> Option<Vec<Part>> {
+    let mut eighths = vec![1_u8; order.len()];
+    loop {
+        let free = EIGHTH.checked_sub(eighths.iter().sum())?;
+        let load = |at: usize| order[at].work / f64::from(eighths[at]);
+        let may_double = (0..order.len()).filter(|&at| eighths[at] <= free && 2 * eighths[at] < EIGHTH);
+        let Some(most) = may_double.max_by(|&one, &other| load(one).total_cmp(&load(other))) else { break };
+        eighths[most] *= 2;
+    }
+    let mut sizes: Vec<usize> = (0..order.len()).collect();
+    sizes.sort_by_key(|&at| (std::cmp::Reverse(eighths[at]), at));
+    let mut parts = vec![Part::WHOLE; order.len()];
+    let mut first = 0;
+    for at in sizes {
+        let size = eighths[at];
+        parts[at] = Part::new(first / size, 1, EIGHTH / size);
+        first += size;
+    }
+    Some(parts)
 }
 
 fn by_work(tenants: &[Tenant]) -> Vec<Tenant> {
@@ -201,34 +238,39 @@ fn by_work(tenants: &[Tenant]) -> Vec<Tenant> {
 
 #[cfg(test)]
 mod tests {
+    use shadowslice_shared::groups::{Division, Groups};
+    use shadowslice_shared::units::Sms;
+
     use super::*;
 
     fn tenant(model: usize, priority: u32, slo_ms: u32, work: f64) -> Tenant {
         Tenant { model, priority, slo_s: f64::from(slo_ms) / 1e3, work }
     }
 
-    fn patterns(tenants: &[Tenant]) -> Vec<Pattern> {
-        candidates(tenants, 1).iter().map(|layout| layout.pattern).collect()
+    /// For the first of the models.
+    fn tried(tenants: &[Tenant]) -> Vec<Layout> {
+        candidates(tenants, tenants.first().copied())
     }
 
     fn found(tenants: &[Tenant], pattern: Pattern) -> Layout {
-        candidates(tenants, 1).into_iter().find(|layout| layout.pattern == pattern).unwrap()
+        tried(tenants).into_iter().find(|layout| layout.pattern == pattern).unwrap()
     }
 
     #[test]
     fn a_model_alone_or_beside_idle_ones_has_nothing_to_try() {
-        assert_eq!(candidates(&[], 1), []);
-        assert_eq!(candidates(&[tenant(0, 1, 10, 0.9)], 1), []);
-        assert_eq!(candidates(&[tenant(0, 1, 10, 0.9), tenant(1, 1, 10, 0.0)], 1), []);
+        assert_eq!(tried(&[]), []);
+        assert_eq!(tried(&[tenant(0, 1, 10, 0.9)]), []);
+        assert_eq!(tried(&[tenant(0, 1, 10, 0.9), tenant(1, 1, 10, 0.0)]), []);
     }
 
     #[test]
     fn beside_a_hog_of_a_lower_priority_it_is_the_hog_that_gets_less() {
         let two = [tenant(0, 1, 5, 0.2), tenant(1, 3, 100, 0.9)];
-        use Pattern::{HalvesByObjective, LowerHalf, LowerQuarter, OwnParts};
-        assert_eq!(patterns(&two), [LowerHalf, HalvesByObjective, LowerQuarter, OwnParts]);
-        let half = found(&two, Pattern::LowerHalf);
+        let half = &tried(&two)[0];
+        assert_eq!(half.pattern, Pattern::LowerHalf);
         assert_eq!((half.part_of(0), half.part_of(1)), (Part::WHOLE, Part::new(1, 1, 2)));
+        let third = found(&two, Pattern::Apart(Part::new(0, 1, 3)));
+        assert_eq!((third.part_of(0), third.part_of(1)), (Part::new(0, 1, 3), Part::new(1, 2, 3)));
     }
 
     #[test]
@@ -240,28 +282,47 @@ mod tests {
             tenant(3, 2, 15, 0.4),
             tenant(4, 3, 60, 0.3),
         ];
-        let layout = &candidates(&five, 1)[0];
+        let layout = &tried(&five)[0];
         assert_eq!(layout.pattern, Pattern::LowerHalves);
         assert_eq!([0, 1].map(|model| layout.part_of(model)), [Part::WHOLE; 2]);
         assert_ne!(layout.part_of(2), layout.part_of(3));
         assert_eq!(layout.part_of(3), layout.part_of(4), "0.4 and 0.3 beside 0.6");
-        assert!(candidates(&five, 1).len() <= MAX_CANDIDATES);
+        let first = found(&five, Pattern::FirstApart(Part::new(0, 1, 4)));
+        assert_eq!([0, 1, 2, 3].map(|model| first.part_of(model).fraction()), [0.25, 0.25, 0.75, 0.75]);
     }
 
     #[test]
     fn the_first_priority_is_not_confined_for_a_lower_one() {
         let three = [tenant(0, 1, 5, 0.4), tenant(1, 2, 10, 0.4), tenant(2, 2, 20, 0.4)];
-        let confines = |beneficiary| candidates(&three, beneficiary).iter().any(Layout::confines_first);
-        assert!(confines(1) && !confines(2));
+        let confines =
+            |model: usize| candidates(&three, Some(three[model])).iter().any(Layout::confines_first);
+        assert!(confines(0) && !confines(1));
     }
 
     #[test]
     fn an_own_part_is_as_large_as_its_work() {
-        let two = [tenant(0, 1, 10, 0.2), tenant(1, 1, 10, 0.7)];
+        let two = [tenant(0, 1, 10, 0.4), tenant(1, 1, 10, 0.8)];
         let own = found(&two, Pattern::OwnParts);
-        assert_eq!((own.part_of(1), own.part_of(0)), (Part::new(0, 3, 4), Part::new(3, 1, 4)));
+        assert_eq!((own.part_of(1), own.part_of(0)), (Part::new(0, 2, 3), Part::new(2, 1, 3)));
         let three = [tenant(0, 1, 10, 0.8), tenant(1, 1, 10, 0.3), tenant(2, 1, 10, 0.3)];
         assert_eq!(found(&three, Pattern::OwnParts).part_of(0), Part::new(0, 1, 2));
+    }
+
+    #[test]
+    fn up_to_eight_models_have_parts_side_by_side() {
+        for models in 2..=8_usize {
+            let all: Vec<Tenant> =
+                (0..models).map(|model| tenant(model, 1, 10, 0.05 + 0.1 * model as f64)).collect();
+            let own = found(&all, Pattern::OwnParts);
+            let sum: f64 = (0..models).map(|model| own.part_of(model).fraction()).sum();
+            assert!((0.7..=1.0).contains(&sum), "{models} models have {sum}");
+            let division = Division::of(Sms(128)).unwrap();
+            let groups = (0..models).map(|model| division.groups_in(own.part_of(model)));
+            let all = groups.clone().fold(Groups::NONE, Groups::union);
+            assert_eq!(groups.map(Groups::count).sum::<usize>(), all.count(), "none overlaps");
+        }
+        let nine: Vec<Tenant> = (0..9).map(|model| tenant(model, 1, 10, 0.5)).collect();
+        assert!(tried(&nine).iter().all(|layout| layout.pattern != Pattern::OwnParts));
     }
 
     #[test]

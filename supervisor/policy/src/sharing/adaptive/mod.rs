@@ -14,6 +14,7 @@
 //! another trial or another return to rest become long after the first, until the load has changed,
 //! so that hardly anything moves under a steady load.
 
+mod forecast;
 mod gpu;
 mod layout;
 mod load;
@@ -23,6 +24,8 @@ mod tests;
 mod trial;
 mod window;
 
+use std::time::Duration;
+
 use shadowslice_shared::contention::Gpu;
 use shadowslice_shared::groups::{Groups, Part};
 use shadowslice_shared::units::Sms;
@@ -30,11 +33,12 @@ use shadowslice_shared::units::Sms;
 use super::difference::Target;
 use super::plan::{LayoutReport, LayoutStage, Tried};
 use super::{Door, Facts, Live, Missed, Terms, Why};
-use gpu::{GpuLook, GpuState, Outcome, Rate, Settled, Stage};
+use forecast::{Demand, forecast};
+use gpu::{GpuLook, GpuState, Outcome, Settled, Stage};
 use layout::{Layout, Tenant, candidates};
 use load::Load;
 use score::{Misses, Score};
-use trial::{Look, Trial};
+use trial::{Look, Pace, Trial};
 use window::Window;
 
 pub use layout::Pattern;
@@ -45,6 +49,10 @@ const EXECUTES: f64 = 0.4;
 
 /// A worker that executes for more than this part of the time while requests wait does not keep up.
 const KEEPS_UP: f64 = 0.9;
+
+/// The layouts that are tried beside the present one, the best of the forecast: more would take
+/// longer than a load often lasts.
+const TRIED: usize = 4;
 
 /// The layouts that are tried where a share changes by a shadow, which takes seconds.
 const BY_SHADOWS: usize = 2;
@@ -123,16 +131,17 @@ impl Adaptive {
         }
         let seen = self.look(gpu, violating, terms, facts);
         let tenants = self.tenants(gpu, terms, facts);
-        let few = on_gpu(gpu, terms).any(|model| changes_by_shadow(&facts.models[model]));
         let rests_with_less =
             on_gpu(gpu, terms).any(|model| at_rest(&terms[model], &self.shapes[gpu]) < terms[model].most());
+        let beneficiary = violating.and_then(|model| tenants.iter().find(|tenant| tenant.model == model));
         let list = || {
-            let beneficiary = violating.map_or(u32::MAX, |model| terms[model].priority);
-            let mut list = candidates(&tenants, beneficiary);
+            let all = candidates(&tenants, beneficiary.copied());
+            let demands = demands(&self.models, &tenants, terms, facts);
+            let mut list = shortlist(all, demands.as_deref(), seen.recent.loss(), &self.shapes[gpu]);
             if rests_with_less {
                 list.insert(0, Layout::EVERYTHING);
             }
-            list.truncate(if few { BY_SHADOWS } else { list.len() });
+            list.truncate(if seen.pace == Pace::Slow { BY_SHADOWS } else { TRIED });
             list
         };
         match self.gpus[gpu].tend(&seen, list) {
@@ -175,13 +184,12 @@ impl Adaptive {
             is_hopeless(&terms[model], &facts.models[model])
                 || self.models[model].recent.keeps(terms[model].may_miss())
         };
-        let rate = |model: usize| {
-            let (per_s, deviation) = self.models[model].recent.rate();
-            Rate { model, per_s, deviation }
-        };
+        let rate = |model: usize| (model, self.models[model].recent.rate());
+        let slow = here().any(|model| changes_by_shadow(&facts.models[model]));
+        let pace = if slow { Pace::Slow } else { Pace::AtOnce };
         let in_force = here().all(|model| self.is_in_force(model, terms, facts));
         let look = Look { now: facts.now, in_force, misses, all_keep: here().all(keeps) };
-        GpuLook { look, violating, recent, rates: here().map(rate).collect() }
+        GpuLook { look, violating, recent, rates: here().map(rate).collect(), pace }
     }
 
     fn tenants(&self, gpu: usize, terms: &[Terms], facts: &Facts) -> Vec<Tenant> {
@@ -263,9 +271,9 @@ impl Adaptive {
 
     fn why_at_rest(&self, model: usize, missed: Missed, terms: &[Terms], facts: &Facts) -> Why {
         let live = &facts.models[model];
-        match live.alone {
-            Some(alone) if is_hopeless(&terms[model], live) => {
-                Why::CannotBeKept { missed, two_batches: 2 * alone }
+        match two_batches_alone(live) {
+            Some(two_batches) if is_hopeless(&terms[model], live) => {
+                Why::CannotBeKept { missed, two_batches }
             }
             _ if !self.is_violating(model, terms) => Why::Met(missed),
             _ if !self.may_be_helped(model, terms, facts) => {
@@ -309,6 +317,39 @@ fn at_rest(terms: &Terms, shape: &Gpu) -> Sms {
     terms.within(if terms.initial_given { terms.initial } else { shape.sms })
 }
 
+/// Returns what each model asks of the GPU; `None` if it is not known of all how long their batches
+/// take.
+fn demands<'f>(
+    models: &[ModelHistory],
+    tenants: &[Tenant],
+    terms: &[Terms],
+    facts: &'f Facts,
+) -> Option<Vec<Demand<'f>>> {
+    let demand = |tenant: &Tenant| {
+        let (live, terms) = (&facts.models[tenant.model], &terms[tenant.model]);
+        let rows = live.seen.rows as f64 / live.seen.arrived.max(1) as f64;
+        Some(Demand {
+            tenant: *tenant,
+            rows_per_s: models[tenant.model].recent.rate().per_s * rows.max(1.0),
+            slo: terms.slo,
+            max_batch: terms.max_batch.max(1),
+            execution: live.execution.as_deref()?,
+        })
+    };
+    tenants.iter().map(demand).collect()
+}
+
+/// Returns the layouts in the order in which they are tried: by the forecast, if there can be one,
+/// else gentle ones first. A layout of which more is forecast to miss than does now is left out.
+fn shortlist(all: Vec<Layout>, demands: Option<&[Demand<'_>]>, now: f64, shape: &Gpu) -> Vec<Layout> {
+    let Some(demands) = demands else { return all };
+    let forecast = |layout: Layout| (forecast(&layout, demands, shape).loss(), layout);
+    let mut ranked: Vec<(f64, Layout)> = all.into_iter().map(forecast).collect();
+    ranked.retain(|(loss, _)| *loss < now);
+    ranked.sort_by(|(one, _), (other, _)| one.total_cmp(other));
+    ranked.into_iter().map(|(_, layout)| layout).collect()
+}
+
 fn changes_by_shadow(live: &Live) -> bool {
     live.groups.is_none() && !live.held
 }
@@ -318,8 +359,15 @@ fn groups_differ(wanted: &Groups, live: &Live) -> bool {
     live.groups.is_some_and(|groups| groups.count() != wanted.count())
 }
 
-/// A request may wait for one batch and is in the next: alone on the GPU, those would take longer
-/// than the objective allows.
+/// The time of two of the shortest batches alone on the whole GPU: a request may wait for one and is
+/// in the next. Workers measure it beside neighbours that start, too, so what is seen counts where
+/// that is less.
+fn two_batches_alone(live: &Live) -> Option<Duration> {
+    let proven = live.execution.as_ref()?.time(1, f64::INFINITY);
+    let seen = live.seen.executed.iter().map(|executed| executed.mean).min();
+    Some(2 * seen.map_or(proven, |seen| seen.min(proven)))
+}
+
 fn is_hopeless(terms: &Terms, live: &Live) -> bool {
-    live.alone.is_some_and(|alone| 2 * alone > terms.slo)
+    two_batches_alone(live).is_some_and(|two_batches| two_batches > terms.slo)
 }

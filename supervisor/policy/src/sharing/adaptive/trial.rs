@@ -21,15 +21,15 @@ use super::score::Score;
 /// refused, none waits for longer than its objective, which is mostly below this.
 const SETTLING: Duration = Duration::from_millis(100);
 
-/// The slice of a candidate in the first round, and in the second.
-const SLICES: [Duration; 2] = [Duration::from_millis(300), Duration::from_millis(500)];
-
-/// A slice goes on until so many requests have ended, for `MAX_SLICE` at most.
+/// How long a candidate is measured in each round: until so many requests have ended as well, for
+/// `MAX_SLICE` at most.
+const SLICE: Duration = Duration::from_millis(400);
 const ENOUGH: u64 = 60;
 const MAX_SLICE: Duration = Duration::from_secs(1);
 
-/// The candidates of the second round, the best of the first.
-const FINALISTS: usize = 3;
+/// The most rounds, and the candidates that are left after the first.
+const ROUNDS: usize = 3;
+const FINALISTS: usize = 2;
 
 /// A candidate that is not in force by then is left out: its hand-overs fail or take too long.
 const IN_FORCE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -58,7 +58,17 @@ pub(super) struct Trial {
     pub(super) candidates: Vec<Candidate>,
     current: usize,
     round: usize,
+    rounds: usize,
     slice: Slice,
+}
+
+/// How soon a layout is in force.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Pace {
+    /// Every share changes inside its worker.
+    AtOnce,
+    /// Some share changes by a shadow, which takes seconds: a layout is measured once.
+    Slow,
 }
 
 /// What a GPU shows of its models in one interval.
@@ -100,23 +110,32 @@ impl Trial {
         beneficiary: usize,
         present: (Layout, Score),
         others: Vec<Layout>,
+        pace: Pace,
         now: Moment,
     ) -> Option<Self> {
+        let rounds = if pace == Pace::AtOnce { ROUNDS } else { 1 };
         let (present, score) = present;
         let blank = score.blank();
         let mut candidates = vec![Candidate { rounds: 1, ..Candidate::new(present, score) }];
         candidates.extend(others.into_iter().map(|layout| Candidate::new(layout, blank.clone())));
         let slice = Slice::Coming { since: now };
-        (candidates.len() > 1).then_some(Self { beneficiary, candidates, current: 1, round: 0, slice })
+        (candidates.len() > 1).then_some(Self {
+            beneficiary,
+            candidates,
+            current: 1,
+            round: 0,
+            rounds,
+            slice,
+        })
     }
 
     pub(super) fn layout(&self) -> &Layout {
         &self.candidates[self.current].layout
     }
 
-    /// Goes on with a trial that ended early, as its layout suffices no more: this was missed since.
+    /// Goes on with a trial that ended early, as its layout suffices no more: this is missed now.
     pub(super) fn resume(&mut self, missed: &Score, now: Moment) -> Progress {
-        self.candidates[self.current].score.add_all(missed);
+        self.candidates[self.current].score = missed.clone();
         self.next(now)
     }
 
@@ -150,8 +169,8 @@ impl Trial {
     }
 
     fn measure(&mut self, age: Duration, score: &Score, look: &Look) -> Progress {
-        let is_over = age >= SLICES[self.round.min(1)] && score.total().ended >= ENOUGH || age >= MAX_SLICE;
-        let is_hopeless = score.compared(&self.best().score) == Ordering::Greater;
+        let is_over = age >= SLICE && score.total().ended >= ENOUGH || age >= MAX_SLICE;
+        let is_hopeless = age >= SLICE / 2 && score.compared(&self.best().score) == Ordering::Greater;
         if !is_over && !is_hopeless {
             return Progress::Goes;
         }
@@ -190,7 +209,7 @@ impl Trial {
             self.leave_out();
             let left = self.candidates.iter().filter(|candidate| !candidate.is_out).count();
             self.round += 1;
-            if left <= 1 || self.round >= SLICES.len() {
+            if left <= 1 || self.round >= self.rounds {
                 let best = self.best().layout.clone();
                 let best = self.candidates.iter().position(|candidate| candidate.layout == best);
                 self.switch(best.unwrap_or(0), now);
@@ -207,17 +226,18 @@ impl Trial {
 
     /// Leaves out what is worse than the best, and all but a few of the others.
     fn leave_out(&mut self) {
-        let best = self.best().score.clone();
-        let mut order: Vec<usize> =
-            (0..self.candidates.len()).filter(|&at| !self.candidates[at].is_out).collect();
-        order.retain(|&at| self.candidates[at].score.compared(&best) != Ordering::Greater);
-        order.sort_by(|&one, &other| {
-            let part = |at: usize| self.candidates[at].score.total().part();
-            part(one).total_cmp(&part(other))
-        });
-        order.truncate(FINALISTS);
+        let best = self.best().layout.clone();
+        let score = self.best().score.clone();
+        let is_left = |at: &usize| {
+            let candidate = &self.candidates[*at];
+            !candidate.is_out && candidate.layout != best && !candidate.score.compared(&score).is_gt()
+        };
+        let mut others: Vec<usize> = (0..self.candidates.len()).filter(is_left).collect();
+        let loss = |at: usize| self.candidates[at].score.loss();
+        others.sort_by(|&one, &other| loss(one).total_cmp(&loss(other)));
+        others.truncate(FINALISTS - 1);
         for (at, candidate) in self.candidates.iter_mut().enumerate() {
-            candidate.is_out |= !order.contains(&at);
+            candidate.is_out |= candidate.layout != best && !others.contains(&at);
         }
     }
 

@@ -25,6 +25,13 @@ const REQUESTS: f64 = 3.0;
 /// nothing of the GPU.
 const BATCHES: u64 = 10;
 
+/// Requests per second, and the standard deviation of that number if they arrive by chance.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Rate {
+    pub(super) per_s: f64,
+    pub(super) deviation: f64,
+}
+
 #[derive(Debug, Clone, Default)]
 pub(super) struct Window {
     parts: VecDeque<Interval>,
@@ -100,12 +107,11 @@ impl Window {
         Misses { ended, missed }
     }
 
-    /// Returns the requests per second that arrived over the last [`SPAN`], and the standard
-    /// deviation of that number if they arrive by chance.
-    pub(super) fn rate(&self) -> (f64, f64) {
+    /// Returns how many requests arrived per second over the last [`SPAN`].
+    pub(super) fn rate(&self) -> Rate {
         let Sum { span, arrived, .. } = self.over(SPAN);
         let seconds = span.as_secs_f64().max(f64::MIN_POSITIVE);
-        (arrived as f64 / seconds, (arrived as f64).sqrt() / seconds)
+        Rate { per_s: arrived as f64 / seconds, deviation: (arrived as f64).sqrt() / seconds }
     }
 
     /// More requests missed than may, and not by chance.

@@ -1,0 +1,199 @@
+//! How many requests a layout would keep in time, by the rule of contention: it decides which
+//! layouts are tried first, and no more. What a trial measures decides which one stays.
+//!
+//! In the steady state a model runs batches of `b` rows that take `T` beside its neighbours, each
+//! of which executes for the part `ρ` of the time. It keeps up with `λ` rows a second if `λ · T ≤
+//! b`, and keeps its objective if two batches, the one that a request waits for and its own, end
+//! within it. `T` and `ρ` of all models depend on each other, so they are worked out in rounds.
+
+use std::time::Duration;
+
+use shadowslice_shared::contention::{Gpu, Occupant};
+use shadowslice_shared::profile::Execution;
+
+use super::layout::{Layout, Tenant};
+
+/// Rounds until times and neighbours agree: more change the result by less than 1 %.
+const ROUNDS: usize = 5;
+
+/// A model that would execute for more than this part of the time does not keep up: requests
+/// arrive by chance.
+const KEEPS_UP: f64 = 0.85;
+
+/// What one model asks of its GPU.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Demand<'e> {
+    pub(super) tenant: Tenant,
+    pub(super) rows_per_s: f64,
+    pub(super) slo: Duration,
+    pub(super) max_batch: u32,
+    pub(super) execution: &'e Execution,
+}
+
+/// The forecast for one model.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Steady {
+    /// Rows of a batch.
+    rows: u32,
+    /// The part of the time in which the model executes.
+    busy: f64,
+    /// Requests per second that are in time.
+    kept_per_s: f64,
+    /// Two batches, as a part of the objective.
+    stress: f64,
+}
+
+/// The forecast for a layout: smaller is better, the first difference decides.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Forecast {
+    /// The part of each priority's requests that would miss, the highest first.
+    pub(super) missed: Vec<f64>,
+    /// Two batches as a part of the objective, the mean over requests.
+    pub(super) stress: f64,
+}
+
+impl Forecast {
+    /// Returns the part of all requests that would miss, each counted by its priority: one of the
+    /// highest counts as four of the next.
+    pub(super) fn loss(&self) -> f64 {
+        let weighted = self.missed.iter().zip(0_i32..).map(|(missed, level)| missed * 0.25_f64.powi(level));
+        weighted.sum::<f64>() + self.stress / 100.0
+    }
+}
+
+/// Forecasts a layout.
+pub(super) fn forecast(layout: &Layout, demands: &[Demand<'_>], gpu: &Gpu) -> Forecast {
+    let own: Vec<Occupant> = demands.iter().map(|demand| occupant(layout, demand, gpu)).collect();
+    let mut states: Vec<Steady> =
+        demands.iter().map(|_| Steady { rows: 1, busy: 0.5, kept_per_s: 0.0, stress: 0.0 }).collect();
+    for _ in 0..ROUNDS {
+        let others: Vec<Occupant> =
+            (0..demands.len()).map(|at| meeting(own[at], &demands[at], &states[at])).collect();
+        for at in 0..demands.len() {
+            let beside = others.iter().enumerate().filter(|(other, _)| *other != at).map(|(_, other)| *other);
+            states[at] = steady(&demands[at], own[at], beside, gpu);
+        }
+    }
+    let mut priorities: Vec<u32> = demands.iter().map(|demand| demand.tenant.priority).collect();
+    priorities.sort_unstable();
+    priorities.dedup();
+    let part_missed = |priority: &u32| {
+        let here = demands.iter().zip(&states).filter(|(demand, _)| demand.tenant.priority == *priority);
+        let (offered, kept) = here.fold((0.0, 0.0), |(offered, kept), (demand, state)| {
+            (offered + demand.rows_per_s, kept + state.kept_per_s)
+        });
+        if offered > 0.0 { 1.0 - kept / offered } else { 0.0 }
+    };
+    let offered: f64 = demands.iter().map(|demand| demand.rows_per_s).sum();
+    let stress: f64 =
+        demands.iter().zip(&states).map(|(demand, state)| demand.rows_per_s * state.stress).sum();
+    Forecast { missed: priorities.iter().map(part_missed).collect(), stress: stress / offered.max(1.0) }
+}
+
+fn occupant(layout: &Layout, demand: &Demand<'_>, gpu: &Gpu) -> Occupant {
+    let part = layout.part_of(demand.tenant.model);
+    match &gpu.division {
+        Some(division) => gpu.occupant(division.groups_in(part)),
+        None => {
+            let sms = (f64::from(gpu.sms.0) * part.fraction()).round();
+            Occupant::anywhere(shadowslice_shared::units::Sms(sms as u32))
+        }
+    }
+}
+
+/// The model as its neighbours meet it: as often as it executes.
+fn meeting(own: Occupant, demand: &Demand<'_>, state: &Steady) -> Occupant {
+    let executing = own.executing(demand.execution, state.rows);
+    Occupant { turn: executing.turn * state.busy as f32, ..executing }
+}
+
+fn steady(
+    demand: &Demand<'_>,
+    own: Occupant,
+    beside: impl Iterator<Item = Occupant> + Clone,
+    gpu: &Gpu,
+) -> Steady {
+    let time = |rows: u32| gpu.time(demand.execution, rows, own, beside.clone()).as_secs_f64().max(1e-6);
+    let slo = demand.slo.as_secs_f64();
+    let sizes = (0..).map(|power| 1_u32 << power).take_while(|&rows| rows < demand.max_batch);
+    let mut largest = Steady { rows: 1, busy: 1.0, kept_per_s: 0.0, stress: 2.0 * time(1) / slo };
+    for rows in sizes.chain([demand.max_batch]) {
+        let took = time(rows);
+        let stress = 2.0 * took / slo;
+        if stress > 1.0 {
+            break;
+        }
+        let carries = f64::from(rows) / took * KEEPS_UP;
+        let kept_per_s = demand.rows_per_s.min(carries);
+        largest =
+            Steady { rows, busy: (demand.rows_per_s / carries).min(1.0) * KEEPS_UP, kept_per_s, stress };
+        if carries >= demand.rows_per_s {
+            break;
+        }
+    }
+    largest
+}
+
+#[cfg(test)]
+mod tests {
+    use shadowslice_shared::profile::Row;
+    use shadowslice_shared::units::Sms;
+
+    use super::super::layout::candidates;
+    use super::*;
+
+    const GPU: Sms = Sms(128);
+
+    /// One row takes `ms` on all SMs, and twice that on half of them; rows come one after another.
+    fn execution(ms: f64, kernels: u32) -> Execution {
+        let row = |batch: u32| Row {
+            batch,
+            ms: [4.0, 2.0, 1.0].map(|times| times * ms * f64::from(batch)).to_vec(),
+        };
+        Execution::new(vec![Sms(32), Sms(64), GPU], vec![row(1), row(16)]).unwrap().with_kernels(kernels)
+    }
+
+    fn demand(
+        model: usize,
+        priority: u32,
+        slo_ms: u64,
+        rows_per_s: f64,
+        execution: &Execution,
+    ) -> Demand<'_> {
+        let slo = Duration::from_millis(slo_ms);
+        let tenant = Tenant { model, priority, slo_s: slo.as_secs_f64(), work: 0.5 };
+        Demand { tenant, rows_per_s, slo, max_batch: 16, execution }
+    }
+
+    #[test]
+    fn a_model_alone_keeps_what_it_carries() {
+        let execution = execution(1.0, 100);
+        let gpu = Gpu::new(GPU);
+        let missed = |rate| forecast(&Layout::AT_REST, &[demand(0, 1, 40, rate, &execution)], &gpu).missed[0];
+        assert_eq!(missed(400.0), 0.0);
+        assert!((missed(1700.0) - 0.5).abs() < 0.01, "it carries 850 rows a second");
+    }
+
+    #[test]
+    fn many_short_kernels_are_better_off_apart_from_few_long_ones() {
+        let (short, long) = (execution(0.5, 400), execution(2.0, 40));
+        let demands = [demand(0, 1, 8, 300.0, &short), demand(1, 2, 200, 300.0, &long)];
+        let gpu = Gpu::new(GPU);
+        let at_rest = forecast(&Layout::AT_REST, &demands, &gpu);
+        let tenants: Vec<Tenant> = demands.iter().map(|demand| demand.tenant).collect();
+        let best = candidates(&tenants, Some(tenants[0]))
+            .into_iter()
+            .map(|layout| forecast(&layout, &demands, &gpu))
+            .min_by(|one, other| one.loss().total_cmp(&other.loss()))
+            .unwrap();
+        assert!(at_rest.missed[0] > 0.5, "{at_rest:?}");
+        assert!(best.missed[0] < 0.05, "{best:?}");
+    }
+
+    #[test]
+    fn a_request_of_the_first_priority_counts_as_four_of_the_next() {
+        let loss = |missed: [f64; 2]| Forecast { missed: missed.to_vec(), stress: 0.0 }.loss();
+        assert!(loss([0.1, 0.0]) < loss([0.0, 0.5]));
+        assert!(loss([0.1, 0.0]) > loss([0.0, 0.3]));
+    }
+}
