@@ -188,7 +188,9 @@ impl Adaptive {
         let slow = here().any(|model| changes_by_shadow(&facts.models[model]));
         let pace = if slow { Pace::Slow } else { Pace::AtOnce };
         let in_force = here().all(|model| self.is_in_force(model, terms, facts));
-        let look = Look { now: facts.now, in_force, misses, all_keep: here().all(keeps) };
+        let longest_slo = here().map(|model| terms[model].slo).max().unwrap_or_default();
+        let all_keep = here().all(keeps);
+        let look = Look { now: facts.now, in_force, misses, all_keep, longest_slo };
         GpuLook { look, violating, recent, rates: here().map(rate).collect(), pace }
     }
 

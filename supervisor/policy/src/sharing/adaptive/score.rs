@@ -2,16 +2,22 @@
 
 use std::cmp::Ordering;
 
-/// A difference is none if chance explains it: so many standard deviations,
-const DEVIATIONS: f64 = 1.5;
+/// The variance of counts is so many times that of requests that miss independently: those of a
+/// batch, and of a moment in which many came, miss together. In simulated overloads it was 3 to 13
+/// times.
+const CLUSTERED: f64 = 4.0;
 
-/// whose variance is so many times that of requests that miss independently: those of a batch, and
-/// of a moment in which many came, miss together. Counted over 0.1 s in simulated overloads it is
-/// 13 times, over 0.4 s less.
-const CLUSTERED: f64 = 6.0;
+/// A difference counts if it is larger than so many standard deviations: for the choice of the best
+/// layout, where a mistake costs little, and for leaving one out for good.
+const LIKELY: f64 = 1.0;
+const CERTAIN: f64 = 2.0;
 
 /// A smaller part of the requests is no difference, however many were counted.
 const LEAST: f64 = 0.01;
+
+/// The misses of the first priority are known well enough to look at the next one if chance moves
+/// their difference by less than this.
+const KNOWN: f64 = 0.02;
 
 /// In [`Score::loss`] a request counts as so many of the next lower priority.
 const WORTH: f64 = 4.0;
@@ -33,15 +39,19 @@ impl Misses {
         self.missed as f64 / self.ended.max(1) as f64
     }
 
-    /// Says whether fewer missed (`Less`) or more, if chance does not explain the difference.
-    fn compared(self, other: Self) -> Ordering {
-        let difference = self.part() - other.part();
+    /// Returns the standard deviation of the difference between two parts that missed.
+    fn deviation(self, other: Self) -> f64 {
         let (ended, missed) = (self.ended + other.ended, self.missed + other.missed);
         // One more of each keeps the variance above zero where nothing missed.
         let mean = (missed as f64 + 1.0) / (ended as f64 + 2.0);
         let counts = 1.0 / self.ended.max(1) as f64 + 1.0 / other.ended.max(1) as f64;
-        let deviation = (CLUSTERED * mean * (1.0 - mean) * counts).sqrt();
-        if difference.abs() <= (DEVIATIONS * deviation).max(LEAST) {
+        (CLUSTERED * mean * (1.0 - mean) * counts).sqrt()
+    }
+
+    /// Says whether fewer missed (`Less`) or more, by more than so many standard deviations.
+    fn compared(self, other: Self, deviations: f64) -> Ordering {
+        let difference = self.part() - other.part();
+        if difference.abs() <= (deviations * self.deviation(other)).max(LEAST) {
             return Ordering::Equal;
         }
         difference.total_cmp(&0.0)
@@ -85,7 +95,7 @@ impl Score {
 
     /// Whether fewer requests of the first priority missed, by more than chance.
     pub(super) fn saves_first(&self, other: &Self) -> bool {
-        self.first().compared(other.first()).is_lt()
+        self.first().compared(other.first(), LIKELY).is_lt()
     }
 
     /// Returns the parts that missed, by priority, each counted as `WORTH` of the next lower one.
@@ -96,8 +106,20 @@ impl Score {
     /// Returns `Less` for the better layout: the first priority that differs decides, and where
     /// none does, all requests together. `Equal` says that chance explains all differences.
     pub(super) fn compared(&self, other: &Self) -> Ordering {
-        let levels = self.0.iter().zip(&other.0).map(|(one, other)| one.compared(*other));
-        levels.fold(Ordering::Equal, Ordering::then).then_with(|| self.total().compared(other.total()))
+        self.compared_by(other, LIKELY)
+    }
+
+    fn compared_by(&self, other: &Self, deviations: f64) -> Ordering {
+        let levels = self.0.iter().zip(&other.0).map(|(one, other)| one.compared(*other, deviations));
+        let all = || self.total().compared(other.total(), deviations);
+        levels.fold(Ordering::Equal, Ordering::then).then_with(all)
+    }
+
+    /// Whether more counts would hardly make this the better one.
+    pub(super) fn is_certainly_worse(&self, other: &Self) -> bool {
+        let first = self.first().compared(other.first(), CERTAIN);
+        let known = CERTAIN * self.first().deviation(other.first()) <= KNOWN;
+        first.is_gt() || known && self.compared_by(other, CERTAIN).is_gt()
     }
 }
 
@@ -119,17 +141,29 @@ mod tests {
 
     #[test]
     fn what_chance_explains_is_no_difference() {
-        assert_eq!(score(&[10, 30]).compared(&score(&[12, 10])), Ordering::Greater, "2 of 100 are chance");
+        assert_eq!(score(&[10, 30]).compared(&score(&[11, 10])), Ordering::Greater, "1 of 100 is chance");
         let few = |missed: u64| Score(vec![Misses { ended: 20, missed }]);
-        assert_eq!(few(2).compared(&few(5)), Ordering::Equal);
+        assert_eq!(few(2).compared(&few(6)), Ordering::Equal);
         assert_eq!(few(2).compared(&few(18)), Ordering::Less);
     }
 
     #[test]
     fn differences_too_small_for_any_priority_count_together() {
         let all = |percent: u64| score(&[percent; 4]);
-        assert_eq!(all(8).compared(&all(11)), Ordering::Less);
-        assert_eq!(score(&[8]).compared(&score(&[11])), Ordering::Equal);
+        assert_eq!(all(8).compared(&all(10)), Ordering::Less);
+        assert_eq!(score(&[8]).compared(&score(&[10])), Ordering::Equal);
+    }
+
+    #[test]
+    fn a_layout_is_left_out_for_a_lower_priority_once_the_first_is_known() {
+        let of = |first: u64, ended: u64| {
+            let first = Misses { ended, missed: first };
+            Score(vec![first, Misses { ended: 1000, missed: 800 }])
+        };
+        let good = |ended| Score(vec![Misses { ended, missed: 0 }, Misses { ended: 1000, missed: 100 }]);
+        assert!(!of(0, 60).is_certainly_worse(&good(60)), "60 requests say little of the first");
+        assert!(of(0, 3000).is_certainly_worse(&good(3000)));
+        assert!(of(30, 60).is_certainly_worse(&good(60)));
     }
 
     #[test]

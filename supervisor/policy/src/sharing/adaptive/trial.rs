@@ -9,7 +9,7 @@
 //!                                         best are measured once more, for longer; the best stays
 //! ```
 
-use std::cmp::Ordering;
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use shadowslice_shared::units::Moment;
@@ -17,9 +17,9 @@ use shadowslice_shared::units::Moment;
 use super::layout::{Layout, Pattern};
 use super::score::Score;
 
-/// After a switch, requests still end that waited under the layout before. While late requests are
-/// refused, none waits for longer than its objective, which is mostly below this.
-const SETTLING: Duration = Duration::from_millis(100);
+/// After a switch, requests still end that waited under the layout before, and queues fill up: both
+/// takes as long as the longest objective, within these bounds.
+const SETTLING: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_millis(300);
 
 /// How long a candidate is measured in each round: until so many requests have ended as well, for
 /// `MAX_SLICE` at most.
@@ -81,6 +81,8 @@ pub(super) struct Look {
     pub(super) misses: Score,
     /// Every model has kept its objective since the layout is in force.
     pub(super) all_keep: bool,
+    /// The longest objective of the models.
+    pub(super) longest_slo: Duration,
 }
 
 /// What a trial does after a look.
@@ -146,6 +148,7 @@ impl Trial {
 
     pub(super) fn look(&mut self, look: &Look) -> Progress {
         let now = look.now;
+        let settling = (2 * look.longest_slo).clamp(*SETTLING.start(), *SETTLING.end());
         match &mut self.slice {
             Slice::Coming { .. } if look.in_force => {
                 self.slice = Slice::Settling { since: now };
@@ -155,7 +158,7 @@ impl Trial {
                 self.candidates[self.current].is_out = true;
                 self.next(now)
             }
-            Slice::Settling { since } if now.since(*since) >= SETTLING => {
+            Slice::Settling { since } if now.since(*since) >= settling => {
                 self.slice = Slice::Measuring { since: now, score: look.misses.blank() };
                 Progress::Begins
             }
@@ -170,7 +173,7 @@ impl Trial {
 
     fn measure(&mut self, age: Duration, score: &Score, look: &Look) -> Progress {
         let is_over = age >= SLICE && score.total().ended >= ENOUGH || age >= MAX_SLICE;
-        let is_hopeless = age >= SLICE / 2 && score.compared(&self.best().score) == Ordering::Greater;
+        let is_hopeless = age >= SLICE / 2 && score.is_certainly_worse(&self.best().score);
         if !is_over && !is_hopeless {
             return Progress::Goes;
         }
@@ -230,7 +233,7 @@ impl Trial {
         let score = self.best().score.clone();
         let is_left = |at: &usize| {
             let candidate = &self.candidates[*at];
-            !candidate.is_out && candidate.layout != best && !candidate.score.compared(&score).is_gt()
+            !candidate.is_out && candidate.layout != best && !candidate.score.is_certainly_worse(&score)
         };
         let mut others: Vec<usize> = (0..self.candidates.len()).filter(is_left).collect();
         let loss = |at: usize| self.candidates[at].score.loss();
