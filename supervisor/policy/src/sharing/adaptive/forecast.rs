@@ -181,7 +181,7 @@ mod tests {
         let gpu = Gpu::new(GPU);
         let at_rest = forecast(&Layout::AT_REST, &demands, &gpu);
         let tenants: Vec<Tenant> = demands.iter().map(|demand| demand.tenant).collect();
-        let best = candidates(&tenants, Some(tenants[0]))
+        let best = candidates(&tenants, &tenants, Some(tenants[0]))
             .into_iter()
             .map(|layout| forecast(&layout, &demands, &gpu))
             .min_by(|one, other| one.loss().total_cmp(&other.loss()))

@@ -72,6 +72,7 @@ pub(super) struct Settled {
     pub(super) trial: Trial,
     /// The trial ended early, because the layout sufficed.
     sufficed: bool,
+    since: Moment,
     /// From then on another trial may begin.
     again: Moment,
 }
@@ -191,7 +192,7 @@ impl GpuState {
             return Outcome::Nothing;
         };
         if let Some(known) = self.recall(&seen.rates) {
-            self.stage = Stage::Settled(Settled { again: now + self.cooldown, ..known });
+            self.stage = Stage::Settled(Settled { since: now, again: now + self.cooldown, ..known });
             return Outcome::Switched;
         }
         self.try_out(model, Layout::AT_REST, seen, candidates())
@@ -228,7 +229,7 @@ impl GpuState {
         let again = now + self.cooldown;
         self.cooldown = (self.cooldown * COOLDOWN_FACTOR).min(LONG_PATIENCE);
         let (layout, score) = (trial.layout().clone(), trial.score().clone());
-        let settled = Settled { layout, score, trial, sufficed, again };
+        let settled = Settled { layout, score, trial, sufficed, since: now, again };
         self.remember(&settled, &seen.rates);
         self.stage = Stage::Settled(settled);
     }
@@ -249,7 +250,7 @@ impl GpuState {
             self.stage = Stage::TakenBack { since: now, settled };
             return Outcome::Switched;
         };
-        if settled.sufficed {
+        if settled.sufficed && now.since(settled.since) < COOLDOWN {
             let progress = settled.trial.resume(&seen.recent, now);
             match progress {
                 Progress::Ended => self.settle(settled.trial, false, seen),
@@ -259,7 +260,10 @@ impl GpuState {
         }
         let worse = seen.recent.compared(&settled.score).is_gt()
             && seen.recent.loss() > settled.score.loss() + MUCH_WORSE;
-        if now < settled.again || !worse {
+        let due = now >= settled.again;
+        // Under a layout that sufficed, a violation says that the load is another one.
+        let again = if settled.sufficed { worse || due } else { worse && due };
+        if !again {
             self.stage = Stage::Settled(settled);
             return Outcome::Nothing;
         }

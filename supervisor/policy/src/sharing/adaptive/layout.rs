@@ -99,13 +99,14 @@ impl Layout {
     }
 }
 
-/// Returns the layouts that may help a model that violates its objective, gentle ones first; the one
-/// in which every model is everywhere is not among them. The first priority is confined only for
-/// its own sake.
-pub(super) fn candidates(tenants: &[Tenant], beneficiary: Option<Tenant>) -> Vec<Layout> {
-    let active: Vec<Tenant> = tenants.iter().copied().filter(|tenant| tenant.work >= MATTERS).collect();
-    let first = active.iter().map(|tenant| tenant.priority).min();
-    let last = active.iter().map(|tenant| tenant.priority).max();
+/// Returns the layouts of `tenants` that may help a model that violates its objective, gentle ones
+/// first; the one in which every model is everywhere is not among them. Other models of the GPU
+/// stay where they are; `all` has those, too. The first priority is confined only for its own sake.
+pub(super) fn candidates(tenants: &[Tenant], all: &[Tenant], beneficiary: Option<Tenant>) -> Vec<Layout> {
+    let is_active = |tenant: &&Tenant| tenant.work >= MATTERS;
+    let active: Vec<Tenant> = tenants.iter().filter(is_active).copied().collect();
+    let first = all.iter().filter(is_active).map(|tenant| tenant.priority).min();
+    let last = all.iter().filter(is_active).map(|tenant| tenant.priority).max();
     let is_first = |tenant: &Tenant| Some(tenant.priority) <= first;
     let (firsts, lower): (Vec<Tenant>, Vec<Tenant>) = tenants.iter().partition(|tenant| is_first(tenant));
     let lowest: Vec<Tenant> =
@@ -249,7 +250,7 @@ mod tests {
 
     /// For the first of the models.
     fn tried(tenants: &[Tenant]) -> Vec<Layout> {
-        candidates(tenants, tenants.first().copied())
+        candidates(tenants, tenants, tenants.first().copied())
     }
 
     fn found(tenants: &[Tenant], pattern: Pattern) -> Layout {
@@ -295,7 +296,7 @@ mod tests {
     fn the_first_priority_is_not_confined_for_a_lower_one() {
         let three = [tenant(0, 1, 5, 0.4), tenant(1, 2, 10, 0.4), tenant(2, 2, 20, 0.4)];
         let confines =
-            |model: usize| candidates(&three, Some(three[model])).iter().any(Layout::confines_first);
+            |model: usize| candidates(&three, &three, Some(three[model])).iter().any(Layout::confines_first);
         assert!(confines(0) && !confines(1));
     }
 

@@ -54,7 +54,8 @@ const KEEPS_UP: f64 = 0.9;
 /// longer than a load often lasts.
 const TRIED: usize = 4;
 
-/// The layouts that are tried where a share changes by a shadow, which takes seconds.
+/// The layouts that are tried where every share changes by a shadow, which takes seconds. Where some
+/// do, the others are moved first, and then one such layout is tried.
 const BY_SHADOWS: usize = 2;
 
 #[derive(Debug, Clone)]
@@ -130,18 +131,24 @@ impl Adaptive {
             self.forget(gpu, terms);
         }
         let seen = self.look(gpu, violating, terms, facts);
-        let tenants = self.tenants(gpu, terms, facts);
+        let all = self.tenants(gpu, terms, facts);
         let rests_with_less =
             on_gpu(gpu, terms).any(|model| at_rest(&terms[model], &self.shapes[gpu]) < terms[model].most());
-        let beneficiary = violating.and_then(|model| tenants.iter().find(|tenant| tenant.model == model));
         let list = || {
-            let all = candidates(&tenants, beneficiary.copied());
-            let demands = demands(&self.models, &tenants, terms, facts);
-            let mut list = shortlist(all, demands.as_deref(), seen.recent.loss(), &self.shapes[gpu]);
+            let beneficiary = violating.and_then(|model| all.iter().find(|tenant| tenant.model == model));
+            let at_once = |tenant: &&Tenant| !changes_by_shadow(&facts.models[tenant.model]);
+            let quick: Vec<Tenant> = all.iter().filter(at_once).copied().collect();
+            let demands = demands(&self.models, &all, terms, facts);
+            let layouts = candidates(&quick, &all, beneficiary.copied());
+            let mut list = shortlist(layouts, demands.as_deref(), seen.recent.loss(), &self.shapes[gpu]);
             if rests_with_less {
                 list.insert(0, Layout::EVERYTHING);
             }
-            list.truncate(if seen.pace == Pace::Slow { BY_SHADOWS } else { TRIED });
+            list.truncate(TRIED);
+            if quick.len() < all.len() {
+                let slow = candidates(&all, &all, beneficiary.copied()).into_iter();
+                list.extend(slow.take(if quick.is_empty() { BY_SHADOWS } else { 1 }));
+            }
             list
         };
         match self.gpus[gpu].tend(&seen, list) {
@@ -341,15 +348,18 @@ fn demands<'f>(
     tenants.iter().map(demand).collect()
 }
 
-/// Returns the layouts in the order in which they are tried: by the forecast, if there can be one,
-/// else gentle ones first. A layout of which more is forecast to miss than does now is left out.
+/// Returns the layouts in the order in which they are tried. The gentlest one comes first if it
+/// leaves the first priority the whole GPU; the others follow by the forecast, if there can be one,
+/// without those of which more is forecast to miss than does now.
 fn shortlist(all: Vec<Layout>, demands: Option<&[Demand<'_>]>, now: f64, shape: &Gpu) -> Vec<Layout> {
     let Some(demands) = demands else { return all };
+    let gentle = all.first().is_some_and(|layout| !layout.confines_first());
+    let mut all = all.into_iter();
+    let first = if gentle { all.next() } else { None };
     let forecast = |layout: Layout| (forecast(&layout, demands, shape).loss(), layout);
-    let mut ranked: Vec<(f64, Layout)> = all.into_iter().map(forecast).collect();
-    ranked.retain(|(loss, _)| *loss < now);
+    let mut ranked: Vec<(f64, Layout)> = all.map(forecast).filter(|(loss, _)| *loss < now).collect();
     ranked.sort_by(|(one, _), (other, _)| one.total_cmp(other));
-    ranked.into_iter().map(|(_, layout)| layout).collect()
+    first.into_iter().chain(ranked.into_iter().map(|(_, layout)| layout)).collect()
 }
 
 fn changes_by_shadow(live: &Live) -> bool {

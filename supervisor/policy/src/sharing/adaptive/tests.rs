@@ -363,7 +363,7 @@ fn parts_of_layouts_are_of_the_family_that_workers_prepare() {
             work: 0.1 * (1 + model % 5) as f64,
         };
         let tenants: Vec<Tenant> = (0..models).map(tenant).collect();
-        for layout in candidates(&tenants, tenants.first().copied()) {
+        for layout in candidates(&tenants, &tenants, tenants.first().copied()) {
             let parts = (0..models).map(|model| layout.part_of(model));
             assert!(parts.clone().all(|part| part == Part::WHOLE || family.contains(&part)), "{layout:?}");
         }
