@@ -3,6 +3,7 @@
 mod blocked;
 mod bounds;
 mod counted;
+mod delivery;
 mod doors;
 mod hangs;
 mod journal;
@@ -172,7 +173,7 @@ impl Stage {
         let pipeline = Arc::clone(&self.pipeline);
         let input = Input { shape: vec![1, 1], data: data.into() };
         tokio::spawn(async move {
-            pipeline.infer(vec![input], RequestOptions::default(), Coming::now(None)).await
+            pipeline.infer(vec![input], RequestOptions::default(), Coming::now(None)).await.map(written)
         })
     }
 
@@ -192,6 +193,12 @@ impl Stage {
 fn watch(stage: &Stage) -> JoinHandle<()> {
     let pipeline = Arc::clone(&stage.pipeline);
     tokio::spawn(async move { pipeline.watch().await })
+}
+
+/// An answer that its client takes at once.
+fn written((outputs, mut delivery): (Vec<Output>, Delivery)) -> Vec<Output> {
+    delivery.written();
+    outputs
 }
 
 fn good() -> Vec<Output> {
