@@ -8,6 +8,7 @@ use std::time::Duration;
 use bytes::{Buf, BufMut, Bytes};
 use futures_util::{Stream, TryStreamExt, stream};
 use hyper_util::rt::TokioIo;
+use prost::Message;
 use tokio::net::UnixStream;
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::codegen::http::uri::PathAndQuery;
@@ -237,6 +238,13 @@ fn tensors(answer: ModelInferResponse) -> Result<Vec<Tensor>, Status> {
             data,
         })
         .collect())
+}
+
+/// A request for an inference as it goes into the body of a call: flag, length, message.
+pub fn framed(model: &str, inputs: &[Tensor]) -> Vec<u8> {
+    let message = request(model, inputs).encode_to_vec();
+    let length = u32::try_from(message.len()).unwrap_or(u32::MAX);
+    [&[0], &length.to_be_bytes()[..], &message].concat()
 }
 
 fn request(model: &str, inputs: &[Tensor]) -> ModelInferRequest {

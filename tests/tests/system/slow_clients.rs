@@ -1,0 +1,268 @@
+//! SLOs are the clients': they count from a request's first byte to its answer's last byte.
+
+use std::time::{Duration, Instant};
+
+use shadowslice_tests::cases::Tensor;
+use shadowslice_tests::client::framed;
+use shadowslice_tests::home::Home;
+use shadowslice_tests::load::Outcome;
+use shadowslice_tests::server::Server;
+use shadowslice_tests::status::Model;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::time::timeout;
+
+use crate::hostile::{SOON, Tried, call_head, connect, frame, large, preface};
+use crate::metrics::scrape;
+use crate::scene::{ask, echo_case, profile};
+
+const SLO: Duration = Duration::from_secs(2);
+
+/// More than a socket takes at once, and than the window of a call has room for.
+const LARGE: usize = 600_000;
+
+/// The largest frame that a server takes unasked, in bytes.
+const FRAME: usize = 16 << 10;
+
+/// A model whose input has any length.
+async fn started() -> Tried<Server> {
+    let home = Home::with_config(
+        "listen: {http: [\"unix:http.sock\"], grpc: [\"unix:grpc.sock\"], metrics: [\"unix:metrics.sock\"]}\n\
+         gpus: [{device: emulated, sms: 132}]\ncontroller: {policy: static}\n\
+         models:\n  - {name: echo, engine: emulated, slo: 2s, profile: profile.yaml, batch: {max: 1},\n     \
+         queue: {on_late: serve}, tensors: [{input: x, output: y, datatype: FP32, shape: [-1]}]}\n",
+    )?;
+    home.write("profile.yaml", profile(1.0))?;
+    Ok(Server::ready(home).await?)
+}
+
+/// Asks with other requests until the SLO of one that began then is over; returns how many those were.
+async fn until_it_is_late(server: &Server, begun: Instant) -> u64 {
+    let mut others = 0;
+    while begun.elapsed() <= SLO {
+        assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, Outcome::Right);
+        others += 1;
+    }
+    others
+}
+
+/// All requests were answered, and all but `late` within the SLO, as status and metrics say.
+async fn counted(server: &Server, answered: u64, late: u64) {
+    let all = |model: &Model| model.requests.succeeded >= answered;
+    let status = server.wait_status("echo", "the ends of all requests", all).await.unwrap();
+    assert_eq!((status.requests.succeeded, status.requests.failed), (answered, 0));
+    let within = (answered - late) as f64;
+    assert_eq!(status.slo.attainment, Some(within / answered as f64));
+    let metrics = scrape(server, "metrics.sock").await.unwrap();
+    assert_eq!(metrics.of("echo", "requests_within_slo_total", ""), Some(within));
+    assert_eq!(metrics.of("echo", "request_latency_seconds_bucket", ",le=\"2\""), Some(within));
+}
+
+/// The time in which something happened to requests, in seconds.
+async fn spent(server: &Server, doing: &str) -> f64 {
+    let metrics = scrape(server, "metrics.sock").await.unwrap();
+    metrics.of("echo", &format!("{doing}_seconds_sum"), "").unwrap()
+}
+
+/// The worker has answered so many requests.
+async fn computed(server: &Server, requests: u64) {
+    let all = |model: &Model| model.more["batches"].as_u64() >= Some(requests);
+    server.wait_status("echo", "answers of the worker", all).await.unwrap();
+}
+
+/// Reads an HTTP answer whose connection goes on.
+async fn read_answer(stream: &mut UnixStream, mut answer: Vec<u8>) {
+    loop {
+        let head = answer.windows(4).position(|end| end == b"\r\n\r\n");
+        if let Some(head) = head {
+            let text = String::from_utf8_lossy(&answer[..head]).to_ascii_lowercase();
+            assert!(text.starts_with("http/1.1 200"), "{text}");
+            let length = text.split("content-length: ").nth(1).and_then(|rest| rest.lines().next());
+            if answer.len() == head + 4 + length.unwrap().parse::<usize>().unwrap() {
+                return;
+            }
+        }
+        assert!(timeout(SOON, stream.read_buf(&mut answer)).await.unwrap().unwrap() > 0);
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_is_read_slowly_is_late() {
+    let server = started().await.unwrap();
+    let mut slow = connect(&server, "http.sock").await.unwrap();
+    slow.write_all(&large(LARGE)).await.unwrap();
+    read_answer(&mut slow, Vec::new()).await;
+    let begun = Instant::now();
+    slow.write_all(&large(LARGE)).await.unwrap();
+    computed(&server, 2).await;
+    let others = until_it_is_late(&server, begun).await;
+    counted(&server, 1 + others, 0).await;
+    read_answer(&mut slow, Vec::new()).await;
+    counted(&server, 2 + others, 1).await;
+    let (writing, latency) = (spent(&server, "answer_write").await, spent(&server, "request_latency").await);
+    assert!(latency > SLO.as_secs_f64() && writing > 0.5 * latency, "{writing} of {latency} s");
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_request_whose_body_dribbles_in_is_late() {
+    let server = started().await.unwrap();
+    let mut slow = connect(&server, "http.sock").await.unwrap();
+    let request = large(LARGE);
+    slow.write_all(&request[..1000]).await.unwrap();
+    // The server reads it before it answers another request of the same kind.
+    let mut other = connect(&server, "http.sock").await.unwrap();
+    other.write_all(&request).await.unwrap();
+    read_answer(&mut other, Vec::new()).await;
+    let others = 1 + until_it_is_late(&server, Instant::now()).await;
+    slow.write_all(&request[1000..]).await.unwrap();
+    read_answer(&mut slow, Vec::new()).await;
+    counted(&server, 1 + others, 1).await;
+    assert!(spent(&server, "request_receive").await >= SLO.as_secs_f64());
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_in_the_middle_of_its_answer_has_given_it_up() {
+    let server = started().await.unwrap();
+    for (cancelled, (socket, request)) in
+        [("http.sock", large(LARGE)), ("grpc.sock", whole_call("ModelInfer", 1))].into_iter().enumerate()
+    {
+        let mut leaves = connect(&server, socket).await.unwrap();
+        leaves.write_all(&request).await.unwrap();
+        computed(&server, 1 + cancelled as u64).await;
+        drop(leaves);
+        let so = |model: &Model| model.requests.cancelled == 1 + cancelled as u64;
+        let status = server.wait_status("echo", "a request that was given up", so).await.unwrap();
+        assert_eq!((status.requests.succeeded, status.requests.failed), (0, 0));
+    }
+    server.stop().await.unwrap();
+}
+
+/// The message of a large request.
+fn message() -> Vec<u8> {
+    let floats = LARGE / 4;
+    framed("echo", &[Tensor::fp32("x", &[1, floats as i64], &vec![1.0; floats])])
+}
+
+/// A part of a call's body, in frames.
+fn data(stream: u32, bytes: &[u8], ends: bool) -> Vec<u8> {
+    let frames: Vec<_> = bytes.chunks(FRAME).map(|piece| frame(0, 0, stream, piece)).collect();
+    let end = if ends { frame(0, 1, stream, &[]) } else { Vec::new() };
+    [frames.concat(), end].concat()
+}
+
+/// All of a connection with one call.
+fn whole_call(method: &str, stream: u32) -> Vec<u8> {
+    [preface(), call_head(method, stream), data(stream, &message(), true)].concat()
+}
+
+/// Lets the server send as much as it likes, on this call too.
+fn take(stream: u32) -> Vec<u8> {
+    let room = &(1_u32 << 30).to_be_bytes();
+    [frame(8, 0, 0, room), frame(8, 0, stream, room)].concat()
+}
+
+/// What the server sends over a gRPC connection.
+struct Frames {
+    stream: UnixStream,
+    got: Vec<u8>,
+}
+
+impl Frames {
+    async fn connect(server: &Server) -> Self {
+        Self { stream: connect(server, "grpc.sock").await.unwrap(), got: Vec::new() }
+    }
+
+    async fn send(&mut self, bytes: &[u8]) {
+        self.stream.write_all(bytes).await.unwrap();
+    }
+
+    /// Waits for the next frame of this kind on this call; returns its flags.
+    async fn next(&mut self, kind: u8, stream: u32) -> u8 {
+        loop {
+            let length = self.got.first_chunk::<3>().map(|&[a, b, c]| u32::from_be_bytes([0, a, b, c]));
+            let whole = length.map(|length| 9 + length as usize).filter(|whole| *whole <= self.got.len());
+            let Some(whole) = whole else {
+                let read = timeout(SOON, self.stream.read_buf(&mut self.got)).await.unwrap().unwrap();
+                assert!(read > 0, "the connection was ended");
+                continue;
+            };
+            let frame: Vec<u8> = self.got.drain(..whole).collect();
+            if frame[3] == kind && frame[5..9] == stream.to_be_bytes() {
+                return frame[4];
+            }
+        }
+    }
+
+    /// Waits for the trailers of a call, whose head has come, or for the end of its only message.
+    async fn ended(&mut self, stream: u32) {
+        assert_eq!(self.next(1, stream).await & 1, 1, "the end of the stream");
+    }
+}
+
+#[tokio::test]
+async fn so_is_one_that_is_read_slowly_over_grpc() {
+    let server = started().await.unwrap();
+    let mut slow = Frames::connect(&server).await;
+    let begun = Instant::now();
+    slow.send(&whole_call("ModelInfer", 1)).await;
+    slow.next(1, 1).await;
+    let others = until_it_is_late(&server, begun).await;
+    counted(&server, others, 0).await;
+    slow.send(&take(1)).await;
+    slow.ended(1).await;
+    counted(&server, 1 + others, 1).await;
+    assert!(spent(&server, "answer_write").await > SLO.as_secs_f64() / 2.0);
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn so_is_one_that_is_read_slowly_over_a_stream_of_messages() {
+    let server = started().await.unwrap();
+    let mut slow = Frames::connect(&server).await;
+    let begun = Instant::now();
+    slow.send(&whole_call("ModelStreamInfer", 1)).await;
+    computed(&server, 1).await;
+    let others = until_it_is_late(&server, begun).await;
+    counted(&server, others, 0).await;
+    slow.next(1, 1).await;
+    slow.send(&take(1)).await;
+    slow.ended(1).await;
+    counted(&server, 1 + others, 1).await;
+    server.stop().await.unwrap();
+}
+
+/// A call whose message dribbles in over a connection that other calls share.
+async fn dribbles(method: &str) {
+    let server = started().await.unwrap();
+    let (message, mut slow) = (message(), Frames::connect(&server).await);
+    let first = [preface(), call_head(method, 1), data(1, &message[..1000], false)].concat();
+    slow.send(&first).await;
+    // A call that begins early, and whose message comes late but at once.
+    slow.send(&call_head("ModelStreamInfer", 3)).await;
+    // The server reads all this before it answers another call of the connection.
+    let small = framed("echo", &echo_case(1).inputs);
+    slow.send(&[call_head("ModelInfer", 5), data(5, &small, true)].concat()).await;
+    slow.next(1, 5).await;
+    slow.ended(5).await;
+    let others = 1 + until_it_is_late(&server, Instant::now()).await;
+    counted(&server, others, 0).await;
+    slow.send(&data(3, &small, true)).await;
+    slow.send(&[take(1), data(1, &message[1000..], true)].concat()).await;
+    let all = |model: &Model| model.requests.succeeded >= 2 + others;
+    // Both answers come, in whichever order.
+    server.wait_status("echo", "the ends of all requests", all).await.unwrap();
+    counted(&server, 2 + others, 1).await;
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn so_is_a_request_whose_message_dribbles_in() {
+    dribbles("ModelInfer").await;
+}
+
+#[tokio::test]
+async fn so_is_one_whose_message_dribbles_in_on_a_call_of_many() {
+    dribbles("ModelStreamInfer").await;
+}
