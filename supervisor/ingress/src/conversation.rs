@@ -17,7 +17,7 @@ use shadowslice_datapath::pipeline::{Answers, Coming, Metadata, Output};
 use tonic::{Status, Streaming};
 
 use super::Frontend;
-use super::deliveries::Beginnings;
+use super::deliveries::{Beginnings, Deliveries};
 use super::inference::{Inference, inference, response};
 use super::model::{self, Wanted};
 use super::pools::{Pool, Taken};
@@ -132,7 +132,7 @@ impl Conversation {
                 answer
             }
             Err(why) => {
-                deliveries.failed();
+                deliveries.failed(&why);
                 failed(answer.infer_response.unwrap_or_default().id, &why)
             }
         }
@@ -208,7 +208,7 @@ async fn answer(
             told(response)
         }
         Err(why) => {
-            reserved.deliveries().failed();
+            reserved.deliveries().failed(&why);
             failed(id.clone(), &why)
         }
     };
@@ -283,11 +283,11 @@ async fn open(
 impl Open {
     async fn next(&mut self) -> Option<Result<ModelInferResponse, RequestError>> {
         let outputs = self.answers.next().await?;
-        let mut delivery = self.answers.delivery();
+        let delivery = Deliveries::from(self.answers.delivery());
         let response = outputs.map_err(RequestError::from).and_then(|outputs| self.response(outputs));
-        match response {
+        match &response {
             Ok(_) => self.call.carry(delivery),
-            Err(_) => delivery.failed(),
+            Err(why) => delivery.failed(why),
         }
         Some(response)
     }

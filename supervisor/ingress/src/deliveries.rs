@@ -7,6 +7,8 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use shadowslice_datapath::pipeline::Delivery;
 
+use super::request_error::RequestError;
+
 /// Answers whose last bytes leave together. Without more than one answer it takes no memory.
 #[derive(Debug, Default)]
 pub(super) struct Deliveries {
@@ -30,9 +32,11 @@ impl Deliveries {
         first.into_iter().chain(others).for_each(|mut delivery| delivery.written());
     }
 
-    /// Their client gets an error instead.
-    pub(super) fn failed(self) {
-        self.first.into_iter().chain(self.others).for_each(|mut delivery| delivery.failed());
+    /// Their client gets this error instead.
+    pub(super) fn failed(self, why: &RequestError) {
+        let invalid = why.status().is_client_error();
+        let all = self.first.into_iter().chain(self.others);
+        all.for_each(|mut delivery| if invalid { delivery.invalid() } else { delivery.failed() });
     }
 }
 

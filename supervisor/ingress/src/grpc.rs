@@ -217,9 +217,6 @@ async fn call(
     }
     let span = front.begin_grpc(&mut request);
     let response = servers.call(request, reserved).await.unwrap_or_else(Status::into_http);
-    if response.headers().contains_key(Status::GRPC_STATUS) {
-        reserved.deliveries().failed();
-    }
     if let Some(span) = span {
         traced::end_grpc(span, &response);
     }
@@ -335,7 +332,8 @@ impl GrpcInferenceService for Service {
         let coming = traced::coming(request.extensions());
         let peer = Arc::clone(peers::of(request.extensions()));
         let (asked, _, request) = request.into_parts();
-        let (response, route) = self.infer(request, &peer, coming).await?;
+        let answered = self.infer(request, &peer, coming).await;
+        let (response, route) = answered.inspect_err(|why| RESERVED.get().deliveries().failed(why))?;
         let mut response = Response::new(response);
         if let Some(load) = load_metrics::told(asked.as_ref(), || route.load()) {
             let load = MetadataValue::try_from(load.as_bytes()).ok();

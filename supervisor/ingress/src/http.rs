@@ -211,7 +211,7 @@ async fn serve_goal(
         Goal::Answered(answer) => Ok(answer),
     };
     let answer = answer.unwrap_or_else(|why| {
-        reserved.deliveries().failed();
+        reserved.deliveries().failed(&why);
         reserved.shrink_to(0);
         routes::refusal(&why, head)
     });

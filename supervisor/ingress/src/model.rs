@@ -77,7 +77,7 @@ pub(super) async fn infer(
     }
     let (inputs, terms, wanted) = ready_made(front, metadata, request, peer, reserved).await?;
     let (outputs, delivery) = pipeline.infer(inputs, terms, coming).await?;
-    reserved.carry(delivery);
+    reserved.carry(delivery.into());
     wanted.of(metadata, outputs)
 }
 

@@ -45,8 +45,8 @@ impl Reserved {
     }
 
     /// An answer is on its way with this memory: it goes with the next bytes that are written.
-    pub(super) fn carry(&self, deliveries: impl Into<Deliveries>) {
-        self.deliveries.lock().add(deliveries.into());
+    pub(super) fn carry(&self, deliveries: Deliveries) {
+        self.deliveries.lock().add(deliveries);
     }
 
     /// Takes the answers that go with the next bytes.

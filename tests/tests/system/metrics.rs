@@ -38,9 +38,9 @@ pub(crate) async fn scrape(server: &Server, socket: &str) -> Result<Metrics, Str
 }
 
 /// Waits until so many answers are counted, a moment after their clients have them.
-pub(crate) async fn counted(server: &Server, answers: u64) {
+pub(crate) async fn counted(server: &Server, answers: u64) -> Result<(), Error> {
     let all = |model: &Model| model.requests.succeeded == answers;
-    server.wait_status("echo", "the ends of all requests", all).await.unwrap();
+    server.wait_status("echo", "the ends of all requests", all).await.map(drop)
 }
 
 #[tokio::test]
@@ -67,7 +67,7 @@ async fn a_request_and_a_resize_move_the_counters() {
     // The controller hears of the first answer after the client did.
     let effect = |model: &Model| model.handovers.last.as_ref().is_some_and(|last| last.effect_ms.is_some());
     server.wait_status("echo", "the hand-over's effect", effect).await.unwrap();
-    counted(&server, 2).await;
+    counted(&server, 2).await.unwrap();
     for socket in ["metrics.sock", "more.sock"] {
         let after = scrape(&server, socket).await.unwrap();
         for (name, more, value) in [
@@ -109,7 +109,7 @@ async fn sums_and_counts_match_the_requests_that_were_sent() {
     let all = f64::from(sent.iter().sum::<u16>());
     let outcomes = ask_all(&server.client(), "echo", sent.iter().copied().map(rows).collect(), 0.0).await;
     assert_eq!(outcomes, vec![Outcome::Right; 40]);
-    counted(&server, 40).await;
+    counted(&server, 40).await.unwrap();
     let metrics = scrape(&server, "metrics.sock").await.unwrap();
     let ours = |name: &str, more| metrics.of("echo", name, more).unwrap_or_else(|| panic!("no {name}{more}"));
     let batches = ours("batches_total", "");
@@ -280,7 +280,7 @@ async fn latency_begins_with_the_head_of_a_request_that_comes_slowly() {
     let mut answer = String::new();
     slow.read_to_string(&mut answer).await.unwrap();
     assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
-    counted(&server, 5).await;
+    counted(&server, 5).await.unwrap();
     latency_begins_with_the_head(&scrape(&server, "metrics.sock").await.unwrap(), between);
     server.stop().await.unwrap();
 }
@@ -309,7 +309,7 @@ async fn so_it_does_over_grpc() {
     let between = begun.elapsed().as_secs_f64();
     send.send(()).unwrap();
     assert_eq!(slow.await.unwrap().unwrap().len(), 1);
-    counted(&server, 5).await;
+    counted(&server, 5).await.unwrap();
     latency_begins_with_the_head(&scrape(&server, "metrics.sock").await.unwrap(), between);
     server.stop().await.unwrap();
 }

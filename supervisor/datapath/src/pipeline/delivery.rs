@@ -48,6 +48,8 @@ enum How {
     Written(Spent),
     /// The answer could not be written, for example for lack of memory.
     Failed(Duration),
+    /// The same, by the request's own fault.
+    Invalid(Duration),
     /// The client left.
     Left(Duration),
 }
@@ -68,6 +70,12 @@ impl Delivery {
     /// Counts the request as failed: the client gets an error instead of the answer.
     pub fn failed(&mut self) {
         self.end(|underway, at| How::Failed(at.since(underway.arrived)));
+    }
+
+    /// Counts the request as at fault itself: its client asked for the answer in a form that it does
+    /// not have.
+    pub fn invalid(&mut self) {
+        self.end(|underway, at| How::Invalid(at.since(underway.arrived)));
     }
 
     fn end(&mut self, how: impl FnOnce(&Underway, Moment) -> How) {
@@ -107,6 +115,7 @@ impl Pipeline {
                     state.stats.succeeded(&spent, at);
                 }
                 How::Failed(waited) => state.stats.failed(waited, at),
+                How::Invalid(waited) => state.stats.invalid(waited),
                 How::Left(waited) => state.left(waited, at),
             }
         }

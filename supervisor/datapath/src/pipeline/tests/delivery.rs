@@ -92,6 +92,8 @@ async fn an_answer_that_cannot_be_written_has_failed() {
     delivery.failed();
     drop(delivery);
     assert_eq!(ends(&stage), [0, 0, 1, 0]);
+    answered(&stage, &worker).await.invalid();
+    assert_eq!((ends(&stage), stage.pipeline.report().counts.invalid), ([0, 0, 1, 0], 1));
 }
 
 #[tokio::test]
