@@ -30,6 +30,7 @@ use shadowslice_shared::units::{Percent, Sms};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
+use self::delivery::written;
 use super::*;
 use crate::pipeline::BatchSocket;
 
@@ -193,12 +194,6 @@ impl Stage {
 fn watch(stage: &Stage) -> JoinHandle<()> {
     let pipeline = Arc::clone(&stage.pipeline);
     tokio::spawn(async move { pipeline.watch().await })
-}
-
-/// An answer that its client takes at once.
-fn written((outputs, mut delivery): (Vec<Output>, Delivery)) -> Vec<Output> {
-    delivery.written();
-    outputs
 }
 
 fn good() -> Vec<Output> {

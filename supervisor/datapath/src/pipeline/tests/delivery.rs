@@ -8,6 +8,12 @@ use crate::pipeline::Counts;
 
 type Answered = Result<(Vec<Output>, Delivery), Failure>;
 
+/// An answer that its client takes at once.
+pub(super) fn written((outputs, mut delivery): (Vec<Output>, Delivery)) -> Vec<Output> {
+    delivery.written();
+    outputs
+}
+
 /// Asks with a request whose first byte was read `took` ago.
 fn ask(stage: &Stage, took: Duration, terms: RequestOptions) -> JoinHandle<Answered> {
     let pipeline = Arc::clone(&stage.pipeline);
