@@ -40,7 +40,7 @@ pub(super) struct Context {
     pub(super) front: Arc<Frontend>,
     pub(super) peer: Arc<Peer>,
     pub(super) call: Arc<Reserved>,
-    /// Of its messages.
+    /// The times at which its messages began.
     pub(super) beginnings: Beginnings,
 }
 

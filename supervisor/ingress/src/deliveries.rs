@@ -1,4 +1,4 @@
-//! The answers of a connection that its client does not have yet, and when requests began to arrive.
+//! Answers on their way to clients, and the times at which requests began to arrive.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use shadowslice_datapath::pipeline::Delivery;
 
 use super::request_error::RequestError;
 
-/// Answers whose last bytes leave together. Without more than one answer it takes no memory.
+/// Answers whose last bytes leave together. A single answer takes no memory of its own here.
 #[derive(Debug, Default)]
 pub(super) struct Deliveries {
     first: Option<Delivery>,
@@ -26,13 +26,13 @@ impl Deliveries {
         }
     }
 
-    /// The socket has their last bytes.
+    /// Counts the requests as answered: the socket has the last bytes.
     pub(super) fn written(&mut self) {
         let Self { first, others } = std::mem::take(self);
         first.into_iter().chain(others).for_each(|mut delivery| delivery.written());
     }
 
-    /// Their client gets this error instead.
+    /// Counts the requests as failed: their client gets this error instead.
     pub(super) fn failed(self, why: &RequestError) {
         let invalid = why.status().is_client_error();
         let all = self.first.into_iter().chain(self.others);
@@ -46,13 +46,13 @@ impl From<Delivery> for Deliveries {
     }
 }
 
-/// When the messages of a call began to arrive, in their order: as the call read their first bytes.
-/// While a call has as many requests as it may, it reads nothing.
+/// The times at which a call read the first bytes of its messages, in their order. While a call has as
+/// many requests as it may, it reads nothing.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Beginnings(Arc<Mutex<VecDeque<(Instant, usize)>>>);
 
 impl Beginnings {
-    /// Messages that begin in the same frame begin at the same time.
+    /// Adds messages that begin in the same frame, and so at the same time.
     pub(super) fn push(&self, at: Instant, messages: usize) {
         if messages > 0 {
             self.0.lock().push_back((at, messages));

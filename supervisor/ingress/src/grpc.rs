@@ -98,7 +98,7 @@ pub(super) async fn serve(
     };
     let (called, untaken) = (AtomicBool::new(false), Arc::new(Untaken::default()));
     let (mut calls, caller) = (Calls::default(), Arc::new(caller));
-    // Called as a request's headers are read, whenever its call has its turn.
+    // hyper calls this when it has read a call's headers, before the call has its turn.
     let service = service_fn(|mut request: HttpRequest<Incoming>| {
         called.store(true, Ordering::Relaxed);
         traced::arrives(&mut request);

@@ -35,7 +35,7 @@ use shadowslice_datapath::trace::Outcome;
 
 pub(super) type Answer = Response<Pieces>;
 
-/// Memory stays reserved until an answer has been written, and then its request counts.
+/// The body of an answer. When it has been written, its memory is given back and its request counts.
 pub(super) type Written = Full<Kept<Pieces, Option<Arc<Reserved>>>>;
 
 pub(super) const SPOKEN: Spoken = Spoken { name: "HTTP", alpn: b"http/1.1" };

@@ -1,16 +1,16 @@
 //! Bytes on their way to a client, with what is let go of when they have been written.
 //!
-//! hyper and h2 take from a buffer what the socket has taken, so the last byte's turn is the moment
-//! at which it was written. Both copy small buffers first (h2 messages of less than 256 bytes), and
-//! write them together with what is behind: then it is the moment of the copy.
+//! After each write, hyper and h2 advance a buffer by the bytes that the socket took. So the last
+//! byte is written when the buffer reaches its end. h2 copies a frame of less than 256 bytes first,
+//! and then the copy is the end.
 
 use std::io::IoSlice;
 
 use bytes::Buf;
 
-/// What goes with bytes.
+/// A companion of bytes on their way.
 pub(super) trait Goes {
-    /// Called when the last byte has been written, perhaps more than once.
+    /// Hears that the last byte has been written, perhaps more than once.
     fn written(&mut self);
 }
 

@@ -61,7 +61,7 @@ pub(super) fn metadata(pipeline: &Route, name: &str) -> Result<Arc<Metadata>, Re
     })
 }
 
-/// The answer's delivery goes with `reserved`.
+/// Returns the outputs as they are wanted. `reserved` carries their delivery.
 pub(super) async fn infer(
     front: &Frontend,
     pipeline: &Route,

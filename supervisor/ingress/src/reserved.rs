@@ -29,7 +29,7 @@ tokio::task_local! {
 pub(super) struct Reserved {
     taken: Taken,
     used: AtomicU64,
-    /// Of the answers that are written next.
+    /// The deliveries of the answers that are written next.
     deliveries: Mutex<Deliveries>,
 }
 
@@ -44,12 +44,12 @@ impl Reserved {
         self.taken.client()
     }
 
-    /// An answer is on its way with this memory: it goes with the next bytes that are written.
+    /// Adds answers that leave with the next bytes.
     pub(super) fn carry(&self, deliveries: Deliveries) {
         self.deliveries.lock().add(deliveries);
     }
 
-    /// Takes the answers that go with the next bytes.
+    /// Takes the answers that leave with the next bytes.
     pub(super) fn deliveries(&self) -> Deliveries {
         std::mem::take(&mut self.deliveries.lock())
     }

@@ -94,7 +94,7 @@ pub(super) struct Answer<B> {
     body: B,
     /// The rest of a frame.
     rest: Bytes,
-    /// Of the answers in that frame.
+    /// The deliveries of the answers in that frame.
     deliveries: Deliveries,
     untaken: Arc<Untaken>,
     reserved: Option<Arc<Reserved>>,
@@ -106,12 +106,12 @@ impl<B> Answer<B> {
     }
 }
 
-/// What goes with a piece.
+/// The companions of a piece.
 #[derive(Debug)]
 pub(super) struct Piece {
     _waits: Waits,
     _reserved: Option<Arc<Reserved>>,
-    /// Those whose answers end with it.
+    /// The deliveries of the answers that end with it.
     deliveries: Deliveries,
 }
 
@@ -147,7 +147,7 @@ impl<B: Body<Data = Bytes> + Unpin> Body for Answer<B> {
             if let Some(reserved) = &this.reserved {
                 // The answer was there twice until now.
                 reserved.shrink_to(this.rest.len());
-                // tonic gives all that it was given so far.
+                // tonic's frame has all messages that it has polled so far.
                 this.deliveries.add(reserved.deliveries());
             }
         }

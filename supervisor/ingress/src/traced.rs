@@ -33,7 +33,7 @@ impl Frontend {
     }
 }
 
-/// A gRPC call begins with its headers, before it has its turn.
+/// Notes that a gRPC call arrives: it begins with its headers, before it has its turn.
 pub(super) fn arrives<B>(request: &mut Request<B>) {
     request.extensions_mut().insert(Coming::now(None));
 }

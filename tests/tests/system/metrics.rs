@@ -37,7 +37,7 @@ pub(crate) async fn scrape(server: &Server, socket: &str) -> Result<Metrics, Str
     Metrics::parse(&body)
 }
 
-/// Waits until so many answers are counted, a moment after their clients have them.
+/// Waits until this many answers are counted, a moment after their clients have them.
 pub(crate) async fn counted(server: &Server, answers: u64) -> Result<(), Error> {
     let all = |model: &Model| model.requests.succeeded == answers;
     server.wait_status("echo", "the ends of all requests", all).await.map(drop)

@@ -36,8 +36,8 @@ async fn started() -> Tried<Server> {
     Ok(Server::ready(home).await?)
 }
 
-/// Asks with other requests until the SLO of one that the server has begun to read is over; returns
-/// how many those were.
+/// Asks with other requests until the SLO of one that the server has begun to read is over. Returns
+/// their number.
 async fn until_it_is_late(server: &Server) -> u64 {
     let (begun, mut others) = (Instant::now(), 0);
     while begun.elapsed() <= SLO {
@@ -47,7 +47,7 @@ async fn until_it_is_late(server: &Server) -> u64 {
     others
 }
 
-/// All requests were answered, and all but `late` within the SLO, as status and metrics say.
+/// Waits until all requests count as answered, and checks that all but `late` kept the SLO.
 async fn counted(server: &Server, answered: u64, late: u64) -> Tried<()> {
     let all = |model: &Model| model.requests.succeeded >= answered;
     let status = server.wait_status("echo", "the ends of all requests", all).await?;
@@ -60,13 +60,13 @@ async fn counted(server: &Server, answered: u64, late: u64) -> Tried<()> {
     Ok(())
 }
 
-/// The time in which something happened to requests, in seconds.
+/// Returns a summary's time in seconds.
 async fn spent(server: &Server, doing: &str) -> Tried<f64> {
     let metrics = scrape(server, "metrics.sock").await?;
     metrics.of("echo", &format!("{doing}_seconds_sum"), "").ok_or_else(|| format!("no {doing}").into())
 }
 
-/// The worker has answered so many requests.
+/// Waits until the worker has answered this many requests.
 async fn computed(server: &Server, requests: u64) -> Tried<()> {
     let all = |model: &Model| model.more["batches"].as_u64() >= Some(requests);
     server.wait_status("echo", "answers of the worker", all).await?;
@@ -144,7 +144,7 @@ fn whole_call(method: &str, stream: u32) -> Vec<u8> {
     [call_head(method, stream), data(stream, &message(), true)].concat()
 }
 
-/// Lets the server send so many bytes more on this call.
+/// Frames that let the server send more bytes on this call.
 fn take(stream: u32, bytes: u32) -> Vec<u8> {
     let room = &bytes.to_be_bytes();
     [frame(8, 0, 0, room), frame(8, 0, stream, room)].concat()
@@ -199,7 +199,7 @@ impl Frames {
         }
     }
 
-    /// Waits for so many bytes of the answer to this call.
+    /// Waits for this many bytes of the answer to this call.
     async fn takes(&mut self, stream: u32, bytes: usize) -> Tried<()> {
         let mut taken = 0;
         while taken < bytes {

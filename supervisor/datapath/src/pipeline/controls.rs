@@ -76,7 +76,7 @@ impl Pipeline {
     /// Waiting requests follow the new rules when they are sent, as far as these apply then.
     pub fn set_live_settings(&self, rules: LiveSettings) {
         let now = self.clock.now();
-        // Judged by the rules that they ended under.
+        // Requests that have ended are judged by the rules of that time.
         drop(self.counted());
         self.change(|state| {
             state.stats.slo = rules.slo;

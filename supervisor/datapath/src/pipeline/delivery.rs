@@ -1,13 +1,15 @@
 //! The last part of a request's way: from its worker's answer to its client's socket.
 //!
-//! A request counts as answered when its answer's last byte has been written, with the latency of
-//! that moment: this is what its SLO is about. A client that leaves before has given its request up.
+//! A request counts as answered when the last byte of its answer has been written. Its latency, which
+//! the SLO bounds, ends then. If the client leaves earlier, the request counts as given up.
 //!
-//! "Written" means that the socket took the byte. What the kernel still holds then, the network and
-//! the client itself are not measured. Over TLS, the encryption may hold up to 64 KiB more; over gRPC,
-//! a message of less than 256 bytes counts when it enters the connection's buffer, and the trailers
-//! behind a message do not count. A request that the supervisor before this one relays counts when
-//! that supervisor has its answer.
+//! "Written" means that the socket took the byte. These parts are not measured:
+//!
+//! * the kernel's buffers, the network and the client
+//! * with TLS, up to 64 KiB that wait for encryption
+//! * with gRPC, the trailers behind a message, and the wait of a message of less than 256 bytes in
+//!   the connection's buffer
+//! * if the previous supervisor relays a request, its own writing to the client
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,12 +20,13 @@ use super::Pipeline;
 use super::durations::Spent;
 use super::state::State;
 
-/// Ends that wait for the pipeline's lock at most: one in so many takes it.
+/// The most ends that wait to be counted. The end that reaches it takes the pipeline's lock and counts
+/// them all.
 const TOGETHER: usize = 64;
 
-/// An answer that its client does not have yet. When dropped, it counts as given up by its client.
+/// An answer that its client does not have yet. If it is dropped, its request counts as given up.
 ///
-/// The default stands for an answer that does not count, for example a later one of a stream.
+/// The default is an answer that does not count, for example a later one of a stream.
 #[derive(Debug, Default)]
 pub struct Delivery(Option<Box<Underway>>);
 
@@ -35,20 +38,20 @@ pub(crate) struct Underway {
     pub(crate) spent: Spent,
 }
 
-/// A request that a worker has answered, at its end.
+/// The end of a request that a worker has answered.
 #[derive(Debug)]
 pub(crate) struct Ended {
     at: Moment,
     how: How,
 }
 
-/// With the time since the request's first byte, in `Spent` too.
+/// The way in which a request ended, with the time since its first byte.
 #[derive(Debug)]
 enum How {
     Written(Spent),
     /// The answer could not be written, for example for lack of memory.
     Failed(Duration),
-    /// The same, by the request's own fault.
+    /// The answer could not be written, and the request is at fault.
     Invalid(Duration),
     /// The client left.
     Left(Duration),
@@ -92,8 +95,8 @@ impl Drop for Delivery {
 }
 
 impl Pipeline {
-    /// Ends are counted some at a time, and whenever somebody looks at the counts: connections do
-    /// not wait for batches that are being sent.
+    /// Notes an end, which is counted with others or when somebody reads the counts. A connection
+    /// does not wait for the pipeline's lock, under which batches are sent.
     fn ended(&self, ended: Ended) {
         let mut endings = self.endings.lock();
         endings.push(ended);
@@ -104,7 +107,7 @@ impl Pipeline {
         }
     }
 
-    /// The state with all that has ended counted.
+    /// Returns the state, in which all ends are counted.
     pub(super) fn counted(&self) -> parking_lot::MutexGuard<'_, State> {
         let mut state = self.state.lock();
         for Ended { at, how } in self.endings.lock().drain(..) {

@@ -9,7 +9,7 @@ use std::time::Duration;
 pub struct Durations {
     /// Requests answered: the count that belongs to each sum.
     pub count: u64,
-    /// From when it was all there to the worker's answer.
+    /// The time from a request's last byte to its worker's answer.
     pub request: Duration,
     /// What is left of that: the wait for a worker's slot and in it, with the copy of the inputs to
     /// a real GPU, which mostly happens while the batch before executes.
@@ -24,8 +24,8 @@ pub struct Durations {
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Spent {
-    /// From the request's first byte to the answer's last, or to the worker's answer as long as that is
-    /// not written.
+    /// The time from the request's first byte to the answer's last byte. Until the answer is written,
+    /// it ends with the worker's answer.
     pub(crate) latency: Duration,
     /// The part of that until it was all there.
     pub(crate) coming: Duration,
@@ -34,7 +34,7 @@ pub(crate) struct Spent {
     pub(crate) copy_in: Duration,
     pub(crate) execution: Duration,
     pub(crate) copy_out: Duration,
-    /// From then until the client's socket has the answer.
+    /// The time from the worker's answer until the client's socket has it.
     pub(crate) writing: Duration,
 }
 

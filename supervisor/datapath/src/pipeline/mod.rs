@@ -120,7 +120,7 @@ pub struct Pipeline {
     memory: Arc<RequestMemory>,
     metadata: OnceLock<Arc<Metadata>>,
     state: Mutex<State>,
-    /// Requests that have ended with their answers' writing and are not counted in the state yet.
+    /// Requests whose deliveries have ended and that the state doesn't count yet.
     endings: Mutex<Vec<Ended>>,
     alarm_moved: Notify,
     readiness: watch::Sender<()>,

@@ -161,7 +161,7 @@ impl LaneReader {
                 state.scheduler.opened(self.worker);
             }
             for ((request, answer), delivery) in batch.requests.iter().zip(&answers).zip(&deliveries) {
-                // It was given up while it ran, and is counted as given up.
+                // Its client gave it up while it ran, and it counts as given up.
                 if delivery.is_none() {
                     continue;
                 }
@@ -205,8 +205,8 @@ impl LaneReader {
         Ok(())
     }
 
-    /// For each request of a batch that nothing else has settled; later answers of streams, and
-    /// failures, are not delivered.
+    /// Returns a delivery for each request that nothing else has settled. Later answers of streams and
+    /// failures get the default.
     fn deliveries(
         &self,
         batch: &InFlight,

@@ -56,10 +56,10 @@ pub struct Output {
 
 #[derive(Debug, Clone)]
 pub struct Coming {
-    /// When its first part was read: over HTTP its head, over gRPC the call's headers, in a call with
-    /// many messages the message's first byte. The SLO and a timeout begin then, however slowly the
-    /// rest comes. Not measured: the time that bytes lay in the kernel's buffers before, while the
-    /// connection was busy.
+    /// The time at which its first part was read: over HTTP its head, over gRPC the call's headers, in
+    /// a call with many messages the message's first byte. The SLO and a timeout begin then, however
+    /// slowly the rest comes. If the connection was busy, the time in which the kernel held that part
+    /// is not measured.
     pub began: Instant,
     /// The part of the time since then that the request waited here, through an outage.
     pub waited: Duration,

@@ -196,7 +196,7 @@ impl State {
         self.scheduler.give_up();
     }
 
-    /// The same, of a request that does not wait any more.
+    /// Counts a request as given up that doesn't wait any more, `waited` after it came.
     pub(crate) fn left(&mut self, waited: Duration, now: Moment) {
         if waited >= self.scheduler.slo() {
             self.scheduler.missed();

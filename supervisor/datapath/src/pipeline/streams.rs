@@ -70,7 +70,7 @@ impl Drop for OpenStream {
 #[derive(Debug)]
 pub struct Answers {
     first: Option<Vec<Output>>,
-    /// The first answer's.
+    /// The delivery of the first answer.
     delivery: Delivery,
     rest: Rest,
     /// So that the model's workers stay until the stream ends.
@@ -100,7 +100,7 @@ impl Answers {
         Self { guest: Some(guest), ..self }
     }
 
-    /// The delivery of the answer that came last. Only the first answer of a request counts.
+    /// Returns the delivery of the last answer. Only the first answer of a request counts.
     pub fn delivery(&mut self) -> Delivery {
         std::mem::take(&mut self.delivery)
     }
@@ -201,7 +201,7 @@ impl Pipeline {
         let Given { outputs, then, mut delivery } = self.ask(inputs, terms, coming).await?;
         let (first, rest) = match then {
             Then::Opened(open) => (Some(outputs), Rest::Here(open, terms)),
-            // The end of a stream is no answer: there is nothing to write.
+            // The end of a stream carries no answer, so nothing will be written.
             Then::End | Then::More => ((!self.streams()).then_some(outputs), Rest::None),
         };
         if first.is_none() {

@@ -34,11 +34,11 @@ pub struct Steps {
 pub struct Totals {
     /// Of each request that reached the model: from its head to its end.
     pub coming: Total,
-    /// Of each answered request: from its first byte to the answer's last one.
+    /// The latency of each answered request, from its first byte to the answer's last byte.
     pub latency: LatencyHistogram,
     /// Of each answered request: from when it was all there to the sending of its batch.
     pub queue_wait: Total,
-    /// Of each answered request: from its worker's answer until its client's socket had all of it.
+    /// The time of each answered request from its worker's answer until its client's socket had it.
     pub writing: Total,
     /// Of each answered batch: how long it executed, as its worker reported it.
     pub batch_execution: Total,

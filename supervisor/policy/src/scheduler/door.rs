@@ -52,7 +52,7 @@ impl Doorkeeper {
         self.serves_late = serves_late;
     }
 
-    /// A client's socket has all of an answer, `took` after the worker gave it.
+    /// Learns that writing an answer to its client's socket took this long.
     pub(super) fn wrote(&mut self, took: Duration, slo: Duration) {
         self.writing.observe(took, slo);
     }
@@ -81,7 +81,7 @@ impl Doorkeeper {
         answered.is_some_and(|answered| answered > request.deadline)
     }
 
-    /// When the client of a request that comes now should have its answer: full batches go first, then
+    /// Predicts when the client of a request that comes now has its answer: full batches go first, then
     /// its own, and the answer is written.
     /// `None` if no rows are before it: then it is tried in any case, or predictions would never be
     /// corrected.

@@ -142,12 +142,12 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         self.seen.refused();
     }
 
-    /// A client has its answer, `latency` after the request began to arrive.
+    /// Counts an answer that its client has, `latency` after the request began to arrive.
     pub fn answered(&mut self, latency: Duration) {
         self.seen.answered(latency, self.slo);
     }
 
-    /// An answer took so long from its worker to its client's socket: predictions add the mean.
+    /// Learns how long an answer took from its worker to its client's socket. Predictions add the mean.
     pub fn wrote(&mut self, took: Duration) {
         self.door.wrote(took, self.slo);
     }

@@ -33,7 +33,7 @@ pub struct Punctual<'p> {
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Due {
-    /// When its batch must have ended; `None` if it is never too late.
+    /// The time by which its batch must have ended; `None` if it is never too late.
     by: Option<Moment>,
     rows: u32,
 }

@@ -1,8 +1,9 @@
-//! How long a model's answers take from the worker to the client's socket.
+//! The time that a model's answers take from the worker to the client's socket.
 
 use std::time::Duration;
 
-/// The weight of the answers so far against one new answer: the mean follows the last few dozen.
+/// The weight of the earlier answers and a new one together, of which the new one has 1. The mean
+/// follows the last few dozen answers.
 const WEIGHT: u32 = 16;
 
 /// The most that one answer counts, as a divisor of the SLO. Clients may read as slowly as they
