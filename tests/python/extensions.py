@@ -293,6 +293,8 @@ class Terms(unittest.TestCase):
         # The slot is free again when the batch is through.
         answer = self.client.infer("slow", tensor(grpcclient, numbers(2)), timeout=60_000_000)
         np.testing.assert_array_equal(answer.as_numpy("y"), numbers(2))
+        # An answer counts a moment after its client has it.
+        self.until("the answer counts", lambda model: model["requests"]["succeeded"] > before["succeeded"])
         after = self.status()["requests"]
         self.assertEqual({name: after[name] - before[name] for name in ("accepted", "succeeded", "failed", "cancelled")},
                          {"accepted": 5, "succeeded": 1, "failed": 4, "cancelled": 0})

@@ -292,6 +292,13 @@ fn tensors(answer: ModelInferResponse) -> Result<Vec<Tensor>, Status> {
         .collect())
 }
 
+/// A request for an inference as it goes into the body of a call: flag, length, message.
+pub fn framed(model: &str, inputs: &[Tensor]) -> Vec<u8> {
+    let message = request(model, inputs).encode_to_vec();
+    let length = u32::try_from(message.len()).unwrap_or(u32::MAX);
+    [&[0], &length.to_be_bytes()[..], &message].concat()
+}
+
 fn request(model: &str, inputs: &[Tensor]) -> ModelInferRequest {
     let described = |tensor: &Tensor| InferInputTensor {
         name: tensor.name.clone(),

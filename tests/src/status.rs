@@ -112,6 +112,8 @@ pub struct Requests {
     pub refused: BTreeMap<String, u64>,
     /// Executed again after a worker's death.
     pub retried: u64,
+    /// Given up by their clients before they had all of the answer.
+    pub cancelled: u64,
 }
 
 /// A service level objective.

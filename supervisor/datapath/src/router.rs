@@ -9,7 +9,7 @@ use parking_lot::RwLock;
 use shadowslice_config::Ready;
 use tokio::sync::{mpsc, watch};
 
-use crate::pipeline::{Answers, Coming, Failure, Input, Output, Pipeline, RequestOptions};
+use crate::pipeline::{Answers, Coming, Delivery, Failure, Input, Output, Pipeline, RequestOptions};
 use crate::pulse::Pulse;
 use crate::readiness::{Host, Readiness};
 use crate::relay::Relay;
@@ -72,7 +72,7 @@ impl Route {
         inputs: Vec<Input>,
         terms: RequestOptions,
         coming: Coming,
-    ) -> Result<Vec<Output>, Failure> {
+    ) -> Result<(Vec<Output>, Delivery), Failure> {
         match &self.relay {
             None => self.pipeline.infer(inputs, terms, coming).await,
             Some(relay) => relay.infer(inputs, terms, coming).await,

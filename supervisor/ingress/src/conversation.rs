@@ -13,10 +13,11 @@ use std::task::{Context as TaskContext, Poll};
 use futures_util::future::BoxFuture;
 use futures_util::stream::{BoxStream, FuturesOrdered, SelectAll, Stream, StreamExt, unfold};
 use shadowslice_datapath::peer::Peer;
-use shadowslice_datapath::pipeline::{Answers, Coming, Metadata};
+use shadowslice_datapath::pipeline::{Answers, Coming, Metadata, Output};
 use tonic::{Status, Streaming};
 
 use super::Frontend;
+use super::deliveries::{Beginnings, Deliveries};
 use super::inference::{Inference, inference, response};
 use super::model::{self, Wanted};
 use super::pools::{Pool, Taken};
@@ -39,6 +40,8 @@ pub(super) struct Context {
     pub(super) front: Arc<Frontend>,
     pub(super) peer: Arc<Peer>,
     pub(super) call: Arc<Reserved>,
+    /// The times at which its messages began.
+    pub(super) beginnings: Beginnings,
 }
 
 /// The answers of a call.
@@ -105,11 +108,12 @@ impl Conversation {
         let next = unused(&self.context)?;
         let reserved = std::mem::replace(&mut self.next, next);
         let context = self.context.clone();
+        let coming = Coming { began: context.beginnings.next(), ..Coming::now(None) };
         let route = model::find(&context.front.router, &request.model_name, &request.model_version);
         if route.is_ok_and(|route| route.streams()) {
-            self.streams.push(answers(context, request, reserved).boxed());
+            self.streams.push(answers(context, request, (reserved, coming)).boxed());
         } else {
-            self.in_order.push_back(Box::pin(answer(context, request, reserved)));
+            self.in_order.push_back(Box::pin(answer(context, request, (reserved, coming))));
         }
         Ok(())
     }
@@ -119,11 +123,18 @@ impl Conversation {
         let bytes = answer.infer_response.as_ref().map_or(0, |answer| {
             answer.id.len() + answer.raw_output_contents.iter().map(bytes::Bytes::len).sum::<usize>()
         });
+        let deliveries = reserved.deliveries();
         drop(reserved);
         // It is there twice while it is written.
         match self.context.call.grow(2 * bytes) {
-            Ok(()) => answer,
-            Err(why) => failed(answer.infer_response.unwrap_or_default().id, &why),
+            Ok(()) => {
+                self.context.call.carry(deliveries);
+                answer
+            }
+            Err(why) => {
+                deliveries.failed(&why);
+                failed(answer.infer_response.unwrap_or_default().id, &why)
+            }
         }
     }
 
@@ -175,12 +186,16 @@ fn unused(context: &Context) -> Result<Arc<Reserved>, RequestError> {
 }
 
 /// To a request of a model that gives one.
-async fn answer(context: Context, request: ModelInferRequest, reserved: Arc<Reserved>) -> Answered {
+async fn answer(
+    context: Context,
+    request: ModelInferRequest,
+    (reserved, coming): (Arc<Reserved>, Coming),
+) -> Answered {
     let (id, wants_end) = (request.id.clone(), wants_end(&request));
     let outputs = async {
         let Inference { name, route, metadata, request, _place } =
             inference(&context.front, request, None, &reserved).await?;
-        let by = (&*context.peer, Coming::now(None));
+        let by = (&*context.peer, coming);
         let outputs = model::infer(&context.front, &route, &metadata, request, by, &reserved).await?;
         reserved.replace(2 * id.len() + model::bytes(&outputs))?;
         Ok(response(name, id.clone(), outputs))
@@ -192,13 +207,16 @@ async fn answer(context: Context, request: ModelInferRequest, reserved: Arc<Rese
             }
             told(response)
         }
-        Err(why) => failed(id.clone(), &why),
+        Err(why) => {
+            reserved.deliveries().failed(&why);
+            failed(id.clone(), &why)
+        }
     };
     (answer, reserved)
 }
 
 enum Turn {
-    Asked(Context, Box<ModelInferRequest>, Arc<Reserved>),
+    Asked(Context, Box<ModelInferRequest>, (Arc<Reserved>, Coming)),
     Open(Box<Open>),
     Over,
 }
@@ -220,15 +238,15 @@ struct Open {
 fn answers(
     context: Context,
     request: ModelInferRequest,
-    reserved: Arc<Reserved>,
+    came: (Arc<Reserved>, Coming),
 ) -> impl Stream<Item = ModelStreamInferResponse> {
-    unfold(Turn::Asked(context, Box::new(request), reserved), |turn| async {
+    unfold(Turn::Asked(context, Box::new(request), came), |turn| async {
         let mut open = match turn {
             Turn::Over => return None,
             Turn::Open(open) => open,
-            Turn::Asked(context, request, reserved) => {
+            Turn::Asked(context, request, came) => {
                 let id = request.id.clone();
-                match open(context, *request, reserved).await {
+                match open(context, *request, came).await {
                     Ok(open) => Box::new(open),
                     Err(why) => return Some((failed(id, &why), Turn::Over)),
                 }
@@ -249,14 +267,14 @@ fn answers(
 async fn open(
     context: Context,
     request: ModelInferRequest,
-    reserved: Arc<Reserved>,
+    (reserved, coming): (Arc<Reserved>, Coming),
 ) -> Result<Open, RequestError> {
     let (id, wants_end) = (request.id.clone(), wants_end(&request));
     let Inference { name, route, metadata, request, _place } =
         inference(&context.front, request, None, &reserved).await?;
     let (inputs, terms, wanted) =
         model::ready_made(&context.front, &metadata, request, &context.peer, &reserved).await?;
-    let answers = route.stream(inputs, terms, Coming::now(None)).await?;
+    let answers = route.stream(inputs, terms, coming).await?;
     // Its inputs lie in the model's memory now.
     reserved.replace(id.len())?;
     Ok(Open { call: context.call, name, metadata, wanted, answers, id, wants_end, _held: (_place, reserved) })
@@ -265,13 +283,21 @@ async fn open(
 impl Open {
     async fn next(&mut self) -> Option<Result<ModelInferResponse, RequestError>> {
         let outputs = self.answers.next().await?;
-        Some(outputs.map_err(RequestError::from).and_then(|outputs| {
-            let outputs = self.wanted.of(&self.metadata, outputs)?;
-            self.call.grow(2 * (self.id.len() + model::bytes(&outputs)))?;
-            let mut response = response(self.name.clone(), self.id.clone(), outputs);
-            mark(&mut response, false);
-            Ok(response)
-        }))
+        let delivery = Deliveries::from(self.answers.delivery());
+        let response = outputs.map_err(RequestError::from).and_then(|outputs| self.response(outputs));
+        match &response {
+            Ok(_) => self.call.carry(delivery),
+            Err(why) => delivery.failed(why),
+        }
+        Some(response)
+    }
+
+    fn response(&self, outputs: Vec<Output>) -> Result<ModelInferResponse, RequestError> {
+        let outputs = self.wanted.of(&self.metadata, outputs)?;
+        self.call.grow(2 * (self.id.len() + model::bytes(&outputs)))?;
+        let mut response = response(self.name.clone(), self.id.clone(), outputs);
+        mark(&mut response, false);
+        Ok(response)
     }
 }
 

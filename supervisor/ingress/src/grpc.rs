@@ -22,6 +22,7 @@ use super::accept::Stream;
 use super::body::{OneMessage, SHORT};
 use super::calls::Calls;
 use super::conversation::{Context, Conversation};
+use super::deliveries::Beginnings;
 use super::health::Health;
 use super::inference::{Inference, inference, response};
 use super::inward::Inward;
@@ -97,8 +98,10 @@ pub(super) async fn serve(
     };
     let (called, untaken) = (AtomicBool::new(false), Arc::new(Untaken::default()));
     let (mut calls, caller) = (Calls::default(), Arc::new(caller));
-    let service = service_fn(|request: HttpRequest<Incoming>| {
+    // hyper calls this when it has read a call's headers, before the call has its turn.
+    let service = service_fn(|mut request: HttpRequest<Incoming>| {
         called.store(true, Ordering::Relaxed);
+        traced::arrives(&mut request);
         let (front, client, servers) = (front.clone(), client.clone(), servers.clone());
         let (untaken, caller) = (untaken.clone(), caller.clone());
         async move {
@@ -228,7 +231,11 @@ fn unknown(response: &Reply) -> bool {
 }
 
 impl Servers {
-    async fn call(self, request: HttpRequest<Incoming>, reserved: &Arc<Reserved>) -> Result<Reply, Status> {
+    async fn call(
+        self,
+        mut request: HttpRequest<Incoming>,
+        reserved: &Arc<Reserved>,
+    ) -> Result<Reply, Status> {
         let is_health = request.uri().path().starts_with(HEALTH);
         // All calls but inferences have short messages.
         let inferences = [INFER, STREAM].contains(&request.uri().path());
@@ -240,7 +247,10 @@ impl Servers {
                     "messages of a stream are not decompressed; send them plain",
                 ));
             }
-            let Ok(response) = inference.call(request.map(|body| Messages::new(body, limit))).await;
+            let beginnings = Beginnings::default();
+            request.extensions_mut().insert(beginnings.clone());
+            let Ok(response) =
+                inference.call(request.map(|body| Messages::new(body, limit, beginnings))).await;
             return Ok(response);
         }
         let mut health = self.health.max_decoding_message_size(limit);
@@ -322,7 +332,8 @@ impl GrpcInferenceService for Service {
         let coming = traced::coming(request.extensions());
         let peer = Arc::clone(peers::of(request.extensions()));
         let (asked, _, request) = request.into_parts();
-        let (response, route) = self.infer(request, &peer, coming).await?;
+        let answered = self.infer(request, &peer, coming).await;
+        let (response, route) = answered.inspect_err(|why| RESERVED.get().deliveries().failed(why))?;
         let mut response = Response::new(response);
         if let Some(load) = load_metrics::told(asked.as_ref(), || route.load()) {
             let load = MetadataValue::try_from(load.as_bytes()).ok();
@@ -338,7 +349,8 @@ impl GrpcInferenceService for Service {
         request: Request<Streaming<ModelInferRequest>>,
     ) -> Answer<Conversation> {
         let peer = Arc::clone(peers::of(request.extensions()));
-        let context = Context { front: Arc::clone(&self.0), peer, call: RESERVED.get() };
+        let beginnings = request.extensions().get().cloned().unwrap_or_default();
+        let context = Context { front: Arc::clone(&self.0), peer, call: RESERVED.get(), beginnings };
         Ok(Response::new(Conversation::new(context, request.into_inner(), self.1.clone())?))
     }
 

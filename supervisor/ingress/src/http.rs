@@ -21,7 +21,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use super::Frontend;
 use super::accept::Stream;
 use super::body::{self, SHORT, Unread};
-use super::kept::Kept;
+use super::kept::{Goes, Kept};
 use super::listen::Spoken;
 use super::peers::{Asked, Caller};
 use super::pools::{Client, Pool};
@@ -35,7 +35,7 @@ use shadowslice_datapath::trace::Outcome;
 
 pub(super) type Answer = Response<Pieces>;
 
-/// Memory stays reserved until an answer has been written.
+/// The body of an answer. When it has been written, its memory is given back and its request counts.
 pub(super) type Written = Full<Kept<Pieces, Option<Arc<Reserved>>>>;
 
 pub(super) const SPOKEN: Spoken = Spoken { name: "HTTP", alpn: b"http/1.1" };
@@ -172,6 +172,14 @@ async fn answer(
     Ok(answer)
 }
 
+impl Goes for Option<Arc<Reserved>> {
+    fn written(&mut self) {
+        if let Some(reserved) = self {
+            reserved.deliveries().written();
+        }
+    }
+}
+
 /// An answer without all of the request's body.
 enum Refused {
     BeforeBody(Answer),
@@ -203,6 +211,7 @@ async fn serve_goal(
         Goal::Answered(answer) => Ok(answer),
     };
     let answer = answer.unwrap_or_else(|why| {
+        reserved.deliveries().failed(&why);
         reserved.shrink_to(0);
         routes::refusal(&why, head)
     });

@@ -23,6 +23,7 @@ mod compression;
 mod connections;
 mod contents;
 mod conversation;
+mod deliveries;
 mod describe;
 mod envelope;
 mod grpc;

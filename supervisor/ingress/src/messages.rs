@@ -2,6 +2,7 @@
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
+use std::time::Instant;
 
 use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
@@ -9,6 +10,7 @@ use tokio::time::{Sleep, sleep_until};
 use tonic::Status;
 
 use super::body::{ENVELOPE, length, poll_in_time, slowest};
+use super::deliveries::Beginnings;
 use super::pace::Patience;
 use super::reserved::RESERVED;
 
@@ -24,18 +26,23 @@ pub(super) struct Messages<B> {
     /// Its bytes, before there is memory for it: a frame may have its head behind the message before.
     owed: usize,
     patience: Option<(Patience, Pin<Box<Sleep>>)>,
+    beginnings: Beginnings,
 }
 
 impl<B> Messages<B> {
-    pub(super) fn new(body: B, limit: usize) -> Self {
-        Self { body, limit, head: Vec::with_capacity(ENVELOPE), left: 0, owed: 0, patience: None }
+    pub(super) fn new(body: B, limit: usize, beginnings: Beginnings) -> Self {
+        let head = Vec::with_capacity(ENVELOPE);
+        Self { body, limit, head, left: 0, owed: 0, patience: None, beginnings }
     }
 
     fn came(&mut self, mut data: &[u8]) {
-        let bytes = data.len();
+        let (bytes, mut begun) = (data.len(), 0);
         while !data.is_empty() {
             let taken = match self.left {
-                0 => self.head_came(data),
+                0 => {
+                    begun += usize::from(self.head.is_empty());
+                    self.head_came(data)
+                }
                 left => {
                     self.left -= left.min(data.len());
                     left.min(data.len())
@@ -43,6 +50,7 @@ impl<B> Messages<B> {
             };
             data = &data[taken..];
         }
+        self.beginnings.push(Instant::now(), begun);
         if self.head.is_empty() && self.left == 0 {
             (self.patience, self.owed) = (None, 0);
             return;

@@ -61,6 +61,7 @@ pub(super) fn metadata(pipeline: &Route, name: &str) -> Result<Arc<Metadata>, Re
     })
 }
 
+/// Returns the outputs as they are wanted. `reserved` carries their delivery.
 pub(super) async fn infer(
     front: &Frontend,
     pipeline: &Route,
@@ -75,7 +76,9 @@ pub(super) async fn infer(
         return Err(RequestError::Unsupported(why));
     }
     let (inputs, terms, wanted) = ready_made(front, metadata, request, peer, reserved).await?;
-    wanted.of(metadata, pipeline.infer(inputs, terms, coming).await?)
+    let (outputs, delivery) = pipeline.infer(inputs, terms, coming).await?;
+    reserved.carry(delivery.into());
+    wanted.of(metadata, outputs)
 }
 
 /// A request as the pipeline takes it, and what is wanted of its answers.

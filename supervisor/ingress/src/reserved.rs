@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 
+use super::deliveries::Deliveries;
 use super::pools::{Client, Pool, Taken};
 use super::request_error::RequestError;
 use shadowslice_datapath::pipeline::{Failure, Pieces};
@@ -27,17 +29,29 @@ tokio::task_local! {
 pub(super) struct Reserved {
     taken: Taken,
     used: AtomicU64,
+    /// The deliveries of the answers that are written next.
+    deliveries: Mutex<Deliveries>,
 }
 
 impl Reserved {
     pub(super) fn new(client: &Arc<Client>, pool: Pool) -> Result<Arc<Self>, RequestError> {
         let taken = client.take(pool, BASE).ok_or_else(|| spent(client, pool))?;
         client.begun();
-        Ok(Arc::new(Self { taken, used: AtomicU64::new(0) }))
+        Ok(Arc::new(Self { taken, used: AtomicU64::new(0), deliveries: Mutex::default() }))
     }
 
     pub(super) fn client(&self) -> &Arc<Client> {
         self.taken.client()
+    }
+
+    /// Adds answers that leave with the next bytes.
+    pub(super) fn carry(&self, deliveries: Deliveries) {
+        self.deliveries.lock().add(deliveries);
+    }
+
+    /// Takes the answers that leave with the next bytes.
+    pub(super) fn deliveries(&self) -> Deliveries {
+        std::mem::take(&mut self.deliveries.lock())
     }
 
     /// Before the bytes are there.

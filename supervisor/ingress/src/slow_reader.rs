@@ -14,7 +14,8 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
-use super::kept::Kept;
+use super::deliveries::Deliveries;
+use super::kept::{Goes, Kept};
 use super::pace::{Patience, SILENCE, SLOWEST, SLOWEST_STREAM};
 use super::reserved::Reserved;
 
@@ -93,13 +94,30 @@ pub(super) struct Answer<B> {
     body: B,
     /// The rest of a frame.
     rest: Bytes,
+    /// The deliveries of the answers in that frame.
+    deliveries: Deliveries,
     untaken: Arc<Untaken>,
     reserved: Option<Arc<Reserved>>,
 }
 
 impl<B> Answer<B> {
     pub(super) fn new(body: B, untaken: Arc<Untaken>, reserved: Option<Arc<Reserved>>) -> Self {
-        Self { body, rest: Bytes::new(), untaken, reserved }
+        Self { body, rest: Bytes::new(), deliveries: Deliveries::default(), untaken, reserved }
+    }
+}
+
+/// The companions of a piece.
+#[derive(Debug)]
+pub(super) struct Piece {
+    _waits: Waits,
+    _reserved: Option<Arc<Reserved>>,
+    /// The deliveries of the answers that end with it.
+    deliveries: Deliveries,
+}
+
+impl Goes for Piece {
+    fn written(&mut self) {
+        self.deliveries.written();
     }
 }
 
@@ -109,7 +127,7 @@ fn patience(bytes: usize) -> Duration {
 }
 
 impl<B: Body<Data = Bytes> + Unpin> Body for Answer<B> {
-    type Data = Kept<Bytes, (Waits, Option<Arc<Reserved>>)>;
+    type Data = Kept<Bytes, Piece>;
     type Error = B::Error;
 
     fn poll_frame(
@@ -129,11 +147,18 @@ impl<B: Body<Data = Bytes> + Unpin> Body for Answer<B> {
             if let Some(reserved) = &this.reserved {
                 // The answer was there twice until now.
                 reserved.shrink_to(this.rest.len());
+                // tonic's frame has all messages that it has polled so far.
+                this.deliveries.add(reserved.deliveries());
             }
         }
         let piece = this.rest.split_to(this.rest.len().min(PIECE));
-        let waits = this.untaken.waits(piece.len());
-        Poll::Ready(Some(Ok(Frame::data(Kept::new(piece, (waits, this.reserved.clone()))))))
+        let last = this.rest.is_empty().then(|| std::mem::take(&mut this.deliveries));
+        let with = Piece {
+            _waits: this.untaken.waits(piece.len()),
+            _reserved: this.reserved.clone(),
+            deliveries: last.unwrap_or_default(),
+        };
+        Poll::Ready(Some(Ok(Frame::data(Kept::new(piece, with)))))
     }
 
     fn is_end_stream(&self) -> bool {

@@ -19,20 +19,23 @@ impl Frontend {
         let protocol = || Protocol::Http(Clipped(path).to_string());
         let tracer = self.tracer.as_deref().filter(|_| infers);
         let span = tracer.and_then(|tracer| tracer.begin(&head.headers, protocol));
-        note(span.as_ref(), &mut head.extensions);
+        head.extensions.insert(Coming::now(span.as_ref().map(|span| span.journal().clone())));
         span
     }
 
     pub(super) fn begin_grpc<B>(&self, request: &mut Request<B>) -> Option<Span<'_>> {
         let tracer = self.tracer.as_deref();
         let span = tracer.and_then(|tracer| tracer.begin(request.headers(), || Protocol::Grpc));
-        note(span.as_ref(), request.extensions_mut());
+        if let Some((coming, span)) = request.extensions_mut().get_mut::<Coming>().zip(span.as_ref()) {
+            coming.journal = Some(span.journal().clone());
+        }
         span
     }
 }
 
-fn note(span: Option<&Span<'_>>, extensions: &mut Extensions) {
-    extensions.insert(Coming::now(span.map(|span| span.journal().clone())));
+/// Notes that a gRPC call arrives: it begins with its headers, before it has its turn.
+pub(super) fn arrives<B>(request: &mut Request<B>) {
+    request.extensions_mut().insert(Coming::now(None));
 }
 
 pub(super) fn coming(of: &Extensions) -> Coming {

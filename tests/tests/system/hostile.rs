@@ -70,24 +70,37 @@ pub(crate) fn absent() -> Vec<u8> {
     [post("absent", "", 60 * MIB).into_bytes(), vec![0; 8 * MIB]].concat()
 }
 
-/// The heads of so many calls of ModelInfer, and a ping behind them.
-pub(crate) fn heads(calls: u32) -> Vec<u8> {
+/// A frame of HTTP/2.
+pub(crate) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let length = (payload.len() as u32).to_be_bytes();
+    [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
+}
+
+/// The head of a call of inferences as a frame.
+pub(crate) fn call_head(method: &str, stream: u32) -> Vec<u8> {
     // All are short.
-    let frame = |kind: u8, flags: u8, stream: u32, payload: &[u8]| {
-        [&[0, 0, payload.len() as u8, kind, flags], &stream.to_be_bytes()[..], payload].concat()
-    };
     let text = |text: &str| [&[text.len() as u8], text.as_bytes()].concat();
     let named = |name: &str, value: &str| [vec![0], text(name), text(value)].concat();
     let head = [
         &[0x83, 0x86, 0x04][..],
-        &text("/inference.GRPCInferenceService/ModelInfer"),
+        &text(&format!("/inference.GRPCInferenceService/{method}")),
         &[0x01, 0x01, b'x'],
         &named("te", "trailers"),
         &named("content-type", "application/grpc"),
     ]
     .concat();
-    let mut sent = [&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], &frame(4, 0, 0, &[])].concat();
-    (0..calls).for_each(|call| sent.extend(frame(1, 4, 2 * call + 1, &head)));
+    frame(1, 4, stream, &head)
+}
+
+/// How a connection begins over which calls go.
+pub(crate) fn preface() -> Vec<u8> {
+    [&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], &frame(4, 0, 0, &[])].concat()
+}
+
+/// The heads of so many calls of ModelInfer, and a ping behind them.
+pub(crate) fn heads(calls: u32) -> Vec<u8> {
+    let mut sent = preface();
+    (0..calls).for_each(|call| sent.extend(call_head("ModelInfer", 2 * call + 1)));
     sent.extend(frame(6, 0, 0, b"all read"));
     sent
 }

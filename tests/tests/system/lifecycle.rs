@@ -13,12 +13,14 @@ use shadowslice_tests::process::Process;
 use shadowslice_tests::server::Server;
 use tokio::time::{interval, timeout};
 
+use crate::metrics::counted;
 use crate::scene::{ask, ask_all, echo, echo_case, home, one_echo, profile};
 
 #[tokio::test]
 async fn serves_and_stops_leaving_nothing_behind() {
     let server = one_echo(5.0, "share: {initial: 50%}").await.unwrap();
     assert_eq!(ask(server.client(), "echo", &echo_case(7), 0.0).await, Outcome::Right);
+    counted(&server, 1).await.unwrap();
     let model = server.model("echo").await.unwrap();
     assert_eq!((model.state.as_str(), model.share_percent, model.sms), ("ready", 50, 66));
     assert_eq!((model.workers.len(), model.requests.succeeded), (1, 1));

@@ -6,6 +6,7 @@ use shadowslice_tests::load::Outcome;
 use shadowslice_tests::server::Server;
 use tonic::Code;
 
+use crate::metrics::counted;
 use crate::scene::{EMULATED, ask, ask_all, echo, echo_case, one_echo};
 
 #[tokio::test]
@@ -19,6 +20,7 @@ async fn what_the_queue_cannot_hold_is_unavailable() {
     let unavailable = outcomes.iter().filter(refused).count();
     assert_eq!(right + unavailable, 50, "{outcomes:?}");
     assert!(right >= 4 && unavailable > 0, "{right} answered, {unavailable} refused");
+    counted(&server, right as u64).await.unwrap();
     let requests = server.model("echo").await.unwrap().requests;
     assert_eq!((requests.succeeded, requests.rejected), (right as u64, unavailable as u64));
     assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, Outcome::Right);

@@ -32,6 +32,7 @@ mod resize;
 mod rolling;
 mod scene;
 mod sites;
+mod slow_clients;
 mod soak;
 mod standby;
 mod starting;

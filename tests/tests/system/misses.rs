@@ -79,7 +79,8 @@ async fn a_token_that_is_not_in_the_vocabulary_is_no_miss_of_the_slo() {
     let refused = server.client().infer("encoder", &inputs([1, 2, 1000])).await.unwrap_err();
     assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
     assert!(refused.message().contains("out of data bounds"), "{refused}");
-    let status = server.model("encoder").await.unwrap();
+    let both = |model: &Model| model.requests.succeeded + model.requests.invalid == 2;
+    let status = server.wait_status("encoder", "the ends of both requests", both).await.unwrap();
     assert_eq!((status.requests.succeeded, status.requests.failed), (1, 0));
     assert_eq!((status.requests.invalid, status.slo.attainment), (1, Some(1.0)));
     assert_eq!(failures(&server, "encoder").await.unwrap(), 1);

@@ -76,6 +76,8 @@ impl Pipeline {
     /// Waiting requests follow the new rules when they are sent, as far as these apply then.
     pub fn set_live_settings(&self, rules: LiveSettings) {
         let now = self.clock.now();
+        // Requests that have ended are judged by the rules of that time.
+        drop(self.counted());
         self.change(|state| {
             state.stats.slo = rules.slo;
             state.scheduler.set_rules(rules.scheduled());
@@ -190,12 +192,12 @@ impl Pipeline {
     /// Since the last call, or since the start.
     pub fn observe(&self) -> Seen {
         let now = self.clock.now();
-        self.state.lock().scheduler.observe(now)
+        self.counted().scheduler.observe(now)
     }
 
     pub fn report(&self) -> PipelineReport {
         let now = self.clock.now();
-        let mut state = self.state.lock();
+        let mut state = self.counted();
         let serving = state.scheduler.serving_lane();
         let execution = serving.map_or_else(Vec::new, |lane| lane.predictor.observed().collect());
         PipelineReport {
@@ -213,17 +215,17 @@ impl Pipeline {
     /// For one observer: what one look has seen, no other sees. `None` if no request was answered
     /// since the last one.
     pub fn look(&self) -> Option<Look> {
-        self.state.lock().stats.look()
+        self.counted().stats.look()
     }
 
     /// And how many requests wait.
     pub fn load(&self) -> (Load, usize) {
         let now = self.clock.now();
-        let mut state = self.state.lock();
+        let mut state = self.counted();
         (state.stats.load.load(now), state.scheduler.queued())
     }
 
     pub fn totals(&self) -> Totals {
-        self.state.lock().stats.totals.clone()
+        self.counted().stats.totals.clone()
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 pub struct Durations {
     /// Requests answered: the count that belongs to each sum.
     pub count: u64,
-    /// From when it was all there to the answer.
+    /// The time from a request's last byte to its worker's answer.
     pub request: Duration,
     /// What is left of that: the wait for a worker's slot and in it, with the copy of the inputs to
     /// a real GPU, which mostly happens while the batch before executes.
@@ -24,7 +24,8 @@ pub struct Durations {
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Spent {
-    /// From the beginning of its coming, as far as that counts, to the answer.
+    /// The time from the request's first byte to the answer's last byte. Until the answer is written,
+    /// it ends with the worker's answer.
     pub(crate) latency: Duration,
     /// The part of that until it was all there.
     pub(crate) coming: Duration,
@@ -33,12 +34,14 @@ pub(crate) struct Spent {
     pub(crate) copy_in: Duration,
     pub(crate) execution: Duration,
     pub(crate) copy_out: Duration,
+    /// The time from the worker's answer until the client's socket has it.
+    pub(crate) writing: Duration,
 }
 
 impl Durations {
     pub(crate) fn add(&mut self, spent: &Spent) {
-        let Spent { latency, coming, copy_in, execution, copy_out, .. } = *spent;
-        let here = latency.saturating_sub(coming);
+        let Spent { latency, coming, copy_in, execution, copy_out, writing, .. } = *spent;
+        let here = latency.saturating_sub(coming + writing);
         self.count += 1;
         self.request += here;
         self.queue += here.saturating_sub(copy_in + execution + copy_out);
@@ -56,12 +59,13 @@ mod tests {
     fn the_parts_of_a_request_add_up_to_the_time_since_it_was_there() {
         let ms = Duration::from_millis;
         let spent = |here: u64| Spent {
-            latency: ms(5 + here),
+            latency: ms(5 + here + 4),
             coming: ms(5),
             until_sent: ms(3),
             copy_in: ms(1),
             execution: ms(10),
             copy_out: ms(2),
+            writing: ms(4),
         };
         let mut sums = Durations::default();
         sums.add(&spent(20));

@@ -15,6 +15,7 @@ mod answer;
 mod claim;
 mod controls;
 mod counts;
+mod delivery;
 mod durations;
 mod facts;
 mod gate;
@@ -52,6 +53,7 @@ use tokio::sync::{Notify, mpsc, oneshot, watch};
 
 pub use controls::PipelineReport;
 pub use counts::{Counts, Refusal, Refused};
+pub use delivery::Delivery;
 pub use durations::Durations;
 pub use facts::{FACTS, LaneFact};
 pub use histogram::LatencyHistogram;
@@ -72,6 +74,7 @@ use crate::clock::Clock;
 use crate::trace::Journal;
 use alarm::Alarm;
 use claim::{Claim, Wait};
+use delivery::Ended;
 use gate::Gate;
 use memory::{RequestMemory, Reservation};
 use pending::Pending;
@@ -117,6 +120,8 @@ pub struct Pipeline {
     memory: Arc<RequestMemory>,
     metadata: OnceLock<Arc<Metadata>>,
     state: Mutex<State>,
+    /// Requests whose deliveries have ended and that the state doesn't count yet.
+    endings: Mutex<Vec<Ended>>,
     alarm_moved: Notify,
     readiness: watch::Sender<()>,
 }
@@ -147,6 +152,7 @@ impl Pipeline {
             memory,
             metadata: OnceLock::new(),
             state: Mutex::new(state),
+            endings: Mutex::default(),
             alarm_moved: Notify::new(),
             readiness: watch::Sender::default(),
         })
@@ -188,14 +194,16 @@ impl Pipeline {
     /// in its order too.
     ///
     /// Dropping the future gives the request up: it is not run if it still waits. The end of its
-    /// timeout does the same. The request is due at its SLO or its timeout, whichever is sooner.
+    /// timeout does the same. The request is due at its SLO or its timeout, whichever is sooner. It
+    /// counts when its answer's delivery has ended.
     pub async fn infer(
         &self,
         inputs: Vec<Input>,
         terms: RequestOptions,
         coming: Coming,
-    ) -> Result<Vec<Output>, Failure> {
-        Ok(self.ask(inputs, terms, coming).await?.outputs)
+    ) -> Result<(Vec<Output>, Delivery), Failure> {
+        let Given { outputs, delivery, .. } = self.ask(inputs, terms, coming).await?;
+        Ok((outputs, delivery))
     }
 
     async fn ask(
@@ -204,7 +212,8 @@ impl Pipeline {
         terms: RequestOptions,
         Coming { began, waited, journal }: Coming,
     ) -> Result<Given, Failure> {
-        let (received, took) = (self.clock.now(), began.elapsed().saturating_sub(waited));
+        let (received, elapsed) = (self.clock.now(), began.elapsed());
+        let arrived = received - elapsed;
         let metadata = self.described(journal.as_ref())?;
         let rows = metadata.rows(&inputs);
         let memory = self.store(&inputs, rows, journal.as_ref(), received)?;
@@ -217,8 +226,8 @@ impl Pipeline {
         let mut entry = Entry {
             shape: inputs.iter().map(|input| metadata.tail(&input.shape).to_vec()).collect(),
             rows,
-            arrived: received,
-            deadline: received,
+            arrived,
+            deadline: arrived,
             level: terms.level(),
             alone: false,
             item: Pending {
@@ -233,14 +242,12 @@ impl Pipeline {
             },
         };
         drop(inputs);
-        let arrived = self.change(|state| {
+        self.change(|state| {
             // The objective may change.
             let slo = state.scheduler.slo();
-            let within = terms.timeout.map_or(slo, |timeout| timeout.min(slo));
-            let arrived = received - (waited + Coming::counted(took, within));
-            (entry.arrived, entry.deadline) = (arrived, arrived + within);
-            state.stats.totals.coming.add(took);
-            state.accept(entry, stored).map(|()| arrived)
+            entry.deadline = arrived + terms.timeout.map_or(slo, |timeout| timeout.min(slo));
+            state.stats.totals.coming.add(elapsed.saturating_sub(waited));
+            state.accept(entry, stored)
         })?;
         Wait { pipeline: self, claim, arrived }.answer(answer, terms.timeout).await
     }

@@ -12,12 +12,13 @@ use shadowslice_shared::units::Moment;
 
 use super::Pipeline;
 use super::answer;
+use super::delivery::{Delivery, Underway};
 use super::durations::Spent;
 use super::facts::LaneFact;
 use super::link::{Arrival, Link};
 use super::note;
 use super::pending::{InFlight, Waiting};
-use super::request::{Failure, Metadata};
+use super::request::{Failure, Metadata, Output};
 use super::state;
 use super::streams::{Given, OpenStream, Then};
 use super::totals::Took;
@@ -152,16 +153,18 @@ impl LaneReader {
         let took = Took { input, infer: reported, output: now.since(received) };
         let step = batch.requests.iter().any(|request| request.item.stream.is_some());
         let opens = more && !step;
+        let deliveries = self.deliveries(&batch, &answers, took, (step, now));
         let mut rows = 0;
         let at = SystemTime::now();
         let routed = self.pipeline.change(|state| {
-            // The other requests were given up while they ran, and are counted as given up.
-            let claimed =
-                batch.requests.iter().zip(&answers).filter(|(request, _)| request.item.claim.take());
             if opens {
                 state.scheduler.opened(self.worker);
             }
-            for (request, answer) in claimed {
+            for ((request, answer), delivery) in batch.requests.iter().zip(&answers).zip(&deliveries) {
+                // Its client gave it up while it ran, and it counts as given up.
+                if delivery.is_none() {
+                    continue;
+                }
                 if step {
                     match answer {
                         Ok(_) => state.stats.totals.stream_steps.add(reported),
@@ -177,19 +180,9 @@ impl LaneReader {
                     continue;
                 }
                 rows += request.rows;
-                let spent = Spent {
-                    latency: now.since(request.arrived),
-                    coming: request.item.received.since(request.arrived),
-                    until_sent: batch.sent.since(request.item.received),
-                    copy_in: request.item.copy_in,
-                    execution: reported,
-                    copy_out: took.output,
-                };
                 if request.item.deaths > 0 && !more {
                     state.quarantine.lift(&request.item.memory);
                 }
-                state.scheduler.answered(spent.latency);
-                state.stats.succeeded(&spent, now);
             }
             if !step {
                 state.stats.totals.executed(batch.rows, rows, took, at);
@@ -198,15 +191,49 @@ impl LaneReader {
             state.routed
         });
         note::answered(&batch, (received, reported, now), routed);
-        for (request, answer) in batch.requests.into_iter().zip(answers) {
+        for ((request, answer), delivery) in batch.requests.into_iter().zip(answers).zip(deliveries) {
             let then = match more {
                 false => Then::End,
                 true if opens => Then::Opened(self.opened(batch.id, &request)),
                 true => Then::More,
             };
-            state::reply(request, answer.map(|outputs| Given { outputs, then }));
+            state::reply(
+                request,
+                answer.map(|outputs| Given { outputs, then, delivery: delivery.unwrap_or_default() }),
+            );
         }
         Ok(())
+    }
+
+    /// Returns a delivery for each request that nothing else has settled. Later answers of streams and
+    /// failures get the default.
+    fn deliveries(
+        &self,
+        batch: &InFlight,
+        answers: &[Result<Vec<Output>, Failure>],
+        took: Took,
+        (step, now): (bool, Moment),
+    ) -> Vec<Option<Delivery>> {
+        let delivery = |(request, answer): (&Waiting, &Result<_, _>)| {
+            if !request.item.claim.take() {
+                return None;
+            }
+            if step || answer.is_err() {
+                return Some(Delivery::default());
+            }
+            let spent = Spent {
+                latency: now.since(request.arrived),
+                coming: request.item.received.since(request.arrived),
+                until_sent: batch.sent.since(request.item.received),
+                copy_in: request.item.copy_in,
+                execution: took.infer,
+                copy_out: took.output,
+                writing: Duration::ZERO,
+            };
+            let pipeline = Arc::clone(&self.pipeline);
+            Some(Delivery::new(Underway { pipeline, arrived: request.arrived, answered: now, spent }))
+        };
+        batch.requests.iter().zip(answers).map(delivery).collect()
     }
 
     fn opened(&self, id: u64, request: &Waiting) -> OpenStream {

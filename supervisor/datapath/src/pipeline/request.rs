@@ -54,14 +54,12 @@ pub struct Output {
     pub data: Bytes,
 }
 
-/// The part of a request's time that may pass before the request has arrived completely. A client
-/// may be as slow as it likes; the server does not make up for time beyond this part.
-const COUNTED: f64 = 0.25;
-
 #[derive(Debug, Clone)]
 pub struct Coming {
-    /// When its head had been read. Its SLO counts from then: large tensors take a while from a
-    /// client's buffers to the supervisor's.
+    /// The time at which its first part was read: over HTTP its head, over gRPC the call's headers, in
+    /// a call with many messages the message's first byte. The SLO and a timeout begin then, however
+    /// slowly the rest comes. If the connection was busy, the time in which the kernel held that part
+    /// is not measured.
     pub began: Instant,
     /// The part of the time since then that the request waited here, through an outage.
     pub waited: Duration,
@@ -71,11 +69,6 @@ pub struct Coming {
 impl Coming {
     pub fn now(journal: Option<Journal>) -> Self {
         Self { began: Instant::now(), waited: Duration::ZERO, journal }
-    }
-
-    /// How much of a request's time to arrive counts towards the time in which it is due.
-    pub(crate) fn counted(took: Duration, within: Duration) -> Duration {
-        took.min(within.mul_f64(COUNTED))
     }
 }
 

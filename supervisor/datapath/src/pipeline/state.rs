@@ -192,11 +192,16 @@ impl State {
 
     /// A client gave a request up, `waited` after it came: a miss if that was after its SLO.
     pub(crate) fn cancelled(&mut self, waited: Duration, now: Moment) {
+        self.left(waited, now);
+        self.scheduler.give_up();
+    }
+
+    /// Counts a request as given up that doesn't wait any more, `waited` after it came.
+    pub(crate) fn left(&mut self, waited: Duration, now: Moment) {
         if waited >= self.scheduler.slo() {
             self.scheduler.missed();
         }
         self.stats.cancelled(waited, now);
-        self.scheduler.give_up();
     }
 
     /// A worker has answered: takes the batch off its lane. `None` if the worker had no such batch.

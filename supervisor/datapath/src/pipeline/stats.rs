@@ -212,6 +212,7 @@ mod tests {
             copy_in: Duration::ZERO,
             execution: Duration::from_millis(5),
             copy_out: Duration::ZERO,
+            writing: Duration::ZERO,
         }
     }
 

@@ -15,6 +15,7 @@ use tokio::sync::oneshot;
 
 use super::Pipeline;
 use super::claim::{Claim, stopping};
+use super::delivery::Delivery;
 use super::facts::LaneFact;
 use super::memory::Reservation;
 use super::pending::Pending;
@@ -27,6 +28,7 @@ use crate::router::Guest;
 pub(crate) struct Given {
     pub(crate) outputs: Vec<Output>,
     pub(crate) then: Then,
+    pub(crate) delivery: Delivery,
 }
 
 #[derive(Debug)]
@@ -68,6 +70,8 @@ impl Drop for OpenStream {
 #[derive(Debug)]
 pub struct Answers {
     first: Option<Vec<Output>>,
+    /// The delivery of the first answer.
+    delivery: Delivery,
     rest: Rest,
     /// So that the model's workers stay until the stream ends.
     guest: Option<Guest>,
@@ -88,11 +92,17 @@ impl Answers {
     /// answer to a request.
     pub(crate) fn relayed(first: Vec<Output>, onward: Option<Onward>, streams: bool) -> Self {
         let first = (onward.is_some() || !streams).then_some(first);
-        Self { first, rest: onward.map_or(Rest::None, Rest::Relayed), guest: None }
+        let rest = onward.map_or(Rest::None, Rest::Relayed);
+        Self { first, delivery: Delivery::default(), rest, guest: None }
     }
 
     pub(crate) fn held(self, guest: Guest) -> Self {
         Self { guest: Some(guest), ..self }
+    }
+
+    /// Returns the delivery of the last answer. Only the first answer of a request counts.
+    pub fn delivery(&mut self) -> Delivery {
+        std::mem::take(&mut self.delivery)
     }
 
     /// `None` after the last one, and after a failure.
@@ -115,7 +125,7 @@ impl Answers {
 impl OpenStream {
     async fn next(&self, terms: RequestOptions) -> Option<Result<Vec<Output>, Failure>> {
         match self.step(terms).await {
-            Ok(Given { outputs, then: Then::More }) => Some(Ok(outputs)),
+            Ok(Given { outputs, then: Then::More, .. }) => Some(Ok(outputs)),
             Ok(_) => None,
             Err(failure) => Some(Err(failure)),
         }
@@ -188,13 +198,16 @@ impl Pipeline {
         terms: RequestOptions,
         coming: Coming,
     ) -> Result<Answers, Failure> {
-        let Given { outputs, then } = self.ask(inputs, terms, coming).await?;
+        let Given { outputs, then, mut delivery } = self.ask(inputs, terms, coming).await?;
         let (first, rest) = match then {
             Then::Opened(open) => (Some(outputs), Rest::Here(open, terms)),
-            // The end of a stream is no answer.
+            // The end of a stream carries no answer, so nothing will be written.
             Then::End | Then::More => ((!self.streams()).then_some(outputs), Rest::None),
         };
-        Ok(Answers { first, rest, guest: None })
+        if first.is_none() {
+            delivery.written();
+        }
+        Ok(Answers { first, delivery, rest, guest: None })
     }
 
     /// Whether the model gives many answers to a request.

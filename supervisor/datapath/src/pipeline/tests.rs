@@ -3,6 +3,7 @@
 mod blocked;
 mod bounds;
 mod counted;
+mod delivery;
 mod doors;
 mod hangs;
 mod journal;
@@ -29,6 +30,7 @@ use shadowslice_shared::units::{Percent, Sms};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
+use self::delivery::written;
 use super::*;
 use crate::pipeline::BatchSocket;
 
@@ -172,7 +174,7 @@ impl Stage {
         let pipeline = Arc::clone(&self.pipeline);
         let input = Input { shape: vec![1, 1], data: data.into() };
         tokio::spawn(async move {
-            pipeline.infer(vec![input], RequestOptions::default(), Coming::now(None)).await
+            pipeline.infer(vec![input], RequestOptions::default(), Coming::now(None)).await.map(written)
         })
     }
 

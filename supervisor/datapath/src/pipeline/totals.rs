@@ -34,10 +34,12 @@ pub struct Steps {
 pub struct Totals {
     /// Of each request that reached the model: from its head to its end.
     pub coming: Total,
-    /// Of each answered request: its coming, as far as that counts, and all until the answer.
+    /// The latency of each answered request, from its first byte to the answer's last byte.
     pub latency: LatencyHistogram,
     /// Of each answered request: from when it was all there to the sending of its batch.
     pub queue_wait: Total,
+    /// The time of each answered request from its worker's answer until its client's socket had it.
+    pub writing: Total,
     /// Of each answered batch: how long it executed, as its worker reported it.
     pub batch_execution: Total,
     pub durations: Durations,
@@ -65,6 +67,7 @@ impl Totals {
     pub(crate) fn answered(&mut self, spent: &Spent) {
         self.latency.record(spent.latency);
         self.queue_wait.add(spent.until_sent);
+        self.writing.add(spent.writing);
         self.durations.add(spent);
     }
 

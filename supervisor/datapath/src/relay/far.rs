@@ -90,7 +90,9 @@ async fn answer(stream: &mut UnixStream, router: &Router) -> io::Result<()> {
             None => (Vec::new(), false),
             Some(Err(failure)) => return write_head(stream, &Reply::Err(failure)).await,
         };
+        let mut delivery = answers.delivery();
         tell(stream, &outputs, more).await?;
+        delivery.written();
         if !more {
             return Ok(());
         }

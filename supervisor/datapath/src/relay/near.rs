@@ -11,7 +11,7 @@ use tokio::net::UnixStream;
 use tokio::sync::watch;
 
 use super::{Ask, NEXT, Part, Reply, Told, read_head, read_parts, write_head};
-use crate::pipeline::{Answers, Coming, Failure, Input, Output, RequestOptions};
+use crate::pipeline::{Answers, Coming, Delivery, Failure, Input, Output, RequestOptions};
 use crate::router::Route;
 
 /// Whether the supervisor at that socket says anything within that time, be it that it ends.
@@ -49,9 +49,10 @@ impl Relay {
         inputs: Vec<Input>,
         terms: RequestOptions,
         coming: Coming,
-    ) -> Result<Vec<Output>, Failure> {
-        let answer = self.stream(inputs, terms, coming, false).await?.next().await;
-        answer.unwrap_or_else(|| Err(self.gone()))
+    ) -> Result<(Vec<Output>, Delivery), Failure> {
+        let mut answers = self.stream(inputs, terms, coming, false).await?;
+        let outputs = answers.next().await.unwrap_or_else(|| Err(self.gone()))?;
+        Ok((outputs, answers.delivery()))
     }
 
     /// `streams`: whether the model gives many answers to a request.

@@ -82,9 +82,13 @@ pub(super) const MODELS: &[Metric<ModelMetrics>] = &[
     ),
     histogram(
         "shadowslice_request_latency_seconds",
-        "Latency of answered requests, from their head to the answer; of the time until their \
-         last byte a quarter of the SLO or timeout counts at most.",
+        "Latency of answered requests, from their first byte to the last byte of the answer.",
         |model| latencies(&model.totals.latency),
+    ),
+    summary(
+        "shadowslice_answer_write_seconds",
+        "From a worker's answer until the client's socket has all of it.",
+        |model| total(&model.totals.writing),
     ),
     gauge("shadowslice_slo_latency_seconds", "Latency that the SLO promises.", |model| {
         one(model.status.slo.latency_ms / 1e3)

@@ -11,6 +11,7 @@ use super::batcher::Limits;
 use super::lane::Lane;
 use super::punctual::Punctual;
 use super::queue::Entry;
+use super::writing::WritingTime;
 use crate::sharing::Door;
 
 /// For so many times as long as an outage lasted, no request is refused for being late.
@@ -33,12 +34,13 @@ pub(super) struct Doorkeeper {
     outage: Option<Moment>,
     /// Requests that came before this may be late without that being a sign of load.
     forgiven: Moment,
+    writing: WritingTime,
 }
 
 impl Doorkeeper {
     pub(super) fn new(most: Limits, serves_late: bool) -> Self {
         let (door, forgiven) = (Door::open(u32::MAX), Moment::default());
-        Self { door, serves_late, most, outage: None, forgiven }
+        Self { door, serves_late, most, outage: None, forgiven, writing: WritingTime::default() }
     }
 
     pub(super) fn set(&mut self, door: Door) {
@@ -48,6 +50,11 @@ impl Doorkeeper {
     pub(super) fn configure(&mut self, max_delay: Duration, serves_late: bool) {
         self.most.max_delay = max_delay;
         self.serves_late = serves_late;
+    }
+
+    /// Learns that writing an answer to its client's socket took this long.
+    pub(super) fn wrote(&mut self, took: Duration, slo: Duration) {
+        self.writing.observe(took, slo);
     }
 
     pub(super) fn found(&mut self, max_rows: u32, max_requests: usize) {
@@ -74,7 +81,8 @@ impl Doorkeeper {
         answered.is_some_and(|answered| answered > request.deadline)
     }
 
-    /// When a request that comes now should be answered: full batches go first, then its own.
+    /// Predicts when the client of a request that comes now has its answer: full batches go first, then
+    /// its own, and the answer is written.
     /// `None` if no rows are before it: then it is tried in any case, or predictions would never be
     /// corrected.
     fn answered_at<K, T>(
@@ -96,7 +104,7 @@ impl Doorkeeper {
             let full = u32::try_from(full).unwrap_or(u32::MAX);
             answered = answered + lane.time(max).saturating_mul(full);
         }
-        Some(answered)
+        Some(answered + self.writing.mean())
     }
 
     /// Whether requests that cannot be answered in time are refused, rather than those with their
@@ -112,6 +120,7 @@ impl Doorkeeper {
             starts: lane.free_at(now),
             idle: lane.executes_nothing(),
             forgiven: self.forgiven,
+            writing: self.writing.mean(),
             predictor: &lane.predictor,
         })
     }

@@ -22,6 +22,7 @@ pub mod queue;
 mod queues;
 #[cfg(test)]
 mod tests;
+mod writing;
 
 use std::time::Duration;
 
@@ -141,8 +142,14 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         self.seen.refused();
     }
 
+    /// Counts an answer that its client has, `latency` after the request began to arrive.
     pub fn answered(&mut self, latency: Duration) {
         self.seen.answered(latency, self.slo);
+    }
+
+    /// Learns how long an answer took from its worker to its client's socket. Predictions add the mean.
+    pub fn wrote(&mut self, took: Duration) {
+        self.door.wrote(took, self.slo);
     }
 
     /// Requests go before steps of open streams, but one at a time: those that end with their first

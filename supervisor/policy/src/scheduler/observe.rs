@@ -141,8 +141,8 @@ mod tests {
         observer.note_busy(true, at(30));
         observer.note_busy(false, at(40));
         observer.note_busy(true, at(90));
-        observer.answered(ms(19), ms(20));
-        observer.answered(ms(21), ms(20));
+        observer.answered(Duration::from_micros(19_500), ms(20));
+        observer.answered(Duration::from_micros(20_500), ms(20));
         for (rows, took) in [(8, 7), (2, 3), (2, 5)] {
             observer.executed(rows, ms(took));
         }
@@ -150,7 +150,7 @@ mod tests {
         assert_eq!((seen.span, seen.arrived, seen.rows), (ms(100), 5, 15));
         assert_eq!((seen.refused, seen.queued), (1, 2));
         assert_eq!((seen.answered, seen.in_time, seen.mean_latency), (2, 1, ms(20)));
-        assert_eq!(seen.in_good_time, 0, "a tenth of the SLO is for the way");
+        assert_eq!(seen.in_good_time, 0, "a twentieth of the SLO is for the way");
         assert!(seen.p99_latency.abs_diff(ms(21)) < ms(1), "{:?}", seen.p99_latency);
         assert!((seen.busy - 0.3).abs() < 1e-9, "{}", seen.busy);
         let executed = |rows, count, took| Executed { rows, count, mean: ms(took) };

@@ -26,12 +26,14 @@ pub struct Punctual<'p> {
     pub idle: bool,
     /// Requests that arrived before this are answered however late.
     pub forgiven: Moment,
+    /// The mean time from the end of a batch until its clients have their answers.
+    pub writing: Duration,
     pub predictor: &'p Predictor,
 }
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Due {
-    /// `None` if it is never too late.
+    /// The time by which its batch must have ended; `None` if it is never too late.
     by: Option<Moment>,
     rows: u32,
 }
@@ -61,7 +63,8 @@ impl Punctual<'_> {
     }
 
     pub(crate) fn due<K, T>(&self, entry: &Entry<K, T>) -> Due {
-        Due { by: (entry.arrived >= self.forgiven).then_some(entry.deadline), rows: entry.rows }
+        let by = (entry.arrived >= self.forgiven).then_some(entry.deadline - self.writing);
+        Due { by, rows: entry.rows }
     }
 
     /// The requests should be by deadline; those that were put back may not be, and then the choice
@@ -186,7 +189,7 @@ mod tests {
     }
 
     fn pick_of(waiting: &[Due], idle: bool, predictor: &Predictor) -> (usize, usize) {
-        let punctual = Punctual { starts: STARTS, idle, forgiven: ms(0), predictor };
+        let punctual = Punctual { starts: STARTS, idle, forgiven: ms(0), writing: Duration::ZERO, predictor };
         let Pick { late, go } = punctual.pick(waiting, &LIMITS);
         (late, go)
     }
@@ -254,10 +257,16 @@ mod tests {
             item: (),
         };
         let predictor = predictor();
-        let punctual = Punctual { starts: STARTS, idle: false, forgiven: ms(5), predictor: &predictor };
+        let punctual = Punctual {
+            starts: STARTS,
+            idle: false,
+            forgiven: ms(5),
+            writing: Duration::from_millis(2),
+            predictor: &predictor,
+        };
         let waiting = [entry(4), entry(5)];
         let dues = punctual.dues(waiting.iter(), &LIMITS);
-        assert_eq!(dues.iter().map(|due| due.by).collect::<Vec<_>>(), [None, Some(ms(50))]);
+        assert_eq!(dues.iter().map(|due| due.by).collect::<Vec<_>>(), [None, Some(ms(48))], "2 ms to write");
         assert_eq!(punctual.pick(&dues, &LIMITS), Pick { late: 0, go: 2 });
     }
 
@@ -266,7 +275,13 @@ mod tests {
         let entry =
             Entry { shape: (), rows: 1, arrived: ms(0), deadline: ms(50), level: 0, alone: false, item: () };
         let predictor = predictor();
-        let punctual = Punctual { starts: STARTS, idle: false, forgiven: ms(0), predictor: &predictor };
+        let punctual = Punctual {
+            starts: STARTS,
+            idle: false,
+            forgiven: ms(0),
+            writing: Duration::ZERO,
+            predictor: &predictor,
+        };
         assert_eq!(punctual.dues(vec![entry; 100].iter(), &LIMITS).len(), 8);
     }
 

@@ -128,6 +128,19 @@ fn the_door_counts_full_batches_before_a_request_and_its_own() {
 }
 
 #[test]
+fn who_would_have_the_answer_too_late_because_of_its_writing_is_refused() {
+    for (writing, let_in) in [(None, 9), (Some(ms(1)), 8), (Some(ms(60_000)), 6)] {
+        let mut model = serving();
+        model.set_door(Door { max_batch: 4, refuse_late: true });
+        (0..500).for_each(|_| writing.into_iter().for_each(|took| model.wrote(took)));
+        model.accept(request(0, 0), at(0)).unwrap();
+        go(&mut model, at(0));
+        let accepted = (1..=20).filter(|&number| model.accept(request(number, 0), at(0)).is_ok());
+        assert_eq!(accepted.count(), let_in, "{writing:?}");
+    }
+}
+
+#[test]
 fn a_request_that_finds_nothing_before_it_is_let_in_however_late_it_should_be() {
     let mut model = serving();
     model.set_door(Door { max_batch: 4, refuse_late: true });

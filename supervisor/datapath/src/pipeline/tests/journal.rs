@@ -9,7 +9,7 @@ fn ask(stage: &Stage) -> (JoinHandle<Result<Vec<Output>, Failure>>, Journal) {
     let input = Input { shape: vec![1, 1], data: Bytes::from_static(&[1, 0, 0, 0]).into() };
     let noted = journal.clone();
     let asked = tokio::spawn(async move {
-        pipeline.infer(vec![input], RequestOptions::default(), Coming::now(Some(noted))).await
+        pipeline.infer(vec![input], RequestOptions::default(), Coming::now(Some(noted))).await.map(written)
     });
     (asked, journal)
 }

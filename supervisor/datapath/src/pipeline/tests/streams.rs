@@ -63,6 +63,7 @@ impl Actor {
         self.goes_on(batch.id);
         let mut answers = asked.await.unwrap().unwrap();
         assert_eq!(answers.next().await, Some(Ok(vec![Output { shape: vec![1], ..good().remove(0) }])));
+        answers.delivery().written();
         (batch.id, answers)
     }
 }
@@ -72,12 +73,15 @@ async fn each_answer_is_asked_for_and_a_lane_drains_when_its_streams_end() {
     let mut stage = streaming();
     let worker = stage.enter(1);
     let (stream, answers) = worker.begins(ask(&stage)).await;
+    assert_eq!(stage.pipeline.report().counts.succeeded, 1, "with the first answer");
     let asked = next(answers);
     let step = worker.step().await;
     assert_eq!(step.stream, stream);
     worker.goes_on(step.id);
-    let (answer, answers) = asked.await.unwrap();
+    let (answer, mut answers) = asked.await.unwrap();
     assert!(matches!(answer, Some(Ok(_))));
+    answers.delivery().written();
+    assert_eq!(stage.pipeline.report().counts.succeeded, 1);
 
     let other = stage.enter(2);
     assert!(matches!(stage.fact().await, LaneFact::FirstAnswer(WorkerId(1), _)));

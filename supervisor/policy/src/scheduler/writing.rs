@@ -1,0 +1,54 @@
+//! The time that a model's answers take from the worker to the client's socket.
+
+use std::time::Duration;
+
+/// The weight of the earlier answers and a new one together, of which the new one has 1. The mean
+/// follows the last few dozen answers.
+const WEIGHT: u32 = 16;
+
+/// The most that one answer counts, as a divisor of the SLO. Clients may read as slowly as they
+/// like; requests of other clients are not refused for that.
+const MOST: u32 = 4;
+
+/// An exponential mean; zero before the first answer.
+#[derive(Debug, Default)]
+pub(super) struct WritingTime(Duration);
+
+impl WritingTime {
+    pub(super) fn observe(&mut self, took: Duration, slo: Duration) {
+        self.0 = (self.0 * (WEIGHT - 1) + took.min(slo / MOST)) / WEIGHT;
+    }
+
+    pub(super) fn mean(&self) -> Duration {
+        self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SLO: Duration = Duration::from_millis(40);
+
+    fn mean_after(takes: impl IntoIterator<Item = u64>) -> Duration {
+        let mut writing = WritingTime::default();
+        takes.into_iter().for_each(|ms| writing.observe(Duration::from_millis(ms), SLO));
+        writing.mean()
+    }
+
+    #[test]
+    fn the_mean_follows_what_answers_take() {
+        assert_eq!(mean_after([]), Duration::ZERO);
+        assert_eq!(mean_after([8]), Duration::from_micros(500));
+        let risen = mean_after([8; 200]);
+        assert!(risen > Duration::from_micros(7_990) && risen <= Duration::from_millis(8), "{risen:?}");
+        let fallen = mean_after([[8; 200], [2; 200]].concat());
+        assert!(fallen.abs_diff(Duration::from_millis(2)) < Duration::from_micros(10), "{fallen:?}");
+    }
+
+    #[test]
+    fn a_client_that_reads_slowly_takes_a_quarter_of_the_slo_from_others_at_most() {
+        assert!(mean_after([60_000]) < SLO / 60);
+        assert!(mean_after([60_000; 500]) <= SLO / 4);
+    }
+}
