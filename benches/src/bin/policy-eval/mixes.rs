@@ -25,7 +25,7 @@ const BATCHES: [u32; 4] = [4, 8, 16, 32];
 const PRIORITIES: [u32; 4] = [1, 1, 2, 3];
 
 /// How much of the GPU the loads take on average.
-const UTILISATIONS: [f64; 4] = [0.3, 0.5, 0.7, 0.85];
+const UTILISATIONS: [f64; 6] = [0.1, 0.2, 0.3, 0.5, 0.7, 0.85];
 
 /// The loads that a mix may have.
 const LOADS: [&str; 7] = ["poisson", "gamma", "step", "flash", "surge", "anti", "zipf"];
@@ -84,7 +84,8 @@ pub(crate) fn described() -> String {
          ({}).\n\n\
          * *Seven models*: priorities {}, loads {}; each takes on\n  \
          average {} of the GPU.\n\
-         * *Mixes*: {fewest} to {most} models. Drawn are the priority ({}), the load ({})\n  \
+         * *Mixes*: {fewest} to {most} models. Drawn are the priority ({}), the load\n  \
+         ({})\n  \
          and what it takes of the GPU on average ({}).",
         listed(&PERCENTILES),
         listed(&BATCHES),
