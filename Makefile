@@ -166,11 +166,11 @@ growth: build | $(measured) ## Whether models, connections, tensors, requests hi
 # A page names the code that was judged by its trees, which stay the same when a commit is moved.
 judged = state=$$(git rev-parse HEAD:supervisor/policy HEAD:benches/simulator HEAD:configs | cut -c -10 | paste -sd " " || true); \
 	dirty=$$(git status --porcelain -- supervisor/policy benches/simulator configs || true); \
-	nice -n 10 $(TARGET)/release/shadowslice-judge \
+	nice -n 10 $(TARGET)/release/shadowslice-policy-eval \
 	  --state "$$(date +%F), trees of policy, simulator and configs: $${state:-unknown}$${dirty:+, with changes}"
 
 .PHONY: judge
-judge: build ## The adaptive policy against its aims, simulated: docs/judgement.md (eight minutes once built)
+judge: build ## The adaptive policy against its aims, simulated: docs/judgement.md (six minutes once built)
 	$(judged) $(JUDGE_ARGS)
 
 # On a GPU host. ONNX Runtime with CUDA is fetched, unless ORT_DYLIB_PATH names one.

@@ -18,6 +18,13 @@ pub enum Source {
     },
 }
 
+impl Source {
+    /// Whether the times are those of a real device.
+    pub fn is_measured(&self) -> bool {
+        matches!(self, Self::Measured { .. })
+    }
+}
+
 /// Of one process of the model, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Memory {

@@ -4,6 +4,7 @@
 //! sharing policies. What this crate adds is what they decide about: arrivals, execution,
 //! hand-overs.
 
+pub mod bound;
 pub mod loads;
 pub mod perturb;
 mod random;

@@ -159,7 +159,7 @@ pub fn apply(scenario: &Scenario, truth: Difference, belief: Belief, seed: u64) 
     changed
 }
 
-/// `time` gives the new times from the old row, its columns, and the SMs.
+/// `time` gives the new times from the old row, its columns, and the SMs. A batch keeps its kernels.
 fn table(columns: &[Sms], old: &Execution, time: impl Fn(&Row, &[Sms], Sms) -> f64) -> Execution {
     let row = |row: &Row| {
         let ms = columns.iter().map(|&sms| time(row, old.sms(), sms).clamp(1e-6, 999_999.0));
@@ -167,6 +167,7 @@ fn table(columns: &[Sms], old: &Execution, time: impl Fn(&Row, &[Sms], Sms) -> f
     };
     Execution::new(columns.to_vec(), old.rows().iter().map(row).collect())
         .expect("batch sizes and columns ascend, and times are bounded")
+        .with_kernels(old.kernels().round() as u32)
 }
 
 /// A column for each step at first, then for every eighth SM, and for the whole GPU.
@@ -233,6 +234,16 @@ mod tests {
         assert!((time(truth, 100.0) - 4.0).abs() < 1e-9);
         assert!(time(truth, 20.0) > 5.0 && time(truth, 20.0) < 6.5, "the knee at 20 SMs is gone");
         assert!(time(truth, 2.0) < 40.0, "less than in inverse proportion");
+    }
+
+    #[test]
+    fn a_batch_has_as_many_kernels_in_every_world() {
+        let mut counted = scenario();
+        let profile = counted.models[0].terms.profile.as_mut().unwrap();
+        profile.execution = profile.execution.clone().with_kernels(77);
+        let truth = "form,scale".parse().unwrap();
+        let applied = apply(&counted, truth, Belief::Truth, 1);
+        assert_eq!(applied.models[0].truth.execution.kernels(), 77.0);
     }
 
     #[test]

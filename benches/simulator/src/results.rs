@@ -19,6 +19,8 @@ pub struct Run {
     pub attainment: f64,
     /// Of the answers; 0 without any.
     pub p99_ms: f64,
+    /// Requests a second within the [fluid bound](crate::bound::fluid), the same for every policy.
+    pub bound_rps: f64,
     /// Hand-overs that came to effect.
     pub repartitions: u64,
     pub per_model: BTreeMap<String, ModelRun>,
@@ -54,6 +56,7 @@ pub struct Trial {
     pub load: String,
     pub seed: u64,
     pub seconds: f64,
+    pub bound_rps: f64,
 }
 
 impl Run {
@@ -91,6 +94,7 @@ impl Run {
             goodput_rps: all.in_time as f64 / seconds,
             attainment: attainment(&all),
             p99_ms: ms(all.latency.value_at_quantile(0.99)),
+            bound_rps: trial.bound_rps,
             repartitions: outcome.models.iter().map(|model| model.repartitions.len() as u64).sum(),
             per_model,
         }

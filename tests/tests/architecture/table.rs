@@ -133,18 +133,18 @@ pub(crate) const ROWS: &[Row] = &[
     Row { part: "tests/src", may: &["crate", "shadowslice_tests"], never: &["ort", "cudarc"] },
     // Judging is pure but for the files that simulate, read profiles and write.
     Row {
-        part: "benches/src/bin/judge",
+        part: "benches/src/bin/policy-eval",
         may: &["crate", "shadowslice_benches::table", "shadowslice_simulator::results"],
         never: PURE,
     },
-    Row { part: "benches/src/bin/judge/main.rs", may: &["crate"], never: NO_CLOCK },
+    Row { part: "benches/src/bin/policy-eval/main.rs", may: &["crate"], never: NO_CLOCK },
     Row {
-        part: "benches/src/bin/judge/profiles.rs",
+        part: "benches/src/bin/policy-eval/profiles.rs",
         may: &["crate::mixes", "shadowslice_config"],
         never: NO_CLOCK,
     },
     Row {
-        part: "benches/src/bin/judge/simulate.rs",
+        part: "benches/src/bin/policy-eval/simulate.rs",
         may: &["crate::mixes", "crate::profiles", "shadowslice_simulator::results"],
         never: NO_CLOCK,
     },

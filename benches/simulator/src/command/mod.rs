@@ -1,16 +1,18 @@
 //! The command: runs policies in a simulated world of a configuration's models.
 
+mod contender;
 mod load;
 mod scenario;
 mod table;
 #[cfg(test)]
 mod tests;
+mod trace;
 
 use std::path::PathBuf;
 
 use serde::Serialize;
-use shadowslice_policy::sharing::{Choice, Policy};
-use shadowslice_shared::contention::Gpu;
+use shadowslice_policy::sharing::Facts;
+use shadowslice_simulator::bound;
 use shadowslice_simulator::loads::MAX_SECONDS;
 use shadowslice_simulator::perturb::{self, Belief, Difference};
 use shadowslice_simulator::results::{Run, Trial};
@@ -19,11 +21,13 @@ use shadowslice_simulator::world::{self, Settings};
 
 use shadowslice_config as config;
 
+use contender::{Contender, Entrant, NoSuchLayout};
 use load::{BadLoad, Load, Source};
 use scenario::NotSimulated;
 use shadowslice_config::{Config, ConfigError};
 use shadowslice_shared::errors;
 use shadowslice_shared::exit::{self, fail};
+use trace::Trace;
 
 /// See how policies would share the GPUs of a configuration, in simulated time.
 ///
@@ -37,10 +41,11 @@ pub(crate) struct Options {
     /// with one arrival per line as `seconds,model`. Several are run one after the other.
     #[arg(long, required = true, num_args = 1.., value_name = "LOAD")]
     load: Vec<Source>,
-    /// What decides: adaptive, unpartitioned, static, equal, half, gslice, gpulet; with `+doors` behind it, requests are
-    /// refused that cannot be answered in time.
+    /// What decides: adaptive, unpartitioned, static, equal, half, priority-half, gslice, gpulet; with `+doors` behind it,
+    /// requests are refused that cannot be answered in time. Or `layouts`: each layout that adaptive may try, kept for
+    /// the whole run; `layout:halves` is one of them.
     #[arg(long, num_args = 1.., value_name = "POLICY", default_value = "adaptive")]
-    policy: Vec<Choice>,
+    policy: Vec<Contender>,
     /// Decides all that is random.
     #[arg(long, num_args = 1.., value_name = "SEED", default_value = "1")]
     seed: Vec<u64>,
@@ -64,6 +69,9 @@ pub(crate) struct Options {
     /// Write what comes to this file too, as --load reads it: to replay it elsewhere. For one load and one seed.
     #[arg(long, value_name = "FILE.csv", value_parser = csv)]
     write_arrivals: Option<PathBuf>,
+    /// Print to standard error what the policy does, a line whenever that changes.
+    #[arg(long)]
+    trace: bool,
     /// As JSON, for scripts.
     #[arg(long)]
     json: bool,
@@ -77,6 +85,8 @@ enum Fault {
     Scenario(#[from] NotSimulated),
     #[error(transparent)]
     Load(#[from] BadLoad),
+    #[error(transparent)]
+    Layout(#[from] NoSuchLayout),
 }
 
 impl Fault {
@@ -84,7 +94,7 @@ impl Fault {
         match self {
             Self::Config(_) | Self::Scenario(_) => exit::CONFIG,
             Self::Load(BadLoad::Read { .. } | BadLoad::Write { .. }) => exit::UNAVAILABLE,
-            Self::Load(_) => exit::USAGE,
+            Self::Load(_) | Self::Layout(_) => exit::USAGE,
         }
     }
 }
@@ -116,10 +126,13 @@ fn simulate(options: &Options) -> Result<Report, Fault> {
             if let Some(path) = &options.write_arrivals {
                 load.write(path, &scenario)?;
             }
-            let trial = Trial { load: source.to_string(), seed, seconds: load.seconds };
-            for &contender in &options.policy {
-                let settings = settings(options, &config, seed);
-                runs.push(contend(contender, &scenario, &settings, &trial, &load));
+            let (seconds, settings) = (load.seconds, settings(options, &config, seed));
+            let bound_rps = bound::fluid(&scenario, &load.arrivals, seconds);
+            let trial = Trial { load: source.to_string(), seed, seconds, bound_rps };
+            for contender in &options.policy {
+                let entrants = contender.entrants(&scenario, &load.arrivals, seconds)?;
+                let run = |entrant| contend(entrant, &scenario, &settings, &trial, &load, options.trace);
+                runs.extend(entrants.into_iter().map(run));
             }
         }
     }
@@ -137,17 +150,29 @@ fn settings(options: &Options, config: &Config, seed: u64) -> Settings {
     }
 }
 
-fn contend(contender: Choice, scenario: &Scenario, settings: &Settings, trial: &Trial, load: &Load) -> Run {
-    let terms: Vec<_> = scenario.models.iter().map(|served| served.terms.clone()).collect();
-    let gpus: Vec<Gpu> = scenario.gpus.iter().copied().map(Gpu::new).collect();
-    let mut policy = Policy::new(contender, &gpus, &terms);
+fn contend(
+    entrant: Entrant,
+    scenario: &Scenario,
+    settings: &Settings,
+    trial: &Trial,
+    load: &Load,
+    traced: bool,
+) -> Run {
+    let Entrant { name, mut policy } = entrant;
     let mut started = scenario.clone();
     for (served, initial) in started.models.iter_mut().zip(policy.initial()) {
         served.terms.initial = initial;
     }
-    let arrivals = load.arrivals.iter().copied();
-    let outcome = world::run(&started, settings, arrivals, &mut |facts| policy.decide(facts));
-    Run::new(&contender.to_string(), trial, scenario, &outcome)
+    let names: Vec<String> = scenario.models.iter().map(|served| served.terms.name.clone()).collect();
+    let mut trace = traced.then(Trace::default);
+    let mut decide = |facts: &Facts| {
+        let decision = policy.decide(facts);
+        let lines = trace.as_mut().map(|trace| trace.lines(facts, &decision, &names));
+        lines.into_iter().flatten().for_each(|line| exit::say(&line));
+        decision
+    };
+    let outcome = world::run(&started, settings, load.arrivals.iter().copied(), &mut decide);
+    Run::new(&name, trial, scenario, &outcome)
 }
 
 fn show(report: &Report, json: bool) -> u8 {

@@ -236,3 +236,56 @@ fn who_is_seldom_asked_is_made_room_for_beside_one_that_never_rests() {
     assert!(urgent[1] > 0.93, "{urgent:?}");
     assert!(kept(1, "hog") > 0.99);
 }
+
+#[test]
+fn a_layout_is_kept_with_admission_for_the_whole_run() {
+    let run = |policies: &str| {
+        let load = "--load surge --utilisation 1.5 --seconds 5 --no-interference";
+        simulated(&format!("{MIX} {load} --policy {policies}")).map(|report| report.runs)
+    };
+    let runs = run("half layouts layout:halves").unwrap();
+    let names: Vec<&str> = runs.iter().map(|run| &*run.policy).collect();
+    assert!(names.len() > 4 && names[1..].iter().all(|name| name.starts_with("layout:")), "{names:?}");
+    let halves: Vec<&Run> = runs.iter().filter(|run| run.policy == "layout:halves").collect();
+    assert_eq!(halves.len(), 2);
+    assert_eq!(halves[0], halves[1], "one of them by name is the same");
+    for run in &runs[1..] {
+        assert!(run.per_model.values().any(|model| model.refused > 0), "{}", run.policy);
+        assert!(run.repartitions <= 7, "{} moves models at the start only", run.policy);
+        assert_eq!(run.bound_rps, runs[0].bound_rps);
+    }
+    let unknown = run("layout:fifths").unwrap_err();
+    assert!(matches!(unknown, Fault::Layout(_)));
+    assert!(unknown.to_string().contains("halves"), "{unknown}");
+}
+
+#[test]
+fn a_trace_has_a_line_when_something_changes() {
+    let facts = |ms| shadowslice_policy::sharing::Facts {
+        now: shadowslice_shared::units::Moment::after_origin(std::time::Duration::from_millis(ms)),
+        gpus: Vec::new(),
+        models: Vec::new(),
+    };
+    use shadowslice_policy::sharing::{Decision, Door, Missed, Verdict, Why};
+    let verdict = |part| Verdict {
+        from: shadowslice_shared::units::Sms(10),
+        to: shadowslice_shared::units::Sms(10),
+        waiting: None,
+        why: if part > 0.1 {
+            Why::Violating(Missed { part, may: 0.1 })
+        } else {
+            Why::Met(Missed { part, may: 0.1 })
+        },
+    };
+    let decision = |parts: [f64; 2]| Decision {
+        changes: Vec::new(),
+        doors: vec![Door::open(1); 2],
+        report: parts.map(verdict).to_vec(),
+    };
+    let names = ["a", "b"].map(str::to_owned);
+    let mut trace = Trace::default();
+    let mut lines = |ms, parts| trace.lines(&facts(ms), &decision(parts), &names);
+    assert_eq!(lines(100, [0.0, 0.0]), ["   0.100 s  met: a, b"]);
+    assert_eq!(lines(200, [0.0, 0.05]), Vec::<String>::new());
+    assert_eq!(lines(300, [0.0, 0.2]), ["   0.300 s  violating: b"]);
+}

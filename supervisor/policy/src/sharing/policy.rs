@@ -5,7 +5,7 @@ use shadowslice_shared::units::Sms;
 use std::fmt;
 use std::str::FromStr;
 
-use super::adaptive::Adaptive;
+use super::adaptive::{Adaptive, FixedLayouts, Pattern};
 use super::baselines::{Fixed, Gpulet, Gslice};
 use super::difference::{Target, towards};
 use super::{Choice, Decision, Facts, Terms};
@@ -78,7 +78,8 @@ impl FromStr for PolicyName {
 
 #[derive(Debug, Clone)]
 pub struct Policy {
-    choice: Choice,
+    /// Requests that cannot be answered in time are turned away, whatever the rule says.
+    refuses_late: bool,
     gpus: Vec<Gpu>,
     terms: Vec<Terms>,
     rule: Rule,
@@ -88,6 +89,7 @@ pub struct Policy {
 enum Rule {
     Adaptive(Adaptive),
     Fixed(Fixed),
+    FixedLayouts(FixedLayouts),
     Gslice(Gslice),
     Gpulet(Gpulet),
 }
@@ -110,7 +112,23 @@ impl Policy {
             PolicyName::Gslice => Rule::Gslice(Gslice::new(terms)),
             PolicyName::Gpulet => Rule::Gpulet(Gpulet::new(terms)),
         };
-        Self { choice, terms: terms.to_vec(), rule, gpus: gpus.to_vec() }
+        Self { refuses_late: choice.refuses_late, terms: terms.to_vec(), rule, gpus: gpus.to_vec() }
+    }
+
+    /// Returns a policy that keeps one layout of the adaptive policy's family, with admission.
+    /// `work` is the part of its GPU that each model's requests take, 0 to 1.
+    ///
+    /// # Panics
+    ///
+    /// If a model's GPU is not among `gpus`, or a model has no work.
+    pub fn of_layout(pattern: Pattern, gpus: &[Gpu], terms: &[Terms], work: &[f64]) -> Self {
+        let rule = Rule::FixedLayouts(FixedLayouts::new(pattern, gpus, terms, work));
+        Self { refuses_late: true, terms: terms.to_vec(), rule, gpus: gpus.to_vec() }
+    }
+
+    /// Returns the layouts of the adaptive policy that apply to these models, besides the one at rest.
+    pub fn layouts(gpus: &[Gpu], terms: &[Terms], work: &[f64]) -> Vec<Pattern> {
+        FixedLayouts::patterns(gpus.len(), terms, work)
     }
 
     /// Keeps what an earlier policy knew of each GPU that still has the same models; `places` says
@@ -140,6 +158,7 @@ impl Policy {
     pub fn initial(&self) -> Vec<Sms> {
         let wanted: Vec<Sms> = match &self.rule {
             Rule::Fixed(fixed) => fixed.shares().to_vec(),
+            Rule::FixedLayouts(fixed) => fixed.shares(&self.terms),
             Rule::Adaptive(adaptive) => adaptive.shares(&self.terms),
             Rule::Gslice(_) | Rule::Gpulet(_) => self.terms.iter().map(|terms| terms.initial).collect(),
         };
@@ -151,11 +170,12 @@ impl Policy {
         let mut targets: Vec<Target> = match &mut self.rule {
             Rule::Adaptive(adaptive) => adaptive.decide(&self.terms, facts),
             Rule::Fixed(fixed) => fixed.decide(&self.terms),
+            Rule::FixedLayouts(fixed) => fixed.decide(&self.terms, facts),
             Rule::Gslice(gslice) => gslice.decide(&self.terms, facts),
             Rule::Gpulet(gpulet) => gpulet.decide(&self.terms, facts),
         };
         for target in &mut targets {
-            target.door.refuse_late |= self.choice.refuses_late;
+            target.door.refuse_late |= self.refuses_late;
         }
         towards(&targets, &self.terms, facts)
     }

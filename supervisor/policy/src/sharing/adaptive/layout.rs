@@ -4,7 +4,13 @@
 //! same SMs, and how long their kernels are, rather than how many SMs it has. So the family is
 //! small: it says who meets whom, and the models' work says which model goes where.
 
-use shadowslice_shared::groups::Part;
+use std::fmt;
+
+use shadowslice_shared::contention::Gpu;
+use shadowslice_shared::groups::{Groups, Part};
+use shadowslice_shared::units::Sms;
+
+use super::super::Terms;
 
 /// A model that causes less than this part of the GPU's work meets nobody often enough to matter.
 const MATTERS: f64 = 0.02;
@@ -42,6 +48,42 @@ pub enum Pattern {
     OwnParts,
 }
 
+impl fmt::Display for Pattern {
+    /// Writes a name without spaces, such as `lower-half` or `apart-0.25`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = match self {
+            Self::Apart(part) => return write!(f, "apart-{:.2}", part.fraction()),
+            Self::FirstApart(part) => return write!(f, "first-apart-{:.2}", part.fraction()),
+            Self::AtRest => "at-rest",
+            Self::Everything => "everything",
+            Self::LowerHalves => "lower-halves",
+            Self::LowerHalf => "lower-half",
+            Self::LowerQuarter => "lower-quarter",
+            Self::LowestHalf => "lowest-half",
+            Self::Halves => "halves",
+            Self::HalvesByObjective => "halves-by-objective",
+            Self::Thirds => "thirds",
+            Self::Quarters => "quarters",
+            Self::OwnParts => "own-parts",
+        };
+        f.write_str(name)
+    }
+}
+
+/// The SMs that a model should have, and which ones where its share is a partition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Placement {
+    pub(super) sms: Sms,
+    pub(super) groups: Option<Groups>,
+}
+
+impl Placement {
+    pub(super) fn at_rest(terms: &Terms, shape: &Gpu) -> Self {
+        let sms = terms.within(if terms.initial_given { terms.initial } else { shape.sms });
+        Self { sms, groups: None }
+    }
+}
+
 /// A layout of one GPU. Models are indices.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Layout {
@@ -70,6 +112,27 @@ impl Layout {
 
     pub(super) fn part_of(&self, model: usize) -> Part {
         self.parts.iter().find(|(of, _)| *of == model).map_or(Part::WHOLE, |(_, part)| *part)
+    }
+
+    /// Returns what a model has under this layout. `inside`: its share is a partition inside the
+    /// worker.
+    pub(super) fn placement(&self, model: usize, terms: &Terms, shape: &Gpu, inside: bool) -> Placement {
+        let part = self.part_of(model);
+        if self.pattern == Pattern::AtRest {
+            return Placement::at_rest(terms, shape);
+        }
+        match &shape.division {
+            _ if part == Part::WHOLE => Placement { sms: terms.most(), groups: None },
+            Some(division) if inside => {
+                let groups = division.groups_in(part);
+                let sms = division.sms(Groups::first(groups.count()));
+                Placement { sms: terms.within(sms), groups: Some(groups) }
+            }
+            _ => {
+                let sms = (f64::from(shape.sms.0) * part.fraction()).round();
+                Placement { sms: terms.within(Sms(sms as u32)), groups: None }
+            }
+        }
     }
 
     /// Whether the first priority may not use the whole GPU.

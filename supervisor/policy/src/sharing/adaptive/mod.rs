@@ -14,6 +14,7 @@
 //! another trial or another return to rest become long after the first, until the load has changed,
 //! so that hardly anything moves under a steady load.
 
+mod fixed;
 mod forecast;
 mod gpu;
 mod layout;
@@ -27,7 +28,7 @@ mod window;
 use std::time::Duration;
 
 use shadowslice_shared::contention::Gpu;
-use shadowslice_shared::groups::{Groups, Part};
+use shadowslice_shared::groups::Groups;
 use shadowslice_shared::units::Sms;
 
 use super::difference::Target;
@@ -35,12 +36,13 @@ use super::plan::{LayoutReport, LayoutStage, Tried};
 use super::{Door, Facts, Live, Missed, Terms, Why};
 use forecast::{Demand, forecast};
 use gpu::{GpuLook, GpuState, Outcome, Settled, Stage};
-use layout::{Layout, Tenant, candidates};
+use layout::{Layout, Placement, Tenant, candidates};
 use load::Load;
 use score::{Misses, Score};
 use trial::{Look, Pace, Trial};
 use window::Window;
 
+pub(super) use fixed::FixedLayouts;
 pub use layout::Pattern;
 
 /// If two batches of a model, one after the other, take less than this part of its objective, it
@@ -69,13 +71,6 @@ pub(super) struct Adaptive {
 struct ModelHistory {
     recent: Window,
     load: Load,
-}
-
-/// The SMs that a model should have, and which ones where its share is a partition.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Placement {
-    sms: Sms,
-    groups: Option<Groups>,
 }
 
 impl Adaptive {
@@ -107,7 +102,7 @@ impl Adaptive {
             }
         }
         let now = |then: usize| here.iter().copied().find(|&model| place(model) == Some(then));
-        self.gpus[gpu] = earlier.gpus[gpu].renumbered(&now);
+        self.gpus[gpu] = earlier.gpus[gpu].renumbered(now);
     }
 
     pub(super) fn decide(&mut self, terms: &[Terms], facts: &Facts) -> Vec<Target> {
@@ -132,8 +127,8 @@ impl Adaptive {
         }
         let seen = self.look(gpu, violating, terms, facts);
         let all = self.tenants(gpu, terms, facts);
-        let rests_with_less =
-            on_gpu(gpu, terms).any(|model| at_rest(&terms[model], &self.shapes[gpu]) < terms[model].most());
+        let rests_with_less = on_gpu(gpu, terms)
+            .any(|model| Placement::at_rest(&terms[model], &self.shapes[gpu]).sms < terms[model].most());
         let list = || {
             let beneficiary = violating.and_then(|model| all.iter().find(|tenant| tenant.model == model));
             let at_once = |tenant: &&Tenant| !changes_by_shadow(&facts.models[tenant.model]);
@@ -224,26 +219,11 @@ impl Adaptive {
 
     /// `inside`: the share is a partition inside the worker.
     fn placement(&self, model: usize, terms: &[Terms], inside: bool) -> Placement {
-        let (gpu, terms) = (terms[model].gpu, &terms[model]);
-        let shape = &self.shapes[gpu];
-        let Some(layout) = self.gpus[gpu].layout() else {
-            return Placement { sms: at_rest(terms, shape), groups: None };
-        };
-        let part = layout.part_of(model);
-        if layout.pattern == Pattern::AtRest {
-            return Placement { sms: at_rest(terms, shape), groups: None };
-        }
-        match &shape.division {
-            _ if part == Part::WHOLE => Placement { sms: terms.most(), groups: None },
-            Some(division) if inside => {
-                let groups = division.groups_in(part);
-                let sms = division.sms(Groups::first(groups.count()));
-                Placement { sms: terms.within(sms), groups: Some(groups) }
-            }
-            _ => {
-                let sms = (f64::from(shape.sms.0) * part.fraction()).round();
-                Placement { sms: terms.within(Sms(sms as u32)), groups: None }
-            }
+        let gpu = terms[model].gpu;
+        let (terms, shape) = (&terms[model], &self.shapes[gpu]);
+        match self.gpus[gpu].layout() {
+            Some(layout) => layout.placement(model, terms, shape, inside),
+            None => Placement::at_rest(terms, shape),
         }
     }
 
@@ -320,10 +300,6 @@ impl Adaptive {
 
 fn on_gpu(gpu: usize, terms: &[Terms]) -> impl Iterator<Item = usize> {
     (0..terms.len()).filter(move |&model| terms[model].gpu == gpu)
-}
-
-fn at_rest(terms: &Terms, shape: &Gpu) -> Sms {
-    terms.within(if terms.initial_given { terms.initial } else { shape.sms })
 }
 
 /// Returns what each model asks of the GPU; `None` if it is not known of all how long their batches

@@ -142,7 +142,7 @@ fn the_gentlest_layout_that_suffices_stays_and_comes_within_a_second() {
     world.pass(10, helped_by_half);
     assert_eq!(world.stage(0), Some((LayoutStage::Chosen, Pattern::LowerHalf)), "{:?}", world.changes);
     assert!(world.shares[0] == GPU && is_half(world.shares[1]));
-    world.pass(600, |shares| helped_by_half(shares));
+    world.pass(600, helped_by_half);
     assert!(is_half(world.shares[1]));
 }
 

@@ -1,7 +1,9 @@
-//! The judgement of the adaptive policy: simulated beside baselines on mixes of models that are
-//! drawn at random, in a world as it was measured. Writes a page that says which aim is met.
+//! The judgement of the adaptive policy: simulated beside baselines, every fixed layout and a fluid
+//! bound on mixes of models that are drawn at random, in a world as it was measured. Writes a page
+//! that says which aim is met.
 #![expect(clippy::print_stderr, reason = "a benchmark writes to its user's terminal")]
 
+mod compare;
 mod evidence;
 mod mixes;
 mod page;
@@ -18,15 +20,16 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use evidence::Evidence;
+use page::Section;
 use simulate::{Mechanism, Setup};
 
 /// A failure that ends the program.
 type Failure = Box<dyn Error + Send + Sync>;
 
 /// Judges the adaptive policy in simulations, and writes a page that says which aim is met. On two
-/// cores it takes about eight minutes.
+/// cores it takes about six minutes.
 #[derive(Debug, Parser)]
-#[command(name = "shadowslice-judge")]
+#[command(name = "shadowslice-policy-eval")]
 struct Options {
     #[command(flatten)]
     setup: Setup,
@@ -54,12 +57,20 @@ fn main() -> ExitCode {
 }
 
 fn judge(options: &Options) -> Result<(), Failure> {
-    let evidence = |mechanism: Mechanism| -> Result<(Mechanism, Evidence), Failure> {
-        Ok((mechanism, Evidence::of(options.setup.trials(mechanism)?)))
+    let setup = &options.setup;
+    let (mixes, sevens) = (setup.mixes(setup.mixes)?, setup.sevens()?);
+    let shadows = setup.mixes(setup.shadows)?;
+    let section = |title, mixes: &[_], mechanism, name| -> Result<Section, Failure> {
+        let trials = setup.trials(mixes, mechanism, name)?;
+        Ok(Section { title, name, evidence: Evidence::of(trials) })
     };
-    let judged = Mechanism::ALL.map(evidence).into_iter().collect::<Result<Vec<_>, Failure>>()?;
-    let rest = options.setup.rest()?;
-    let text = page::of(&judged, &rest, &options.setup, &options.state);
+    let sections = [
+        section("Seven models", &sevens, Mechanism::InProcess, "seven")?,
+        section("Mixes", &mixes, Mechanism::InProcess, "mix")?,
+        section("Mixes, shares changed by shadows", &shadows, Mechanism::Shadow, "shadow")?,
+    ];
+    let rest = [setup.rest(&sevens, "seven")?, setup.rest(&mixes, "mix")?].concat();
+    let text = page::of(&sections, &rest, setup, &options.state);
     let path = options.page.display();
     fs::write(&options.page, text).map_err(|error| format!("cannot write {path}: {error}"))?;
     eprintln!("the judgement: {path}");

@@ -15,7 +15,7 @@ use crate::mixes::{self, Known};
 pub(crate) enum NoMixes {
     #[error("cannot list {}; --profiles names the folder of the models' profiles", path.display())]
     List { path: PathBuf, source: io::Error },
-    #[error("there is no profile in {}; --profiles names their folder", path.display())]
+    #[error("there is no measured profile in {}; --profiles names their folder", path.display())]
     Empty { path: PathBuf },
     #[error("cannot write {}", path.display())]
     Write { path: PathBuf, source: io::Error },
@@ -25,8 +25,8 @@ pub(crate) enum NoMixes {
     Broken { path: PathBuf },
 }
 
-/// The profiles of a folder, by name. Their times are read from a configuration of all of them,
-/// which is written to `all`.
+/// Returns the measured profiles of a folder, by name. They are read from a configuration of all of
+/// the folder's profiles, which is written to `all`.
 pub(crate) fn known(folder: &Path, all: &Path) -> Result<Vec<Known>, NoMixes> {
     let list = |source| NoMixes::List { path: folder.to_owned(), source };
     let folder = folder.canonicalize().map_err(list)?;
@@ -34,25 +34,22 @@ pub(crate) fn known(folder: &Path, all: &Path) -> Result<Vec<Known>, NoMixes> {
     for entry in fs::read_dir(&folder).map_err(list)? {
         files.push(entry.map_err(list)?.path());
     }
-    // The demonstration's profiles are left out: their models do next to nothing.
-    let stem =
-        |file: &Path| file.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
-    files.retain(|file| file.extension().is_some_and(|it| it == "yaml") && !stem(file).starts_with("demo"));
+    files.retain(|file| file.extension().is_some_and(|it| it == "yaml"));
     files.sort();
-    if files.is_empty() {
-        return Err(NoMixes::Empty { path: folder });
-    }
-    let names: Vec<String> = files.iter().map(|file| stem(file)).collect();
+    let stem =
+        |file: &PathBuf| file.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
+    let names: Vec<String> = files.iter().map(stem).collect();
     let text = mixes::all(names.iter().map(String::as_str).zip(files.iter().map(PathBuf::as_path)));
     fs::write(all, text).map_err(|source| NoMixes::Write { path: all.to_owned(), source })?;
     let read = config::load_here(all);
     let models = read.map_err(|source| NoMixes::Use { path: all.to_owned(), source })?.models;
-    let known = files.into_iter().zip(models).map(|(profile, model)| match model.profile {
-        Some(known) => {
-            let one_ms = known.execution.time(1, f64::from(mixes::SMS)).as_secs_f64() * 1e3;
-            Ok(Known { name: model.name, profile, one_ms })
+    let mut known = Vec::new();
+    for (file, model) in files.into_iter().zip(models) {
+        let Some(profile) = model.profile else { return Err(NoMixes::Broken { path: file }) };
+        if profile.source.is_measured() {
+            let one_ms = profile.execution.time(1, f64::from(mixes::SMS)).as_secs_f64() * 1e3;
+            known.push(Known { name: model.name, profile: file, one_ms });
         }
-        None => Err(NoMixes::Broken { path: profile }),
-    });
-    known.collect()
+    }
+    if known.is_empty() { Err(NoMixes::Empty { path: folder }) } else { Ok(known) }
 }

@@ -2,6 +2,7 @@
 
 use shadowslice_simulator::results::Run;
 
+use crate::compare::run;
 use crate::simulate::{BASE, JUDGED, Trial};
 
 /// Where this part of every model's requests is in time without any policy, there is nothing to help.
@@ -26,18 +27,10 @@ pub(crate) struct Evidence {
     pub(crate) hard: Vec<Trial>,
 }
 
-/// Parts of the requests that were in time, on average over mixes: of all requests, and of the
-/// requests of the highest priority of each mix.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct InTime {
-    pub(crate) all: f64,
-    pub(crate) first: f64,
-}
-
 /// How a mix was harmed in which there was nothing to help.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Harm {
-    pub(crate) seed: u64,
+    pub(crate) mix: String,
     /// How much less was in time, as a part of all requests.
     pub(crate) less: f64,
     /// Requests that were refused, and had not been.
@@ -68,25 +61,6 @@ impl Evidence {
     }
 }
 
-fn run<'t>(trial: &'t Trial, policy: &str) -> Option<&'t Run> {
-    trial.runs.iter().find(|run| run.policy == policy)
-}
-
-/// The part that a policy keeps in time, on average over these mixes.
-pub(crate) fn in_time(trials: &[Trial], policy: &str) -> Option<InTime> {
-    let runs: Vec<&Run> = trials.iter().filter_map(|trial| run(trial, policy)).collect();
-    let mean = |of: fn(&Run) -> f64| runs.iter().map(|run| of(run)).sum::<f64>() / runs.len() as f64;
-    (!runs.is_empty()).then(|| InTime { all: mean(|run| run.attainment), first: mean(of_first_priority) })
-}
-
-fn of_first_priority(run: &Run) -> f64 {
-    let highest = run.per_model.values().map(|model| model.priority).min();
-    let first = run.per_model.values().filter(|model| Some(model.priority) == highest);
-    let (offered, kept) = first
-        .fold((0.0, 0.0), |(offered, kept), model| (offered + model.offered_rps, kept + model.goodput_rps));
-    if offered > 0.0 { kept / offered } else { 1.0 }
-}
-
 fn harm(trial: &Trial) -> Option<Harm> {
     let (judged, base) = (run(trial, JUDGED)?, run(trial, BASE)?);
     let refused = |run: &Run| run.per_model.values().map(|model| model.refused).sum::<u64>();
@@ -95,21 +69,20 @@ fn harm(trial: &Trial) -> Option<Harm> {
         (model.p50_ms > may).then(|| (name.clone(), model.p50_ms - may))
     });
     Some(Harm {
-        seed: trial.seed,
+        mix: trial.mix.to_string(),
         less: base.attainment - judged.attainment,
         refused: refused(judged).saturating_sub(refused(base)),
         slower: slower.max_by(|(_, one), (_, other)| one.total_cmp(other)),
     })
 }
 
-/// Changes in a minute once a load has not changed for long, in the mix that has most, and on average.
-pub(crate) fn moves_at_rest(trials: &[Trial], seconds: f64) -> (f64, f64) {
+/// Returns the changes of shares in a minute once a load has not changed for long, of each mix.
+pub(crate) fn moves_at_rest(trials: &[Trial], seconds: f64) -> Vec<f64> {
     let minutes = (seconds - AT_REST_FROM_S) / 60.0;
     let moves = |trial: &Trial| {
         let models = trial.runs.iter().flat_map(|run| run.per_model.values());
         let late = models.flat_map(|model| &model.repartitioned_at_s).filter(|&&at| at >= AT_REST_FROM_S);
         late.count() as f64 / minutes
     };
-    let all: Vec<f64> = trials.iter().map(moves).collect();
-    (all.iter().copied().fold(0.0, f64::max), all.iter().sum::<f64>() / all.len().max(1) as f64)
+    trials.iter().map(moves).collect()
 }

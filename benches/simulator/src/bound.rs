@@ -1,0 +1,117 @@
+//! The fluid bound: the requests that GPUs could serve in time if work were a fluid.
+
+use crate::loads::cheapest;
+use crate::scenario::{Arrival, Scenario};
+use crate::time::at_ns;
+
+/// Requests are counted in windows of this length.
+const WINDOW_S: f64 = 1.0;
+
+/// Returns the requests a second that are in time at best if each takes its cheapest SM·s and a GPU
+/// has no more than its SMs.
+///
+/// Within each window of arrivals that is a linear programme for each GPU: serve as many requests
+/// as possible so that the sum of rate · cost is at most the GPU's SMs. Every request counts the
+/// same, so serving the cheapest first is its exact solution. The cost of a request is its least
+/// SM·s over all batches and SMs with a time of at most half the SLO, as it may wait for one batch
+/// before its own.
+///
+/// No policy reaches the bound: it ignores queueing, bursts within a window, batches that are not
+/// full, and that models meet. It is not strict, either. Batches that overlap on the same SMs may
+/// take less than their costs together, a batch may take more than half its SLO, and work may move
+/// into the next window.
+pub fn fluid(scenario: &Scenario, arrivals: &[Arrival], seconds: f64) -> f64 {
+    let costs: Vec<f64> = scenario
+        .models
+        .iter()
+        .map(|served| {
+            let terms = &served.terms;
+            cheapest(&served.truth, scenario.gpus[terms.gpu], terms.slo / 2, terms.max_batch)
+        })
+        .collect();
+    let window = |arrival: &Arrival| at_ns(arrival.at) as f64 / 1e9 / WINDOW_S;
+    let served = arrivals.chunk_by(|one, next| window(one) as u64 == window(next) as u64).map(|arrivals| {
+        let begins = arrivals.first().map_or(0.0, |first| window(first).floor() * WINDOW_S);
+        in_window(scenario, arrivals, &costs, (seconds - begins).min(WINDOW_S))
+    });
+    served.sum::<f64>() / seconds
+}
+
+/// Returns the requests of one window that are served.
+fn in_window(scenario: &Scenario, arrivals: &[Arrival], costs: &[f64], length_s: f64) -> f64 {
+    let mut counts = vec![0.0_f64; costs.len()];
+    for arrival in arrivals {
+        counts[arrival.model] += 1.0;
+    }
+    let mut left: Vec<f64> = scenario.gpus.iter().map(|gpu| f64::from(gpu.0) * length_s).collect();
+    let mut order: Vec<usize> = (0..costs.len()).collect();
+    order.sort_by(|&one, &other| costs[one].total_cmp(&costs[other]));
+    let mut served = 0.0;
+    for model in order {
+        let left = &mut left[scenario.models[model].terms.gpu];
+        let count = counts[model].min(*left / costs[model]);
+        *left -= count * costs[model];
+        served += count;
+    }
+    served
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use shadowslice_shared::units::Moment;
+
+    use super::*;
+    use crate::scenario::fixtures::{model, on_one_gpu};
+
+    /// So many requests of each model, evenly within a second from `from` on.
+    fn arrivals(from: u64, counts: &[u32]) -> Vec<Arrival> {
+        let of = |(model, &count): (usize, &u32)| {
+            (0..count).map(move |index| {
+                let at = Duration::from_secs(from) + Duration::from_secs(1) * index / count;
+                Arrival { at: Moment::after_origin(at), model }
+            })
+        };
+        let mut all: Vec<Arrival> = counts.iter().enumerate().flat_map(of).collect();
+        all.sort();
+        all
+    }
+
+    /// On 100 SMs a request of the first model takes 0.5 SM·s, and one of the second 0.1.
+    fn scenario() -> Scenario {
+        on_one_gpu(100, vec![model("dear", 10.0), model("cheap", 2.0)])
+    }
+
+    #[test]
+    fn the_cheapest_requests_are_served_first() {
+        let bound = |counts: &[u32]| fluid(&scenario(), &arrivals(0, counts), 1.0);
+        assert!((bound(&[100, 500]) - 600.0).abs() < 0.01, "exactly full");
+        assert!((bound(&[200, 500]) - 600.0).abs() < 0.01, "the dear ones wait");
+        assert!((bound(&[200, 2000]) - 1000.0).abs() < 0.01, "only cheap ones");
+    }
+
+    #[test]
+    fn a_second_has_no_use_of_what_another_leaves() {
+        let both = [arrivals(0, &[0, 2000]), arrivals(1, &[0, 100])].concat();
+        assert!((fluid(&scenario(), &both, 2.0) - 1100.0 / 2.0).abs() < 0.01);
+        let half = arrivals(0, &[0, 2000]).into_iter().take(1000).collect::<Vec<_>>();
+        assert!((fluid(&scenario(), &half, 0.5) - 500.0 / 0.5).abs() < 0.01, "a window that is cut short");
+    }
+
+    #[test]
+    fn half_of_the_slo_is_left_for_the_wait() {
+        let mut scenario = scenario();
+        // 10 ms take 50 SMs; within 5 ms no request is in time on the whole GPU.
+        scenario.models[1].terms.slo = Duration::from_millis(8);
+        let execution = &mut scenario.models[1].truth.execution;
+        *execution = {
+            use shadowslice_shared::profile::{Execution, Row};
+            use shadowslice_shared::units::Sms;
+            Execution::new(vec![Sms(10), Sms(100)], vec![Row { batch: 1, ms: vec![6.0, 2.0] }]).unwrap()
+        };
+        // On 10 SMs a request would take 0.06 SM·s, but 6 ms.
+        let bound = fluid(&scenario, &arrivals(0, &[0, 2000]), 1.0);
+        assert!(bound < 700.0, "{bound}");
+    }
+}
