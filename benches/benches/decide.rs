@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use shadowslice_policy::sharing::{Choice, Executed, Facts, Live, Policy, PolicyName, Seen, Terms};
+use shadowslice_shared::contention::Gpu;
+use shadowslice_shared::groups::Groups;
 use shadowslice_shared::profile::{Execution, Memory, Profile, Row, Source, Start};
 use shadowslice_shared::units::{Moment, Sms};
 
@@ -60,7 +62,16 @@ fn live(share: Sms, arrived: u64) -> Live {
         executed,
         ..Seen::default()
     };
-    Live { share, since: Moment::default(), coming: None, ready: None, held: false, seen }
+    Live {
+        share,
+        since: Moment::default(),
+        coming: None,
+        ready: None,
+        groups: Some(Groups::WHOLE),
+        execution: None,
+        held: false,
+        seen,
+    }
 }
 
 /// The facts of this round: some models miss, so that the policy tries steps all the time.
@@ -75,7 +86,7 @@ fn facts(round: u64, shares: &[Sms]) -> Facts {
 
 fn decide(criterion: &mut Criterion) {
     let terms: Vec<Terms> = (0..MODELS).map(terms).collect();
-    let mut policy = Policy::new(Choice::of(PolicyName::Adaptive), &[GPU; GPUS], &terms);
+    let mut policy = Policy::new(Choice::of(PolicyName::Adaptive), &vec![Gpu::new(GPU); GPUS], &terms);
     let shares = policy.initial();
     let mut round = 0_u64;
     criterion.bench_function("decide/100 models on 10 GPUs", |bencher| {

@@ -66,6 +66,7 @@ pub(crate) const ROWS: &[Row] = &[
             "crate",
             "shadowslice_shared::batch",
             "shadowslice_shared::boot",
+            "shadowslice_shared::contention",
             "shadowslice_shared::groups",
             "shadowslice_shared::ids",
             "shadowslice_shared::units",

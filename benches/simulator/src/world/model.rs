@@ -1,6 +1,5 @@
 //! One model: the supervisor's own scheduler, and two workers that execute what it sends.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use shadowslice_policy::latency::Predictor;
@@ -47,7 +46,7 @@ pub(super) struct Model<'a> {
     pub(super) repartitions: Vec<u64>,
     pub(super) tally: Counts,
     /// What workers measured before they served: times, and no kernels.
-    proven: Arc<Execution>,
+    proven: Execution,
     alarm: u64,
 }
 
@@ -83,7 +82,7 @@ impl<'a> Model<'a> {
             since: 0,
             repartitions: Vec::new(),
             tally: Counts::new(),
-            proven: Arc::new(served.truth.execution.clone().without_kernels()),
+            proven: served.truth.execution.clone().without_kernels(),
             alarm: NEVER,
         };
         new.begin(stage);
@@ -195,7 +194,7 @@ impl<'a> Model<'a> {
             coming: self.coming(),
             ready: self.ready(),
             groups: self.inside.map(|inside| inside.groups()),
-            execution: Some(Arc::clone(&self.proven)),
+            execution: Some(self.proven.clone()),
             held: false,
             seen: self.scheduler.observe(moment(now)),
         }

@@ -208,7 +208,7 @@ fn models_that_fit_beside_each_other_share_no_group() {
         let outcome = run(&scenario, &SETTINGS, busy.clone(), &mut keep);
         outcome.models.iter().map(|model| model.tally.mean_ns()).max().unwrap_or_default()
     };
-    let beside = 1.0 + 0.2 * 48.0 / 104.0;
+    let beside: f64 = 1.0 + 0.2 * 48.0 / 104.0;
     let alone = 10.0 * 50.0 / 48.0;
     assert_eq!(worst(48), (alone * beside * 1e6).round() as u64, "no turns, but caches are shared");
     assert!(worst(96) > 14 * MS, "they take turns");

@@ -49,7 +49,7 @@ pub struct ModelReport {
     /// Where the share is a partition: how the GPU divides, and the groups on which batches run.
     pub partition: Option<(Arc<Division>, Groups)>,
     /// How long batches take on each number of SMs, as workers measured it before they served.
-    pub execution: Option<Arc<Execution>>,
+    pub execution: Option<Execution>,
     /// How the share is changed: `in-process`, `shadow`, `restart` or `never`.
     pub mechanism: &'static str,
     /// Why the share is not changed inside the worker, where it is not.

@@ -1,6 +1,5 @@
 //! What a policy is told.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use shadowslice_shared::groups::Groups;
@@ -68,7 +67,7 @@ pub struct Live {
     pub groups: Option<Groups>,
     /// How long batches take on each number of SMs, as workers measured it before they served;
     /// `None` if unknown.
-    pub execution: Option<Arc<Execution>>,
+    pub execution: Option<Execution>,
     /// By an operator, or because the model's answers are wrong with another share.
     pub held: bool,
     pub seen: Seen,

@@ -37,7 +37,6 @@ mod standing;
 mod view;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use shadowslice_shared::boot::Purpose;
 use shadowslice_shared::groups::{Division, Groups};
@@ -80,7 +79,7 @@ pub struct Workers {
     /// How often workers with so many SMs answered wrongly.
     wrong_at: BTreeMap<Sms, u32>,
     /// How long batches take on each number of SMs, as the last worker measured it.
-    execution: Option<Arc<Execution>>,
+    execution: Option<Execution>,
     held: bool,
     stopping: bool,
     /// Of workers that served or were to serve; `restarted` counts the starts in their place.

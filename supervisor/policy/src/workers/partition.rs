@@ -11,7 +11,6 @@
 //! Where a worker says that its model cannot be moved, shadows change the share from then on.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Duration;
 
 use shadowslice_shared::batch::Prepared;
@@ -156,7 +155,7 @@ impl Workers {
         };
         let rows = on_all.iter().filter_map(row).collect();
         let table = Execution::new(columns.keys().copied().collect(), rows);
-        self.execution = table.ok().map(Arc::new).or(self.execution.take());
+        self.execution = table.ok().or(self.execution.take());
     }
 
     /// The worker was to begin with `asked`.

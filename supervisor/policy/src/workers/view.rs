@@ -1,7 +1,5 @@
 //! What a report shows of the machine.
 
-use std::sync::Arc;
-
 use shadowslice_shared::groups::{Division, Groups};
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::profile::Execution;
@@ -75,7 +73,7 @@ impl Workers {
     /// How the GPU divides, and the groups on which batches run; `None` where the share is no
     /// partition.
     /// How long batches take on each number of SMs, as workers measured it before they served.
-    pub fn execution(&self) -> Option<&Arc<Execution>> {
+    pub fn execution(&self) -> Option<&Execution> {
         self.execution.as_ref()
     }
 

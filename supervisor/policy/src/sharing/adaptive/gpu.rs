@@ -6,7 +6,7 @@ use shadowslice_shared::units::Moment;
 
 use super::layout::Layout;
 use super::score::Score;
-use super::trial::{Look, Pace, Progress, Trial};
+use super::trial::{Candidate, Look, Pace, Progress, Trial};
 use super::window::Rate;
 
 /// Requests that cannot be in time are refused for so long after a model violated its objective.
@@ -26,10 +26,10 @@ const TOO_EARLY: Duration = Duration::from_secs(60);
 /// The pause before another trial for a load that has not changed: at first, and at most. Each is
 /// `COOLDOWN_FACTOR` times the one before.
 const COOLDOWN: Duration = Duration::from_secs(4);
-const COOLDOWN_FACTOR: u32 = 6;
+const COOLDOWN_FACTOR: u32 = 10;
 
 /// Another trial for the same load takes that the loss has risen by so much since the last one.
-const MUCH_WORSE: f64 = 0.05;
+const MUCH_WORSE: f64 = 0.1;
 
 /// Loads for which a GPU remembers the best layout.
 const MAX_REMEMBERED: usize = 16;
@@ -195,14 +195,14 @@ impl GpuState {
             self.stage = Stage::Settled(Settled { since: now, again: now + self.cooldown, ..known });
             return Outcome::Switched;
         }
-        self.try_out(model, Layout::AT_REST, seen, candidates())
+        let present = Candidate::measured(Layout::AT_REST, seen.recent.clone());
+        self.try_out(model, present, seen, candidates())
     }
 
-    fn try_out(&mut self, model: usize, present: Layout, seen: &GpuLook, others: Vec<Layout>) -> Outcome {
-        let score = seen.recent.clone();
+    fn try_out(&mut self, model: usize, present: Candidate, seen: &GpuLook, others: Vec<Layout>) -> Outcome {
         let all = std::iter::once(Layout::AT_REST).chain(others);
-        let others = all.filter(|other| !other.is_same(&present)).collect();
-        match Trial::new(model, (present, score), others, seen.pace, seen.look.now) {
+        let others = all.filter(|other| !other.is_same(&present.layout)).collect();
+        match Trial::new(model, present, others, seen.pace, seen.look.now) {
             Some(trial) => {
                 self.stage = Stage::Trying(trial);
                 Outcome::Switched
@@ -267,7 +267,8 @@ impl GpuState {
             self.stage = Stage::Settled(settled);
             return Outcome::Nothing;
         }
-        let present = settled.layout.clone();
+        // What was missed of late was partly under the former load.
+        let present = Candidate::new(settled.layout.clone(), seen.recent.blank());
         self.stage = Stage::Settled(settled);
         self.try_out(model, present, seen, candidates())
     }

@@ -318,7 +318,7 @@ fn demands<'f>(
             rows_per_s: models[tenant.model].recent.rate().per_s * rows.max(1.0),
             slo: terms.slo,
             max_batch: terms.max_batch.max(1),
-            execution: live.execution.as_deref()?,
+            execution: live.execution.as_ref()?,
         })
     };
     tenants.iter().map(demand).collect()

@@ -1,4 +1,3 @@
-use std::sync::Arc;
 use std::time::Duration;
 
 use shadowslice_shared::groups::Part;
@@ -22,7 +21,7 @@ struct World {
     groups: Vec<Option<Groups>>,
     changes: Vec<(usize, Sms)>,
     held: bool,
-    execution: Option<Arc<Execution>>,
+    execution: Option<Execution>,
     /// Changes that were ordered never come.
     stuck: bool,
     report: Vec<Verdict>,
@@ -255,7 +254,7 @@ fn misses_that_sms_cannot_mend_move_nothing() {
 fn a_model_that_cannot_keep_its_objective_alone_causes_nothing_and_says_so() {
     let mut world = World::new(&[1, 2]);
     let row = Row { batch: 1, ms: vec![6.0] };
-    world.execution = Some(Arc::new(Execution::new(vec![GPU], vec![row]).unwrap()));
+    world.execution = Some(Execution::new(vec![GPU], vec![row]).unwrap());
     let slow = |missed| Seen { executed: Vec::new(), ..seen(missed) };
     let doors = world.pass(100, |_| vec![slow(40), slow(0)]);
     assert!(world.changes.is_empty() && !doors[0].refuse_late);

@@ -101,34 +101,35 @@ pub(super) enum Progress {
 }
 
 impl Candidate {
-    fn new(layout: Layout, score: Score) -> Self {
+    pub(super) fn new(layout: Layout, score: Score) -> Self {
         Self { layout, score, rounds: 0, is_out: false }
+    }
+
+    pub(super) fn measured(layout: Layout, score: Score) -> Self {
+        Self { rounds: 1, ..Self::new(layout, score) }
     }
 }
 
 impl Trial {
-    /// `present` is in force and was measured. Returns `None` if there is nothing to try beside it.
+    /// `present` is in force; without a score it is measured first. Returns `None` if there is nothing
+    /// to try beside it.
     pub(super) fn new(
         beneficiary: usize,
-        present: (Layout, Score),
+        present: Candidate,
         others: Vec<Layout>,
         pace: Pace,
         now: Moment,
     ) -> Option<Self> {
         let rounds = if pace == Pace::AtOnce { ROUNDS } else { 1 };
-        let (present, score) = present;
-        let blank = score.blank();
-        let mut candidates = vec![Candidate { rounds: 1, ..Candidate::new(present, score) }];
-        candidates.extend(others.into_iter().map(|layout| Candidate::new(layout, blank.clone())));
-        let slice = Slice::Coming { since: now };
-        (candidates.len() > 1).then_some(Self {
-            beneficiary,
-            candidates,
-            current: 1,
-            round: 0,
-            rounds,
-            slice,
-        })
+        let blank = present.score.blank();
+        let (current, slice) = match present.rounds {
+            0 => (0, Slice::Settling { since: now }),
+            _ => (1, Slice::Coming { since: now }),
+        };
+        let others = others.into_iter().map(|layout| Candidate::new(layout, blank.clone()));
+        let candidates: Vec<Candidate> = std::iter::once(present).chain(others).collect();
+        let trial = Self { beneficiary, candidates, current, round: 0, rounds, slice };
+        (trial.candidates.len() > 1).then_some(trial)
     }
 
     pub(super) fn layout(&self) -> &Layout {
