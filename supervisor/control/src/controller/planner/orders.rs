@@ -23,6 +23,8 @@ pub(super) struct Orders {
     failed: Option<Failed>,
     /// What the last order was given for.
     reason: Option<String>,
+    /// The groups that it named.
+    groups: Option<Groups>,
     /// Whether another share is known to make its answers wrong.
     wrong: bool,
     rolled_back: u64,
@@ -47,6 +49,11 @@ impl Orders {
 
     pub(super) fn reason(&self) -> Option<&str> {
         self.reason.as_deref()
+    }
+
+    /// Whether the last order named these groups: whether the model can have them is not known.
+    pub(super) fn named(&self, groups: Option<Groups>) -> bool {
+        self.groups == groups
     }
 
     pub(super) fn hear(&mut self, model: &str, report: &ModelReport, now: Moment) {
@@ -105,6 +112,7 @@ impl Orders {
         let order = Order::Resize { share, groups, cause: Cause::Policy, hold: false, reply };
         to.try_send(order).map_err(|_| "too many orders wait for the model".to_owned())?;
         self.under_way = Some((share, outcome));
+        self.groups = groups;
         self.reason = Some(reason.to_owned());
         Ok(())
     }

@@ -122,6 +122,24 @@ impl Rig {
 }
 
 #[test]
+fn groups_of_a_layout_go_with_an_order_even_at_the_same_share_and_once() {
+    let mut rig = Rig::new("policy: adaptive");
+    rig.decide();
+    let (low, high): (Groups, Groups) = ((0..8).collect(), (8..16).collect());
+    let seen = Seen { span: Duration::from_millis(100), ..Seen::default() };
+    let report = rig.reports[0].borrow().clone();
+    let live = Live { groups: Some(low), ..facts::live(&rig.planner.models[0].0, &Orders::default(), seen) };
+    let sms = rig.planner.models[0].0.sms(report.share);
+    let change = Change { model: 0, from: sms, to: sms, groups: Some(high), at_once: false };
+    for _ in 0..3 {
+        rig.planner.order(&change, &live, "moved", Moment::default()).unwrap();
+    }
+    let Order::Resize { share, groups, .. } = rig.ordered[0].try_recv().unwrap() else { panic!() };
+    assert_eq!((share, groups), (report.share, Some(high)));
+    assert!(rig.ordered[0].try_recv().is_err(), "the model may be unable to have them");
+}
+
+#[test]
 fn a_wanted_share_is_ordered_once_and_not_again_while_that_is_under_way() {
     let mut rig = Rig::new("policy: equal");
     assert_eq!(rig.decide()[0].verdict, "grow");
