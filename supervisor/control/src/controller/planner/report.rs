@@ -246,6 +246,9 @@ fn of_layout(layout: &LayoutReport, names: &[String]) -> String {
         )
     });
     let tried: Vec<String> = tried.collect();
+    if tried.is_empty() {
+        return begins;
+    }
     format!("{begins}; requests missed (of the first priority): {}", tried.join(", "))
 }
 
