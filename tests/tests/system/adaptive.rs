@@ -168,18 +168,20 @@ async fn beside_a_hog(handover: &str) -> Result<Server, Error> {
 }
 
 #[tokio::test]
-async fn a_lower_priority_gets_less_where_a_higher_one_violates_its_slo_and_plan_says_for_which() {
+async fn a_lower_priority_gets_less_where_models_violate_their_slos_and_plan_says_so() {
     for handover in ["in-process", "shadow"] {
         let server = beside_a_hog(handover).await.unwrap();
         let span = Duration::from_secs(15);
         let loads = [("one", 12.0), ("two", 30.0)].map(|(model, rate)| load(&server, model, rate, span));
         let has_less = |model: &Model| {
-            let says = model.more["verdict"].as_str().is_some_and(|why| why.contains("one violate"));
+            let verdict = model.more["verdict"].as_str();
+            let says =
+                verdict.is_some_and(|why| why.contains("lower priorities in") && why.contains("violate"));
             says && model.share_percent < 60
         };
         server.wait_status("two", "a layout in which it has less", has_less).await.unwrap();
         let table = unwrapped(&server.said(&["plan"]).await.unwrap());
-        assert!(table.contains("one violate") && table.contains("layout"), "{table}");
+        assert!(table.contains("violate") && table.contains("lower priorities in"), "{table}");
         let [high, low] = loads;
         let (high, low) = (high.await.unwrap(), low.await.unwrap());
         for tally in [&high, &low] {
