@@ -102,7 +102,7 @@ async fn executes(server: &Server, model: &str) -> f64 {
 }
 
 #[tokio::test]
-async fn a_neighbour_on_other_groups_costs_nothing_and_on_the_same_half() {
+async fn a_neighbour_on_other_groups_costs_little_and_on_the_same_half() {
     let more = "share: {initial: 50%}, batch: {max: 1}, queue: {on_late: serve}, slo: 10s";
     let server = two_models(more, more).await.unwrap();
     // 2 ms on all SMs, in proportion on fewer.
@@ -111,8 +111,10 @@ async fn a_neighbour_on_other_groups_costs_nothing_and_on_the_same_half() {
     let busy = load(&server, "two", 600.0, Duration::from_secs(4));
     assert_nothing_lost(&load(&server, "one", 20.0, Duration::from_secs(2)).await.unwrap());
     let apart = executes(&server, "one").await;
+    // Caches and memory bandwidth are shared: a tenth more while the neighbour executes.
+    let alone = 2.0 * 132.0 / 64.0;
     assert!(
-        (apart - 2.0 * 132.0 / 64.0).abs() < 0.1,
+        (alone - 0.1..1.1 * alone + 0.1).contains(&apart),
         "{apart} ms on 64 SMs beside a neighbour on the others"
     );
     for model in ["one", "two"] {
