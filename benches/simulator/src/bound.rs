@@ -65,7 +65,7 @@ mod tests {
     use super::*;
     use crate::scenario::fixtures::{model, on_one_gpu};
 
-    /// So many requests of each model, evenly within a second from `from` on.
+    /// Returns `counts` requests of each model, spread evenly over the second that begins at `from`.
     fn arrivals(from: u64, counts: &[u32]) -> Vec<Arrival> {
         let of = |(model, &count): (usize, &u32)| {
             (0..count).map(move |index| {

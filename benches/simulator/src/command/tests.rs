@@ -233,7 +233,7 @@ fn who_is_seldom_asked_is_made_room_for_beside_one_that_never_rests() {
     };
     let urgent = [0, 1].map(|run| kept(run, "urgent"));
     assert!(urgent[0] < 0.85, "their kernels take turns: {urgent:?}");
-    assert!(urgent[1] > 0.93, "{urgent:?}");
+    assert!(urgent[1] > 0.98, "{urgent:?}");
     // Half of the GPU carries nine tenths of what is asked of it.
     assert!(kept(1, "hog") > 0.8);
 }

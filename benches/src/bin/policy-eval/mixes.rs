@@ -14,10 +14,10 @@ pub(crate) const SMS: u32 = 132;
 const MODELS: (usize, usize) = (2, 6);
 
 /// An SLO as a multiple of the time that one request takes on the whole GPU, from the tightest to
-/// the loosest, even by its logarithm;
+/// the loosest. Its logarithm is drawn evenly.
 const SLACK: (f64, f64) = (3.5, 40.0);
 
-/// and never less than so many milliseconds.
+/// The least SLO that is drawn, in ms.
 const LEAST_SLO_MS: f64 = 4.0;
 
 const PERCENTILES: [f64; 4] = [90.0, 95.0, 99.0, 99.9];

@@ -15,7 +15,7 @@ use crate::mixes::{self, Known};
 pub(crate) enum NoMixes {
     #[error("cannot list {}; --profiles names the folder of the models' profiles", path.display())]
     List { path: PathBuf, source: io::Error },
-    #[error("there is no measured profile in {}; --profiles names their folder", path.display())]
+    #[error("cannot draw models: {} holds no measured profile; name a folder that does with --profiles", path.display())]
     Empty { path: PathBuf },
     #[error("cannot write {}", path.display())]
     Write { path: PathBuf, source: io::Error },

@@ -30,7 +30,7 @@ pub(crate) const POLICIES: [&str; 7] =
 const LAYOUTS: &str = "layouts";
 pub(crate) const LAYOUT: &str = "layout:";
 
-/// How the world differs from the profiles, which are all that a policy is told.
+/// The ways in which the world differs from the profiles. A policy knows only the profiles.
 pub(crate) const WORLD: &str = "form,scale,noise,starts";
 
 /// A load that does not change, and for how long it comes where it is looked whether shares come to rest.
@@ -73,13 +73,13 @@ pub(crate) struct Setup {
     /// The first of the seeds, which follow one another
     #[arg(long, default_value_t = 4001)]
     pub(crate) first_seed: u64,
-    /// How many mixes there are of which shares change in-process
+    /// The number of mixes whose shares change in-process
     #[arg(long, default_value_t = 40, value_parser = clap::value_parser!(u64).range(1..=1000))]
     pub(crate) mixes: u64,
-    /// How many mixes there are of which shares change by shadows, the first of the same mixes
+    /// The number of these mixes, from the first on, that run again with shares changed by shadows
     #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u64).range(1..=1000))]
     pub(crate) shadows: u64,
-    /// How many mixes of seven models there are
+    /// The number of mixes of seven models
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=1000))]
     pub(crate) sevens: u64,
     /// How long each run is, in simulated seconds
@@ -90,7 +90,7 @@ pub(crate) struct Setup {
     pub(crate) runs: PathBuf,
 }
 
-/// Why there are no runs.
+/// An error that leaves a mix without runs.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NoRuns {
     #[error("cannot run {}; `make build` makes it", path.display())]

@@ -126,17 +126,20 @@ impl Adaptive {
             self.forget(gpu, terms);
         }
         let seen = self.look(gpu, violating, terms, facts);
-        let all = self.tenants(gpu, terms, facts);
-        let rests_with_less = on_gpu(gpu, terms)
-            .any(|model| Placement::at_rest(&terms[model], &self.shapes[gpu]).sms < terms[model].most());
+        let shape = &self.shapes[gpu];
         let list = || {
+            let all = tenants(&self.models, gpu, shape, terms, facts);
             let beneficiary = violating.and_then(|model| all.iter().find(|tenant| tenant.model == model));
             let at_once = |tenant: &&Tenant| !changes_by_shadow(&facts.models[tenant.model]);
             let quick: Vec<Tenant> = all.iter().filter(at_once).copied().collect();
             let demands = demands(&self.models, &all, terms, facts);
             let layouts = candidates(&quick, &all, beneficiary.copied());
-            let mut list = shortlist(layouts, demands.as_deref(), seen.recent.loss(), &self.shapes[gpu]);
-            if rests_with_less {
+            let mut list = shortlist(layouts, demands.as_deref(), seen.recent.loss(), shape);
+            let rests_with_less = |model: usize| {
+                let terms = &terms[model];
+                Placement::at_rest(terms, shape).sms < terms.most()
+            };
+            if on_gpu(gpu, terms).any(rests_with_less) {
                 list.insert(0, Layout::EVERYTHING);
             }
             list.truncate(TRIED);
@@ -194,18 +197,6 @@ impl Adaptive {
         let all_keep = here().all(keeps);
         let look = Look { now: facts.now, in_force, misses, all_keep, longest_slo };
         GpuLook { look, violating, recent, rates: here().map(rate).collect(), pace }
-    }
-
-    fn tenants(&self, gpu: usize, terms: &[Terms], facts: &Facts) -> Vec<Tenant> {
-        let all = f64::from(self.shapes[gpu].sms.0.max(1));
-        let movable = on_gpu(gpu, terms).filter(|&model| !facts.models[model].held);
-        let tenant = |model: usize| Tenant {
-            model,
-            priority: terms[model].priority,
-            slo_s: terms[model].slo.as_secs_f64(),
-            work: self.models[model].recent.busy() * f64::from(facts.models[model].share.0) / all,
-        };
-        movable.map(tenant).collect()
     }
 
     fn target(&self, model: usize, terms: &[Terms], facts: &Facts) -> Target {
@@ -300,6 +291,19 @@ impl Adaptive {
 
 fn on_gpu(gpu: usize, terms: &[Terms]) -> impl Iterator<Item = usize> {
     (0..terms.len()).filter(move |&model| terms[model].gpu == gpu)
+}
+
+/// Returns the models of a GPU whose shares may change.
+fn tenants(models: &[ModelHistory], gpu: usize, shape: &Gpu, terms: &[Terms], facts: &Facts) -> Vec<Tenant> {
+    let sms = f64::from(shape.sms.0.max(1));
+    let movable = on_gpu(gpu, terms).filter(|&model| !facts.models[model].held);
+    let tenant = |model: usize| Tenant {
+        model,
+        priority: terms[model].priority,
+        slo_s: terms[model].slo.as_secs_f64(),
+        work: models[model].recent.busy() * f64::from(facts.models[model].share.0) / sms,
+    };
+    movable.map(tenant).collect()
 }
 
 /// Returns what each model asks of the GPU; `None` if it is not known of all how long their batches

@@ -314,6 +314,55 @@ fn by_shadows_few_layouts_are_tried_and_one_that_never_comes_is_given_up() {
 }
 
 #[test]
+fn models_that_move_at_once_are_moved_before_one_that_takes_a_shadow() {
+    let mut world = World::new(&[1, 2, 2]);
+    world.groups[2] = None;
+    world.pass(60, |_| vec![seen(40); 3]);
+    let first = |model: usize| world.changes.iter().position(|(of, _)| *of == model).unwrap();
+    assert!(first(1) < first(2), "{:?}", world.changes);
+    let by_shadow = world.changes.iter().filter(|(of, _)| *of == 2).count();
+    assert!(by_shadow <= 2, "there and back: {:?}", world.changes);
+}
+
+#[test]
+fn the_layout_in_force_is_measured_anew_before_it_is_compared() {
+    let mut world = World::new(&[1, 2]);
+    world.pass(20, helped_by_half);
+    // From now on the half does not help any more, and nothing else does either.
+    world.pass(50, |_| vec![seen(0); 2]);
+    world.pass(60, |shares| vec![seen(if is_half(shares[1]) { 30 } else { 50 }), seen(0)]);
+    let Why::Layout(layout) = &world.report[0].why else { panic!("{:?}", world.report[0].why) };
+    let half = layout.tried.iter().find(|tried| tried.pattern == Pattern::LowerHalf).unwrap();
+    assert!((half.of_first_priority - 0.3).abs() < 0.01, "{layout:?}");
+    assert_eq!(layout.pattern, Pattern::LowerHalf);
+}
+
+#[test]
+fn the_gentlest_layout_is_tried_first_and_those_that_are_forecast_to_be_worse_are_not() {
+    let row = |batch: u32| Row { batch, ms: vec![f64::from(batch), f64::from(batch) / 4.0] };
+    let execution = Execution::new(vec![Sms(33), GPU], vec![row(1), row(16)]).unwrap();
+    let tenant = |model: usize, priority: u32| Tenant { model, priority, slo_s: 0.02, work: 0.4 };
+    let all = [tenant(0, 1), tenant(1, 2), tenant(2, 2)];
+    let demand = |tenant: &Tenant| Demand {
+        tenant: *tenant,
+        rows_per_s: 1500.0,
+        slo: Duration::from_millis(20),
+        max_batch: 16,
+        execution: &execution,
+    };
+    let demands: Vec<Demand<'_>> = all.iter().map(demand).collect();
+    let (layouts, shape) = (candidates(&all, &all, Some(all[0])), Gpu::new(GPU));
+    let listed = |now: f64| shortlist(layouts.clone(), Some(&demands), now, &shape);
+    assert_eq!(listed(f64::INFINITY).len(), layouts.len());
+    assert_eq!(listed(0.0), layouts[..1], "the gentlest is tried in any case");
+    let losses: Vec<f64> =
+        listed(f64::INFINITY)[1..].iter().map(|layout| forecast(layout, &demands, &shape).loss()).collect();
+    assert!(losses.is_sorted() && losses.first() < losses.last(), "{losses:?}");
+    let few = listed(losses[losses.len() / 2]);
+    assert!(few.len() < layouts.len() && few.len() > 1);
+}
+
+#[test]
 fn models_keep_their_parts_when_they_have_other_indices() {
     let mut world = World::new(&[1, 2]);
     world.pass(20, helped_by_half);

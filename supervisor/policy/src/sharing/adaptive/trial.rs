@@ -5,8 +5,8 @@
 //! Coming ─ in force ─▶ Settling ─▶ Measuring ─ the slice is over ─▶ the next candidate: Coming
 //!                                      │
 //!                                      ├─ every model keeps its objective ─▶ it stays
-//!                                      └─ all were measured ─▶ those that are not worse than the
-//!                                         best are measured once more, for longer; the best stays
+//!                                      └─ all were measured ─▶ the best and its rival alternate
+//!                                         for two more rounds; the better one stays
 //! ```
 
 use std::ops::RangeInclusive;
@@ -17,8 +17,8 @@ use shadowslice_shared::units::Moment;
 use super::layout::{Layout, Pattern};
 use super::score::Score;
 
-/// After a switch, requests still end that waited under the layout before, and queues fill up: both
-/// takes as long as the longest objective, within these bounds.
+/// After a switch, requests still end that waited under the layout before, and queues fill up. That
+/// takes twice the longest objective; these are the bounds of the wait.
 const SETTLING: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_millis(300);
 
 /// How long a candidate is measured in each round: until so many requests have ended as well, for
