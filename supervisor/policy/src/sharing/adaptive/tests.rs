@@ -325,7 +325,7 @@ fn models_that_move_at_once_are_moved_before_one_that_takes_a_shadow() {
 }
 
 #[test]
-fn the_layout_in_force_is_measured_anew_before_it_is_compared() {
+fn a_second_trial_compares_what_it_measured_itself() {
     let mut world = World::new(&[1, 2]);
     world.pass(20, helped_by_half);
     // From now on the half does not help any more, and nothing else does either.
