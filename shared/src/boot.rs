@@ -246,7 +246,8 @@ pub struct ProvenPartitions {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PartitionProof {
     pub groups: usize,
-    /// Why the model cannot have so many groups, or how every batch size fared.
+    /// Why the model cannot have so many groups, or how each batch size did that fits on them. Larger
+    /// batches run on the whole GPU.
     pub result: Result<Vec<WarmTime>, String>,
 }
 

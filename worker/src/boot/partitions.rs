@@ -13,6 +13,7 @@ use shadowslice_shared::groups::Groups;
 use crate::engine::Engine;
 use crate::proof::{self, Trial, Unproven};
 
+const SMALLEST_UNFIT: &str = "kernels of the smallest batch size do not fit on so few SMs";
 const OTHERWISE: &str = "this process finds other groups of SMs than those before it";
 
 /// The answers of the whole GPU have been proven, with `times`. Also makes the partition ready
@@ -83,6 +84,7 @@ fn try_on(
     let proven = proof::prove(trial, reference, groups);
     trial.engine.forget(groups);
     match proven {
+        Ok(times) if times.is_empty() => Ok(Err(SMALLEST_UNFIT.to_owned())),
         Ok(times) => Ok(Ok(times)),
         // A kernel that does not fit makes the run fail, too.
         Err(Unproven::Refused(refusal)) => Ok(Err(refusal.to_string())),

@@ -215,6 +215,15 @@ impl Engine {
         }
     }
 
+    /// Returns whether batches of this many rows run on the partition, which must be ready, rather
+    /// than on the whole GPU.
+    pub fn fits(&self, groups: Groups, rows: u32) -> bool {
+        match self {
+            Self::Emulated | Self::OnnxRuntime(_) | Self::Hosted(_) => true,
+            Self::OnGpu(engine) => engine.fits(groups, rows),
+        }
+    }
+
     /// Whether the model runs on groups that are ready; else why not. Where all groups are alike to an
     /// engine, the proof has shown it.
     pub fn try_on(&mut self, groups: Groups) -> Result<(), String> {

@@ -132,11 +132,14 @@ pub fn warm(trial: &mut Trial<'_>, file: Option<&File>) -> Result<(), Unproven> 
     Ok(())
 }
 
-/// Returns how long each size took.
+/// Returns how long each size took, up to the first one that does not fit on the groups.
 pub fn prove(trial: &mut Trial<'_>, file: &File, groups: Groups) -> Result<Vec<WarmTime>, Unproven> {
     let Reference { basis, fill, sizes } = trial.read(file)?;
     let mut times = Vec::with_capacity(trial.warm_up.sizes.len());
     for &size in &trial.warm_up.sizes {
+        if !trial.engine.fits(groups, size) {
+            break;
+        }
         let known = sizes.iter().find(|answers| answers.size == size).map(|answers| &answers.answers);
         let (streams, outputs) = (trial.signature.streams > 0, trial.signature.outputs.len());
         let expected = known.filter(|expected| streams || expected.len() == outputs);

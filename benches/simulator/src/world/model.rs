@@ -97,7 +97,7 @@ impl<'a> Model<'a> {
     }
 
     pub(super) fn slice(&self, groups: Groups, sms: Sms) -> Slice {
-        Slice { groups, sms, times: self.times(sms) }
+        Slice { groups, sms, times: self.times(sms), max_rows: None }
     }
 
     /// Of one row, of twice as many, up to the largest batch.

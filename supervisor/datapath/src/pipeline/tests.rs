@@ -152,7 +152,7 @@ impl Stage {
         let mut arrival = Arrival {
             worker: WorkerId(worker),
             share: Percent::WHOLE,
-            slice: Slice { groups: Groups::WHOLE, sms, times: Vec::new() },
+            slice: Slice { groups: Groups::WHOLE, sms, times: Vec::new(), max_rows: None },
             device: "emulated".into(),
             sizes: Vec::new(),
             pads: false,
@@ -326,7 +326,7 @@ async fn a_partition_is_prepared_and_named_by_the_next_batch_only() {
     let prepared = Prepared { groups, result: Ok(()) };
     worker.report(&FromWorker::Prepared(prepared.clone()));
     assert_eq!(stage.fact().await, LaneFact::Prepared(WorkerId(1), prepared));
-    let slice = Slice { groups, sms: Sms(24), times: Vec::new() };
+    let slice = Slice { groups, sms: Sms(24), times: Vec::new(), max_rows: None };
     stage.pipeline.move_to(WorkerId(1), Percent::new(20).unwrap(), &slice);
     // The batch that was sent before runs on the SMs that it was sent for, and is no first answer
     // on the new SMs.

@@ -96,7 +96,7 @@ impl Doorkeeper {
             return None;
         }
         let rows = queued_rows + u64::from(request.rows.saturating_sub(1));
-        let max = self.limits().max_rows.max(1);
+        let max = lane.limits(self.limits()).max_rows.max(1);
         let (full, part) = (rows / u64::from(max), rows % u64::from(max));
         let own = u32::try_from(part).map_or(max, |part| part + 1);
         let mut answered = lane.free_at(now) + lane.time(own);

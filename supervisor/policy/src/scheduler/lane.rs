@@ -6,7 +6,7 @@ use std::time::Duration;
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::units::{Moment, Sms};
 
-use super::batcher;
+use super::batcher::{self, Limits};
 use super::messages::Ticket;
 use super::queue::Entry;
 use crate::latency::Predictor;
@@ -48,6 +48,9 @@ pub struct Slice {
     pub sms: Sms,
     /// From trials, by rows; empty where they are not known.
     pub times: Vec<(u32, Duration)>,
+    /// The most rows of a batch that fits on these SMs; `None` if all sizes do. A request with more
+    /// rows runs on the whole GPU.
+    pub max_rows: Option<u32>,
 }
 
 #[derive(Debug)]
@@ -56,6 +59,7 @@ pub struct Lane<K, T> {
     pub(super) duty: Duty,
     pub(super) groups: Groups,
     sms: Sms,
+    max_rows: Option<u32>,
     /// Of the present share: every share has times of its own.
     pub predictor: Predictor,
     /// Of partitions that the lane was on before, by their SMs.
@@ -88,6 +92,7 @@ impl<K, T> Lane<K, T> {
             duty: Duty::Idle,
             groups: slice.groups,
             sms: slice.sms,
+            max_rows: slice.max_rows,
             predictor: expecting(&blank, slice),
             learnt: BTreeMap::new(),
             blank,
@@ -109,6 +114,13 @@ impl<K, T> Lane<K, T> {
             self.learnt.insert(self.sms, before);
         }
         (self.groups, self.sms, self.answered) = (slice.groups, slice.sms, false);
+        self.max_rows = slice.max_rows;
+    }
+
+    /// Returns the limits of a batch on this lane, within those of the model.
+    pub(super) fn limits(&self, model: Limits) -> Limits {
+        let max_rows = self.max_rows.map_or(model.max_rows, |most| model.max_rows.min(most));
+        Limits { max_rows, ..model }
     }
 
     pub(super) fn next_slot(&self) -> Option<u8> {

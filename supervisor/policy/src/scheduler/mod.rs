@@ -188,7 +188,7 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
     }
 
     fn next_on(&mut self, index: usize, now: Moment) -> Next<K, T> {
-        let limits = self.door.limits();
+        let limits = self.lanes[index].limits(self.door.limits());
         loop {
             let lane = &self.lanes[index];
             let wanted = !self.queues.is_empty() && lane.has_room(self.streams);

@@ -42,7 +42,7 @@ fn at(after: u64) -> Moment {
 fn slice(groups: Groups, sms: u32) -> Slice {
     // 10 ms, and 1 ms more for each row.
     let times = (1..=16).map(|rows| (rows, ms(10 + u64::from(rows)))).collect();
-    Slice { groups, sms: Sms(sms), times }
+    Slice { groups, sms: Sms(sms), times, max_rows: None }
 }
 
 /// A model with batches of 4 rows, of which one worker serves.
@@ -263,6 +263,29 @@ fn each_partition_has_times_of_its_own_which_are_kept() {
     assert_eq!(time(&model), Some(ms(11)));
     model.move_to(WORKER, &part);
     assert_eq!(time(&model), Some(ms(30)));
+}
+
+#[test]
+fn batches_are_no_larger_than_what_fits_on_the_partition() {
+    let mut model = serving();
+    let waiting = |model: &mut Scheduler<(), Asked>, came: u64| {
+        model.route(None);
+        (0..4).for_each(|number| model.accept(request(number, came), at(came)).unwrap());
+        model.accept(Entry { rows: 3, ..request(4, came) }, at(came)).unwrap();
+        model.route(Some(WORKER));
+    };
+    let part = Slice { max_rows: Some(2), ..slice(Groups::first(1), 25) };
+    model.move_to(WORKER, &part);
+    waiting(&mut model, 0);
+    let mut sizes = Vec::new();
+    for now in [0, 12, 24] {
+        sizes.extend(go(&mut model, at(now)).0.into_iter().map(|(_, numbers)| numbers));
+        answer(&mut model, WORKER, ms(12), at(now + 12));
+    }
+    assert_eq!(sizes, [vec![0, 1], vec![2, 3], vec![4]], "a larger request runs by itself");
+    model.move_to(WORKER, &slice(Groups::WHOLE, 100));
+    waiting(&mut model, 40);
+    assert_eq!(go(&mut model, at(40)).0[0].1, [0, 1, 2, 3], "all fit on the whole GPU");
 }
 
 #[test]

@@ -98,9 +98,14 @@ impl Partition {
 
     fn slice(&self, groups: Groups) -> Slice {
         let count = if groups == Groups::WHOLE { self.division.count() } else { groups.count() };
+        let (times, all) = (self.times_on(count), self.times_on(self.division.count()));
+        let max_rows = times.last().filter(|_| times.len() < all.len()).map(|time| time.rows);
+        Slice { groups, sms: self.division.sms(groups), times: times_of(times), max_rows }
+    }
+
+    fn times_on(&self, count: usize) -> &[WarmTime] {
         let proof = self.proven.iter().find(|proof| proof.groups == count);
-        let times = proof.and_then(|proof| proof.result.as_ref().ok()).map_or(&[][..], Vec::as_slice);
-        Slice { groups, sms: self.division.sms(groups), times: times_of(times) }
+        proof.and_then(|proof| proof.result.as_deref().ok()).unwrap_or_default()
     }
 }
 
@@ -124,12 +129,16 @@ impl Workers {
         let slice = match (ready, &self.partition) {
             (Some(groups), Ok(partition)) => {
                 let slice = partition.slice(groups);
-                if slice.times.is_empty() { Slice { groups, sms: self.sms(share), times } } else { slice }
+                if slice.times.is_empty() {
+                    Slice { groups, sms: self.sms(share), times, max_rows: None }
+                } else {
+                    slice
+                }
             }
             (groups, _) => {
                 let whole = groups == Some(Groups::WHOLE);
                 let sms = self.settings.sms_of(if whole { Percent::WHOLE } else { share });
-                Slice { groups: groups.unwrap_or(Groups::WHOLE), sms, times }
+                Slice { groups: groups.unwrap_or(Groups::WHOLE), sms, times, max_rows: None }
             }
         };
         let sizes = warmed.times.iter().map(|time| time.rows).collect();
@@ -146,8 +155,9 @@ impl Workers {
             columns.extend(parts.filter_map(|proof| Some((part(proof), proof.result.as_deref().ok()?))));
         }
         let ms = |times: &[WarmTime], rows| {
-            let time = times.iter().find(|time| time.rows == rows)?;
-            Some(time.took.as_secs_f64() * 1e3)
+            // A size that does not fit is served in batches of the largest one that does.
+            let time = times.iter().find(|time| time.rows == rows).or(times.last())?;
+            Some(time.took.as_secs_f64() * 1e3 * f64::from(rows.div_ceil(time.rows)))
         };
         let row = |size: &WarmTime| {
             let ms = columns.values().map(|times| ms(times, size.rows)).collect::<Option<Vec<f64>>>()?;

@@ -49,18 +49,24 @@ fn is_bad(script: &Script, groups: Groups) -> bool {
 /// What a worker has proven of partitions; it was to begin with `asked`.
 fn proven(script: &Script, asked: Groups) -> Option<ProvenPartitions> {
     let total = script.division.as_ref()?.count();
-    let times = vec![WarmTime { rows: 1, took: MS, error: 0.0 }];
     let bad = |count| count < total && script.bad_counts >> count & 1 == 1;
     let counts: Vec<_> = (1..=total)
         .map(|count| PartitionProof {
             groups: count,
-            result: if bad(count) { Err("scripted".to_owned()) } else { Ok(times.clone()) },
+            result: if bad(count) { Err("scripted".to_owned()) } else { Ok(times_on(count, total)) },
         })
         .collect();
     (1..total).any(|count| !bad(count)).then_some(())?;
     let mut parts = (1..=asked.count()).rev().map(|count| asked.iter().take(count).collect());
     let ready = if asked == Groups::WHOLE { None } else { parts.find(|part| !is_bad(script, *part)) };
     Some(ProvenPartitions { counts, ready: ready.unwrap_or(Groups::WHOLE) })
+}
+
+/// The larger batch fits on even numbers of groups, and on the whole GPU.
+fn times_on(count: usize, total: usize) -> Vec<WarmTime> {
+    let fits = count == total || count % 2 == 0;
+    let sizes = if fits { &[1, 2][..] } else { &[1] };
+    sizes.iter().map(|&rows| WarmTime { rows, took: MS, error: 0.0 }).collect()
 }
 
 impl World {
@@ -107,7 +113,7 @@ impl World {
             let refusal = BootRefusal::NoPartitions("scripted".to_owned());
             return self.refuse(worker, refusal);
         }
-        let times = vec![WarmTime { rows: 1, took: MS, error: 0.0 }];
+        let times = times_on(1, 1);
         self.say(
             worker,
             Fact::Warmed { worker, warmed: Warmed { times, partitions, ..Warmed::default() }, asked },

@@ -180,6 +180,19 @@ impl OnGpu {
         }
     }
 
+    /// Returns whether batches of this many rows run on the partition, which must be ready, rather
+    /// than on all SMs.
+    pub fn fits(&self, groups: Groups, rows: u32) -> bool {
+        let Some(partitions) = self.partitions.as_ref().filter(|_| groups != Groups::WHOLE) else {
+            return true;
+        };
+        let mut sized = self.bound.iter().filter(|bound| bound.kind.rows.unwrap_or(1) == rows);
+        sized.all(|bound| match &bound.how {
+            How::Recorded(recorded) => partitions.fits(groups, recorded.recording),
+            How::Eager(_) => false,
+        })
+    }
+
     /// A partition that was made ready since the last call, or that could not be.
     pub fn made(&mut self) -> Option<Prepared> {
         self.partitions.as_mut()?.made()
@@ -379,7 +392,7 @@ fn executable<'e>(
     let partitions = partitions.filter(|partitions| partitions.has(groups));
     let partitions = partitions
         .ok_or_else(|| RunFailure::BadBatch(format!("the partition of groups {groups} is not ready")))?;
-    // A recording that turned out to be impossible there is reported; until the report is read, it
-    // runs on all SMs.
+    // A recording that does not fit there runs on all SMs. If the warm-up has not shown that, it is
+    // reported now.
     Ok(partitions.get(groups, recorded.recording).unwrap_or(&recorded.whole))
 }

@@ -13,7 +13,7 @@
 //! at a time. So each execution is recorded as often as partitions may be ready, once for each
 //! **seat**.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -62,9 +62,9 @@ pub(super) struct Partitions {
     /// Results that were not asked for yet, some of which came while a batch waited for a
     /// recording.
     news: VecDeque<Prepared>,
-    /// Whether some recording could not be made ready on some partition, as happens with kernels in
-    /// clusters of SMs: then a partition counts as ready only when all its recordings are.
-    picky: bool,
+    /// The recordings that cannot be made ready on partitions of a number of groups, by that number.
+    /// Kernels in clusters of 16 blocks fit on no partition.
+    unfit: BTreeMap<usize, BTreeSet<usize>>,
     maker: Maker,
     gpu: Arc<CudaGpu>,
 }
@@ -78,7 +78,7 @@ impl Partitions {
             ready: BTreeMap::new(),
             left: BTreeMap::new(),
             news: VecDeque::new(),
-            picky: false,
+            unfit: BTreeMap::new(),
             maker: Maker::Here(Some(Box::new(workshop))),
             gpu,
         })
@@ -123,15 +123,16 @@ impl Partitions {
                 workshop.as_mut()?.finish(order, |news| made.push(news));
                 self.ready.insert(groups, partition);
                 made.into_iter().for_each(|made| self.take(made));
-                let failed = self.ready.get_mut(&groups)?.failed.clone();
-                self.picky |= failed.is_some();
+                let Partition { executables, failed, .. } = self.ready.get(&groups)?;
+                let none = executables.iter().all(Option::is_none);
+                let failed = failed.clone().filter(|_| none);
                 Some(Prepared { groups, result: failed.map_or(Ok(()), Err) })
             }
             Maker::Thread { orders, .. } => match orders.as_ref().map(|orders| orders.send(order)) {
                 // The channel has room for an order for each seat, so this does not wait.
                 Some(Ok(())) => {
                     self.ready.insert(groups, partition);
-                    (!self.picky).then_some(Prepared { groups, result: Ok(()) })
+                    Some(Prepared { groups, result: Ok(()) })
                 }
                 _ => Some(refused(groups, "the thread that makes partitions has ended")),
             },
@@ -169,26 +170,27 @@ impl Partitions {
                     executables[number] = Some(executable);
                 }
             }
-            Made::Recording(groups, _, Err(fault)) => {
+            Made::Recording(groups, number, Err(fault)) => {
                 let Some(partition) = self.ready.get_mut(&groups) else { return };
                 let why = partition.failed.get_or_insert_with(|| chain(&fault));
-                if !self.picky && matches!(self.maker, Maker::Thread { .. }) {
-                    self.news.push_back(refused(groups, why));
+                let unfit = self.unfit.entry(groups.count()).or_default();
+                match self.maker {
+                    Maker::Here(_) => drop(unfit.insert(number)),
+                    Maker::Thread { .. } if unfit.contains(&number) => {}
+                    Maker::Thread { .. } => self.news.push_back(refused(groups, why)),
                 }
             }
             Made::All(groups) => {
                 let Some(partition) = self.ready.get_mut(&groups) else { return };
                 partition.complete = true;
-                if !self.picky || matches!(self.maker, Maker::Here(_)) {
-                    return;
-                }
-                let result = partition.failed.clone().map_or(Ok(()), Err);
-                if result.is_err() {
-                    self.forget(groups, false);
-                }
-                self.news.push_back(Prepared { groups, result });
             }
         }
+    }
+
+    /// Returns whether the recording can be made ready on partitions of as many groups, as far as
+    /// the warm-up has shown.
+    pub(super) fn fits(&self, groups: Groups, recording: usize) -> bool {
+        self.unfit.get(&groups.count()).is_none_or(|unfit| !unfit.contains(&recording))
     }
 
     pub(super) fn has(&self, groups: Groups) -> bool {
@@ -197,7 +199,7 @@ impl Partitions {
 
     /// Waits for the recording if need be; `None` if the partition or the recording is not there.
     pub(super) fn get(&mut self, groups: Groups, recording: usize) -> Option<&Executable> {
-        loop {
+        while self.fits(groups, recording) {
             let partition = self.ready.get(&groups)?;
             let there = partition.executables.get(recording).is_some_and(Option::is_some);
             if there || partition.complete {

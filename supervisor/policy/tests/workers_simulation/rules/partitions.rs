@@ -78,6 +78,9 @@ impl Rules {
         rule(!seen.cannot.contains(&groups), "batches do not move to what cannot be had")?;
         rule(leaves || seen.runs_on != groups, "batches move to another partition")?;
         seen.runs_on = groups;
+        let total = step.workers.partition().map_or(0, |(division, _)| division.count());
+        let small = groups != Groups::WHOLE && groups.count() < total && groups.count() % 2 == 1;
+        rule(slice.max_rows == small.then_some(1), "batches are no larger than what fits on the groups")?;
         self.partitions.moved_as = Some(share);
         self.note("batches move");
         Ok(())
