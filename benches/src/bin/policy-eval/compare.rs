@@ -1,18 +1,25 @@
 //! How the policies compare with each other, with the best fixed layout, and with the fluid bound.
 
+use std::collections::BTreeMap;
+
 use shadowslice_simulator::results::Run;
 
 use crate::simulate::{JUDGED, LAYOUT, OPEN, Trial};
 
-/// So much less than under the best fixed layout may be in time, as a part of all requests.
+/// How far behind the best fixed layout the judged policy may be, in [weighted] parts in time.
 pub(crate) const BEHIND: f64 = 0.01;
 
-/// Parts of the requests that were in time, on average over mixes: of all requests, and of the
-/// requests of the highest priority of each mix.
+/// How much one priority's part in time counts beside that of the next lower one: the objective of
+/// the judged policy.
+pub(crate) const WORTH: f64 = 4.0;
+
+/// The parts of the requests that were in time, on average over mixes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct InTime {
     pub(crate) all: f64,
+    /// Those of the highest priority of each mix.
     pub(crate) first: f64,
+    pub(crate) weighted: f64,
     /// The most that the policy is behind the best fixed layout in one mix.
     pub(crate) behind: f64,
 }
@@ -33,14 +40,9 @@ pub(crate) struct Behind<'t> {
 }
 
 impl Behind<'_> {
-    /// Returns how much less is in time, as a part of all requests.
+    /// Returns how much less is in time, as a [weighted] part.
     pub(crate) fn part(&self) -> f64 {
-        self.best.attainment - self.judged.attainment
-    }
-
-    /// Whether more of the first priority is in time than under the best layout.
-    pub(crate) fn saves_first(&self) -> bool {
-        of_first_priority(self.judged) > of_first_priority(self.best)
+        weighted(self.best) - weighted(self.judged)
     }
 }
 
@@ -48,20 +50,21 @@ pub(crate) fn run<'t>(trial: &'t Trial, policy: &str) -> Option<&'t Run> {
     trial.runs.iter().find(|run| run.policy == policy)
 }
 
-/// Returns the run of the layout with the most requests in time, known only with hindsight.
+/// Returns the run of the layout that keeps the most in time, [weighted]: known only with hindsight.
 pub(crate) fn best_layout(trial: &Trial) -> Option<&Run> {
     let layouts = trial.runs.iter().filter(|run| run.policy == OPEN || run.policy.starts_with(LAYOUT));
-    layouts.max_by(|one, other| one.goodput_rps.total_cmp(&other.goodput_rps))
+    layouts.max_by(|one, other| weighted(one).total_cmp(&weighted(other)))
 }
 
 /// Returns what a policy keeps in time over these mixes.
 pub(crate) fn in_time(trials: &[Trial], policy: &str) -> Option<InTime> {
     let runs: Vec<(&Run, &Run)> =
         trials.iter().filter_map(|trial| Some((run(trial, policy)?, best_layout(trial)?))).collect();
-    let behind = runs.iter().map(|(run, best)| best.attainment - run.attainment);
+    let behind = runs.iter().map(|(run, best)| weighted(best) - weighted(run));
     (!runs.is_empty()).then(|| InTime {
         all: mean(runs.iter().map(|(run, _)| run.attainment)),
         first: mean(runs.iter().map(|(run, _)| of_first_priority(run))),
+        weighted: mean(runs.iter().map(|(run, _)| weighted(run))),
         behind: behind.fold(f64::NEG_INFINITY, f64::max),
     })
 }
@@ -70,8 +73,11 @@ pub(crate) fn in_time(trials: &[Trial], policy: &str) -> Option<InTime> {
 pub(crate) fn ratios(trials: &[Trial]) -> Option<Ratios> {
     let ratio = |trial: &Trial| {
         let (judged, best) = (run(trial, JUDGED)?, best_layout(trial)?);
-        let over = |other: f64| if other > 0.0 { judged.goodput_rps / other } else { 1.0 };
-        Some(Ratios { best_layout: over(best.goodput_rps), bound: over(judged.bound_rps) })
+        let over = |own: f64, other: f64| if other > 0.0 { own / other } else { 1.0 };
+        Some(Ratios {
+            best_layout: over(weighted(judged), weighted(best)),
+            bound: over(judged.goodput_rps, judged.bound_rps),
+        })
     };
     let all: Vec<Ratios> = trials.iter().filter_map(ratio).collect();
     (!all.is_empty()).then(|| Ratios {
@@ -90,11 +96,28 @@ pub(crate) fn behind(trials: &[Trial]) -> Vec<Behind<'_>> {
 }
 
 pub(crate) fn of_first_priority(run: &Run) -> f64 {
-    let highest = run.per_model.values().map(|model| model.priority).min();
-    let first = run.per_model.values().filter(|model| Some(model.priority) == highest);
-    let (offered, kept) = first
-        .fold((0.0, 0.0), |(offered, kept), model| (offered + model.offered_rps, kept + model.goodput_rps));
-    if offered > 0.0 { kept / offered } else { 1.0 }
+    by_priority(run).first().copied().unwrap_or(1.0)
+}
+
+/// Returns the mean over priorities of the parts in time, each counted as [`WORTH`] of the next one.
+pub(crate) fn weighted(run: &Run) -> f64 {
+    let weights = std::iter::successors(Some(1.0), |weight| Some(weight / WORTH));
+    let (sum, kept) = by_priority(run)
+        .into_iter()
+        .zip(weights)
+        .fold((0.0, 0.0), |(sum, kept), (part, weight)| (sum + weight, kept + weight * part));
+    if sum > 0.0 { kept / sum } else { 1.0 }
+}
+
+/// Returns the part in time of each priority's requests, the highest first.
+fn by_priority(run: &Run) -> Vec<f64> {
+    let mut kept = BTreeMap::new();
+    for model in run.per_model.values() {
+        let (offered, good) = kept.entry(model.priority).or_insert((0.0, 0.0));
+        *offered += model.offered_rps;
+        *good += model.goodput_rps;
+    }
+    kept.into_values().map(|(offered, good)| if offered > 0.0 { good / offered } else { 1.0 }).collect()
 }
 
 fn mean(values: impl ExactSizeIterator<Item = f64>) -> f64 {

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use shadowslice_benches::table;
 
-use crate::compare::{BEHIND, Behind, InTime, behind, in_time, of_first_priority, ratios};
+use crate::compare::{BEHIND, Behind, InTime, WORTH, behind, in_time, of_first_priority, ratios, weighted};
 use crate::evidence::{AT_REST_FROM_S, Evidence, MOVES_PER_MINUTE, moves_at_rest};
 use crate::mixes::described;
 use crate::simulate::{BASE, JUDGED, LAYOUT, OPEN, POLICIES, STEADY, STEADY_SECONDS, Setup, Trial, WORLD};
@@ -33,8 +33,10 @@ pub(crate) fn of(sections: &[Section], rest: &[Trial], setup: &Setup, state: &st
          Seeds follow one another from {first_seed} on, {seconds} s each; execution and start times differ from\n\
          the profiles (`--truth {WORLD}`). Tables leave out the mixes in which `{BASE}` keeps\n\
          99 % of every model in time.\n\n\
+         * *Weighted*: the mean over priorities of the part in time, each counted as {WORTH} of the next\n  \
+         one. That is the objective of `{JUDGED}`.\n\
          * *Best layout*: of `{OPEN}` and the layouts that `{JUDGED}` may try, each kept for\n  \
-         the whole run with admission, the one with the most requests in time on the same requests.\n\
+         the whole run with admission, the one that keeps the most in time, weighted.\n\
          * *Bound*: requests as a fluid, the cheapest first, with no queue and no batch that is not full\n  \
          (`benches/simulator/src/bound.rs`). No policy reaches it.\n\n",
         described()
@@ -65,17 +67,17 @@ fn compared(section: &Section, seconds: u32) -> String {
     let trials = &section.evidence.hard;
     let Some(ratios) = ratios(trials) else { return "No mix had anything to help.\n\n".to_owned() };
     let row = |policy: &str| -> Option<Vec<String>> {
-        let InTime { all, first, behind } = in_time(trials, policy)?;
-        Some(vec![format!("`{policy}`"), percent(all), percent(first), percent(behind)])
+        let InTime { all, first, weighted, behind } = in_time(trials, policy)?;
+        Some(vec![format!("`{policy}`"), percent(all), percent(first), percent(weighted), percent(behind)])
     };
     let rows = POLICIES.iter().filter_map(|policy| row(policy));
-    let heads = ["policy", "in time %", "first priority %", "behind the best layout at worst, points"];
+    let heads =
+        ["policy", "in time %", "first priority %", "weighted %", "behind the best layout at worst, points"];
     let behind = behind(trials);
     let mut text = format!(
         "{} mixes.\n\n{}\n\
-         `{JUDGED}` ÷ best layout: {} %. `{JUDGED}` ÷ bound: {} %.\n\n\
-         **At most {} point behind the best layout** ({}): further behind in {} mixes, in {} of them\n\
-         for more of the first priority.\n\n",
+         `{JUDGED}` ÷ best layout, weighted: {} %. `{JUDGED}` ÷ bound, requests: {} %.\n\n\
+         **At most {} point behind the best layout, weighted** ({}): further behind in {} mixes.\n\n",
         trials.len(),
         table(&heads, rows),
         percent(ratios.best_layout),
@@ -83,7 +85,6 @@ fn compared(section: &Section, seconds: u32) -> String {
         BEHIND * 100.0,
         met(behind.is_empty()),
         behind.len(),
-        behind.iter().filter(|behind| behind.saves_first()).count(),
     );
     for behind in behind.iter().take(NAMED) {
         writeln!(text, "* {}", one_behind(behind)).expect("a string takes everything");
@@ -104,11 +105,11 @@ fn one_behind(behind: &Behind<'_>) -> String {
     let Behind { trial, best, judged } = behind;
     let layout = best.policy.strip_prefix(LAYOUT).unwrap_or(&best.policy);
     format!(
-        "{}: {} % ({} % of the first priority), `{layout}` {} % ({} %)",
+        "{}: {} % weighted ({} % of the first priority), `{layout}` {} % ({} %)",
         trial.mix,
-        percent(judged.attainment),
+        percent(weighted(judged)),
         percent(of_first_priority(judged)),
-        percent(best.attainment),
+        percent(weighted(best)),
         percent(of_first_priority(best)),
     )
 }

@@ -3,7 +3,7 @@ use std::path::{Path, PathBuf};
 
 use shadowslice_simulator::results::{ModelRun, Run};
 
-use crate::compare::{Behind, behind, best_layout, in_time, ratios};
+use crate::compare::{behind, best_layout, in_time, ratios, weighted};
 use crate::evidence::{Evidence, moves_at_rest};
 use crate::mixes::{Known, Mix, drawn, seven};
 use crate::simulate::{Ask, BASE, JUDGED, Mechanism, OPEN, Trial};
@@ -91,15 +91,17 @@ fn what_is_in_time_is_a_mean_over_mixes() {
     let trials = [trial(run(JUDGED, 0.5, 1.0)), trial(run(JUDGED, 1.0, 0.5))];
     let kept = in_time(&trials, JUDGED).unwrap();
     assert!((kept.all - (0.875 + 0.625) / 2.0).abs() < 1e-9 && (kept.first - 0.75).abs() < 1e-9);
-    assert!((kept.behind - 0.375).abs() < 1e-9, "in the second mix");
+    assert!((kept.weighted - (0.6 + 0.9) / 2.0).abs() < 1e-9);
+    assert!((kept.behind - 0.4).abs() < 1e-9, "in the first mix");
     assert_eq!(in_time(&trials, "half+doors"), None);
 }
 
 #[test]
-fn the_best_layout_has_the_most_requests_in_time_whatever_other_policies_do() {
-    let layouts = [("layout:halves", 1.0, 0.8), (OPEN, 1.0, 0.7), ("layout:thirds", 0.6, 0.9)];
+fn the_best_layout_keeps_most_in_time_weighted_whatever_other_policies_do() {
+    let layouts = [("layout:halves", 1.0, 0.4), (OPEN, 1.0, 0.3), ("layout:thirds", 0.8, 0.9)];
     let trial = beside(1, (1.0, 0.5), &[&layouts[..], &[("half+doors", 1.0, 1.0)]].concat());
-    assert_eq!(best_layout(&trial).unwrap().policy, "layout:halves", "340 of 400 in time");
+    assert_eq!(best_layout(&trial).unwrap().policy, "layout:halves");
+    assert!((weighted(best_layout(&trial).unwrap()) - 4.4 / 5.0).abs() < 1e-9);
     let open = beside(1, (1.0, 0.5), &[("layout:halves", 1.0, 0.8), (OPEN, 1.0, 0.9)]);
     assert_eq!(best_layout(&open).unwrap().policy, OPEN);
     assert!(best_layout(&beside(1, (1.0, 1.0), &[("half+doors", 1.0, 1.0)])).is_none());
@@ -108,18 +110,16 @@ fn the_best_layout_has_the_most_requests_in_time_whatever_other_policies_do() {
 #[test]
 fn the_worst_mixes_behind_the_best_layout_come_first() {
     let trials = [
-        beside(1, (1.0, 0.9), &[("layout:halves", 1.0, 0.91)]),
+        beside(1, (1.0, 0.9), &[("layout:halves", 1.0, 0.94)]),
         beside(2, (1.0, 0.8), &[("layout:halves", 1.0, 0.9)]),
-        beside(3, (1.0, 0.5), &[("layout:halves", 0.9, 0.9)]),
-        beside(4, (1.0, 1.0), &[("layout:halves", 1.0, 0.9)]),
+        beside(3, (0.8, 0.9), &[("layout:halves", 0.9, 0.9)]),
+        beside(4, (1.0, 0.5), &[("layout:halves", 0.8, 0.9)]),
     ];
     let seeds: Vec<u64> = behind(&trials).iter().map(|behind| behind.trial.mix.seed).collect();
     assert_eq!(seeds, [3, 2], "less than a point is not behind");
-    let saves: Vec<bool> = behind(&trials).iter().map(Behind::saves_first).collect();
-    assert_eq!(saves, [true, false]);
     let ratios = ratios(&trials[2..]).unwrap();
-    assert!((ratios.best_layout - (250.0 / 360.0 + 400.0 / 370.0) / 2.0).abs() < 1e-9);
-    assert!((ratios.bound - (250.0 / 400.0 + 400.0 / 400.0) / 2.0).abs() < 1e-9);
+    assert!((ratios.best_layout - (0.82 / 0.9 + 0.9 / 0.82) / 2.0).abs() < 1e-9);
+    assert!((ratios.bound - (350.0 / 400.0 + 250.0 / 400.0) / 2.0).abs() < 1e-9);
 }
 
 #[test]

@@ -11,11 +11,12 @@ mod difference;
 mod facts;
 #[cfg(test)]
 mod fixtures;
+mod layout;
 mod plan;
 mod policy;
 
-pub use adaptive::Pattern;
 pub use choice::Choice;
 pub use facts::{Executed, Facts, Live, Seen, Terms, leaves_time_for_the_way};
+pub use layout::Pattern;
 pub use plan::{Change, Decision, Door, LayoutReport, LayoutStage, Missed, Tried, Verdict, Waiting, Why};
 pub use policy::{Policy, PolicyName, UnknownPolicy};

@@ -105,8 +105,6 @@ pub enum LayoutStage {
     Trying,
     /// It missed least.
     Chosen,
-    /// No model has violated its objective for a while, so the shares are as at rest again.
-    TakenBack,
 }
 
 /// What was missed under a layout while it was tried.
@@ -119,7 +117,7 @@ pub struct Tried {
     pub of_first_priority: f64,
 }
 
-/// Over the last second, or over the last 10 s if few requests ended in that second.
+/// Over the last 10 s, or since the layout was put in force.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Missed {
     /// Of the requests that ended, 0 to 1.

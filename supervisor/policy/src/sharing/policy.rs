@@ -5,10 +5,10 @@ use shadowslice_shared::units::Sms;
 use std::fmt;
 use std::str::FromStr;
 
-use super::adaptive::{Adaptive, FixedLayouts, Pattern};
-use super::baselines::{Fixed, Gpulet, Gslice};
+use super::adaptive::Adaptive;
+use super::baselines::{Fixed, FixedLayouts, Gpulet, Gslice};
 use super::difference::{Target, towards};
-use super::{Choice, Decision, Facts, Terms};
+use super::{Choice, Decision, Facts, Pattern, Terms};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PolicyName {

@@ -64,7 +64,7 @@ fn proven(script: &Script, asked: Groups) -> Option<ProvenPartitions> {
 
 /// The larger batch fits on even numbers of groups, and on the whole GPU.
 fn times_on(count: usize, total: usize) -> Vec<WarmTime> {
-    let fits = count == total || count % 2 == 0;
+    let fits = count == total || count.is_multiple_of(2);
     let sizes = if fits { &[1, 2][..] } else { &[1] };
     sizes.iter().map(|&rows| WarmTime { rows, took: MS, error: 0.0 }).collect()
 }

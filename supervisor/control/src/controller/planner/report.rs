@@ -233,9 +233,6 @@ fn of_layout(layout: &LayoutReport, names: &[String]) -> String {
     let begins = match layout.stage {
         LayoutStage::Trying => format!("trying layouts, as {beneficiary} violates its SLO; now {pattern}"),
         LayoutStage::Chosen => format!("{pattern}: chosen when {beneficiary} violated its SLO"),
-        LayoutStage::TakenBack => {
-            format!("rolled back tentatively, as no model violates its SLO; before that {pattern}")
-        }
     };
     let tried = layout.tried.iter().map(|tried| {
         format!(
@@ -300,7 +297,6 @@ mod tests {
             ),
             (keep(Why::Violating(missed)), "keep", "layouts are tried next"),
             (keep(layout(LayoutStage::Trying)), "keep", "trying layouts, as resnet50 violates"),
-            (keep(layout(LayoutStage::TakenBack)), "keep", "rolled back tentatively"),
             (
                 keep(Why::CannotBeKept { missed, two_batches: Duration::from_millis(401) }),
                 "keep",

@@ -11,14 +11,15 @@ use std::time::Duration;
 use shadowslice_shared::contention::{Gpu, Occupant};
 use shadowslice_shared::profile::Execution;
 
-use super::layout::{Layout, Tenant};
+use super::super::layout::{Layout, Tenant};
+use super::score::weighted;
 
 /// Rounds until times and neighbours agree: more change the result by less than 1 %.
 const ROUNDS: usize = 5;
 
-/// A model that would execute for more than this part of the time does not keep up: requests
-/// arrive by chance.
-const KEEPS_UP: f64 = 0.85;
+/// A model that would execute for more than this part of the time does not keep up, because
+/// requests arrive by chance.
+pub(super) const KEEPS_UP: f64 = 0.85;
 
 /// What one model asks of its GPU.
 #[derive(Debug, Clone, Copy)]
@@ -43,7 +44,7 @@ struct Steady {
     stress: f64,
 }
 
-/// The forecast for a layout: smaller is better, the first difference decides.
+/// The forecast for a layout.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Forecast {
     /// The part of each priority's requests that would miss, the highest first.
@@ -53,11 +54,9 @@ pub(super) struct Forecast {
 }
 
 impl Forecast {
-    /// Returns the part of all requests that would miss, each counted by its priority: one of the
-    /// highest counts as four of the next.
+    /// Returns the [weighted] parts that would miss. Between equal ones, stress decides.
     pub(super) fn loss(&self) -> f64 {
-        let weighted = self.missed.iter().zip(0_i32..).map(|(missed, level)| missed * 0.25_f64.powi(level));
-        weighted.sum::<f64>() + self.stress / 100.0
+        weighted(self.missed.iter().copied()) + self.stress / 100.0
     }
 }
 
@@ -139,7 +138,7 @@ mod tests {
     use shadowslice_shared::profile::Row;
     use shadowslice_shared::units::Sms;
 
-    use super::super::layout::candidates;
+    use super::super::super::layout::candidates;
     use super::*;
 
     const GPU: Sms = Sms(128);
@@ -188,12 +187,5 @@ mod tests {
             .unwrap();
         assert!(at_rest.missed[0] > 0.5, "{at_rest:?}");
         assert!(best.missed[0] < 0.05, "{best:?}");
-    }
-
-    #[test]
-    fn a_request_of_the_first_priority_counts_as_four_of_the_next() {
-        let loss = |missed: [f64; 2]| Forecast { missed: missed.to_vec(), stress: 0.0 }.loss();
-        assert!(loss([0.1, 0.0]) < loss([0.0, 0.5]));
-        assert!(loss([0.1, 0.0]) > loss([0.0, 0.3]));
     }
 }

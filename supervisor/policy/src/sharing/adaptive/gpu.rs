@@ -1,67 +1,63 @@
 //! One GPU: which layout is in force there, and why.
+//!
+//! ```text
+//! AtRest ── a model violates its objective, refusing does not suffice ──▶ Trying ── the best ──▶ Settled
+//!   ▲ └──────── the same, and the best layout for this load is known ───────────────────────────▶ │ │
+//!   └────────────────────────── no violation for a pause ───────────────────────────────────────────┘ │
+//!                                 Trying ◀── much more is missed than then, or the load is another ───┘
+//! ```
 
 use std::time::Duration;
 
 use shadowslice_shared::units::Moment;
 
-use super::layout::Layout;
+use super::super::layout::Layout;
 use super::score::Score;
 use super::trial::{Candidate, Look, Pace, Progress, Trial};
 use super::window::Rate;
 
-/// Requests that cannot be in time are refused for so long after a model violated its objective.
+/// For how long late requests are refused after a model violated its objective.
 const REFUSES: Duration = Duration::from_secs(2);
 
-/// Refusing must have been tried for so long before a layout is.
+/// For how long refusing must have been tried before a layout is.
 pub(super) const ADMISSION_FIRST: Duration = Duration::from_millis(300);
 
-/// How long no model must violate its objective before a layout is taken back: at first, and after
-/// it was taken back too early.
-const PATIENCE: Duration = Duration::from_secs(10);
-const LONG_PATIENCE: Duration = Duration::from_secs(600);
+/// The pause before another trial for the same load, and before a layout that no model needs is
+/// taken back: at first, and at most. Each is [`LENGTHENS`] times the one before.
+const PAUSE: Duration = Duration::from_secs(10);
+const LONGEST_PAUSE: Duration = Duration::from_secs(600);
+const LENGTHENS: u32 = 10;
 
-/// A layout was taken back too early if a model violates its objective within this time.
-const TOO_EARLY: Duration = Duration::from_secs(60);
-
-/// The pause before another trial for a load that has not changed: at first, and at most. Each is
-/// `COOLDOWN_FACTOR` times the one before.
-const COOLDOWN: Duration = Duration::from_secs(4);
-const COOLDOWN_FACTOR: u32 = 10;
-
-/// Another trial for the same load takes that the loss has risen by so much since the last one.
+/// By how much the loss must have risen since the last trial for another one.
 const MUCH_WORSE: f64 = 0.1;
 
-/// Loads for which a GPU remembers the best layout.
+/// The number of loads for which a GPU remembers the best layout.
 const MAX_REMEMBERED: usize = 16;
-
-/// Two loads are alike if each model's requests per second differ by less than this part and by so
-/// many standard deviations together.
-const ALIKE: f64 = 0.2;
-const DEVIATIONS: f64 = 2.0;
 
 #[derive(Debug, Clone)]
 pub(super) struct GpuState {
     pub(super) stage: Stage,
     refuses_since: Option<Moment>,
     refuses_until: Moment,
-    calm_since: Moment,
-    patience: Duration,
-    cooldown: Duration,
-    remembered: Vec<Remembered>,
+    remembered: Vec<Settled>,
 }
 
 #[derive(Debug, Clone)]
 pub(super) enum Stage {
-    /// Nothing is needed, or nothing was tried yet.
+    /// No layout is needed, or none was tried yet.
     AtRest,
-    Trying(Trial),
-    Settled(Settled),
-    /// The layout was taken back after a calm time. It returns if that was too early.
-    TakenBack {
-        since: Moment,
-        settled: Settled,
+    Trying {
+        trial: Trial,
+        /// When the trial began.
+        load: Load,
+        /// The last pause under this load.
+        pause: Duration,
     },
+    Settled(Settled),
 }
+
+/// Requests per second, by model.
+pub(super) type Load = Vec<(usize, Rate)>;
 
 /// A layout that stays in force: it won a trial, sufficed in one, or is remembered.
 #[derive(Debug, Clone)]
@@ -70,18 +66,18 @@ pub(super) struct Settled {
     /// What was missed under it when it was chosen.
     score: Score,
     pub(super) trial: Trial,
-    /// The trial ended early, because the layout sufficed.
+    /// The trial ended early, because no model violated its objective any more.
     sufficed: bool,
-    since: Moment,
-    /// From then on another trial may begin.
+    /// The load for which it was chosen.
+    load: Load,
+    /// The load under this layout once it has been in force for long: clients that wait for each
+    /// response send at another pace under another layout.
+    usual: Option<Load>,
+    /// How long it stays whatever happens.
+    pause: Duration,
     again: Moment,
-}
-
-#[derive(Debug, Clone)]
-struct Remembered {
-    /// Requests per second by model.
-    load: Vec<(usize, f64)>,
-    settled: Settled,
+    /// When a model violated its objective last.
+    violated: Moment,
 }
 
 /// What a GPU shows in one interval.
@@ -92,8 +88,10 @@ pub(super) struct GpuLook {
     pub(super) violating: Option<usize>,
     /// What all models missed since the windows were cleared.
     pub(super) recent: Score,
-    /// By model.
-    pub(super) rates: Vec<(usize, Rate)>,
+    /// Over a short time.
+    pub(super) load: Load,
+    /// Over a long time; `None` if the windows were cleared within it.
+    pub(super) usual: Option<Load>,
     pub(super) pace: Pace,
 }
 
@@ -101,10 +99,9 @@ pub(super) struct GpuLook {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Outcome {
     Nothing,
-    /// Conditions are other ones: what was seen of the models says nothing of them.
+    /// Another layout is in force, or is measured from now on: what was seen of the models says
+    /// nothing of it.
     Forget,
-    /// Another layout is in force, under which loads may be other ones.
-    Switched,
 }
 
 impl Default for GpuState {
@@ -113,9 +110,6 @@ impl Default for GpuState {
             stage: Stage::AtRest,
             refuses_since: None,
             refuses_until: Moment::default(),
-            calm_since: Moment::default(),
-            patience: PATIENCE,
-            cooldown: COOLDOWN,
             remembered: Vec::new(),
         }
     }
@@ -126,11 +120,11 @@ impl GpuState {
         now < self.refuses_until
     }
 
-    /// `None` for the shares that the models have at rest.
+    /// Returns `None` for the shares that the models have at rest.
     pub(super) fn layout(&self) -> Option<&Layout> {
         match &self.stage {
-            Stage::AtRest | Stage::TakenBack { .. } => None,
-            Stage::Trying(trial) => Some(trial.layout()),
+            Stage::AtRest => None,
+            Stage::Trying { trial, .. } => Some(trial.layout()),
             Stage::Settled(settled) => Some(&settled.layout),
         }
     }
@@ -151,37 +145,12 @@ impl GpuState {
         begins
     }
 
-    /// The load has changed: pauses that the former load made long are over.
-    pub(super) fn load_changed(&mut self, now: Moment) {
-        (self.patience, self.cooldown) = (PATIENCE, COOLDOWN);
-        if let Stage::Settled(settled) = &mut self.stage {
-            settled.again = now;
-        }
-    }
-
     /// `candidates` lists what is worth a try beside the layout in force.
     pub(super) fn tend(&mut self, seen: &GpuLook, candidates: impl FnOnce() -> Vec<Layout>) -> Outcome {
-        let now = seen.look.now;
-        if seen.violating.is_some() || matches!(self.stage, Stage::Trying(_)) {
-            self.calm_since = now;
-        }
         match std::mem::replace(&mut self.stage, Stage::AtRest) {
             Stage::AtRest => self.at_rest(seen, candidates),
-            Stage::Trying(trial) => self.trying(trial, seen),
+            Stage::Trying { trial, load, pause } => self.trying(trial, load, pause, seen),
             Stage::Settled(settled) => self.settled(settled, seen, candidates),
-            Stage::TakenBack { settled, .. } if seen.violating.is_some() => {
-                self.patience = LONG_PATIENCE;
-                self.stage = Stage::Settled(settled);
-                Outcome::Switched
-            }
-            Stage::TakenBack { since, settled } => {
-                if now.since(since) < TOO_EARLY {
-                    self.stage = Stage::TakenBack { since, settled };
-                } else {
-                    self.patience = PATIENCE;
-                }
-                Outcome::Nothing
-            }
         }
     }
 
@@ -191,46 +160,57 @@ impl GpuState {
         let Some(model) = seen.violating.filter(|_| admitted && seen.look.in_force) else {
             return Outcome::Nothing;
         };
-        if let Some(known) = self.recall(&seen.rates) {
-            self.stage = Stage::Settled(Settled { since: now, again: now + self.cooldown, ..known });
-            return Outcome::Switched;
-        }
         let present = Candidate::measured(Layout::AT_REST, seen.recent.clone());
-        self.try_out(model, present, seen, candidates())
+        self.change(model, present, Duration::ZERO, seen, candidates)
     }
 
-    fn try_out(&mut self, model: usize, present: Candidate, seen: &GpuLook, others: Vec<Layout>) -> Outcome {
-        let all = std::iter::once(Layout::AT_REST).chain(others);
-        let others = all.filter(|other| !other.is_same(&present.layout)).collect();
-        match Trial::new(model, present, others, seen.pace, seen.look.now) {
-            Some(trial) => {
-                self.stage = Stage::Trying(trial);
-                Outcome::Switched
-            }
-            None => Outcome::Nothing,
+    /// Brings back the best layout for this load if it is known, and another one than the present.
+    /// Otherwise begins a trial.
+    fn change(
+        &mut self,
+        model: usize,
+        present: Candidate,
+        pause: Duration,
+        seen: &GpuLook,
+        candidates: impl FnOnce() -> Vec<Layout>,
+    ) -> Outcome {
+        let now = seen.look.now;
+        let known = self.remembered.iter().find(|known| are_alike(&known.load, &seen.load));
+        if let Some(known) = known.filter(|known| !known.layout.is_same(&present.layout)).cloned() {
+            self.settle(Settled { pause: longer(known.pause), ..known }, now);
+            return Outcome::Forget;
         }
+        let all = std::iter::once(Layout::AT_REST).chain(candidates());
+        let others = all.filter(|other| !other.is_same(&present.layout)).collect();
+        let Some(trial) = Trial::new(model, present, others, seen.pace, now) else { return Outcome::Nothing };
+        self.stage = Stage::Trying { trial, load: seen.load.clone(), pause };
+        Outcome::Forget
     }
 
-    fn trying(&mut self, mut trial: Trial, seen: &GpuLook) -> Outcome {
+    fn trying(&mut self, mut trial: Trial, load: Load, pause: Duration, seen: &GpuLook) -> Outcome {
         let progress = trial.look(&seen.look);
-        match progress {
-            Progress::Goes | Progress::Begins | Progress::Switches => self.stage = Stage::Trying(trial),
-            Progress::Suffices | Progress::Ended => self.settle(trial, progress == Progress::Suffices, seen),
+        if progress.is_over() {
+            let (layout, score) = (trial.layout().clone(), trial.score().clone());
+            let (sufficed, now) = (progress == Progress::Suffices, seen.look.now);
+            let (pause, usual) = (longer(pause), None);
+            let (again, violated) = (now, now);
+            self.settle(Settled { layout, score, trial, sufficed, load, usual, pause, again, violated }, now);
+        } else {
+            self.stage = Stage::Trying { trial, load, pause };
         }
         match progress {
             Progress::Goes | Progress::Suffices => Outcome::Nothing,
-            Progress::Begins => Outcome::Forget,
-            Progress::Switches | Progress::Ended => Outcome::Switched,
+            Progress::Begins | Progress::Switches | Progress::Ended => Outcome::Forget,
         }
     }
 
-    fn settle(&mut self, trial: Trial, sufficed: bool, seen: &GpuLook) {
-        let now = seen.look.now;
-        let again = now + self.cooldown;
-        self.cooldown = (self.cooldown * COOLDOWN_FACTOR).min(LONG_PATIENCE);
-        let (layout, score) = (trial.layout().clone(), trial.score().clone());
-        let settled = Settled { layout, score, trial, sufficed, since: now, again };
-        self.remember(&settled, &seen.rates);
+    fn settle(&mut self, settled: Settled, now: Moment) {
+        let settled = Settled { again: now + settled.pause, violated: now, usual: None, ..settled };
+        self.remembered.retain(|known| !are_alike(&known.load, &settled.load));
+        if self.remembered.len() == MAX_REMEMBERED {
+            self.remembered.remove(0);
+        }
+        self.remembered.push(settled.clone());
         self.stage = Stage::Settled(settled);
     }
 
@@ -241,57 +221,28 @@ impl GpuState {
         candidates: impl FnOnce() -> Vec<Layout>,
     ) -> Outcome {
         let now = seen.look.now;
-        let Some(model) = seen.violating else {
-            if now.since(self.calm_since) < self.patience {
-                self.stage = Stage::Settled(settled);
-                return Outcome::Nothing;
-            }
-            self.calm_since = now;
-            self.stage = Stage::TakenBack { since: now, settled };
-            return Outcome::Switched;
-        };
-        if settled.sufficed && now.since(settled.since) < COOLDOWN {
-            let progress = settled.trial.resume(&seen.recent, now);
-            match progress {
-                Progress::Ended => self.settle(settled.trial, false, seen),
-                _ => self.stage = Stage::Trying(settled.trial),
-            }
-            return Outcome::Switched;
+        if let Some(load) = &seen.usual
+            && !are_alike(settled.usual.get_or_insert_with(|| load.clone()), load)
+        {
+            (settled.pause, settled.again) = (Duration::ZERO, now);
+            settled.usual = Some(load.clone());
         }
+        let Some(model) = seen.violating else {
+            let stays = now < settled.again.max(settled.violated + PAUSE);
+            self.stage = if stays { Stage::Settled(settled) } else { Stage::AtRest };
+            return if stays { Outcome::Nothing } else { Outcome::Forget };
+        };
+        settled.violated = now;
         let worse = seen.recent.compared(&settled.score).is_gt()
             && seen.recent.loss() > settled.score.loss() + MUCH_WORSE;
         let due = now >= settled.again;
         // Under a layout that sufficed, a violation says that the load is another one.
         let again = if settled.sufficed { worse || due } else { worse && due };
-        if !again {
-            self.stage = Stage::Settled(settled);
-            return Outcome::Nothing;
-        }
         // What was missed of late was partly under the former load.
         let present = Candidate::new(settled.layout.clone(), seen.recent.blank());
+        let pause = settled.pause;
         self.stage = Stage::Settled(settled);
-        self.try_out(model, present, seen, candidates())
-    }
-
-    fn recall(&self, rates: &[(usize, Rate)]) -> Option<Settled> {
-        let alike = |known: &&Remembered| {
-            rates.len() == known.load.len()
-                && rates.iter().all(|(model, rate)| {
-                    let before = known.load.iter().find(|(other, _)| other == model);
-                    before.is_some_and(|&(_, per_s)| {
-                        (rate.per_s - per_s).abs() <= ALIKE * per_s + DEVIATIONS * rate.deviation
-                    })
-                })
-        };
-        self.remembered.iter().rev().find(alike).map(|known| known.settled.clone())
-    }
-
-    fn remember(&mut self, settled: &Settled, rates: &[(usize, Rate)]) {
-        let load = rates.iter().map(|(model, rate)| (*model, rate.per_s)).collect();
-        if self.remembered.len() == MAX_REMEMBERED {
-            self.remembered.remove(0);
-        }
-        self.remembered.push(Remembered { load, settled: settled.clone() });
+        if again { self.change(model, present, pause, seen, candidates) } else { Outcome::Nothing }
     }
 
     /// Returns the same state for models with other indices, as far as those are known.
@@ -299,13 +250,13 @@ impl GpuState {
         let mut gpu = self.clone();
         match &mut gpu.stage {
             Stage::AtRest => {}
-            Stage::Trying(trial) => trial.renumber(now),
-            Stage::Settled(settled) | Stage::TakenBack { settled, .. } => settled.renumber(now),
+            Stage::Trying { trial, load, .. } => {
+                trial.renumber(now);
+                renumber(load, now);
+            }
+            Stage::Settled(settled) => settled.renumber(now),
         }
-        for known in &mut gpu.remembered {
-            known.settled.renumber(now);
-            known.load.iter_mut().for_each(|(model, _)| *model = now(*model).unwrap_or(*model));
-        }
+        gpu.remembered.iter_mut().for_each(|known| known.renumber(now));
         gpu
     }
 }
@@ -314,5 +265,23 @@ impl Settled {
     fn renumber(&mut self, now: impl Fn(usize) -> Option<usize> + Copy) {
         self.layout = self.layout.renumbered(now);
         self.trial.renumber(now);
+        renumber(&mut self.load, now);
+        self.usual.iter_mut().for_each(|load| renumber(load, now));
     }
+}
+
+fn renumber(load: &mut Load, now: impl Fn(usize) -> Option<usize>) {
+    load.iter_mut().for_each(|(model, _)| *model = now(*model).unwrap_or(*model));
+}
+
+/// Returns whether two loads are of the same models, and each one's rates are alike.
+fn are_alike(load: &Load, other: &Load) -> bool {
+    let is_like =
+        |(model, rate): &(usize, Rate)| other.iter().any(|(of, other)| of == model && rate.is_like(*other));
+    load.len() == other.len() && load.iter().all(is_like)
+}
+
+/// Returns the pause after one of this length under the same load.
+fn longer(pause: Duration) -> Duration {
+    (pause * LENGTHENS).clamp(PAUSE, LONGEST_PAUSE)
 }

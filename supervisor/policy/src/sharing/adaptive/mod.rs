@@ -14,11 +14,8 @@
 //! another trial or another return to rest become long after the first, until the load has changed,
 //! so that hardly anything moves under a steady load.
 
-mod fixed;
 mod forecast;
 mod gpu;
-mod layout;
-mod load;
 mod score;
 #[cfg(test)]
 mod tests;
@@ -32,25 +29,18 @@ use shadowslice_shared::groups::Groups;
 use shadowslice_shared::units::Sms;
 
 use super::difference::Target;
+use super::layout::{Layout, Pattern, Placement, Tenant, candidates};
 use super::plan::{LayoutReport, LayoutStage, Tried};
 use super::{Door, Facts, Live, Missed, Terms, Why};
-use forecast::{Demand, forecast};
+use forecast::{Demand, KEEPS_UP, forecast};
 use gpu::{GpuLook, GpuState, Outcome, Settled, Stage};
-use layout::{Layout, Placement, Tenant, candidates};
-use load::Load;
 use score::{Misses, Score};
 use trial::{Look, Pace, Trial};
-use window::Window;
-
-pub(super) use fixed::FixedLayouts;
-pub use layout::Pattern;
+use window::{LONG, SPAN, Window};
 
 /// If two batches of a model, one after the other, take less than this part of its objective, it
 /// misses for another reason than the time of its batches, unless its worker does not keep up.
 const EXECUTES: f64 = 0.4;
-
-/// A worker that executes for more than this part of the time while requests wait does not keep up.
-const KEEPS_UP: f64 = 0.9;
 
 /// The layouts that are tried beside the present one, the best of the forecast: more would take
 /// longer than a load often lasts.
@@ -62,21 +52,15 @@ const BY_SHADOWS: usize = 2;
 
 #[derive(Debug, Clone)]
 pub(super) struct Adaptive {
-    models: Vec<ModelHistory>,
+    windows: Vec<Window>,
     gpus: Vec<GpuState>,
     shapes: Vec<Gpu>,
-}
-
-#[derive(Debug, Clone, Default)]
-struct ModelHistory {
-    recent: Window,
-    load: Load,
 }
 
 impl Adaptive {
     pub(super) fn new(shapes: &[Gpu], terms: &[Terms]) -> Self {
         Self {
-            models: vec![ModelHistory::default(); terms.len()],
+            windows: vec![Window::default(); terms.len()],
             gpus: vec![GpuState::default(); shapes.len()],
             shapes: shapes.to_vec(),
         }
@@ -97,8 +81,8 @@ impl Adaptive {
     ) {
         let here: Vec<usize> = on_gpu(gpu, terms).collect();
         for &model in &here {
-            if let Some(known) = place(model).and_then(|place| earlier.models.get(place)) {
-                self.models[model] = known.clone();
+            if let Some(known) = place(model).and_then(|place| earlier.windows.get(place)) {
+                self.windows[model] = known.clone();
             }
         }
         let now = |then: usize| here.iter().copied().find(|&model| place(model) == Some(then));
@@ -107,12 +91,7 @@ impl Adaptive {
 
     pub(super) fn decide(&mut self, terms: &[Terms], facts: &Facts) -> Vec<Target> {
         for (model, live) in facts.models.iter().enumerate() {
-            let history = &mut self.models[model];
-            history.recent.add(&live.seen, facts.now);
-            if history.load.add(live.seen.arrived, live.seen.span) {
-                self.gpus[terms[model].gpu].load_changed(facts.now);
-                self.learn_loads(terms[model].gpu, terms);
-            }
+            self.windows[model].add(&live.seen, facts.now);
         }
         for gpu in 0..self.gpus.len() {
             self.tend(gpu, terms, facts);
@@ -128,11 +107,11 @@ impl Adaptive {
         let seen = self.look(gpu, violating, terms, facts);
         let shape = &self.shapes[gpu];
         let list = || {
-            let all = tenants(&self.models, gpu, shape, terms, facts);
+            let all = tenants(&self.windows, gpu, shape, terms, facts);
             let beneficiary = violating.and_then(|model| all.iter().find(|tenant| tenant.model == model));
             let at_once = |tenant: &&Tenant| !changes_by_shadow(&facts.models[tenant.model]);
             let quick: Vec<Tenant> = all.iter().filter(at_once).copied().collect();
-            let demands = demands(&self.models, &all, terms, facts);
+            let demands = demands(&self.windows, &all, terms, facts);
             let layouts = candidates(&quick, &all, beneficiary.copied());
             let mut list = shortlist(layouts, demands.as_deref(), seen.recent.loss(), shape);
             let rests_with_less = |model: usize| {
@@ -149,20 +128,15 @@ impl Adaptive {
             }
             list
         };
-        match self.gpus[gpu].tend(&seen, list) {
-            Outcome::Nothing => {}
-            Outcome::Forget => self.forget(gpu, terms),
-            Outcome::Switched => {
-                self.forget(gpu, terms);
-                self.learn_loads(gpu, terms);
-            }
+        if self.gpus[gpu].tend(&seen, list) == Outcome::Forget {
+            self.forget(gpu, terms);
         }
     }
 
     /// Returns the model that violates its objective and may be helped: the highest priority first,
     /// then the most misses.
     fn most_important(&self, gpu: usize, terms: &[Terms], facts: &Facts) -> Option<usize> {
-        let missed = |model: usize| self.models[model].recent.missed();
+        let missed = |model: usize| self.windows[model].missed();
         let violating = on_gpu(gpu, terms)
             .filter(|&model| self.is_violating(model, terms) && self.may_be_helped(model, terms, facts));
         violating.max_by(|&one, &other| {
@@ -183,20 +157,22 @@ impl Adaptive {
             let seen = &facts.models[model].seen;
             let ended = Misses { ended: seen.answered + seen.refused, missed: seen.missed() };
             misses.add(level(model), ended);
-            recent.add(level(model), self.models[model].recent.misses());
+            recent.add(level(model), self.windows[model].misses());
         }
         let keeps = |model: usize| {
             is_hopeless(&terms[model], &facts.models[model])
-                || self.models[model].recent.keeps(terms[model].may_miss())
+                || self.windows[model].keeps(terms[model].may_miss())
         };
-        let rate = |model: usize| (model, self.models[model].recent.rate());
+        let load = |over| here().map(|model| (model, self.windows[model].rate(over))).collect();
+        let is_known = here().all(|model| self.windows[model].is_full());
         let slow = here().any(|model| changes_by_shadow(&facts.models[model]));
         let pace = if slow { Pace::Slow } else { Pace::AtOnce };
         let in_force = here().all(|model| self.is_in_force(model, terms, facts));
         let longest_slo = here().map(|model| terms[model].slo).max().unwrap_or_default();
         let all_keep = here().all(keeps);
         let look = Look { now: facts.now, in_force, misses, all_keep, longest_slo };
-        GpuLook { look, violating, recent, rates: here().map(rate).collect(), pace }
+        let usual = is_known.then(|| load(LONG));
+        GpuLook { look, violating, recent, load: load(SPAN), usual, pace }
     }
 
     fn target(&self, model: usize, terms: &[Terms], facts: &Facts) -> Target {
@@ -227,7 +203,7 @@ impl Adaptive {
     }
 
     fn why(&self, model: usize, terms: &[Terms], facts: &Facts) -> Why {
-        let missed = Missed { part: self.models[model].recent.missed(), may: terms[model].may_miss() };
+        let missed = Missed { part: self.windows[model].missed(), may: terms[model].may_miss() };
         let report = |pattern: Pattern, trial: &Trial, stage: LayoutStage| {
             let tried = |(pattern, score): (Pattern, Score)| Tried {
                 pattern,
@@ -238,12 +214,9 @@ impl Adaptive {
             Why::Layout(LayoutReport { stage, pattern, beneficiary: trial.beneficiary, missed, tried })
         };
         match &self.gpus[terms[model].gpu].stage {
-            Stage::Trying(trial) => report(trial.layout().pattern, trial, LayoutStage::Trying),
+            Stage::Trying { trial, .. } => report(trial.layout().pattern, trial, LayoutStage::Trying),
             Stage::Settled(Settled { layout, trial, .. }) => {
                 report(layout.pattern, trial, LayoutStage::Chosen)
-            }
-            Stage::TakenBack { settled, .. } => {
-                report(settled.layout.pattern, &settled.trial, LayoutStage::TakenBack)
             }
             Stage::AtRest => self.why_at_rest(model, missed, terms, facts),
         }
@@ -257,7 +230,7 @@ impl Adaptive {
             }
             _ if !self.is_violating(model, terms) => Why::Met(missed),
             _ if !self.may_be_helped(model, terms, facts) => {
-                let two_batches = self.models[model].recent.two_batches();
+                let two_batches = self.windows[model].two_batches();
                 Why::NotItsBatches { missed, two_batches }
             }
             _ => Why::Violating(missed),
@@ -267,25 +240,19 @@ impl Adaptive {
     /// A model misses because of the time of its batches, or because its worker does not keep up;
     /// and it could keep its objective alone on the GPU.
     fn may_be_helped(&self, model: usize, terms: &[Terms], facts: &Facts) -> bool {
-        let (recent, live) = (&self.models[model].recent, &facts.models[model]);
+        let (recent, live) = (&self.windows[model], &facts.models[model]);
         let is_behind = live.seen.queued > 0 && recent.busy() > KEEPS_UP;
         let takes_long = recent.two_batches() >= terms[model].slo.mul_f64(EXECUTES);
         (is_behind || takes_long) && !is_hopeless(&terms[model], live)
     }
 
     fn is_violating(&self, model: usize, terms: &[Terms]) -> bool {
-        self.models[model].recent.is_violating(terms[model].may_miss())
-    }
-
-    /// The requests from now on are the load that later loads are compared with: after a change of
-    /// shares, clients that wait for each answer send requests at another pace.
-    fn learn_loads(&mut self, gpu: usize, terms: &[Terms]) {
-        on_gpu(gpu, terms).for_each(|model| self.models[model].load = Load::default());
+        self.windows[model].is_violating(terms[model].may_miss())
     }
 
     /// What was seen under other conditions says nothing of these.
     fn forget(&mut self, gpu: usize, terms: &[Terms]) {
-        on_gpu(gpu, terms).for_each(|model| self.models[model].recent.clear());
+        on_gpu(gpu, terms).for_each(|model| self.windows[model].clear());
     }
 }
 
@@ -294,14 +261,14 @@ fn on_gpu(gpu: usize, terms: &[Terms]) -> impl Iterator<Item = usize> {
 }
 
 /// Returns the models of a GPU whose shares may change.
-fn tenants(models: &[ModelHistory], gpu: usize, shape: &Gpu, terms: &[Terms], facts: &Facts) -> Vec<Tenant> {
+fn tenants(windows: &[Window], gpu: usize, shape: &Gpu, terms: &[Terms], facts: &Facts) -> Vec<Tenant> {
     let sms = f64::from(shape.sms.0.max(1));
     let movable = on_gpu(gpu, terms).filter(|&model| !facts.models[model].held);
     let tenant = |model: usize| Tenant {
         model,
         priority: terms[model].priority,
         slo_s: terms[model].slo.as_secs_f64(),
-        work: models[model].recent.busy() * f64::from(facts.models[model].share.0) / sms,
+        work: windows[model].busy() * f64::from(facts.models[model].share.0) / sms,
     };
     movable.map(tenant).collect()
 }
@@ -309,7 +276,7 @@ fn tenants(models: &[ModelHistory], gpu: usize, shape: &Gpu, terms: &[Terms], fa
 /// Returns what each model asks of the GPU; `None` if it is not known of all how long their batches
 /// take.
 fn demands<'f>(
-    models: &[ModelHistory],
+    windows: &[Window],
     tenants: &[Tenant],
     terms: &[Terms],
     facts: &'f Facts,
@@ -319,7 +286,7 @@ fn demands<'f>(
         let rows = live.seen.rows as f64 / live.seen.arrived.max(1) as f64;
         Some(Demand {
             tenant: *tenant,
-            rows_per_s: models[tenant.model].recent.rate().per_s * rows.max(1.0),
+            rows_per_s: windows[tenant.model].rate(SPAN).per_s * rows.max(1.0),
             slo: terms.slo,
             max_batch: terms.max_batch.max(1),
             execution: live.execution.as_ref()?,

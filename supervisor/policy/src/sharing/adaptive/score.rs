@@ -2,25 +2,14 @@
 
 use std::cmp::Ordering;
 
-/// The variance of counts is so many times that of requests that miss independently: those of a
+/// How much the part of one priority's requests that missed counts beside that of the next lower
+/// priority.
+const WORTH: f64 = 4.0;
+
+/// The variance of counts as a multiple of that of requests that miss independently: those of a
 /// batch, and of a moment in which many came, miss together. In simulated overloads it was 3 to 13
 /// times.
 const CLUSTERED: f64 = 4.0;
-
-/// A difference counts if it is larger than so many standard deviations: for the choice of the best
-/// layout, where a mistake costs little, and for leaving one out for good.
-const LIKELY: f64 = 1.0;
-const CERTAIN: f64 = 2.0;
-
-/// A smaller part of the requests is no difference, however many were counted.
-const LEAST: f64 = 0.01;
-
-/// The misses of the first priority are known well enough to look at the next one if chance moves
-/// their difference by less than this.
-const KNOWN: f64 = 0.02;
-
-/// In [`Score::loss`] a request counts as so many of the next lower priority.
-const WORTH: f64 = 4.0;
 
 /// The requests of one priority that ended, and those of them that missed their objective.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -39,23 +28,24 @@ impl Misses {
         self.missed as f64 / self.ended.max(1) as f64
     }
 
-    /// Returns the standard deviation of the difference between two parts that missed.
-    fn deviation(self, other: Self) -> f64 {
+    /// Returns the variance of the difference between two parts that missed.
+    fn variance(self, other: Self) -> f64 {
         let (ended, missed) = (self.ended + other.ended, self.missed + other.missed);
         // One more of each keeps the variance above zero where nothing missed.
         let mean = (missed as f64 + 1.0) / (ended as f64 + 2.0);
         let counts = 1.0 / self.ended.max(1) as f64 + 1.0 / other.ended.max(1) as f64;
-        (CLUSTERED * mean * (1.0 - mean) * counts).sqrt()
+        CLUSTERED * mean * (1.0 - mean) * counts
     }
+}
 
-    /// Says whether fewer missed (`Less`) or more, by more than so many standard deviations.
-    fn compared(self, other: Self, deviations: f64) -> Ordering {
-        let difference = self.part() - other.part();
-        if difference.abs() <= (deviations * self.deviation(other)).max(LEAST) {
-            return Ordering::Equal;
-        }
-        difference.total_cmp(&0.0)
-    }
+/// Returns the parts that missed, by priority from the highest on, each counted as [`WORTH`] of the
+/// next one.
+pub(super) fn weighted(missed: impl Iterator<Item = f64>) -> f64 {
+    missed.zip(weights()).map(|(missed, weight)| missed * weight).sum()
+}
+
+fn weights() -> impl Iterator<Item = f64> {
+    std::iter::successors(Some(1.0), |weight| Some(weight / WORTH))
 }
 
 impl Score {
@@ -93,81 +83,75 @@ impl Score {
         })
     }
 
-    /// Whether fewer requests of the first priority missed, by more than chance.
-    pub(super) fn saves_first(&self, other: &Self) -> bool {
-        self.first().compared(other.first(), LIKELY).is_lt()
-    }
-
-    /// Returns the parts that missed, by priority, each counted as `WORTH` of the next lower one.
+    /// Returns the [weighted] parts that missed.
     pub(super) fn loss(&self) -> f64 {
-        self.0.iter().zip(0_i32..).map(|(misses, level)| misses.part() / WORTH.powi(level)).sum()
+        weighted(self.0.iter().map(|misses| misses.part()))
     }
 
-    /// Returns `Less` for the better layout: the first priority that differs decides, and where
-    /// none does, all requests together. `Equal` says that chance explains all differences.
+    /// Returns `Less` for the better layout, and `Equal` if chance explains the difference.
     pub(super) fn compared(&self, other: &Self) -> Ordering {
-        self.compared_by(other, LIKELY)
+        beyond_chance(self.loss() - other.loss(), self.deviation(other))
     }
 
-    fn compared_by(&self, other: &Self, deviations: f64) -> Ordering {
-        let levels = self.0.iter().zip(&other.0).map(|(one, other)| one.compared(*other, deviations));
-        let all = || self.total().compared(other.total(), deviations);
-        levels.fold(Ordering::Equal, Ordering::then).then_with(all)
-    }
-
-    /// Whether more counts would hardly make this the better one.
+    /// Returns whether more counts would hardly make this the better one.
     pub(super) fn is_certainly_worse(&self, other: &Self) -> bool {
-        let first = self.first().compared(other.first(), CERTAIN);
-        let known = CERTAIN * self.first().deviation(other.first()) <= KNOWN;
-        first.is_gt() || known && self.compared_by(other, CERTAIN).is_gt()
+        beyond_chance(self.loss() - other.loss(), 2.0 * self.deviation(other)).is_gt()
     }
+
+    /// Returns whether fewer requests of the first priority missed, by more than chance.
+    pub(super) fn saves_first(&self, other: &Self) -> bool {
+        let (own, other) = (self.first(), other.first());
+        beyond_chance(own.part() - other.part(), own.variance(other).sqrt()).is_lt()
+    }
+
+    /// Returns the standard deviation of the difference between two losses.
+    fn deviation(&self, other: &Self) -> f64 {
+        let levels = self.0.iter().zip(&other.0).zip(weights());
+        levels.map(|((own, other), weight)| own.variance(*other) * weight.powi(2)).sum::<f64>().sqrt()
+    }
+}
+
+fn beyond_chance(difference: f64, chance: f64) -> Ordering {
+    if difference.abs() <= chance { Ordering::Equal } else { difference.total_cmp(&0.0) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// So many of a hundred requests missed, by priority, a thousand requests each.
+    /// The percentage of a thousand requests of each priority that missed.
     fn score(percents: &[u64]) -> Score {
         Score(percents.iter().map(|percent| Misses { ended: 1000, missed: 10 * percent }).collect())
     }
 
     #[test]
-    fn the_highest_priority_that_differs_decides() {
-        assert_eq!(score(&[1, 90]).compared(&score(&[20, 0])), Ordering::Less);
+    fn a_priority_counts_as_four_of_the_next() {
+        assert_eq!(score(&[1, 50]).compared(&score(&[20, 0])), Ordering::Less);
+        assert_eq!(score(&[1, 90]).compared(&score(&[20, 0])), Ordering::Greater);
         assert_eq!(score(&[1, 30]).compared(&score(&[1, 10])), Ordering::Greater);
-        assert_eq!(score(&[1, 10]).compared(&score(&[1, 10])), Ordering::Equal);
+        assert_eq!(score(&[0, 0, 50]).compared(&score(&[0, 20, 0])), Ordering::Less);
     }
 
     #[test]
-    fn what_chance_explains_is_no_difference() {
-        assert_eq!(score(&[10, 30]).compared(&score(&[11, 10])), Ordering::Greater, "1 of 100 is chance");
+    fn chance_is_no_difference() {
+        assert_eq!(score(&[10]).compared(&score(&[11])), Ordering::Equal);
         let few = |missed: u64| Score(vec![Misses { ended: 20, missed }]);
         assert_eq!(few(2).compared(&few(6)), Ordering::Equal);
         assert_eq!(few(2).compared(&few(18)), Ordering::Less);
-    }
-
-    #[test]
-    fn differences_too_small_for_any_priority_count_together() {
-        let all = |percent: u64| score(&[percent; 4]);
-        assert_eq!(all(8).compared(&all(10)), Ordering::Less);
-        assert_eq!(score(&[8]).compared(&score(&[10])), Ordering::Equal);
-    }
-
-    #[test]
-    fn a_layout_is_left_out_for_a_lower_priority_once_the_first_is_known() {
-        let of = |first: u64, ended: u64| {
-            let first = Misses { ended, missed: first };
-            Score(vec![first, Misses { ended: 1000, missed: 800 }])
-        };
-        let good = |ended| Score(vec![Misses { ended, missed: 0 }, Misses { ended: 1000, missed: 100 }]);
-        assert!(!of(0, 60).is_certainly_worse(&good(60)), "60 requests say little of the first");
-        assert!(of(0, 3000).is_certainly_worse(&good(3000)));
-        assert!(of(30, 60).is_certainly_worse(&good(60)));
-    }
-
-    #[test]
-    fn nothing_seen_is_equal_to_anything() {
         assert_eq!(Score::new(2).compared(&Score::new(2)), Ordering::Equal);
+    }
+
+    #[test]
+    fn a_layout_is_certainly_worse_only_with_enough_counts() {
+        let of = |ended: u64, missed: u64| Score(vec![Misses { ended, missed }]);
+        assert!(!of(60, 15).is_certainly_worse(&of(60, 5)));
+        assert!(of(600, 150).is_certainly_worse(&of(600, 50)));
+        assert!(!of(600, 50).is_certainly_worse(&of(600, 150)));
+    }
+
+    #[test]
+    fn the_first_priority_is_saved_by_its_own_requests_alone() {
+        assert!(score(&[1, 90]).saves_first(&score(&[20, 0])));
+        assert!(!score(&[1, 0]).saves_first(&score(&[1, 90])));
     }
 }

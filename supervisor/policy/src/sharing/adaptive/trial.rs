@@ -14,22 +14,20 @@ use std::time::Duration;
 
 use shadowslice_shared::units::Moment;
 
-use super::layout::{Layout, Pattern};
+use super::super::layout::{Layout, Pattern};
 use super::score::Score;
 
 /// After a switch, requests still end that waited under the layout before, and queues fill up. That
 /// takes twice the longest objective; these are the bounds of the wait.
 const SETTLING: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_millis(300);
 
-/// How long a candidate is measured in each round: until so many requests have ended as well, for
-/// `MAX_SLICE` at most.
-const SLICE: Duration = Duration::from_millis(400);
+/// For how long a candidate is measured in each round, and the requests that must have ended for the
+/// shorter time to do.
+const SLICE: RangeInclusive<Duration> = Duration::from_millis(400)..=Duration::from_secs(1);
 const ENOUGH: u64 = 60;
-const MAX_SLICE: Duration = Duration::from_secs(1);
 
-/// The most rounds, and the candidates that are left after the first.
+/// The most rounds. After the first, the best layout and its rival are left.
 const ROUNDS: usize = 3;
-const FINALISTS: usize = 2;
 
 /// A candidate that is not in force by then is left out: its hand-overs fail or take too long.
 const IN_FORCE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -100,6 +98,12 @@ pub(super) enum Progress {
     Ended,
 }
 
+impl Progress {
+    pub(super) fn is_over(self) -> bool {
+        matches!(self, Self::Suffices | Self::Ended)
+    }
+}
+
 impl Candidate {
     pub(super) fn new(layout: Layout, score: Score) -> Self {
         Self { layout, score, rounds: 0, is_out: false }
@@ -136,12 +140,6 @@ impl Trial {
         &self.candidates[self.current].layout
     }
 
-    /// Goes on with a trial that ended early, as its layout suffices no more: this is missed now.
-    pub(super) fn resume(&mut self, missed: &Score, now: Moment) -> Progress {
-        self.candidates[self.current].score = missed.clone();
-        self.next(now)
-    }
-
     /// Returns what was missed under the present layout while it was measured.
     pub(super) fn score(&self) -> &Score {
         &self.candidates[self.current].score
@@ -173,8 +171,8 @@ impl Trial {
     }
 
     fn measure(&mut self, age: Duration, score: &Score, look: &Look) -> Progress {
-        let is_over = age >= SLICE && score.total().ended >= ENOUGH || age >= MAX_SLICE;
-        let is_hopeless = age >= SLICE / 2 && score.is_certainly_worse(&self.best().score);
+        let is_over = age >= *SLICE.start() && score.total().ended >= ENOUGH || age >= *SLICE.end();
+        let is_hopeless = age >= *SLICE.start() / 2 && score.is_certainly_worse(&self.best().score);
         if !is_over && !is_hopeless {
             return Progress::Goes;
         }
@@ -239,7 +237,7 @@ impl Trial {
         let mut others: Vec<usize> = (0..self.candidates.len()).filter(is_left).collect();
         let loss = |at: usize| self.candidates[at].score.loss();
         others.sort_by(|&one, &other| loss(one).total_cmp(&loss(other)));
-        others.truncate(FINALISTS - 1);
+        others.truncate(1);
         for (at, candidate) in self.candidates.iter_mut().enumerate() {
             candidate.is_out |= candidate.layout != best && !others.contains(&at);
         }

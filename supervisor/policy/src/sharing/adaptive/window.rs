@@ -14,15 +14,14 @@ pub(super) const SPAN: Duration = Duration::from_secs(1);
 /// For where few requests miss or few arrive.
 pub(super) const LONG: Duration = Duration::from_secs(10);
 
-/// So many requests are enough to say what part of them misses.
-const FEW: u64 = 30;
+/// The number of standard deviations of counts, and of requests beside them, that chance explains.
+const CHANCE: f64 = 3.0;
 
-/// More misses than allowed are no chance beyond so many standard deviations and so many requests.
-const DEVIATIONS: f64 = 3.0;
-const REQUESTS: f64 = 3.0;
+/// The part by which rates of one load may differ, beside what chance explains.
+const ALIKE: f64 = 0.2;
 
-/// One of so many batches may be long by accident: on a busy host a worker waits, which says
-/// nothing of the GPU.
+/// The number of batches of which one may be long by accident: on a busy host a worker waits, which
+/// says nothing of the GPU.
 const BATCHES: u64 = 10;
 
 /// Requests per second, and the standard deviation of that number if they arrive by chance.
@@ -30,6 +29,13 @@ const BATCHES: u64 = 10;
 pub(super) struct Rate {
     pub(super) per_s: f64,
     pub(super) deviation: f64,
+}
+
+impl Rate {
+    pub(super) fn is_like(self, other: Self) -> bool {
+        let chance = CHANCE * self.deviation.hypot(other.deviation);
+        (self.per_s - other.per_s).abs() <= ALIKE * self.per_s.max(other.per_s) + chance
+    }
 }
 
 #[derive(Debug, Clone, Default)]
@@ -94,10 +100,9 @@ impl Window {
         executed / self.over(SPAN).span.as_secs_f64().max(f64::MIN_POSITIVE)
     }
 
-    /// A part of the requests, 0 to 1.
+    /// Returns the part of the requests that missed, 0 to 1.
     pub(super) fn missed(&self) -> f64 {
-        let Sum { ended, missed, .. } = self.telling();
-        missed as f64 / ended.max(1) as f64
+        self.misses().part()
     }
 
     /// Returns the requests that ended and those that missed since the window was cleared, over the
@@ -107,18 +112,24 @@ impl Window {
         Misses { ended, missed }
     }
 
-    /// Returns how many requests arrived per second over the last [`SPAN`].
-    pub(super) fn rate(&self) -> Rate {
-        let Sum { span, arrived, .. } = self.over(SPAN);
+    /// Returns how many requests arrived per second over this time at most.
+    pub(super) fn rate(&self, over: Duration) -> Rate {
+        let Sum { span, arrived, .. } = self.over(over);
         let seconds = span.as_secs_f64().max(f64::MIN_POSITIVE);
         Rate { per_s: arrived as f64 / seconds, deviation: (arrived as f64).sqrt() / seconds }
+    }
+
+    /// Returns whether the window reaches back over [`LONG`].
+    pub(super) fn is_full(&self) -> bool {
+        let first = self.parts.front().zip(self.parts.back());
+        first.is_some_and(|(first, last)| last.at.since(first.at) + 2 * last.span >= LONG)
     }
 
     /// More requests missed than may, and not by chance.
     pub(super) fn is_violating(&self, may_miss: f64) -> bool {
         [SPAN, LONG].into_iter().map(|span| self.over(span)).any(|Sum { ended, missed, .. }| {
             let expected = may_miss * ended as f64;
-            missed as f64 > expected + DEVIATIONS * expected.sqrt() + REQUESTS
+            missed as f64 > expected + CHANCE * expected.sqrt() + CHANCE
         })
     }
 
@@ -127,12 +138,6 @@ impl Window {
         let Sum { ended, missed, .. } = self.over(LONG);
         let expected = may_miss * ended as f64;
         missed as f64 <= expected + expected.sqrt() + 1.0
-    }
-
-    /// The last [`SPAN`], or the last [`LONG`] if few requests ended in that.
-    fn telling(&self) -> Sum {
-        let short = self.over(SPAN);
-        if short.ended < FEW { self.over(LONG) } else { short }
     }
 
     fn over(&self, span: Duration) -> Sum {

@@ -3,9 +3,11 @@
 //! every policy does.
 
 mod fixed;
+mod fixed_layouts;
 mod gpulet;
 mod gslice;
 
 pub(super) use fixed::Fixed;
+pub(super) use fixed_layouts::FixedLayouts;
 pub(super) use gpulet::Gpulet;
 pub(super) use gslice::Gslice;

@@ -79,7 +79,7 @@ impl Rules {
         rule(leaves || seen.runs_on != groups, "batches move to another partition")?;
         seen.runs_on = groups;
         let total = step.workers.partition().map_or(0, |(division, _)| division.count());
-        let small = groups != Groups::WHOLE && groups.count() < total && groups.count() % 2 == 1;
+        let small = groups != Groups::WHOLE && groups.count() < total && !groups.count().is_multiple_of(2);
         rule(slice.max_rows == small.then_some(1), "batches are no larger than what fits on the groups")?;
         self.partitions.moved_as = Some(share);
         self.note("batches move");

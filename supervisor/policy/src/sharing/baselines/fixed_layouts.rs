@@ -4,9 +4,8 @@ use shadowslice_shared::contention::Gpu;
 use shadowslice_shared::units::Sms;
 
 use super::super::difference::Target;
+use super::super::layout::{Layout, Pattern, Placement, Tenant, candidates};
 use super::super::{Door, Facts, Terms, Why};
-use super::layout::{Layout, Pattern, Placement, Tenant, candidates};
-use super::on_gpu;
 
 /// The layouts of all GPUs, in their order.
 #[derive(Debug, Clone)]
@@ -65,7 +64,8 @@ fn family(gpu: usize, terms: &[Terms], work: &[f64]) -> Vec<Layout> {
         slo_s: terms[model].slo.as_secs_f64(),
         work: work[model],
     };
-    let tenants: Vec<Tenant> = on_gpu(gpu, terms).map(tenant).collect();
+    let tenants: Vec<Tenant> =
+        (0..terms.len()).filter(|&model| terms[model].gpu == gpu).map(tenant).collect();
     let first = tenants.iter().min_by_key(|tenant| tenant.priority);
     candidates(&tenants, &tenants, first.copied())
 }

@@ -10,7 +10,7 @@ use shadowslice_shared::contention::Gpu;
 use shadowslice_shared::groups::{Groups, Part};
 use shadowslice_shared::units::Sms;
 
-use super::super::Terms;
+use super::Terms;
 
 /// A model that causes less than this part of the GPU's work meets nobody often enough to matter.
 const MATTERS: f64 = 0.02;
