@@ -15,6 +15,12 @@ use super::Terms;
 /// A model that causes less than this part of the GPU's work meets nobody often enough to matter.
 const MATTERS: f64 = 0.02;
 
+/// Where lower priorities are together.
+const HALF: Part = Part::new(1, 1, 2);
+
+/// The smallest own parts of models in a GPU.
+const EIGHTHS: u8 = 8;
+
 /// How a layout divides a GPU. A model that a pattern doesn't mention may use all SMs that it may
 /// have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -32,18 +38,10 @@ pub enum Pattern {
     LowerHalves,
     /// Priorities below the first all in one half.
     LowerHalf,
-    /// Priorities below the first all in one quarter.
-    LowerQuarter,
-    /// The lowest priority in one half.
-    LowestHalf,
     /// All models in two halves with about the same work.
     Halves,
-    /// All models in two halves: the tighter objectives in one, the looser in the other.
-    HalvesByObjective,
     /// All models in three thirds with about the same work.
     Thirds,
-    /// All models in four quarters with about the same work.
-    Quarters,
     /// A part for each model, by its work.
     OwnParts,
 }
@@ -58,12 +56,8 @@ impl fmt::Display for Pattern {
             Self::Everything => "everything",
             Self::LowerHalves => "lower-halves",
             Self::LowerHalf => "lower-half",
-            Self::LowerQuarter => "lower-quarter",
-            Self::LowestHalf => "lowest-half",
             Self::Halves => "halves",
-            Self::HalvesByObjective => "halves-by-objective",
             Self::Thirds => "thirds",
-            Self::Quarters => "quarters",
             Self::OwnParts => "own-parts",
         };
         f.write_str(name)
@@ -96,8 +90,6 @@ pub(super) struct Layout {
 pub(super) struct Tenant {
     pub(super) model: usize,
     pub(super) priority: u32,
-    /// The latency objective in seconds.
-    pub(super) slo_s: f64,
     /// The part of the GPU's time that the model's batches took of late, 0 to 1.
     pub(super) work: f64,
 }
@@ -137,11 +129,8 @@ impl Layout {
 
     /// Whether the first priority may not use the whole GPU.
     pub(super) fn confines_first(&self) -> bool {
-        use Pattern::{Apart, FirstApart, Halves, HalvesByObjective, OwnParts, Quarters, Thirds};
-        matches!(
-            self.pattern,
-            Apart(_) | FirstApart(_) | Halves | HalvesByObjective | Thirds | Quarters | OwnParts
-        )
+        use Pattern::{Apart, FirstApart, Halves, OwnParts, Thirds};
+        matches!(self.pattern, Apart(_) | FirstApart(_) | Halves | Thirds | OwnParts)
     }
 
     /// Whether each model has the same part in both.
@@ -169,11 +158,8 @@ pub(super) fn candidates(tenants: &[Tenant], all: &[Tenant], beneficiary: Option
     let is_active = |tenant: &&Tenant| tenant.work >= MATTERS;
     let active: Vec<Tenant> = tenants.iter().filter(is_active).copied().collect();
     let first = all.iter().filter(is_active).map(|tenant| tenant.priority).min();
-    let last = all.iter().filter(is_active).map(|tenant| tenant.priority).max();
     let is_first = |tenant: &Tenant| Some(tenant.priority) <= first;
     let (firsts, lower): (Vec<Tenant>, Vec<Tenant>) = tenants.iter().partition(|tenant| is_first(tenant));
-    let lowest: Vec<Tenant> =
-        tenants.iter().copied().filter(|tenant| Some(tenant.priority) >= last).collect();
     let lower_active = active.iter().filter(|tenant| !is_first(tenant)).count();
     let mut found = Vec::new();
     let mut add = |when: bool, pattern: Pattern, parts: Vec<(usize, Part)>| {
@@ -182,8 +168,7 @@ pub(super) fn candidates(tenants: &[Tenant], all: &[Tenant], beneficiary: Option
         }
     };
     add(lower_active >= 2, Pattern::LowerHalves, balanced(&lower, 2));
-    add(lower_active >= 1, Pattern::LowerHalf, together(&lower, 2));
-    add(lower_active >= 1, Pattern::LowerQuarter, together(&lower, 4));
+    add(lower_active >= 1, Pattern::LowerHalf, lower.iter().map(|tenant| (tenant.model, HALF)).collect());
     for own in [Part::new(0, 1, 2), Part::new(0, 1, 3), Part::new(0, 1, 4)] {
         let alone: Vec<Tenant> = beneficiary.into_iter().collect();
         add(active.len() >= 2, Pattern::Apart(own), apart(&alone, tenants, own));
@@ -192,11 +177,8 @@ pub(super) fn candidates(tenants: &[Tenant], all: &[Tenant], beneficiary: Option
         add(lower_active >= 1, Pattern::FirstApart(own), apart(&firsts, tenants, own));
     }
     add(active.len() >= 3, Pattern::Halves, balanced(tenants, 2));
-    add(active.len() >= 2, Pattern::HalvesByObjective, by_objective(tenants));
     add(active.len() >= 4, Pattern::Thirds, balanced(tenants, 3));
-    add(active.len() >= 5, Pattern::Quarters, balanced(tenants, 4));
     add(active.len() >= 2, Pattern::OwnParts, own_parts(&active));
-    add(lower_active >= 1 && last > first, Pattern::LowestHalf, together(&lowest, 2));
     let for_first = beneficiary.is_some_and(|model| is_first(&model));
     let mut different: Vec<Layout> = Vec::new();
     for layout in found.into_iter().filter(|layout| for_first || !layout.confines_first()) {
@@ -214,11 +196,6 @@ fn apart(inside: &[Tenant], all: &[Tenant], own: Part) -> Vec<(usize, Part)> {
     if inside.is_empty() || inside.len() == all.len() { Vec::new() } else { all.iter().map(place).collect() }
 }
 
-/// All in the last of so many equal pieces.
-fn together(tenants: &[Tenant], of: u8) -> Vec<(usize, Part)> {
-    tenants.iter().map(|tenant| (tenant.model, Part::new(of - 1, 1, of))).collect()
-}
-
 /// Distributes models over so many equal pieces: the largest first, each where there is least.
 fn balanced(tenants: &[Tenant], of: u8) -> Vec<(usize, Part)> {
     let mut loads = vec![0.0_f64; usize::from(of)];
@@ -233,65 +210,27 @@ fn balanced(tenants: &[Tenant], of: u8) -> Vec<(usize, Part)> {
     by_work(tenants).iter().map(place).collect()
 }
 
-/// The tightest objectives go into the first half, up to half of the work.
-fn by_objective(tenants: &[Tenant]) -> Vec<(usize, Part)> {
-    let mut order = tenants.to_vec();
-    order.sort_by(|one, other| one.slo_s.total_cmp(&other.slo_s).then(one.model.cmp(&other.model)));
-    let all: f64 = order.iter().map(|tenant| tenant.work).sum();
-    let mut before = 0.0;
-    let place = |tenant: &Tenant| {
-        let middle = before + tenant.work / 2.0;
-        before += tenant.work;
-        (tenant.model, Part::new(u8::from(middle > all / 2.0), 1, 2))
-    };
-    order.iter().map(place).collect()
-}
-
-/// The smallest own part of a model, as a part of the GPU.
-const EIGHTH: u8 = 8;
-
-/// Two or three models divide the GPU so as well, the largest first.
-const THIRDS: [&[Part]; 2] = [
-    &[Part::new(0, 2, 3), Part::new(2, 1, 3)],
-    &[Part::new(0, 1, 3), Part::new(1, 1, 3), Part::new(2, 1, 3)],
-];
-
-/// Divides the GPU so that the model with the most work for its part has the least. None if there
-/// are more models than eighths.
+/// Divides the GPU by work: each model begins with an eighth, and the one with the most work for its
+/// part doubles it for as long as there is room. The parts lie side by side, the largest first. None
+/// if there are more models than eighths.
 fn own_parts(active: &[Tenant]) -> Vec<(usize, Part)> {
     let order = by_work(active);
-    let most = |parts: &[Part]| {
-        let loads = order.iter().zip(parts).map(|(tenant, part)| tenant.work / part.fraction());
-        loads.fold(0.0, f64::max)
-    };
-    let eighths = halved(&order);
-    let thirds = THIRDS.iter().filter(|parts| parts.len() == order.len()).map(|parts| parts.to_vec());
-    let all = thirds.chain(eighths);
-    let best = all.min_by(|one, other| most(one).total_cmp(&most(other))).unwrap_or_default();
-    order.iter().zip(best).map(|(tenant, part)| (tenant.model, part)).collect()
-}
-
-/// Each model begins with an eighth, and the one with the most work for its part doubles it for as
-/// long as there is room. The parts then lie side by side, the largest first.
-fn halved(order: &[Tenant]) -> Option<Vec<Part>> {
     let mut eighths = vec![1_u8; order.len()];
     loop {
-        let free = EIGHTH.checked_sub(eighths.iter().sum())?;
+        let Some(free) = EIGHTHS.checked_sub(eighths.iter().sum()) else { return Vec::new() };
         let load = |at: usize| order[at].work / f64::from(eighths[at]);
-        let may_double = (0..order.len()).filter(|&at| eighths[at] <= free && 2 * eighths[at] < EIGHTH);
+        let may_double = (0..order.len()).filter(|&at| eighths[at] <= free && 2 * eighths[at] < EIGHTHS);
         let Some(most) = may_double.max_by(|&one, &other| load(one).total_cmp(&load(other))) else { break };
         eighths[most] *= 2;
     }
-    let mut sizes: Vec<usize> = (0..order.len()).collect();
-    sizes.sort_by_key(|&at| (std::cmp::Reverse(eighths[at]), at));
-    let mut parts = vec![Part::WHOLE; order.len()];
+    let mut sizes: Vec<(usize, u8)> = order.iter().map(|tenant| tenant.model).zip(eighths).collect();
+    sizes.sort_by_key(|&(_, size)| std::cmp::Reverse(size));
     let mut first = 0;
-    for at in sizes {
-        let size = eighths[at];
-        parts[at] = Part::new(first / size, 1, EIGHTH / size);
+    let place = |(model, size): (usize, u8)| {
         first += size;
-    }
-    Some(parts)
+        (model, Part::new(first / size - 1, 1, EIGHTHS / size))
+    };
+    sizes.into_iter().map(place).collect()
 }
 
 fn by_work(tenants: &[Tenant]) -> Vec<Tenant> {
@@ -307,8 +246,8 @@ mod tests {
 
     use super::*;
 
-    fn tenant(model: usize, priority: u32, slo_ms: u32, work: f64) -> Tenant {
-        Tenant { model, priority, slo_s: f64::from(slo_ms) / 1e3, work }
+    fn tenant(model: usize, priority: u32, work: f64) -> Tenant {
+        Tenant { model, priority, work }
     }
 
     /// For the first of the models.
@@ -323,13 +262,13 @@ mod tests {
     #[test]
     fn a_model_alone_or_beside_idle_ones_has_nothing_to_try() {
         assert_eq!(tried(&[]), []);
-        assert_eq!(tried(&[tenant(0, 1, 10, 0.9)]), []);
-        assert_eq!(tried(&[tenant(0, 1, 10, 0.9), tenant(1, 1, 10, 0.0)]), []);
+        assert_eq!(tried(&[tenant(0, 1, 0.9)]), []);
+        assert_eq!(tried(&[tenant(0, 1, 0.9), tenant(1, 1, 0.0)]), []);
     }
 
     #[test]
     fn beside_a_hog_of_a_lower_priority_it_is_the_hog_that_gets_less() {
-        let two = [tenant(0, 1, 5, 0.2), tenant(1, 3, 100, 0.9)];
+        let two = [tenant(0, 1, 0.2), tenant(1, 3, 0.9)];
         let half = &tried(&two)[0];
         assert_eq!(half.pattern, Pattern::LowerHalf);
         assert_eq!((half.part_of(0), half.part_of(1)), (Part::WHOLE, Part::new(1, 1, 2)));
@@ -339,13 +278,8 @@ mod tests {
 
     #[test]
     fn the_first_priority_is_everywhere_while_the_others_share_two_halves_by_work() {
-        let five = [
-            tenant(0, 1, 25, 0.5),
-            tenant(1, 1, 15, 0.3),
-            tenant(2, 2, 40, 0.6),
-            tenant(3, 2, 15, 0.4),
-            tenant(4, 3, 60, 0.3),
-        ];
+        let five =
+            [tenant(0, 1, 0.5), tenant(1, 1, 0.3), tenant(2, 2, 0.6), tenant(3, 2, 0.4), tenant(4, 3, 0.3)];
         let layout = &tried(&five)[0];
         assert_eq!(layout.pattern, Pattern::LowerHalves);
         assert_eq!([0, 1].map(|model| layout.part_of(model)), [Part::WHOLE; 2]);
@@ -357,7 +291,7 @@ mod tests {
 
     #[test]
     fn the_first_priority_is_not_confined_for_a_lower_one() {
-        let three = [tenant(0, 1, 5, 0.4), tenant(1, 2, 10, 0.4), tenant(2, 2, 20, 0.4)];
+        let three = [tenant(0, 1, 0.4), tenant(1, 2, 0.4), tenant(2, 2, 0.4)];
         let confines =
             |model: usize| candidates(&three, &three, Some(three[model])).iter().any(Layout::confines_first);
         assert!(confines(0) && !confines(1));
@@ -365,18 +299,17 @@ mod tests {
 
     #[test]
     fn an_own_part_is_as_large_as_its_work() {
-        let two = [tenant(0, 1, 10, 0.4), tenant(1, 1, 10, 0.8)];
-        let own = found(&two, Pattern::OwnParts);
-        assert_eq!((own.part_of(1), own.part_of(0)), (Part::new(0, 2, 3), Part::new(2, 1, 3)));
-        let three = [tenant(0, 1, 10, 0.8), tenant(1, 1, 10, 0.3), tenant(2, 1, 10, 0.3)];
-        assert_eq!(found(&three, Pattern::OwnParts).part_of(0), Part::new(0, 1, 2));
+        let three = [tenant(0, 1, 0.3), tenant(1, 1, 0.8), tenant(2, 1, 0.3)];
+        let own = found(&three, Pattern::OwnParts);
+        let quarters = [Part::new(2, 1, 4), Part::new(0, 1, 2), Part::new(3, 1, 4)];
+        assert_eq!([0, 1, 2].map(|model| own.part_of(model)), quarters);
     }
 
     #[test]
     fn up_to_eight_models_have_parts_side_by_side() {
         for models in 2..=8_usize {
             let all: Vec<Tenant> =
-                (0..models).map(|model| tenant(model, 1, 10, 0.05 + 0.1 * model as f64)).collect();
+                (0..models).map(|model| tenant(model, 1, 0.05 + 0.1 * model as f64)).collect();
             let own = found(&all, Pattern::OwnParts);
             let sum: f64 = (0..models).map(|model| own.part_of(model).fraction()).sum();
             assert!((0.7..=1.0).contains(&sum), "{models} models have {sum}");
@@ -385,15 +318,7 @@ mod tests {
             let all = groups.clone().fold(Groups::NONE, Groups::union);
             assert_eq!(groups.map(Groups::count).sum::<usize>(), all.count(), "none overlaps");
         }
-        let nine: Vec<Tenant> = (0..9).map(|model| tenant(model, 1, 10, 0.5)).collect();
+        let nine: Vec<Tenant> = (0..9).map(|model| tenant(model, 1, 0.5)).collect();
         assert!(tried(&nine).iter().all(|layout| layout.pattern != Pattern::OwnParts));
-    }
-
-    #[test]
-    fn tight_objectives_are_kept_apart_from_loose_ones() {
-        let four = [tenant(0, 1, 50, 0.3), tenant(1, 1, 5, 0.3), tenant(2, 1, 60, 0.3), tenant(3, 1, 6, 0.3)];
-        let layout = found(&four, Pattern::HalvesByObjective);
-        let (tight, loose) = (Part::new(0, 1, 2), Part::new(1, 1, 2));
-        assert_eq!([0, 1, 2, 3].map(|model| layout.part_of(model)), [loose, tight, loose, tight]);
     }
 }

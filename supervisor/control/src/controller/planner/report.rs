@@ -257,12 +257,8 @@ fn described(pattern: Pattern) -> String {
         Pattern::Everything => "every model everywhere",
         Pattern::LowerHalves => "lower priorities in two halves",
         Pattern::LowerHalf => "lower priorities in one half",
-        Pattern::LowerQuarter => "lower priorities in one quarter",
-        Pattern::LowestHalf => "the lowest priority in one half",
         Pattern::Halves => "all models in two halves",
-        Pattern::HalvesByObjective => "tight SLOs in one half, loose ones in the other",
         Pattern::Thirds => "all models in thirds",
-        Pattern::Quarters => "all models in quarters",
         Pattern::OwnParts => "a part for each model",
     };
     text.to_owned()

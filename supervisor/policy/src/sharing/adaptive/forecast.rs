@@ -160,7 +160,7 @@ mod tests {
         execution: &Execution,
     ) -> Demand<'_> {
         let slo = Duration::from_millis(slo_ms);
-        let tenant = Tenant { model, priority, slo_s: slo.as_secs_f64(), work: 0.5 };
+        let tenant = Tenant { model, priority, work: 0.5 };
         Demand { tenant, rows_per_s, slo, max_batch: 16, execution }
     }
 

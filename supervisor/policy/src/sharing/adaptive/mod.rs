@@ -267,7 +267,6 @@ fn tenants(windows: &[Window], gpu: usize, shape: &Gpu, terms: &[Terms], facts: 
     let tenant = |model: usize| Tenant {
         model,
         priority: terms[model].priority,
-        slo_s: terms[model].slo.as_secs_f64(),
         work: windows[model].busy() * f64::from(facts.models[model].share.0) / sms,
     };
     movable.map(tenant).collect()

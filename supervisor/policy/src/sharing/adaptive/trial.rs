@@ -27,7 +27,7 @@ const SLICE: RangeInclusive<Duration> = Duration::from_millis(400)..=Duration::f
 const ENOUGH: u64 = 60;
 
 /// The most rounds. After the first, the best layout and its rival are left.
-const ROUNDS: usize = 3;
+const ROUNDS: usize = 2;
 
 /// A candidate that is not in force by then is left out: its hand-overs fail or take too long.
 const IN_FORCE_TIMEOUT: Duration = Duration::from_secs(30);

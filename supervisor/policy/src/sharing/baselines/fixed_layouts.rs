@@ -58,12 +58,7 @@ impl FixedLayouts {
 
 /// Returns all layouts that may help a model of the first priority of a GPU.
 fn family(gpu: usize, terms: &[Terms], work: &[f64]) -> Vec<Layout> {
-    let tenant = |model: usize| Tenant {
-        model,
-        priority: terms[model].priority,
-        slo_s: terms[model].slo.as_secs_f64(),
-        work: work[model],
-    };
+    let tenant = |model: usize| Tenant { model, priority: terms[model].priority, work: work[model] };
     let tenants: Vec<Tenant> =
         (0..terms.len()).filter(|&model| terms[model].gpu == gpu).map(tenant).collect();
     let first = tenants.iter().min_by_key(|tenant| tenant.priority);
