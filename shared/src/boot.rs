@@ -219,6 +219,8 @@ pub struct Warmed {
     pub activations: u64,
     /// Where the share is a partition.
     pub partitions: Option<ProvenPartitions>,
+    /// The number of kernels of a recorded batch, if batches were recorded.
+    pub kernels: Option<u32>,
     pub memory: DeviceMemory,
     /// Why it has weights of its own on a GPU, if it has some.
     pub unshared: Option<String>,

@@ -251,6 +251,7 @@ impl Parts {
             }
             warmed.partitions = Some(proven);
         }
+        warmed.kernels = self.engine.kernels();
         warmed.memory = self.engine.memory().unwrap_or(self.memory);
         warmed.unshared = self.engine.unshared().map(str::to_owned);
         warmed.proof = between(warm_ns, now_ns());

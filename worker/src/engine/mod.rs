@@ -206,6 +206,14 @@ impl Engine {
         }
     }
 
+    /// Returns the number of kernels of a recorded batch, if batches were recorded.
+    pub fn kernels(&self) -> Option<u32> {
+        match self {
+            Self::Emulated | Self::OnnxRuntime(_) | Self::Hosted(_) => None,
+            Self::OnGpu(engine) => engine.kernels(),
+        }
+    }
+
     /// At once where the engine is not bound to SMs. `None` if the result comes later.
     pub fn prepare(&mut self, groups: Groups) -> Option<Prepared> {
         match self {

@@ -124,7 +124,7 @@ impl Workers {
         let share = slot.share;
         let times = times_of(&warmed.times);
         if ready.is_some() || share == Percent::WHOLE {
-            self.learn_execution(&warmed.times);
+            self.learn_execution(warmed);
         }
         let slice = match (ready, &self.partition) {
             (Some(groups), Ok(partition)) => {
@@ -146,9 +146,9 @@ impl Workers {
     }
 
     /// On the whole GPU, and on each proven number of groups. Neighbours may have executed meanwhile.
-    fn learn_execution(&mut self, on_all: &[WarmTime]) {
+    fn learn_execution(&mut self, Warmed { times: on_all, kernels, .. }: &Warmed) {
         let all = self.settings.sms_of(Percent::WHOLE);
-        let mut columns = BTreeMap::from([(all, on_all)]);
+        let mut columns = BTreeMap::from([(all, on_all.as_slice())]);
         if let Ok(Partition { division, proven, .. }) = &self.partition {
             let parts = proven.iter().filter(|proof| proof.groups < division.count());
             let part = |proof: &'_ PartitionProof| division.sms(Groups::first(proof.groups));
@@ -165,7 +165,11 @@ impl Workers {
         };
         let rows = on_all.iter().filter_map(row).collect();
         let table = Execution::new(columns.keys().copied().collect(), rows);
-        self.execution = table.ok().or(self.execution.take());
+        let counted = |table: Execution| match kernels {
+            Some(kernels) => table.with_kernels(*kernels),
+            None => table,
+        };
+        self.execution = table.ok().map(counted).or(self.execution.take());
     }
 
     /// The worker was to begin with `asked`.

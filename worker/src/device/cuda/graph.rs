@@ -156,6 +156,12 @@ impl Recording {
         })
     }
 
+    /// Returns the number of kernels; `None` if the driver does not say.
+    pub fn kernels(&self) -> Option<u32> {
+        let types: Result<Vec<u32>, _> = self.nodes().ok()?.into_iter().map(type_of).collect();
+        u32::try_from(types.ok()?.into_iter().filter(|&kind| kind == KERNEL).count()).ok()
+    }
+
     fn move_to(&mut self, context: sys::CUcontext) -> Result<(), DriverError> {
         self.nodes()?.into_iter().try_for_each(|node| match type_of(node)? {
             KERNEL => {

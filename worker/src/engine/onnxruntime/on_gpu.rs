@@ -24,7 +24,7 @@ use super::weights::Weights;
 use super::{Library, OnnxRuntime, Signature, failed, output};
 use crate::answer::AnswerSlot;
 use crate::device::cuda::CudaGpu;
-use crate::device::cuda::graph::{Executable, Unmovable};
+use crate::device::cuda::graph::{Executable, Recording, Unmovable};
 use crate::device::cuda::partition::SmGroups;
 use crate::engine::broken;
 use crate::engine::fetch::fetch;
@@ -50,6 +50,8 @@ pub struct OnGpu {
     /// `None` where the model's share is not a partition inside the process.
     partitions: Option<Partitions>,
     unmovable: Option<Unmovable>,
+    /// Of the batch recorded last; other sizes have about as many.
+    kernels: Option<u32>,
     options: RunOptions,
     allocator: Allocator,
     memory: MemoryInfo<'static>,
@@ -106,9 +108,19 @@ impl OnGpu {
         let groups = partitioned.then(|| SmGroups::of(&gpu)).transpose().map_err(undivided)?;
         let partitions = groups.map(|groups| Partitions::new(groups, Arc::clone(&gpu))).transpose();
         let partitions = partitions.map_err(|fault| BootRefusal::Setup(chain(&fault)))?;
-        let (bound, buffers, unmovable) = (Vec::new(), Buffers::default(), None);
-        let engine =
-            Self { bound, buffers, partitions, unmovable, options, allocator, memory, sessions, gpu };
+        let (bound, buffers, unmovable, kernels) = (Vec::new(), Buffers::default(), None, None);
+        let engine = Self {
+            bound,
+            buffers,
+            partitions,
+            unmovable,
+            kernels,
+            options,
+            allocator,
+            memory,
+            sessions,
+            gpu,
+        };
         Ok((engine, signature))
     }
 
@@ -167,6 +179,11 @@ impl OnGpu {
             Some(_) => Err("its execution cannot be recorded as a CUDA graph".to_owned()),
             None => self.unmovable.as_ref().map_or(Ok(()), |why| Err(chain(why))),
         }
+    }
+
+    /// Returns the number of kernels of a recorded batch.
+    pub fn kernels(&self) -> Option<u32> {
+        self.kernels
     }
 
     /// The result comes from this call or from [`made`](Self::made).
@@ -329,14 +346,25 @@ impl OnGpu {
     }
 
     fn record_bound(&mut self, index: usize) -> Result<(), RunFailure> {
-        let Self { bound, buffers, partitions, unmovable, sessions, allocator, memory, options, gpu, .. } =
-            self;
+        let Self {
+            bound,
+            buffers,
+            partitions,
+            unmovable,
+            kernels,
+            sessions,
+            allocator,
+            memory,
+            options,
+            gpu,
+        } = self;
         let bound = &mut bound[index];
         let OnnxRuntime { session, outputs, .. } = sessions.at_mut(bound.session);
         let copies = partitions.as_ref().map_or(0, Partitions::copies);
         let maker = Maker { allocator, memory, gpu, buffers };
         let copies = Recorder { session, maker, options }.record(bound, outputs, copies)?;
         if let (Some(partitions), How::Recorded(recorded)) = (partitions, &mut bound.how) {
+            *kernels = copies.first().and_then(Recording::kernels);
             *unmovable = unmovable.or(copies.iter().find_map(|copy| copy.movable().err()));
             recorded.recording = partitions.add(copies);
         }
