@@ -5,8 +5,8 @@ Run it on a host with one idle H100 or H200 and the packages that `meetings.py` 
     python3 benches/gpu/recordings.py --out recordings.json
 
 A batch is recorded on the whole GPU and moved to the part ("moved"), recorded on the part itself
-("own"), or recorded on a small part and moved ("small"). cuBLAS and cuDNN choose kernels for the
-SMs that they see, so the times differ, and a kernel in clusters of 16 blocks fits on no part.
+("own"), or recorded on a small part and moved ("small"). cuBLAS and cuDNN might choose other kernels
+for the SMs of a part.
 """
 
 import argparse
@@ -20,6 +20,8 @@ PARTS = {"eighth": range(2), "quarter": range(4), "third": range(5), "half": ran
 # The part on which "small" is recorded.
 SMALL = "quarter"
 ROUNDS, WARM = 15, 3
+# The device and the versions, once a model is loaded.
+FACTS = {}
 
 
 def milliseconds(engine, executable):
@@ -48,6 +50,7 @@ def attempt(measure):
 def figures(model):
     """Returns the times of the model's batches, by rows and part."""
     engine = meetings.Engine(model)
+    FACTS.update({name: engine.facts()[name] for name in ("device", "torch")})
     greens = {part: engine.green(groups)[0] for part, groups in PARTS.items()}
     places = {part: engine.recorder(green) for part, green in greens.items()}
     streams = {part: stream_of(engine, green) for part, green in greens.items()}
@@ -90,7 +93,7 @@ def main():
         except Exception as error:
             print(f"{model}: {error!r}", flush=True)
         with open(arguments.out, "w") as file:
-            json.dump({"unit": "ms", "rows": rows}, file, indent=1)
+            json.dump({**FACTS, "unit": "ms", "rows": rows}, file, indent=1)
 
 
 if __name__ == "__main__":

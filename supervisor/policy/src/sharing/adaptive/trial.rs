@@ -5,8 +5,8 @@
 //! Coming ─ in force ─▶ Settling ─▶ Measuring ─ the slice is over ─▶ the next candidate: Coming
 //!                                      │
 //!                                      ├─ every model keeps its objective ─▶ it stays
-//!                                      └─ all were measured ─▶ the best and its rival alternate
-//!                                         for two more rounds; the better one stays
+//!                                      └─ all were measured ─▶ the best and its rival once more;
+//!                                         the better one stays
 //! ```
 
 use std::ops::RangeInclusive;
