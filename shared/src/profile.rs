@@ -141,12 +141,6 @@ impl Execution {
         self
     }
 
-    /// Forgets how many kernels a batch has.
-    #[must_use]
-    pub fn without_kernels(self) -> Self {
-        Self { kernels: None, ..self }
-    }
-
     /// Returns the kernels of a batch, at least one: as counted, or as many of a usual length as a
     /// batch of one row takes on the most SMs of the table.
     pub fn kernels(&self) -> f64 {

@@ -82,7 +82,7 @@ impl<'a> Model<'a> {
             since: 0,
             repartitions: Vec::new(),
             tally: Counts::new(),
-            proven: served.truth.execution.clone().without_kernels(),
+            proven: served.truth.execution.clone(),
             alarm: NEVER,
         };
         new.begin(stage);

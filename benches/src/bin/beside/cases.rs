@@ -25,8 +25,8 @@ const fn inside(load: &'static str, policy: &'static str) -> Case {
 
 /// All cases: shares that stay, with and without doors; doors and shares of this project's
 /// policies; and shares that move all the time, as under gslice. By percentages and shadows, and
-/// inside the workers.
-pub(crate) const CASES: [Case; 12] = [
+/// inside the workers: there five models meet on the whole GPU, in halves and on their own parts.
+pub(crate) const CASES: [Case; 15] = [
     case("poisson", "static"),
     case("poisson", "half+doors"),
     case("gamma", "half+doors"),
@@ -37,7 +37,10 @@ pub(crate) const CASES: [Case; 12] = [
     case("surge", "half+doors"),
     case("surge", "adaptive"),
     inside("poisson", "unpartitioned"),
+    inside("poisson", "priority-half+doors"),
+    inside("poisson", "equal+doors"),
     inside("gamma", "half+doors"),
+    inside("step", "adaptive"),
     inside("step", "gslice"),
 ];
 

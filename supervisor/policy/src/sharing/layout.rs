@@ -15,6 +15,10 @@ use super::Terms;
 /// A model that causes less than this part of the GPU's work meets nobody often enough to matter.
 const MATTERS: f64 = 0.02;
 
+/// Models that are distributed over two halves in every way: 31 for so many. More models are
+/// distributed by work alone.
+const MOST_WAYS: usize = 6;
+
 /// Where lower priorities are together.
 const HALF: Part = Part::new(1, 1, 2);
 
@@ -151,8 +155,9 @@ impl Layout {
     }
 }
 
-/// Returns the layouts of `tenants` that may help a model that violates its objective, gentle ones
-/// first; the one in which every model is everywhere is not among them. Other models of the GPU
+/// Returns the layouts of `tenants` that may help a model that violates its objective: gentle
+/// patterns first, and of each pattern the one that goes by work. The one in which every model is
+/// everywhere is not among them. Other models of the GPU
 /// stay where they are; `all` has those, too. The first priority is confined only for its own sake.
 pub(super) fn candidates(tenants: &[Tenant], all: &[Tenant], beneficiary: Option<Tenant>) -> Vec<Layout> {
     let is_active = |tenant: &&Tenant| tenant.work >= MATTERS;
@@ -167,7 +172,9 @@ pub(super) fn candidates(tenants: &[Tenant], all: &[Tenant], beneficiary: Option
             found.push(Layout::new(pattern, parts));
         }
     };
-    add(lower_active >= 2, Pattern::LowerHalves, balanced(&lower, 2));
+    for halves in halves(&lower) {
+        add(lower_active >= 2, Pattern::LowerHalves, halves);
+    }
     add(lower_active >= 1, Pattern::LowerHalf, lower.iter().map(|tenant| (tenant.model, HALF)).collect());
     for own in [Part::new(0, 1, 2), Part::new(0, 1, 3), Part::new(0, 1, 4)] {
         let alone: Vec<Tenant> = beneficiary.into_iter().collect();
@@ -176,7 +183,9 @@ pub(super) fn candidates(tenants: &[Tenant], all: &[Tenant], beneficiary: Option
     for own in [Part::new(0, 1, 2), Part::new(0, 1, 3), Part::new(0, 2, 3), Part::new(0, 1, 4)] {
         add(lower_active >= 1, Pattern::FirstApart(own), apart(&firsts, tenants, own));
     }
-    add(active.len() >= 3, Pattern::Halves, balanced(tenants, 2));
+    for halves in halves(tenants) {
+        add(active.len() >= 3, Pattern::Halves, halves);
+    }
     add(active.len() >= 4, Pattern::Thirds, balanced(tenants, 3));
     add(active.len() >= 2, Pattern::OwnParts, own_parts(&active));
     let for_first = beneficiary.is_some_and(|model| is_first(&model));
@@ -194,6 +203,17 @@ fn apart(inside: &[Tenant], all: &[Tenant], own: Part) -> Vec<(usize, Part)> {
     let is_inside = |model: usize| inside.iter().any(|tenant| tenant.model == model);
     let place = |tenant: &Tenant| (tenant.model, if is_inside(tenant.model) { own } else { own.rest() });
     if inside.is_empty() || inside.len() == all.len() { Vec::new() } else { all.iter().map(place).collect() }
+}
+
+/// Distributes models over two halves: by work, and in each other way.
+fn halves(tenants: &[Tenant]) -> Vec<Vec<(usize, Part)>> {
+    let ways = if tenants.len() <= MOST_WAYS { 1_u8 << tenants.len().saturating_sub(1) } else { 0 };
+    // The last model is in the first half, and not all models are.
+    let way = |way: u8| {
+        let place = |(at, tenant): (usize, &Tenant)| (tenant.model, Part::new(way >> at & 1, 1, 2));
+        tenants.iter().enumerate().map(place).collect()
+    };
+    std::iter::once(balanced(tenants, 2)).chain((1..ways).map(way)).collect()
 }
 
 /// Distributes models over so many equal pieces: the largest first, each where there is least.

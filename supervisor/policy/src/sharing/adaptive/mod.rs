@@ -294,18 +294,25 @@ fn demands<'f>(
     tenants.iter().map(demand).collect()
 }
 
-/// Returns the layouts in the order in which they are tried. The gentlest one comes first if it
-/// leaves the first priority the whole GPU; the others follow by the forecast, if there can be one,
-/// without those of which more is forecast to miss than does now.
+/// Returns the layouts in the order in which they are tried, one of each pattern: the best by the
+/// forecast, or the first if there can be none. The gentlest pattern comes first if it leaves the
+/// first priority the whole GPU; the others follow by the forecast, without those of which more is
+/// forecast to miss than does now.
 fn shortlist(all: Vec<Layout>, demands: Option<&[Demand<'_>]>, now: f64, shape: &Gpu) -> Vec<Layout> {
-    let Some(demands) = demands else { return all };
-    let gentle = all.first().is_some_and(|layout| !layout.confines_first());
-    let mut all = all.into_iter();
-    let first = if gentle { all.next() } else { None };
-    let forecast = |layout: Layout| (forecast(&layout, demands, shape).loss(), layout);
-    let mut ranked: Vec<(f64, Layout)> = all.map(forecast).filter(|(loss, _)| *loss < now).collect();
+    let loss = |layout: &Layout| demands.map_or(0.0, |demands| forecast(layout, demands, shape).loss());
+    let mut best: Vec<(f64, Layout)> = Vec::new();
+    for (loss, layout) in all.into_iter().map(|layout| (loss(&layout), layout)) {
+        match best.iter_mut().find(|(_, other)| other.pattern == layout.pattern) {
+            Some(other) if loss < other.0 => *other = (loss, layout),
+            Some(_) => {}
+            None => best.push((loss, layout)),
+        }
+    }
+    let gentle = best.first().is_some_and(|(_, layout)| !layout.confines_first());
+    let mut ranked = best.split_off(usize::from(gentle));
+    ranked.retain(|(loss, _)| demands.is_none() || *loss < now);
     ranked.sort_by(|(one, _), (other, _)| one.total_cmp(other));
-    first.into_iter().chain(ranked.into_iter().map(|(_, layout)| layout)).collect()
+    best.into_iter().chain(ranked).map(|(_, layout)| layout).collect()
 }
 
 fn changes_by_shadow(live: &Live) -> bool {

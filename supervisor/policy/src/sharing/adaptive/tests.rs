@@ -358,13 +358,17 @@ fn the_gentlest_layout_is_tried_first_and_those_that_are_forecast_to_be_worse_ar
     let demands: Vec<Demand<'_>> = all.iter().map(demand).collect();
     let (layouts, shape) = (candidates(&all, &all, Some(all[0])), Gpu::new(GPU));
     let listed = |now: f64| shortlist(layouts.clone(), Some(&demands), now, &shape);
-    assert_eq!(listed(f64::INFINITY).len(), layouts.len());
-    assert_eq!(listed(0.0), layouts[..1], "the gentlest is tried in any case");
+    let mut patterns: Vec<Pattern> = layouts.iter().map(|layout| layout.pattern).collect();
+    patterns.dedup();
+    assert!(patterns.len() < layouts.len(), "models are distributed in several ways");
+    assert_eq!(listed(f64::INFINITY).len(), patterns.len(), "one of each pattern");
+    let gentlest: Vec<Pattern> = listed(0.0).iter().map(|layout| layout.pattern).collect();
+    assert_eq!(gentlest, patterns[..1], "the gentlest is tried in any case");
     let losses: Vec<f64> =
         listed(f64::INFINITY)[1..].iter().map(|layout| forecast(layout, &demands, &shape).loss()).collect();
     assert!(losses.is_sorted() && losses.first() < losses.last(), "{losses:?}");
     let few = listed(losses[losses.len() / 2]);
-    assert!(few.len() < layouts.len() && few.len() > 1);
+    assert!(few.len() < patterns.len() && few.len() > 1);
 }
 
 #[test]
@@ -420,4 +424,26 @@ fn parts_of_layouts_are_of_the_family_that_workers_prepare() {
             assert!(parts.clone().all(|part| part == Part::WHOLE || family.contains(&part)), "{layout:?}");
         }
     }
+}
+
+#[test]
+fn many_short_kernels_are_kept_apart_from_few_long_ones() {
+    let row = |batch: u32| Row { batch, ms: vec![2.0 * f64::from(batch), f64::from(batch)] };
+    let execution = |kernels: u32| {
+        Execution::new(vec![Sms(66), GPU], vec![row(1), row(8)]).unwrap().with_kernels(kernels)
+    };
+    let (short, long) = (execution(400), execution(20));
+    // By work the second and third would be in one half.
+    let tenant = |model: usize, priority: u32, work: f64| Tenant { model, priority, work };
+    let all = [tenant(0, 1, 0.1), tenant(1, 2, 0.2), tenant(2, 2, 0.2), tenant(3, 2, 0.4)];
+    let demand = |tenant: &Tenant| {
+        let (rows_per_s, slo_ms, execution) =
+            if tenant.model == 1 { (300.0, 10, &short) } else { (80.0, 100, &long) };
+        Demand { tenant: *tenant, rows_per_s, slo: Duration::from_millis(slo_ms), max_batch: 8, execution }
+    };
+    let demands: Vec<Demand<'_>> = all.iter().map(demand).collect();
+    let layouts = candidates(&all, &all, Some(all[0]));
+    let best = &shortlist(layouts, Some(&demands), f64::INFINITY, &Gpu::new(GPU))[0];
+    assert_eq!(best.pattern, Pattern::LowerHalves);
+    assert!(best.part_of(1) != best.part_of(2) && best.part_of(2) == best.part_of(3), "{best:?}");
 }
