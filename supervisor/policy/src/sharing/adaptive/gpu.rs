@@ -29,7 +29,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(600);
 const LENGTHENS: u32 = 10;
 
 /// By how much the loss must have risen since the last trial for another one.
-const MUCH_WORSE: f64 = 0.1;
+const MUCH_WORSE: f64 = 0.05;
 
 /// The number of loads for which a GPU remembers the best layout.
 const MAX_REMEMBERED: usize = 16;
@@ -88,6 +88,8 @@ pub(super) struct GpuLook {
     pub(super) violating: Option<usize>,
     /// What all models missed since the windows were cleared.
     pub(super) recent: Score,
+    /// What they missed in the last second.
+    pub(super) last: Score,
     /// Over a short time.
     pub(super) load: Load,
     /// Over a long time; `None` if the windows were cleared within it.
@@ -233,9 +235,11 @@ impl GpuState {
             return if stays { Outcome::Nothing } else { Outcome::Forget };
         };
         settled.violated = now;
-        let worse = seen.recent.compared(&settled.score).is_gt()
-            && seen.recent.loss() > settled.score.loss() + MUCH_WORSE;
-        let due = now >= settled.again;
+        let is_worse = |score: &Score| {
+            score.compared(&settled.score).is_gt() && score.loss() > settled.score.loss() + MUCH_WORSE
+        };
+        let worse = is_worse(&seen.recent) || is_worse(&seen.last);
+        let due = now >= settled.again || !are_alike(&settled.load, &seen.load);
         // Under a layout that sufficed, a violation says that the load is another one.
         let again = if settled.sufficed { worse || due } else { worse && due };
         // What was missed of late was partly under the former load.

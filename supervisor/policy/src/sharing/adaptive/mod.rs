@@ -106,6 +106,7 @@ impl Adaptive {
         }
         let seen = self.look(gpu, violating, terms, facts);
         let shape = &self.shapes[gpu];
+        let present = self.gpus[gpu].layout().cloned().unwrap_or(Layout::AT_REST);
         let list = || {
             let all = tenants(&self.windows, gpu, shape, terms, facts);
             let beneficiary = violating.and_then(|model| all.iter().find(|tenant| tenant.model == model));
@@ -113,7 +114,7 @@ impl Adaptive {
             let quick: Vec<Tenant> = all.iter().filter(at_once).copied().collect();
             let demands = demands(&self.windows, &all, terms, facts);
             let layouts = candidates(&quick, &all, beneficiary.copied());
-            let mut list = shortlist(layouts, demands.as_deref(), seen.recent.loss(), shape);
+            let mut list = shortlist(layouts, demands.as_deref(), (&present, seen.recent.loss()), shape);
             let rests_with_less = |model: usize| {
                 let terms = &terms[model];
                 Placement::at_rest(terms, shape).sms < terms.most()
@@ -152,12 +153,13 @@ impl Adaptive {
         priorities.dedup();
         let level = |model: usize| priorities.binary_search(&terms[model].priority).unwrap_or(0);
         let blank = Score::new(priorities.len());
-        let (mut misses, mut recent) = (blank.clone(), blank);
+        let (mut misses, mut recent, mut last) = (blank.clone(), blank.clone(), blank);
         for model in here().filter(|&model| !is_hopeless(&terms[model], &facts.models[model])) {
             let seen = &facts.models[model].seen;
             let ended = Misses { ended: seen.answered + seen.refused, missed: seen.missed() };
             misses.add(level(model), ended);
-            recent.add(level(model), self.windows[model].misses());
+            recent.add(level(model), self.windows[model].misses(LONG));
+            last.add(level(model), self.windows[model].misses(SPAN));
         }
         let keeps = |model: usize| {
             is_hopeless(&terms[model], &facts.models[model])
@@ -172,7 +174,7 @@ impl Adaptive {
         let all_keep = here().all(keeps);
         let look = Look { now: facts.now, in_force, misses, all_keep, longest_slo };
         let usual = is_known.then(|| load(LONG));
-        GpuLook { look, violating, recent, load: load(SPAN), usual, pace }
+        GpuLook { look, violating, recent, last, load: load(SPAN), usual, pace }
     }
 
     fn target(&self, model: usize, terms: &[Terms], facts: &Facts) -> Target {
@@ -294,25 +296,39 @@ fn demands<'f>(
     tenants.iter().map(demand).collect()
 }
 
-/// Returns the layouts in the order in which they are tried, one of each pattern: the best by the
-/// forecast, or the first if there can be none. The gentlest pattern comes first if it leaves the
+/// Returns the layouts in the order in which they are tried. Of each pattern these are the best two by
+/// the forecast, or the first if there can be none. The gentlest pattern comes first if it leaves the
 /// first priority the whole GPU; the others follow by the forecast, without those of which more is
-/// forecast to miss than does now.
-fn shortlist(all: Vec<Layout>, demands: Option<&[Demand<'_>]>, now: f64, shape: &Gpu) -> Vec<Layout> {
-    let loss = |layout: &Layout| demands.map_or(0.0, |demands| forecast(layout, demands, shape).loss());
-    let mut best: Vec<(f64, Layout)> = Vec::new();
-    for (loss, layout) in all.into_iter().map(|layout| (loss(&layout), layout)) {
-        match best.iter_mut().find(|(_, other)| other.pattern == layout.pattern) {
-            Some(other) if loss < other.0 => *other = (loss, layout),
-            Some(_) => {}
-            None => best.push((loss, layout)),
+/// forecast to miss than of the `present` layout, and than it does miss.
+fn shortlist(
+    all: Vec<Layout>,
+    demands: Option<&[Demand<'_>]>,
+    (present, missed): (&Layout, f64),
+    shape: &Gpu,
+) -> Vec<Layout> {
+    let Some(demands) = demands else {
+        let mut patterns = Vec::new();
+        let is_first = |layout: &Layout| {
+            let is_first = !patterns.contains(&layout.pattern);
+            patterns.push(layout.pattern);
+            is_first
+        };
+        return all.into_iter().filter(is_first).collect();
+    };
+    let loss = |layout: &Layout| forecast(layout, demands, shape).loss();
+    let gentlest = all.first().filter(|layout| !layout.confines_first()).map(|layout| layout.pattern);
+    let mut ranked: Vec<(f64, Layout)> = all.into_iter().map(|layout| (loss(&layout), layout)).collect();
+    ranked.sort_by(|(one, _), (other, _)| one.total_cmp(other));
+    let first = ranked.iter().position(|(_, layout)| Some(layout.pattern) == gentlest);
+    let first = first.map(|at| ranked.remove(at));
+    let bound = missed.max(loss(present));
+    let mut list: Vec<Layout> = first.into_iter().map(|(_, layout)| layout).collect();
+    for (_, layout) in ranked.into_iter().filter(|(loss, _)| *loss < bound) {
+        if list.iter().filter(|other| other.pattern == layout.pattern).count() < 2 {
+            list.push(layout);
         }
     }
-    let gentle = best.first().is_some_and(|(_, layout)| !layout.confines_first());
-    let mut ranked = best.split_off(usize::from(gentle));
-    ranked.retain(|(loss, _)| demands.is_none() || *loss < now);
-    ranked.sort_by(|(one, _), (other, _)| one.total_cmp(other));
-    best.into_iter().chain(ranked).map(|(_, layout)| layout).collect()
+    list
 }
 
 fn changes_by_shadow(live: &Live) -> bool {

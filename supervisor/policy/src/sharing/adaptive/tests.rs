@@ -357,18 +357,20 @@ fn the_gentlest_layout_is_tried_first_and_those_that_are_forecast_to_be_worse_ar
     };
     let demands: Vec<Demand<'_>> = all.iter().map(demand).collect();
     let (layouts, shape) = (candidates(&all, &all, Some(all[0])), Gpu::new(GPU));
-    let listed = |now: f64| shortlist(layouts.clone(), Some(&demands), now, &shape);
+    let listed = |missed: f64| shortlist(layouts.clone(), Some(&demands), (&Layout::AT_REST, missed), &shape);
+    let loss = |layout: &Layout| forecast(layout, &demands, &shape).loss();
+    let all = listed(f64::INFINITY);
+    assert_eq!(all[0].pattern, Pattern::LowerHalves);
+    assert!(all[1..].is_sorted_by_key(loss) && loss(&all[1]) < loss(&all[all.len() - 1]));
+    assert!(all.len() < layouts.len(), "two of each pattern at most");
+    let present = &all[all.len() / 2];
+    let few = shortlist(layouts.clone(), Some(&demands), (present, 0.0), &shape);
+    assert!(few.len() < all.len() && few.len() > 1);
+    assert!(few[1..].iter().all(|layout| loss(layout) < loss(present)), "the gentlest is tried in any case");
+    let unknown = shortlist(layouts.clone(), None, (&Layout::AT_REST, 1.0), &shape);
     let mut patterns: Vec<Pattern> = layouts.iter().map(|layout| layout.pattern).collect();
     patterns.dedup();
-    assert!(patterns.len() < layouts.len(), "models are distributed in several ways");
-    assert_eq!(listed(f64::INFINITY).len(), patterns.len(), "one of each pattern");
-    let gentlest: Vec<Pattern> = listed(0.0).iter().map(|layout| layout.pattern).collect();
-    assert_eq!(gentlest, patterns[..1], "the gentlest is tried in any case");
-    let losses: Vec<f64> =
-        listed(f64::INFINITY)[1..].iter().map(|layout| forecast(layout, &demands, &shape).loss()).collect();
-    assert!(losses.is_sorted() && losses.first() < losses.last(), "{losses:?}");
-    let few = listed(losses[losses.len() / 2]);
-    assert!(few.len() < patterns.len() && few.len() > 1);
+    assert_eq!(unknown.iter().map(|layout| layout.pattern).collect::<Vec<_>>(), patterns);
 }
 
 #[test]
@@ -443,7 +445,7 @@ fn many_short_kernels_are_kept_apart_from_few_long_ones() {
     };
     let demands: Vec<Demand<'_>> = all.iter().map(demand).collect();
     let layouts = candidates(&all, &all, Some(all[0]));
-    let best = &shortlist(layouts, Some(&demands), f64::INFINITY, &Gpu::new(GPU))[0];
+    let best = &shortlist(layouts, Some(&demands), (&Layout::AT_REST, 1.0), &Gpu::new(GPU))[0];
     assert_eq!(best.pattern, Pattern::LowerHalves);
     assert!(best.part_of(1) != best.part_of(2) && best.part_of(2) == best.part_of(3), "{best:?}");
 }

@@ -102,13 +102,13 @@ impl Window {
 
     /// Returns the part of the requests that missed, 0 to 1.
     pub(super) fn missed(&self) -> f64 {
-        self.misses().part()
+        self.misses(LONG).part()
     }
 
-    /// Returns the requests that ended and those that missed since the window was cleared, over the
-    /// last [`LONG`] at most.
-    pub(super) fn misses(&self) -> Misses {
-        let Sum { ended, missed, .. } = self.over(LONG);
+    /// Returns the requests that ended and those that missed since the window was cleared, over this
+    /// time at most.
+    pub(super) fn misses(&self, over: Duration) -> Misses {
+        let Sum { ended, missed, .. } = self.over(over);
         Misses { ended, missed }
     }
 
