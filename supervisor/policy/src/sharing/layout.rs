@@ -156,7 +156,7 @@ impl Layout {
 }
 
 /// Returns the layouts of `tenants` that may help a model that violates its objective: gentle
-/// patterns first, and of each pattern the one that goes by work. The one in which every model is
+/// patterns first, and of each pattern first the one that helps that model most or goes by work. The one in which every model is
 /// everywhere is not among them. Other models of the GPU
 /// stay where they are; `all` has those, too. The first priority is confined only for its own sake.
 pub(super) fn candidates(tenants: &[Tenant], all: &[Tenant], beneficiary: Option<Tenant>) -> Vec<Layout> {
@@ -172,6 +172,8 @@ pub(super) fn candidates(tenants: &[Tenant], all: &[Tenant], beneficiary: Option
             found.push(Layout::new(pattern, parts));
         }
     };
+    let of_lower = beneficiary.filter(|model| !is_first(model));
+    add(lower_active >= 2 && of_lower.is_some(), Pattern::LowerHalves, one_alone(&lower, of_lower));
     for halves in halves(&lower) {
         add(lower_active >= 2, Pattern::LowerHalves, halves);
     }
@@ -203,6 +205,12 @@ fn apart(inside: &[Tenant], all: &[Tenant], own: Part) -> Vec<(usize, Part)> {
     let is_inside = |model: usize| inside.iter().any(|tenant| tenant.model == model);
     let place = |tenant: &Tenant| (tenant.model, if is_inside(tenant.model) { own } else { own.rest() });
     if inside.is_empty() || inside.len() == all.len() { Vec::new() } else { all.iter().map(place).collect() }
+}
+
+/// One model has the first half to itself, the others have the second.
+fn one_alone(tenants: &[Tenant], alone: Option<Tenant>) -> Vec<(usize, Part)> {
+    let is_alone = |tenant: &Tenant| alone.is_some_and(|alone| alone.model == tenant.model);
+    tenants.iter().map(|tenant| (tenant.model, if is_alone(tenant) { HALF.rest() } else { HALF })).collect()
 }
 
 /// Distributes models over two halves: by work, and in each other way.
@@ -315,6 +323,15 @@ mod tests {
         let confines =
             |model: usize| candidates(&three, &three, Some(three[model])).iter().any(Layout::confines_first);
         assert!(confines(0) && !confines(1));
+    }
+
+    #[test]
+    fn a_violating_model_of_a_lower_priority_has_a_half_without_the_other_lower_ones() {
+        let four = [tenant(0, 1, 0.1), tenant(1, 2, 0.6), tenant(2, 2, 0.3), tenant(3, 3, 0.4)];
+        let layout = &candidates(&four, &four, Some(four[2]))[0];
+        assert_eq!(layout.pattern, Pattern::LowerHalves);
+        let (own, other) = (Part::new(0, 1, 2), Part::new(1, 1, 2));
+        assert_eq!([0, 1, 2, 3].map(|model| layout.part_of(model)), [Part::WHOLE, other, own, other]);
     }
 
     #[test]

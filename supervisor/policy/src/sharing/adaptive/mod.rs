@@ -296,35 +296,35 @@ fn demands<'f>(
     tenants.iter().map(demand).collect()
 }
 
-/// Returns the layouts in the order in which they are tried. Of each pattern these are the best two by
-/// the forecast, or the first if there can be none. The gentlest pattern comes first if it leaves the
-/// first priority the whole GPU; the others follow by the forecast, without those of which more is
-/// forecast to miss than of the `present` layout, and than it does miss.
+/// Returns the layouts in the order in which they are tried: of each pattern the first and, where a
+/// forecast can be made, the best by that. The gentlest pattern comes first if it leaves the first
+/// priority the whole GPU; the others follow by the forecast, without those of which more is forecast
+/// to miss than of the `present` layout, and than it does miss.
 fn shortlist(
     all: Vec<Layout>,
     demands: Option<&[Demand<'_>]>,
     (present, missed): (&Layout, f64),
     shape: &Gpu,
 ) -> Vec<Layout> {
-    let Some(demands) = demands else {
-        let mut patterns = Vec::new();
-        let is_first = |layout: &Layout| {
-            let is_first = !patterns.contains(&layout.pattern);
-            patterns.push(layout.pattern);
-            is_first
-        };
-        return all.into_iter().filter(is_first).collect();
-    };
+    let mut firsts: Vec<Layout> = Vec::new();
+    for layout in &all {
+        if firsts.iter().all(|first| first.pattern != layout.pattern) {
+            firsts.push(layout.clone());
+        }
+    }
+    let Some(demands) = demands else { return firsts };
     let loss = |layout: &Layout| forecast(layout, demands, shape).loss();
-    let gentlest = all.first().filter(|layout| !layout.confines_first()).map(|layout| layout.pattern);
-    let mut ranked: Vec<(f64, Layout)> = all.into_iter().map(|layout| (loss(&layout), layout)).collect();
-    ranked.sort_by(|(one, _), (other, _)| one.total_cmp(other));
-    let first = ranked.iter().position(|(_, layout)| Some(layout.pattern) == gentlest);
-    let first = first.map(|at| ranked.remove(at));
+    let gentle = firsts.first().is_some_and(|layout| !layout.confines_first());
+    let mut list: Vec<Layout> = firsts.iter().take(usize::from(gentle)).cloned().collect();
     let bound = missed.max(loss(present));
-    let mut list: Vec<Layout> = first.into_iter().map(|(_, layout)| layout).collect();
-    for (_, layout) in ranked.into_iter().filter(|(loss, _)| *loss < bound) {
-        if list.iter().filter(|other| other.pattern == layout.pattern).count() < 2 {
+    let mut ranked: Vec<(f64, Layout)> = all.into_iter().map(|layout| (loss(&layout), layout)).collect();
+    ranked.retain(|(loss, layout)| *loss < bound && !list.contains(layout));
+    ranked.sort_by(|(one, _), (other, _)| one.total_cmp(other));
+    let mut best = Vec::new();
+    for (_, layout) in ranked {
+        let is_best = !best.contains(&layout.pattern);
+        best.push(layout.pattern);
+        if is_best || firsts.contains(&layout) {
             list.push(layout);
         }
     }
