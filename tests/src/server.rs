@@ -15,7 +15,7 @@ use tokio::time::{Instant, interval, timeout};
 
 use crate::client::Client;
 use crate::home::{Error, Home, left_behind};
-use crate::process::{Process, descendants};
+use crate::process::{Process, descendants, zombies};
 use crate::status::{Handover, Model, Reloaded, Status};
 
 /// How often a condition is looked at.
@@ -140,6 +140,17 @@ impl Server {
             }
         };
         timeout(self.home.patience(), happening).await.map_err(|_| self.too_late("its workers' number"))
+    }
+
+    /// Waits until it has reaped all child processes that have ended.
+    pub async fn wait_reaped(&self) -> Result<(), Error> {
+        let mut look = interval(LOOK_EVERY);
+        let happening = async {
+            while zombies(self.process().pid) > 0 {
+                look.tick().await;
+            }
+        };
+        timeout(self.home.patience(), happening).await.map_err(|_| self.too_late("the end of its zombies"))
     }
 
     /// Waits until its log has a line with all these words, and returns the line.

@@ -47,9 +47,9 @@ pub struct Config {
     pub tracing: Option<Tracing>,
     /// Faults of the models' own files. `check` refuses them; `serve` starts the other models.
     pub file_faults: Vec<Fault>,
-    /// Settings that have no effect in this configuration, or cannot be right.
-    /// What is named and is not on this host: names of users and groups, and cores.
+    /// Names that this host does not have: of users, groups and cores.
     pub host_faults: Vec<Fault>,
+    /// Settings that have no effect in this configuration, or cannot be right.
     pub notes: Vec<Fault>,
 }
 

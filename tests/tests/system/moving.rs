@@ -8,7 +8,7 @@ use shadowslice_tests::cases::NO_OPERATORS;
 use shadowslice_tests::home::{Home, beside};
 use shadowslice_tests::http::HttpClient;
 use shadowslice_tests::load::{self, Arrivals, Outcome, Plan, Tally};
-use shadowslice_tests::process::{Process, descendants, zombies};
+use shadowslice_tests::process::{Process, descendants};
 use shadowslice_tests::server::Server;
 use tokio::task::JoinHandle;
 
@@ -357,6 +357,6 @@ async fn a_hang_is_noticed_too_while_a_body_keeps_a_model_from_moving_and_no_zom
     tallies.iter().for_each(assert_nothing_lost);
     // The worker that the body kept ends with it.
     server.wait_children(2).await.unwrap();
-    assert_eq!(zombies(server.process().pid), 0);
+    server.wait_reaped().await.unwrap();
     server.stop().await.unwrap();
 }
