@@ -28,8 +28,9 @@ const PAUSE: Duration = Duration::from_secs(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(600);
 const LENGTHENS: u32 = 10;
 
-/// By how much the loss must have risen since the last trial for another one.
-const MUCH_WORSE: f64 = 0.05;
+/// By how much the loss must have risen since the last trial for another one, and how large it must
+/// be for a trial by shadows.
+pub(super) const MUCH_WORSE: f64 = 0.05;
 
 /// The number of loads for which a GPU remembers the best layout.
 const MAX_REMEMBERED: usize = 16;

@@ -33,7 +33,7 @@ use super::layout::{Layout, Pattern, Placement, Tenant, candidates};
 use super::plan::{LayoutReport, LayoutStage, Tried};
 use super::{Door, Facts, Live, Missed, Terms, Why};
 use forecast::{Demand, KEEPS_UP, forecast};
-use gpu::{GpuLook, GpuState, Outcome, Settled, Stage};
+use gpu::{GpuLook, GpuState, MUCH_WORSE, Outcome, Settled, Stage};
 use score::{Misses, Score};
 use trial::{Look, Pace, Trial};
 use window::{LONG, SPAN, Window};
@@ -123,7 +123,8 @@ impl Adaptive {
                 list.insert(0, Layout::EVERYTHING);
             }
             list.truncate(TRIED);
-            if quick.len() < all.len() {
+            // A switch by a shadow takes seconds, which cost more than a few misses.
+            if quick.len() < all.len() && seen.recent.loss() > MUCH_WORSE {
                 let slow = candidates(&all, &all, beneficiary.copied()).into_iter();
                 list.extend(slow.take(if quick.is_empty() { BY_SHADOWS } else { 1 }));
             }

@@ -451,3 +451,15 @@ fn many_short_kernels_are_kept_apart_from_few_long_ones() {
     assert!(by_work.part_of(1) == by_work.part_of(2));
     assert!(best.part_of(1) != best.part_of(2) && best.part_of(2) == best.part_of(3), "{best:?}");
 }
+
+#[test]
+fn by_shadows_nothing_is_tried_for_a_few_misses() {
+    let changes = |missed: u64| {
+        let mut world = World::new(&[1, 2]).by_shadows();
+        let doors = world.pass(300, |_| vec![seen(missed), seen(0)]);
+        assert!(doors[0].refuse_late, "they are violations all the same");
+        world.changes.len()
+    };
+    assert_eq!(changes(4), 0);
+    assert!(changes(20) > 0);
+}
