@@ -248,7 +248,7 @@ pub struct ProvenPartitions {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PartitionProof {
     pub groups: usize,
-    /// Why the model cannot have so many groups, or how each batch size did that fits on them. Larger
+    /// The times of the batch sizes that fit on that many groups, or the reason if none fits. Larger
     /// batches run on the whole GPU.
     pub result: Result<Vec<WarmTime>, String>,
 }

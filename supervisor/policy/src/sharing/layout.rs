@@ -15,8 +15,8 @@ use super::Terms;
 /// A model that causes less than this part of the GPU's work meets nobody often enough to matter.
 const MATTERS: f64 = 0.02;
 
-/// Models that are distributed over two halves in every way: 31 for so many. More models are
-/// distributed by work alone.
+/// The most models for which every way to distribute them over two halves is listed: 31 ways for
+/// six. More models are distributed by work alone.
 const MOST_WAYS: usize = 6;
 
 /// Where lower priorities are together.
@@ -155,10 +155,12 @@ impl Layout {
     }
 }
 
-/// Returns the layouts of `tenants` that may help a model that violates its objective: gentle
-/// patterns first, and of each pattern first the one that helps that model most or goes by work. The one in which every model is
-/// everywhere is not among them. Other models of the GPU
-/// stay where they are; `all` has those, too. The first priority is confined only for its own sake.
+/// Returns the layouts of `tenants` that may help the model that violates its objective, gentle
+/// patterns first. `Everything` and `AtRest` are not among them.
+///
+/// The first layout of a pattern gives that model a part without the others, or distributes models by
+/// work. Models of `all` that are not in `tenants` stay where they are. The first priority gets less
+/// than the whole GPU only if the violating model belongs to it.
 pub(super) fn candidates(tenants: &[Tenant], all: &[Tenant], beneficiary: Option<Tenant>) -> Vec<Layout> {
     let is_active = |tenant: &&Tenant| tenant.work >= MATTERS;
     let active: Vec<Tenant> = tenants.iter().filter(is_active).copied().collect();

@@ -172,12 +172,15 @@ impl Partitions {
             }
             Made::Recording(groups, number, Err(fault)) => {
                 let Some(partition) = self.ready.get_mut(&groups) else { return };
-                let why = partition.failed.get_or_insert_with(|| chain(&fault));
+                let why = chain(&fault);
                 let unfit = self.unfit.entry(groups.count()).or_default();
                 match self.maker {
-                    Maker::Here(_) => drop(unfit.insert(number)),
+                    Maker::Here(_) => {
+                        unfit.insert(number);
+                        partition.failed.get_or_insert(why);
+                    }
                     Maker::Thread { .. } if unfit.contains(&number) => {}
-                    Maker::Thread { .. } => self.news.push_back(refused(groups, why)),
+                    Maker::Thread { .. } => self.news.push_back(refused(groups, &why)),
                 }
             }
             Made::All(groups) => {

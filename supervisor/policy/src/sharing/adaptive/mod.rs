@@ -297,10 +297,12 @@ fn demands<'f>(
     tenants.iter().map(demand).collect()
 }
 
-/// Returns the layouts in the order in which they are tried: of each pattern the first and, where a
-/// forecast can be made, the best by that. The gentlest pattern comes first if it leaves the first
-/// priority the whole GPU; the others follow by the forecast, without those of which more is forecast
-/// to miss than of the `present` layout, and than it does miss.
+/// Returns the layouts in the order of the trial: the first one of each pattern and, with a forecast,
+/// the one with the lowest forecast loss.
+///
+/// If the gentlest pattern leaves the first priority the whole GPU, it comes first. The others follow
+/// by forecast loss. A layout is left out if its forecast loss is above both the forecast and the
+/// `missed` loss of the `present` layout.
 fn shortlist(
     all: Vec<Layout>,
     demands: Option<&[Demand<'_>]>,
@@ -321,14 +323,12 @@ fn shortlist(
     let mut ranked: Vec<(f64, Layout)> = all.into_iter().map(|layout| (loss(&layout), layout)).collect();
     ranked.retain(|(loss, layout)| *loss < bound && !list.contains(layout));
     ranked.sort_by(|(one, _), (other, _)| one.total_cmp(other));
-    let mut best = Vec::new();
-    for (_, layout) in ranked {
-        let is_best = !best.contains(&layout.pattern);
-        best.push(layout.pattern);
-        if is_best || firsts.contains(&layout) {
-            list.push(layout);
-        }
-    }
+    let mut patterns = Vec::new();
+    list.extend(ranked.into_iter().map(|(_, layout)| layout).filter(|layout| {
+        let is_best = !patterns.contains(&layout.pattern);
+        patterns.push(layout.pattern);
+        is_best || firsts.contains(layout)
+    }));
     list
 }
 

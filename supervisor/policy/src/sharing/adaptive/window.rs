@@ -17,11 +17,11 @@ pub(super) const LONG: Duration = Duration::from_secs(10);
 /// The number of standard deviations of counts, and of requests beside them, that chance explains.
 const CHANCE: f64 = 3.0;
 
-/// The part by which rates of one load may differ, beside what chance explains.
+/// The largest relative difference between two rates of the same load, besides chance.
 const ALIKE: f64 = 0.2;
 
-/// The number of batches of which one may be long by accident: on a busy host a worker waits, which
-/// says nothing of the GPU.
+/// One batch out of this many may be long because its worker waits for a busy host, so the longest
+/// ones are ignored.
 const BATCHES: u64 = 10;
 
 /// Requests per second, and the standard deviation of that number if they arrive by chance.
