@@ -201,6 +201,18 @@ fn another_load_is_tried_anew() {
 }
 
 #[test]
+fn another_load_is_noticed_within_a_second_and_before_the_pause_is_over() {
+    let mut world = World::new(&[1, 2]);
+    world.pass(100, beyond_help);
+    let before = world.changes.len();
+    let heavier = |missed: u64| Seen { arrived: 300, ..seen(missed) };
+    world.pass(7, |_| vec![heavier(80), heavier(20)]);
+    assert!(matches!(world.stage(0), Some((LayoutStage::Trying, _))), "{:?}", world.report[0].why);
+    world.pass(20, |_| vec![heavier(80), heavier(20)]);
+    assert!(world.changes.len() > before);
+}
+
+#[test]
 fn what_is_needed_no_more_is_taken_back_for_good() {
     let mut world = World::new(&[1, 2]);
     world.pass(20, helped_by_half);
