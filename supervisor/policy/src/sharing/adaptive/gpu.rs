@@ -148,6 +148,12 @@ impl GpuState {
         begins
     }
 
+    /// Returns whether refusing late requests had its time to help. The models' windows were cleared
+    /// when it began, so nothing is known of a load that is newer.
+    fn refuses_for_long(&self, now: Moment) -> bool {
+        self.refuses_since.is_some_and(|since| now.since(since) >= ADMISSION_FIRST)
+    }
+
     /// `candidates` lists what is worth a try beside the layout in force.
     pub(super) fn tend(&mut self, seen: &GpuLook, candidates: impl FnOnce() -> Vec<Layout>) -> Outcome {
         match std::mem::replace(&mut self.stage, Stage::AtRest) {
@@ -159,8 +165,7 @@ impl GpuState {
 
     fn at_rest(&mut self, seen: &GpuLook, candidates: impl FnOnce() -> Vec<Layout>) -> Outcome {
         let now = seen.look.now;
-        let admitted = self.refuses_since.is_some_and(|since| now.since(since) >= ADMISSION_FIRST);
-        let Some(model) = seen.violating.filter(|_| admitted && seen.look.in_force) else {
+        let Some(model) = seen.violating.filter(|_| self.refuses_for_long(now) && seen.look.in_force) else {
             return Outcome::Nothing;
         };
         let present = Candidate::measured(Layout::AT_REST, seen.recent.clone());
@@ -243,6 +248,7 @@ impl GpuState {
         let due = now >= settled.again || !are_alike(&settled.load, &seen.load);
         // Under a layout that sufficed, a violation says that the load is another one.
         let again = if settled.sufficed { worse || due } else { worse && due };
+        let again = again && self.refuses_for_long(now);
         // What was missed of late was partly under the former load.
         let present = Candidate::new(settled.layout.clone(), seen.recent.blank());
         let pause = settled.pause;

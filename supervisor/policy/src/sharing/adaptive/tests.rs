@@ -213,6 +213,19 @@ fn another_load_is_noticed_within_a_second_and_before_the_pause_is_over() {
 }
 
 #[test]
+fn a_load_beyond_a_layout_that_sufficed_is_watched_before_layouts_are_listed() {
+    let mut world = World::new(&[1, 2, 2]);
+    let halves_help = |shares: &[Sms]| vec![seen(0), seen(if shares[1] > Sms(72) { 20 } else { 0 }), seen(0)];
+    world.pass(50, halves_help);
+    let sufficed = Some((LayoutStage::Chosen, Pattern::LowerHalves));
+    assert_eq!((world.stage(1), world.policy.gpus[0].refuses(world.now)), (sufficed, false));
+    let heavier = |missed: u64| Seen { arrived: 300, ..seen(missed) };
+    world.pass(60, |_| vec![heavier(0), heavier(60), heavier(40)]);
+    let Why::Layout(layout) = &world.report[1].why else { panic!("{:?}", world.report[1].why) };
+    assert!(layout.tried.len() > 2, "more than the shares at rest: {layout:?}");
+}
+
+#[test]
 fn what_is_needed_no_more_is_taken_back_for_good() {
     let mut world = World::new(&[1, 2]);
     world.pass(20, helped_by_half);
