@@ -11,8 +11,9 @@ to the green contexts of the partitions, as the worker does. If that doesn't bou
 graphs are recorded on the green contexts' streams instead. Weights are random.
 
 The program starts its own MPS control daemon and stops it at the end. It changes no GPU setting.
-It writes the JSON file after each phase, so the file is usable after an early end. `--rehearse`
-replaces CUDA by sleeps, to try the program on a host without a GPU.
+It writes the JSON file after each phase, so the file is usable after an early end. With `--lower`,
+these models are MPS clients below the others' priority. `--rehearse` replaces CUDA by sleeps, to try
+the program on a host without a GPU.
 """
 
 import argparse
@@ -310,10 +311,12 @@ def serve(pipe, model, rehearse):
 class Worker:
     """The process of a model, as the coordinator sees it."""
 
-    def __init__(self, model, rehearse):
+    def __init__(self, model, rehearse, lower):
         context = multiprocessing.get_context("spawn")
         self.model, self.sms, self.failed_in_a_row = model, {}, 0
         self.pipe, theirs = context.Pipe()
+        # MPS reads this when the process becomes its client: 0 is normal, 1 is below.
+        os.environ["CUDA_MPS_CLIENT_PRIORITY"] = str(int(lower))
         self.process = context.Process(target=serve, args=(theirs, model, rehearse), daemon=True)
         self.process.start()
         theirs.close()
@@ -438,6 +441,7 @@ class Session:
             "driver": output(DRIVER_QUERY),
             "partitions": PARTITIONS,
             "sets": {name: SETS[name] for name in args.sets},
+            "lower": args.lower,
             "processes": {},
             "unbounded": [],
             "cells": [],
@@ -453,7 +457,8 @@ class Session:
     def start(self):
         """Starts all processes, and waits until their graphs are recorded."""
         began, models = time.monotonic(), [m for name in self.args.sets for m in SETS[name]]
-        self.workers = {model: Worker(model, self.args.rehearse) for model in models}
+        for model in models:
+            self.workers[model] = Worker(model, self.args.rehearse, model in self.args.lower)
         deadline = began + min(START_TIMEOUT_S, 0.6 * self.args.limit)
         for model, worker in self.workers.items():
             facts = self.results["processes"][model] = worker.reply(deadline)
@@ -628,6 +633,8 @@ def arguments():
     parser.add_argument("--out", required=True, help="the JSON file to write")
     parser.add_argument("--limit", type=float, default=240, help="seconds to end within")
     parser.add_argument("--sets", type=lambda text: text.split(","), default=list(SETS))
+    parser.add_argument("--lower", type=lambda text: text.split(","), default=[], metavar="MODELS",
+                        help="models of a lower MPS client priority")
     parser.add_argument("--seconds", type=float, default=0.2, help="time measured per cell")
     parser.add_argument("--run-in", type=float, default=0.06, help="seconds before that")
     parser.add_argument("--method", choices=["move", "capture"], default="move")
