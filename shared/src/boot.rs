@@ -45,6 +45,10 @@ pub mod descriptors {
 /// Read by CUDA and by the emulated device alike.
 pub const SHARE_VARIABLE: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
 
+/// The environment variable by which a worker learns its
+/// [client priority](crate::contention::ClientPriority), as a client of MPS does.
+pub const PRIORITY_VARIABLE: &str = "CUDA_MPS_CLIENT_PRIORITY";
+
 #[derive(Debug, Serialize, Deserialize)]
 pub enum WorkerSays {
     Hello {

@@ -8,7 +8,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::contention::Occupant;
+use crate::contention::{ClientPriority, Occupant};
 use crate::groups::Groups;
 use crate::slab::{SharedWords, SlabError};
 use crate::units::Sms;
@@ -16,8 +16,9 @@ use crate::units::Sms;
 /// Workers on one emulated GPU at a time.
 pub const SEATS: u32 = 1024;
 
-/// The SMs, the groups, low half first, and the turn as the bits of an `f32`.
-const SEAT_WORDS: u32 = 4;
+/// The SMs, the groups, low half first, the priority, and as bits of an `f32` the turn, the kernels
+/// and the time alone.
+const SEAT_WORDS: u32 = 7;
 
 /// The generation, then the seats.
 const WORDS: u32 = 1 + SEATS * SEAT_WORDS;
@@ -44,12 +45,16 @@ impl Pool {
     /// `None` when the worker stops. The caller then wakes the workers that wait on the generation.
     /// A seat that does not exist changes nothing.
     pub fn occupy(&self, seat: u32, occupant: Option<Occupant>) {
-        let Occupant { sms, groups, turn } = occupant.unwrap_or(Occupant::anywhere(Sms(0)));
+        let Occupant { sms, groups, priority, turn, kernels, alone } =
+            occupant.unwrap_or(Occupant::anywhere(Sms(0)));
         if let Some(words) = self.seats().nth(seat as usize) {
             let bits = groups.bits();
             words[1].store(bits as u32, Ordering::Release);
             words[2].store((bits >> 32) as u32, Ordering::Release);
-            words[3].store(turn.to_bits(), Ordering::Release);
+            words[3].store(priority as u32, Ordering::Release);
+            for (word, value) in words[4..].iter().zip([turn, kernels, alone]) {
+                word.store(value.to_bits(), Ordering::Release);
+            }
             words[0].store(sms.0, Ordering::Release);
             self.generation().fetch_add(1, Ordering::Release);
         }
@@ -69,8 +74,11 @@ impl Pool {
             let sms = Sms(words[0].load(Ordering::Acquire));
             let half = |word: usize| u64::from(words[word].load(Ordering::Acquire));
             let groups = Groups::from_bits(half(1) | half(2) << 32);
-            let turn = f32::from_bits(words[3].load(Ordering::Acquire));
-            (sms.0 > 0).then_some(Occupant { sms, groups, turn })
+            let below = words[3].load(Ordering::Acquire) == ClientPriority::Below as u32;
+            let priority = if below { ClientPriority::Below } else { ClientPriority::Normal };
+            let [turn, kernels, alone] =
+                [4, 5, 6].map(|word: usize| f32::from_bits(words[word].load(Ordering::Acquire)));
+            (sms.0 > 0).then_some(Occupant { sms, groups, priority, turn, kernels, alone })
         };
         (0..).zip(self.seats()).filter_map(move |(seat, words)| Some((seat, read(words)?)))
     }
@@ -106,7 +114,9 @@ mod tests {
     #[test]
     fn a_seat_tells_all_of_its_occupant_to_the_others_and_nothing_to_itself() {
         let pool = Pool::create().unwrap();
-        let occupant = Occupant { sms: Sms(8), groups: [0, 63].into_iter().collect(), turn: 2.5 };
+        let groups = [0, 63].into_iter().collect();
+        let priority = ClientPriority::Below;
+        let occupant = Occupant { sms: Sms(8), groups, priority, turn: 2.5, kernels: 9.0, alone: 0.5 };
         pool.occupy(5, Some(occupant));
         assert_eq!(pool.others(5).count(), 0);
         assert_eq!(pool.others(6).collect::<Vec<_>>(), [occupant]);

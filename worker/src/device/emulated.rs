@@ -11,8 +11,8 @@ use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
 use rustix::thread::futex;
-use shadowslice_shared::boot::{BootRefusal, SHARE_VARIABLE};
-use shadowslice_shared::contention::{Gpu, Occupant};
+use shadowslice_shared::boot::{BootRefusal, PRIORITY_VARIABLE, SHARE_VARIABLE};
+use shadowslice_shared::contention::{ClientPriority, Gpu, Occupant};
 use shadowslice_shared::groups::{Division, Groups};
 use shadowslice_shared::pool::{Pool, SEATS};
 use shadowslice_shared::profile::Execution;
@@ -31,6 +31,7 @@ pub struct EmulatedGpu {
     /// The SMs of a share by percentage; `None` for partitions.
     share: Option<Occupant>,
     own: Occupant,
+    priority: ClientPriority,
     execution: Option<Execution>,
     occupied: bool,
     /// When the last batch was through.
@@ -57,12 +58,13 @@ impl EmulatedGpu {
         // With this, waits end as precisely as the kernel can; otherwise they are late by 50 us.
         nix::sys::prctl::set_timerslack(1)
             .map_err(|errno| BootRefusal::Setup(format!("the timer slack cannot be set: {errno}")))?;
-        let own = Occupant::anywhere(share.sms_of(sms));
+        let priority = priority_of(std::env::var_os(PRIORITY_VARIABLE).as_deref());
+        let own = Occupant::anywhere(share.sms_of(sms)).with(priority);
         let (gpu, share) = match division {
             Some(division) => (Gpu { sms, division: Some(division) }, None),
             None => (Gpu::new(sms), Some(own)),
         };
-        Ok(Self { pool, seat, gpu, share, own, execution, occupied: false, free_ns: now_ns() })
+        Ok(Self { pool, seat, gpu, share, own, priority, execution, occupied: false, free_ns: now_ns() })
     }
 
     pub fn sms(&self) -> Sms {
@@ -71,7 +73,7 @@ impl EmulatedGpu {
 
     pub fn start(&mut self, rows: u32, groups: Groups, sent_ns: u64) -> Started {
         let seen_ns = now_ns();
-        let own = self.share.unwrap_or_else(|| self.gpu.occupant(groups));
+        let own = self.share.unwrap_or_else(|| self.gpu.occupant(groups).with(self.priority));
         let execution = self.execution.as_ref();
         self.occupy(Some(execution.map_or(own, |execution| own.executing(execution, rows))));
         let at_ns = match self.execution {
@@ -155,6 +157,16 @@ fn wake_all(pool: &Pool) {
     let _woken = futex::wake(pool.generation(), futex::Flags::empty(), i32::MAX as u32);
 }
 
+/// Returns the normal priority unless the environment says otherwise, as with MPS.
+fn priority_of(variable: Option<&std::ffi::OsStr>) -> ClientPriority {
+    let below = (ClientPriority::Below as u32).to_string();
+    if variable.is_some_and(|text| text == below.as_str()) {
+        ClientPriority::Below
+    } else {
+        ClientPriority::Normal
+    }
+}
+
 /// The whole GPU if the environment says nothing, as with CUDA.
 fn share_of(variable: Option<&std::ffi::OsStr>) -> Result<Percent, BootRefusal> {
     let Some(text) = variable else { return Ok(Percent::WHOLE) };
@@ -187,6 +199,7 @@ mod tests {
             gpu: Gpu::new(Sms(100)),
             share: Some(own),
             own,
+            priority: ClientPriority::Normal,
             execution: Some(execution),
             occupied: false,
             free_ns: now_ns(),

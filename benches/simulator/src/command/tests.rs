@@ -208,7 +208,8 @@ fn who_is_seldom_asked_is_made_room_for_beside_one_that_never_rests() {
         )
     };
     let config = dir.path().join("config.yaml");
-    let urgent = model("urgent", "bert-base.yaml", "3ms", 8, 1);
+    // Below priority 1 all workers have the same client priority.
+    let urgent = model("urgent", "bert-base.yaml", "3ms", 8, 2);
     let hog = model("hog", "vgg19.yaml", "100ms", 16, 3);
     fs::write(&config, format!("gpus: [{{device: emulated, sms: 132}}]\nmodels:\n{urgent}{hog}")).unwrap();
     // Thirty requests a second beside 2,300, at random times.

@@ -90,8 +90,10 @@ impl<'a> Gpus<'a> {
         self.seats.len() - 1
     }
 
+    /// The seat keeps its client priority.
     pub(super) fn grant(&mut self, seat: usize, granted: Occupant) {
-        self.seats[seat].granted = granted;
+        let seat = &mut self.seats[seat];
+        seat.granted = granted.with(seat.granted.priority);
     }
 
     /// No batch executes at the seat.

@@ -7,7 +7,7 @@ use shadowslice_policy::scheduler::{Entry, Lane, Next, Rest, Rules, Scheduler, S
 use shadowslice_policy::sharing::{Door, Live};
 use shadowslice_policy::workers::{Fact, Workers};
 use shadowslice_shared::batch::{IN_FLIGHT, MAX_REQUESTS};
-use shadowslice_shared::contention::{Gpu, Occupant};
+use shadowslice_shared::contention::{ClientPriority, Gpu, Occupant};
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::profile::Execution;
@@ -59,9 +59,9 @@ impl<'a> Model<'a> {
     pub(super) fn new(served: &'a Served, index: usize, stage: &mut Stage<'a>) -> Self {
         let terms = &served.terms;
         let (sms, gpu) = (terms.initial, stage.gpus.gpu(terms.gpu).sms);
+        let granted = Occupant::anywhere(sms).with(ClientPriority::of(terms.priority));
         let worker = |which: Timer| {
-            let seat =
-                stage.gpus.add_seat(terms.gpu, &served.truth, Occupant::anywhere(sms), timer(index, which));
+            let seat = stage.gpus.add_seat(terms.gpu, &served.truth, granted, timer(index, which));
             Worker { seat, sms, name: WorkerId(0) }
         };
         let workers = [Timer::FirstWorker, Timer::SecondWorker].map(worker);

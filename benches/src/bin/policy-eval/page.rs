@@ -105,7 +105,7 @@ fn one_behind(behind: &Behind<'_>) -> String {
     let Behind { trial, best, judged } = behind;
     let layout = best.policy.strip_prefix(LAYOUT).unwrap_or(&best.policy);
     format!(
-        "{}: {} % weighted ({} % of the first priority), `{layout}` {} % ({} %)",
+        "{}: {} % weighted ({} % of the first priority),\n  `{layout}` {} % ({} %)",
         trial.mix,
         percent(weighted(judged)),
         percent(of_first_priority(judged)),

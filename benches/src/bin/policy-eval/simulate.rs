@@ -74,13 +74,13 @@ pub(crate) struct Setup {
     #[arg(long, default_value_t = 4001)]
     pub(crate) first_seed: u64,
     /// The number of mixes whose shares change in-process
-    #[arg(long, default_value_t = 40, value_parser = clap::value_parser!(u64).range(1..=1000))]
+    #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=1000))]
     pub(crate) mixes: u64,
     /// The number of these mixes, from the first on, that run again with shares changed by shadows
-    #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u64).range(1..=1000))]
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=1000))]
     pub(crate) shadows: u64,
     /// The number of mixes of seven models
-    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=1000))]
+    #[arg(long, default_value_t = 40, value_parser = clap::value_parser!(u64).range(1..=1000))]
     pub(crate) sevens: u64,
     /// How long each run is, in simulated seconds
     #[arg(long, default_value_t = 20)]

@@ -2,7 +2,8 @@
 
 use parking_lot::Mutex;
 use rustix::thread::futex;
-use shadowslice_shared::boot::{DeviceSpec, SHARE_VARIABLE};
+use shadowslice_shared::boot::{DeviceSpec, PRIORITY_VARIABLE, SHARE_VARIABLE};
+use shadowslice_shared::contention::ClientPriority;
 use shadowslice_shared::groups::Division;
 use shadowslice_shared::pool::{Pool, SEATS};
 use shadowslice_shared::slab::SlabError;
@@ -78,7 +79,8 @@ impl GpuBackend for EmulatedGpu {
     }
 
     fn environment(&self, wanted: &GrantRequest) -> Environment {
-        vec![(SHARE_VARIABLE, wanted.share.get().to_string())]
+        let priority = ClientPriority::of(wanted.priority) as u32;
+        vec![(SHARE_VARIABLE, wanted.share.get().to_string()), (PRIORITY_VARIABLE, priority.to_string())]
     }
 
     fn device(&self, lease: Lease) -> DeviceSpec {

@@ -21,7 +21,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use shadowslice_shared::boot::{DeviceSpec, SHARE_VARIABLE};
+use shadowslice_shared::boot::{DeviceSpec, PRIORITY_VARIABLE, SHARE_VARIABLE};
+use shadowslice_shared::contention::ClientPriority;
 use shadowslice_shared::groups::Division;
 use shadowslice_shared::units::{Percent, Sms};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -368,7 +369,7 @@ impl GpuBackend for MpsGpu {
         let mut environment = self.environment.clone();
         environment.push((SHARE_VARIABLE, wanted.share.get().to_string()));
         // MPS knows only normal (0) and below normal (1), and takes the value as a hint.
-        environment.push(("CUDA_MPS_CLIENT_PRIORITY", u32::from(wanted.priority > 1).to_string()));
+        environment.push((PRIORITY_VARIABLE, (ClientPriority::of(wanted.priority) as u32).to_string()));
         if let Some(bytes) = wanted.memory_limit {
             let limit = format!("{}={}M", self.setup.uuid, (bytes >> 20).max(1));
             environment.push(("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", limit));
