@@ -92,6 +92,7 @@ clients: onnxruntime python $(examples) $(torch) | have-cargo ## Triton's own cl
 	$(call install_package,debug)
 	$(with_libs) tests/python/outside_clients.py $(TARGET)/debug/shadowslice
 	$(with_libs) tests/python/extensions.py $(TARGET)/debug/shadowslice
+	$(with_libs) tests/python/found_models.py $(TARGET)/debug/shadowslice
 	$(with_libs) tests/python/model_repository.py $(TARGET)/debug/shadowslice
 	$(with_libs) tests/python/encrypted.py $(TARGET)/debug/shadowslice
 	$(with_libs) tests/python/worker_memory.py $(TARGET)/debug/shadowslice
@@ -164,10 +165,10 @@ growth: build | $(measured) ## Whether models, connections, tensors, requests hi
 	$(TARGET)/release/shadowslice-growth --page $(measured)/growth.md $(GROWTH_ARGS)
 
 # A page names the code that was judged by its trees, which stay the same when a commit is moved.
-judged = state=$$(git rev-parse HEAD:supervisor/policy HEAD:benches/simulator HEAD:configs | cut -c -10 | paste -sd " " || true); \
-	dirty=$$(git status --porcelain -- supervisor/policy benches/simulator configs || true); \
+judged = state=$$(git rev-parse HEAD:supervisor/policy HEAD:shared HEAD:benches/simulator HEAD:configs | cut -c -10 | paste -sd " " || true); \
+	dirty=$$(git status --porcelain -- supervisor/policy shared benches/simulator configs || true); \
 	nice -n 10 $(TARGET)/release/shadowslice-policy-eval \
-	  --state "$$(date +%F), trees of policy, simulator and configs: $${state:-unknown}$${dirty:+, with changes}"
+	  --state "$$(date +%F), trees of policy, shared, simulator and configs: $${state:-unknown}$${dirty:+, with changes}"
 
 .PHONY: judge
 judge: build ## The adaptive policy against its aims, simulated: docs/judgement.md (six minutes once built)

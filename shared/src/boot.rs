@@ -25,7 +25,7 @@ use crate::tensor::TensorSpec;
 use crate::units::Sms;
 
 /// Changes with every change of these messages.
-pub const PROTOCOL: u32 = 10;
+pub const PROTOCOL: u32 = 11;
 
 /// The numbers of the descriptors that a worker inherits.
 pub mod descriptors {
@@ -55,6 +55,10 @@ pub enum WorkerSays {
         protocol: u32,
     },
     Loaded(Loaded),
+    /// Batches of so many rows run for the first time, or are proved, from now on.
+    Warming {
+        rows: u32,
+    },
     /// Every batch size has run, and the answers were right (by a reference worker: were written).
     Warmed(Warmed),
     /// The worker exits.
@@ -202,14 +206,32 @@ pub struct LoadTimes {
     pub session: Duration,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// The values of an input in the warm-up, where the operator gives some.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum InputValues {
+    /// The elements one after the other, and again from the first one.
+    Listed(Vec<ElementValue>),
+    /// Drawn uniformly from `from` to `to`; whole numbers for integers.
+    Range { from: f64, to: f64 },
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum ElementValue {
+    Whole(i64),
+    Number(f64),
+    Text(String),
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct WarmUp {
     /// Whether the first axis of every tensor is the batch.
     pub batched: bool,
     /// Ascending; `[1]` for a model without a batch axis.
     pub sizes: Vec<u32>,
-    /// Per input, without the batch axis, every axis known.
+    /// Per input, without the batch axis; -1 for an axis that neither model nor operator fixes.
     pub shapes: Vec<Vec<i64>>,
+    /// Per input; `None` for values that are made up.
+    pub values: Vec<Option<InputValues>>,
 }
 
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -287,6 +309,9 @@ pub enum BootRefusal {
         /// Names the output, and says by how much it differs.
         why: String,
     },
+    /// Only from a reference worker: an answer depends on the other rows of its batch.
+    #[error("{0}")]
+    RowsDepend(String),
     /// The environment, a descriptor or an order was wrong.
     #[error("the worker was not set up right: {0}")]
     Setup(String),

@@ -227,14 +227,12 @@ fn a_missing_garbled_or_foreign_reference_is_refused() {
 }
 
 #[test]
-fn a_warm_up_without_known_shapes_is_refused() {
+fn a_warm_up_of_another_number_of_inputs_is_refused() {
     let file = reference(&echo(), &echo_warm_up());
-    for shapes in [vec![vec![4], vec![-1]], vec![vec![4]]] {
-        let worker = Worker::start(Setup::new(echo()), &file);
-        worker.load().unwrap();
-        let refusal = worker.warm(WarmUp { shapes, ..echo_warm_up() }).unwrap_err();
-        assert!(matches!(refusal, BootRefusal::Setup(_)), "{refusal:?}");
-    }
+    let worker = Worker::start(Setup::new(echo()), &file);
+    worker.load().unwrap();
+    let refusal = worker.warm(WarmUp { shapes: vec![vec![4]], ..echo_warm_up() }).unwrap_err();
+    assert!(matches!(refusal, BootRefusal::Setup(_)), "{refusal:?}");
 }
 
 /// A worker that has a partition of 132 SMs as its share. A batch of one row takes 10 ms on 40 SMs.

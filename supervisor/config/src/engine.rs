@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use shadowslice_shared::boot::EchoTensor;
+use shadowslice_shared::boot::{EchoTensor, ElementValue, InputValues};
 use shadowslice_shared::tensor::{Datatype, TensorSpec, elements};
 
 use super::reader::{Fields, Value};
-use super::types::{Engine, Gpu, Limits, Provider};
+use super::types::{Engine, Gpu, Limits, Provider, WarmupInput};
 use super::units::show_size;
 use super::{Context, absolute, onnx, usable};
 
@@ -153,6 +153,30 @@ fn providers(model: &Fields<'_>, gpu: Option<&Gpu>) -> Vec<Provider> {
     })
 }
 
+/// The most files of a model's folder that are looked at.
+const MAX_FILES: usize = 1024;
+
+/// Returns the files that a model is loaded from, as far as they are known: an ONNX model's own, and
+/// those of its external tensors; a Python model's file, or all in its folder.
+pub fn model_files(engine: &Engine) -> Vec<PathBuf> {
+    match engine {
+        Engine::OnnxRuntime { path, .. } => {
+            let folder = path.parent().unwrap_or(Path::new("."));
+            let external = onnx::external_files(path).unwrap_or_default();
+            std::iter::once(path.clone()).chain(external.iter().map(|file| folder.join(file))).collect()
+        }
+        Engine::Python { path, .. } => {
+            let entries = std::fs::read_dir(path).into_iter().flatten().flatten().take(MAX_FILES);
+            let is_file = |entry: &std::fs::DirEntry| entry.path().is_file();
+            let mut files: Vec<PathBuf> =
+                entries.filter(is_file).map(|entry| entry.path()).chain([path.clone()]).collect();
+            files.sort();
+            files
+        }
+        Engine::Emulated { .. } => Vec::new(),
+    }
+}
+
 /// Absolute, with the names of its inputs; a file that cannot be used is a fault of the model.
 fn model_file(value: &Value<'_>, shown: &Path, context: &Context<'_>) -> (PathBuf, Vec<String>) {
     let inputs = usable(shown).and_then(|()| onnx::inputs(shown));
@@ -256,14 +280,16 @@ pub(super) fn warmup(
     limits: &Limits,
     inputs: &[String],
     context: &Context<'_>,
-) -> BTreeMap<String, Vec<i64>> {
+) -> BTreeMap<String, WarmupInput> {
     let mut warmup = BTreeMap::new();
     let Some(value) = model.get("warmup") else { return warmup };
     for (input, value) in value.any_fields() {
-        let Some(shape) = shape(&value, false) else { continue };
+        let Some(given) = warmup_input(&value) else { continue };
         let mut datatype = None;
         if let Engine::Emulated { tensors } = engine {
-            check_warmup(&value, input, &shape, tensors);
+            if let Some(shape) = &given.shape {
+                check_warmup(&value, input, shape, tensors);
+            }
             let declared = tensors.iter().find(|tensor| tensor.input.name == input);
             datatype = declared.map(|tensor| tensor.input.datatype);
         }
@@ -271,10 +297,68 @@ pub(super) fn warmup(
             let message = format!("the model has no such input; its file has {}", inputs.join(", "));
             context.file_faults.borrow_mut().push(value.describe(message));
         }
-        check_size(&value, &shape, datatype, limits);
-        warmup.insert(input.to_owned(), shape);
+        if let Some(shape) = &given.shape {
+            check_size(&value, shape, datatype, limits);
+        }
+        warmup.insert(input.to_owned(), given);
     }
     warmup
+}
+
+/// A shape; one value for all elements; or a map of `shape` and `values` or `range`.
+fn warmup_input(value: &Value<'_>) -> Option<WarmupInput> {
+    if value.is_list() {
+        return Some(WarmupInput { shape: Some(shape(value, false)?), values: None });
+    }
+    if value.is_scalar() {
+        let values = InputValues::Listed(vec![element(value)?]);
+        return Some(WarmupInput { shape: None, values: Some(values) });
+    }
+    let fields = value.fields(&["shape", "values", "range"]);
+    let shape = fields.get("shape").and_then(|value| shape(&value, false));
+    let listed = fields.get("values").and_then(|value| {
+        let items = if value.is_scalar() { vec![value.clone()] } else { value.items() };
+        let elements: Vec<ElementValue> = items.iter().map(element).collect::<Option<_>>()?;
+        if elements.is_empty() {
+            value.fault("no values; give some, or remove the key");
+        }
+        (!elements.is_empty()).then_some(InputValues::Listed(elements))
+    });
+    if listed.is_some() {
+        fields.forbidden("range", "`values` are given");
+    }
+    let range = fields.get("range").and_then(|value| match &value.items()[..] {
+        [from, to] => {
+            let bound = |value: &Value<'_>| value.number("a number", f64::is_finite);
+            let (from, to) = (bound(from)?, bound(to)?);
+            if from > to {
+                value.fault("the first number is above the second; exchange them");
+            }
+            Some(InputValues::Range { from, to })
+        }
+        _ => {
+            value.fault("must be two numbers, such as [0, 255]");
+            None
+        }
+    });
+    Some(WarmupInput { shape, values: listed.or(range) })
+}
+
+/// Text in quotes is text, even if it looks like a number.
+fn element(value: &Value<'_>) -> Option<ElementValue> {
+    let text = value.text()?;
+    if !value.is_plain() {
+        return Some(ElementValue::Text(text.to_owned()));
+    }
+    let whole = match text {
+        "true" => Some(1),
+        "false" => Some(0),
+        _ => text.parse().ok(),
+    };
+    let number = || text.parse().ok().filter(|number: &f64| number.is_finite()).map(ElementValue::Number);
+    Some(
+        whole.map(ElementValue::Whole).or_else(number).unwrap_or_else(|| ElementValue::Text(text.to_owned())),
+    )
 }
 
 fn check_warmup(value: &Value<'_>, input: &str, shape: &[i64], tensors: &[EchoTensor]) {

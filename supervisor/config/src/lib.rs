@@ -31,6 +31,7 @@ use std::io;
 use std::path::{Component, Path, PathBuf};
 
 pub use changed::changed_model;
+pub use engine::model_files;
 pub use faults::{ConfigError, Fault, Listing, Position};
 pub use host::Refusal;
 pub use peers::{Access, Account, Peers};

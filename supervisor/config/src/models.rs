@@ -8,7 +8,7 @@ use shadowslice_shared::units::Sms;
 
 use super::reader::{Fields, Value};
 use super::settings::{at_least, size_within};
-use super::types::{Controller, Engine, Gpu, HandoverMode, Limits, Model, Partitioning, Slo};
+use super::types::{Controller, Engine, Gpu, HandoverMode, Limits, Model, Partitioning, Slo, WarmupInput};
 use super::{Context, absolute, batch, engine, profile, shares, units};
 
 const MAX_MODELS: usize = 256;
@@ -218,16 +218,16 @@ fn note_hopeless(
 
 fn note_other_shapes(
     fields: &Fields<'_>,
-    warmup: &BTreeMap<String, Vec<i64>>,
+    warmup: &BTreeMap<String, WarmupInput>,
     profile: &Profile,
     context: &Context<'_>,
 ) {
     let Some(value) = fields.get("profile") else { return };
     for (input, measured) in &profile.shapes {
-        let warmed = match warmup.get(input) {
+        let warmed = match warmup.get(input).and_then(|given| given.shape.as_ref()) {
             Some(shape) if shape == measured => continue,
             Some(shape) => format!("has {shape:?}"),
-            None => "does not name it, so that its free axes have length 1".to_owned(),
+            None => "gives it no shape, so that its free axes have the first length that works".to_owned(),
         };
         context.note(
             &value,

@@ -1,13 +1,18 @@
 //! What can be known of an ONNX model's file without loading it: that it is one, that it is there
 //! to its end, and its inputs. Everything large is skipped.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Numbers of fields, as onnx.proto has them.
 const MODEL_GRAPH: u64 = 7;
+const GRAPH_INITIALIZER: u64 = 5;
 const GRAPH_INPUT: u64 = 11;
+const TENSOR_EXTERNAL: u64 = 13;
+const ENTRY_KEY: u64 = 1;
+const ENTRY_VALUE: u64 = 2;
 const VALUE_NAME: u64 = 1;
 
 /// Of `ModelProto`: the largest number of a field.
@@ -34,6 +39,15 @@ pub(super) fn inputs(path: &Path) -> io::Result<Vec<String>> {
     let mut walk = Walk { file: BufReader::new(file), at: 0 };
     let graph = walk.find_in_model(len)?.ok_or_else(|| none("it has no graph"))?;
     walk.inputs(graph)
+}
+
+/// Returns the files beside the model's own in which its tensors lie, as paths from its folder.
+pub(super) fn external_files(path: &Path) -> io::Result<BTreeSet<PathBuf>> {
+    let file = File::open(path)?;
+    let len = file.metadata()?.len();
+    let mut walk = Walk { file: BufReader::new(file), at: 0 };
+    let graph = walk.find_in_model(len)?.ok_or_else(|| none("it has no graph"))?;
+    walk.external_files(graph)
 }
 
 /// What is often in the place of a model.
@@ -100,14 +114,51 @@ impl Walk {
         Ok(names)
     }
 
+    fn external_files(&mut self, (start, end): (u64, u64)) -> io::Result<BTreeSet<PathBuf>> {
+        self.go_to(start)?;
+        let mut files = BTreeSet::new();
+        while self.at < end {
+            let tensor = self.field(end)?;
+            while tensor.number == GRAPH_INITIALIZER && tensor.kind == BYTES && self.at < tensor.end {
+                let property = self.field(tensor.end)?;
+                if property.number == TENSOR_EXTERNAL && property.kind == BYTES {
+                    files.extend(self.location(property.end)?.map(PathBuf::from));
+                }
+                self.go_to(property.end)?;
+            }
+            self.go_to(tensor.end)?;
+        }
+        Ok(files)
+    }
+
+    /// Returns the value of a property of an external tensor if it is the location.
+    fn location(&mut self, end: u64) -> io::Result<Option<String>> {
+        let (mut is_location, mut value) = (false, None);
+        while self.at < end {
+            let field = self.field(end)?;
+            match field.number {
+                ENTRY_KEY if field.kind == BYTES => is_location = self.text(field.end)? == "location",
+                ENTRY_VALUE if field.kind == BYTES => value = Some(self.text(field.end)?),
+                _ => {}
+            }
+            self.go_to(field.end)?;
+        }
+        Ok(value.filter(|_| is_location))
+    }
+
+    /// Returns the text up to that place, or the beginning of a text that is too long.
+    fn text(&mut self, end: u64) -> io::Result<String> {
+        let len = (end - self.at).min(MAX_NAME);
+        let mut text = Vec::new();
+        self.at += u64::try_from((&mut self.file).take(len).read_to_end(&mut text)?).unwrap_or(len);
+        Ok(String::from_utf8_lossy(&text).into_owned())
+    }
+
     fn name(&mut self, end: u64) -> io::Result<Option<String>> {
         while self.at < end {
             let field = self.field(end)?;
             if field.number == VALUE_NAME && field.kind == BYTES {
-                let len = (field.end - self.at).min(MAX_NAME);
-                let mut name = Vec::new();
-                self.at += u64::try_from((&mut self.file).take(len).read_to_end(&mut name)?).unwrap_or(len);
-                return Ok(Some(String::from_utf8_lossy(&name).into_owned()));
+                return self.text(field.end).map(Some);
             }
             self.go_to(field.end)?;
         }
@@ -181,6 +232,21 @@ mod tests {
     #[test]
     fn inputs_are_named_in_their_order() {
         assert_eq!(found(&model()).unwrap(), ["ids", "mask"]);
+    }
+
+    #[test]
+    fn files_of_external_tensors_are_found_once_each() {
+        let property = |key: &str, value: &str| {
+            field(13, &[field(1, key.as_bytes()), field(2, value.as_bytes())].concat())
+        };
+        let tensor = |file: &str| field(5, &[property("location", file), field(13, b"")].concat());
+        let graph = [tensor("m"), field(5, b""), tensor("sub/n"), tensor("m")].concat();
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), field(7, &graph)).unwrap();
+        let found: Vec<PathBuf> = external_files(file.path()).unwrap().into_iter().collect();
+        assert_eq!(found, ["m", "sub/n"].map(PathBuf::from));
+        std::fs::write(file.path(), model()).unwrap();
+        assert!(external_files(file.path()).unwrap().is_empty());
     }
 
     #[test]

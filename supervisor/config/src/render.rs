@@ -4,10 +4,12 @@ use std::fmt;
 use std::path::Path;
 use std::time::Duration;
 
+use shadowslice_shared::boot::{ElementValue, InputValues};
+
 use super::peers::Access;
 use super::types::{
     Batch, Config, CudaDevice, Engine, Gpu, HandoverMode, Limits, Listener, Model, OnLate, Partitioning,
-    Provider, Queue, Ready, Share, Timeouts, Tls, Tracing,
+    Provider, Queue, Ready, Share, Timeouts, Tls, Tracing, WarmupInput,
 };
 use super::units::{show_duration, show_sample, show_size};
 
@@ -156,9 +158,28 @@ fn model(f: &mut fmt::Formatter<'_>, model: &Model) -> fmt::Result {
         Some(limit) => writeln!(f, "    memory: {{limit: {}}}", show_size(limit))?,
         None => writeln!(f, "    # memory.limit: none")?,
     }
-    let shapes: Vec<_> =
-        model.warmup.iter().map(|(input, shape)| format!("{}: {shape:?}", quoted(input))).collect();
-    writeln!(f, "    warmup: {{{}}}", shapes.join(", "))
+    let inputs: Vec<_> = model
+        .warmup
+        .iter()
+        .map(|(input, given)| format!("{}: {}", quoted(input), warmup_input(given)))
+        .collect();
+    writeln!(f, "    warmup: {{{}}}", inputs.join(", "))
+}
+
+fn warmup_input(WarmupInput { shape, values }: &WarmupInput) -> String {
+    let element = |value: &ElementValue| match value {
+        ElementValue::Whole(whole) => whole.to_string(),
+        ElementValue::Number(number) => format!("{number:?}"),
+        ElementValue::Text(text) => quoted(text).to_string(),
+    };
+    let shape = shape.as_ref().map(|shape| format!("shape: {shape:?}"));
+    let values = values.as_ref().map(|values| match values {
+        InputValues::Listed(listed) => {
+            format!("values: [{}]", listed.iter().map(element).collect::<Vec<_>>().join(", "))
+        }
+        InputValues::Range { from, to } => format!("range: [{from:?}, {to:?}]"),
+    });
+    format!("{{{}}}", [shape, values].into_iter().flatten().collect::<Vec<_>>().join(", "))
 }
 
 fn engine(f: &mut fmt::Formatter<'_>, engine: &Engine) -> fmt::Result {

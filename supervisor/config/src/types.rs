@@ -10,7 +10,7 @@ use std::time::Duration;
 pub use shadowslice_policy::sharing::Choice;
 use shadowslice_policy::sharing::PolicyName;
 pub use shadowslice_policy::workers::{HandoverMode, Timeouts};
-use shadowslice_shared::boot::EchoTensor;
+use shadowslice_shared::boot::{EchoTensor, InputValues};
 use shadowslice_shared::profile::Profile;
 use shadowslice_shared::units::{Percent, Sms};
 
@@ -171,8 +171,8 @@ pub struct Model {
     pub cpus: Vec<usize>,
     /// Of a worker, in bytes; real GPUs only.
     pub memory_limit: Option<u64>,
-    /// Per input: the shape to warm up with, without the batch axis.
-    pub warmup: BTreeMap<String, Vec<i64>>,
+    /// Per input: what to warm up with.
+    pub warmup: BTreeMap<String, WarmupInput>,
     /// A fault of the model's own files. Such a model stays unready.
     pub broken: Option<String>,
 }
@@ -229,6 +229,15 @@ pub struct Slo {
     pub latency: Duration,
     /// The percentile; above 0 and below 100.
     pub percentile: f64,
+}
+
+/// What an input is warmed up with.
+#[derive(Debug, Clone, PartialEq)]
+pub struct WarmupInput {
+    /// Without the batch axis; `None` for the model's, with free axes of a length that works.
+    pub shape: Option<Vec<i64>>,
+    /// `None` for values that are made up.
+    pub values: Option<InputValues>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]

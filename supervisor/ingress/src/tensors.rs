@@ -190,8 +190,12 @@ fn check_rows(model: &Metadata, inputs: &[Input]) -> Result<(), Failure> {
         ));
     }
     if !(1..=i64::from(max)).contains(&first) {
+        let advice = match first > i64::from(max) {
+            true => "; if the first axis is not a batch, set batch.max to 0",
+            false => "",
+        };
         return invalid(format!(
-            "inference request batch-size must be between 1 and {max} for '{name}', got {first}"
+            "inference request batch-size must be between 1 and {max} for '{name}', got {first}{advice}"
         ));
     }
     Ok(())

@@ -24,7 +24,7 @@ pub(crate) use text::{change_text, in_slo, latency, notes, share, state, supervi
 
 use shadowslice_config::Model;
 use shadowslice_control::backend::{BackendStatus, GpuBackend};
-use shadowslice_control::controller::{Handovers, ModelPlan, ModelReport};
+use shadowslice_control::controller::{BatchLimit, Handovers, ModelPlan, ModelReport};
 use shadowslice_control::models::Needs;
 use shadowslice_control::nvml::Watched;
 use shadowslice_datapath::pipeline::{Counts, Pipeline, PipelineReport};
@@ -159,6 +159,12 @@ pub struct ModelStatus {
     pub slo: SloStatus,
     /// There is no memory for a second worker.
     pub cannot_resize: Option<String>,
+    /// The model's files are not those any more that it was loaded from.
+    #[serde(default)]
+    pub files_changed: bool,
+    /// Why batches are not as large as the default, where they are not.
+    #[serde(default)]
+    pub batch_limit: Option<String>,
     /// Why no worker stands ready though one should stand ready.
     pub no_standby: Option<String>,
     pub handovers: Handovers,
@@ -259,6 +265,11 @@ pub fn of_model(
     let now = Instant::now();
     let changed = report.since != Moment::default();
     let (state, why) = states::told(&report.state);
+    let why = why.or_else(|| states::progress(report, now));
+    let at_most = |limit: &BatchLimit| match limit.max {
+        0 => format!("the first axis is not used as a batch: {}", limit.why),
+        max => format!("at most {max} rows: {}", limit.why),
+    };
     ModelStatus {
         name: model.name.clone(),
         state: state.to_owned(),
@@ -300,6 +311,8 @@ pub fn of_model(
             slack: latencies.slo_percentile_ms.filter(|_| open).map(|ms| 1.0 - ms / slo_ms),
         },
         cannot_resize,
+        files_changed: false,
+        batch_limit: report.batch_limit.as_ref().map(at_most),
         no_standby: report.no_standby.clone(),
         handovers: report.handovers.clone(),
     }

@@ -31,7 +31,7 @@ impl From<HungUp> for Fault {
 }
 
 #[derive(Debug)]
-pub(super) struct Link(UnixStream);
+pub struct Link(UnixStream);
 
 impl Link {
     pub(super) fn open(socket: OwnedFd) -> Result<Self, Fault> {
@@ -40,7 +40,7 @@ impl Link {
         Ok(link)
     }
 
-    pub(super) fn say(&self, word: WorkerSays) -> Result<(), Fault> {
+    pub(crate) fn say(&self, word: WorkerSays) -> Result<(), Fault> {
         frame::send(&self.0, &word).map_err(|_| Fault::SupervisorGone)
     }
 

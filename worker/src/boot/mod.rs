@@ -8,12 +8,13 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use shadowslice_shared::batch::IN_FLIGHT;
 use shadowslice_shared::boot::{
-    Assignment, BootRefusal, DeviceMemory, LoadTimes, Loaded as LoadedModel, Order, Partitioned, Purpose,
-    SHARE_VARIABLE, WarmUp, Warmed, WorkerSays,
+    Assignment, BootRefusal, DeviceMemory, EngineSpec, LoadTimes, Loaded as LoadedModel, Order, Partitioned,
+    Purpose, SHARE_VARIABLE, WarmUp, Warmed, WorkerSays,
 };
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::slab::{AnswerWriter, ReadableSlab, SlabError};
@@ -29,7 +30,7 @@ use crate::proof::{self, Trial, Unproven};
 use crate::serve::Warm;
 use crate::{say, walls};
 pub use link::Fault;
-use link::Link;
+pub use link::Link;
 use shadowslice_shared::errors::chain;
 
 #[derive(Debug)]
@@ -99,7 +100,7 @@ impl Loaded {
         let Order::Warm(warm_up) = self.link.order()? else { return Err(self.link.out_of_step()) };
         let deadline_ns = after(now_ns(), self.warm);
         let aim = (self.purpose, self.partition.as_ref());
-        let warmed = self.parts.prove(aim, &warm_up).map_err(|unproven| match unproven {
+        let warmed = self.parts.prove(aim, &warm_up, &self.link).map_err(|unproven| match unproven {
             Unproven::Refused(refusal) => self.link.refuse(self.parts.perhaps_otherwise(refusal)),
             Unproven::HungUp => Fault::SupervisorGone,
         })?;
@@ -139,6 +140,8 @@ struct Parts {
     response_bytes: u64,
     reference: File,
     socket: OwnedFd,
+    /// The file of an ONNX model.
+    model_file: Option<PathBuf>,
     /// What it has of an emulated GPU's memory.
     memory: DeviceMemory,
 }
@@ -189,6 +192,10 @@ impl Parts {
         };
         let slots = AnswerSlots::new(writer, slot_bytes);
         let (reference, socket) = (File::from(reference), batches);
+        let model_file = match &assignment.engine {
+            EngineSpec::OnnxRuntime { path, .. } => Some(path.clone()),
+            EngineSpec::Python { .. } | EngineSpec::Emulated { .. } => None,
+        };
         let parts = Self {
             engine,
             signature,
@@ -199,6 +206,7 @@ impl Parts {
             response_bytes,
             reference,
             socket,
+            model_file,
             memory,
         };
         Ok((parts, took, weights))
@@ -208,6 +216,7 @@ impl Parts {
         &mut self,
         (purpose, partition): (Purpose, Option<&Partitioned>),
         warm_up: &WarmUp,
+        link: &Link,
     ) -> Result<Warmed, Unproven> {
         let answers = ReadableSlab::map(self.responses.as_fd(), self.response_bytes)
             .map_err(|fault| BootRefusal::Setup(chain(&fault)))?;
@@ -223,8 +232,12 @@ impl Parts {
             answers: &answers,
             warm_up,
             socket,
+            link: Some(link),
             slots_tried,
             inputs,
+            file: self.model_file.as_deref(),
+            values: warm_up.values.clone(),
+            open_axis: 1,
             given,
         };
         let begun_ns = now_ns();

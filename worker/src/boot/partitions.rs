@@ -6,6 +6,7 @@
 //! hosted model is tried on each, too, before it is used.
 
 use std::fs::File;
+use std::time::{Duration, Instant};
 
 use shadowslice_shared::boot::{BootRefusal, PartitionProof, Partitioned, ProvenPartitions, WarmTime};
 use shadowslice_shared::groups::Groups;
@@ -13,6 +14,11 @@ use shadowslice_shared::groups::Groups;
 use crate::engine::Engine;
 use crate::proof::{self, Trial, Unproven};
 
+/// The time for the proofs of all partitions. A model that needs more has fewer partitions, the
+/// largest ones.
+const PROOFS: Duration = Duration::from_secs(60);
+
+const TOO_SLOW: &str = "proving all partitions would take longer than a minute";
 const SMALLEST_UNFIT: &str = "kernels of the smallest batch size do not fit on so few SMs";
 const OTHERWISE: &str = "this process finds other groups of SMs than those before it";
 
@@ -37,12 +43,20 @@ pub(super) fn prove(
             return Err(BootRefusal::NoPartitions(OTHERWISE.to_owned()).into());
         }
     }
-    let mut proofs = Vec::new();
-    for count in 1..=division.count() {
-        let whole = count == division.count();
-        let result = if whole { Ok(times.to_vec()) } else { try_on(trial, reference, Groups::first(count))? };
+    let (mut proofs, begun) = (Vec::new(), Instant::now());
+    // Without SMs of its own to run on, a batch runs alike on each partition.
+    let alike = !trial.engine.runs_on_groups();
+    for count in (1..=division.count()).rev() {
+        let result = if alike || count == division.count() {
+            Ok(times.to_vec())
+        } else if begun.elapsed() > PROOFS {
+            Err(TOO_SLOW.to_owned())
+        } else {
+            try_on(trial, reference, Groups::first(count))?
+        };
         proofs.push(PartitionProof { groups: count, result });
     }
+    proofs.reverse();
     let mut parts = proofs.iter().filter(|proof| proof.groups < division.count());
     if let Some(Err(why)) = parts.clone().next_back().map(|proof| proof.result.clone())
         && parts.all(|proof| proof.result.is_err())

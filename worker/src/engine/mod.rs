@@ -22,8 +22,8 @@ use crate::inputs::Inputs;
 pub use host::{Basis, GivenInput, Host, HostRecording, RecordedOutput, Setting};
 pub use hosted::Hosted;
 use onnxruntime::Kept;
+pub use onnxruntime::{Constants, OnGpu, try_libraries};
 use onnxruntime::{Library, OnnxRuntime};
-pub use onnxruntime::{OnGpu, try_libraries};
 use shadowslice_shared::errors::chain;
 
 #[derive(Debug)]
@@ -128,6 +128,15 @@ impl Engine {
         }
     }
 
+    /// Returns whether batches run on groups of a real GPU's SMs.
+    pub fn runs_on_groups(&self) -> bool {
+        match self {
+            Self::Emulated | Self::OnnxRuntime(_) => false,
+            Self::Hosted(hosted) => hosted.division().is_some(),
+            Self::OnGpu(_) => true,
+        }
+    }
+
     /// `None` if no GPU measured it. The batch must be [through](Self::run).
     pub fn executed(&self, slot: u8) -> Option<Duration> {
         match self {
@@ -199,10 +208,10 @@ impl Engine {
     }
 
     /// What to do where a model cannot run on values that are made up.
-    pub fn if_made_up_fails(&self) -> &'static str {
+    pub fn if_made_up_fails(&self) -> Option<&'static str> {
         match self {
-            Self::Emulated | Self::OnnxRuntime(_) | Self::OnGpu(_) => "",
-            Self::Hosted(_) => "; a model that cannot take made-up values needs a method `warmup`",
+            Self::Emulated | Self::OnnxRuntime(_) | Self::OnGpu(_) => None,
+            Self::Hosted(_) => Some("a model that cannot take made-up values needs a method `warmup`"),
         }
     }
 

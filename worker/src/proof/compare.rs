@@ -34,18 +34,19 @@ fn tolerance(datatype: Datatype) -> f64 {
 }
 
 /// Returns how far the answer lies from the reference, relative to the output's largest magnitude.
-/// All but floats must be equal.
+/// Floats may lie `slack` times the usual distance away, all else must be equal.
 pub(super) fn compare(
     datatype: Datatype,
     want: &ReferenceOutput,
     got: &ReferenceOutput,
+    slack: f64,
 ) -> Result<f64, Wrong> {
     if want.shape != got.shape {
         return Err(Wrong::Shape { got: got.shape.clone(), want: want.shape.clone() });
     }
     match (floats(datatype, &want.bytes), floats(datatype, &got.bytes)) {
         (Some(want), Some(got)) if want.len() == got.len() => {
-            compare_floats(&want, &got, tolerance(datatype))
+            compare_floats(&want, &got, tolerance(datatype) * slack)
         }
         _ if want.bytes == got.bytes => Ok(0.0),
         _ => Err(Wrong::Differs),
@@ -99,7 +100,7 @@ mod tests {
     }
 
     fn compared(want: &[f32], got: &[f32]) -> Result<f64, Wrong> {
-        compare(Datatype::Fp32, &fp32(want), &fp32(got))
+        compare(Datatype::Fp32, &fp32(want), &fp32(got), 1.0)
     }
 
     #[test]
@@ -123,10 +124,10 @@ mod tests {
     #[test]
     fn all_else_must_be_equal_and_of_one_shape() {
         let answer = |bytes: &[u8]| ReferenceOutput { shape: vec![1], bytes: bytes.to_vec() };
-        assert!(compare(Datatype::Int32, &answer(&[1, 0, 0, 0]), &answer(&[1, 0, 0, 0])).is_ok());
-        let off = compare(Datatype::Int32, &answer(&[1, 0, 0, 0]), &answer(&[2, 0, 0, 0]));
+        assert!(compare(Datatype::Int32, &answer(&[1, 0, 0, 0]), &answer(&[1, 0, 0, 0]), 1.0).is_ok());
+        let off = compare(Datatype::Int32, &answer(&[1, 0, 0, 0]), &answer(&[2, 0, 0, 0]), 1.0);
         assert_eq!(off, Err(Wrong::Differs));
-        assert_eq!(compare(Datatype::Fp32, &answer(&[0; 8]), &answer(&[0; 4])), Err(Wrong::Differs));
+        assert_eq!(compare(Datatype::Fp32, &answer(&[0; 8]), &answer(&[0; 4]), 1.0), Err(Wrong::Differs));
         assert!(matches!(compared(&[1.0], &[1.0, 1.0]), Err(Wrong::Shape { .. })));
     }
 
@@ -136,13 +137,13 @@ mod tests {
             shape: vec![1],
             bytes: f16::from_f32(value).to_le_bytes().to_vec(),
         };
-        assert!(compare(Datatype::Fp16, &halves(1.0), &halves(1.01)).is_ok());
-        assert!(compare(Datatype::Fp16, &halves(1.0), &halves(1.1)).is_err());
+        assert!(compare(Datatype::Fp16, &halves(1.0), &halves(1.01), 1.0).is_ok());
+        assert!(compare(Datatype::Fp16, &halves(1.0), &halves(1.1), 1.0).is_err());
         let brains = |value: f32| ReferenceOutput {
             shape: vec![1],
             bytes: bf16::from_f32(value).to_le_bytes().to_vec(),
         };
-        assert!(compare(Datatype::Bf16, &brains(1.0), &brains(1.04)).is_ok());
-        assert!(compare(Datatype::Bf16, &brains(1.0), &brains(1.1)).is_err());
+        assert!(compare(Datatype::Bf16, &brains(1.0), &brains(1.04), 1.0).is_ok());
+        assert!(compare(Datatype::Bf16, &brains(1.0), &brains(1.1), 1.0).is_err());
     }
 }

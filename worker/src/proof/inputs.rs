@@ -3,34 +3,90 @@
 use std::os::fd::AsFd;
 
 use shadowslice_shared::batch::{BatchRequest, Extent};
-use shadowslice_shared::boot::{BootRefusal, WarmUp};
+use shadowslice_shared::boot::{BootRefusal, ElementValue, InputValues, WarmUp};
 use shadowslice_shared::errors::chain;
 use shadowslice_shared::slab::{ALIGNMENT, ReadableSlab, SlabError, WritableSlab};
-use shadowslice_shared::tensor::{TensorSpec, elements};
+use shadowslice_shared::tensor::{Datatype, TensorSpec, elements};
 
 use super::made_up::{self, Fill};
 use super::{Run, Trial};
-use crate::engine::GivenInput;
+use crate::engine::{Constants, GivenInput};
+
+/// The most elements that are made up for an input: some gigabytes.
+const MAX_ELEMENTS: usize = 1 << 30;
 
 #[derive(Debug)]
 pub struct MadeUp {
     pub(super) fill: Fill,
+    open_axis: i64,
+    values: Vec<Option<InputValues>>,
     pub(super) slab: ReadableSlab,
     pub(super) shapes: Vec<Vec<i64>>,
-    pub(super) request: BatchRequest,
+    pub(super) requests: Vec<BatchRequest>,
 }
 
-/// Its shape without the batch axis, and its bytes.
-type Tensor = (Vec<i64>, Vec<u8>);
+impl MadeUp {
+    /// Returns whether the trial would make up the same inputs again.
+    pub(super) fn is_of(&self, fill: Fill, trial: &Trial<'_>) -> bool {
+        self.fill == fill && self.open_axis == trial.open_axis && self.values == trial.values
+    }
+}
+
+/// The shape of a tensor without the batch axis, and its bytes.
+pub(super) type Tensor = (Vec<i64>, Vec<u8>);
 
 impl Trial<'_> {
     pub(super) fn make_up(&self, run: Run) -> Result<MadeUp, BootRefusal> {
-        let (mut bytes, mut extents, mut shapes) = (Vec::new(), Vec::new(), Vec::new());
-        for (shape, tensor) in self.tensors(run).map_err(|why| unmakeable(run.size, &why))? {
-            bytes.resize(bytes.len().next_multiple_of(ALIGNMENT as usize), 0);
-            extents.push(Extent { offset: bytes.len() as u64, len: tensor.len() as u64 });
-            bytes.extend(tensor);
-            shapes.push(shape);
+        let tensors = self.tensors(run)?;
+        self.laid_out(run, std::iter::once((run.size, tensors.as_slice())))
+    }
+
+    /// Returns values from the model's file for the inputs that hold text or integers, several ways to
+    /// try one after the other. Values that the operator gives stay.
+    pub(super) fn values_of_file(&self) -> Vec<Vec<Option<InputValues>>> {
+        let Some(file) = self.file else { return Vec::new() };
+        let Constants { whole, texts } = Constants::of(file);
+        let texts: Vec<ElementValue> = texts.into_iter().map(ElementValue::Text).collect();
+        let way = |number: Option<i64>| {
+            let number = number.map(ElementValue::Whole);
+            let values = |(at, spec): (usize, &TensorSpec)| {
+                let listed = match spec.datatype {
+                    Datatype::Bytes => texts.clone(),
+                    Datatype::Int32 | Datatype::Int64 => number.clone().into_iter().collect(),
+                    _ => Vec::new(),
+                };
+                let given = self.values.get(at).cloned().flatten();
+                given.or_else(|| (!listed.is_empty()).then_some(InputValues::Listed(listed)))
+            };
+            self.signature.inputs.iter().enumerate().map(values).collect::<Vec<_>>()
+        };
+        let mut ways: Vec<_> = std::iter::once(None).chain(whole.into_iter().map(Some)).map(way).collect();
+        ways.dedup();
+        ways.retain(|way| *way != self.values);
+        ways
+    }
+
+    /// Returns the inputs of a batch, each with all of its rows.
+    pub(super) fn tensors(&self, run: Run) -> Result<Vec<Tensor>, BootRefusal> {
+        self.try_tensors(run).map_err(|why| unmakeable(run.size, &why))
+    }
+
+    /// Lays requests, each of so many rows, into a slab of their own.
+    pub(super) fn laid_out<'t>(
+        &self,
+        run: Run,
+        requests: impl Iterator<Item = (u32, &'t [Tensor])>,
+    ) -> Result<MadeUp, BootRefusal> {
+        let (mut bytes, mut shapes, mut laid_out) = (Vec::new(), Vec::new(), Vec::new());
+        for (rows, tensors) in requests {
+            let mut inputs = Vec::with_capacity(tensors.len());
+            for (_, tensor) in tensors {
+                bytes.resize(bytes.len().next_multiple_of(ALIGNMENT as usize), 0);
+                inputs.push(Extent { offset: bytes.len() as u64, len: tensor.len() as u64 });
+                bytes.extend(tensor);
+            }
+            shapes = tensors.iter().map(|(shape, _)| shape.clone()).collect();
+            laid_out.push(BatchRequest { rows, inputs });
         }
         // A slab cannot be empty.
         bytes.push(0);
@@ -39,11 +95,11 @@ impl Trial<'_> {
         let slab = WritableSlab::create("shadowslice-warmup", len).map_err(setup)?;
         slab.write(0, &bytes).expect("it was made for these bytes");
         let slab = ReadableSlab::map(slab.as_fd(), len).map_err(setup)?;
-        let request = BatchRequest { rows: run.size, inputs: extents };
-        Ok(MadeUp { fill: run.fill, slab, shapes, request })
+        let (open_axis, values) = (self.open_axis, self.values.clone());
+        Ok(MadeUp { fill: run.fill, open_axis, values, slab, shapes, requests: laid_out })
     }
 
-    fn tensors(&self, Run { size, fill, draw, .. }: Run) -> Result<Vec<Tensor>, String> {
+    fn try_tensors(&self, Run { size, fill, draw, .. }: Run) -> Result<Vec<Tensor>, String> {
         let WarmUp { shapes, batched, .. } = self.warm_up;
         let inputs = self.given.as_ref().map_or(shapes.len(), Vec::len);
         if inputs != self.signature.inputs.len() {
@@ -53,11 +109,18 @@ impl Trial<'_> {
             return given.iter().map(|input| repeated(input, *batched, size)).collect();
         }
         let tensor = |(index, (spec, shape)): (usize, (&TensorSpec, &Vec<i64>))| {
-            let count = elements(shape).and_then(|row| row.checked_mul(size as usize));
-            let count = count.ok_or_else(|| {
-                format!("input `{}` needs a shape without unknown axes; give `warmup:` one", spec.name)
-            })?;
-            Ok((shape.clone(), made_up::tensor(spec.datatype, count, size, (index, fill, draw))))
+            let shape: Vec<i64> =
+                shape.iter().map(|&axis| if axis < 0 { self.open_axis } else { axis }).collect();
+            let count = elements(&shape).and_then(|row| row.checked_mul(size as usize));
+            let count = count
+                .filter(|&count| count <= MAX_ELEMENTS)
+                .ok_or_else(|| format!("input `{}` of shape {shape:?} has too many elements", spec.name))?;
+            let draw = (index, fill, draw);
+            let tensor = match self.values.get(index).and_then(Option::as_ref) {
+                Some(values) => made_up::given(spec.datatype, count, size, draw, values),
+                None => made_up::tensor(spec.datatype, count, size, draw),
+            };
+            Ok((shape, tensor))
         };
         self.signature.inputs.iter().zip(shapes).enumerate().map(tensor).collect()
     }

@@ -2,6 +2,7 @@
 
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
+use shadowslice_shared::boot::{ElementValue, InputValues};
 use shadowslice_shared::tensor::{Datatype, push_byte_string};
 
 /// The values of tensors that hold no floats.
@@ -34,11 +35,7 @@ pub(super) fn tensor(
     size: u32,
     (input, fill, draw): (usize, Fill, Draw),
 ) -> Vec<u8> {
-    let draw = match draw {
-        Draw::Proof => 0,
-        Draw::WarmUp => 1 << 31,
-    };
-    let mut random = SplitMix64((u64::from(size) << 32) ^ draw ^ input as u64);
+    let mut random = SplitMix64::of(size, draw, input);
     let mut bytes = Vec::with_capacity(count * datatype.size().unwrap_or(5));
     for _ in 0..count {
         let float = random.float();
@@ -62,10 +59,65 @@ pub(super) fn tensor(
     bytes
 }
 
+/// Returns values that the operator gives: in turn, or drawn from a range.
+pub(super) fn given(
+    datatype: Datatype,
+    count: usize,
+    size: u32,
+    (input, _, draw): (usize, Fill, Draw),
+    values: &InputValues,
+) -> Vec<u8> {
+    let mut random = SplitMix64::of(size, draw, input);
+    let mut bytes = Vec::with_capacity(count * datatype.size().unwrap_or(5));
+    for at in 0..count {
+        match values {
+            InputValues::Listed(listed) => {
+                let value = listed.get(at % listed.len().max(1));
+                value.iter().for_each(|value| push(&mut bytes, datatype, value));
+            }
+            InputValues::Range { from, to } => {
+                let drawn = from + (random.float() + 1.0) / 2.0 * (to - from);
+                let is_float =
+                    matches!(datatype, Datatype::Fp16 | Datatype::Bf16 | Datatype::Fp32 | Datatype::Fp64);
+                let value = match is_float {
+                    true => ElementValue::Number(drawn),
+                    false => ElementValue::Whole(drawn.round() as i64),
+                };
+                push(&mut bytes, datatype, &value);
+            }
+        }
+    }
+    bytes
+}
+
+/// Integers that do not fit are cut, as in C.
+fn push(bytes: &mut Vec<u8>, datatype: Datatype, value: &ElementValue) {
+    let (whole, number) = match value {
+        ElementValue::Whole(whole) => (*whole, *whole as f64),
+        ElementValue::Number(number) => (*number as i64, *number),
+        ElementValue::Text(text) => return push_byte_string(bytes, text.as_bytes()),
+    };
+    match datatype {
+        Datatype::Fp16 => bytes.extend(f16::from_f64(number).to_le_bytes()),
+        Datatype::Bf16 => bytes.extend(bf16::from_f64(number).to_le_bytes()),
+        Datatype::Fp32 => bytes.extend((number as f32).to_le_bytes()),
+        Datatype::Fp64 => bytes.extend(number.to_le_bytes()),
+        _ => bytes.extend(whole.to_le_bytes().into_iter().take(datatype.size().unwrap_or(0))),
+    }
+}
+
 /// Steele, Lea and Flood's generator: fast, and good enough to let every weight count.
 struct SplitMix64(u64);
 
 impl SplitMix64 {
+    fn of(size: u32, draw: Draw, input: usize) -> Self {
+        let draw = match draw {
+            Draw::Proof => 0,
+            Draw::WarmUp => 1 << 31,
+        };
+        Self((u64::from(size) << 32) ^ draw ^ input as u64)
+    }
+
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -87,6 +139,20 @@ mod tests {
     fn the_generator_is_the_published_one() {
         let mut random = SplitMix64(1_234_567);
         assert_eq!([random.next(), random.next()], [6_457_827_717_110_365_317, 3_203_168_211_198_807_973]);
+    }
+
+    #[test]
+    fn given_values_come_in_turn_or_from_their_range() {
+        let given = |datatype, values| given(datatype, 3, 1, (0, Fill::Bits, Draw::Proof), &values);
+        let listed = |values: &[i64]| {
+            InputValues::Listed(values.iter().map(|&value| ElementValue::Whole(value)).collect())
+        };
+        assert_eq!(given(Datatype::Int16, listed(&[-1, 300])), [255, 255, 44, 1, 255, 255]);
+        assert_eq!(given(Datatype::Fp32, listed(&[2])), [2.0_f32; 3].map(f32::to_le_bytes).concat());
+        let range = given(Datatype::Uint8, InputValues::Range { from: 7.0, to: 9.0 });
+        assert!(range.len() == 3 && range.iter().all(|value| (7..=9).contains(value)), "{range:?}");
+        let text = InputValues::Listed(vec![ElementValue::Text("Wien".to_owned())]);
+        assert_eq!(byte_strings(&given(Datatype::Bytes, text)).unwrap(), [b"Wien"; 3]);
     }
 
     #[test]

@@ -6,22 +6,27 @@ mod compare;
 mod inputs;
 mod made_up;
 mod reference;
+mod rows;
 
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::BorrowedFd;
+use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
 use shadowslice_shared::batch::{Batch, Extent, Output, RunFailure, Step};
-use shadowslice_shared::boot::{BootRefusal, WarmTime, WarmUp};
+use shadowslice_shared::boot::{BootRefusal, InputValues, WarmTime, WarmUp, WorkerSays};
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::slab::ReadableSlab;
+use shadowslice_shared::tensor::TensorSpec;
 
 use crate::answer::AnswerSlots;
+use crate::boot::Link;
 use crate::clock::{HungUp, now_ns, still_wanted};
 use crate::engine::{Basis, Engine, GivenInput, Ran, Signature};
 use crate::inputs::Inputs;
+use crate::say;
 use inputs::MadeUp;
 pub use made_up::Draw;
 use made_up::Fill;
@@ -30,6 +35,10 @@ use shadowslice_shared::errors::chain;
 
 /// Of a stream, so many answers are proved: those after the first run other kernels.
 const PROVED_ANSWERS: usize = 4;
+
+/// The lengths that are tried for axes that neither the model nor the operator fixes. Convolutions
+/// and pooling of whole networks need some hundreds.
+const OPEN_AXES: [i64; 4] = [1, 8, 64, 256];
 
 /// A model on trial. It answers as it does in service.
 #[derive(Debug)]
@@ -42,10 +51,20 @@ pub struct Trial<'a> {
     pub warm_up: &'a WarmUp,
     /// Closes when the supervisor no longer waits for the trial; `None` if it always does.
     pub socket: Option<BorrowedFd<'a>>,
+    /// Tells the supervisor how far the trial is; `None` if nobody wants to know.
+    pub link: Option<&'a Link>,
     /// How many slots are tried: all, if batches of each slot have places of their own.
     pub slots_tried: u8,
     /// The inputs made up so far; to make inputs takes longer than to run them.
     pub inputs: BTreeMap<(u32, Draw), Rc<MadeUp>>,
+    /// The model's file, if it is an ONNX model.
+    pub file: Option<&'a Path>,
+    /// Per input: the values that the operator gives, or that the reference worker found; they come
+    /// with the reference answers.
+    pub values: Vec<Option<InputValues>>,
+    /// The length of axes that neither the model nor the operator fixes; it comes with the reference
+    /// answers.
+    pub open_axis: i64,
     /// The model's own, of which inputs are made instead; with the reference answers they come.
     pub given: Option<Vec<GivenInput>>,
 }
@@ -73,39 +92,73 @@ impl From<HungUp> for Unproven {
     }
 }
 
+/// What is tried as inputs, besides what is given.
+#[derive(Debug, Clone, PartialEq)]
+struct Attempt {
+    fill: Fill,
+    open_axis: i64,
+    values: Vec<Option<InputValues>>,
+}
+
 /// If a model cannot run on some made-up inputs, as when it divides by them, others are tried.
 pub fn write_reference(trial: &mut Trial<'_>, file: &File) -> Result<(), BootRefusal> {
     let basis = trial.engine.basis()?;
     trial.given.clone_from(&basis.inputs);
-    let fills = if trial.given.is_some() { &Fill::ALL[..1] } else { &Fill::ALL[..] };
     let mut refusals = Vec::new();
-    for &fill in fills {
-        match reference_of(trial, &basis, fill) {
-            Ok(reference) => {
-                return reference.write(file).map_err(|fault| BootRefusal::Setup(chain(&fault)));
-            }
-            Err(refusal) => refusals.push(refusal),
-        }
+    let mut found = first_that_runs(trial, &basis, trial.made_up_attempts(), &mut refusals);
+    if found.is_none() && trial.given.is_none() {
+        found = first_that_runs(trial, &basis, trial.attempts_of_file(), &mut refusals);
+    }
+    if let Some(reference) = found {
+        trial.check_rows(&reference.basis, reference.fill)?;
+        return reference.write(file).map_err(|fault| BootRefusal::Setup(chain(&fault)));
     }
     Err(match refusals.swap_remove(0) {
         BootRefusal::WarmUp { size, why } if trial.given.is_none() => {
-            BootRefusal::WarmUp { size, why: format!("{why}{}", trial.engine.if_made_up_fails()) }
+            let advice = trial.engine.if_made_up_fails().map_or_else(|| trial.advice(), str::to_owned);
+            BootRefusal::WarmUp { size, why: format!("{why}; {advice}") }
         }
         refusal => refusal,
     })
 }
 
+fn first_that_runs(
+    trial: &mut Trial<'_>,
+    basis: &Basis,
+    attempts: Vec<Attempt>,
+    refusals: &mut Vec<BootRefusal>,
+) -> Option<Reference> {
+    attempts.into_iter().find_map(|Attempt { fill, open_axis, values }| {
+        (trial.open_axis, trial.values) = (open_axis, values);
+        reference_of(trial, basis, fill).map_err(|refusal| refusals.push(refusal)).ok()
+    })
+}
+
 fn reference_of(trial: &mut Trial<'_>, basis: &Basis, fill: Fill) -> Result<Reference, BootRefusal> {
-    let sizes = trial.warm_up.sizes.iter().map(|&size| {
+    let mut basis = basis.clone();
+    let mut sizes = Vec::with_capacity(trial.warm_up.sizes.len());
+    for &size in &trial.warm_up.sizes {
+        trial.begin(size);
         let run = Run { size, fill, draw: Draw::Proof, slot: 0, groups: Groups::WHOLE };
         let (answers, _) = trial.run(run)?;
         if answers.is_empty() {
             let why = "its stream ends without an answer, which proves nothing".to_owned();
             return Err(BootRefusal::WarmUp { size, why });
         }
-        Ok(SizeAnswers { size, answers })
-    });
-    Ok(Reference { basis: basis.clone(), fill, sizes: sizes.collect::<Result<_, BootRefusal>>()? })
+        if sizes.is_empty() && basis.deterministic && trial.signature.streams == 0 {
+            let (again, _) = trial.run(run)?;
+            if let Err(BootRefusal::Proof { why, .. }) = off(trial, &answers, &again, size) {
+                basis.deterministic = false;
+                say(&format!(
+                    "the model answers the same input differently ({why}): its answers are taken for random \
+                     and are not compared with the reference"
+                ));
+            }
+        }
+        sizes.push(SizeAnswers { size, answers });
+    }
+    let (open_axis, values) = (trial.open_axis, trial.values.clone());
+    Ok(Reference { basis, fill, open_axis, values, sizes })
 }
 
 /// Runs every size in every slot, so that whatever happens only once in a process has happened:
@@ -119,6 +172,7 @@ pub fn warm(trial: &mut Trial<'_>, file: Option<&File>) -> Result<(), Unproven> 
     };
     // The largest first: the others fit into the memory that it took.
     for &size in trial.warm_up.sizes.iter().rev() {
+        trial.begin(size);
         for slot in (0..trial.slots_tried).rev() {
             trial.still_wanted()?;
             trial.run(Run { size, fill, draw: Draw::WarmUp, slot, groups: Groups::WHOLE })?;
@@ -134,11 +188,14 @@ pub fn warm(trial: &mut Trial<'_>, file: Option<&File>) -> Result<(), Unproven> 
 
 /// Returns how long each size took, up to the first one that does not fit on the groups.
 pub fn prove(trial: &mut Trial<'_>, file: &File, groups: Groups) -> Result<Vec<WarmTime>, Unproven> {
-    let Reference { basis, fill, sizes } = trial.read(file)?;
+    let Reference { basis, fill, sizes, .. } = trial.read(file)?;
     let mut times = Vec::with_capacity(trial.warm_up.sizes.len());
     for &size in &trial.warm_up.sizes {
         if !trial.engine.fits(groups, size) {
             break;
+        }
+        if groups == Groups::WHOLE {
+            trial.begin(size);
         }
         let known = sizes.iter().find(|answers| answers.size == size).map(|answers| &answers.answers);
         let (streams, outputs) = (trial.signature.streams > 0, trial.signature.outputs.len());
@@ -176,7 +233,7 @@ fn off(
     let mut farthest = 0.0_f64;
     let specs = trial.signature.outputs.iter().cycle();
     for ((spec, expected), answer) in specs.zip(expected).zip(answers) {
-        let off = compare::compare(spec.datatype, expected, answer).map_err(|wrong| {
+        let off = compare::compare(spec.datatype, expected, answer, 1.0).map_err(|wrong| {
             let why = format!("output `{}` {wrong}{}", spec.name, trial.engine.if_it_differs());
             BootRefusal::Proof { size, why }
         })?;
@@ -186,6 +243,13 @@ fn off(
 }
 
 impl Trial<'_> {
+    /// Tells the supervisor which size runs. If that fails, the next look at the socket says why.
+    fn begin(&self, size: u32) {
+        if let Some(link) = self.link {
+            let _hung_up = link.say(WorkerSays::Warming { rows: size });
+        }
+    }
+
     /// Asked between two sizes: a run on a GPU keeps other workers waiting, and is not interrupted.
     fn still_wanted(&self) -> Result<(), HungUp> {
         self.socket.map_or(Ok(()), still_wanted)
@@ -194,13 +258,66 @@ impl Trial<'_> {
     fn read(&mut self, file: &File) -> Result<Reference, BootRefusal> {
         let read = Reference::read(file).map_err(|fault| BootRefusal::Setup(chain(&fault)))?;
         self.given.clone_from(&read.basis.inputs);
+        self.open_axis = read.open_axis;
+        self.values.clone_from(&read.values);
         Ok(read)
+    }
+
+    fn made_up_attempts(&self) -> Vec<Attempt> {
+        let fills = if self.given.is_some() { &Fill::ALL[..1] } else { &Fill::ALL[..] };
+        let values = &self.values;
+        let of = |&open_axis: &i64| {
+            fills.iter().map(move |&fill| Attempt { fill, open_axis, values: values.clone() })
+        };
+        self.open_lengths().iter().flat_map(of).collect()
+    }
+
+    fn attempts_of_file(&self) -> Vec<Attempt> {
+        let of = |values: Vec<Option<InputValues>>| {
+            let with =
+                move |&open_axis: &i64| Attempt { fill: Fill::ALL[0], open_axis, values: values.clone() };
+            self.open_lengths().iter().map(with)
+        };
+        self.values_of_file().into_iter().flat_map(of).collect()
+    }
+
+    /// Returns the lengths to try for free axes; one, if there are none.
+    fn open_lengths(&self) -> &'static [i64] {
+        let has_open = self.given.is_none() && self.warm_up.shapes.iter().flatten().any(|&axis| axis < 0);
+        if has_open { &OPEN_AXES } else { &OPEN_AXES[..1] }
+    }
+
+    /// Returns the line with which the operator gives values that the model takes.
+    fn advice(&self) -> String {
+        let input = |(spec, shape): (&TensorSpec, &Vec<i64>)| match shape.iter().any(|&axis| axis < 0) {
+            true => format!("{}: {{shape: {shape:?}, values: VALUE}}", spec.name).replace("-1", "N"),
+            false => format!("{}: VALUE", spec.name),
+        };
+        let inputs: Vec<String> = self.signature.inputs.iter().zip(&self.warm_up.shapes).map(input).collect();
+        let tried = OPEN_AXES.map(|length| length.to_string()).join(", ");
+        let lengths = match self.warm_up.shapes.iter().flatten().any(|&axis| axis < 0) {
+            true => format!(", and free axes of length {tried}"),
+            false => String::new(),
+        };
+        format!(
+            "the values were made up{lengths}; if the model needs others, give them as \
+             `warmup: {{{}}}` (VALUE is a number, text, or a list of them)",
+            inputs.join(", ")
+        )
     }
 
     fn run(&mut self, run: Run) -> Result<(Vec<ReferenceOutput>, Duration), BootRefusal> {
         let made_up = self.made_up(run)?;
+        self.run_on(run, &made_up)
+    }
+
+    fn run_on(
+        &mut self,
+        run: Run,
+        made_up: &MadeUp,
+    ) -> Result<(Vec<ReferenceOutput>, Duration), BootRefusal> {
         let Run { slot, groups, .. } = run;
-        let (shapes, requests) = (made_up.shapes.clone(), vec![made_up.request.clone()]);
+        let (shapes, requests) = (made_up.shapes.clone(), made_up.requests.clone());
         let batch = Batch { id: 0, slot, sent_ns: 0, groups, shapes, requests };
         let failed = |failure: RunFailure| BootRefusal::WarmUp { size: run.size, why: failure.to_string() };
         let inputs = Inputs::check(&batch, &made_up.slab, &self.signature.inputs, self.warm_up.batched)
@@ -236,7 +353,7 @@ impl Trial<'_> {
 
     fn made_up(&mut self, run: Run) -> Result<Rc<MadeUp>, BootRefusal> {
         let key = (run.size, run.draw);
-        if let Some(known) = self.inputs.get(&key).filter(|known| known.fill == run.fill) {
+        if let Some(known) = self.inputs.get(&key).filter(|known| known.is_of(run.fill, self)) {
             return Ok(Rc::clone(known));
         }
         let made_up = Rc::new(self.make_up(run)?);

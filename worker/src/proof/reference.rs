@@ -5,6 +5,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 
 use serde::{Deserialize, Serialize};
+use shadowslice_shared::boot::InputValues;
 
 use super::made_up::Fill;
 use crate::engine::Basis;
@@ -14,6 +15,10 @@ pub(super) struct Reference {
     pub(super) basis: Basis,
     /// Of inputs that are made up.
     pub(super) fill: Fill,
+    /// The length of axes that neither the model nor the operator fixes.
+    pub(super) open_axis: i64,
+    /// Per input, where they are not made up.
+    pub(super) values: Vec<Option<InputValues>>,
     pub(super) sizes: Vec<SizeAnswers>,
 }
 
@@ -67,7 +72,13 @@ mod tests {
         let answer = ReferenceOutput { shape: vec![2], bytes: vec![1, 2, 3, 250] };
         let input = GivenInput { shape: vec![1, 2], bytes: vec![7, 8] };
         let basis = Basis { deterministic: false, inputs: Some(vec![input]) };
-        Reference { basis, fill: Fill::Ones, sizes: vec![SizeAnswers { size: 4, answers: vec![answer] }] }
+        Reference {
+            basis,
+            fill: Fill::Ones,
+            open_axis: 1,
+            values: vec![None],
+            sizes: vec![SizeAnswers { size: 4, answers: vec![answer] }],
+        }
     }
 
     #[test]

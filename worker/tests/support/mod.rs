@@ -126,9 +126,14 @@ impl Worker {
         frame::send(&self.boot, &order).unwrap();
     }
 
-    /// Waits for its next word.
+    /// Waits for its next word besides those of its progress.
     pub fn says(&self) -> io::Result<WorkerSays> {
-        frame::receive(&self.boot)
+        loop {
+            match frame::receive(&self.boot)? {
+                WorkerSays::Warming { .. } => {}
+                said => return Ok(said),
+            }
+        }
     }
 
     /// Orders it to load its model.
@@ -315,7 +320,7 @@ pub fn echo() -> EngineSpec {
 
 /// What [`echo`] is warmed with.
 pub fn echo_warm_up() -> WarmUp {
-    WarmUp { batched: true, sizes: vec![1, 2, 8], shapes: vec![vec![4], vec![1]] }
+    WarmUp { batched: true, sizes: vec![1, 2, 8], shapes: vec![vec![4], vec![1]], values: vec![None, None] }
 }
 
 /// Whether the tests are to run on a real GPU: `SHADOWSLICE_TEST_DEVICE=cuda`.

@@ -7,23 +7,24 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use shadowslice_policy::workers::{Action, Fact, HandoverMode, ResizeRequest, Settings, Workers};
-use shadowslice_shared::boot::BootRefusal;
+use shadowslice_shared::boot::{BootRefusal, Loaded};
 use shadowslice_shared::groups::Division;
 use shadowslice_shared::units::{Moment, Percent};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Interval, MissedTickBehavior};
 
 use super::groups::{GroupLedger, Tenancy};
+use super::loaded::{self, BatchLimit};
 use super::memory::{EntryId, MemoryLedger};
 use super::outcome::Records;
 use super::reports::ModelReport;
-use super::{ControllerTask, EVENTS, ORDERS, Order, engine, loaded};
+use super::{ControllerTask, EVENTS, ORDERS, Order, engine};
 use crate::backend::{GpuBackend, Gpus, shown};
 use crate::nvml::Readings;
 use crate::process::{KeptWeights, Programs, ReferenceFile, User, Users, Worker, WorkerEvent, WorkerSaid};
-use shadowslice_config::{Model, Timeouts};
+use shadowslice_config::{Batch, Model, Timeouts};
 use shadowslice_datapath::clock::Clock;
-use shadowslice_datapath::pipeline::{LaneFact, Pipeline};
+use shadowslice_datapath::pipeline::{LaneFact, Metadata, Pipeline};
 use shadowslice_shared::errors;
 use shadowslice_shared::ids::WorkerId;
 
@@ -89,6 +90,8 @@ pub struct Controller {
     pub(super) processes: BTreeMap<WorkerId, Worker>,
     /// Where shares are partitions inside the worker: the model's groups of SMs.
     pub(super) tenancy: Option<Tenancy>,
+    /// Where the model cannot have batches of the default size.
+    pub(super) batch_limit: Option<BatchLimit>,
     /// Why the model cannot be served as its configuration demands, if so.
     fault: Option<String>,
     pub(super) ledger: Arc<MemoryLedger>,
@@ -121,6 +124,10 @@ impl ControllerTask {
         let workers = Workers::new(settings(&model, &context, &*gpu), share, held, division);
         let ledger = Arc::clone(&context.memory[model.gpu]);
         let entry = ledger.enter(&model, workers.needs_shadows());
+        // A model that has served before keeps the batches that clients know.
+        let known = pipeline.metadata().filter(|known| known.max_batch < Batch::DEFAULT_MAX);
+        let before = |known: Arc<Metadata>| BatchLimit { max: known.max_batch, why: "as before".to_owned() };
+        let batch_limit = known.map(before);
         let (report, seen) = watch::channel(ModelReport::of(&workers));
         let (calls, moves) = (ledger.calls(), groups.moves());
         let inbox = Inbox { orders: ordered, facts, events: happened, calls, moves };
@@ -135,6 +142,7 @@ impl ControllerTask {
             workers,
             processes: BTreeMap::new(),
             tenancy,
+            batch_limit,
             fault,
             ledger,
             entry,
@@ -262,11 +270,14 @@ impl Controller {
         match said {
             WorkerSaid::Connected => self.tell(Fact::Connected(worker)),
             WorkerSaid::Loaded(found) => {
-                // A worker that finds another model than its predecessors is refused.
-                let described = loaded::describe(&self.model, &found).map_err(|refusal| refusal.to_string());
-                if let Err(why) = described.and_then(|metadata| self.pipeline.describe(metadata)) {
+                if self.pipeline.metadata().is_some()
+                    && let Err(why) = self.describe(&found)
+                {
                     self.tell(Fact::Misbehaved { worker, why });
                 }
+            }
+            WorkerSaid::Warming { rows } => {
+                tracing::debug!(model, pid, rows, "a worker warms up");
             }
             WorkerSaid::Warmed(_) if writes_reference => {
                 let result = self.reference.seal().map_err(|error| errors::chain(&error));
@@ -279,7 +290,11 @@ impl Controller {
                 if let Some(why) = &warmed.unshared {
                     tracing::error!(model, pid, why, "a worker has weights of its own on the GPU");
                 }
+                let found = process.loaded.take();
                 self.ledger.warmed(self.now());
+                if let Some(Err(why)) = found.map(|found| self.describe(&found)) {
+                    return self.tell(Fact::Misbehaved { worker, why });
+                }
                 self.tell(Fact::Warmed { worker, warmed, asked });
                 if self.workers.role_and_phase(worker) == ("standby", "standing") {
                     tracing::info!(model = self.model.name, pid, "the standing worker is ready");
@@ -291,19 +306,69 @@ impl Controller {
                     // They may be damaged: the next worker loads them from the file.
                     self.weights = KeptWeights::default();
                 }
+                let refusal = self.with_smaller_batches(refusal);
                 self.tell(Fact::Refused { worker, refusal });
             }
             WorkerSaid::Lost(why) => {
                 tracing::debug!(model, why, "a boot channel broke; the exit follows");
             }
             WorkerSaid::Exited(status) => {
-                let status = shown(&status);
+                let mut status = shown(&status);
                 tracing::info!(model, pid, status, "worker ended");
-                self.processes.remove(&worker);
+                let warming = self.processes.remove(&worker).and_then(|process| process.warming);
+                if let Some((rows, _)) = warming {
+                    status = self.ended_warming(rows, status);
+                }
                 let idle = self.pipeline.is_idle(worker);
                 self.tell(Fact::Exited { worker, status, idle });
             }
         }
+    }
+
+    /// A worker that finds another model than its predecessors is refused.
+    fn describe(&self, found: &Loaded) -> Result<(), String> {
+        let described = loaded::describe(&self.model, self.batch_limit.as_ref(), found);
+        let described = described.map_err(|refusal| refusal.to_string());
+        described.and_then(|metadata| self.pipeline.describe(metadata)).map(|_| ())
+    }
+
+    /// Where the size of batches is left to the model, the next worker has smaller ones.
+    fn with_smaller_batches(&mut self, refusal: BootRefusal) -> BootRefusal {
+        let batch = &self.model.batch;
+        let limit = match &refusal {
+            BootRefusal::WarmUp { size, why } => BatchLimit::below(batch, *size, why),
+            BootRefusal::RowsDepend(why) if batch.max.is_none() => {
+                Some(BatchLimit { max: 0, why: why.clone() })
+            }
+            BootRefusal::RowsDepend(why) => {
+                let max = batch.max.unwrap_or_default();
+                return BootRefusal::Model(format!("batch.max is {max}, but {why}; set `batch: {{max: 0}}`"));
+            }
+            _ => None,
+        };
+        let why = refusal.to_string();
+        if self.limit_batches(limit) { BootRefusal::OtherForm(why) } else { refusal }
+    }
+
+    /// Returns what to say of a worker that ended while it tried batches of so many rows.
+    fn ended_warming(&mut self, rows: u32, status: String) -> String {
+        let limit = BatchLimit::below(&self.model.batch, rows, &format!("the worker ended ({status})"));
+        if self.limit_batches(limit) || rows <= 1 {
+            return format!("{status}, in the warm-up at batch size {rows}");
+        }
+        format!(
+            "{status}, in the warm-up at batch size {rows}, perhaps because memory ran short; \
+             try a smaller batch.max"
+        )
+    }
+
+    /// Once the model has served, clients know its batches. Returns whether there is another limit.
+    fn limit_batches(&mut self, limit: Option<BatchLimit>) -> bool {
+        let Some(limit) = limit.filter(|_| self.pipeline.metadata().is_none()) else { return false };
+        let BatchLimit { max, why } = &limit;
+        tracing::warn!(model = self.model.name, max_batch = max, why, "the default batch is too large");
+        self.batch_limit = Some(limit);
+        true
     }
 
     fn tell_groups(&mut self) {

@@ -103,7 +103,8 @@ impl Controller {
             events: self.events.clone(),
         };
         let model = Arc::clone(&self.model);
-        let plan = move |found: &_| loaded::warm_up(&model, found);
+        let limit = self.batch_limit.clone();
+        let plan = move |found: &_| loaded::warm_up(&model, limit.as_ref(), found);
         let process = Worker::spawn(launch, plan).map_err(LaunchError::Spawn)?;
         tracing::info!(model = self.model.name, pid = process.pid, %share, ?purpose, "worker started");
         self.processes.insert(worker, process);

@@ -1,14 +1,20 @@
 //! What a loaded model means under its configuration. Pure.
 
+use std::borrow::Cow;
+
 use shadowslice_shared::boot::{BootRefusal, Loaded, WarmUp};
 use shadowslice_shared::tensor::TensorSpec;
 
 use crate::process::plan_warm_up;
-use shadowslice_config::{Batch, Engine, Model};
+use shadowslice_config::{Batch, Engine, Model, batch_sizes};
 use shadowslice_datapath::pipeline::Metadata;
 
 /// What clients and batcher see of a loaded model; or why it cannot be served as configured.
-pub(super) fn describe(model: &Model, loaded: &Loaded) -> Result<Metadata, BootRefusal> {
+pub(super) fn describe(
+    model: &Model,
+    limit: Option<&BatchLimit>,
+    loaded: &Loaded,
+) -> Result<Metadata, BootRefusal> {
     Ok(Metadata {
         name: model.name.clone(),
         platform: match model.engine {
@@ -16,16 +22,44 @@ pub(super) fn describe(model: &Model, loaded: &Loaded) -> Result<Metadata, BootR
             Engine::Python { .. } => "python",
             Engine::Emulated { .. } => "emulated",
         },
-        max_batch: batching(&model.batch, loaded)?.0,
+        max_batch: batching(&limited(&model.batch, limit), loaded)?.0,
         streams: (loaded.streams > 0).then_some(loaded.streams),
         inputs: loaded.inputs.clone(),
         outputs: loaded.outputs.clone(),
     })
 }
 
-pub fn warm_up(model: &Model, loaded: &Loaded) -> Result<WarmUp, BootRefusal> {
-    let (max, sizes) = batching(&model.batch, loaded)?;
+/// Returns what a worker warms up of a model.
+pub fn warm_up(model: &Model, limit: Option<&BatchLimit>, loaded: &Loaded) -> Result<WarmUp, BootRefusal> {
+    let (max, sizes) = batching(&limited(&model.batch, limit), loaded)?;
     plan_warm_up(&loaded.inputs, max > 0, sizes, &model.warmup)
+}
+
+/// The largest batch of a model whose configuration leaves that to the model, and which cannot have
+/// the default.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BatchLimit {
+    /// In rows; 0 if the first axis is not a batch.
+    pub max: u32,
+    /// What happened with larger batches.
+    pub why: String,
+}
+
+impl BatchLimit {
+    /// Returns the limit after a batch of so many rows failed. `None` if smaller ones don't help, or
+    /// if the configuration says how large batches are.
+    pub(super) fn below(batch: &Batch, failed: u32, why: &str) -> Option<Self> {
+        let smaller = batch_sizes(Batch::DEFAULT_MAX).into_iter().rfind(|&size| size < failed);
+        let max = smaller.filter(|_| batch.max.is_none())?;
+        Some(Self { max, why: format!("a batch of {failed} rows failed: {why}") })
+    }
+}
+
+fn limited<'b>(batch: &'b Batch, limit: Option<&BatchLimit>) -> Cow<'b, Batch> {
+    match limit {
+        Some(limit) if batch.max.is_none() => Cow::Owned(Batch { max: Some(limit.max), ..batch.clone() }),
+        _ => Cow::Borrowed(batch),
+    }
 }
 
 /// The largest batch, and the sizes to warm up.

@@ -28,17 +28,18 @@ pub use changes::{Changes, Outcomes};
 pub use engine::{reference, spec as engine_spec};
 pub use events::{Context, Controller};
 pub use groups::GroupLedger;
-pub use loaded::warm_up;
+pub use loaded::{BatchLimit, warm_up};
 pub use memory::MemoryLedger;
 pub use planner::{
     DoorReport, ModelPlan, PlanReport, Planned, Planner, RecentReport, SeenReport, first_shares,
 };
 pub use reports::{
-    HandoverReport, Handovers, ModelReport, ModelState, NextStart, WorkerMemory, WorkerReport,
+    HandoverReport, Handovers, ModelReport, ModelState, NextStart, Warming, WorkerMemory, WorkerReport,
 };
 pub use thread::{ControlThread, ControllerTask};
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::units::Percent;
@@ -66,6 +67,8 @@ pub struct Served {
     pub orders: mpsc::Sender<Order>,
     /// The report of the workers that are being started to take its place.
     pub successor: Option<watch::Receiver<ModelReport>>,
+    /// Whether its files are not those any more that it was loaded from.
+    pub files_changed: Arc<AtomicBool>,
 }
 
 #[derive(Debug)]

@@ -8,7 +8,7 @@ use shadowslice_policy::workers::{State, Workers};
 use shadowslice_shared::units::Moment;
 
 use super::events::Controller;
-use super::reports::{ModelReport, ModelState, NextStart, WorkerMemory, WorkerReport};
+use super::reports::{ModelReport, ModelState, NextStart, Warming, WorkerMemory, WorkerReport};
 use crate::process::Worker;
 
 impl ModelReport {
@@ -26,6 +26,8 @@ impl ModelReport {
             since: Moment::default(),
             coming: None,
             ready: None,
+            warming: None,
+            batch_limit: None,
             no_standby: None,
             memory_need: None,
             held: workers.is_held(),
@@ -62,6 +64,8 @@ impl Controller {
             coming: workers.coming(),
             ready: workers.ready_share(),
             memory_need: self.ledger.need(&self.model.name),
+            warming: self.warming(),
+            batch_limit: self.batch_limit.clone(),
             no_standby: workers.standing_obstacle().map(str::to_owned),
             workers: self.worker_reports(),
             worker_deaths,
@@ -138,6 +142,13 @@ impl Controller {
             }
             State::Stopping => ModelState::Stopping,
         }
+    }
+
+    /// Returns how far the one worker is, if there is one.
+    fn warming(&self) -> Option<Warming> {
+        let limit = self.context.timeouts.warm;
+        let warming = self.processes.values().filter_map(|process| process.warming);
+        warming.map(|(rows, since)| Warming { rows, since, limit }).next()
     }
 
     fn worker_reports(&self) -> Vec<WorkerReport> {

@@ -10,6 +10,7 @@ use shadowslice_shared::profile::Execution;
 use shadowslice_shared::units::{Moment, Percent, Sms};
 
 use super::changes::Changes;
+use super::loaded::BatchLimit;
 use crate::backend::GpuBackend;
 use crate::process::BootMs;
 
@@ -60,6 +61,10 @@ pub struct ModelReport {
     pub coming: Option<Percent>,
     /// The share of a worker that stands ready, the standing or the parked one; the larger of two.
     pub ready: Option<Percent>,
+    /// How far the worker is that is to serve, while it warms up.
+    pub warming: Option<Warming>,
+    /// The largest batch, and why larger ones are not used, where the default is too large.
+    pub batch_limit: Option<BatchLimit>,
     /// Why no worker stands ready though one should.
     pub no_standby: Option<String>,
     /// What a worker of it takes of its GPU's memory, in bytes, as far as that is known.
@@ -74,6 +79,16 @@ pub struct ModelReport {
     pub worker_restarts: u64,
     pub handovers: Handovers,
     pub changes: Changes,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Warming {
+    /// The rows of the batches that it tries.
+    pub rows: u32,
+    /// When it began to warm up.
+    pub since: Instant,
+    /// The time after which it is given up.
+    pub limit: Duration,
 }
 
 impl ModelReport {

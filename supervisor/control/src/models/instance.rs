@@ -86,7 +86,8 @@ impl ModelFactory {
         let watched = Arc::clone(&pipeline);
         let watching = tokio::spawn(async move { watched.watch().await }).abort_handle();
         let gpu = Arc::clone(&self.context.gpus[model.gpu]);
-        let served = Served { id, model, gpu, pipeline, report, orders, successor: None };
+        let files_changed = Arc::default();
+        let served = Served { id, model, gpu, pipeline, report, orders, successor: None, files_changed };
         let drain = self.context.timeouts.drain;
         Ok(Instance { served, files: WatchedFiles::new(found), route, guests, watching, drain })
     }

@@ -1,16 +1,21 @@
 //! Models that their files make unready are loaded again when those have changed.
 
+use std::collections::HashSet;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::registry::Registry;
-use shadowslice_config::{Engine, Model};
+use shadowslice_config::{Model, model_files};
 
 /// How often files are looked at. A change counts once a second look finds the same, as a file may
 /// be half written.
 pub(super) const LOOK: Duration = Duration::from_millis(500);
+
+/// How often the files of models that are ready are looked at, in looks.
+const READY_LOOKS: u32 = 20;
 
 /// Tells a model's files from what they were before.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -20,12 +25,10 @@ pub(super) struct Stamps(Vec<Stamp>);
 type Stamp = Option<[i64; 5]>;
 
 impl Stamps {
+    /// Of the model's file, those that its tensors lie in, and its profile.
     pub(super) fn of(model: &Model) -> Self {
-        let path = match &model.engine {
-            Engine::OnnxRuntime { path, .. } | Engine::Python { path, .. } => Some(path),
-            Engine::Emulated { .. } => None,
-        };
-        Self(path.into_iter().chain(&model.profile_path).map(|path| stamp(path)).collect())
+        let files = model_files(&model.engine);
+        Self(files.iter().chain(&model.profile_path).map(|path| stamp(path)).collect())
     }
 }
 
@@ -50,6 +53,11 @@ pub(super) struct WatchedFiles {
 impl WatchedFiles {
     pub(super) fn new(found: Stamps) -> Self {
         Self { tried: found.clone(), seen: found }
+    }
+
+    /// Returns whether the files are others than those that were tried.
+    pub(super) fn differ(&self, found: &Stamps) -> bool {
+        *found != self.tried
     }
 
     /// Whether the files are others than those that were tried, and written to their end. If so,
@@ -78,6 +86,41 @@ impl Registry {
                 }
             }
         }
+    }
+}
+
+impl Registry {
+    /// Notes now and then which models have other files than they were loaded from.
+    pub(super) async fn note_changed_files(&mut self) {
+        self.looks = (self.looks + 1) % READY_LOOKS;
+        if self.looks > 0 {
+            return;
+        }
+        let changed = self.changed_on_disk().await;
+        for model in self.loaded() {
+            let Some(served) = self.served(&model.name) else { continue };
+            let is_changed = changed.contains(&model.name);
+            if is_changed && !served.files_changed.swap(is_changed, Ordering::Relaxed) {
+                tracing::warn!(
+                    model = model.name,
+                    "the model's files have changed since it was loaded; reload to serve them"
+                );
+            }
+            served.files_changed.store(is_changed, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns the names of models whose files are not those that they were loaded from.
+    pub(super) async fn changed_on_disk(&mut self) -> HashSet<String> {
+        let mut changed = HashSet::new();
+        for model in self.loaded() {
+            let of = Arc::clone(&model);
+            let Ok(found) = self.files.read(move || Stamps::of(&of)).await else { return changed };
+            if self.watched_files(&model.name).is_some_and(|files| files.differ(&found)) {
+                changed.insert(model.name.clone());
+            }
+        }
+        changed
     }
 }
 

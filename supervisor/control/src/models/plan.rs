@@ -33,6 +33,13 @@ impl Change {
         Self { model: model.clone(), in_place: Vec::new(), anew: vec!["its files"] }
     }
 
+    /// The model's files have changed, so that workers in place would serve the former ones.
+    pub(super) fn reads_files(&mut self) {
+        if !self.anew.contains(&"its files") {
+            self.anew.push("its files");
+        }
+    }
+
     pub(super) fn keys(&self) -> Vec<&'static str> {
         self.in_place.iter().chain(&self.anew).copied().collect()
     }

@@ -44,6 +44,8 @@ pub struct Registry {
     shown: Shown,
     /// When it is next asked whether models should be on other GPUs.
     pub(super) next_look: Instant,
+    /// Looks since the files of ready models were looked at.
+    pub(super) looks: u32,
 }
 
 #[derive(Debug)]
@@ -99,6 +101,7 @@ impl Registry {
             factory,
             shown,
             next_look: Instant::now(),
+            looks: 0,
         };
         let config = &registry.placed(config.clone(), |name| known.gpu(name));
         registry.config = config.clone();
@@ -146,6 +149,7 @@ impl Registry {
                 Some(order) = moves.recv() => self.carry(order).await,
                 _ = look.tick() => {
                     self.load_the_mended().await;
+                    self.note_changed_files().await;
                     self.move_for_slack().await;
                 }
             }
@@ -219,6 +223,13 @@ impl Registry {
             State::Loaded { .. } | State::Unloaded { .. } | State::Moved(_) => false,
         });
         unready.map(|entry| Arc::clone(&entry.model)).collect()
+    }
+
+    /// Returns the models that are loaded and for which no successor is being made.
+    pub(super) fn loaded(&self) -> Vec<Arc<Model>> {
+        let loaded =
+            self.entries.iter().filter(|entry| matches!(&entry.state, State::Loaded { next: None, .. }));
+        loaded.map(|entry| Arc::clone(&entry.model)).collect()
     }
 
     pub(super) fn watched_files(&mut self, name: &str) -> Option<&mut WatchedFiles> {

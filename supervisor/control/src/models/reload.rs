@@ -6,7 +6,7 @@ use super::plan::{self, Change, Plan};
 use super::registry::{Registry, Waits};
 use super::{ChangeKind, ModelChange, ReloadRefused, ReloadReport};
 use shadowslice_config as config;
-use shadowslice_config::{Config, ConfigError, Listing};
+use shadowslice_config::{Config, ConfigError, Listing, Model};
 use shadowslice_shared::errors;
 
 impl Registry {
@@ -36,7 +36,14 @@ impl Registry {
         // again though its keys are the same.
         let differs: HashSet<_> = plan.changed.iter().map(|change| change.model.name.clone()).collect();
         let unready = self.unready();
-        let again = config.models.iter().filter(|model| unready.iter().any(|other| other.name == model.name));
+        let changed = self.changed_on_disk().await;
+        for change in plan.changed.iter_mut().filter(|change| changed.contains(&change.model.name)) {
+            change.reads_files();
+        }
+        let is_again = |model: &&Model| {
+            changed.contains(&model.name) || unready.iter().any(|other| other.name == model.name)
+        };
+        let again = config.models.iter().filter(is_again);
         plan.changed.extend(again.filter(|model| !differs.contains(&model.name)).map(Change::again));
         self.factory.learn_library(&config).map_err(ReloadRefused::Impossible)?;
         Ok((config, plan))

@@ -6,11 +6,12 @@ use std::io;
 use std::os::fd::OwnedFd;
 
 use serde::Serialize;
+use shadowslice_config::WarmupInput;
 use shadowslice_shared::boot::{
-    Assignment, BootRefusal, Loaded, Order, PROTOCOL, WarmUp, Warmed, WorkerSays,
+    Assignment, BootRefusal, ElementValue, InputValues, Loaded, Order, PROTOCOL, WarmUp, Warmed, WorkerSays,
 };
 use shadowslice_shared::frame;
-use shadowslice_shared::tensor::TensorSpec;
+use shadowslice_shared::tensor::{Datatype, TensorSpec};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::sync::mpsc;
@@ -86,9 +87,12 @@ impl Boot {
         let warm_up = plan(&loaded).map_err(Ended::Refused)?;
         self.tell(WorkerSaid::Loaded(loaded)).await;
         self.order(&Order::Warm(warm_up), "when it was told to warm up").await?;
-        match self.next("while it warmed up").await? {
-            WorkerSays::Warmed(warmed) => Ok(warmed),
-            other => Err(out_of_turn(&other)),
+        loop {
+            match self.next("while it warmed up").await? {
+                WorkerSays::Warming { rows } => self.tell(WorkerSaid::Warming { rows }).await,
+                WorkerSays::Warmed(warmed) => return Ok(warmed),
+                other => return Err(out_of_turn(&other)),
+            }
         }
     }
 
@@ -132,21 +136,21 @@ fn out_of_turn(said: &WorkerSays) -> Ended {
     Ended::Refused(BootRefusal::Setup(format!("it spoke out of turn: {said}")))
 }
 
-/// What to warm up: `sizes` of a model with these inputs. An axis that the model leaves open is as
-/// long as the configuration says, or 1.
+/// Returns what to warm up: `sizes` of a model with these inputs, with the shapes and values that
+/// the configuration gives.
 pub fn plan_warm_up(
     inputs: &[TensorSpec],
     batched: bool,
     sizes: Vec<u32>,
-    given: &BTreeMap<String, Vec<i64>>,
+    given: &BTreeMap<String, WarmupInput>,
 ) -> Result<WarmUp, BootRefusal> {
     if let Some(name) = given.keys().find(|name| inputs.iter().all(|input| input.name != **name)) {
         return Err(BootRefusal::Model(format!("warmup.{name}: the model has no such input")));
     }
     let shapes = inputs.iter().map(|input| {
         let open = if batched { &input.shape[1..] } else { &input.shape[..] };
-        match given.get(&input.name) {
-            None => Ok(open.iter().map(|&axis| if axis < 0 { 1 } else { axis }).collect()),
+        match given.get(&input.name).and_then(|given| given.shape.as_ref()) {
+            None => Ok(open.to_vec()),
             Some(shape) if fits(shape, open) => Ok(shape.clone()),
             Some(shape) => {
                 let name = &input.name;
@@ -156,7 +160,37 @@ pub fn plan_warm_up(
             }
         }
     });
-    Ok(WarmUp { batched, sizes, shapes: shapes.collect::<Result<_, _>>()? })
+    let values = |input: &TensorSpec| {
+        let values = given.get(&input.name)?.values.as_ref()?;
+        Some(check_values(input, values).map(|()| values.clone()))
+    };
+    let shapes = shapes.collect::<Result<_, _>>()?;
+    let values = inputs.iter().map(|input| values(input).transpose()).collect::<Result<_, _>>()?;
+    Ok(WarmUp { batched, sizes, shapes, values })
+}
+
+/// Values must be of the kind that the input holds.
+fn check_values(input: &TensorSpec, values: &InputValues) -> Result<(), BootRefusal> {
+    let TensorSpec { name, datatype, .. } = input;
+    let holds_text = *datatype == Datatype::Bytes;
+    let holds_fractions =
+        matches!(datatype, Datatype::Fp16 | Datatype::Bf16 | Datatype::Fp32 | Datatype::Fp64);
+    let fits = |value: &ElementValue| match value {
+        ElementValue::Text(_) => holds_text,
+        ElementValue::Whole(_) => !holds_text,
+        ElementValue::Number(_) => holds_fractions,
+    };
+    match values {
+        InputValues::Range { .. } if holds_text => {
+            let why = format!("warmup.{name}: the input holds text, which has no range; give `values`");
+            Err(BootRefusal::Model(why))
+        }
+        InputValues::Listed(listed) if !listed.iter().all(fits) => {
+            let kind = if holds_text { "text in quotes" } else { "numbers of that type" };
+            Err(BootRefusal::Model(format!("warmup.{name}: the input holds {datatype}; give {kind}")))
+        }
+        InputValues::Range { .. } | InputValues::Listed(_) => Ok(()),
+    }
 }
 
 fn fits(shape: &[i64], open: &[i64]) -> bool {
@@ -166,8 +200,6 @@ fn fits(shape: &[i64], open: &[i64]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use shadowslice_shared::tensor::Datatype;
-
     use super::*;
 
     fn input() -> TensorSpec {
@@ -175,15 +207,33 @@ mod tests {
     }
 
     #[test]
-    fn open_axes_come_from_the_configuration_or_are_one() {
+    fn open_axes_come_from_the_configuration_or_stay_open() {
         let plan = |given: &[(&str, Vec<i64>)]| {
-            let given = given.iter().map(|(name, shape)| ((*name).to_owned(), shape.clone())).collect();
+            let of_shape = |shape: &Vec<i64>| WarmupInput { shape: Some(shape.clone()), values: None };
+            let given = given.iter().map(|(name, shape)| ((*name).to_owned(), of_shape(shape))).collect();
             plan_warm_up(&[input()], true, vec![1, 2], &given).map(|plan| plan.shapes)
         };
-        assert_eq!(plan(&[]).unwrap(), [vec![1, 3]]);
+        assert_eq!(plan(&[]).unwrap(), [vec![-1, 3]]);
         assert_eq!(plan(&[("ids", vec![16, 3])]).unwrap(), [vec![16, 3]]);
         assert!(plan(&[("ids", vec![16, 4])]).is_err(), "a fixed axis");
         assert!(plan(&[("ids", vec![16])]).is_err(), "too few axes");
         assert!(plan(&[("mask", vec![16, 3])]).is_err(), "no such input");
+    }
+
+    #[test]
+    fn values_must_be_of_the_inputs_kind() {
+        let whole = InputValues::Listed(vec![ElementValue::Whole(7)]);
+        let fraction = InputValues::Listed(vec![ElementValue::Number(0.5)]);
+        let text = InputValues::Listed(vec![ElementValue::Text("Wien".to_owned())]);
+        let range = InputValues::Range { from: 0.0, to: 1.0 };
+        let fits = |datatype: Datatype, values: &InputValues| {
+            check_values(&TensorSpec { datatype, ..input() }, values).is_ok()
+        };
+        let kinds =
+            |values| [Datatype::Int64, Datatype::Fp32, Datatype::Bytes].map(|kind| fits(kind, values));
+        assert_eq!(kinds(&whole), [true, true, false]);
+        assert_eq!(kinds(&fraction), [false, true, false]);
+        assert_eq!(kinds(&text), [false, false, true]);
+        assert_eq!(kinds(&range), [true, true, false]);
     }
 }

@@ -67,6 +67,10 @@ pub enum WorkerSaid {
     /// It runs, and speaks this protocol version.
     Connected,
     Loaded(Loaded),
+    /// It tries batches of so many rows.
+    Warming {
+        rows: u32,
+    },
     /// It can serve (or, a reference worker, has written its answers).
     Warmed(Warmed),
     Refused(BootRefusal),
@@ -126,6 +130,10 @@ pub struct Worker {
     /// How far its answers lay from the reference at most, once it is warm: the largest difference
     /// relative to the largest value.
     pub answer_error: Option<f64>,
+    /// The model as this worker loaded it.
+    pub loaded: Option<Loaded>,
+    /// The rows of the batches that it tries, and when it began to warm up.
+    pub warming: Option<(u32, Instant)>,
     /// What it has of its device's memory, by kind, once it is warm.
     pub memory: Option<DeviceMemory>,
     socket: Arc<BatchSocket>,
@@ -226,6 +234,8 @@ impl Worker {
             stopped: None,
             boot_ms: BootMs::default(),
             answer_error: None,
+            loaded: None,
+            warming: None,
             memory: None,
         })
     }
@@ -234,17 +244,24 @@ impl Worker {
         let boot = &mut self.boot_ms;
         match said {
             WorkerSaid::Connected => boot.spawn = ms(self.spawned.elapsed()),
-            WorkerSaid::Loaded(Loaded { took, .. }) => {
+            WorkerSaid::Loaded(loaded @ Loaded { took, .. }) => {
+                self.loaded = Some(loaded.clone());
                 boot.libraries = ms(took.libraries);
                 boot.context = ms(took.context);
                 boot.session = ms(took.session);
             }
+            WorkerSaid::Warming { rows } => {
+                let since = self.warming.map_or_else(Instant::now, |(_, since)| since);
+                self.warming = Some((*rows, since));
+            }
             WorkerSaid::Warmed(warmed) => {
+                self.warming = None;
                 (boot.warmup, boot.proof) = (ms(warmed.warmup), ms(warmed.proof));
                 self.memory = Some(warmed.memory);
                 self.answer_error = warmed.times.iter().map(|size| size.error).reduce(f64::max);
             }
-            WorkerSaid::Refused(_) | WorkerSaid::Lost(_) | WorkerSaid::Exited(_) => {}
+            WorkerSaid::Refused(_) => self.warming = None,
+            WorkerSaid::Lost(_) | WorkerSaid::Exited(_) => {}
         }
     }
 

@@ -4,6 +4,7 @@ use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use shadowslice_shared::units::Percent;
@@ -109,7 +110,12 @@ fn of_served(served: &Served, gpus: &[Watched], plan: Option<&ModelPlan>) -> Mod
         _ => worker,
     }));
     let need = Some(Needs::of(served, gpus).into());
-    ModelStatus { need, ..status::of_model(&served.model, &served.pipeline, &report, gpus, plan) }
+    let files_changed = served.files_changed.load(Ordering::Relaxed);
+    ModelStatus {
+        need,
+        files_changed,
+        ..status::of_model(&served.model, &served.pipeline, &report, gpus, plan)
+    }
 }
 
 #[derive(Debug, thiserror::Error)]

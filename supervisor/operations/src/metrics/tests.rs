@@ -61,6 +61,8 @@ fn model(name: &str) -> ModelMetrics {
         latency_ms: Latency { p50: 1.0, p99: 2.0 },
         slo: SloStatus { latency_ms: 20.0, percentile: 99.5, attainment: Some(0.25), slack: None },
         cannot_resize: None,
+        files_changed: false,
+        batch_limit: None,
         no_standby: None,
         handovers: Handovers::default(),
     };

@@ -168,7 +168,7 @@ impl Bench<'_> {
         socket: &BatchSocket,
         (sms, groups): (Sms, Groups),
     ) -> Result<Column, BenchError> {
-        let plan = warm_up(self.model, loaded).map_err(|refusal| refused(&refusal))?;
+        let plan = warm_up(self.model, None, loaded).map_err(|refusal| refused(&refusal))?;
         let mut ms = Vec::with_capacity(plan.sizes.len());
         for &size in &plan.sizes {
             ms.push((size, self.time(socket, &loaded.inputs, &plan, (size, groups)).await?));
@@ -221,7 +221,7 @@ impl Bench<'_> {
         };
         let (model, command) = (self.model.clone(), self.command.to_owned());
         let mut worker = Worker::spawn(launch, move |loaded| {
-            let plan = warm_up(&model, loaded)?;
+            let plan = warm_up(&model, None, loaded)?;
             let free = free_axes(&loaded.inputs, plan.batched, &model.warmup, &command);
             free.map_or(Ok(plan), |which| Err(BootRefusal::FreeAxes(which)))
         })?;
@@ -320,6 +320,7 @@ async fn converse(
     while let Some(WorkerEvent { said, .. }) = events.recv().await {
         worker.note(&said);
         match said {
+            WorkerSaid::Warming { .. } => {}
             WorkerSaid::Connected => worker.warm(),
             WorkerSaid::Loaded(loaded) => found = Some(loaded),
             WorkerSaid::Warmed(warmed) => {

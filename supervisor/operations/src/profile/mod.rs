@@ -23,7 +23,7 @@ use shadowslice_config as config;
 use crate::log::Log;
 use bench::{Bench, BenchError, Column};
 pub use options::Options;
-use shadowslice_config::{Config, Model};
+use shadowslice_config::{Config, Model, WarmupInput};
 use shadowslice_control::host::{self, HostError, RunDir};
 use shadowslice_control::process::{BootMs, ReferenceError, ReferenceFile};
 use shadowslice_shared::errors;
@@ -231,7 +231,8 @@ fn assemble(model: &Model, columns: Vec<Column>, measured: Option<Source>) -> Re
         (None, Some(given)) => (given.source.clone(), given.memory, given.bandwidth),
         (None, None) => (Source::Illustrative, Memory::default(), 0.0),
     };
-    let shapes = model.warmup.clone();
+    let shape = |(name, given): (&String, &WarmupInput)| Some((name.clone(), given.shape.clone()?));
+    let shapes = model.warmup.iter().filter_map(shape).collect();
     Ok(Profile { source, memory, start, bandwidth, shapes, execution: Execution::new(sms, rows)? })
 }
 

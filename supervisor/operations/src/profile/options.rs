@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use shadowslice_config::WarmupInput;
 use shadowslice_shared::tensor::TensorSpec;
 use shadowslice_shared::units::Percent;
 
@@ -123,11 +124,12 @@ pub(super) fn advice(said: &str) -> String {
 pub(super) fn free_axes(
     inputs: &[TensorSpec],
     batched: bool,
-    given: &BTreeMap<String, Vec<i64>>,
+    given: &BTreeMap<String, WarmupInput>,
     command: &str,
 ) -> Option<String> {
     let rows = inputs.iter().map(|input| (&input.name, &input.shape[usize::from(batched)..]));
-    let free: Vec<_> = rows.filter(|(name, axes)| axes.contains(&-1) && !given.contains_key(*name)).collect();
+    let has_shape = |name: &str| given.get(name).is_some_and(|given| given.shape.is_some());
+    let free: Vec<_> = rows.filter(|(name, axes)| axes.contains(&-1) && !has_shape(name)).collect();
     let shown = |axes: &[i64], free: &str, between: &str| {
         let axis = |&axis: &i64| if axis < 0 { free.to_owned() } else { axis.to_string() };
         axes.iter().map(axis).collect::<Vec<_>>().join(between)
@@ -228,7 +230,8 @@ mod tests {
         let too_large = RunFailure::AnswerTooLarge { needed: 9, room: 8 };
         let advised = advice(&too_large.to_string());
         assert_eq!(advised, "the answer has 9 bytes and only 8 fit; give a smaller --max-batch");
-        let given = BTreeMap::from([("x".to_owned(), vec![5])]);
+        let of_shape = WarmupInput { shape: Some(vec![5]), values: None };
+        let given = BTreeMap::from([("x".to_owned(), of_shape)]);
         let unknown = plan_warm_up(&[], true, vec![1], &given).unwrap_err();
         assert_eq!(
             advice(&unknown.to_string()),

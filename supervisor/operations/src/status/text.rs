@@ -49,10 +49,14 @@ pub(crate) fn notes(model: &ModelStatus) -> Vec<String> {
     let why = model.why.as_ref().map(|why| format!("{name} is {}{}: {why}", model.state, next_try(model)));
     let no_change = model.cannot_resize.as_ref().map(|why| format!("{name} cannot resize: {why}"));
     let no_standby = model.no_standby.as_ref().map(|why| format!("{name} has no standing worker: {why}"));
+    let files = model.files_changed.then(|| {
+        format!("{name}: its files have changed since it was loaded; `shadowslice reload` loads them")
+    });
+    let batches = model.batch_limit.as_ref().map(|why| format!("{name} has smaller batches, {why}"));
     let held = model
         .held
         .then(|| format!("{name} is held at {}%, until `shadowslice release {name}`", model.share_percent));
-    [why, no_change, no_standby, held].into_iter().flatten().collect()
+    [why, files, no_change, batches, no_standby, held].into_iter().flatten().collect()
 }
 
 /// Since when a model is unready, and until when.

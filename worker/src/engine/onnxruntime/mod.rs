@@ -3,6 +3,7 @@
 
 mod bound;
 mod channels_last;
+mod constants;
 mod gather;
 mod input;
 mod instantiator;
@@ -36,6 +37,7 @@ use self::optimised::Optimised;
 use super::Signature;
 use crate::answer::AnswerSlot;
 use crate::inputs::Inputs;
+pub use constants::Constants;
 use gather::GatherBuffer;
 pub use libraries::try_libraries;
 pub(super) use on_gpu::Kept;

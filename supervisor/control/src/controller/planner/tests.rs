@@ -53,6 +53,8 @@ fn report(state: ModelState, share: Percent, gpu: &dyn GpuBackend) -> ModelRepor
         coming: None,
         ready: None,
         memory_need: None,
+        warming: None,
+        batch_limit: None,
         no_standby: None,
         held: false,
         workers: Vec::new(),
@@ -89,6 +91,7 @@ impl Rig {
                 report: seen,
                 orders,
                 successor: None,
+                files_changed: Arc::default(),
             });
             reports.push(told);
             ordered.push(to_controller);

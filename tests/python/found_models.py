@@ -1,0 +1,248 @@
+#!/usr/bin/env python3
+"""Models as users bring them: first axes that are no batch, random answers, answers that are too large, inputs that
+take some values and lengths only.
+
+Usage: found_models.py SHADOWSLICE_BINARY [unittest arguments]
+"""
+
+import json
+import sys
+import unittest
+
+import numpy as np
+import tritonclient.grpc as grpcclient
+import tritonclient.http as httpclient
+from onnx import TensorProto, helper, numpy_helper
+from tritonclient.utils import InferenceServerException
+
+from models import write
+from server import Server, wait_until
+
+BINARY = None
+FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
+CLIENTS = 8
+
+
+def constant(name, value):
+    return numpy_helper.from_array(np.asarray(value), name)
+
+
+def elementwise(folder, name, nodes, constants=(), columns=4, out=None):
+    """A model from `x` to `y`, both of rows of so many columns."""
+    write(folder, name, nodes, [("x", FLOAT, ["rows", columns])], [("y", FLOAT, ["rows", out or columns])],
+          constants)
+
+
+def external(folder, name, value=None):
+    """A model that adds weights of `name.data`, which may come later."""
+    tensor = helper.make_tensor("w", FLOAT, [4], np.zeros(4, np.float32))
+    tensor.ClearField("float_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, text in (("location", f"{name}.data"), ("offset", "0"), ("length", "16")):
+        entry = tensor.external_data.add()
+        entry.key, entry.value = key, text
+    elementwise(folder, name, [helper.make_node("Add", ["x", "w"], ["y"])], [tensor])
+    if value is not None:
+        weights(folder, name, value)
+
+
+def weights(folder, name, value):
+    """As rsync does: under another name first."""
+    np.full(4, value, np.float32).tofile(folder / "new")
+    (folder / "new").rename(folder / f"{name}.data")
+
+
+def make_changing(folder):
+    external(folder, "late")
+    external(folder, "replaced", 1)
+    return {"late": "batch: {max: 4}", "replaced": "batch: {max: 4}"}
+
+
+def make(folder):
+    """Writes the models; returns what to say of each in the configuration."""
+    node = helper.make_node
+    for name in ("running", "insisted"):
+        elementwise(folder, name, [node("CumSum", ["x", "axis"], ["y"])], [constant("axis", np.int64(0))])
+    elementwise(folder, "softmax", [node("Softmax", ["x"], ["y"], axis=0)])
+    elementwise(folder, "centred", [node("ReduceMean", ["x"], ["m"], axes=[0], keepdims=1),
+                                    node("Sub", ["x", "m"], ["y"])])
+    elementwise(folder, "random", [node("RandomNormalLike", ["x"], ["n"]), node("Add", ["x", "n"], ["y"])])
+    # The shape is computed, so that nobody sees at once that only one row fits.
+    elementwise(folder, "single", [node("Shape", ["x"], ["s"]), node("Mul", ["s", "none"], ["z"]),
+                                   node("Add", ["z", "shape"], ["t"]), node("Reshape", ["x", "t"], ["y"])],
+                [constant("none", np.array([0, 0])), constant("shape", np.array([1, 4]))])
+    elementwise(folder, "quantized", [
+        node("DynamicQuantizeLinear", ["x"], ["q", "scale", "zero"]),
+        node("MatMulInteger", ["q", "w", "zero", "w_zero"], ["i"]),
+        node("Cast", ["i"], ["f"], to=FLOAT), node("Mul", ["f", "scale"], ["y"])],
+        [constant("w", np.random.default_rng(1).integers(-9, 9, (64, 4), dtype=np.int8)),
+         constant("w_zero", np.int8(0))], columns=64, out=4)
+    write(folder, "detector", [node("ReduceMean", ["x"], ["m"], axes=[1], keepdims=1),
+                               node("Expand", ["m", "shape"], ["y"])],
+          [("x", FLOAT, ["batch", 4])], [("y", FLOAT, ["batch", 700_000])],
+          [constant("shape", np.array([1, 700_000]))])
+    write(folder, "signal", [node("Mul", ["x", "half"], ["y"])], [("x", FLOAT, ["samples"])],
+          [("y", FLOAT, ["samples"])], [constant("half", np.float32(0.5))])
+    city = helper.make_node("OneHotEncoder", ["x"], ["y"], domain="ai.onnx.ml", cats_strings=["Berlin", "Wien"], zeros=0)
+    for name in ("city", "given_city"):
+        write(folder, name, [city], [("x", TensorProto.STRING, ["batch", 1])], [("y", FLOAT, ["batch", 1, 2])])
+    # Only 50 is an index, which is no constant of the file.
+    for name in ("index", "given_index"):
+        write(folder, name, [node("Add", ["half", "half"], ["fifty"]), node("Sub", ["x", "fifty"], ["at"]),
+                             node("Gather", ["table", "at"], ["y"], axis=0)],
+              [("x", INT64, ["batch"])], [("y", FLOAT, ["batch"])],
+              [constant("half", np.int64(25)), constant("table", np.float32([7]))])
+
+    def branch(length):
+        shape = helper.make_node("Constant", [], ["s"], value=constant("s", np.array([1, length])))
+        out = helper.make_tensor_value_info("o", FLOAT, [1, length])
+        return helper.make_graph([shape, helper.make_node("Reshape", ["x", "s"], ["o"])], "branch", [], [out])
+
+    for name in ("voice", "given_voice"):
+        write(folder, name, [node("Equal", ["rate", "fast"], ["is_fast"]),
+                             node("If", ["is_fast"], ["y"], then_branch=branch(512), else_branch=branch(256))],
+              [("x", FLOAT, [1, "samples"]), ("rate", INT64, [])], [("y", FLOAT, [1, "n"])],
+              [constant("fast", np.int64(16000))])
+    write(folder, "sides", [node("Conv", ["x", "w"], ["y"], kernel_shape=[7, 7])],
+          [("x", FLOAT, ["batch", 3, "height", "width"])], [("y", FLOAT, ["batch", 4, "h", "w2"])],
+          [constant("w", np.ones((4, 3, 7, 7), np.float32))])
+    named = ("running", "softmax", "centred", "random", "single", "quantized", "detector", "signal")
+    return dict.fromkeys(named, "batch: {max_delay: 20ms}") | {
+        "insisted": "batch: {max: 8}", "city": "priority: 1", "given_city": "warmup: {x: {values: [Wien, Berlin]}}",
+        "voice": "warmup: {x: [1, 512]}", "given_voice": "warmup: {x: [1, 512], rate: 16000}", "sides": "priority: 1",
+        "index": "batch: {max: 4}", "given_index": "batch: {max: 4}, warmup: {x: {range: [50, 50]}}"}
+
+
+class Served(unittest.TestCase):
+    """A server of some models, none of which needs to be ready."""
+
+    make = None
+
+    @classmethod
+    def setUpClass(cls):
+        if cls.make is None:
+            raise unittest.SkipTest("it has no models")
+        cls.server = Server(BINARY, cls.make, wait=False)
+        wait_until(lambda: all(each["state"] not in ("loading", "restarting") for each in cls.status().values()))
+        cls.http = httpclient.InferenceServerClient(f"127.0.0.1:{cls.server.http_port}")
+        cls.grpc = grpcclient.InferenceServerClient(f"127.0.0.1:{cls.server.grpc_port}")
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.grpc.close()
+        cls.server.stop()
+
+    @classmethod
+    def status(cls):
+        if not (cls.server.run_dir / "control.sock").exists():
+            return {"": {"state": "loading"}}
+        models = json.loads(cls.server.command("status", "--json"))["models"]
+        return {each["name"]: each for each in models}
+
+    def infer(self, name, x):
+        x = np.asarray(x, np.float32)
+        given = grpcclient.InferInput("x", x.shape, "FP32")
+        given.set_data_from_numpy(x)
+        return self.grpc.infer(name, [given]).as_numpy("y")
+
+
+class ChangingFiles(Served):
+    make = staticmethod(make_changing)
+
+    def test_late_weights_make_the_model_ready(self):
+        self.assertEqual(self.status()["late"]["state"], "unready")
+        weights(self.server.folder, "late", 3)
+        wait_until(lambda: self.status()["late"]["state"] == "ready")
+        self.assertEqual(self.infer("late", [[1] * 4]).tolist(), [[4] * 4])
+
+    def test_replaced_weights_are_told_and_served_from_the_next_reload_on(self):
+        self.assertEqual(self.infer("replaced", [[0] * 4]).tolist(), [[1] * 4])
+        weights(self.server.folder, "replaced", 100)
+        wait_until(lambda: self.status()["replaced"]["files_changed"])
+        self.assertEqual(self.infer("replaced", [[0] * 4]).tolist(), [[1] * 4])
+        self.assertIn("its files have changed", self.server.command("status"))
+        self.assertIn("replaced", self.server.command("reload"))
+        self.assertEqual(self.infer("replaced", [[0] * 4]).tolist(), [[100] * 4])
+        wait_until(lambda: not self.status()["replaced"]["files_changed"])
+
+
+class FoundModels(Served):
+    make = staticmethod(make)
+
+    def max_batch(self, name):
+        return self.http.get_model_config(name)["max_batch_size"]
+
+    def together(self, name, rows):
+        """Each row from a client of its own, all at once."""
+        answers = {}
+        for at, row in enumerate(rows):
+            given = grpcclient.InferInput("x", row.shape, "FP32")
+            given.set_data_from_numpy(row)
+            self.grpc.async_infer(name, [given], lambda result, error, at=at: answers.__setitem__(
+                at, error if result is None else result.as_numpy("y")))
+        wait_until(lambda: len(answers) == len(rows))
+        return [answers[at] for at in range(len(rows))]
+
+    def test_clients_never_see_others_rows_where_rows_depend_on_each_other(self):
+        rows = [np.full((1, 4), at + 1, np.float32) for at in range(CLIENTS)]
+        for name, expected in (("running", rows), ("softmax", [np.ones((1, 4))] * CLIENTS),
+                               ("centred", [np.zeros((1, 4))] * CLIENTS)):
+            with self.subTest(name):
+                model = self.status()[name]
+                self.assertEqual((model["state"], self.max_batch(name)), ("ready", 0), model["why"])
+                self.assertIn("depends on the other rows", model["batch_limit"])
+                for answer, own in zip(self.together(name, rows), expected):
+                    np.testing.assert_allclose(answer, own)
+        sequence = np.ones((5, 4), np.float32)
+        np.testing.assert_array_equal(self.infer("running", sequence), np.cumsum(sequence, 0))
+
+    def test_a_batch_that_the_operator_asked_for_is_refused_with_the_reason(self):
+        model = self.status()["insisted"]
+        self.assertEqual(model["state"], "unready")
+        self.assertIn("depends on the other rows", model["why"])
+        self.assertIn("batch: {max: 0}", model["why"])
+
+    def test_a_model_of_random_answers_serves(self):
+        self.assertNotEqual(self.infer("random", [[0] * 4]).tolist(), self.infer("random", [[0] * 4]).tolist())
+        self.assertEqual(self.status()["random"]["worker_deaths"], 0)
+
+    def test_the_default_batch_is_as_large_as_works(self):
+        self.assertEqual(self.max_batch("single"), 1)
+        self.assertEqual(self.infer("single", [[1, 2, 3, 4]]).tolist(), [[1, 2, 3, 4]])
+        self.assertEqual(self.max_batch("detector"), 16)
+        limit = self.status()["detector"]["batch_limit"]
+        self.assertIn("at most 16 rows: a batch of 32 rows failed", limit)
+        self.assertEqual(self.infer("detector", np.ones((16, 4))).shape, (16, 700_000))
+        with self.assertRaisesRegex(InferenceServerException, "between 1 and 16"):
+            self.infer("detector", np.ones((17, 4)))
+
+    def test_values_come_from_the_operator_or_from_the_models_file(self):
+        for name in ("city", "given_city", "voice", "given_voice", "given_index"):
+            with self.subTest(name):
+                self.assertEqual(self.status()[name]["state"], "ready", self.status()[name]["why"])
+        rate = httpclient.InferInput("rate", [], "INT64")
+        rate.set_data_from_numpy(np.array(16000), binary_data=False)
+        samples = httpclient.InferInput("x", [1, 512], "FP32")
+        samples.set_data_from_numpy(np.ones((1, 512), np.float32))
+        self.assertEqual(self.http.infer("voice", [samples, rate]).as_numpy("y").shape, (1, 512))
+
+    def test_a_model_that_does_not_take_made_up_values_says_what_to_write(self):
+        model = self.status()["index"]
+        self.assertEqual(model["state"], "unready")
+        self.assertIn("warmup: {x: VALUE}", model["why"])
+
+    def test_free_axes_are_tried_at_larger_lengths(self):
+        self.assertEqual(self.status()["sides"]["state"], "ready", self.status()["sides"]["why"])
+        self.assertEqual(self.infer("sides", np.ones((1, 3, 32, 32))).shape, (1, 4, 26, 26))
+
+    def test_a_scale_that_depends_on_the_batch_is_no_mixing_of_rows(self):
+        self.assertEqual(self.max_batch("quantized"), 32)
+
+    def test_a_signal_that_is_refused_says_what_to_configure(self):
+        with self.assertRaisesRegex(InferenceServerException, "set batch.max to 0"):
+            self.infer("signal", np.ones(16_000))
+
+
+if __name__ == "__main__":
+    BINARY = sys.argv.pop(1)
+    unittest.main()
