@@ -39,6 +39,7 @@ mod memory_routes;
 mod messages;
 mod metrics;
 mod model;
+mod object;
 mod pace;
 mod peers;
 mod pools;
