@@ -319,7 +319,10 @@ async fn parse(
 }
 
 fn content_encoding(headers: &HeaderMap) -> Result<Option<Encoding>, Failure> {
-    let mut encodings = headers.get_all(CONTENT_ENCODING).iter().filter(|encoding| *encoding != "identity");
+    let mut encodings = headers
+        .get_all(CONTENT_ENCODING)
+        .iter()
+        .filter(|encoding| !encoding.as_bytes().eq_ignore_ascii_case(b"identity"));
     let Some(first) = encodings.next() else { return Ok(None) };
     let name = String::from_utf8_lossy(first.as_bytes());
     let encoding = Encoding::named(name.trim()).filter(|_| encodings.next().is_none());
