@@ -28,7 +28,7 @@ use super::pools::{Client, Pool};
 use super::request_error::RequestError;
 use super::reserved::Reserved;
 use super::routes::{self, Goal};
-use super::stop::{IDLE, Stop};
+use super::stop::Stop;
 use shadowslice_datapath::pipeline::Pieces;
 use shadowslice_datapath::readiness::Host;
 use shadowslice_datapath::trace::Outcome;
@@ -87,8 +87,8 @@ where
 {
     let mut connection = http1::Builder::new()
         .timer(TokioTimer::new())
-        // Also how long a connection may lie idle.
-        .header_read_timeout(IDLE)
+        // Also how long a connection may be idle.
+        .header_read_timeout(stop.keep_alive())
         .max_header_size(HEAD_BYTES)
         .serve_connection(TokioIo::new(io), service);
     let mut begun = std::pin::pin!(async {

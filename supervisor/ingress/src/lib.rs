@@ -189,7 +189,7 @@ impl Ingress {
         });
         let http = self.http.into_iter().map(|bound| (accept::Service::Http(front.clone()), bound));
         let grpc = self.grpc.into_iter().map(|bound| (accept::Service::Grpc(front.clone()), bound));
-        let stop = stop::Stop::new(stop, DRAIN);
+        let stop = stop::Stop::new(stop, DRAIN, self.limits.keep_alive);
         accept::run(http.chain(grpc), self.limits.connections, self.pools, stop).await;
     }
 }
