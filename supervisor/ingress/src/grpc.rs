@@ -20,6 +20,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::accept::Stream;
 use super::body::{OneMessage, SHORT};
+use super::call_head;
 use super::calls::Calls;
 use super::conversation::{Context, Conversation};
 use super::deliveries::Beginnings;
@@ -113,6 +114,7 @@ pub(super) async fn serve(
         .timer(TokioTimer::new())
         .max_concurrent_streams(STREAMS)
         .max_frame_size(FRAME_BYTES)
+        .max_header_list_size(call_head::HEADER_LIST_BYTES)
         .keep_alive_interval(PING)
         .keep_alive_timeout(PONG)
         .serve_connection(TokioIo::new(Inward::new(io, calls.coming())), service);
@@ -171,7 +173,7 @@ struct Servers {
     limit: usize,
 }
 
-type Reply = HttpResponse<tonic::body::Body>;
+pub(super) type Reply = HttpResponse<tonic::body::Body>;
 
 /// Every call has memory of its own before anything of it is read.
 async fn reserve(
@@ -181,11 +183,15 @@ async fn reserve(
     caller: &Caller,
     request: HttpRequest<Incoming>,
 ) -> (Reply, Option<Arc<Reserved>>) {
+    let metadata = match call_head::check(&request) {
+        Ok(bytes) => bytes,
+        Err(refusal) => return (*refusal, None),
+    };
     let path = request.uri().path();
     let of_health = path.starts_with(HEALTH) || [LIVE, READY].contains(&path);
     let (asked, pool) = if of_health { (Asked::Open, Pool::Health) } else { (Asked::Guarded, Pool::Memory) };
     let regular = if of_health { Ok(()) } else { client.regular().await };
-    match regular.and_then(|()| Reserved::new(client, pool)) {
+    match regular.and_then(|()| Reserved::with_head(client, pool, metadata)) {
         Ok(reserved) => {
             // In memory of its own, so that refused calls have little.
             let call = Box::pin(call(front, servers, (caller, asked), request, &reserved));

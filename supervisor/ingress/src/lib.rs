@@ -17,6 +17,7 @@ mod accept;
 mod answer;
 mod authority;
 mod body;
+mod call_head;
 mod calls;
 mod codec;
 mod compression;

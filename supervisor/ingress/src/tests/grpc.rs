@@ -159,6 +159,58 @@ async fn calls_that_are_not_served_are_refused_in_words() {
 }
 
 #[tokio::test]
+async fn what_is_not_grpc_is_answered_with_415_and_the_connection_goes_on() {
+    let server = Server::start(9).await;
+    let mut client = Client::connect(&server).await;
+    let live = message(&ServerMetadataRequest {});
+    for (method, content_type, status) in [
+        ("POST", "application/json", 415),
+        ("POST", "application/grpc-web+proto", 415),
+        ("POST", "text/plain", 415),
+        ("GET", "", 415),
+        ("GET", "application/grpc", 405),
+        ("POST", "application/grpc+proto", 200),
+    ] {
+        let mut request = Client::request("ServerLive", Either::Left(Full::new(live.clone())));
+        *request.method_mut() = method.parse().unwrap();
+        request.headers_mut().insert("content-type", HeaderValue::from_static(content_type));
+        if content_type.is_empty() {
+            request.headers_mut().remove("content-type");
+        }
+        let answer = timeout(PATIENCE, client.0.send_request(request)).await.unwrap().unwrap();
+        assert_eq!(answer.status(), status, "{method} {content_type}");
+        assert_eq!(answer.headers()["content-type"] == "application/grpc", status == 200);
+        let body = answer.into_body().collect().await.unwrap().to_bytes();
+        assert!(status == 200 || String::from_utf8_lossy(&body).contains("gRPC"), "{body:?}");
+    }
+    assert_eq!(client.call("ServerLive", live).await.0, Code::Ok);
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn metadata_may_be_as_long_as_the_head_of_an_http_request() {
+    let server = Server::start(9).await;
+    let mut client = Client::connect(&server).await;
+    let live = message(&ServerMetadataRequest {});
+    for (bytes, status, code) in
+        [(60_000, 200, Some(Code::Ok)), (70_000, 200, Some(Code::ResourceExhausted)), (120_000, 431, None)]
+    {
+        let mut request = Client::request("ServerLive", Either::Left(Full::new(live.clone())));
+        let token = HeaderValue::from_bytes(&vec![b'x'; bytes]).unwrap();
+        request.headers_mut().insert("authorization", token);
+        let answer = timeout(PATIENCE, client.0.send_request(request)).await.unwrap().unwrap();
+        assert_eq!(answer.status(), status, "{bytes}");
+        let head = answer.headers().clone();
+        let body = answer.into_body().collect().await.unwrap();
+        let trailers = body.trailers().unwrap_or(&head);
+        let told = trailers.get("grpc-status").map(|status| Code::from_bytes(status.as_bytes()));
+        assert_eq!(told, code, "{bytes}");
+    }
+    assert_eq!(client.call("ServerLive", live).await.0, Code::Ok);
+    server.stop().await;
+}
+
+#[tokio::test]
 async fn a_connection_with_too_many_calls_is_refused_more_but_its_health_and_others_are_not() {
     let server = Server::with(9, LIMIT, Some(4 << 20)).await;
     let (mut greedy, mut other) = (Client::connect(&server).await, Client::connect(&server).await);
