@@ -52,7 +52,8 @@ use super::reserved::{RESERVED, Reserved};
 use super::slow_reader::{self, Untaken};
 use super::stop::Stop;
 use super::{
-    Frontend, describe, envelope, load_metrics, model, peers, repository, statistics, traced, unsupported,
+    Frontend, describe, envelope, load_metrics, model, peers, reflection, repository, statistics, traced,
+    unsupported,
 };
 use shadowslice_datapath::peer::Peer;
 use shadowslice_datapath::pipeline::{Coming, Metadata};
@@ -96,6 +97,7 @@ pub(super) async fn serve(
         inference: GrpcInferenceServiceServer::new(Service(front.clone(), stop.clone())),
         health: HealthServer::new(Health::new(front.clone(), stop.clone())),
         limit,
+        stop: stop.clone(),
     };
     let (called, untaken) = (AtomicBool::new(false), Arc::new(Untaken::default()));
     let (mut calls, caller) = (Calls::default(), Arc::new(caller));
@@ -171,6 +173,7 @@ struct Servers {
     inference: GrpcInferenceServiceServer<Service>,
     health: HealthServer<Health>,
     limit: usize,
+    stop: Stop,
 }
 
 pub(super) type Reply = HttpResponse<tonic::body::Body>;
@@ -247,11 +250,15 @@ impl Servers {
         let inferences = [INFER, STREAM].contains(&request.uri().path());
         let limit = if inferences { self.limit } else { self.limit.min(SHORT) };
         let mut inference = self.inference.max_decoding_message_size(limit);
-        if request.uri().path() == STREAM {
+        let of_reflection = reflection::is_called(request.uri().path());
+        if request.uri().path() == STREAM || of_reflection {
             if envelope::encoding(request.headers())?.is_some() {
                 return Err(Status::unimplemented(
                     "messages of a stream are not decompressed; send them plain",
                 ));
+            }
+            if of_reflection {
+                return Ok(reflection::call(request, self.stop).await);
             }
             let beginnings = Beginnings::default();
             request.extensions_mut().insert(beginnings.clone());

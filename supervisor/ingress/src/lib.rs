@@ -44,6 +44,7 @@ mod object;
 mod pace;
 mod peers;
 mod pools;
+mod reflection;
 mod renewed;
 mod repository;
 mod request_error;
@@ -97,6 +98,14 @@ mod proto {
 
     pub(super) mod health {
         tonic::include_proto!("grpc.health.v1");
+    }
+
+    pub(super) mod reflection {
+        tonic::include_proto!("grpc.reflection.v1");
+    }
+
+    pub(super) mod reflection_v1alpha {
+        tonic::include_proto!("grpc.reflection.v1alpha");
     }
 }
 
