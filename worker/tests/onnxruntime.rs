@@ -260,7 +260,11 @@ fn a_model_that_cannot_be_served_is_refused_and_named() {
         &[Value::sequence("list", element::FLOAT, &[-1, 3])],
     );
     let unknown = model(&[Node("NoSuchOperator", &["x"], &["y"])], &[], from_ref(&x), from_ref(&x));
+    let y = Value::tensor("y", element::FLOAT, &[-1, 3]);
+    let any_rank = Value::of_any_rank("z", element::FLOAT);
+    let any_rank = model(&[Node("Add", &["x", "z"], &["y"])], &[], &[x.clone(), any_rank], &[y]);
     let faults = [
+        (any_rank, "input `z` has no known rank; export the model with a shape"),
         (b"this is no model".to_vec(), "model.onnx"),
         (Vec::new(), "model.onnx"),
         (unknown, "NoSuchOperator"),
@@ -277,6 +281,16 @@ fn a_model_that_cannot_be_served_is_refused_and_named() {
         matches!(&missing, BootRefusal::Model(why) if why.contains("/nowhere/model.onnx")),
         "{missing:?}"
     );
+}
+
+#[test]
+fn an_input_without_axes_is_served() {
+    let [x, y] = ["x", "y"].map(|name| Value::tensor(name, element::FLOAT, &[-1, 2]));
+    let scale = Value::tensor("scale", element::FLOAT, &[]);
+    let model = file(&model(&[Node("Mul", &["x", "scale"], &["y"])], &[], &[x, scale], &[y]));
+    let engine = onnxruntime(model.path.clone());
+    let worker = Worker::start(Setup::new(engine), &reference_file());
+    assert_eq!(worker.load().unwrap().inputs[1].shape, Vec::<i64>::new());
 }
 
 #[test]

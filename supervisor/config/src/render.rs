@@ -253,6 +253,7 @@ fn limits(f: &mut fmt::Formatter<'_>, limits: &Limits) -> fmt::Result {
     }
     writeln!(f, "  in_flight: {}", limits.in_flight)?;
     writeln!(f, "  connections: {}", limits.connections)?;
+    writeln!(f, "  keep_alive: {}", show_duration(limits.keep_alive))?;
     writeln!(f, "  shared_memory: {}", access(&limits.shared_memory, ["false", "true"]))
 }
 

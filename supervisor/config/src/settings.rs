@@ -82,8 +82,12 @@ pub(super) fn controller(root: &Fields<'_>, context: &Context<'_>) -> Controller
     controller
 }
 
-const LIMITS: [&str; 6] =
-    ["request_bytes", "response_bytes", "memory", "in_flight", "connections", "shared_memory"];
+const LIMITS: [&str; 7] =
+    ["request_bytes", "response_bytes", "memory", "in_flight", "connections", "keep_alive", "shared_memory"];
+
+/// The values of `limits.keep_alive`. A client needs a moment to send its next request, and a
+/// supervisor that was upgraded stays for as long as an idle connection may.
+const KEEP_ALIVE: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_hours(1);
 
 /// Which clients may load and unload models.
 pub(super) fn model_control(root: &Fields<'_>, context: &Context<'_>) -> Access {
@@ -103,6 +107,7 @@ pub(super) fn limits(root: &Fields<'_>, context: &Context<'_>) -> Limits {
         memory: fields.get("memory").and_then(|value| size_within(&value, least, 1 << 50)),
         in_flight: count("in_flight", 65_536),
         connections: count("connections", 16_384),
+        keep_alive: fields.or("keep_alive", Limits::KEEP_ALIVE, |value| duration_within(value, &KEEP_ALIVE)),
         shared_memory: fields.or("shared_memory", Access::default(), |value| {
             peers::access(value, context, |word| word.flag())
         }),
@@ -202,6 +207,16 @@ pub(super) fn at_least(value: &Value<'_>, least: Duration) -> Option<Duration> {
     let duration = value.parsed(units::duration)?;
     if duration < least {
         value.fault(format!("too short; at least {}", units::show_duration(least)));
+        return None;
+    }
+    Some(duration)
+}
+
+fn duration_within(value: &Value<'_>, within: &RangeInclusive<Duration>) -> Option<Duration> {
+    let duration = value.parsed(units::duration)?;
+    if !within.contains(&duration) {
+        let (least, most) = (units::show_duration(*within.start()), units::show_duration(*within.end()));
+        value.fault(format!("must be from {least} to {most}"));
         return None;
     }
     Some(duration)

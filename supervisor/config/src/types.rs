@@ -318,11 +318,15 @@ pub struct Limits {
     /// In all models together.
     pub in_flight: usize,
     pub connections: usize,
+    /// The time that an HTTP connection stays open without a request.
+    pub keep_alive: Duration,
     /// Which clients may have tensors in shared memory read and written.
     pub shared_memory: Access,
 }
 
 impl Limits {
+    pub const KEEP_ALIVE: Duration = Duration::from_secs(75);
+
     /// The largest request and its answer must find room beside another one.
     pub fn least_memory(request_bytes: u64, response_bytes: u64) -> u64 {
         (4 * request_bytes.max(response_bytes)).max(4 << 20)

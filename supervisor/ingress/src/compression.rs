@@ -36,7 +36,11 @@ pub(super) enum Encoding {
 }
 
 impl Encoding {
+    /// Takes `x-gzip` for gzip, as RFC 9110 asks.
     pub(super) fn named(name: &str) -> Option<Self> {
+        if name.eq_ignore_ascii_case("x-gzip") {
+            return Some(Self::Gzip);
+        }
         [Self::Gzip, Self::Deflate].into_iter().find(|encoding| encoding.name().eq_ignore_ascii_case(name))
     }
 
@@ -211,6 +215,17 @@ mod tests {
     }
 
     #[test]
+    fn names_are_read_in_any_case_and_with_the_old_one_of_gzip() {
+        for name in ["gzip", "GZip", "x-gzip", "X-GZIP"] {
+            assert_eq!(Encoding::named(name), Some(Encoding::Gzip), "{name}");
+        }
+        assert_eq!(Encoding::named("Deflate"), Some(Encoding::Deflate));
+        for name in ["", "x-deflate", "zlib", "br", "identity"] {
+            assert_eq!(Encoding::named(name), None, "{name}");
+        }
+    }
+
+    #[test]
     fn the_highest_weight_is_preferred() {
         for (accepted, expected) in [
             ("", None),
@@ -218,6 +233,10 @@ mod tests {
             ("br", None),
             ("gzip", Some(Encoding::Gzip)),
             ("DEFLATE", Some(Encoding::Deflate)),
+            ("x-gzip", Some(Encoding::Gzip)),
+            ("deflate;q=0.5, X-GZIP", Some(Encoding::Gzip)),
+            ("x-gzip;q=0, *", Some(Encoding::Deflate)),
+            ("x-deflate", None),
             ("deflate, gzip", Some(Encoding::Deflate)),
             ("deflate;q=0.5, gzip;q=0.8", Some(Encoding::Gzip)),
             ("gzip;q=0, deflate;q=0.1", Some(Encoding::Deflate)),

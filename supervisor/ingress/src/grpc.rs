@@ -20,6 +20,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::accept::Stream;
 use super::body::{OneMessage, SHORT};
+use super::call_head;
 use super::calls::Calls;
 use super::conversation::{Context, Conversation};
 use super::deliveries::Beginnings;
@@ -51,7 +52,8 @@ use super::reserved::{RESERVED, Reserved};
 use super::slow_reader::{self, Untaken};
 use super::stop::Stop;
 use super::{
-    Frontend, describe, envelope, load_metrics, model, peers, repository, statistics, traced, unsupported,
+    Frontend, describe, envelope, load_metrics, model, peers, reflection, repository, statistics, traced,
+    unsupported,
 };
 use shadowslice_datapath::peer::Peer;
 use shadowslice_datapath::pipeline::{Coming, Metadata};
@@ -95,6 +97,7 @@ pub(super) async fn serve(
         inference: GrpcInferenceServiceServer::new(Service(front.clone(), stop.clone())),
         health: HealthServer::new(Health::new(front.clone(), stop.clone())),
         limit,
+        stop: stop.clone(),
     };
     let (called, untaken) = (AtomicBool::new(false), Arc::new(Untaken::default()));
     let (mut calls, caller) = (Calls::default(), Arc::new(caller));
@@ -113,6 +116,7 @@ pub(super) async fn serve(
         .timer(TokioTimer::new())
         .max_concurrent_streams(STREAMS)
         .max_frame_size(FRAME_BYTES)
+        .max_header_list_size(call_head::HEADER_LIST_BYTES)
         .keep_alive_interval(PING)
         .keep_alive_timeout(PONG)
         .serve_connection(TokioIo::new(Inward::new(io, calls.coming())), service);
@@ -169,9 +173,10 @@ struct Servers {
     inference: GrpcInferenceServiceServer<Service>,
     health: HealthServer<Health>,
     limit: usize,
+    stop: Stop,
 }
 
-type Reply = HttpResponse<tonic::body::Body>;
+pub(super) type Reply = HttpResponse<tonic::body::Body>;
 
 /// Every call has memory of its own before anything of it is read.
 async fn reserve(
@@ -181,11 +186,15 @@ async fn reserve(
     caller: &Caller,
     request: HttpRequest<Incoming>,
 ) -> (Reply, Option<Arc<Reserved>>) {
+    let metadata = match call_head::check(&request) {
+        Ok(bytes) => bytes,
+        Err(refusal) => return (*refusal, None),
+    };
     let path = request.uri().path();
     let of_health = path.starts_with(HEALTH) || [LIVE, READY].contains(&path);
     let (asked, pool) = if of_health { (Asked::Open, Pool::Health) } else { (Asked::Guarded, Pool::Memory) };
     let regular = if of_health { Ok(()) } else { client.regular().await };
-    match regular.and_then(|()| Reserved::new(client, pool)) {
+    match regular.and_then(|()| Reserved::with_head(client, pool, metadata)) {
         Ok(reserved) => {
             // In memory of its own, so that refused calls have little.
             let call = Box::pin(call(front, servers, (caller, asked), request, &reserved));
@@ -241,11 +250,15 @@ impl Servers {
         let inferences = [INFER, STREAM].contains(&request.uri().path());
         let limit = if inferences { self.limit } else { self.limit.min(SHORT) };
         let mut inference = self.inference.max_decoding_message_size(limit);
-        if request.uri().path() == STREAM {
+        let of_reflection = reflection::is_called(request.uri().path());
+        if request.uri().path() == STREAM || of_reflection {
             if envelope::encoding(request.headers())?.is_some() {
                 return Err(Status::unimplemented(
                     "messages of a stream are not decompressed; send them plain",
                 ));
+            }
+            if of_reflection {
+                return Ok(reflection::call(request, self.stop).await);
             }
             let beginnings = Beginnings::default();
             request.extensions_mut().insert(beginnings.clone());

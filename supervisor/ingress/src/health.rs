@@ -187,7 +187,7 @@ mod tests {
         let (_stop, stopped) = watch::channel(Course::Serve);
         let (tell, mut told) = mpsc::channel(1);
         let room = Arc::clone(&front.watchers).try_acquire_owned().unwrap();
-        tokio::spawn(follow(front, true, tell, Stop::new(stopped, Duration::ZERO), room));
+        tokio::spawn(follow(front, true, tell, Stop::new(stopped, Duration::ZERO, Duration::ZERO), room));
         assert_eq!(told.recv().await.unwrap().unwrap(), said(ServingStatus::Serving));
         // No control thread is there to say that it moves.
         let next = tokio::time::timeout(STILL_AFTER * 4, told.recv()).await.unwrap();
@@ -201,7 +201,13 @@ mod tests {
         let (tell, mut told) = mpsc::channel(1);
         let room = Arc::clone(&front.watchers).try_acquire_owned().unwrap();
         let mut serving = serve(&front);
-        tokio::spawn(follow(Arc::clone(&front), true, tell, Stop::new(stopped, Duration::ZERO), room));
+        tokio::spawn(follow(
+            Arc::clone(&front),
+            true,
+            tell,
+            Stop::new(stopped, Duration::ZERO, Duration::ZERO),
+            room,
+        ));
         assert_eq!(told.recv().await.unwrap().unwrap(), said(ServingStatus::Serving));
         for round in 0..64 {
             let before = std::mem::replace(&mut serving, serve(&front));

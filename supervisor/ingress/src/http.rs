@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use http_body_util::Full;
 use hyper::body::{Body, Incoming};
-use hyper::header::{CONNECTION, CONTENT_TYPE, HeaderValue};
+use hyper::header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HeaderValue};
 use hyper::http::request::Parts;
 use hyper::server::conn::http1;
 use hyper::service::{HttpService, service_fn};
-use hyper::{Request, Response, StatusCode};
+use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use serde::Serialize;
 use serde_json::json;
@@ -28,7 +28,7 @@ use super::pools::{Client, Pool};
 use super::request_error::RequestError;
 use super::reserved::Reserved;
 use super::routes::{self, Goal};
-use super::stop::{IDLE, Stop};
+use super::stop::Stop;
 use shadowslice_datapath::pipeline::Pieces;
 use shadowslice_datapath::readiness::Host;
 use shadowslice_datapath::trace::Outcome;
@@ -87,8 +87,8 @@ where
 {
     let mut connection = http1::Builder::new()
         .timer(TokioTimer::new())
-        // Also how long a connection may lie idle.
-        .header_read_timeout(IDLE)
+        // Also how long a connection may be idle.
+        .header_read_timeout(stop.keep_alive())
         .max_header_size(HEAD_BYTES)
         .serve_connection(TokioIo::new(io), service);
     let mut begun = std::pin::pin!(async {
@@ -150,7 +150,7 @@ async fn answer(
         Goal::Answered(answer) => Err(Refused::BeforeBody(answer)),
         goal => serve_goal(front, client, goal, &head, &mut body, asked).await,
     };
-    let (answer, reserved, cut) = match served {
+    let (mut answer, reserved, cut) = match served {
         Ok((answer, reserved)) => (answer, Some(reserved), false),
         Err(Refused::BeforeBody(answer)) => (answer, None, !body::discarded(&mut body).await),
         Err(Refused::InBody(answer)) => (answer, None, true),
@@ -159,6 +159,10 @@ async fn answer(
     client.touch();
     if let Some(span) = span {
         span.end(Outcome::Http(answer.status().as_u16()));
+    }
+    if head.method == Method::HEAD && answer.body().is_empty() {
+        // hyper adds this to answers to GET, and the length of a body that is there to both.
+        answer.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from_static("0"));
     }
     let mut answer = answer.map(|pieces| Full::new(Kept::new(pieces, reserved)));
     if cut {

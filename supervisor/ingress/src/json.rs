@@ -6,6 +6,7 @@ use std::marker::PhantomData;
 use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
+use super::object::{self, Object};
 use super::request_error::{RequestError, invalid};
 use super::reserved::Reserved;
 use super::shared_memory::SharedTensor;
@@ -46,14 +47,17 @@ const MAX_HEADER_BYTES: usize = 8 << 20;
 /// The most axes of a shape, which may take one byte of text each. Few models have more than six.
 const MAX_AXES: usize = 64;
 
+const HEADER: &str = "an object with `inputs`";
+
 #[derive(serde::Deserialize)]
+#[serde(expecting = "an object with `inputs`")]
 struct Header<'a> {
     id: Option<String>,
     #[serde(borrow)]
-    parameters: Option<RequestParameters<'a>>,
+    parameters: Option<Object<RequestParameters<'a>>>,
     #[serde(borrow)]
-    inputs: Few<InputHeader<'a>, MAX_TENSORS>,
-    outputs: Option<Few<OutputHeader, MAX_TENSORS>>,
+    inputs: Few<Object<InputHeader<'a>>, MAX_TENSORS>,
+    outputs: Option<Few<Object<OutputHeader>, MAX_TENSORS>>,
 }
 
 /// A list that is not read any further than `MAX`.
@@ -87,24 +91,27 @@ impl<'de, T: Deserialize<'de>, const MAX: usize> Visitor<'de> for OneByOne<T, MA
 }
 
 #[derive(serde::Deserialize)]
+#[serde(expecting = "an input: an object with `name`, `datatype`, `shape` and `data`")]
 struct InputHeader<'a> {
     name: String,
     datatype: String,
     shape: Few<i64, MAX_AXES>,
-    parameters: Option<InputParameters>,
+    parameters: Option<Object<InputParameters>>,
     #[serde(borrow)]
     data: Option<&'a RawValue>,
 }
 
 #[derive(serde::Deserialize)]
+#[serde(expecting = "an output: an object with `name`")]
 struct OutputHeader {
     name: String,
-    parameters: Option<OutputParameters>,
+    parameters: Option<Object<OutputParameters>>,
 }
 
 /// Parameters that ask for an extension that is not served are named here, to be refused; others
 /// are hints. A number is read as a number only: a list would take many times its text in memory.
 #[derive(serde::Deserialize, Default)]
+#[serde(expecting = "an object of parameters")]
 struct RequestParameters<'a> {
     binary_data_output: Option<bool>,
     #[serde(borrow)]
@@ -125,6 +132,7 @@ impl RequestParameters<'_> {
 }
 
 #[derive(serde::Deserialize, Default)]
+#[serde(expecting = "an object of parameters")]
 struct InputParameters {
     binary_data_size: Option<u64>,
     shared_memory_region: Option<String>,
@@ -133,6 +141,7 @@ struct InputParameters {
 }
 
 #[derive(serde::Deserialize, Default)]
+#[serde(expecting = "an object of parameters")]
 struct OutputParameters {
     binary_data: Option<bool>,
     classification: Option<u64>,
@@ -163,10 +172,10 @@ pub(super) fn parse(
     let header = reserved.joined(body.split_to(header_length))?;
     reserved.grow(header_length.saturating_mul(HEADER_TIMES).min(MAX_HEADER_BYTES))?;
     let mut binary = body;
-    let header: Header<'_> = serde_json::from_slice(&header)
+    let header: Header<'_> = object::body(&header, HEADER)
         .map_err(|why| Failure::Invalid(format!("failed to parse the request JSON: {why}")))?;
     let mut inputs = Vec::new();
-    for input in header.inputs.0 {
+    for Object(input) in header.inputs.0 {
         inputs.push(tensor(input, &mut binary, reserved)?);
     }
     if !binary.is_empty() {
@@ -175,7 +184,7 @@ pub(super) fn parse(
             binary.len()
         ));
     }
-    let parameters = header.parameters.unwrap_or_default();
+    let Object(parameters) = header.parameters.unwrap_or_default();
     let default = parameters.binary_data_output.unwrap_or_default();
     let terms = parameters.terms()?;
     let (outputs, form) = outputs(header.outputs.map_or_else(Vec::new, |Few(outputs)| outputs), default)?;
@@ -189,7 +198,7 @@ fn tensor(
     reserved: &Reserved,
 ) -> Result<NamedTensor, RequestError> {
     let Few(shape) = input.shape;
-    let parameters = input.parameters.unwrap_or_default();
+    let Object(parameters) = input.parameters.unwrap_or_default();
     let name = Clipped(&input.name);
     let InputParameters { shared_memory_region, shared_memory_byte_size, shared_memory_offset, .. } =
         parameters;
@@ -224,14 +233,14 @@ fn tensor(
     Ok(NamedTensor { name: input.name, datatype, shape, data, place })
 }
 
-fn outputs(headers: Vec<OutputHeader>, default: bool) -> Result<(Vec<WantedOutput>, Form), Failure> {
+fn outputs(headers: Vec<Object<OutputHeader>>, default: bool) -> Result<(Vec<WantedOutput>, Form), Failure> {
     if headers.is_empty() {
         return Ok((Vec::new(), Form::All(default)));
     }
     let mut wanted = Vec::new();
     let mut each = Vec::new();
-    for OutputHeader { name, parameters } in headers {
-        let parameters = parameters.unwrap_or_default();
+    for Object(OutputHeader { name, parameters }) in headers {
+        let Object(parameters) = parameters.unwrap_or_default();
         if parameters.classification.is_some_and(|classes| classes > 0) {
             return invalid(format!("output '{}': classification is not supported", Clipped(&name)));
         }

@@ -89,6 +89,41 @@ fn garbage_is_refused_with_its_place() {
     assert!(parse(Pieces::from(b"\xff\xfe\0\0".to_vec()), None, &model(), &enough()).is_err());
 }
 
+#[test]
+fn lists_are_refused_as_requests_and_as_parts_of_them() {
+    let input = r#"{"name":"x","datatype":"UINT8","shape":[1],"data":[1]}"#;
+    for body in [format!("[\"id\",null,[{input}],null]"), format!("[{input}]"), "[]".into(), "\"x\"".into()] {
+        let why = parsed(&body, &[]).unwrap_err();
+        assert!(why.ends_with("the body must be an object with `inputs`"), "{body}: {why}");
+    }
+    let of = |inputs: &str, rest: &str| parsed(&format!(r#"{{"inputs":[{inputs}]{rest}}}"#), &[]).map(drop);
+    assert_eq!(of(input, r#","parameters":null,"outputs":null"#), Ok(()));
+    for (inputs, rest) in [
+        (r#"["x","UINT8",[1],null,[1]]"#, ""),
+        (r#""x""#, ""),
+        (input, r#","parameters":[true,null,null]"#),
+        (input, r#","outputs":[["y",null]]"#),
+        (input, r#","outputs":[{"name":"y","parameters":[true]}]"#),
+        (r#"{"name":"x","datatype":"UINT8","shape":[1],"parameters":[1],"data":[1]}"#, ""),
+    ] {
+        let why = of(inputs, rest).unwrap_err();
+        assert!(why.contains("an object") && !why.contains("struct"), "{inputs} {rest}: {why}");
+    }
+}
+
+#[test]
+fn numbers_that_json_lacks_are_named_and_binary_data_advised() {
+    for word in ["NaN", "Infinity", "-Infinity"] {
+        let json =
+            format!(r#"{{"inputs":[{{"name":"x","datatype":"FP32","shape":[1,2],"data":[[1,{word}]]}}]}}"#);
+        let why = parsed(&json, &[]).unwrap_err();
+        assert!(why.contains("no NaN and no Infinity; send the tensor as binary data"), "{why}");
+    }
+    let null = r#"{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":[null]}]}"#;
+    let why = parsed(null, &[]).unwrap_err();
+    assert!(why.contains("null is not FP32") && why.contains("as binary data"), "{why}");
+}
+
 /// The parts that a request may name are bounded before they are read: some bytes of text are
 /// hundreds of bytes in memory.
 #[test]

@@ -17,6 +17,7 @@ mod accept;
 mod answer;
 mod authority;
 mod body;
+mod call_head;
 mod calls;
 mod codec;
 mod compression;
@@ -39,9 +40,11 @@ mod memory_routes;
 mod messages;
 mod metrics;
 mod model;
+mod object;
 mod pace;
 mod peers;
 mod pools;
+mod reflection;
 mod renewed;
 mod repository;
 mod request_error;
@@ -95,6 +98,14 @@ mod proto {
 
     pub(super) mod health {
         tonic::include_proto!("grpc.health.v1");
+    }
+
+    pub(super) mod reflection {
+        tonic::include_proto!("grpc.reflection.v1");
+    }
+
+    pub(super) mod reflection_v1alpha {
+        tonic::include_proto!("grpc.reflection.v1alpha");
     }
 }
 
@@ -188,7 +199,7 @@ impl Ingress {
         });
         let http = self.http.into_iter().map(|bound| (accept::Service::Http(front.clone()), bound));
         let grpc = self.grpc.into_iter().map(|bound| (accept::Service::Grpc(front.clone()), bound));
-        let stop = stop::Stop::new(stop, DRAIN);
+        let stop = stop::Stop::new(stop, DRAIN, self.limits.keep_alive);
         accept::run(http.chain(grpc), self.limits.connections, self.pools, stop).await;
     }
 }

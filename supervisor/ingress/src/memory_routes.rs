@@ -5,6 +5,7 @@ use serde::Deserialize;
 use serde_json::json;
 
 use super::http::{Answer, document, empty};
+use super::object;
 use super::proto::system_shared_memory_status_response::RegionStatus;
 use super::request_error::RequestError;
 use super::routes::OfMemory;
@@ -14,6 +15,7 @@ use shadowslice_datapath::peer::Peer;
 use shadowslice_datapath::pipeline::Failure;
 
 #[derive(Deserialize)]
+#[serde(expecting = "an object with `key` and `byte_size`")]
 struct Register {
     key: String,
     #[serde(default)]
@@ -31,7 +33,8 @@ pub(super) fn answer(
     match what {
         OfMemory::Status => return Ok(document(&regions.status(by, &name)?)),
         OfMemory::Register => {
-            let Register { key, offset, byte_size } = serde_json::from_slice(body)
+            let form = "an object with `key` and `byte_size`";
+            let Register { key, offset, byte_size } = object::body(body, form)
                 .map_err(|why| Failure::Invalid(format!("failed to parse the request JSON: {why}")))?;
             regions.register(by, RegionStatus { name, key, offset, byte_size })?;
         }

@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use super::http::{Answer, document, empty};
 use super::model::VERSION;
+use super::object;
 use super::proto::model_repository_parameter::ParameterChoice;
 use super::proto::repository_index_response::ModelIndex;
 use super::proto::{
@@ -29,12 +30,14 @@ pub(super) enum Route {
 }
 
 #[derive(Debug, Default, Deserialize)]
+#[serde(expecting = "an object")]
 struct IndexBody {
     #[serde(default)]
     ready: bool,
 }
 
 #[derive(Debug, Default, Deserialize)]
+#[serde(expecting = "an object")]
 struct Body {
     #[serde(default)]
     parameters: HashMap<String, Value>,
@@ -85,7 +88,7 @@ fn read<T: Default + for<'a> Deserialize<'a>>(body: &[u8]) -> Result<T, Failure>
     if body.is_empty() {
         return Ok(T::default());
     }
-    serde_json::from_slice(body)
+    object::body(body, "an object")
         .map_err(|error| Failure::Invalid(format!("the request's JSON is not understood: {error}")))
 }
 

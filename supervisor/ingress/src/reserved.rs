@@ -16,6 +16,9 @@ use shadowslice_datapath::pipeline::{Failure, Pieces};
 const BASE: u64 = 32 << 10;
 const SMALL: u64 = 16 << 10;
 
+/// The part of [`BASE`] that is for the request's head, in bytes.
+const HEAD: u64 = 8 << 10;
+
 /// In bytes: for more it is tried whether the system has them, so that a request fails where a
 /// library's allocation would end the process.
 const TRIED: u64 = 1 << 20;
@@ -29,15 +32,27 @@ tokio::task_local! {
 pub(super) struct Reserved {
     taken: Taken,
     used: AtomicU64,
+    /// The bytes that it takes at least: [`BASE`], and more for a long head.
+    base: u64,
     /// The deliveries of the answers that are written next.
     deliveries: Mutex<Deliveries>,
 }
 
 impl Reserved {
     pub(super) fn new(client: &Arc<Client>, pool: Pool) -> Result<Arc<Self>, RequestError> {
-        let taken = client.take(pool, BASE).ok_or_else(|| spent(client, pool))?;
+        Self::with_head(client, pool, 0)
+    }
+
+    /// Takes memory for a request whose head has so many bytes.
+    pub(super) fn with_head(
+        client: &Arc<Client>,
+        pool: Pool,
+        head: usize,
+    ) -> Result<Arc<Self>, RequestError> {
+        let base = BASE + (head as u64).saturating_sub(HEAD);
+        let taken = client.take(pool, base).ok_or_else(|| spent(client, pool))?;
         client.begun();
-        Ok(Arc::new(Self { taken, used: AtomicU64::new(0), deliveries: Mutex::default() }))
+        Ok(Arc::new(Self { taken, used: AtomicU64::new(0), base, deliveries: Mutex::default() }))
     }
 
     pub(super) fn client(&self) -> &Arc<Client> {
@@ -81,7 +96,7 @@ impl Reserved {
     }
 
     fn set(&self, used: u64) -> Result<(), RequestError> {
-        if !self.taken.set(used.saturating_add(BASE - SMALL).max(BASE)) {
+        if !self.taken.set(used.saturating_add(self.base - SMALL).max(self.base)) {
             return Err(spent(self.taken.client(), self.taken.pool()));
         }
         self.used.store(used, Relaxed);
@@ -155,6 +170,19 @@ mod tests {
         assert_eq!(client.has(Pool::Memory), BASE);
         drop(reserved);
         assert_eq!(client.has(Pool::Memory), 0);
+    }
+
+    #[test]
+    fn a_long_head_takes_memory_of_its_own() {
+        let client = Arc::new(Arc::new(Pools::new(1, 1 << 20, 0)).client(Owner::User(0)));
+        let head = 60 << 10;
+        let reserved = Reserved::with_head(&client, Pool::Memory, head).unwrap();
+        let with_head = BASE + head as u64 - HEAD;
+        assert_eq!(client.has(Pool::Memory), with_head);
+        reserved.grow(100_000).unwrap();
+        assert_eq!(client.has(Pool::Memory), with_head - SMALL + 100_000);
+        reserved.replace(0).unwrap();
+        assert_eq!(client.has(Pool::Memory), with_head);
     }
 
     #[test]

@@ -137,8 +137,10 @@ impl Route {
         }
     }
 
-    /// An absent extension is refused for every method.
+    /// Returns whether the path is served with this method. HEAD is answered as GET, and hyper leaves
+    /// the body out. An absent extension is refused for every method.
     fn takes(&self, method: &Method) -> bool {
+        let method = if *method == Method::HEAD { &Method::GET } else { method };
         matches!(self, Self::Absent(_)) || *method == self.method()
     }
 }
@@ -170,9 +172,9 @@ pub(super) fn goal(front: &Frontend, head: &Parts) -> Goal {
         return Goal::Answered(error(StatusCode::NOT_FOUND, &format!("there is nothing at {path}")));
     };
     if !route.takes(&head.method) {
-        let message = format!("this path takes {}, not {}", route.method(), Clipped(head.method.as_str()));
+        let allow = if route.method() == Method::GET { "GET, HEAD" } else { "POST" };
+        let message = format!("this path takes {allow}, not {}", Clipped(head.method.as_str()));
         let mut response = error(StatusCode::METHOD_NOT_ALLOWED, &message);
-        let allow = if route.method() == Method::GET { "GET" } else { "POST" };
         response.headers_mut().insert(ALLOW, HeaderValue::from_static(allow));
         return Goal::Answered(response);
     }
@@ -317,7 +319,10 @@ async fn parse(
 }
 
 fn content_encoding(headers: &HeaderMap) -> Result<Option<Encoding>, Failure> {
-    let mut encodings = headers.get_all(CONTENT_ENCODING).iter().filter(|encoding| *encoding != "identity");
+    let mut encodings = headers
+        .get_all(CONTENT_ENCODING)
+        .iter()
+        .filter(|encoding| !encoding.as_bytes().eq_ignore_ascii_case(b"identity"));
     let Some(first) = encodings.next() else { return Ok(None) };
     let name = String::from_utf8_lossy(first.as_bytes());
     let encoding = Encoding::named(name.trim()).filter(|_| encodings.next().is_none());

@@ -4,11 +4,6 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-/// How long an HTTP connection may lie idle once another supervisor listens, as it may at any time.
-/// Whoever asks on it meanwhile is answered, and told to connect anew; if it were closed sooner, its
-/// client might ask just then, and lose a request.
-pub(super) const IDLE: Duration = Duration::from_secs(75);
-
 /// What becomes of serving.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Course {
@@ -25,12 +20,21 @@ pub enum Course {
 pub(super) struct Stop {
     told: watch::Receiver<Course>,
     drain: Duration,
+    keep_alive: Duration,
 }
 
 impl Stop {
-    /// `drain` is for requests under way, and for peers that do not read their answers.
-    pub(super) fn new(told: watch::Receiver<Course>, drain: Duration) -> Self {
-        Self { told, drain }
+    /// `drain` is for requests under way, and for peers that do not read their answers; `keep_alive`
+    /// is how long an HTTP connection may be idle.
+    pub(super) fn new(told: watch::Receiver<Course>, drain: Duration, keep_alive: Duration) -> Self {
+        Self { told, drain, keep_alive }
+    }
+
+    /// Returns how long an HTTP connection may be idle, at any time, also once another supervisor
+    /// listens. A client that sends a request meanwhile is answered, and told to connect again. If
+    /// its connection were closed sooner, it might send just then, and lose a request.
+    pub(super) fn keep_alive(&self) -> Duration {
+        self.keep_alive
     }
 
     pub(super) async fn begun(mut self) {
@@ -43,7 +47,9 @@ impl Stop {
         self.clone().begun().await;
         if self.leaves() {
             // Either is the end.
-            let _ = tokio::time::timeout(IDLE, self.told.wait_for(|course| *course == Course::Stop)).await;
+            let _ =
+                tokio::time::timeout(self.keep_alive, self.told.wait_for(|course| *course == Course::Stop))
+                    .await;
         }
     }
 

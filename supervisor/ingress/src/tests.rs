@@ -20,6 +20,16 @@ use shadowslice_datapath::pulse::Pulse;
 const LIMIT: u64 = 1000;
 const PATIENCE: Duration = Duration::from_secs(20);
 
+const LIMITS: Limits = Limits {
+    request_bytes: LIMIT,
+    response_bytes: LIMIT,
+    memory: None,
+    in_flight: 1,
+    connections: 9,
+    keep_alive: Limits::KEEP_ALIVE,
+    shared_memory: Access::Nobody,
+};
+
 struct Server {
     dir: tempfile::TempDir,
     stop: watch::Sender<Course>,
@@ -38,15 +48,11 @@ impl Server {
 
     /// The same with so many bytes for all of them.
     async fn with(connections: usize, request_bytes: u64, memory: Option<u64>) -> Self {
+        Self::limited(Limits { request_bytes, memory, connections, ..LIMITS }).await
+    }
+
+    async fn limited(limits: Limits) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let limits = Limits {
-            request_bytes,
-            response_bytes: LIMIT,
-            memory,
-            in_flight: 1,
-            connections,
-            shared_memory: Access::Nobody,
-        };
         let listener =
             |name| Listener::Unix { path: dir.path().join(name), mode: None, group: None, peers: None };
         let ingress = Ingress::bind(
@@ -185,18 +191,10 @@ async fn one_fault_takes_no_address() {
     let dir = tempfile::tempdir().unwrap();
     let listener =
         |name| Listener::Unix { path: dir.path().join(name), mode: None, group: None, peers: None };
-    let limits = Limits {
-        request_bytes: 1,
-        response_bytes: 1,
-        memory: None,
-        in_flight: 1,
-        connections: 1,
-        shared_memory: Access::Nobody,
-    };
     let fault = Ingress::bind(
         &[listener("http")],
         &[listener("no/grpc")],
-        &limits,
+        &LIMITS,
         &mut Inherited::default(),
         &Arc::default(),
     )

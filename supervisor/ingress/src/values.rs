@@ -134,6 +134,17 @@ impl<'de> Visitor<'de> for &mut Sink {
         Ok(())
     }
 
+    /// JavaScript writes `null` for a number that JSON lacks.
+    fn visit_unit<E: Error>(self) -> Result<(), E> {
+        let datatype = self.datatype;
+        Err(match datatype {
+            Datatype::Fp32 | Datatype::Fp64 => E::custom(format_args!(
+                "null is not {datatype}; send a tensor with NaN or Infinity as binary data"
+            )),
+            _ => E::custom(format_args!("null is not {datatype}")),
+        })
+    }
+
     fn visit_seq<A: SeqAccess<'de>>(self, mut values: A) -> Result<(), A::Error> {
         while values.next_element_seed(&mut *self)?.is_some() {}
         Ok(())

@@ -67,6 +67,11 @@ impl Value {
         Self { name, kind: Message::default().message(1, &tensor(element, shape)) }
     }
 
+    /// A tensor of any rank.
+    pub fn of_any_rank(name: &'static str, element: u64) -> Self {
+        Self { name, kind: Message::default().message(1, &Message::default().number(1, element)) }
+    }
+
     /// A sequence of tensors.
     pub fn sequence(name: &'static str, element: u64, shape: &[i64]) -> Self {
         let member = Message::default().message(1, &tensor(element, shape));

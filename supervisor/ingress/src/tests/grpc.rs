@@ -13,6 +13,9 @@ use tokio::task::JoinSet;
 use tonic::Code;
 
 use super::*;
+use crate::proto::reflection::server_reflection_request::MessageRequest;
+use crate::proto::reflection::server_reflection_response::MessageResponse;
+use crate::proto::reflection::{ServerReflectionRequest, ServerReflectionResponse};
 use crate::proto::{
     ModelInferRequest, ModelMetadataRequest, ModelReadyRequest, ModelReadyResponse, ServerMetadataRequest,
     ServerMetadataResponse,
@@ -33,7 +36,12 @@ impl Client {
     }
 
     fn request(method: &str, body: Sent) -> Request<Sent> {
-        Request::post(format!("http://x/inference.GRPCInferenceService/{method}"))
+        // The whole path, or a method of the protocol's service.
+        let path = match method.starts_with('/') {
+            true => method.to_owned(),
+            false => format!("/inference.GRPCInferenceService/{method}"),
+        };
+        Request::post(format!("http://x{path}"))
             .header("content-type", "application/grpc")
             .header("te", "trailers")
             .body(body)
@@ -156,6 +164,101 @@ async fn calls_that_are_not_served_are_refused_in_words() {
         assert_eq!(client.call(method, message(&ServerMetadataRequest {})).await.0, Code::Ok, "{method}");
     }
     server.stop().await;
+}
+
+#[tokio::test]
+async fn what_is_not_grpc_is_answered_with_415_and_the_connection_goes_on() {
+    let server = Server::start(9).await;
+    let mut client = Client::connect(&server).await;
+    let live = message(&ServerMetadataRequest {});
+    for (method, content_type, status) in [
+        ("POST", "application/json", 415),
+        ("POST", "application/grpc-web+proto", 415),
+        ("POST", "text/plain", 415),
+        ("GET", "", 415),
+        ("GET", "application/grpc", 405),
+        ("POST", "application/grpc+proto", 200),
+    ] {
+        let mut request = Client::request("ServerLive", Either::Left(Full::new(live.clone())));
+        *request.method_mut() = method.parse().unwrap();
+        request.headers_mut().insert("content-type", HeaderValue::from_static(content_type));
+        if content_type.is_empty() {
+            request.headers_mut().remove("content-type");
+        }
+        let answer = timeout(PATIENCE, client.0.send_request(request)).await.unwrap().unwrap();
+        assert_eq!(answer.status(), status, "{method} {content_type}");
+        assert_eq!(answer.headers()["content-type"] == "application/grpc", status == 200);
+        let body = answer.into_body().collect().await.unwrap().to_bytes();
+        assert!(status == 200 || String::from_utf8_lossy(&body).contains("gRPC"), "{body:?}");
+    }
+    assert_eq!(client.call("ServerLive", live).await.0, Code::Ok);
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn metadata_may_be_as_long_as_the_head_of_an_http_request() {
+    let server = Server::start(9).await;
+    let mut client = Client::connect(&server).await;
+    let live = message(&ServerMetadataRequest {});
+    for (bytes, status, code) in
+        [(60_000, 200, Some(Code::Ok)), (70_000, 200, Some(Code::ResourceExhausted)), (120_000, 431, None)]
+    {
+        let mut request = Client::request("ServerLive", Either::Left(Full::new(live.clone())));
+        let token = HeaderValue::from_bytes(&vec![b'x'; bytes]).unwrap();
+        request.headers_mut().insert("authorization", token);
+        let answer = timeout(PATIENCE, client.0.send_request(request)).await.unwrap().unwrap();
+        assert_eq!(answer.status(), status, "{bytes}");
+        let head = answer.headers().clone();
+        let body = answer.into_body().collect().await.unwrap();
+        let trailers = body.trailers().unwrap_or(&head);
+        let told = trailers.get("grpc-status").map(|status| Code::from_bytes(status.as_bytes()));
+        assert_eq!(told, code, "{bytes}");
+    }
+    assert_eq!(client.call("ServerLive", live).await.0, Code::Ok);
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn reflection_answers_each_request_of_a_call_in_both_versions() {
+    let server = Server::start(9).await;
+    let mut client = Client::connect(&server).await;
+    let ask =
+        |request| message(&ServerReflectionRequest { message_request: Some(request), ..Default::default() });
+    let asked = [
+        ask(MessageRequest::ListServices(String::new())),
+        ask(MessageRequest::FileContainingSymbol("inference.GRPCInferenceService".to_owned())),
+        ask(MessageRequest::FileByFilename("absent.proto".to_owned())),
+    ]
+    .concat();
+    for version in ["v1", "v1alpha"] {
+        let path = format!("/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo");
+        let (code, mut body) = client.call(&path, asked.clone().into()).await;
+        assert_eq!(code, Code::Ok, "{version}");
+        let mut answers = Vec::new();
+        while !body.is_empty() {
+            let length = usize::try_from(u32::from_be_bytes(body[1..5].try_into().unwrap())).unwrap();
+            let answer = body.split_to(5 + length).slice(5..);
+            answers.push(ServerReflectionResponse::decode(answer).unwrap().message_response.unwrap());
+        }
+        let [
+            MessageResponse::ListServicesResponse(services),
+            MessageResponse::FileDescriptorResponse(files),
+            MessageResponse::ErrorResponse(fault),
+        ] = &answers[..]
+        else {
+            panic!("{version}: {answers:?}")
+        };
+        assert_eq!(services.service.len(), 4, "{services:?}");
+        assert!(!files.file_descriptor_proto[0].is_empty());
+        assert!(fault.error_message.contains("absent.proto"), "{fault:?}");
+    }
+    let unknown = client.call("/grpc.reflection.v1.ServerReflection/Other", Bytes::new()).await;
+    assert_eq!(unknown.0, Code::Unimplemented);
+    // A call that goes on ends when serving does.
+    let held = client.begin("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo");
+    assert_eq!(client.call("ServerLive", message(&ServerMetadataRequest {})).await.0, Code::Ok);
+    server.stop().await;
+    drop(held);
 }
 
 #[tokio::test]

@@ -69,7 +69,7 @@ async fn a_connection_outlives_the_requests_that_are_refused() {
         (post("/v2/logging", "", "{}"), 503, "does not support dynamic logging"),
         (get("/v2/repository/index"), 405, "takes POST"),
         (get("/v2/models/m/infer"), 405, "takes POST, not GET"),
-        (post("/v2", "", "{}"), 405, "takes GET, not POST"),
+        (post("/v2", "", "{}"), 405, "takes GET, HEAD, not POST"),
         (get("/v2/health/live"), 200, ""),
     ] {
         let answer = ask(&mut stream, &request).await;
@@ -78,6 +78,49 @@ async fn a_connection_outlives_the_requests_that_are_refused() {
     }
     server.stop().await;
 }
+
+#[tokio::test]
+async fn head_is_answered_as_get_without_the_body() {
+    let server = Server::start(9).await;
+    for path in [
+        "/v2/health/live",
+        "/v2/health/ready",
+        "/v2",
+        "/v2/models/stats",
+        "/v2/models/m",
+        "/v2/models/m/ready",
+        "/v2/cudasharedmemory/status",
+        "/v2/models/m/infer",
+        "/v2/trace/setting",
+        "/nowhere",
+    ] {
+        let mut answers = Vec::new();
+        for method in ["GET", "HEAD"] {
+            let mut stream = server.connect("http").await;
+            let request = format!("{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+            stream.write_all(request.as_bytes()).await.unwrap();
+            let answer = rest(&mut stream).await;
+            let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+            let mut undated: Vec<_> = head.lines().filter(|line| !line.starts_with("date: ")).collect();
+            undated.sort_unstable();
+            answers.push((undated.join("\n"), body.to_owned()));
+        }
+        let [(get, _), (head, body)] = &answers[..] else { unreachable!() };
+        assert!(get.contains("content-length: "), "{path}: {get}");
+        assert_eq!(body, "", "{path}");
+        if path != "/v2/models/m/infer" {
+            assert_eq!(get, head, "{path}");
+        }
+    }
+    let mut stream = server.connect("http").await;
+    stream.write_all(b"HEAD /v2 HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+    stream.write_all(LIVE_AND_CLOSE.as_bytes()).await.unwrap();
+    let both = rest(&mut stream).await;
+    assert_eq!(both.matches("HTTP/1.1 200 ").count(), 2, "the connection goes on: {both}");
+    server.stop().await;
+}
+
+const LIVE_AND_CLOSE: &str = "GET /v2/health/live HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
 
 #[tokio::test]
 async fn a_body_over_the_limit_is_refused_unread_and_ends_the_connection() {
@@ -174,4 +217,19 @@ async fn an_idle_connection_is_closed_be_it_new_or_used() {
         assert_eq!(answer.starts_with(b"HTTP/1.1 200 "), begun.contains("live"), "{begun}");
     }
     server.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_idle_connection_is_closed_after_keep_alive() {
+    for keep_alive in [Duration::from_secs(2), Duration::from_secs(620)] {
+        let server = Server::limited(Limits { keep_alive, ..LIMITS }).await;
+        let mut stream = server.connect("http").await;
+        assert!(ask(&mut stream, &get("/v2/health/live")).await.starts_with("HTTP/1.1 200 "));
+        let idle = tokio::time::Instant::now();
+        let mut end = Vec::new();
+        timeout(2 * keep_alive, stream.read_to_end(&mut end)).await.unwrap().unwrap();
+        let stayed = idle.elapsed();
+        assert!(end.is_empty() && stayed >= keep_alive.mul_f64(0.9), "{keep_alive:?}: {stayed:?}");
+        server.stop().await;
+    }
 }

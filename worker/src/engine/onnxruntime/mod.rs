@@ -112,6 +112,16 @@ impl OnnxRuntime {
                 _ => BootRefusal::Model(fault.message().to_owned()),
             })?;
         let inputs = specs("input", session.inputs()).map_err(BootRefusal::Model)?;
+        // ONNX Runtime shows an input without a shape as a scalar.
+        let scalars: Vec<_> =
+            inputs.iter().filter(|input| input.shape.is_empty()).map(|input| input.name.as_str()).collect();
+        if !scalars.is_empty()
+            && let Some(input) = model_file::input_without_rank(model, &scalars)
+        {
+            return Err(BootRefusal::Model(format!(
+                "input `{input}` has no known rank; export the model with a shape for it, whose axes may be free"
+            )));
+        }
         let outputs = specs("output", session.outputs()).map_err(BootRefusal::Model)?;
         let buffers = inputs.iter().map(|_| GatherBuffer::default()).collect();
         let engine = Self { session, outputs: outputs.clone(), buffers };
@@ -143,10 +153,25 @@ fn options(environment: &Environment, threads: u32) -> Result<SessionBuilder, St
         .map_err(fault)
 }
 
+/// What to do about a classifier's probabilities, which skl2onnx and onnxmltools write as maps.
+const ZIPMAP: &str = "; export the classifier with options={'zipmap': False}";
+
+fn unusable(side: &str, name: &str, kind: &ValueType) -> String {
+    let hint = if holds_maps(kind) { ZIPMAP } else { "" };
+    format!("{side} `{name}` is a {kind}, which cannot be served{hint}")
+}
+
+fn holds_maps(kind: &ValueType) -> bool {
+    match kind {
+        ValueType::Map { .. } => true,
+        ValueType::Sequence(inner) | ValueType::Optional(inner) => holds_maps(inner),
+        ValueType::Tensor { .. } => false,
+    }
+}
+
 fn specs(side: &str, outlets: &[Outlet]) -> Result<Vec<TensorSpec>, String> {
     let spec = |outlet: &Outlet| {
-        let unusable =
-            || format!("{side} `{}` is a {}, which cannot be served", outlet.name(), outlet.dtype());
+        let unusable = || unusable(side, outlet.name(), outlet.dtype());
         let ValueType::Tensor { ty, shape, .. } = outlet.dtype() else { return Err(unusable()) };
         let datatype = datatype(*ty).ok_or_else(unusable)?;
         Ok(TensorSpec { name: outlet.name().to_owned(), datatype, shape: shape.to_vec() })
@@ -200,5 +225,26 @@ fn failed(fault: &ort::Error) -> RunFailure {
     match fault.code() {
         ErrorCode::InvalidArgument => RunFailure::Input(why),
         _ => RunFailure::Engine(why),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_exported_probabilities_as_maps_learns_how_not_to() {
+        let maps = || ValueType::Map { key: TensorElementType::Int64, value: TensorElementType::Float32 };
+        for kind in [maps(), ValueType::Sequence(Box::new(maps()))] {
+            let why = unusable("output", "output_probability", &kind);
+            assert!(why.contains("`output_probability`") && why.contains("{'zipmap': False}"), "{why}");
+        }
+        let tensor = ValueType::Tensor {
+            ty: TensorElementType::Float32,
+            shape: [1_i64].into_iter().collect(),
+            dimension_symbols: [String::new()].into_iter().collect(),
+        };
+        let why = unusable("output", "list", &ValueType::Sequence(Box::new(tensor)));
+        assert!(why.ends_with("which cannot be served"), "{why}");
     }
 }

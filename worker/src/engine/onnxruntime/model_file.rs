@@ -62,6 +62,53 @@ pub(super) struct ExternalTensor {
     pub(super) bytes: Option<u64>,
 }
 
+/// The part of a model's file that says which inputs have a shape.
+#[derive(Message)]
+struct ModelInputs {
+    #[prost(message, optional, tag = "7")]
+    graph: Option<GraphInputs>,
+}
+
+#[derive(Message)]
+struct GraphInputs {
+    #[prost(message, repeated, tag = "11")]
+    inputs: Vec<Input>,
+}
+
+#[derive(Message)]
+struct Input {
+    #[prost(string, tag = "1")]
+    name: String,
+    #[prost(message, optional, tag = "2")]
+    kind: Option<InputType>,
+}
+
+#[derive(Message)]
+struct InputType {
+    #[prost(message, optional, tag = "1")]
+    tensor: Option<TensorType>,
+}
+
+#[derive(Message)]
+struct TensorType {
+    #[prost(message, optional, tag = "2")]
+    shape: Option<Axes>,
+}
+
+/// A shape, whose axes are not read: a scalar has none.
+#[derive(Message)]
+struct Axes {}
+
+/// Returns the first of these inputs that is a tensor without a shape, so that its rank is not known.
+/// A file that cannot be read has none.
+pub(super) fn input_without_rank(model: &Path, names: &[&str]) -> Option<String> {
+    let model = ModelInputs::decode(std::fs::read(model).ok()?.as_slice()).ok()?;
+    let without_shape =
+        |input: &Input| input.kind.as_ref()?.tensor.as_ref().map(|tensor| tensor.shape.is_none());
+    let mut inputs = model.graph?.inputs.into_iter().filter(|input| names.contains(&input.name.as_str()));
+    inputs.find(|input| without_shape(input) == Some(true)).map(|input| input.name)
+}
+
 pub(super) fn read(model: &Path) -> io::Result<ModelProto> {
     ModelProto::decode(std::fs::read(model)?.as_slice()).map_err(io::Error::other)
 }
