@@ -245,7 +245,7 @@ mod tests {
         std::fs::write(file.path(), field(7, &graph)).unwrap();
         let found: Vec<PathBuf> = external_files(file.path()).unwrap().into_iter().collect();
         assert_eq!(found, ["m", "sub/n"].map(PathBuf::from));
-        std::fs::write(file.path(), model()).unwrap();
+        std::fs::write(file.path(), field(7, &field(11, b""))).unwrap();
         assert!(external_files(file.path()).unwrap().is_empty());
     }
 
