@@ -265,7 +265,10 @@ class _Reader:
             self.fault(".need", "exactly `sms` and `memory` are needed, as {sms: 24, memory: 4Gi}")
             return None
         read: dict[str, int] = {}
-        for key, reader in (("sms", lambda x: values.whole(x, 1, 1024)), ("memory", values.size_mib)):
+        for key, reader in (
+            ("sms", lambda x: values.whole(x, 1, 1024)),
+            ("memory", values.size_mib),
+        ):
             try:
                 read[key] = reader(value[key])
             except values.ValueFault as fault:
