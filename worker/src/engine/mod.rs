@@ -198,11 +198,13 @@ impl Engine {
         }
     }
 
-    /// What to do where a model cannot run on values that are made up.
+    /// Returns what to do about a failure on made-up values, if the values may be at fault.
     pub fn if_made_up_fails(&self) -> &'static str {
         match self {
-            Self::Emulated | Self::OnnxRuntime(_) | Self::OnGpu(_) => "",
-            Self::Hosted(_) => "; a model that cannot take made-up values needs a method `warmup`",
+            Self::Hosted(hosted) if hosted.may_need_warmup() => {
+                "; a model that cannot take made-up values needs a method `warmup`"
+            }
+            Self::Emulated | Self::OnnxRuntime(_) | Self::OnGpu(_) | Self::Hosted(_) => "",
         }
     }
 

@@ -78,21 +78,28 @@ pub fn write_reference(trial: &mut Trial<'_>, file: &File) -> Result<(), BootRef
     let basis = trial.engine.basis()?;
     trial.given.clone_from(&basis.inputs);
     let fills = if trial.given.is_some() { &Fill::ALL[..1] } else { &Fill::ALL[..] };
-    let mut refusals = Vec::new();
+    let mut first = None;
     for &fill in fills {
         match reference_of(trial, &basis, fill) {
             Ok(reference) => {
                 return reference.write(file).map_err(|fault| BootRefusal::Setup(chain(&fault)));
             }
-            Err(refusal) => refusals.push(refusal),
+            Err(refusal) => {
+                // Asked now: the engine knows its last failure only.
+                first.get_or_insert_with(|| with_advice(trial, refusal));
+            }
         }
     }
-    Err(match refusals.swap_remove(0) {
+    Err(first.unwrap_or_else(|| BootRefusal::Setup("no values could be made up".to_owned())))
+}
+
+fn with_advice(trial: &mut Trial<'_>, refusal: BootRefusal) -> BootRefusal {
+    match refusal {
         BootRefusal::WarmUp { size, why } if trial.given.is_none() => {
             BootRefusal::WarmUp { size, why: format!("{why}{}", trial.engine.if_made_up_fails()) }
         }
         refusal => refusal,
-    })
+    }
 }
 
 fn reference_of(trial: &mut Trial<'_>, basis: &Basis, fill: Fill) -> Result<Reference, BootRefusal> {
