@@ -37,7 +37,10 @@ fn max_delay(value: &Value<'_>, slo: &Slo, context: &Context<'_>) -> Option<Dura
     } else if delay > slo.latency / 2 {
         context.note(
             value,
-            format!("a batch may wait for more than half of the SLO of {latency}, so that little is left to run it"),
+            format!(
+                "a batch may wait for more than half of the SLO of {latency}, \
+                 so that little is left to run it"
+            ),
         );
     }
     Some(delay)
