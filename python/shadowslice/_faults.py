@@ -8,11 +8,16 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from . import _refused
+
 TRACEBACK_LINES = 40
 """Of a traceback, the last lines, are logged."""
 
 CHARACTERS = 2000
 """The most of a line of a traceback, and of an exception's text."""
+
+NEXT_LINE = "\x1f"
+"""Stands for a line's end inside a record of the log: the supervisor logs each line as a record."""
 
 
 class Faulty(Exception):
@@ -20,10 +25,12 @@ class Faulty(Exception):
 
 
 def told(error: BaseException) -> str:
-    """An exception in one line."""
+    """An exception in one line, with what the sandbox has to do with it."""
     if isinstance(error, SystemExit):
         return "the model called sys.exit"
-    return speakable(cut("".join(traceback.format_exception_only(error)).strip()))
+    text = speakable(cut("".join(traceback.format_exception_only(error)).strip()))
+    refused = _refused.reason(error)
+    return f"{text}: {refused}" if refused else text
 
 
 def cut(text: str) -> str:
@@ -37,7 +44,7 @@ def speakable(text: str) -> str:
 
 
 def line_of(*written: Any) -> int:
-    """Where the first of these is written whose source is there, such as a method, or else its class."""
+    """Returns the line of the first of these, such as a method and its class, that has a source."""
     for each in written:
         try:
             return inspect.getsourcelines(each)[1]
@@ -55,6 +62,7 @@ def line_in(file: Path, error: BaseException) -> int:
 
 
 def log_traceback() -> None:
-    """Writes the exception that is handled to the worker's log."""
+    """Writes the exception that is handled to the worker's log, as one record."""
     lines = traceback.format_exc().rstrip().splitlines()
-    print(*map(cut, lines[-TRACEBACK_LINES:]), sep="\n", file=sys.stderr, flush=True)
+    record = NEXT_LINE.join(map(cut, lines[-TRACEBACK_LINES:]))
+    print(record, file=sys.stderr, flush=True)

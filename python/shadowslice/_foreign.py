@@ -33,7 +33,7 @@ def array(value: Any, dtypes: Mapping[str, np.dtype]) -> np.ndarray:
 
 
 def of_torch(torch: Any, tensor: Any, dtypes: Mapping[str, np.dtype]) -> np.ndarray:
-    """Also if it requires a gradient, and of bfloat16, which PyTorch gives to NumPy in no other way."""
+    """Returns the array, also of a tensor with a gradient, or of bfloat16, unknown to NumPy."""
     on_host = tensor.detach().cpu()
     if on_host.dtype == torch.bfloat16 and "BF16" in dtypes:
         of_bits: np.ndarray = on_host.view(torch.int16).numpy()

@@ -51,8 +51,8 @@ def imported(file: Path) -> ModuleType:
     except ModuleNotFoundError as error:
         line = line_in(file, error)
         raise Faulty(
-            f"{file}:{line}: there is no package {error.name!r} for {sys.executable}; install it there, or "
-            "have `python: {executable: ...}` name the interpreter that has it"
+            f"{file}:{line}: there is no package {error.name!r} for {sys.executable}; "
+            "install it there, or have `python: {executable: ...}` name the interpreter that has it"
         ) from error
     return module
 
@@ -66,12 +66,14 @@ def model_class(module: ModuleType, file: Path) -> Any:
     ]
     if not own:
         raise Faulty(
-            f"{file}: no class has a method `infer(self, batch)` or `generate(self, request)`; write one"
+            f"{file}: no class has a method `infer(self, batch)` or `generate(self, request)`; "
+            "write one"
         )
     if len(own) > 1:
         names = ", ".join(found.__name__ for found in own)
         raise Faulty(
-            f"{file}: several classes have `infer` or `generate` ({names}); leave one, or import the others"
+            f"{file}: several classes have `infer` or `generate` ({names}); "
+            "leave one, or import the others"
         )
     found: Any = own[0]
     if len(methods(found)) > 1:
@@ -105,7 +107,8 @@ def streams(found: Any, file: Path) -> int:
     if not isinstance(most, int) or not 0 < most <= MAX_STREAMS:
         line = line_of(found)
         raise Faulty(
-            f"{file}:{line}: `streams` of class {found.__name__} is {most!r}; it must be 1 to {MAX_STREAMS}"
+            f"{file}:{line}: `streams` of class {found.__name__} is {most!r}; "
+            f"it must be 1 to {MAX_STREAMS}"
         )
     return most
 
@@ -126,7 +129,8 @@ def tensors(found: type, which: str, file: Path) -> dict[str, Tensor]:
     for name, tensor in declared.items():
         if not is_name(name) or not isinstance(tensor, Tensor):
             raise Faulty(
-                f"{file}:{line}: {which} of class {found.__name__}: {name!r} is none; write {example}"
+                f"{file}:{line}: {which} of class {found.__name__}: {name!r} is none; "
+                f"write {example}"
             )
         try:
             is_known = _tensors.known(tensor.datatype)
@@ -144,7 +148,8 @@ def tensors(found: type, which: str, file: Path) -> dict[str, Tensor]:
             isinstance(axis, int) and (axis == -1 or 0 < axis <= MAX_AXIS) for axis in tensor.shape
         ):
             raise Faulty(
-                f"{file}:{line}: {name!r} has shape {tensor.shape!r}; an axis is -1 or 1 to {MAX_AXIS}"
+                f"{file}:{line}: {name!r} has shape {tensor.shape!r}; "
+                f"an axis is -1 or 1 to {MAX_AXIS}"
             )
     return dict(declared)
 

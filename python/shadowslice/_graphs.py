@@ -1,4 +1,4 @@
-"""Models whose batches are recorded as CUDA graphs. Their inputs and outputs are tensors of PyTorch."""
+"""Models whose batches are recorded as CUDA graphs. Inputs and outputs are PyTorch's tensors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from . import Tensor, _tensors
 
 Recording: TypeAlias = tuple[int, list[int], list[tuple[list[int], int, int]]]
-"""The graph, the inputs' addresses, and of each output a row's shape, its address, a row's bytes."""
+"""The graph, the inputs' addresses, and of each output a row's shape, its address, its bytes."""
 
 TRIES = 3
 """Runs before a recording, in which libraries choose their kernels."""

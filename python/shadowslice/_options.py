@@ -37,12 +37,14 @@ def check(found: type, file: Path, tensors: Mapping[str, Tensor]) -> None:
         value = getattr(found, name, False)
         if not isinstance(value, bool):
             raise Faulty(
-                f"{where}: `{name}` of class {found.__name__} is {value!r}, and must be True or False"
+                f"{where}: `{name}` of class {found.__name__} is {value!r}, "
+                "and must be True or False"
             )
     if getattr(found, "cuda_graph", False):
         if hasattr(found, "generate"):
             raise Faulty(
-                f"{where}: a stream cannot be recorded; leave out `cuda_graph` of class {found.__name__}"
+                f"{where}: a stream cannot be recorded; "
+                f"leave out `cuda_graph` of class {found.__name__}"
             )
         texts = [name for name, tensor in tensors.items() if tensor.datatype == "BYTES"]
         if texts:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -12,7 +11,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from . import Context, InvalidInput, Tensor, _found, _graphs, _options, _tensors
+from . import Context, InvalidInput, Tensor, _folders, _found, _graphs, _options, _refused, _tensors
 from ._faults import Faulty, line_in, line_of, log_traceback, speakable, told
 
 Spec: TypeAlias = tuple[str, str, list[int]]
@@ -22,8 +21,12 @@ Answered: TypeAlias = tuple[list[int], list[tuple[int, int]]]
 """An output: its shape without the batch axis, and each request's part as address and length."""
 
 Told: TypeAlias = tuple[tuple[list[Answered], list[np.ndarray], bool] | None, bool, str]
-"""The outputs' shapes and the addresses of their parts, what keeps them, and whether there is more; or
-``None``, whether the input is at fault, and why."""
+"""The outputs' shapes and the addresses of their parts, what keeps them, and whether there is more;
+or ``None``, whether the input is at fault, and why."""
+
+
+NEVER_BY_VALUES = (ImportError, NameError, NotImplementedError, SystemExit)
+"""Exceptions that other inputs do not prevent."""
 
 
 class Runner:
@@ -42,14 +45,18 @@ class Runner:
         """Of a model with ``cuda_graph``, which takes PyTorch's tensors."""
         self.open: dict[int, Iterator[Any]] = {}
         self.proving = True
+        self.has_answered = False
+        """Whether the model's method has returned or yielded, and its answer is looked at."""
+        self.blames_values = False
+        """Whether what failed last may come of values that were made up."""
         self.proved: dict[str, tuple[dict[str, np.ndarray], list[int] | None]] = {}
         """A batch of each size, of those that were proved on partitions."""
 
     def load(
         self, name: str, path: Path, cache: Path | None, on_gpu: bool
     ) -> tuple[tuple[list[Spec], list[Spec], int] | None, str]:
-        """The inputs and outputs, each as name, datatype and shape, and how many streams it generates
-        at a time; or ``None`` and why not."""
+        """Returns the inputs and outputs, each as name, datatype and shape, and how many streams it
+        generates at a time; or ``None`` and why not."""
         try:
             file = _found.source(path)
             context = Context(
@@ -58,8 +65,7 @@ class Runner:
                 cache=cache,
                 device="cuda" if on_gpu else "cpu",
             )
-            if cache:
-                os.environ["TMPDIR"] = str(cache)
+            _folders.lead_to(cache, on_gpu)
             self._load(file, context)
         except Faulty as fault:
             return None, str(fault)
@@ -111,8 +117,8 @@ class Runner:
         return None if torch() else "of Python models only those that use PyTorch take a stream"
 
     def record(self, shapes: list[list[int]]) -> tuple[_graphs.Recording | None, str | None]:
-        """What the worker starts in the place of `run` for inputs of these shapes, or why there is no such
-        thing; neither if the class does not ask for it."""
+        """Returns what the worker starts in the place of `run` for inputs of these shapes, or why
+        there is no such thing; neither if the class does not ask for it."""
         if self.recorder is None:
             return None, None
         try:
@@ -131,7 +137,7 @@ class Runner:
         self.proving = False
 
     def unfit(self, cuda: int) -> str | None:
-        """Why the model cannot be run on this CUDA stream, if so: a kernel may not fit on its SMs."""
+        """Returns why the model cannot run on this CUDA stream, as when a kernel needs more SMs."""
         try:
             with on(cuda):
                 for batch, rows in self.proved.values():
@@ -165,6 +171,7 @@ class Runner:
     ) -> Told:
         """Answers a batch, or begins a stream of this number. The model computes on this CUDA
         stream."""
+        self.has_answered = self.blames_values = False
         try:
             batch = {
                 name: _tensors.read(tensor.datatype, shape, memoryview(view))
@@ -183,18 +190,21 @@ class Runner:
             with on(cuda):
                 return (*self._answered(batch, rows), False), False, ""
         except BaseException as error:
-            return failed(error)
+            return self._failed(error)
 
     def step(self, stream: int, cuda: int | None) -> Told:
         """The next answer of a stream."""
         generator = self.open.pop(stream)
+        self.has_answered = self.blames_values = False
         try:
             with on(cuda):
                 outputs = self._outputs(next(generator), None)
         except StopIteration:
+            # A stream without any answer may come of the values, too.
+            self.blames_values = True
             return ([], [], False), False, ""
         except BaseException as error:
-            return failed(error)
+            return self._failed(error)
         self.open[stream] = generator
         return (*outputs, True), False, ""
 
@@ -207,6 +217,14 @@ class Runner:
         except BaseException:
             log_traceback()
 
+    def _failed(self, error: BaseException) -> Told:
+        self.blames_values = values_may_matter(error, self.has_answered)
+        return failed(error)
+
+    def may_need_warmup(self) -> bool:
+        """Whether a method `warmup` may help against what failed last."""
+        return self.blames_values
+
     def _answered(
         self, batch: dict[str, Any], rows: list[int] | None
     ) -> tuple[list[Answered], list[np.ndarray]]:
@@ -217,6 +235,7 @@ class Runner:
     def _outputs(
         self, answered: Any, rows: list[int] | None
     ) -> tuple[list[Answered], list[np.ndarray]]:
+        self.has_answered = True
         # The abstract class is slow to ask.
         if not isinstance(answered, dict) and not isinstance(answered, Mapping):
             raise TypeError(f"{self._did()} {type(answered).__name__}, which is no dict of arrays")
@@ -276,6 +295,14 @@ def failed(error: BaseException) -> Told:
         return None, True, speakable(str(error))
     log_traceback()
     return None, False, told(error)
+
+
+def values_may_matter(error: BaseException, has_answered: bool) -> bool:
+    """Whether the exception may come of the values of the inputs."""
+    if has_answered:
+        # Values may decide about the shape of an output, not about its name or datatype.
+        return isinstance(error, ValueError)
+    return not isinstance(error, NEVER_BY_VALUES) and _refused.reason(error) is None
 
 
 def split(array: np.ndarray, rows: list[int] | None) -> list[np.ndarray]:

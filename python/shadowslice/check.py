@@ -1,16 +1,16 @@
 """Says why a model cannot be loaded, as far as its class tells:
 ``PYTHON -m shadowslice.check PATH [FOLDER]``.
 
-The file is imported behind a worker's walls, with the folder for temporary files; no object is made.
+The file is imported behind a worker's walls, with the folder for temporary files and caches; no
+object is made.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
-from . import _worker, worker
+from . import _folders, _worker, worker
 
 
 def fault(path: Path) -> str | None:
@@ -36,8 +36,7 @@ def fault(path: Path) -> str | None:
 if __name__ == "__main__":
     folder = sys.argv[2:]
     _worker.raise_walls(folder)
-    if folder:
-        os.environ["TMPDIR"] = folder[0]
+    _folders.lead_to(Path(folder[0]) if folder else None, on_gpu=False)
     why = fault(Path(sys.argv[1]))
     print(why or "", end="")
     sys.exit(why is not None)

@@ -1,4 +1,4 @@
-"""The worker of a Python model, started by shadowslice's supervisor: ``PYTHON -m shadowslice.worker``."""
+"""The worker of a Python model, as the supervisor starts it: ``PYTHON -m shadowslice.worker``."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ use shadowslice_config as config;
 use shadowslice_control::controller::HandoverReport;
 use shadowslice_control::host;
 use shadowslice_control::models::{ModelChange, ReloadReport};
+use shadowslice_ingress::expiry_warnings;
 use shadowslice_operations::admin::{self, Ask, Reply};
 use shadowslice_operations::doctor;
 use shadowslice_operations::profile;
@@ -242,7 +243,7 @@ pub(crate) fn run() -> ExitCode {
             let (mut out, mut err) = (std::io::stdout().lock(), std::io::stderr().lock());
             let refused = |path: &Path| host::RunDir::refuses(path).map(|why| errors::chain(&why));
             let fault_of = |model: &config::Model| if no_import { None } else { host::fault_of(model) };
-            let looks = (&refused as _, &fault_of as _);
+            let looks = (&refused as _, &fault_of as _, &advice as _);
             let checked = config::check::run(&config, print, looks, &mut out, &mut err);
             checked.unwrap_or_else(|error| exit::printed(Err(error)))
         }
@@ -269,6 +270,24 @@ pub(crate) fn run() -> ExitCode {
         Command::Man { folder } => manual::pages(Cli::command(), &folder),
     };
     ExitCode::from(code)
+}
+
+/// What a start would warn of.
+fn advice(config: &config::Config) -> Vec<String> {
+    let config::Listen { http, grpc, metrics } = &config.listen;
+    let listeners = [http, grpc, metrics].into_iter().flatten();
+    let mut warnings: Vec<String> = Vec::new();
+    for listener in listeners {
+        let config::Listener::Tcp { tls: Some(tls), .. } = listener else { continue };
+        for warning in expiry_warnings(tls) {
+            // Listeners share files.
+            if !warnings.contains(&warning) {
+                warnings.push(warning);
+            }
+        }
+    }
+    warnings.extend(host::connections_warning(config));
+    warnings
 }
 
 fn ask(ask: &Ask, json: bool, at: RunDir) -> u8 {

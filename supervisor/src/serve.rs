@@ -23,7 +23,7 @@ use shadowslice_control::controller::{Context, GroupLedger, MemoryLedger};
 use shadowslice_control::host::{self, HostError, RunDir};
 use shadowslice_control::models::{COMMANDS, Command, ModelSet, patience};
 use shadowslice_control::nvml::Watch;
-use shadowslice_control::process::{Users, end_those_left, held, may_raise_priority};
+use shadowslice_control::process::{Users, end_those_left, held, may_raise_priority, reap_orphans};
 use shadowslice_datapath::clock::Clock;
 use shadowslice_datapath::peer::{Guard, Refusals};
 use shadowslice_datapath::relay::Relays;
@@ -102,6 +102,7 @@ fn start(
     log: &Log,
     predecessor: &mut Option<Predecessor>,
 ) -> Result<u8, Failed> {
+    reap_orphans();
     let unfit = |error: HostError| unavailable("this host cannot serve", &error);
     let library = host::onnxruntime_library(config).map_err(unfit)?;
     let mut programs = host::programs().map_err(unfit)?;

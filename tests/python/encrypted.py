@@ -4,16 +4,21 @@
 Usage: encrypted.py SHADOWSLICE_BINARY [unittest arguments]
 """
 
+import datetime
 import hashlib
 import http.client
 import os
+import shutil
 import socket
 import ssl
+import subprocess
 import sys
+import tempfile
 import time
 import unittest
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
@@ -112,6 +117,43 @@ def status(url, token=None, client=None):
             return answer.status
     except urllib.error.HTTPError as refused:
         return refused.code
+
+
+class Dates(unittest.TestCase):
+    def check(self, before, after):
+        """Notes of a check, with a certificate of these dates, in days from now; and what `serve` logs."""
+        folder = Path(tempfile.mkdtemp(prefix="ss-", dir="/tmp"))
+        self.addCleanup(shutil.rmtree, folder)
+        now = datetime.datetime.now(datetime.timezone.utc)
+        dates = {"not_before": now + datetime.timedelta(days=before), "not_after": now + datetime.timedelta(days=after)}
+        issued = trustme.CA().issue_cert(HOST, **dates)
+        issued.private_key_and_cert_chain_pem.write_to_path(str(folder / "server.pem"))
+        tls = "tls: {certificate: server.pem, key: server.pem}"
+        (folder / "config.yaml").write_text(
+            f'run_dir: {folder}/run\ngpus: [{{device: emulated}}]\nmodels: []\nlisten:\n'
+            f'  http: [{{address: "127.0.0.1:{free_port()}", {tls}}}]\n'
+            f'  grpc: [{{address: "127.0.0.1:{free_port()}", {tls}}}]\n  metrics: []\n')
+        checked = subprocess.run([SERVER.binary, "check", folder / "config.yaml"], text=True, capture_output=True, timeout=30)
+        self.assertEqual(checked.returncode, 0, checked.stderr)
+        with open(folder / "log", "w+") as log:
+            served = subprocess.Popen([SERVER.binary, "serve", folder / "config.yaml"], stderr=log)
+            try:
+                wait_until(lambda: (folder / "run/control.sock").exists() or served.poll() is not None)
+            finally:
+                served.terminate()
+                served.wait(30)
+            return checked.stderr.splitlines(), (folder / "log").read_text()
+
+    def test_certificates_that_are_not_valid_are_told_of(self):
+        for before, after, said in [(-30, -3, "expired 3 days ago, and clients refuse it"), (2.5, 9, "becomes valid in 2 days"),
+                                    (-3, 2.5, "expires in 2 days")]:
+            with self.subTest(said):
+                notes, log = self.check(before, after)
+                self.assertEqual([said in note for note in notes], [True], notes)
+                self.assertIn("server.pem " + said, log)
+        notes, log = self.check(-30, 30)
+        self.assertEqual(notes, [])
+        self.assertNotIn("expire", log)
 
 
 class OverHttp(unittest.TestCase):

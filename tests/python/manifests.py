@@ -189,6 +189,38 @@ class Configurations(unittest.TestCase):
             "models: [{name: mine, path: unbatched.onnx, slo: 1s, batch: {max: 0}}]\n")
         self.assert_serves("mine")
 
+    def test_kserve_serves_the_newest_version_and_says_which(self):
+        for name in ("a/2/model.onnx", "a/10/model.onnx", "a/9/model.onnx", "b.onnx"):
+            (self.folder / "models" / name).parent.mkdir(parents=True, exist_ok=True)
+            (self.folder / "models" / name).write_bytes(b"")
+        self.assert_names("models/a/10/model.onnx")
+        # KServe links to volumes.
+        (self.folder / "models").rename(self.folder / "volume")
+        (self.folder / "models").symlink_to(self.folder / "volume")
+        self.assert_names("models/a/10/model.onnx")
+        shutil.rmtree(self.folder / "volume/a")
+        (self.folder / "volume/a.onnx").write_bytes(b"")
+        self.assert_names("models/a.onnx")
+        for file in ("a.onnx", "b.onnx"):
+            (self.folder / "volume" / file).unlink()
+        self.assertIn("error: no .onnx file in ", self.run_kserve().stderr)
+
+    def assert_names(self, model):
+        done = self.run_kserve()
+        self.assertIn(f"serving {self.folder}/{model}\n", done.stderr)
+        self.assertIn(f'path: "{self.folder}/{model}"', (self.folder / "serve.yaml").read_text())
+
+    def run_kserve(self):
+        """Runs the runtime's own command, with a program that serves nothing."""
+        container, = of_kind("ClusterServingRuntime")["spec"]["containers"]
+        (self.folder / "shadowslice").write_text("#!/bin/sh\n")
+        (self.folder / "shadowslice").chmod(0o755)
+        given = {each["name"]: each["value"] for each in container["env"]}
+        given |= {"MODELS": str(self.folder / "models"), "RUNTIME_DIRECTORY": str(self.folder),
+                  "PATH": f"{self.folder}:{os.environ['PATH']}"}
+        return subprocess.run([*container["command"], *container["args"]], env=given, text=True, capture_output=True,
+                              timeout=30)
+
     def assert_serves(self, model):
         """Runs the runtime's own command, with free ports and another folder of models."""
         container, = of_kind("ClusterServingRuntime")["spec"]["containers"]

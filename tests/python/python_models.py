@@ -7,6 +7,7 @@ Usage: python_models.py SHADOWSLICE_BINARY [unittest arguments]
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -39,7 +40,9 @@ class EveryType:
 """
 
 MOODS = """
-import ctypes, os, signal, subprocess, sys, threading, time
+import ctypes, os, signal, socket, subprocess, sys, tempfile, threading, time, urllib.request
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 import numpy as np
 from shadowslice import InvalidInput, Tensor
 
@@ -67,7 +70,16 @@ class Moods:
     def dies(self, _): os.kill(os.getpid(), signal.SIGSEGV)
     def forks(self, _): os.fork()
     def runs(self, _): subprocess.run(["true"])
+    def pools(self, _): ProcessPoolExecutor(2).submit(int).result()
+    def connects(self, _): socket.create_connection(("127.0.0.1", 9), 1)
+    def resolves(self, _): socket.getaddrinfo("example.org", 443)
+    def fetches(self, _): urllib.request.urlopen("http://127.0.0.1:9/")
     def writes(self, _): open("/tmp/written", "w")
+    def reads(self, _): open("/nowhere/weights")
+    def places(self, answer):
+        places = [tempfile.gettempdir(), Path.home(), os.environ["XDG_CACHE_HOME"], Path("~/x").expanduser().parent]
+        same = {os.path.realpath(place) for place in places} == {os.path.realpath(self.context.cache)}
+        return answer | {"text": np.array([[f"{same} {os.environ['HF_HUB_OFFLINE']}"]], object)}
     def writes_elsewhere(self, answer):
         libc, outcomes = ctypes.CDLL(None), []
         def write(_):
@@ -185,6 +197,9 @@ class Foreign:
 """
 
 
+PROCESSES = "the sandbox refuses this: models may not start processes or reach the network"
+
+
 def doubled(more, answer="2 * batch['x']"):
     """A model's text; `more` begins at line 7."""
     text = "import numpy as np\nfrom shadowslice import Tensor\nclass A:\n" \
@@ -218,6 +233,11 @@ FAULTY = {
     "random": (doubled("", "np.random.rand(*batch['x'].shape).astype('float32')"),
                "if answers to the same input may differ, write `deterministic = False` in the class"),
     "made_up": (doubled("", "1 // 0"), "needs a method `warmup`"),
+    "sandboxed": (doubled("", "__import__('subprocess').run(['true'])"), PROCESSES + " (docs/security.md)"),
+    "undefined": (doubled("", "no_such_name"), "NameError: name 'no_such_name' is not defined"),
+    "output_dtype": (doubled("", "batch['x'].astype(float)"), "output 'x' has dtype float64, and must have float32"),
+    "output_shape": (doubled("", "batch['x'][:, batch['x'][0] > 7]"), "needs a method `warmup`"),
+    "imports": ("import os\nos.fork()\n", PROCESSES),
     "silent": ("from shadowslice import Tensor\nclass A:\n    inputs = outputs = {'x': Tensor('INT32', [1])}\n"
                "    def generate(self, request):\n        for _ in range(request['x'][0] - 1): yield request\n",
                "its stream ends without an answer, which proves nothing; a model that cannot take made-up values needs"),
@@ -252,6 +272,9 @@ FAULTY = {
                          "{}:3: a stream cannot be recorded; leave out `cuda_graph` of class A"),
     "deterministic": (doubled("deterministic = 'no'"), "{}:3: `deterministic` of class A is 'no', and must be True or False"),
 }
+
+# Other values of the inputs may help against these alone.
+HELPED_BY_WARMUP = {"made_up", "silent", "output_shape"}
 
 SMALL = {"foreign": FOREIGN, "picky": PICKY, "random_numbers": RANDOM, "whole": WHOLE}
 
@@ -358,9 +381,14 @@ class PythonModels(unittest.TestCase):
             "raises": ("RuntimeError: a broken model", "INTERNAL"),
             "refuses": ("it is unlucky", "INVALID_ARGUMENT"),
             "exits": ("the model called sys.exit", "INTERNAL"),
-            "forks": ("Operation not permitted", "INTERNAL"),
-            "runs": ("Operation not permitted", "INTERNAL"),
-            "writes": ("Permission denied", "INTERNAL"),
+            "forks": (PROCESSES, "INTERNAL"),
+            "runs": (PROCESSES, "INTERNAL"),
+            "pools": (PROCESSES, "INTERNAL"),
+            "connects": (PROCESSES, "INTERNAL"),
+            "resolves": (PROCESSES, "INTERNAL"),
+            "fetches": (PROCESSES, "INTERNAL"),
+            "writes": ("Permission denied: '/tmp/written': the sandbox refuses this: models may only write files in", "INTERNAL"),
+            "reads": ("No such file or directory: '/nowhere/weights'", "INTERNAL"),
             "nothing": ("infer returned int, which is no dict", "INTERNAL"),
             "lacks": ("infer returned no output 'text'", "INTERNAL"),
             "dtype": ("output 'y' has dtype float64, and must have float32", "INTERNAL"),
@@ -376,10 +404,14 @@ class PythonModels(unittest.TestCase):
             self.assertIn(code, str(caught.exception.status()))
             self.assertEqual(self.ask("fine").as_numpy("text")[0, 0], b"fine")
             if mood == "raises":
-                wait_until(lambda: 'in raises"' in SERVER.said())
+                record = r'Traceback \(most recent call last\):\\n .*, in raises\\n.*\\nRuntimeError: a broken model"'
+                wait_until(lambda: re.search(record, SERVER.said()))
         self.assertEqual(SERVER.worker("moods"), before)
         self.assertTrue(np.isnan(self.ask("nan").as_numpy("y")).all())
         np.testing.assert_array_equal(self.ask("strided").as_numpy("y"), [[0, 4]])
+
+    def test_caches_and_home_are_the_folder_that_can_be_written(self):
+        self.assertEqual(self.ask("places").as_numpy("text")[0, 0], b"True 1")
 
     def test_walls_stand_around_every_thread(self):
         self.assertEqual(self.ask("writes_elsewhere").as_numpy("text")[0, 0], b"['Permission denied']")
@@ -463,7 +495,9 @@ class PythonModels(unittest.TestCase):
         for name, (_, why) in FAULTY.items():
             with self.subTest(name):
                 wait_until(lambda: SERVER.model(name)["state"] == "unready")
-                self.assertIn(why.format(SERVER.folder / f"{name}.py"), SERVER.model(name)["why"])
+                said = SERVER.model(name)["why"]
+                self.assertIn(why.format(SERVER.folder / f"{name}.py"), said)
+                self.assertEqual("needs a method `warmup`" in said, name in HELPED_BY_WARMUP, said)
 
     def test_shadows_and_deaths_under_load_lose_nothing(self):
         stop, outcomes = threading.Event(), []

@@ -5,7 +5,6 @@ Usage: streams.py SHADOWSLICE_BINARY [unittest arguments]
 """
 
 import asyncio
-import json
 import os
 import queue
 import re

@@ -110,10 +110,20 @@ def _parser() -> argparse.ArgumentParser:
     node.add_argument("--address", help="this node's own")
     node.add_argument("--host", action="store_true", help="the head has a supervisor, too")
     node.add_argument("--temp-dir", type=Path, default=Path("/tmp/ray"))
+    _with_settings(node)
     controller = command("controller", _controller, "Keep the fleet where KubeRay runs Ray")
     controller.add_argument("--wish", type=Path, help="a file that the fleet is to go by")
-    command("gateway", _gateway, "Run Envoy until it is stopped: what the gateway's unit runs")
+    gateway = command(
+        "gateway", _gateway, "Run Envoy until it is stopped: what the gateway's unit runs"
+    )
+    _with_settings(gateway)
     return parser
+
+
+def _with_settings(command: argparse.ArgumentParser) -> None:
+    text = "the folder of host.yaml and gateway.yaml (%(default)s)"
+    default = os.environ.get(settings.FOLDER_VARIABLE) or settings.FOLDER
+    command.add_argument("--settings", type=Path, default=default, metavar="FOLDER", help=text)
 
 
 def _bounded(command: argparse.ArgumentParser) -> None:
@@ -212,6 +222,8 @@ def _drain(arguments: argparse.Namespace) -> int:
 def _node(arguments: argparse.Namespace) -> int:
     from shadowslice_fleet import node
 
+    # The actors that Ray starts on this node read it.
+    os.environ[settings.FOLDER_VARIABLE] = str(arguments.settings.absolute())
     if arguments.join:
         node.join(arguments.join, arguments.address, arguments.temp_dir)
     try:
@@ -232,9 +244,10 @@ def _controller(arguments: argparse.Namespace) -> int:
     return UNAVAILABLE
 
 
-def _gateway(_arguments: argparse.Namespace) -> int:
+def _gateway(arguments: argparse.Namespace) -> int:
     from shadowslice_fleet import gateway_process
 
+    os.environ[settings.FOLDER_VARIABLE] = str(arguments.settings.absolute())
     try:
         return gateway_process.run(settings.gateway())
     except gateway_process.NoEnvoy as missing:

@@ -4,7 +4,7 @@ import ipaddress
 import os
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,10 +12,13 @@ import yaml
 
 from shadowslice_fleet import values
 
-HOST_VARIABLE = "SHADOWSLICE_FLEET_HOST"  # the path of host.yaml, for the Host actor
+# Actors have the environment of the node that runs them.
+FOLDER_VARIABLE = "SHADOWSLICE_FLEET_SETTINGS"  # the folder of host.yaml and gateway.yaml
+HOST_VARIABLE = "SHADOWSLICE_FLEET_HOST"  # the path of host.yaml, wherever that lies
 GATEWAY_VARIABLE = "SHADOWSLICE_FLEET_GATEWAY"
-HOST_FILE = "/etc/shadowslice/host.yaml"
-GATEWAY_FILE = "/etc/shadowslice/gateway.yaml"
+FOLDER = "/etc/shadowslice"
+HOST_FILE, GATEWAY_FILE = "host.yaml", "gateway.yaml"
+PATHS = {"run_dir", "base", "config", "files", "state"}  # relative ones: to the file's folder
 
 Settings = TypeVar("Settings")
 READERS: dict[Any, Callable[[object], Any]] = {
@@ -39,8 +42,8 @@ class HostSettings:
     grpc_port: int = 8001
     binary: str = "shadowslice"
     run_dir: str = "/run/shadowslice"
-    base: str = "/etc/shadowslice/base.yaml"  # the supervisor's configuration without models
-    config: str = "/etc/shadowslice/shadowslice.yaml"  # what the supervisor serves, written here
+    base: str = "base.yaml"  # the supervisor's configuration without models
+    config: str = "shadowslice.yaml"  # what the supervisor serves, written here
     files: str = "/var/lib/shadowslice/files"
     emulated_memory: str = "80Gi"  # of each emulated GPU, for placement
 
@@ -58,22 +61,29 @@ class GatewaySettings:
 
 def host() -> HostSettings:
     """Raises SettingsFault."""
-    path = Path(os.environ.get(HOST_VARIABLE, HOST_FILE))
-    read = _read(HostSettings, path)
-    try:
-        if read.address:
-            ipaddress.ip_address(read.address)
-    except ValueError as error:  # Envoy refuses all endpoints of a model of which one is no IP
-        raise SettingsFault(f"{path}: address: {read.address!r} is no IP address") from error
-    return read
+    return _read(HostSettings, _file(HOST_VARIABLE, HOST_FILE))
 
 
 def gateway() -> GatewaySettings:
-    return _read(GatewaySettings, Path(os.environ.get(GATEWAY_VARIABLE, GATEWAY_FILE)))
+    """Raises SettingsFault."""
+    return _read(GatewaySettings, _file(GATEWAY_VARIABLE, GATEWAY_FILE))
+
+
+def _file(variable: str, name: str) -> Path:
+    folder = Path(os.environ.get(FOLDER_VARIABLE) or FOLDER)
+    return Path(os.environ.get(variable) or folder / name).absolute()
+
+
+def _ip_address(value: object) -> str:
+    """Envoy refuses all endpoints of a model if one of them is not an IP address."""
+    try:
+        return str(ipaddress.ip_address(values.text(value)))
+    except ValueError as error:
+        raise values.ValueFault(f"{value!r} is no IP address") from error
 
 
 def _read(kind: type[Settings], path: Path) -> Settings:
-    """Raises SettingsFault. A file that is not there stands for the defaults."""
+    """Raises SettingsFault with all faults. A file that is not there stands for the defaults."""
     try:
         given = yaml.safe_load(path.read_text()) or {}
     except FileNotFoundError:
@@ -87,9 +97,12 @@ def _read(kind: type[Settings], path: Path) -> Settings:
     taken: dict[str, Any] = {}
     for key in given.keys() & known.keys():
         try:
-            taken[key] = READERS[known[key]](given[key])
+            read = _ip_address if key == "address" else READERS[known[key]]
+            taken[key] = read(given[key])
         except values.ValueFault as fault:
             faults.append(f"{path}: {key}: {fault}")
     if faults:
         raise SettingsFault("\n".join(sorted(faults)))
-    return kind(**taken)
+    settings = kind(**taken)
+    paths = {key: str(path.parent / getattr(settings, key)) for key in PATHS & known.keys()}
+    return replace(settings, **paths)  # type: ignore[type-var]

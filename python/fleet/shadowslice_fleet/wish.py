@@ -1,5 +1,6 @@
 """What the operator wishes: which models, how many copies, and what each of them is."""
 
+import difflib
 import hashlib
 import json
 import re
@@ -24,6 +25,26 @@ SHORTEST, LONGEST = 1e-3, 86400.0  # seconds, of a request
 # The last three: what YAML has and JSON does not, as keys of bytes and anchors of themselves.
 UNREADABLE = (OSError, yaml.YAMLError, ValueError, TypeError, RecursionError)
 FLEET_KEYS = {"name", "copies", "most", "rate", "files", "retry", "timeout", "need", "profile"}
+# Keys of a model in the supervisor's configuration, without those above; a test compares them.
+SUPERVISOR_KEYS = {
+    "engine",
+    "path",
+    "threads",
+    "providers",
+    "python",
+    "tensors",
+    "gpu",
+    "share",
+    "slo",
+    "batch",
+    "queue",
+    "priority",
+    "handover",
+    "standby",
+    "cpus",
+    "memory",
+    "warmup",
+}
 
 
 class WishFaults(Exception):
@@ -122,13 +143,16 @@ def _read(path: Path) -> Any:
 
 def parse(document: object, file: str) -> Wish:
     """Reads a document whose profiles are written out. Raises WishFaults with all faults."""
-    if not isinstance(document, dict) or not isinstance(document.get("models"), list):
-        raise WishFaults([f"{file}: models: a list of models is needed"])
-    faults = [f"{file}: {key}: unknown key" for key in document if key != "models"]
-    if len(document["models"]) > MOST_MODELS:
+    if not isinstance(document, dict):
+        raise WishFaults([f"{file}: a map with `models` is needed"])
+    faults = [f"{file}: {_unknown(key, {'models'})}" for key in document if key != "models"]
+    entries = document.get("models")
+    if not isinstance(entries, list):
+        raise WishFaults([*faults, f"{file}: models: a list of models is needed"])
+    if len(entries) > MOST_MODELS:
         faults.append(f"{file}: models: there are more than {MOST_MODELS}")
     models: dict[str, Model] = {}
-    for at, entry in enumerate(document["models"]):
+    for at, entry in enumerate(entries):
         reader = _Reader(f"{file}: models[{at}]", entry, faults)
         model = reader.model()
         if model and model.name in models:
@@ -138,6 +162,12 @@ def parse(document: object, file: str) -> Wish:
     if faults:
         raise WishFaults(faults)
     return Wish(models, document)
+
+
+def _unknown(key: str, known: set[str]) -> str:
+    """What to do about a key that nobody reads."""
+    close = difflib.get_close_matches(key, known, n=1)
+    return f"{key}: unknown key" + (f"; did you mean `{close[0]}`?" if close else "")
 
 
 class _Reader:
@@ -152,6 +182,8 @@ class _Reader:
             return None
         before = len(self.faults)
         keys = {key: value for key, value in self.entry.items() if key not in FLEET_KEYS}
+        for key in keys.keys() - SUPERVISOR_KEYS:
+            self.faults.append(f"{self.where}.{_unknown(key, FLEET_KEYS | SUPERVISOR_KEYS)}")
         if "gpu" in keys:
             self.fault(".gpu", "models are placed by the fleet; remove it")
         files = self.files()
@@ -232,8 +264,13 @@ class _Reader:
         if not isinstance(value, dict) or value.keys() != {"sms", "memory"}:
             self.fault(".need", "exactly `sms` and `memory` are needed, as {sms: 24, memory: 4Gi}")
             return None
-        try:
-            return Need(values.whole(value["sms"], 1, 1024), values.size_mib(value["memory"]))
-        except values.ValueFault as fault:
-            self.fault(".need", str(fault))
-            return None
+        read: dict[str, int] = {}
+        for key, reader in (
+            ("sms", lambda x: values.whole(x, 1, 1024)),
+            ("memory", values.size_mib),
+        ):
+            try:
+                read[key] = reader(value[key])
+            except values.ValueFault as fault:
+                self.fault(f".need.{key}", str(fault))
+        return Need(read["sms"], read["memory"]) if len(read) == 2 else None

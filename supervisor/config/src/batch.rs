@@ -6,23 +6,44 @@ use shadowslice_shared::batch::MAX_REQUESTS;
 
 use super::reader::{Fields, Value};
 use super::settings::{count, size_within};
-use super::types::{Batch, Limits, OnLate, Queue, batch_sizes};
-use super::units;
+use super::types::{Batch, Limits, OnLate, Queue, Slo, batch_sizes};
+use super::{Context, units};
 
 /// In bytes.
 const MAX_MEMORY: u64 = 1 << 40;
 
 /// Where the file does not say, `max` of an emulated engine is the default: it has the batch axis
 /// that it is told to have.
-pub(super) fn batch(model: &Fields<'_>, is_emulated: bool) -> Batch {
+pub(super) fn batch(model: &Fields<'_>, is_emulated: bool, slo: &Slo, context: &Context<'_>) -> Batch {
     let fields = model.section("batch", &["max", "sizes", "max_delay"]);
     let max = fields.get("max").and_then(|value| value.whole(0..=MAX_REQUESTS as u32));
     let sizes = fields.get("sizes").and_then(|value| sizes(&value, max));
     let max = max.or_else(|| sizes.as_ref()?.last().copied());
     let max = max.or(is_emulated.then_some(Batch::DEFAULT_MAX));
     let sizes = sizes.or_else(|| max.filter(|max| *max > 0).map(batch_sizes));
-    let max_delay = fields.or("max_delay", Duration::ZERO, |value| value.parsed(units::duration));
+    let max_delay = fields.or("max_delay", Duration::ZERO, |value| max_delay(value, slo, context));
     Batch { max, sizes, max_delay }
+}
+
+/// A request that waits for others has less time to run.
+fn max_delay(value: &Value<'_>, slo: &Slo, context: &Context<'_>) -> Option<Duration> {
+    let delay = value.parsed(units::duration)?;
+    let latency = units::show_duration(slo.latency);
+    if delay >= slo.latency {
+        value.fault(format!(
+            "a batch may wait for as long as the SLO of {latency}, and its requests are late; \
+             give less than half of that"
+        ));
+    } else if delay > slo.latency / 2 {
+        context.note(
+            value,
+            format!(
+                "a batch may wait for more than half of the SLO of {latency}, \
+                 so that little is left to run it"
+            ),
+        );
+    }
+    Some(delay)
 }
 
 fn sizes(value: &Value<'_>, max: Option<u32>) -> Option<Vec<u32>> {

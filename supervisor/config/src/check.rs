@@ -14,18 +14,21 @@ use super::types::{Config, Model};
 /// What is wrong with a model, if anything is.
 pub type Look<'l> = &'l dyn Fn(&Model) -> Option<String>;
 
+/// What is unwise on this host, though it is no fault.
+pub type Advice<'a> = &'a dyn Fn(&Config) -> Vec<String>;
+
 /// Returns the exit status. Faults go to `err`, where an error of writing is ignored. A summary, or
 /// the whole configuration if `print` says so, goes to `out`. If there are no faults, an error of
-/// writing to `out` is returned. `fault_of` looks at a model more closely.
+/// writing to `out` is returned. `fault_of` looks at a model more closely; `advice` becomes notes.
 pub fn run(
     path: &Path,
     print: bool,
-    (run_dir, fault_of): (Refusal<'_>, Look<'_>),
+    (run_dir, fault_of, advice): (Refusal<'_>, Look<'_>, Advice<'_>),
     out: &mut dyn Write,
     err: &mut dyn Write,
 ) -> io::Result<u8> {
     match examined_here(path, run_dir) {
-        Ok(config) => report((path, &config, print), fault_of, out, err),
+        Ok(config) => report((path, &config, print), (fault_of, advice), out, err),
         Err(error) => {
             let kind = if matches!(error, ConfigError::Read { .. }) { "error: " } else { "" };
             writeln!(err, "{kind}{}", errors::chain(&error)).ok();
@@ -36,11 +39,14 @@ pub fn run(
 
 fn report(
     (path, config, print): (&Path, &Config, bool),
-    fault_of: Look<'_>,
+    (fault_of, advice): (Look<'_>, Advice<'_>),
     out: &mut dyn Write,
     err: &mut dyn Write,
 ) -> io::Result<u8> {
     for note in &config.notes {
+        writeln!(err, "note: {note}").ok();
+    }
+    for note in advice(config) {
         writeln!(err, "note: {note}").ok();
     }
     let printed = if print { out.write_all(render(config).as_bytes()) } else { Ok(()) };

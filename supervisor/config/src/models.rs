@@ -95,7 +95,7 @@ fn model(fields: &Fields<'_>, beside: &Beside<'_>, context: &Context<'_>) -> Mod
         profile_path: profile.map(|(_, path)| absolute(&path)),
         share: shares::share(fields, gpus.get(gpu)),
         slo,
-        batch: batch::batch(fields, is_emulated),
+        batch: batch::batch(fields, is_emulated, &slo, context),
         queue: batch::queue(fields, limits),
         priority: priority(fields, gpus.get(gpu), controller, context),
         handover,
@@ -187,10 +187,20 @@ fn slo(fields: &Fields<'_>) -> Slo {
     let given = slo.required("latency", "say within which time requests must be answered, such as 20ms");
     Slo {
         latency: given.and_then(|value| latency(&value)).unwrap_or(placeholder.latency),
-        percentile: slo.or("percentile", PERCENTILE, |value| {
-            value.number("a number above 0 and below 100, such as 99 or 99.9", |p| p > 0.0 && p < 100.0)
-        }),
+        percentile: slo.or("percentile", PERCENTILE, percentile),
     }
+}
+
+/// A percentile below 1 promises next to nothing, and is meant as a fraction.
+fn percentile(value: &Value<'_>) -> Option<f64> {
+    const WANTED: &str = "a number above 0 and below 100, such as 99 or 99.9";
+    let given = value.number(WANTED, |percentile| percentile > 0.0 && percentile < 100.0)?;
+    if given < 1.0 {
+        // Rounded: 0.999 is not quite what a hundredth of 99.9 is.
+        let percent = (given * 1e8).round() / 1e6;
+        value.fault(format!("{given} is a fraction; write {percent}, in percent"));
+    }
+    Some(given)
 }
 
 /// Even the whole GPU is too slow for the objective. The profile may be wrong, so it is no fault.

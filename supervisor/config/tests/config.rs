@@ -277,7 +277,9 @@ fn check_says_what_it_found_and_exits_accordingly() {
         let path = folder.path().join("x.yaml");
         fs::write(&path, text).unwrap();
         let (mut out, mut err) = (Vec::new(), Vec::new());
-        let status = config::check::run(&path, print, (&refusal, &|_| None), &mut out, &mut err).unwrap();
+        let status =
+            config::check::run(&path, print, (&refusal, &|_| None, &|_| Vec::new()), &mut out, &mut err)
+                .unwrap();
         let text =
             |bytes| String::from_utf8(bytes).unwrap().replace(&format!("{}/", folder.path().display()), "");
         (status, text(out), text(err))
@@ -306,7 +308,14 @@ fn check_says_what_it_found_and_exits_accordingly() {
     let nowhere = folder.path().join("nowhere.yaml");
     let mut err = Vec::new();
     assert_eq!(
-        config::check::run(&nowhere, false, (&refusal, &|_| None), &mut Vec::new(), &mut err).unwrap(),
+        config::check::run(
+            &nowhere,
+            false,
+            (&refusal, &|_| None, &|_| Vec::new()),
+            &mut Vec::new(),
+            &mut err
+        )
+        .unwrap(),
         78
     );
     assert!(String::from_utf8(err).unwrap().starts_with("error: cannot read "));

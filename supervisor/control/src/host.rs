@@ -264,6 +264,23 @@ pub fn connections(config: &Config) -> usize {
     taken
 }
 
+/// Returns what the limit on open files takes from `limits.connections`, as a start with the limits
+/// of this process would find it.
+pub fn connections_warning(config: &Config) -> Option<String> {
+    let configured = config.limits.connections;
+    // A start raises the limit to the hard one.
+    let (_, open_files) = getrlimit(Resource::RLIMIT_NOFILE).ok()?;
+    let own = config.own_descriptors();
+    let taken = affordable(configured, own, open_files);
+    (taken < configured).then(|| {
+        format!(
+            "the limit on open files, {open_files} (ulimit -Hn), leaves {taken} of {configured} connections \
+             (limits.connections): workers and commands may need {own}; raise it to {} (LimitNOFILE)",
+            own.saturating_add(configured as u64)
+        )
+    })
+}
+
 /// `limits.memory`, or a quarter of the memory that this process may have, by the host and its
 /// cgroup; as much as two of the largest requests need in any case.
 pub fn request_memory(limits: &config::Limits) -> u64 {

@@ -27,6 +27,7 @@ mod conversation;
 mod deliveries;
 mod describe;
 mod envelope;
+mod expiry;
 mod grpc;
 mod health;
 mod http;
@@ -74,6 +75,7 @@ use shadowslice_datapath::router::Router;
 use shadowslice_datapath::sockets::{Inherited, Passable};
 use shadowslice_datapath::trace::Tracer;
 
+pub use expiry::expiry_warnings;
 pub use listen::BindError;
 pub use metrics::{Events, File, MetricsListeners, Shown};
 use pools::{Pool, Pools};

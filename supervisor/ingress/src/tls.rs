@@ -16,6 +16,7 @@ use tokio_rustls::rustls::{RootCertStore, ServerConfig};
 use tokio_rustls::server::TlsStream;
 use webpki::EndEntityCert;
 
+use super::expiry::expiry_warnings;
 use super::listen::BindError;
 use super::renewed::Renewed;
 use shadowslice_config::Tls;
@@ -82,11 +83,15 @@ fn server_config(files: &Tls, protocol: &[u8]) -> Result<ServerConfig, BindError
     let config = builder.with_single_cert(chain, key);
     let mut config = config.map_err(|why| unusable("certificate with its key", &files.certificate, &why))?;
     config.alpn_protocols = vec![protocol.to_vec()];
+    // Also each time that the files are read again.
+    for warning in expiry_warnings(files) {
+        tracing::warn!("{warning}");
+    }
     Ok(config)
 }
 
 /// At least one.
-fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>, pem::Error> {
+pub(super) fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>, pem::Error> {
     let found: Vec<_> = CertificateDer::pem_file_iter(file)?.collect::<Result<_, _>>()?;
     if found.is_empty() { Err(pem::Error::NoItemsFound) } else { Ok(found) }
 }

@@ -16,9 +16,10 @@ use std::path::{Path, PathBuf};
 use source::{Manifest, Source};
 
 /// The workspace's crates with checked sources.
-const CRATES: [&str; 12] = [
+const CRATES: [&str; 13] = [
     "shared",
     "worker",
+    "worker/python",
     "supervisor",
     "supervisor/config",
     "supervisor/control",
@@ -30,6 +31,19 @@ const CRATES: [&str; 12] = [
     "tests",
     "benches",
 ];
+
+#[test]
+fn every_crate_of_the_workspace_is_checked() {
+    let workspace = read("Cargo.toml");
+    let members = workspace.split_once("members = [").and_then(|(_, rest)| rest.split_once(']')).unwrap().0;
+    let members: Vec<&str> = members.split('"').skip(1).step_by(2).collect();
+    let (mut members, mut checked) = (members, CRATES.to_vec());
+    members.sort_unstable();
+    checked.sort_unstable();
+    assert_eq!(members, checked);
+    let ruled: Vec<&str> = manifests::MANIFESTS.iter().map(|&(name, _)| name).collect();
+    assert!(CRATES.iter().all(|name| ruled.contains(name)), "each crate has a rule: {ruled:?}");
+}
 
 #[test]
 fn every_row_of_the_dependency_table_holds() {

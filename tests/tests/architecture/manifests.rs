@@ -15,11 +15,12 @@ pub(crate) enum Dependencies {
 /// ```text
 ///   supervisor ─▶ operations ─▶ control ─┐
 ///        └──────▶ ingress ───────────────┴▶ datapath ─▶ config ─▶ policy ─▶ shared
-///   simulator ─▶ config, policy, shared                          worker ─▶ shared
+///   simulator ─▶ config, policy, shared               worker/python ─▶ worker ─▶ shared
 /// ```
 pub(crate) const MANIFESTS: &[(&str, Dependencies)] = &[
     ("shared", Dependencies::Only(&["nix", "postcard", "rustix", "serde", "thiserror"])),
     ("worker", Dependencies::Without(&[OWN, &["tokio", "tracing"]], &["shadowslice-shared"])),
+    ("worker/python", Dependencies::Only(&["pyo3", "shadowslice-shared", "shadowslice-worker"])),
     ("supervisor/policy", Dependencies::Only(&["hdrhistogram", "shadowslice-shared", "thiserror"])),
     (
         "supervisor/config",
@@ -89,6 +90,7 @@ const OWN: &[&str] = &[
     "shadowslice-ingress",
     "shadowslice-operations",
     "shadowslice-policy",
+    "shadowslice-python",
     "shadowslice-shared",
     "shadowslice-simulator",
     "shadowslice-worker",

@@ -214,3 +214,29 @@ async fn a_folder_that_may_not_be_written_to_is_no_place_for_a_run_directory() {
     let why = "run cannot be made; choose another as run_dir: Permission denied";
     assert_eq!(said.contains(why), code == Some(78), "{said}");
 }
+
+#[tokio::test]
+async fn a_limit_on_open_files_that_leaves_few_connections_is_noted_with_numbers() {
+    let home = Home::new().unwrap();
+    let file = home
+        .write("checked.yaml", format!("{EMULATED}models:\n  - {}\n", echo("echo", "priority: 1")))
+        .unwrap();
+    let program = home.command(&[]).unwrap().as_std().get_program().to_owned();
+    let limited = |limit: u32| {
+        let script = format!("ulimit -n {limit}; exec \"$0\" check \"$1\"");
+        std::process::Command::new("sh")
+            .args(["-c", &script])
+            .arg(&program)
+            .arg(&file)
+            .env("RUNTIME_DIRECTORY", home.run_dir())
+            .output()
+            .unwrap()
+    };
+    let few = limited(400);
+    let said = String::from_utf8(few.stderr).unwrap();
+    assert_eq!(few.status.code(), Some(0), "{said}");
+    let wanted = "note: the limit on open files, 400 (ulimit -Hn), leaves 240 of 16384 connections (limits.connections)";
+    assert!(said.starts_with(wanted), "{said}");
+    assert!(said.contains("raise it to 16544 (LimitNOFILE)"), "{said}");
+    assert_eq!(String::from_utf8(limited(16544).stderr).unwrap(), "");
+}

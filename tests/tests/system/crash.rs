@@ -1,11 +1,13 @@
 //! Workers that die or hang while they serve: clients do not notice it.
 
-use std::time::Duration;
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use shadowslice_tests::home::{Error, Home, beside};
 use shadowslice_tests::load::Outcome;
-use shadowslice_tests::process::{Process, descendants};
+use shadowslice_tests::process::{Process, descendants, zombies};
 use shadowslice_tests::server::Server;
 use shadowslice_tests::status::{Model, Worker};
 
@@ -244,6 +246,37 @@ async fn a_worker_that_stays_after_its_end_is_not_waited_for() {
     inner[0].signal(Signal::SIGKILL).unwrap();
     assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, Outcome::Right);
     assert_ne!(incumbent(&server.model("echo").await.unwrap()).unwrap().pid, outer);
+    server.stop().await.unwrap();
+}
+
+/// As process 1 of a container does, too. Each worker's start leaves two orphans to the supervisor.
+#[tokio::test]
+async fn a_subreaper_reaps_orphans_and_hears_how_its_own_children_ended() {
+    let mut home = home(&[echo("echo", SERVE_LATE)]).unwrap();
+    let worker = beside("shadowslice-worker").unwrap();
+    let aside = "3>&- 4>&- 5>&- 6>&- 7>&- 8>&- 9>&-";
+    let orphans = format!("(sleep 0.2 {aside} & sh -c 'exit 3' {aside} &)");
+    home.set_worker(&format!("{orphans}\nexec {} \"$@\"", worker.display())).unwrap();
+    let program = home.path().join("bin/shadowslice");
+    let become_one =
+        "import ctypes, os, sys; ctypes.CDLL(None).prctl(36, 1); os.execv(sys.argv[1], sys.argv[1:])";
+    let launcher = format!("#!/bin/sh\nexec python3 -c '{become_one}' {} \"$@\"\n", program.display());
+    let launcher = home.write("launcher", launcher).unwrap();
+    std::fs::set_permissions(&launcher, Permissions::from_mode(0o755)).unwrap();
+    home.set_binary(launcher);
+    let server = Server::ready(home).await.unwrap();
+    let mut pid = incumbent(&server.model("echo").await.unwrap()).unwrap().pid;
+    for _ in 0..3 {
+        Process::of(pid).unwrap().signal(Signal::SIGKILL).unwrap();
+        server.wait_line(&["worker", &pid.to_string(), "signal: 9"]).await.unwrap();
+        pid = replaced(&server, pid).await.unwrap();
+        assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, Outcome::Right);
+    }
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while zombies(server.process().pid) > 0 {
+        assert!(Instant::now() < deadline, "zombies are left");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
     server.stop().await.unwrap();
 }
 

@@ -144,6 +144,11 @@ impl Host for PythonHost {
         ran(told, slot)
     }
 
+    fn may_need_warmup(&self) -> bool {
+        let asked = Python::attach(|py| self.runner.bind(py).call_method0("may_need_warmup")?.extract());
+        asked.unwrap_or(true)
+    }
+
     fn close(&mut self, stream: u64) {
         // What its generator raises is in the log.
         Python::attach(|py| self.runner.bind(py).call_method1("close", (stream,)).map(drop)).ok();

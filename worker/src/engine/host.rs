@@ -105,6 +105,9 @@ pub trait Host: Debug + Send {
         cuda: Option<usize>,
     ) -> Result<Ran, RunFailure>;
 
+    /// Returns whether what failed last may come of values that were made up.
+    fn may_need_warmup(&self) -> bool;
+
     /// Nothing more is wanted of a stream, if it is still there.
     fn close(&mut self, stream: u64);
 

@@ -135,6 +135,10 @@ impl Hosted {
         self.host.step(step.stream, slot, cuda)
     }
 
+    pub(super) fn may_need_warmup(&self) -> bool {
+        self.host.may_need_warmup()
+    }
+
     pub(super) fn close(&mut self, stream: u64) {
         self.host.close(stream);
     }

@@ -207,11 +207,15 @@ impl Engine {
         }
     }
 
-    /// What to do where a model cannot run on values that are made up.
+    /// Returns what to do about a failure on made-up values, if those may be at fault. `None` for
+    /// engines to which the operator can give values.
     pub fn if_made_up_fails(&self) -> Option<&'static str> {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) | Self::OnGpu(_) => None,
-            Self::Hosted(_) => Some("a model that cannot take made-up values needs a method `warmup`"),
+            Self::Hosted(hosted) if hosted.may_need_warmup() => {
+                Some("; a model that cannot take made-up values needs a method `warmup`")
+            }
+            Self::Hosted(_) => Some(""),
         }
     }
 

@@ -104,33 +104,44 @@ struct Attempt {
 pub fn write_reference(trial: &mut Trial<'_>, file: &File) -> Result<(), BootRefusal> {
     let basis = trial.engine.basis()?;
     trial.given.clone_from(&basis.inputs);
-    let mut refusals = Vec::new();
-    let mut found = first_that_runs(trial, &basis, trial.made_up_attempts(), &mut refusals);
+    let mut first = None;
+    let mut found = first_that_runs(trial, &basis, trial.made_up_attempts(), &mut first);
     if found.is_none() && trial.given.is_none() {
-        found = first_that_runs(trial, &basis, trial.attempts_of_file(), &mut refusals);
+        found = first_that_runs(trial, &basis, trial.attempts_of_file(), &mut first);
     }
     if let Some(reference) = found {
         trial.check_rows(&reference.basis, reference.fill)?;
         return reference.write(file).map_err(|fault| BootRefusal::Setup(chain(&fault)));
     }
-    Err(match refusals.swap_remove(0) {
+    Err(first.unwrap_or_else(|| BootRefusal::Setup("no values could be made up".to_owned())))
+}
+
+fn with_advice(trial: &Trial<'_>, refusal: BootRefusal) -> BootRefusal {
+    match refusal {
         BootRefusal::WarmUp { size, why } if trial.given.is_none() => {
             let advice = trial.engine.if_made_up_fails().map_or_else(|| trial.advice(), str::to_owned);
-            BootRefusal::WarmUp { size, why: format!("{why}; {advice}") }
+            BootRefusal::WarmUp { size, why: format!("{why}{advice}") }
         }
         refusal => refusal,
-    })
+    }
 }
 
 fn first_that_runs(
     trial: &mut Trial<'_>,
     basis: &Basis,
     attempts: Vec<Attempt>,
-    refusals: &mut Vec<BootRefusal>,
+    first: &mut Option<BootRefusal>,
 ) -> Option<Reference> {
     attempts.into_iter().find_map(|Attempt { fill, open_axis, values }| {
         (trial.open_axis, trial.values) = (open_axis, values);
-        reference_of(trial, basis, fill).map_err(|refusal| refusals.push(refusal)).ok()
+        match reference_of(trial, basis, fill) {
+            Ok(reference) => Some(reference),
+            Err(refusal) => {
+                // Advice is asked for now: the engine knows its last failure only.
+                first.get_or_insert_with(|| with_advice(trial, refusal));
+                None
+            }
+        }
     })
 }
 
@@ -300,7 +311,7 @@ impl Trial<'_> {
             false => String::new(),
         };
         format!(
-            "the values were made up{lengths}; if the model needs others, give them as \
+            "; the values were made up{lengths}; if the model needs others, give them as \
              `warmup: {{{}}}` (VALUE is a number, text, or a list of them)",
             inputs.join(", ")
         )

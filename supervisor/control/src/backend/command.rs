@@ -9,7 +9,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, Command};
 
 use super::{Environment, inherited_settings};
-use crate::process::close_on_exec;
+use crate::process::{close_on_exec, own};
 
 /// The most bytes of a program's output that are read, on each stream.
 const MAX_OUTPUT: u64 = 64 * 1024;
@@ -55,6 +55,11 @@ pub(super) fn command(program: &Path, environment: &Environment) -> io::Result<C
     Ok(command)
 }
 
+/// Starts what [`command`] has made.
+pub(super) fn spawn(command: &mut Command) -> io::Result<Child> {
+    own(|| command.spawn(), |child| child.id().and_then(|pid| i32::try_from(pid).ok()))
+}
+
 /// Runs a program to its end, with this input; kills it after `limit`.
 pub(super) async fn run(
     program: &Path,
@@ -64,7 +69,7 @@ pub(super) async fn run(
     limit: Duration,
 ) -> Result<Said, CommandError> {
     let named = || program.to_owned();
-    let child = command(program, environment).and_then(|mut command| command.args(arguments).spawn());
+    let child = command(program, environment).and_then(|mut command| spawn(command.args(arguments)));
     let mut child = child.map_err(|source| CommandError::Start { program: named(), source })?;
     match tokio::time::timeout(limit, converse(&mut child, input)).await {
         Ok(said) => said.map_err(|source| CommandError::Talk { program: named(), source }),

@@ -2,6 +2,7 @@
 
 mod boot;
 mod environment;
+mod orphans;
 mod priority;
 mod reference;
 mod register;
@@ -12,6 +13,8 @@ mod weights;
 mod worker;
 
 pub use boot::plan_warm_up;
+pub(crate) use orphans::own;
+pub use orphans::reap_orphans;
 pub use priority::may_raise_priority;
 pub use reference::{ReferenceError, ReferenceFile};
 pub use register::end_those_left;

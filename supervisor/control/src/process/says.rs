@@ -13,6 +13,13 @@ use tokio::time::Instant;
 /// Longer lines are cut into pieces, in bytes.
 const LINE: usize = 1024;
 
+/// Longer records of several lines are cut into pieces, in bytes.
+const RECORD: usize = 16 << 10;
+
+/// Stands for a line's end in a record of several lines, such as a traceback: the package of Python
+/// models writes it (`shadowslice._faults`).
+const NEXT_LINE: u8 = 0x1f;
+
 /// What a worker may have written in the log, in bytes: at once, and each second.
 const AT_ONCE: u64 = 1 << 20;
 const A_SECOND: u64 = 64 << 10;
@@ -44,14 +51,20 @@ pub(super) async fn log(ours: OwnedFd, model: String, pid: i32) {
             lines.tell(&waiting[..end], begun.elapsed());
             waiting = rest;
         }
-        while waiting.len() >= LINE {
-            let rest = waiting.split_off(LINE);
+        while let Some(end) = overlong(&waiting) {
+            let rest = waiting.split_off(end);
             lines.tell(&waiting, begun.elapsed());
             waiting = rest;
         }
     }
     lines.tell(&waiting, begun.elapsed());
     lines.tell_of(lines.budget.left_out);
+}
+
+/// Returns where to cut what has no end yet, if it is too long for one record.
+fn overlong(waiting: &[u8]) -> Option<usize> {
+    let most = if waiting[..waiting.len().min(2 * LINE)].contains(&NEXT_LINE) { RECORD } else { LINE };
+    (waiting.len() >= most).then_some(most)
 }
 
 struct Lines {
@@ -62,7 +75,8 @@ struct Lines {
 
 impl Lines {
     fn tell(&mut self, line: &[u8], now: Duration) {
-        let line = String::from_utf8_lossy(line);
+        let line: Vec<u8> = line.iter().map(|&byte| if byte == NEXT_LINE { b'\n' } else { byte }).collect();
+        let line = String::from_utf8_lossy(&line);
         let line = line.trim();
         if line.is_empty() {
             return;
@@ -148,6 +162,17 @@ mod tests {
         let left_out = LeftOut { lines, bytes: lines * line };
         assert_eq!(budget.take(line, Duration::from_millis(1001)), Some(left_out));
         assert_eq!(budget.take(line, Duration::from_millis(1001)), Some(LeftOut::default()));
+    }
+
+    #[test]
+    fn only_a_record_of_several_lines_may_be_longer_than_a_line() {
+        let line = [b'x'; 2 * RECORD];
+        assert_eq!(overlong(&line[..LINE - 1]), None);
+        assert_eq!(overlong(&line[..LINE]), Some(LINE));
+        let mut record = line;
+        record[40] = NEXT_LINE;
+        assert_eq!(overlong(&record[..RECORD - 1]), None);
+        assert_eq!(overlong(&record), Some(RECORD));
     }
 
     #[test]

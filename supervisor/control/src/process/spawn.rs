@@ -17,6 +17,8 @@ use rustix::process::{Pid, PidfdFlags, WaitOptions, kill_process, pidfd_open, pi
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
+use super::orphans::{disown, own};
+
 /// A descriptor that a child inherits, under the number it expects.
 #[derive(Debug, Clone, Copy)]
 pub struct Inherited<'f> {
@@ -70,6 +72,9 @@ impl Child {
 
 impl Drop for Child {
     fn drop(&mut self) {
+        if self.status.is_none() {
+            disown(self.pid());
+        }
         if self.free {
             return;
         }
@@ -109,7 +114,9 @@ pub fn spawn(
         text(&variable)
     };
     let environment = environment.iter().map(variable).collect::<io::Result<Vec<CString>>>()?;
-    let pid = posix_spawn(program.as_c_str(), &actions, &attributes()?, &arguments, &environment)?;
+    let attributes = attributes()?;
+    let start = || Ok(posix_spawn(program.as_c_str(), &actions, &attributes, &arguments, &environment)?);
+    let pid = own(start, |pid| Some(pid.as_raw()))?;
     let pid = Pid::from_raw(pid.as_raw()).ok_or(io::ErrorKind::Other)?;
     watched(pid).inspect_err(|_| {
         // An unwatched child's end would not be noticed. An error means that it has ended.

@@ -34,8 +34,10 @@ class Wishes(unittest.TestCase):
         found = self.faults(
             {"name": "a b", "gpu": 0, "need": NEED},
             {"copies": 0, "files": {"url": "x", "sha256": "12"}, "need": {"sms": 1}},
-            {"name": "c", "path": "c.onnx", "retry": "yes", "timeout": "20"},
+            {"name": "c", "path": "c.onnx", "retry": "yes", "timeout": "20"}
+            | {"proirity": 1, "colour": 1},
             7,
+            {"name": "d", "need": {"sms": 0, "memory": "4GB"}},
         )
         for part in (
             "F: models[0].name:",
@@ -44,12 +46,30 @@ class Wishes(unittest.TestCase):
             "F: models[1].copies: 0 is no whole number",
             "F: models[1].files.sha256:",
             "F: models[1].need:",
+            "F: models[2].proirity: unknown key; did you mean `priority`?",
+            "F: models[2].colour: unknown key",
+            "F: models[4].need.sms:",
+            "F: models[4].need.memory:",
             "F: models[2].path: a relative path needs `files`",
             "F: models[2].retry:",
             "F: models[2].timeout: '20' is no duration",
             "F: models[3]: a map is needed",
         ):
             self.assertTrue(any(fault.startswith(part) for fault in found), (part, found))
+
+    def test_faults_beside_the_models_are_told_with_theirs(self) -> None:
+        with self.assertRaises(wishes.WishFaults) as raised:
+            wishes.parse({"model": [], "hosts": 1}, "F")
+        told = ("F: model: unknown key; did you mean `models`?", "F: hosts: unknown key")
+        self.assertEqual(raised.exception.faults[:2], list(told))
+        self.assertIn("F: models: a list", raised.exception.faults[2])
+
+    def test_keys_are_those_that_the_supervisor_reads(self) -> None:
+        source = Path(__file__).parents[4] / "supervisor/config/src/models.rs"
+        written = re.search(r"const KEYS: &\[&str\] = &\[(.*?)\];", source.read_text(), re.S)
+        self.assertIsNotNone(written)
+        keys = set(re.findall(r'"(\w+)"', written[1])) if written else set()
+        self.assertEqual(keys - wishes.FLEET_KEYS, wishes.SUPERVISOR_KEYS)
 
     def test_what_yaml_makes_of_a_name_is_none(self) -> None:
         for name in (None, True, 1.1, 8, ".", "..", "", "a\n", "n" * 129):
@@ -124,11 +144,27 @@ class Settings(unittest.TestCase):
         for part in ("settle: 60 is no duration", "http_port: 0 is no", "adress: unknown key"):
             self.assertIn(part, str(raised.exception))
 
+    def test_files_lie_where_the_operator_says(self) -> None:
+        folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        (folder / "host.yaml").write_text("{base: /a/base.yaml, files: models}")
+        with mock.patch.dict(os.environ, {settings.FOLDER_VARIABLE: str(folder)}):
+            read = settings.host()
+            self.assertEqual(settings.gateway().state, "/var/lib/shadowslice-fleet")
+        found = [read.base, read.config, read.files, read.run_dir]
+        there = [f"{folder}/shadowslice.yaml", f"{folder}/models"]
+        self.assertEqual(found, ["/a/base.yaml", *there, "/run/shadowslice"])
+        with mock.patch.dict(os.environ, {settings.FOLDER_VARIABLE: "/nowhere"}):
+            self.assertEqual(settings.host().config, "/nowhere/shadowslice.yaml")
+        self.assertEqual(settings.host().base, "/etc/shadowslice/base.yaml")
+
     def test_a_host_s_address_is_one_that_envoy_takes(self) -> None:
         path = Path(self.enterContext(tempfile.TemporaryDirectory())) / "host.yaml"
         with mock.patch.dict(os.environ, {settings.HOST_VARIABLE: str(path)}):
-            path.write_text("address: gpu-1.example")
-            self.assertRaisesRegex(settings.SettingsFault, "no IP address", settings.host)
+            path.write_text("{address: gpu-1.example, http_port: 0}")
+            with self.assertRaises(settings.SettingsFault) as raised:
+                settings.host()
+            for part in ("'gpu-1.example' is no IP address", "http_port: 0 is no whole number"):
+                self.assertIn(part, str(raised.exception))
             path.write_text("address: 10.0.0.7")
             self.assertEqual(settings.host().address, "10.0.0.7")
 

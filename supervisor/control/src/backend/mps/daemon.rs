@@ -47,7 +47,7 @@ impl Daemon {
         }
         // It may be another supervisor's by the time that this is dropped.
         let command = command.arg("-f").kill_on_drop(false);
-        let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
+        let mut child = command::spawn(command.stdout(Stdio::null()).stderr(Stdio::null()))?;
         let group = child.id().and_then(|pid| i32::try_from(pid).ok()).map(Pid::from_raw);
         let input = child.stdin.take();
         Ok(Self { process: Process::Child(child), group, _input: input, guardian: guardian(control) })
@@ -138,12 +138,8 @@ impl Daemon {
 fn guardian(control: &Control) -> Option<Child> {
     let command = command::command(std::path::Path::new("/bin/sh"), &control.environment);
     let started = command.and_then(|mut command| {
-        command
-            .args(["-c", GUARDIAN])
-            .arg(&control.program)
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
+        let command = command.args(["-c", GUARDIAN]).arg(&control.program);
+        command::spawn(command.stdout(Stdio::null()).stderr(Stdio::null()))
     });
     match started {
         Ok(guardian) => Some(guardian),
