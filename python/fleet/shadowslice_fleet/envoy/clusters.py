@@ -19,7 +19,8 @@ UNHEALTHY_AFTER = 2  # answers in a row
 UNREACHED = 2  # connections refused, reset or timed out in a row; one may be an idle one's end
 EJECTED_FOR = "0.5s"  # by then the readiness checks know better
 CONNECT_TIMEOUT = "0.5s"
-IDLE_TIMEOUT = "60s"  # a supervisor closes connections that are idle for `limits.keep_alive`, 75 s by default
+# A supervisor closes connections that are idle for `limits.keep_alive`, 75 s by default.
+IDLE_TIMEOUT = "60s"
 # A cut link is noticed when sent bytes are not acknowledged for this long, or by keepalive.
 USER_TIMEOUT_MS = 1000
 SOL_TCP, TCP_USER_TIMEOUT = 6, 18
