@@ -270,11 +270,13 @@ async fn serve(
     let (open, opened) = watch::channel(predecessor.is_none());
     let (machine, process) = (Machine::new(context.clock), OwnProcess::new());
     let (log_dropped, memory) = (log.dropped(), ingress.memory());
+    let host_counts = ingress.counts();
     let own = move || {
         let RequestMemory { reserved, limit } = memory();
         metrics::Own {
             log_dropped: log_dropped(),
             request_memory: (reserved, limit),
+            host: host_counts(),
             peers_refused: refusals.count(),
             machine: machine.usage(),
             process: process.usage(),

@@ -9,4 +9,5 @@ pub mod relay;
 pub mod repository;
 pub mod router;
 pub mod sockets;
+pub mod tally;
 pub mod trace;

@@ -109,6 +109,7 @@ pub(super) async fn serve(
         let (untaken, caller) = (untaken.clone(), caller.clone());
         async move {
             let (answer, reserved) = reserve(front, &client, servers, &caller, request).await;
+            client.tally().grpc(code(&answer));
             Ok::<_, Infallible>(answer.map(|body| slow_reader::Answer::new(body, untaken, reserved)))
         }
     });
@@ -230,6 +231,12 @@ async fn call(
         traced::end_grpc(span, &response);
     }
     response
+}
+
+/// Returns the code of a response, as far as its head says it: 0 for one that ends with its code.
+fn code(response: &Reply) -> usize {
+    let said = response.headers().get(Status::GRPC_STATUS);
+    said.and_then(|code| code.to_str().ok()?.parse().ok()).unwrap_or(0)
 }
 
 /// Whether no service knew the call; tonic refuses such calls without a word.

@@ -61,8 +61,11 @@ pub(super) async fn serve(
     stop: Stop,
 ) {
     let (asked, refused) = (AtomicBool::new(false), AtomicBool::new(false));
-    let service =
-        service_fn(|request| Box::pin(answer(&front, (client, &caller), (&asked, &refused), &stop, request)));
+    let counted = async |request| {
+        let answer = answer(&front, (client, &caller), (&asked, &refused), &stop, request).await;
+        answer.inspect(|response| client.tally().http(response.status().as_u16()))
+    };
+    let service = service_fn(|request| Box::pin(counted(request)));
     tokio::select! {
         io = speak(io, service, client, stop.clone()) => close(io, refused.load(Ordering::Relaxed)).await,
         () = unasked(&asked, stop.clone()) => tracing::debug!("cut an HTTP connection in mid-request"),

@@ -38,7 +38,7 @@ pub(super) async fn inference(
         journal.found(&name);
     }
     let metadata = route.described(journal)?;
-    let _place = reserved.client().admit()?;
+    let _place = reserved.client().admit().inspect_err(|_| route.refused_by_host(journal))?;
     let request = match contents::is_quick(&request) {
         true => contents::request(request)?,
         false => away("reading the tensors", move || in_turn(|| contents::request(request))).await?,

@@ -73,6 +73,7 @@ use shadowslice_datapath::peer::{Guard, Refusals};
 use shadowslice_datapath::repository::Repository;
 use shadowslice_datapath::router::Router;
 use shadowslice_datapath::sockets::{Inherited, Passable};
+use shadowslice_datapath::tally::HostCounts;
 use shadowslice_datapath::trace::Tracer;
 
 pub use expiry::expiry_warnings;
@@ -169,6 +170,12 @@ impl Ingress {
     pub fn memory(&self) -> impl Fn() -> RequestMemory + Send + Sync + use<> {
         let pools = Arc::clone(&self.pools);
         move || RequestMemory { reserved: pools.taken(Pool::Memory), limit: pools.size(Pool::Memory) }
+    }
+
+    /// Tells at any time what was answered and refused since the start.
+    pub fn counts(&self) -> impl Fn() -> HostCounts + Send + Sync + use<> {
+        let pools = Arc::clone(&self.pools);
+        move || pools.tally().counts()
     }
 
     pub fn shared_memory(&self) -> SharedMemory {

@@ -18,6 +18,7 @@ use tokio::time::{Instant, timeout};
 use super::request_error::RequestError;
 use shadowslice_datapath::peer::Peer;
 use shadowslice_datapath::pipeline::Failure;
+use shadowslice_datapath::tally::{HostLimit, Tally};
 
 /// The part of a pool, as a divisor, that connections with much leave alone.
 const LAST: u64 = 8;
@@ -69,6 +70,7 @@ pub(super) struct Pools {
     sizes: [u64; 3],
     taken: Amounts,
     peers: Mutex<HashMap<Owner, Weak<Amounts>>>,
+    tally: Tally,
     began: Instant,
 }
 
@@ -76,7 +78,13 @@ impl Pools {
     /// `memory` and `health` are bytes.
     pub(super) fn new(requests: u64, memory: u64, health: u64) -> Self {
         let sizes = [requests, memory, health];
-        Self { sizes, taken: Amounts::default(), peers: Mutex::default(), began: Instant::now() }
+        Self {
+            sizes,
+            taken: Amounts::default(),
+            peers: Mutex::default(),
+            tally: Tally::default(),
+            began: Instant::now(),
+        }
     }
 
     pub(super) fn size(&self, pool: Pool) -> u64 {
@@ -85,6 +93,10 @@ impl Pools {
 
     pub(super) fn taken(&self, pool: Pool) -> u64 {
         self.taken[pool as usize].load(Relaxed)
+    }
+
+    pub(super) fn tally(&self) -> &Tally {
+        &self.tally
     }
 
     pub(super) fn client(self: &Arc<Self>, owner: Owner) -> Client {
@@ -141,6 +153,10 @@ impl Client {
         self.pools.size(pool)
     }
 
+    pub(super) fn tally(&self) -> &Tally {
+        &self.pools.tally
+    }
+
     pub(super) fn has(&self, pool: Pool) -> u64 {
         self.own[pool as usize].load(Relaxed)
     }
@@ -156,6 +172,7 @@ impl Client {
     /// A place among the requests in flight.
     pub(super) fn admit(self: &Arc<Self>) -> Result<Taken, RequestError> {
         self.take(Pool::Requests, 1).ok_or_else(|| {
+            self.tally().refused(HostLimit::InFlight);
             let why =
                 "too many requests in flight; try again, use more connections, or raise limits.in_flight";
             Failure::Unavailable(why.to_owned()).into()
@@ -250,6 +267,7 @@ impl Client {
         match timeout(WITHIN, standing.wait_for(|standing| *standing != Standing::Beyond)).await {
             Ok(_) => Ok(()),
             Err(_) => {
+                self.tally().refused(HostLimit::Connections);
                 let why =
                     "too many connections, and none of them is idle; try again, or raise limits.connections";
                 Err(Failure::Unavailable(why.to_owned()).into())

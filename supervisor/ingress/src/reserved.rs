@@ -10,6 +10,7 @@ use super::deliveries::Deliveries;
 use super::pools::{Client, Pool, Taken};
 use super::request_error::RequestError;
 use shadowslice_datapath::pipeline::{Failure, Pieces};
+use shadowslice_datapath::tally::HostLimit;
 
 /// In bytes, what every request takes, and all that a small one does: its head, its tasks, and
 /// [`SMALL`] more.
@@ -129,6 +130,7 @@ impl Drop for Reserved {
 }
 
 fn spent(client: &Client, pool: Pool) -> RequestError {
+    client.tally().refused(HostLimit::Memory);
     let size = client.size(pool);
     Failure::Exhausted(format!(
         "the memory for requests and answers is spent: {size} bytes, of which a connection has half at most; try again later, send less at a time, or raise limits.memory"

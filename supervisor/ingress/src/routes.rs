@@ -262,7 +262,10 @@ pub(super) async fn infer(
     body: Pieces,
     reserved: &Arc<Reserved>,
 ) -> Result<Answer, RequestError> {
-    let _place = reserved.client().admit()?;
+    let _place = reserved
+        .client()
+        .admit()
+        .inspect_err(|_| pipeline.refused_by_host(traced::journal(&head.extensions)))?;
     let HttpRequest { request, form } = parse(front, &head.headers, body, metadata, reserved).await?;
     let wanted = tensors::requested(metadata, &request.outputs)?;
     answer::check_form(metadata, &wanted, &request.outputs, &form)?;

@@ -144,8 +144,21 @@ async fn a_connection_with_many_requests_leaves_places_to_others() {
     let refused = asking.join_next().await.unwrap().unwrap();
     assert!(matches!(&refused, Outcome::Failed(why) if why.contains("limits.in_flight")), "{refused:?}");
     assert_served(other).await;
-    let right = asking.join_all().await.into_iter().filter(|outcome| *outcome == Outcome::Right).count();
+    let outcomes = asking.join_all().await;
+    let right = outcomes.iter().filter(|outcome| **outcome == Outcome::Right).count();
     assert!((7..=16).contains(&right), "{right}");
+    // All of the sixty but those, and the first one that was taken out.
+    let refused = outcomes.len() + 1 - right;
+    let model = server.model("echo").await.unwrap();
+    assert_eq!(model.requests.refused["host_full"], refused as u64, "{model:?}");
+    assert!(model.slo.attainment.unwrap() < 0.5, "{model:?}");
+    let socket = server.home().run_dir().join("metrics.sock");
+    let metrics = shadowslice_tests::metrics::ask(&socket, "GET", "/metrics").await.unwrap().body;
+    let counted = |line: &str| assert!(metrics.contains(line), "no {line} in {metrics}");
+    counted(&format!("\nshadowslice_limit_refusals_total{{limit=\"in_flight\"}} {refused}\n"));
+    counted(&format!("\nshadowslice_responses_total{{protocol=\"grpc\",code=\"14\"}} {refused}\n"));
+    assert!(!metrics.contains("\nshadowslice_connections 0\n"), "{metrics}");
+    server.wait_line(&["a limit of the host refuses requests", "limits.in_flight"]).await.unwrap();
     server.stop().await.unwrap();
 }
 

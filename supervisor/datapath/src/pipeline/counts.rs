@@ -15,11 +15,13 @@ pub enum Refusal {
     Late,
     /// Its inputs were proved to kill workers.
     Quarantined,
+    /// A limit that all models share: `limits.in_flight`.
+    HostFull,
 }
 
 impl Refusal {
-    const NAMES: [&'static str; 6] =
-        ["not_ready", "queue_full", "memory_full", "too_large", "late", "quarantined"];
+    const NAMES: [&'static str; 7] =
+        ["not_ready", "queue_full", "memory_full", "too_large", "late", "quarantined", "host_full"];
 
     pub(crate) fn name(self) -> &'static str {
         Self::NAMES[self as usize]
@@ -134,7 +136,7 @@ mod tests {
         }
         let json = serde_json::to_value(counts).unwrap();
         let refused = serde_json::json!({
-            "not_ready": 1, "queue_full": 0, "memory_full": 0, "too_large": 2, "late": 3, "quarantined": 0
+            "not_ready": 1, "queue_full": 0, "memory_full": 0, "too_large": 2, "late": 3, "quarantined": 0, "host_full": 0
         });
         assert_eq!(
             (&json["accepted"], &json["rejected"], &json["invalid"], &json["refused"]),

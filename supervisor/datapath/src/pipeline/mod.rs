@@ -175,6 +175,12 @@ impl Pipeline {
         })
     }
 
+    /// Counts a request that a limit of the host refuses.
+    pub fn refused_by_host(&self, journal: Option<&Journal>) {
+        note::refused(journal, Refusal::HostFull);
+        self.state.lock().turn_away(Refusal::HostFull, 1, self.clock.now());
+    }
+
     /// Whether it takes requests; else why not.
     pub fn ready(&self) -> Result<(), String> {
         self.state.lock().gate.open().map_err(str::to_owned)

@@ -10,6 +10,7 @@ use crate::own_process::ProcessUsage;
 use crate::status::{GpuStatus, ModelStatus};
 use shadowslice_control::controller::Changes;
 use shadowslice_datapath::pipeline::{Total, Totals};
+use shadowslice_datapath::tally::HostCounts;
 use shadowslice_datapath::trace::Counts;
 use text::{escaped, write_all};
 
@@ -35,6 +36,8 @@ pub struct Own {
     pub log_dropped: u64,
     /// Bytes that requests and answers have, and may have.
     pub request_memory: (u64, u64),
+    /// What clients were answered, and what limits refused.
+    pub host: HostCounts,
     /// Connections and calls of peers that may not.
     pub peers_refused: u64,
     pub machine: MachineUsage,
@@ -60,6 +63,7 @@ pub fn render(
     let traces = traces.as_ref().map_or(&[][..], |outcomes| &outcomes[..]);
     write_all(&mut text, table::TRACES, traces, |(outcome, _)| format!("outcome=\"{outcome}\""));
     write_all(&mut text, table::OWN, &[own], |_| String::new());
+    write_all(&mut text, table::HOST, &[own.host], |_| String::new());
     write_all(&mut text, table::BUILD, &[()], |()| format!("version=\"{}\"", env!("CARGO_PKG_VERSION")));
     write_all(&mut text, table::PROCESS, &[own.process], |_| String::new());
     triton::write(&mut text, models, gpus, own.machine);

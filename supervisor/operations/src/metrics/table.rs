@@ -8,6 +8,7 @@ use crate::own_process::ProcessUsage;
 use crate::status::MIB;
 use shadowslice_control::controller::{Changes, Outcomes};
 use shadowslice_datapath::pipeline::{LatencyHistogram, Total};
+use shadowslice_datapath::tally::{HTTP_CODES, HostCounts, HostLimit};
 
 /// Values of one metric may be added up: no event is counted under two labels.
 pub(super) const MODELS: &[Metric<ModelMetrics>] = &[
@@ -211,6 +212,36 @@ pub(super) const OWN: &[Metric<Own>] = &[
         "shadowslice_peers_refused_total",
         "Connections and calls that no list lets in, or that have no token.",
         |own| one(own.peers_refused as f64),
+    ),
+];
+
+/// What all clients of the host were answered.
+pub(super) const HOST: &[Metric<HostCounts>] = &[
+    gauge("shadowslice_connections", "Open connections for requests.", |host| one(host.connections as f64)),
+    counter(
+        "shadowslice_connections_closed_total",
+        "Idle connections that were closed because others needed their places: limits.connections.",
+        |host| one(host.connections_closed as f64),
+    ),
+    counter(
+        "shadowslice_limit_refusals_total",
+        "Requests that a limit of the host refused, by the limit; models don't count those.",
+        |host| by("limit", &HostLimit::ALL.map(|limit| (limit.name(), host.refused[limit as usize]))),
+    ),
+    counter(
+        "shadowslice_responses_total",
+        "Responses to clients, by protocol and status code; codes that never came are left out.",
+        |host| {
+            let codes = HTTP_CODES.iter().map(u16::to_string).chain(["other".to_owned()]);
+            let http = codes.zip(host.http).map(|(code, count)| ("http", code, count));
+            let grpc = host.grpc.iter().enumerate().map(|(code, &count)| ("grpc", code.to_string(), count));
+            let sample = |(protocol, code, count): (&str, String, u64)| Sample {
+                suffix: "",
+                labels: vec![("protocol", protocol.to_owned()), ("code", code)],
+                value: count as f64,
+            };
+            http.chain(grpc).filter(|(_, _, count)| *count > 0).map(sample).collect()
+        },
     ),
 ];
 

@@ -9,10 +9,25 @@ use crate::machine::MachineMemory;
 use crate::status::{GpuMemory, Latency, NvmlStatus, SloStatus, WorkerStatus};
 use shadowslice_control::controller::{HandoverReport, Handovers, WorkerMemory, WorkerReport};
 use shadowslice_datapath::pipeline::{Durations, LatencyHistogram, Steps};
+use shadowslice_datapath::tally::HostCounts;
+
+/// Counts of which only one is not zero.
+const fn only<const N: usize>(count: u64, at: usize) -> [u64; N] {
+    let mut counts = [0; N];
+    counts[at] = count;
+    counts
+}
 
 const NOTHING: Own = Own {
     log_dropped: 0,
     request_memory: (1, 2),
+    host: HostCounts {
+        connections: 3,
+        connections_closed: 4,
+        refused: [5, 6, 7],
+        http: only(8, 14),
+        grpc: only(9, 14),
+    },
     peers_refused: 0,
     machine: MachineUsage { cpu_busy: None, memory: None },
     process: ProcessUsage {
@@ -267,7 +282,7 @@ fn busy(index: usize, latency: &LatencyHistogram) -> ModelMetrics {
 }
 
 #[test]
-fn twenty_models_fill_less_than_200_kb() {
+fn twenty_models_fill_less_than_220_kb() {
     let mut latency = LatencyHistogram::default();
     (0..1_000_000).for_each(|_| latency.record(Duration::from_nanos(123)));
     let models: Vec<_> = (0..20).map(|index| busy(index, &latency)).collect();
@@ -275,7 +290,7 @@ fn twenty_models_fill_less_than_200_kb() {
     let told = |name: &str| text.contains(&format!("\n{name}"));
     let untold: Vec<_> = table::MODELS.iter().map(|metric| metric.name).filter(|name| !told(name)).collect();
     assert!(untold.is_empty(), "{untold:?} have no values");
-    assert!(text.len() < 200_000, "{} bytes", text.len());
+    assert!(text.len() < 220_000, "{} bytes", text.len());
 }
 
 fn worker(role: &str, memory_mib: Option<u64>) -> WorkerStatus {
@@ -362,6 +377,13 @@ fn a_gpu_tells_what_nvml_says_and_an_emulated_one_nothing() {
         "shadowslice_request_memory_limit_bytes 2",
         "shadowslice_log_lines_dropped_total 0",
         "shadowslice_peers_refused_total 0",
+        "shadowslice_connections 3",
+        "shadowslice_connections_closed_total 4",
+        "shadowslice_limit_refusals_total{limit=\"in_flight\"} 5",
+        "shadowslice_limit_refusals_total{limit=\"memory\"} 6",
+        "shadowslice_limit_refusals_total{limit=\"connections\"} 7",
+        "shadowslice_responses_total{protocol=\"http\",code=\"503\"} 8",
+        "shadowslice_responses_total{protocol=\"grpc\",code=\"14\"} 9",
         concat!("shadowslice_build_info{version=\"", env!("CARGO_PKG_VERSION"), "\"} 1"),
     ];
     assert_eq!(values, [&["shadowslice_gpu_xid_errors_total{gpu=\"1\"} 4"][..], &always].concat());
@@ -456,7 +478,7 @@ fn all() -> Vec<(&'static str, &'static str)> {
         metrics.iter().map(|metric| (metric.name, metric.kind))
     }
     let ours = of(table::MODELS).chain(of(table::POLICY)).chain(of(gpus::METRICS));
-    let ours = ours.chain(of(table::TRACES)).chain(of(table::OWN));
+    let ours = ours.chain(of(table::TRACES)).chain(of(table::OWN)).chain(of(table::HOST));
     let ours = ours.chain(of(table::BUILD)).chain(of(table::PROCESS));
     ours.chain(of(triton::MODELS)).chain(of(triton::GPUS)).chain(of(triton::MACHINE)).collect()
 }

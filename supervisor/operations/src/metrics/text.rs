@@ -59,9 +59,10 @@ pub(super) fn write_all<S>(
         for subject in subjects {
             let own = labels(subject);
             for Sample { suffix, labels, value } in samples(subject) {
-                let more: String =
-                    labels.iter().map(|(key, of)| format!(",{key}=\"{}\"", escaped(of))).collect();
-                let braced = if own.is_empty() { String::new() } else { format!("{{{own}{more}}}") };
+                let more = labels.iter().map(|(key, of)| format!("{key}=\"{}\"", escaped(of)));
+                let all: Vec<String> =
+                    Some(own.clone()).filter(|own| !own.is_empty()).into_iter().chain(more).collect();
+                let braced = if all.is_empty() { String::new() } else { format!("{{{}}}", all.join(",")) };
                 text.push_str(&format!("{name}{suffix}{braced} {value}\n"));
             }
         }

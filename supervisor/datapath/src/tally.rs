@@ -1,0 +1,154 @@
+//! Counts of what all clients of the host were answered, and of what its limits refused.
+//!
+//! A request that a limit of the host refuses may never reach a model, so models' counts don't show
+//! it.
+
+use std::array::from_fn;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+/// The codes of HTTP that are counted apart; the last count is of all others.
+pub const HTTP_CODES: [u16; 16] =
+    [200, 400, 401, 403, 404, 405, 408, 409, 411, 413, 415, 429, 500, 501, 503, 504];
+
+/// gRPC's codes.
+pub const GRPC_CODES: usize = 17;
+
+/// How often a limit that refuses requests is logged at most.
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
+
+/// A limit that all clients of the host share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HostLimit {
+    InFlight,
+    Memory,
+    Connections,
+}
+
+impl HostLimit {
+    pub const ALL: [Self; 3] = [Self::InFlight, Self::Memory, Self::Connections];
+
+    /// Returns the key of the configuration, without `limits.`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::InFlight => "in_flight",
+            Self::Memory => "memory",
+            Self::Connections => "connections",
+        }
+    }
+}
+
+/// The counts at one time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct HostCounts {
+    /// Open connections for requests.
+    pub connections: u64,
+    /// Connections that were told to go because others needed their places, since the start.
+    pub connections_closed: u64,
+    /// Requests refused since the start, by [`HostLimit`].
+    pub refused: [u64; HostLimit::ALL.len()],
+    /// Responses since the start, by [`HTTP_CODES`], and with other codes.
+    pub http: [u64; HTTP_CODES.len() + 1],
+    /// Responses since the start by gRPC's code. A response whose code comes after its message counts
+    /// as OK.
+    pub grpc: [u64; GRPC_CODES],
+}
+
+/// Counts while requests come and go.
+#[derive(Debug)]
+pub struct Tally {
+    began: Instant,
+    connections: AtomicU64,
+    connections_closed: AtomicU64,
+    refused: [AtomicU64; HostLimit::ALL.len()],
+    /// When each limit was logged last, in ms since `began`, and 1 more; 0 for never.
+    logged: [AtomicU64; HostLimit::ALL.len()],
+    http: [AtomicU64; HTTP_CODES.len() + 1],
+    grpc: [AtomicU64; GRPC_CODES],
+}
+
+impl Default for Tally {
+    fn default() -> Self {
+        Self {
+            began: Instant::now(),
+            connections: AtomicU64::new(0),
+            connections_closed: AtomicU64::new(0),
+            refused: Default::default(),
+            logged: Default::default(),
+            http: from_fn(|_| AtomicU64::new(0)),
+            grpc: from_fn(|_| AtomicU64::new(0)),
+        }
+    }
+}
+
+impl Tally {
+    pub fn connected(&self) {
+        self.connections.fetch_add(1, Relaxed);
+    }
+
+    pub fn disconnected(&self) {
+        self.connections.fetch_sub(1, Relaxed);
+    }
+
+    pub fn closed(&self) {
+        self.connections_closed.fetch_add(1, Relaxed);
+    }
+
+    /// Counts a refusal, and logs now and then that the limit refuses.
+    pub fn refused(&self, limit: HostLimit) {
+        let refused = self.refused[limit as usize].fetch_add(1, Relaxed) + 1;
+        let now = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX - 1) + 1;
+        let logged = self.logged[limit as usize].fetch_update(Relaxed, Relaxed, |last| {
+            let due = last == 0 || Duration::from_millis(now.saturating_sub(last)) >= LOG_INTERVAL;
+            due.then_some(now)
+        });
+        if logged.is_ok() {
+            tracing::warn!(
+                limit = format!("limits.{}", limit.name()),
+                refused,
+                "a limit of the host refuses requests; raise it, or send fewer at a time"
+            );
+        }
+    }
+
+    pub fn http(&self, code: u16) {
+        let at = HTTP_CODES.iter().position(|&known| known == code).unwrap_or(HTTP_CODES.len());
+        self.http[at].fetch_add(1, Relaxed);
+    }
+
+    /// A code that gRPC does not have is unknown (2).
+    pub fn grpc(&self, code: usize) {
+        self.grpc[if code < GRPC_CODES { code } else { 2 }].fetch_add(1, Relaxed);
+    }
+
+    pub fn counts(&self) -> HostCounts {
+        HostCounts {
+            connections: self.connections.load(Relaxed),
+            connections_closed: self.connections_closed.load(Relaxed),
+            refused: from_fn(|at| self.refused[at].load(Relaxed)),
+            http: from_fn(|at| self.http[at].load(Relaxed)),
+            grpc: from_fn(|at| self.grpc[at].load(Relaxed)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_answer_and_refusal_counts_in_its_place() {
+        let tally = Tally::default();
+        [200, 200, 503, 418].into_iter().for_each(|code| tally.http(code));
+        [0, 14, 99].into_iter().for_each(|code| tally.grpc(code));
+        tally.refused(HostLimit::Memory);
+        (0..3).for_each(|_| tally.connected());
+        tally.disconnected();
+        tally.closed();
+        let counts = tally.counts();
+        assert_eq!((counts.connections, counts.connections_closed), (2, 1));
+        assert_eq!(counts.refused, [0, 1, 0]);
+        assert_eq!((counts.http[0], counts.http[14], counts.http[HTTP_CODES.len()]), (2, 1, 1));
+        assert_eq!((counts.grpc[0], counts.grpc[14], counts.grpc[2]), (1, 1, 1));
+    }
+}
