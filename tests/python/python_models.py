@@ -49,6 +49,7 @@ from shadowslice import InvalidInput, Tensor
 class Moods:
     inputs = {"mood": Tensor("BYTES", [-1, 1])}
     outputs = {"y": Tensor("FP32", [-1, -1]), "text": Tensor("BYTES", [-1, 1])}
+    deterministic = False  # `y` tells the rows of the batch.
 
     def load(self, context):
         self.context, self.kept = context, []
@@ -230,8 +231,6 @@ FAULTY = {
     "raises": ("from shadowslice import Tensor\nclass A:\n    inputs = outputs = {'x': Tensor('FP32', [1])}\n"
                "    def load(self, context): raise OSError('no weights')\n"
                "    def infer(self, batch): return batch\n", "OSError: no weights"),
-    "random": (doubled("", "np.random.rand(*batch['x'].shape).astype('float32')"),
-               "if answers to the same input may differ, write `deterministic = False` in the class"),
     "made_up": (doubled("", "1 // 0"), "needs a method `warmup`"),
     "sandboxed": (doubled("", "__import__('subprocess').run(['true'])"), PROCESSES + " (docs/security.md)"),
     "undefined": (doubled("", "no_such_name"), "NameError: name 'no_such_name' is not defined"),
@@ -276,7 +275,8 @@ FAULTY = {
 # Other values of the inputs may help against these alone.
 HELPED_BY_WARMUP = {"made_up", "silent", "output_shape"}
 
-SMALL = {"foreign": FOREIGN, "picky": PICKY, "random_numbers": RANDOM, "whole": WHOLE}
+SMALL = {"foreign": FOREIGN, "picky": PICKY, "random_numbers": RANDOM, "whole": WHOLE,
+         "unmarked": doubled("", "np.random.rand(*batch['x'].shape).astype('float32')")}
 
 # Those whose class alone tells.
 SEEN = ["no_warmup", "no_reference", "deterministic", "graph", "graph_of_texts", "graph_of_streams", "bf16", "no_field",
@@ -489,6 +489,11 @@ class PythonModels(unittest.TestCase):
     def test_a_model_may_answer_differently_each_time(self):
         first, second = (self.infer("random_numbers", x=np.zeros((2, 4), np.float32)).as_numpy("y") for _ in range(2))
         self.assertEqual((len(first), len(second)), (2, 2))
+        self.assertNotEqual(first.tolist(), second.tolist())
+
+    def test_random_numbers_are_found_without_a_word_of_the_class(self):
+        wait_until(lambda: SERVER.model("unmarked")["state"] == "ready")
+        first, second = (self.infer("unmarked", x=np.zeros((1, 4), np.float32)).as_numpy("x") for _ in range(2))
         self.assertNotEqual(first.tolist(), second.tolist())
 
     def test_models_that_cannot_be_loaded_say_where_and_what_to_do(self):
