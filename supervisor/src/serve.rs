@@ -277,6 +277,7 @@ async fn serve(
             log_dropped: log_dropped(),
             request_memory: (reserved, limit),
             host: host_counts(),
+            last_reload: None,
             peers_refused: refusals.count(),
             machine: machine.usage(),
             process: process.usage(),

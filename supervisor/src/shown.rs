@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use shadowslice_control::controller::Planned;
 use shadowslice_control::models::Served;
@@ -50,11 +51,14 @@ fn rendered(reach: &Reach, tracer: Option<&Tracer>, own: metrics::Own) -> String
             changes: model.report.borrow().changes.clone(),
         })
     };
-    let models: Vec<_> = models.served.iter().filter_map(told).collect();
+    let shown: Vec<_> = models.served.iter().filter_map(told).collect();
     let policy = reach.planned.as_ref().map(|planned| {
         let Planned { report, took } = planned.borrow().clone();
         metrics::Policy { name: report.policy, took }
     });
+    let since_1970 = |at: SystemTime| at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+    let last_reload = models.last_reload.map(|last| (since_1970(last.at), last.succeeded));
+    let own = metrics::Own { last_reload, ..own };
     let traces = tracer.map(Tracer::counts);
-    metrics::render(&models, policy.as_ref(), traces, &status.gpus, own)
+    metrics::render(&shown, policy.as_ref(), traces, &status.gpus, own)
 }

@@ -28,6 +28,7 @@ mod reload;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot};
@@ -117,6 +118,15 @@ pub struct ModelSet {
     pub unloaded: Vec<Unloaded>,
     /// What clients have changed, by the model's name.
     by_clients: BTreeMap<String, ByClients>,
+    pub last_reload: Option<LastReload>,
+}
+
+/// How the last reload of the configuration went; the start counts as one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LastReload {
+    pub at: SystemTime,
+    /// All changes are in force.
+    pub succeeded: bool,
 }
 
 #[derive(Debug)]

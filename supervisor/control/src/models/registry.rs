@@ -3,12 +3,14 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use shadowslice_shared::units::Percent;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior};
 
+use super::LastReload;
 use super::by_clients::ByClients;
 use super::files::Files;
 use super::instance::{Aim, Instance, MakeError, ModelFactory, keep_share, resized, serving};
@@ -46,6 +48,7 @@ pub struct Registry {
     pub(super) next_look: Instant,
     /// Looks since the files of ready models were looked at.
     pub(super) looks: u32,
+    last_reload: LastReload,
 }
 
 #[derive(Debug)]
@@ -102,6 +105,7 @@ impl Registry {
             shown,
             next_look: Instant::now(),
             looks: 0,
+            last_reload: LastReload { at: SystemTime::now(), succeeded: true },
         };
         let config = &registry.placed(config.clone(), |name| known.gpu(name));
         registry.config = config.clone();
@@ -161,6 +165,10 @@ impl Registry {
         match command {
             Command::Reload { reply } => {
                 let outcome = self.reload().await;
+                let succeeded =
+                    outcome.as_ref().is_ok_and(|report| report.models.iter().all(|row| row.why.is_none()));
+                self.last_reload = LastReload { at: SystemTime::now(), succeeded };
+                self.publish();
                 reply.send(outcome).ok();
             }
             Command::Place { model, gpu, reply } => {
@@ -272,6 +280,7 @@ impl Registry {
 
     pub(super) fn publish(&self) {
         let (mut models, mut routes) = (ModelSet::default(), HashMap::new());
+        models.last_reload = Some(self.last_reload);
         for Entry { model, state, by_clients } in &self.entries {
             if !by_clients.is_empty() {
                 models.by_clients.insert(model.name.clone(), by_clients.clone());

@@ -38,6 +38,8 @@ pub struct Own {
     pub request_memory: (u64, u64),
     /// What clients were answered, and what limits refused.
     pub host: HostCounts,
+    /// When the configuration was reloaded last, in s since 1970, and whether all changes are in force.
+    pub last_reload: Option<(f64, bool)>,
     /// Connections and calls of peers that may not.
     pub peers_refused: u64,
     pub machine: MachineUsage,

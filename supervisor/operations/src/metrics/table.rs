@@ -17,6 +17,14 @@ pub(super) const MODELS: &[Metric<ModelMetrics>] = &[
         "1 if the model serves; 0 while it is loading, restarting, unready or stopping.",
         |model| one(f64::from(model.status.state == "ready")),
     ),
+    gauge("shadowslice_model_drained", "1 if an operator drained the model or the host; else 0.", |model| {
+        one(f64::from(model.status.drained))
+    }),
+    gauge(
+        "shadowslice_model_files_changed",
+        "1 if the model's files have changed since it was loaded, until a reload; else 0.",
+        |model| one(f64::from(model.status.files_changed)),
+    ),
     gauge("shadowslice_share_ratio", "Share of the GPU's SMs in force, from 0 to 1.", |model| {
         one(f64::from(model.status.share_percent) / 100.0)
     }),
@@ -212,6 +220,16 @@ pub(super) const OWN: &[Metric<Own>] = &[
         "shadowslice_peers_refused_total",
         "Connections and calls that no list lets in, or that have no token.",
         |own| one(own.peers_refused as f64),
+    ),
+    gauge(
+        "shadowslice_last_reload_timestamp_seconds",
+        "When the configuration was read last, at the start or by a reload, in s since 1970.",
+        |own| one(own.last_reload.map(|(at, _)| at)),
+    ),
+    gauge(
+        "shadowslice_last_reload_success",
+        "1 if all changes of the last reload are in force; 0 if it failed.",
+        |own| one(own.last_reload.map(|(_, succeeded)| f64::from(succeeded))),
     ),
 ];
 

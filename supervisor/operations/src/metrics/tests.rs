@@ -21,6 +21,7 @@ const fn only<const N: usize>(count: u64, at: usize) -> [u64; N] {
 const NOTHING: Own = Own {
     log_dropped: 0,
     request_memory: (1, 2),
+    last_reload: Some((1.5, false)),
     host: HostCounts {
         connections: 3,
         connections_closed: 4,
@@ -377,6 +378,8 @@ fn a_gpu_tells_what_nvml_says_and_an_emulated_one_nothing() {
         "shadowslice_request_memory_limit_bytes 2",
         "shadowslice_log_lines_dropped_total 0",
         "shadowslice_peers_refused_total 0",
+        "shadowslice_last_reload_timestamp_seconds 1.5",
+        "shadowslice_last_reload_success 0",
         "shadowslice_connections 3",
         "shadowslice_connections_closed_total 4",
         "shadowslice_limit_refusals_total{limit=\"in_flight\"} 5",
