@@ -73,13 +73,38 @@ class Monitoring(unittest.TestCase):
         tensor = httpclient.InferInput("x", [1, 3], "FP32")
         tensor.set_data_from_numpy(np.ones((1, 3), np.float32))
         client.infer("m", [tensor])
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
-            text = answer.read().decode()
+        text = scraped(port)
         there = set(re.findall(r"^([a-z_]+)[{ ]", text, re.M)) | ON_A_GPU
         asked = ALERTS.read_text() + " ".join(expression for _, expression in expressions())
         names = set(re.findall(r"\b(?:shadowslice|process)_[a-z_]+[a-z]\b(?=[\s{\[)]|$)", asked))
         self.assertGreater(len(names), 15)
         self.assertEqual(names - there, set())
+
+    def test_what_an_operator_did_can_be_seen(self):
+        port = free_port()
+        server = Server(BINARY, make, metrics=f'["127.0.0.1:{port}"]')
+        self.addCleanup(server.stop)
+        seen = {"shadowslice_last_reload_success": "1", 'shadowslice_model_drained{model="m",gpu="0"}': "0"}
+        for name, value in seen.items():
+            self.assertIn(f"\n{name} {value}\n", scraped(port))
+        server.command("drain", "m")
+        config = server.folder / "config.yaml"
+        text = config.read_text()
+        config.write_text(text + "nonsense: 1\n")
+        with self.assertRaises(subprocess.CalledProcessError):
+            server.command("reload")
+        for name in seen:
+            self.assertNotIn(f"\n{name} {seen[name]}\n", scraped(port))
+        config.write_text(text)
+        server.command("reload")
+        server.command("undrain", "m")
+        for name, value in seen.items():
+            self.assertIn(f"\n{name} {value}\n", scraped(port))
+
+
+def scraped(port):
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        return answer.read().decode()
 
 
 def make(folder):
