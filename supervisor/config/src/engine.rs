@@ -305,7 +305,7 @@ pub(super) fn warmup(
     warmup
 }
 
-/// A shape; one value for all elements; or a map of `shape` and `values` or `range`.
+/// Reads a shape, one value for all elements, or a map of `shape` and `values` or `range`.
 fn warmup_input(value: &Value<'_>) -> Option<WarmupInput> {
     if value.is_list() {
         return Some(WarmupInput { shape: Some(shape(value, false)?), values: None });

@@ -61,7 +61,7 @@ pub struct Tally {
     connections: AtomicU64,
     connections_closed: AtomicU64,
     refused: [AtomicU64; HostLimit::ALL.len()],
-    /// When each limit was logged last, in ms since `began`, and 1 more; 0 for never.
+    /// The time at which each limit was logged last, in ms since `began` plus 1; 0 for never.
     logged: [AtomicU64; HostLimit::ALL.len()],
     http: [AtomicU64; HTTP_CODES.len() + 1],
     grpc: [AtomicU64; GRPC_CODES],

@@ -159,7 +159,7 @@ pub struct ModelStatus {
     pub slo: SloStatus,
     /// There is no memory for a second worker.
     pub cannot_resize: Option<String>,
-    /// The model's files are not those any more that it was loaded from.
+    /// The model's files are others than those that it was loaded from.
     #[serde(default)]
     pub files_changed: bool,
     /// Why batches are not as large as the default, where they are not.

@@ -92,7 +92,7 @@ impl From<HungUp> for Unproven {
     }
 }
 
-/// What is tried as inputs, besides what is given.
+/// Inputs to try, besides those that the model gives.
 #[derive(Debug, Clone, PartialEq)]
 struct Attempt {
     fill: Fill,

@@ -67,7 +67,7 @@ pub struct Served {
     pub orders: mpsc::Sender<Order>,
     /// The report of the workers that are being started to take its place.
     pub successor: Option<watch::Receiver<ModelReport>>,
-    /// Whether its files are not those any more that it was loaded from.
+    /// True once its files are others than those that it was loaded from.
     pub files_changed: Arc<AtomicBool>,
 }
 

@@ -25,7 +25,7 @@ pub(super) struct Stamps(Vec<Stamp>);
 type Stamp = Option<[i64; 5]>;
 
 impl Stamps {
-    /// Of the model's file, those that its tensors lie in, and its profile.
+    /// Returns the stamps of the model's files and of its profile.
     pub(super) fn of(model: &Model) -> Self {
         let files = model_files(&model.engine);
         Self(files.iter().chain(&model.profile_path).map(|path| stamp(path)).collect())

@@ -46,7 +46,7 @@ pub struct Registry {
     shown: Shown,
     /// When it is next asked whether models should be on other GPUs.
     pub(super) next_look: Instant,
-    /// Looks since the files of ready models were looked at.
+    /// The number of looks since the files of ready models were looked at.
     pub(super) looks: u32,
     last_reload: LastReload,
 }
