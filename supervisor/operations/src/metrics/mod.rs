@@ -73,4 +73,6 @@ pub fn render(
 }
 
 #[cfg(test)]
+mod names_tests;
+#[cfg(test)]
 mod tests;

@@ -1,9 +1,8 @@
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde_json::json;
 
-use super::text::Metric;
 use super::*;
 use crate::machine::MachineMemory;
 use crate::status::{GpuMemory, Latency, NvmlStatus, SloStatus, WorkerStatus};
@@ -18,7 +17,7 @@ const fn only<const N: usize>(count: u64, at: usize) -> [u64; N] {
     counts
 }
 
-const NOTHING: Own = Own {
+pub(super) const NOTHING: Own = Own {
     log_dropped: 0,
     request_memory: (1, 2),
     last_reload: Some((1.5, false)),
@@ -40,7 +39,7 @@ const NOTHING: Own = Own {
     },
 };
 
-fn model(name: &str) -> ModelMetrics {
+pub(super) fn model(name: &str) -> ModelMetrics {
     let requests = serde_json::from_value(json!({
         "accepted": 7, "succeeded": 4, "within_slo": 3, "failed": 2, "rejected": 5,
         "invalid": 3, "refused": {"late": 3, "queue_full": 2}, "retried": 6, "cancelled": 1
@@ -91,7 +90,7 @@ fn executed(model: &mut ModelMetrics, rows: u32, took: Duration) {
     model.totals.batch_execution.add(took);
 }
 
-fn policy() -> Policy {
+pub(super) fn policy() -> Policy {
     let mut took = Total::default();
     took.add(Duration::from_micros(80));
     Policy { name: "half+doors".to_owned(), took }
@@ -473,49 +472,4 @@ fn tritons_metrics_say_the_same_under_its_names() {
     has(&text, "nv_cpu_utilization 0.25");
     has(&text, "nv_cpu_memory_total_bytes 4096");
     has(&text, "nv_cpu_memory_used_bytes 1024");
-}
-
-/// Name and kind of every metric, in their order.
-fn all() -> Vec<(&'static str, &'static str)> {
-    fn of<S>(metrics: &[Metric<S>]) -> impl Iterator<Item = (&'static str, &'static str)> {
-        metrics.iter().map(|metric| (metric.name, metric.kind))
-    }
-    let ours = of(table::MODELS).chain(of(table::POLICY)).chain(of(gpus::METRICS));
-    let ours = ours.chain(of(table::TRACES)).chain(of(table::OWN)).chain(of(table::HOST));
-    let ours = ours.chain(of(table::BUILD)).chain(of(table::PROCESS));
-    ours.chain(of(triton::MODELS)).chain(of(triton::GPUS)).chain(of(triton::MACHINE)).collect()
-}
-
-#[test]
-fn every_metric_is_introduced_once_and_in_front_of_its_values() {
-    let text = render(&[model("a"), model("b")], Some(&policy()), None, &[], NOTHING);
-    let mut seen = BTreeSet::new();
-    let mut current = "";
-    for line in text.lines() {
-        if let Some(help) = line.strip_prefix("# HELP ") {
-            current = help.split(' ').next().unwrap();
-            assert!(seen.insert(current), "{current} twice");
-        } else if let Some(kind) = line.strip_prefix("# TYPE ") {
-            let (name, kind) = kind.split_once(' ').unwrap();
-            assert_eq!(name, current);
-            let ours = name.starts_with("shadowslice_");
-            assert!(!ours || (kind == "counter") == name.ends_with("_total"), "{name} is a {kind}");
-        } else {
-            let rest = line.strip_prefix(current).unwrap_or_default();
-            assert!(rest.starts_with(['{', '_', ' ']), "{line}");
-        }
-    }
-    assert_eq!(seen.len(), all().len());
-}
-
-#[test]
-fn the_documentation_has_every_metric_and_no_other() {
-    let page = include_str!("../../../../docs/metrics.md");
-    let mut told = Vec::new();
-    for row in page.lines().filter_map(|line| line.strip_prefix("| `")) {
-        let mut cells = row.split(" | ");
-        let name = cells.next().unwrap().trim_end_matches('`');
-        told.push((name, cells.next().unwrap()));
-    }
-    assert_eq!(told, all());
 }
