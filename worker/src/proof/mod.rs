@@ -105,9 +105,10 @@ pub fn write_reference(trial: &mut Trial<'_>, file: &File) -> Result<(), BootRef
     let basis = trial.engine.basis()?;
     trial.given.clone_from(&basis.inputs);
     let mut first = None;
-    let mut found = first_that_runs(trial, &basis, trial.made_up_attempts(), &mut first);
-    if found.is_none() && trial.given.is_none() {
-        found = first_that_runs(trial, &basis, trial.attempts_of_file(), &mut first);
+    let mut found = first_that_runs(trial, &basis, trial.made_up_attempts(&OPEN_AXES[..1]), &mut first);
+    if found.is_none() && trial.may_need_others(first.as_ref()) {
+        let further = [trial.made_up_attempts(trial.further_lengths()), trial.attempts_of_file()].concat();
+        found = first_that_runs(trial, &basis, further, &mut first);
     }
     if let Some(reference) = found {
         trial.check_rows(&reference.basis, reference.fill)?;
@@ -274,28 +275,36 @@ impl Trial<'_> {
         Ok(read)
     }
 
-    fn made_up_attempts(&self) -> Vec<Attempt> {
+    /// Returns whether other shapes and values may help. If a batch of the smallest size ran, larger
+    /// ones fail for another reason, such as memory.
+    fn may_need_others(&self, refusal: Option<&BootRefusal>) -> bool {
+        let smallest = self.warm_up.sizes.first();
+        let at_smallest = matches!(refusal, Some(BootRefusal::WarmUp { size, .. }) if Some(size) == smallest);
+        at_smallest && self.given.is_none()
+    }
+
+    fn made_up_attempts(&self, lengths: &[i64]) -> Vec<Attempt> {
         let fills = if self.given.is_some() { &Fill::ALL[..1] } else { &Fill::ALL[..] };
         let values = &self.values;
         let of = |&open_axis: &i64| {
             fills.iter().map(move |&fill| Attempt { fill, open_axis, values: values.clone() })
         };
-        self.open_lengths().iter().flat_map(of).collect()
+        lengths.iter().flat_map(of).collect()
     }
 
     fn attempts_of_file(&self) -> Vec<Attempt> {
         let of = |values: Vec<Option<InputValues>>| {
             let with =
                 move |&open_axis: &i64| Attempt { fill: Fill::ALL[0], open_axis, values: values.clone() };
-            self.open_lengths().iter().map(with)
+            OPEN_AXES[..1].iter().chain(self.further_lengths()).map(with)
         };
         self.values_of_file().into_iter().flat_map(of).collect()
     }
 
-    /// Returns the lengths to try for free axes; one, if there are none.
-    fn open_lengths(&self) -> &'static [i64] {
-        let has_open = self.given.is_none() && self.warm_up.shapes.iter().flatten().any(|&axis| axis < 0);
-        if has_open { &OPEN_AXES } else { &OPEN_AXES[..1] }
+    /// Returns the lengths to try for free axes after the first one; none if no axis is free.
+    fn further_lengths(&self) -> &'static [i64] {
+        let has_open = self.warm_up.shapes.iter().flatten().any(|&axis| axis < 0);
+        if has_open { &OPEN_AXES[1..] } else { &[] }
     }
 
     /// Returns the line with which the operator gives values that the model takes.
