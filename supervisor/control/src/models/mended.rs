@@ -19,7 +19,10 @@ const READY_LOOKS: u32 = 20;
 
 /// Tells a model's files from what they were before.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(super) struct Stamps(Vec<Stamp>);
+pub(super) struct Stamps {
+    model: Vec<Stamp>,
+    profile: Option<Stamp>,
+}
 
 /// Of one file, where there is one.
 type Stamp = Option<[i64; 5]>;
@@ -28,7 +31,8 @@ impl Stamps {
     /// Returns the stamps of the model's files and of its profile.
     pub(super) fn of(model: &Model) -> Self {
         let files = model_files(&model.engine);
-        Self(files.iter().chain(&model.profile_path).map(|path| stamp(path)).collect())
+        let profile = model.profile_path.as_ref().map(|path| stamp(path));
+        Self { model: files.iter().map(|path| stamp(path)).collect(), profile }
     }
 }
 
@@ -55,9 +59,10 @@ impl WatchedFiles {
         Self { tried: found.clone(), seen: found }
     }
 
-    /// Returns whether the files are others than those that were tried.
+    /// Returns whether the model's files are others than those that were tried. A reload reads the
+    /// profile anyway, and compares what it says.
     pub(super) fn differ(&self, found: &Stamps) -> bool {
-        *found != self.tried
+        found.model != self.tried.model
     }
 
     /// Whether the files are others than those that were tried, and written to their end. If so,
@@ -130,7 +135,8 @@ mod tests {
 
     #[test]
     fn files_have_changed_once_when_they_are_others_and_do_not_change_any_more() {
-        let [first, second, third] = [1, 2, 3].map(|size| Stamps(vec![Some([0, size, 0, 0, 0]), None]));
+        let stamps = |size| Stamps { model: vec![Some([0, size, 0, 0, 0]), None], profile: Some(None) };
+        let [first, second, third] = [1, 2, 3].map(stamps);
         let mut files = WatchedFiles::new(first.clone());
         let mut looks = |found: &Stamps| files.have_changed(found.clone());
         assert!(!looks(&first));

@@ -129,6 +129,19 @@ pub struct LastReload {
     pub succeeded: bool,
 }
 
+impl LastReload {
+    fn now(succeeded: bool) -> Self {
+        Self { at: SystemTime::now(), succeeded }
+    }
+}
+
+impl ReloadReport {
+    /// Returns whether all changes are in force.
+    fn is_in_force(&self) -> bool {
+        self.models.iter().all(|row| row.why.is_none())
+    }
+}
+
 #[derive(Debug)]
 pub struct Unloaded {
     pub model: Arc<Model>,

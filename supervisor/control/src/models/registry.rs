@@ -3,14 +3,12 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::SystemTime;
 
 use shadowslice_shared::units::Percent;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior};
 
-use super::LastReload;
 use super::by_clients::ByClients;
 use super::files::Files;
 use super::instance::{Aim, Instance, MakeError, ModelFactory, keep_share, resized, serving};
@@ -19,7 +17,7 @@ use super::load::UNLOADED;
 use super::mended::{LOOK, Stamps, WatchedFiles};
 use super::moves::{MOVED, Move, Moved};
 use super::plan::{self, Change};
-use super::{Absence, ChangeKind, Command, ModelChange, ModelSet, Unloaded};
+use super::{Absence, ChangeKind, Command, LastReload, ModelChange, ModelSet, ReloadReport, Unloaded};
 use crate::controller::{ModelState, Order, Served, first_shares};
 use shadowslice_config::{Config, Model, Ready, Sample};
 use shadowslice_datapath::repository::Asked;
@@ -105,7 +103,7 @@ impl Registry {
             shown,
             next_look: Instant::now(),
             looks: 0,
-            last_reload: LastReload { at: SystemTime::now(), succeeded: true },
+            last_reload: LastReload::now(true),
         };
         let config = &registry.placed(config.clone(), |name| known.gpu(name));
         registry.config = config.clone();
@@ -165,9 +163,7 @@ impl Registry {
         match command {
             Command::Reload { reply } => {
                 let outcome = self.reload().await;
-                let succeeded =
-                    outcome.as_ref().is_ok_and(|report| report.models.iter().all(|row| row.why.is_none()));
-                self.last_reload = LastReload { at: SystemTime::now(), succeeded };
+                self.last_reload = LastReload::now(outcome.as_ref().is_ok_and(ReloadReport::is_in_force));
                 self.publish();
                 reply.send(outcome).ok();
             }
@@ -222,15 +218,12 @@ impl Registry {
         entry.is_some_and(|entry| matches!(entry.state, State::Loaded { .. }))
     }
 
-    /// But those that a successor is being made for.
+    /// Returns those of the [loaded](Self::loaded) models that are unready.
     pub(super) fn unready(&self) -> Vec<Arc<Model>> {
-        let unready = self.entries.iter().filter(|entry| match &entry.state {
-            State::Loaded { now, next: None, .. } => {
-                matches!(now.served.report.borrow().state, ModelState::Unready { .. })
-            }
-            State::Loaded { .. } | State::Unloaded { .. } | State::Moved(_) => false,
-        });
-        unready.map(|entry| Arc::clone(&entry.model)).collect()
+        let is_unready = |served: &Served| matches!(served.report.borrow().state, ModelState::Unready { .. });
+        let mut unready = self.loaded();
+        unready.retain(|model| self.served(&model.name).is_some_and(is_unready));
+        unready
     }
 
     /// Returns the models that are loaded and for which no successor is being made.
