@@ -45,8 +45,8 @@ pub mod descriptors {
 /// Read by CUDA and by the emulated device alike.
 pub const SHARE_VARIABLE: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
 
-/// The environment variable by which a worker learns its
-/// [client priority](crate::contention::ClientPriority), as a client of MPS does.
+/// The environment variable that tells a worker its
+/// [client priority](crate::contention::ClientPriority), as MPS reads it.
 pub const PRIORITY_VARIABLE: &str = "CUDA_MPS_CLIENT_PRIORITY";
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -55,7 +55,7 @@ pub enum WorkerSays {
         protocol: u32,
     },
     Loaded(Loaded),
-    /// Batches of so many rows run for the first time, or are proved, from now on.
+    /// From now on the worker tries batches of `rows` rows.
     Warming {
         rows: u32,
     },

@@ -103,7 +103,7 @@ impl Occupant {
         Self { priority, ..self }
     }
 
-    /// Returns the same worker, while it executes a batch of so many rows.
+    /// Returns the same worker, while it executes a batch of `rows` rows.
     #[must_use]
     pub fn executing(self, execution: &Execution, rows: u32) -> Self {
         let sms = f64::from(self.sms.0.max(1));
@@ -213,7 +213,8 @@ impl Gpu {
         (1.0 - taken.sum::<f64>()).max(1.0 / LONGEST_STRETCH)
     }
 
-    /// Returns the part of its own SMs on which `own` meets the other worker, if so many are free.
+    /// Returns the part of its own SMs on which `own` meets the other worker, if `free` of them are
+    /// free.
     fn met(&self, own: Occupant, other: Occupant, free: f64) -> f64 {
         let (sms, all) = (f64::from(own.sms.0), f64::from(self.sms.0.max(1)));
         match (own.groups, other.groups) {
@@ -224,8 +225,8 @@ impl Gpu {
         }
     }
 
-    /// Returns the part of the GPU on which the other worker executes beside the SMs of `own`, if so
-    /// many of those are free.
+    /// Returns the part of the GPU on which the other worker executes beside the SMs of `own`, if
+    /// `free` of those are free.
     fn beside(&self, own: Occupant, other: Occupant, free: f64) -> f64 {
         let (sms, all) = (f64::from(own.sms.0), f64::from(self.sms.0.max(1)));
         match (own.groups, other.groups) {

@@ -28,7 +28,7 @@ def constant(name, value):
 
 
 def elementwise(folder, name, nodes, constants=(), columns=4, out=None):
-    """A model from `x` to `y`, both of rows of so many columns."""
+    """A model from `x` to `y`, with `columns` and `out` columns."""
     write(folder, name, nodes, [("x", FLOAT, ["rows", columns])], [("y", FLOAT, ["rows", out or columns])],
           constants)
 

@@ -14,7 +14,7 @@ use super::types::{Config, Model};
 /// What is wrong with a model, if anything is.
 pub type Look<'l> = &'l dyn Fn(&Model) -> Option<String>;
 
-/// What is unwise on this host, though it is no fault.
+/// Notes about what is unwise on this host and still works.
 pub type Advice<'a> = &'a dyn Fn(&Config) -> Vec<String>;
 
 /// Returns the exit status. Faults go to `err`, where an error of writing is ignored. A summary, or

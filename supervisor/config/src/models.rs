@@ -204,7 +204,7 @@ fn percentile(value: &Value<'_>) -> Option<f64> {
 }
 
 /// Even the whole GPU is too slow for the objective: a request may wait for a batch of one row, and
-/// is in the next. The profile may be wrong, so it is no fault.
+/// is in the next. The profile may be wrong, so this is a note and not a fault.
 fn note_hopeless(
     fields: &Fields<'_>,
     slo: &Slo,

@@ -44,7 +44,7 @@ impl Reserved {
         Self::with_head(client, pool, 0)
     }
 
-    /// Takes memory for a request whose head has so many bytes.
+    /// Takes memory for a request whose head has `head` bytes.
     pub(super) fn with_head(
         client: &Arc<Client>,
         pool: Pool,

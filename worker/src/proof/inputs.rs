@@ -71,7 +71,7 @@ impl Trial<'_> {
         self.try_tensors(run).map_err(|why| unmakeable(run.size, &why))
     }
 
-    /// Lays requests, each of so many rows, into a slab of their own.
+    /// Lays requests, each with its number of rows, into a slab of their own.
     pub(super) fn laid_out<'t>(
         &self,
         run: Run,

@@ -100,7 +100,7 @@ fn joined<'a>(answers: impl Iterator<Item = &'a Vec<ReferenceOutput>>) -> Vec<Re
     joined
 }
 
-/// Splits a tensor of so many rows.
+/// Splits a tensor into its rows.
 fn split(datatype: Datatype, bytes: &[u8], rows: usize) -> Vec<Vec<u8>> {
     if datatype.size().is_some() {
         let row = bytes.len() / rows;

@@ -22,9 +22,9 @@ use super::{ControllerTask, EVENTS, ORDERS, Order, engine};
 use crate::backend::{GpuBackend, Gpus, shown};
 use crate::nvml::Readings;
 use crate::process::{KeptWeights, Programs, ReferenceFile, User, Users, Worker, WorkerEvent, WorkerSaid};
-use shadowslice_config::{Batch, Model, Timeouts};
+use shadowslice_config::{Model, Timeouts};
 use shadowslice_datapath::clock::Clock;
-use shadowslice_datapath::pipeline::{LaneFact, Metadata, Pipeline};
+use shadowslice_datapath::pipeline::{LaneFact, Pipeline};
 use shadowslice_shared::errors;
 use shadowslice_shared::ids::WorkerId;
 
@@ -124,10 +124,6 @@ impl ControllerTask {
         let workers = Workers::new(settings(&model, &context, &*gpu), share, held, division);
         let ledger = Arc::clone(&context.memory[model.gpu]);
         let entry = ledger.enter(&model, workers.needs_shadows());
-        // A model that has served before keeps the batches that clients know.
-        let known = pipeline.metadata().filter(|known| known.max_batch < Batch::DEFAULT_MAX);
-        let before = |known: Arc<Metadata>| BatchLimit { max: known.max_batch, why: "as before".to_owned() };
-        let batch_limit = known.map(before);
         let (report, seen) = watch::channel(ModelReport::of(&workers));
         let (calls, moves) = (ledger.calls(), groups.moves());
         let inbox = Inbox { orders: ordered, facts, events: happened, calls, moves };
@@ -142,7 +138,7 @@ impl ControllerTask {
             workers,
             processes: BTreeMap::new(),
             tenancy,
-            batch_limit,
+            batch_limit: None,
             fault,
             ledger,
             entry,
@@ -327,9 +323,19 @@ impl Controller {
 
     /// A worker that finds another model than its predecessors is refused.
     fn describe(&self, found: &Loaded) -> Result<(), String> {
-        let described = loaded::describe(&self.model, self.batch_limit.as_ref(), found);
+        let described = loaded::describe(&self.model, self.largest_batch().as_ref(), found);
         let described = described.map_err(|refusal| refusal.to_string());
         described.and_then(|metadata| self.pipeline.describe(metadata)).map(|_| ())
+    }
+
+    /// Returns the limit of the default batch. Once the model has served, clients know its batches, in
+    /// an outage also those of its workers at another supervisor.
+    pub(super) fn largest_batch(&self) -> Option<BatchLimit> {
+        let known = || {
+            let max = self.pipeline.metadata()?.max_batch;
+            Some(BatchLimit { max, why: "clients know these batches".to_owned() })
+        };
+        self.batch_limit.clone().or_else(known)
     }
 
     /// Where the size of batches is left to the model, the next worker has smaller ones.
@@ -350,7 +356,7 @@ impl Controller {
         if self.limit_batches(limit) { BootRefusal::OtherForm(why) } else { refusal }
     }
 
-    /// Returns what to say of a worker that ended while it tried batches of so many rows.
+    /// Returns the reason why a worker ended that was trying batches of `rows` rows.
     fn ended_warming(&mut self, rows: u32, status: String) -> String {
         let limit = BatchLimit::below(&self.model.batch, rows, &format!("the worker ended ({status})"));
         if self.limit_batches(limit) || rows <= 1 {

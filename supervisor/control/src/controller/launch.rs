@@ -103,7 +103,7 @@ impl Controller {
             events: self.events.clone(),
         };
         let model = Arc::clone(&self.model);
-        let limit = self.batch_limit.clone();
+        let limit = self.largest_batch();
         let plan = move |found: &_| loaded::warm_up(&model, limit.as_ref(), found);
         let process = Worker::spawn(launch, plan).map_err(LaunchError::Spawn)?;
         tracing::info!(model = self.model.name, pid = process.pid, %share, ?purpose, "worker started");

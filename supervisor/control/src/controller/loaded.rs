@@ -46,7 +46,7 @@ pub struct BatchLimit {
 }
 
 impl BatchLimit {
-    /// Returns the limit after a batch of so many rows failed. `None` if smaller ones don't help, or
+    /// Returns the limit after a batch of `failed` rows failed. `None` if smaller ones don't help, or
     /// if the configuration says how large batches are.
     pub(super) fn below(batch: &Batch, failed: u32, why: &str) -> Option<Self> {
         let smaller = batch_sizes(Batch::DEFAULT_MAX).into_iter().rfind(|&size| size < failed);
@@ -82,4 +82,26 @@ fn batching(batch: &Batch, loaded: &Loaded) -> Result<(u32, Vec<u32>), BootRefus
 
 fn opens_with_batch(tensor: &TensorSpec) -> bool {
     tensor.shape.first() == Some(&-1)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn the_default_batch_becomes_smaller_and_a_given_one_stays() {
+        let batch = |max| Batch { max, sizes: None, max_delay: Duration::ZERO };
+        let below = |max, failed| BatchLimit::below(&batch(max), failed, "too slow").map(|limit| limit.max);
+        assert_eq!(
+            [32, 17, 16, 2, 1].map(|failed| below(None, failed)),
+            [16, 16, 8, 1, 0].map(|max| (max > 0).then_some(max))
+        );
+        assert_eq!(below(Some(32), 32), None);
+        let limit = BatchLimit { max: 4, why: String::new() };
+        let resolved = |max| limited(&batch(max), Some(&limit)).resolve(true);
+        assert_eq!(resolved(None), (4, vec![1, 2, 4]));
+        assert_eq!(resolved(Some(8)).0, 8);
+    }
 }

@@ -2,10 +2,12 @@
 
 use std::collections::HashSet;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
+
+use tokio::task::{JoinHandle, spawn_blocking};
 
 use super::registry::Registry;
 use shadowslice_config::{Model, model_files};
@@ -20,7 +22,7 @@ const READY_LOOKS: u32 = 20;
 /// Tells a model's files from what they were before.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Stamps {
-    model: Vec<Stamp>,
+    model: Vec<(PathBuf, Stamp)>,
     profile: Option<Stamp>,
 }
 
@@ -30,9 +32,15 @@ type Stamp = Option<[i64; 5]>;
 impl Stamps {
     /// Returns the stamps of the model's files and of its profile.
     pub(super) fn of(model: &Model) -> Self {
-        let files = model_files(&model.engine);
+        let files = model_files(&model.engine).into_iter().map(|path| (path.clone(), stamp(&path)));
         let profile = model.profile_path.as_ref().map(|path| stamp(path));
-        Self { model: files.iter().map(|path| stamp(path)).collect(), profile }
+        Self { model: files.collect(), profile }
+    }
+
+    /// Returns whether the model's files are others by now. A reload reads the profile anyway, and
+    /// compares what it says.
+    fn differ_now(&self) -> bool {
+        self.model.iter().any(|(path, then)| stamp(path) != *then)
     }
 }
 
@@ -57,12 +65,6 @@ pub(super) struct WatchedFiles {
 impl WatchedFiles {
     pub(super) fn new(found: Stamps) -> Self {
         Self { tried: found.clone(), seen: found }
-    }
-
-    /// Returns whether the model's files are others than those that were tried. A reload reads the
-    /// profile anyway, and compares what it says.
-    pub(super) fn differ(&self, found: &Stamps) -> bool {
-        found.model != self.tried.model
     }
 
     /// Whether the files are others than those that were tried, and written to their end. If so,
@@ -94,38 +96,56 @@ impl Registry {
     }
 }
 
+/// The look at the files of ready models. It happens beside the registry, which must not wait for a
+/// file system.
+#[derive(Debug, Default)]
+pub(super) struct ReadyWatch {
+    /// The number of the registry's looks since the last one at these files.
+    looks: u32,
+    looking: Option<JoinHandle<()>>,
+}
+
 impl Registry {
     /// Notes now and then which models have other files than they were loaded from.
-    pub(super) async fn note_changed_files(&mut self) {
-        self.looks = (self.looks + 1) % READY_LOOKS;
-        if self.looks > 0 {
+    pub(super) fn note_changed_files(&mut self) {
+        self.ready_watch.looks = (self.ready_watch.looks + 1) % READY_LOOKS;
+        let is_looking = self.ready_watch.looking.as_ref().is_some_and(|look| !look.is_finished());
+        if self.ready_watch.looks > 0 || is_looking {
             return;
         }
-        let changed = self.changed_on_disk().await;
-        for model in self.loaded() {
-            let Some(served) = self.served(&model.name) else { continue };
-            let is_changed = changed.contains(&model.name);
-            if is_changed && !served.files_changed.swap(is_changed, Ordering::Relaxed) {
-                tracing::warn!(
-                    model = model.name,
-                    "the model's files have changed since it was loaded; reload to serve them"
-                );
+        let watched: Vec<_> = self
+            .loaded()
+            .into_iter()
+            .filter_map(|model| {
+                let flag = Arc::clone(&self.served(&model.name)?.files_changed);
+                Some((flag, self.watched_files(&model.name)?.tried.clone(), model))
+            })
+            .collect();
+        self.ready_watch.looking = Some(spawn_blocking(move || {
+            for (flag, tried, model) in watched {
+                let is_changed = tried.differ_now();
+                if is_changed && !flag.swap(true, Ordering::Relaxed) {
+                    tracing::warn!(
+                        model = model.name,
+                        "the model's files have changed since it was loaded; reload to serve them"
+                    );
+                }
+                flag.store(is_changed, Ordering::Relaxed);
             }
-            served.files_changed.store(is_changed, Ordering::Relaxed);
-        }
+        }));
     }
 
-    /// Returns the names of models whose files are not those that they were loaded from.
+    /// Returns the names of models whose files are not those that they were loaded from. None if the
+    /// files cannot be looked at.
     pub(super) async fn changed_on_disk(&mut self) -> HashSet<String> {
-        let mut changed = HashSet::new();
-        for model in self.loaded() {
-            let of = Arc::clone(&model);
-            let Ok(found) = self.files.read(move || Stamps::of(&of)).await else { return changed };
-            if self.watched_files(&model.name).is_some_and(|files| files.differ(&found)) {
-                changed.insert(model.name.clone());
-            }
-        }
-        changed
+        let loaded = self.loaded();
+        let tried = |model: Arc<Model>| {
+            let files = self.watched_files(&model.name)?;
+            Some((model.name.clone(), files.tried.clone()))
+        };
+        let tried: Vec<(String, Stamps)> = loaded.into_iter().filter_map(tried).collect();
+        let differ = move || tried.into_iter().filter(|(_, tried)| tried.differ_now());
+        self.files.read(move || differ().map(|(name, _)| name).collect()).await.unwrap_or_default()
     }
 }
 
@@ -135,7 +155,9 @@ mod tests {
 
     #[test]
     fn files_have_changed_once_when_they_are_others_and_do_not_change_any_more() {
-        let stamps = |size| Stamps { model: vec![Some([0, size, 0, 0, 0]), None], profile: Some(None) };
+        let file = |stamp| (PathBuf::from("m"), stamp);
+        let stamps =
+            |size| Stamps { model: vec![file(Some([0, size, 0, 0, 0])), file(None)], profile: Some(None) };
         let [first, second, third] = [1, 2, 3].map(stamps);
         let mut files = WatchedFiles::new(first.clone());
         let mut looks = |found: &Stamps| files.have_changed(found.clone());

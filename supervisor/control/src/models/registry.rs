@@ -14,7 +14,7 @@ use super::files::Files;
 use super::instance::{Aim, Instance, MakeError, ModelFactory, keep_share, resized, serving};
 use super::known::Known;
 use super::load::UNLOADED;
-use super::mended::{LOOK, Stamps, WatchedFiles};
+use super::mended::{LOOK, ReadyWatch, Stamps, WatchedFiles};
 use super::moves::{MOVED, Move, Moved};
 use super::plan::{self, Change};
 use super::{Absence, ChangeKind, Command, LastReload, ModelChange, ModelSet, ReloadReport, Unloaded};
@@ -44,8 +44,7 @@ pub struct Registry {
     shown: Shown,
     /// When it is next asked whether models should be on other GPUs.
     pub(super) next_look: Instant,
-    /// The number of looks since the files of ready models were looked at.
-    pub(super) looks: u32,
+    pub(super) ready_watch: ReadyWatch,
     last_reload: LastReload,
 }
 
@@ -102,7 +101,7 @@ impl Registry {
             factory,
             shown,
             next_look: Instant::now(),
-            looks: 0,
+            ready_watch: ReadyWatch::default(),
             last_reload: LastReload::now(true),
         };
         let config = &registry.placed(config.clone(), |name| known.gpu(name));
@@ -151,7 +150,7 @@ impl Registry {
                 Some(order) = moves.recv() => self.carry(order).await,
                 _ = look.tick() => {
                     self.load_the_mended().await;
-                    self.note_changed_files().await;
+                    self.note_changed_files();
                     self.move_for_slack().await;
                 }
             }

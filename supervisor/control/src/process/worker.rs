@@ -67,7 +67,7 @@ pub enum WorkerSaid {
     /// It runs, and speaks this protocol version.
     Connected,
     Loaded(Loaded),
-    /// It tries batches of so many rows.
+    /// It tries batches of `rows` rows.
     Warming {
         rows: u32,
     },
