@@ -1,7 +1,6 @@
 //! Counts of what all clients of the host were answered, and of what its limits refused.
 //!
-//! A request that a limit of the host refuses may never reach a model, so models' counts don't show
-//! it.
+//! A request that a limit of the host refuses may never reach a model, so models' counts miss it.
 
 use std::array::from_fn;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

@@ -243,7 +243,7 @@ pub(super) const HOST: &[Metric<HostCounts>] = &[
     ),
     counter(
         "shadowslice_limit_refusals_total",
-        "Requests that a limit of the host refused, by the limit; models don't count those.",
+        "Requests that a limit of the host refused, by the limit.",
         |host| by("limit", &HostLimit::ALL.map(|limit| (limit.name(), host.refused[limit as usize]))),
     ),
     counter(
