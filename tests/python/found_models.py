@@ -5,7 +5,10 @@ take some values and lengths only.
 Usage: found_models.py SHADOWSLICE_BINARY [unittest arguments]
 """
 
+import hashlib
 import json
+import os
+import signal
 import sys
 import unittest
 
@@ -55,7 +58,20 @@ def weights(folder, name, value):
 def make_changing(folder):
     external(folder, "late")
     external(folder, "replaced", 1)
-    return {"late": "batch: {max: 4}", "replaced": "batch: {max: 4}"}
+    return dict.fromkeys(("late", "replaced"), "batch: {max: 4}")
+
+
+def make_loaded(folder):
+    for name in ("kept", "overwritten"):
+        external(folder, name, 1)
+    # Its weights lie in the model's own file.
+    plus(folder, "exchanged", 1)
+    return dict.fromkeys(("kept", "overwritten", "exchanged"), "batch: {max: 4}")
+
+
+def plus(folder, name, value):
+    elementwise(folder, name, [helper.make_node("Add", ["x", "w"], ["y"])],
+                [constant("w", np.full(4, value, np.float32))])
 
 
 def make(folder):
@@ -164,6 +180,48 @@ class ChangingFiles(Served):
         self.assertIn("replaced", self.server.command("reload"))
         self.assertEqual(self.infer("replaced", [[0] * 4]).tolist(), [[100] * 4])
         wait_until(lambda: not self.status()["replaced"]["files_changed"])
+
+
+class LoadedFiles(Served):
+    make = staticmethod(make_loaded)
+
+    def answers_after_a_death(self, name):
+        """What the model answers once another worker serves."""
+        dead = self.server.worker(name)
+        os.kill(dead, signal.SIGKILL)
+        wait_until(lambda: self.server.worker(name) not in (dead, None))
+        return self.infer(name, [[0] * 4]).tolist()
+
+    def test_a_worker_that_starts_anew_serves_the_weights_that_were_loaded(self):
+        weights(self.server.folder, "kept", 100)
+        self.assertEqual(self.answers_after_a_death("kept"), [[1] * 4])
+        (self.server.folder / "kept.data").unlink()
+        self.assertEqual(self.answers_after_a_death("kept"), [[1] * 4])
+        weights(self.server.folder, "kept", 1)
+
+    def test_an_exchanged_model_is_served_as_it_was_loaded_until_the_next_reload(self):
+        file, new = self.server.folder / "exchanged.onnx", self.server.folder / "new.onnx"
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+        wait_until(lambda: self.status()["exchanged"]["loaded"]["sha256"] == digest)
+        plus(self.server.folder, "new", 100)
+        new.rename(file)
+        self.server.command("resize", "exchanged", "40%")
+        self.assertEqual(self.answers_after_a_death("exchanged"), [[1] * 4])
+        before = self.status()["exchanged"]["loaded"]
+        self.assertEqual((before["sha256"], before["path"]), (digest, str(file)))
+        self.server.command("reload")
+        self.assertEqual(self.infer("exchanged", [[0] * 4]).tolist(), [[100] * 4])
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+        wait_until(lambda: self.status()["exchanged"]["loaded"]["sha256"] == digest)
+        self.assertGreater(self.status()["exchanged"]["loaded"]["at_s"], before["at_s"])
+
+    def test_weights_that_were_overwritten_are_not_served_before_a_reload(self):
+        np.full(4, 100, np.float32).tofile(self.server.folder / "overwritten.data")
+        os.kill(self.server.worker("overwritten"), signal.SIGKILL)
+        wait_until(lambda: self.status()["overwritten"]["state"] == "unready")
+        self.assertIn("overwritten.data was overwritten since", self.status()["overwritten"]["why"])
+        self.server.command("reload")
+        self.assertEqual(self.infer("overwritten", [[0] * 4]).tolist(), [[100] * 4])
 
 
 class FoundModels(Served):

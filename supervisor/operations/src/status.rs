@@ -9,7 +9,7 @@ mod text;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Instant, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 use shadowslice_shared::groups::Division;
@@ -27,6 +27,7 @@ use shadowslice_control::backend::{BackendStatus, GpuBackend};
 use shadowslice_control::controller::{BatchLimit, Handovers, ModelPlan, ModelReport};
 use shadowslice_control::models::Needs;
 use shadowslice_control::nvml::Watched;
+use shadowslice_control::process::LoadedFiles;
 use shadowslice_datapath::pipeline::{Counts, Pipeline, PipelineReport};
 use shadowslice_datapath::readiness::Host;
 
@@ -159,6 +160,9 @@ pub struct ModelStatus {
     pub slo: SloStatus,
     /// There is no memory for a second worker.
     pub cannot_resize: Option<String>,
+    /// `None` for a model without files, or one that is not loaded.
+    #[serde(default)]
+    pub loaded: Option<LoadedStatus>,
     /// The model's files are others than those that it was loaded from.
     #[serde(default)]
     pub files_changed: bool,
@@ -168,6 +172,25 @@ pub struct ModelStatus {
     /// Why no worker stands ready though one should stand ready.
     pub no_standby: Option<String>,
     pub handovers: Handovers,
+}
+
+/// Tells which files a model is served from.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LoadedStatus {
+    /// As the configuration names it.
+    pub path: PathBuf,
+    /// Of the model's own file, in hexadecimal digits; `None` until it is computed.
+    pub sha256: Option<String>,
+    /// When it was loaded, in seconds of Unix time.
+    pub at_s: f64,
+}
+
+impl LoadedStatus {
+    /// Returns `None` for a model without files.
+    pub fn of(files: &LoadedFiles) -> Option<Self> {
+        let at = files.loaded_at.duration_since(UNIX_EPOCH).unwrap_or_default();
+        Some(Self { path: files.path.clone()?, sha256: files.sha256(), at_s: at.as_secs_f64() })
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -311,6 +334,7 @@ pub fn of_model(
             slack: latencies.slo_percentile_ms.filter(|_| open).map(|ms| 1.0 - ms / slo_ms),
         },
         cannot_resize,
+        loaded: None,
         files_changed: false,
         batch_limit: report.batch_limit.as_ref().map(at_most),
         no_standby: report.no_standby.clone(),

@@ -21,7 +21,9 @@ use super::reports::ModelReport;
 use super::{ControllerTask, EVENTS, ORDERS, Order, engine};
 use crate::backend::{GpuBackend, Gpus, shown};
 use crate::nvml::Readings;
-use crate::process::{KeptWeights, Programs, ReferenceFile, User, Users, Worker, WorkerEvent, WorkerSaid};
+use crate::process::{
+    KeptWeights, LoadedFiles, Programs, ReferenceFile, User, Users, Worker, WorkerEvent, WorkerSaid,
+};
 use shadowslice_config::{Model, Timeouts};
 use shadowslice_datapath::clock::Clock;
 use shadowslice_datapath::pipeline::{LaneFact, Pipeline};
@@ -82,6 +84,7 @@ pub struct Controller {
     pub(super) gpu: Arc<dyn GpuBackend>,
     pub(super) pipeline: Arc<Pipeline>,
     pub(super) reference: ReferenceFile,
+    pub(super) files: Arc<LoadedFiles>,
     pub(super) weights: KeptWeights,
     /// From the first worker on, where models have users of their own.
     pub(super) user: Option<Arc<User>>,
@@ -101,17 +104,26 @@ pub struct Controller {
     pub(super) report: watch::Sender<ModelReport>,
 }
 
+/// Parts of a model that its controller works with.
+#[derive(Debug)]
+pub struct ModelParts {
+    pub pipeline: Arc<Pipeline>,
+    /// Is empty.
+    pub reference: ReferenceFile,
+    pub files: Arc<LoadedFiles>,
+    pub facts: mpsc::Receiver<LaneFact>,
+}
+
 impl ControllerTask {
-    /// The first worker gets `share`, which an operator may hold; `reference` is empty.
+    /// Makes the controller; the first worker gets `share`, which an operator may hold.
     pub fn new(
         context: Context,
         model: Arc<Model>,
         share: Percent,
         held: bool,
-        pipeline: Arc<Pipeline>,
-        reference: ReferenceFile,
-        facts: mpsc::Receiver<LaneFact>,
+        parts: ModelParts,
     ) -> (Self, watch::Receiver<ModelReport>) {
+        let ModelParts { pipeline, reference, files, facts } = parts;
         let (orders, ordered) = mpsc::channel(ORDERS);
         let (events, happened) = mpsc::channel(EVENTS);
         let gpu = Arc::clone(&context.gpus[model.gpu]);
@@ -133,6 +145,7 @@ impl ControllerTask {
             gpu,
             pipeline,
             reference,
+            files,
             weights: KeptWeights::default(),
             user: None,
             workers,

@@ -12,7 +12,7 @@ use shadowslice_shared::units::Percent;
 use super::events::Controller;
 use super::{engine, loaded};
 use crate::backend::{Grant, GrantError, GrantRequest};
-use crate::process::{self, NoUser, SpawnError, Worker};
+use crate::process::{self, FilesToLoad, NoUser, SpawnError, Worker};
 use shadowslice_config::{Engine, Model};
 use shadowslice_datapath::pipeline::{Arrival, LaneReader};
 use shadowslice_shared::errors;
@@ -84,6 +84,11 @@ impl Controller {
             partition,
         };
         let user = self.user()?;
+        // Until the model has served, any content of its files may be loaded.
+        let files = self.pipeline.metadata().map(|_| FilesToLoad {
+            files: Arc::clone(&self.files),
+            copies: self.context.engines.join(&self.model.name),
+        });
         let launch = process::Launch {
             id: worker,
             programs: &self.context.programs,
@@ -95,6 +100,7 @@ impl Controller {
             weights: &self.weights,
             cpus: &self.model.cpus,
             variables: &self.context.variables,
+            files,
             memory: self.context.worker_memory,
             user,
             register: &self.context.register,

@@ -26,7 +26,7 @@ mod thread;
 
 pub use changes::{Changes, Outcomes};
 pub use engine::{reference, spec as engine_spec};
-pub use events::{Context, Controller};
+pub use events::{Context, Controller, ModelParts};
 pub use groups::GroupLedger;
 pub use loaded::{BatchLimit, warm_up};
 pub use memory::MemoryLedger;
@@ -39,13 +39,13 @@ pub use reports::{
 pub use thread::{ControlThread, ControllerTask};
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::units::Percent;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::backend::GpuBackend;
+use crate::process::LoadedFiles;
 use shadowslice_config::Model;
 use shadowslice_datapath::pipeline::Pipeline;
 pub use shadowslice_policy::workers::{Cause, ResizeRefused};
@@ -67,8 +67,8 @@ pub struct Served {
     pub orders: mpsc::Sender<Order>,
     /// The report of the workers that are being started to take its place.
     pub successor: Option<watch::Receiver<ModelReport>>,
-    /// True once its files are others than those that it was loaded from.
-    pub files_changed: Arc<AtomicBool>,
+    /// The files that it was loaded from.
+    pub files: Arc<LoadedFiles>,
 }
 
 #[derive(Debug)]

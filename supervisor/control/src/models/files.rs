@@ -1,22 +1,43 @@
 //! Reading of files that may never be read: a pipe that no process writes to, a file system of
 //! which the server is gone.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::oneshot;
+use tokio::sync::{Semaphore, oneshot};
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::timeout;
+
+use crate::process::LoadedFiles;
 
 /// How long reading may take.
 const WITHIN: Duration = Duration::from_secs(10);
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Files {
     /// A read that took too long, and its thread with it.
     stuck: Option<JoinHandle<()>>,
+    /// One model's files are digested at a time, so that serving keeps the other cores.
+    digesting: Arc<Semaphore>,
+}
+
+impl Default for Files {
+    fn default() -> Self {
+        Self { stuck: None, digesting: Arc::new(Semaphore::new(1)) }
+    }
 }
 
 impl Files {
+    /// Computes the files' digests in the background.
+    pub(super) fn digest(&self, files: &Arc<LoadedFiles>) {
+        let (turn, files) = (Arc::clone(&self.digesting), Arc::clone(files));
+        tokio::spawn(async move {
+            let _turn = turn.acquire_owned().await;
+            // A panic leaves the digests unknown, which is allowed.
+            spawn_blocking(move || files.digest()).await.ok();
+        });
+    }
+
     /// At most one read is left behind: until that ends, there is no other.
     pub(super) async fn read<T: Send + 'static>(
         &mut self,

@@ -10,9 +10,9 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
-use super::mended::{Stamps, WatchedFiles};
+use super::mended::{FoundFiles, WatchedFiles};
 use crate::controller::{
-    Cause, Context, ControllerTask, ModelReport, ModelState, Order, ResizeRefused, Served,
+    Cause, Context, ControllerTask, ModelParts, ModelReport, ModelState, Order, ResizeRefused, Served,
 };
 use crate::host::onnxruntime_library;
 use crate::process::{ReferenceError, ReferenceFile};
@@ -63,7 +63,7 @@ impl ModelFactory {
         model: Arc<Model>,
         share: Percent,
         held: bool,
-        found: Stamps,
+        found: FoundFiles,
     ) -> Result<Instance, MakeError> {
         let id = self.next;
         self.next += 1;
@@ -78,18 +78,24 @@ impl ModelFactory {
         let pipeline = Pipeline::new(settings, self.context.clock, facts).map_err(MakeError::Memory)?;
         let pipeline = Arc::new(pipeline);
         let reference = ReferenceFile::create(&model.name).map_err(MakeError::Reference)?;
-        let (context, of, through) = (self.context.clone(), Arc::clone(&model), Arc::clone(&pipeline));
-        let (hired, report) = ControllerTask::new(context, of, share, held, through, reference, heard);
+        let FoundFiles { stamps, loaded: files } = found;
+        let parts = ModelParts {
+            pipeline: Arc::clone(&pipeline),
+            reference,
+            files: Arc::clone(&files),
+            facts: heard,
+        };
+        let (context, of) = (self.context.clone(), Arc::clone(&model));
+        let (hired, report) = ControllerTask::new(context, of, share, held, parts);
         let orders = hired.orders.clone();
         self.hire.send(hired).await.map_err(|_| MakeError::Stopping)?;
         let (route, guests) = Route::to(Arc::clone(&pipeline));
         let watched = Arc::clone(&pipeline);
         let watching = tokio::spawn(async move { watched.watch().await }).abort_handle();
         let gpu = Arc::clone(&self.context.gpus[model.gpu]);
-        let files_changed = Arc::default();
-        let served = Served { id, model, gpu, pipeline, report, orders, successor: None, files_changed };
+        let served = Served { id, model, gpu, pipeline, report, orders, successor: None, files };
         let drain = self.context.timeouts.drain;
-        Ok(Instance { served, files: WatchedFiles::new(found), route, guests, watching, drain })
+        Ok(Instance { served, files: WatchedFiles::new(stamps), route, guests, watching, drain })
     }
 
     /// Finds ONNX Runtime's library, where a new configuration is the first that needs it.

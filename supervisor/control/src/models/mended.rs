@@ -10,6 +10,7 @@ use std::time::Duration;
 use tokio::task::{JoinHandle, spawn_blocking};
 
 use super::registry::Registry;
+use crate::process::LoadedFiles;
 use shadowslice_config::{Model, model_files};
 
 /// How often files are looked at. A change counts once a second look finds the same, as a file may
@@ -55,6 +56,20 @@ fn stamp(path: &Path) -> Stamp {
     ])
 }
 
+/// A model's files as they were found when it was made.
+#[derive(Debug, Default)]
+pub(super) struct FoundFiles {
+    pub(super) stamps: Stamps,
+    /// The same files, held open.
+    pub(super) loaded: Arc<LoadedFiles>,
+}
+
+impl FoundFiles {
+    pub(super) fn of(model: &Model) -> Self {
+        Self { stamps: Stamps::of(model), loaded: Arc::new(LoadedFiles::open(&model.engine)) }
+    }
+}
+
 /// As they were when the model was made or tried again, and at the last look.
 #[derive(Debug)]
 pub(super) struct WatchedFiles {
@@ -80,8 +95,20 @@ impl WatchedFiles {
 }
 
 impl Registry {
+    /// Opens a model's files. Those that cannot be read in time are not held.
+    pub(super) async fn find_files(&mut self, model: &Arc<Model>) -> FoundFiles {
+        let of = Arc::clone(model);
+        let found = self.files.read(move || FoundFiles::of(&of)).await.unwrap_or_default();
+        self.files.digest(&found.loaded);
+        found
+    }
+
     pub(super) async fn load_the_mended(&mut self) {
         for model in self.unready() {
+            // Files that served before are exchanged by a reload alone.
+            if self.served(&model.name).is_some_and(|served| served.files.is_lost.load(Ordering::Relaxed)) {
+                continue;
+            }
             let of = Arc::clone(&model);
             // What is stuck is told by a reload.
             let Ok(found) = self.files.read(move || Stamps::of(&of)).await else { return };
@@ -117,20 +144,20 @@ impl Registry {
             .loaded()
             .into_iter()
             .filter_map(|model| {
-                let flag = Arc::clone(&self.served(&model.name)?.files_changed);
-                Some((flag, self.watched_files(&model.name)?.tried.clone(), model))
+                let files = Arc::clone(&self.served(&model.name)?.files);
+                Some((files, self.watched_files(&model.name)?.tried.clone(), model))
             })
             .collect();
         self.ready_watch.looking = Some(spawn_blocking(move || {
-            for (flag, tried, model) in watched {
+            for (files, tried, model) in watched {
                 let is_changed = tried.differ_now();
-                if is_changed && !flag.swap(true, Ordering::Relaxed) {
+                if is_changed && !files.changed.swap(true, Ordering::Relaxed) {
                     tracing::warn!(
                         model = model.name,
                         "the model's files have changed since it was loaded; reload to serve them"
                     );
                 }
-                flag.store(is_changed, Ordering::Relaxed);
+                files.changed.store(is_changed, Ordering::Relaxed);
             }
         }));
     }

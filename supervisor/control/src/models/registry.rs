@@ -14,7 +14,7 @@ use super::files::Files;
 use super::instance::{Aim, Instance, MakeError, ModelFactory, keep_share, resized, serving};
 use super::known::Known;
 use super::load::UNLOADED;
-use super::mended::{LOOK, ReadyWatch, Stamps, WatchedFiles};
+use super::mended::{LOOK, ReadyWatch, WatchedFiles};
 use super::moves::{MOVED, Move, Moved};
 use super::plan::{self, Change};
 use super::{Absence, ChangeKind, Command, LastReload, ModelChange, ModelSet, ReloadReport, Unloaded};
@@ -245,8 +245,7 @@ impl Registry {
         share: Percent,
         held: bool,
     ) -> Result<Instance, MakeError> {
-        let of = Arc::clone(&model);
-        let found = self.files.read(move || Stamps::of(&of)).await.unwrap_or_default();
+        let found = self.find_files(&model).await;
         self.factory.make(model, share, held, found).await
     }
 

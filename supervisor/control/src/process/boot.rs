@@ -4,18 +4,23 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::Arc;
 
 use serde::Serialize;
 use shadowslice_config::WarmupInput;
 use shadowslice_shared::boot::{
-    Assignment, BootRefusal, ElementValue, InputValues, Loaded, Order, PROTOCOL, WarmUp, Warmed, WorkerSays,
+    Assignment, BootRefusal, ElementValue, EngineSpec, InputValues, Loaded, Order, PROTOCOL, WarmUp, Warmed,
+    WorkerSays,
 };
+use shadowslice_shared::errors;
 use shadowslice_shared::frame;
 use shadowslice_shared::tensor::{Datatype, TensorSpec};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 
+use super::loaded_files::{FilesError, LoadedFiles};
 use super::worker::{WorkerEvent, WorkerSaid};
 use crate::backend::Admission;
 use shadowslice_shared::ids::WorkerId;
@@ -27,7 +32,37 @@ pub(super) struct Boot {
     pub(super) orders: mpsc::Receiver<Option<Box<Assignment>>>,
     /// What the worker must prove of its device; `None` for a worker that does not touch the GPU.
     pub(super) admission: Option<Admission>,
+    /// What it must load, if not whatever lies at the model's path.
+    pub(super) files: Option<FilesToLoad>,
     pub(super) events: mpsc::Sender<WorkerEvent>,
+}
+
+/// The content that a worker must load.
+#[derive(Debug)]
+pub struct FilesToLoad {
+    pub files: Arc<LoadedFiles>,
+    /// The folder for a copy, if it comes to that.
+    pub copies: PathBuf,
+}
+
+impl FilesToLoad {
+    /// Has a worker load the content from where it lies now. Returns whether that is where the
+    /// configuration says.
+    async fn assign(&self, assignment: &mut Assignment) -> Result<bool, BootRefusal> {
+        let refused = |error: FilesError| match error {
+            FilesError::Lost(_) => BootRefusal::Model(errors::chain(&error)),
+            FilesError::Copy(_) => BootRefusal::Setup(errors::chain(&error)),
+        };
+        let found = self.files.path_to_load(&self.copies).await.map_err(refused)?;
+        let is_original = found == self.files.path;
+        if let Some(found) = found
+            && let EngineSpec::OnnxRuntime { path, .. } | EngineSpec::Python { path, .. } =
+                &mut assignment.engine
+        {
+            *path = found;
+        }
+        Ok(is_original)
+    }
 }
 
 /// The supervisor's end of a boot's socket, and the worker's.
@@ -72,12 +107,21 @@ impl Boot {
         }
         self.tell(WorkerSaid::Connected).await;
         let unwanted = || Ended::Lost("the worker was not wanted any more".to_owned());
-        let assignment = self.orders.recv().await.flatten().ok_or_else(unwanted)?;
+        let mut assignment = self.orders.recv().await.flatten().ok_or_else(unwanted)?;
+        let mut originals = None;
+        if let Some(to_load) = &self.files {
+            let is_original = to_load.assign(&mut assignment).await.map_err(Ended::Refused)?;
+            originals = is_original.then(|| Arc::clone(&to_load.files));
+        }
         self.order(&Order::Load(assignment), "when it was told to load").await?;
         let loaded = match self.next("while it loaded").await? {
             WorkerSays::Loaded(loaded) => loaded,
             other => return Err(out_of_turn(&other)),
         };
+        if originals.is_some_and(|files| !files.are_in_place()) {
+            let why = "the model's files changed while it loaded them".to_owned();
+            return Err(Ended::Refused(BootRefusal::Setup(why)));
+        }
         if let Some(admission) = self.admission.take() {
             let sms = loaded.sms;
             let checked = tokio::task::spawn_blocking(move || admission.check(sms).map(|()| admission));

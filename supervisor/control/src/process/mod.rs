@@ -2,6 +2,7 @@
 
 mod boot;
 mod environment;
+mod loaded_files;
 mod orphans;
 mod priority;
 mod reference;
@@ -12,7 +13,8 @@ mod users;
 mod weights;
 mod worker;
 
-pub use boot::plan_warm_up;
+pub use boot::{FilesToLoad, plan_warm_up};
+pub use loaded_files::LoadedFiles;
 pub(crate) use orphans::own;
 pub use orphans::reap_orphans;
 pub use priority::may_raise_priority;

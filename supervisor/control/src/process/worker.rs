@@ -22,7 +22,7 @@ use shadowslice_shared::units::{Percent, Sms, ms};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use super::boot::{self, Boot};
+use super::boot::{self, Boot, FilesToLoad};
 use super::environment::environment;
 use super::priority;
 use super::reference::ReferenceFile;
@@ -103,6 +103,8 @@ pub struct Launch<'l> {
     pub cpus: &'l [usize],
     /// Names of the supervisor's variables that a worker has besides those that all have.
     pub variables: &'l [String],
+    /// The files that it must load, if the model has served.
+    pub files: Option<FilesToLoad>,
     /// In bytes of its own, writable memory on the host; `None` for no limit.
     pub memory: Option<u64>,
     /// As which it runs, if not as the supervisor's; and a folder of that user's.
@@ -210,7 +212,8 @@ impl Worker {
         // Room for the order to load, and for the order to end.
         let (go, orders) = mpsc::channel(2);
         let admission = launch.grant.admission(pid);
-        let boot = Boot { socket: boot_socket, worker: launch.id, orders, admission, events: launch.events };
+        let (files, worker) = (launch.files, launch.id);
+        let boot = Boot { socket: boot_socket, worker, orders, admission, files, events: launch.events };
         let booting = Booting { orders: go.clone(), task: tokio::spawn(boot::run(boot, plan)) };
         let unregistered = |error: &_| tracing::warn!(pid, %error, "a worker is not registered");
         let entry = Entry::write(launch.register, pid).inspect_err(unregistered).ok();

@@ -13,7 +13,7 @@ use tokio::net::{UnixListener, UnixSocket, UnixStream};
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
 use super::{Ask, MAX_REQUEST_BYTES, Reply, SOCKET};
-use crate::status::{self, ModelStatus, Status, SupervisorStatus};
+use crate::status::{self, LoadedStatus, ModelStatus, Status, SupervisorStatus};
 use shadowslice_config::{Controller, Peers};
 use shadowslice_control::backend::GpuBackend;
 use shadowslice_control::controller::{
@@ -110,9 +110,10 @@ fn of_served(served: &Served, gpus: &[Watched], plan: Option<&ModelPlan>) -> Mod
         _ => worker,
     }));
     let need = Some(Needs::of(served, gpus).into());
-    let files_changed = served.files_changed.load(Ordering::Relaxed);
+    let files_changed = served.files.changed.load(Ordering::Relaxed);
     ModelStatus {
         need,
+        loaded: LoadedStatus::of(&served.files),
         files_changed,
         ..status::of_model(&served.model, &served.pipeline, &report, gpus, plan)
     }

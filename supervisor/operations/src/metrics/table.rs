@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::text::{Metric, Sample, counter, gauge, histogram, summary};
 use super::{ModelMetrics, Own, Policy};
 use crate::own_process::ProcessUsage;
-use crate::status::MIB;
+use crate::status::{LoadedStatus, MIB};
 use shadowslice_control::controller::{Changes, Outcomes};
 use shadowslice_datapath::pipeline::{LatencyHistogram, Total};
 use shadowslice_datapath::tally::{HTTP_CODES, HostCounts, HostLimit};
@@ -24,6 +24,11 @@ pub(super) const MODELS: &[Metric<ModelMetrics>] = &[
         "shadowslice_model_files_changed",
         "1 if the model's files have changed since it was loaded, until a reload; else 0.",
         |model| one(f64::from(model.status.files_changed)),
+    ),
+    gauge(
+        "shadowslice_model_loaded_timestamp_seconds",
+        "When the model was loaded, in seconds of Unix time, by its path and the SHA-256 of its own file.",
+        |model| model.status.loaded.iter().map(loaded).collect(),
     ),
     gauge("shadowslice_share_ratio", "Share of the GPU's SMs in force, from 0 to 1.", |model| {
         one(f64::from(model.status.share_percent) / 100.0)
@@ -363,6 +368,12 @@ pub(super) fn by(label: &'static str, counts: &[(&str, u64)]) -> Vec<Sample> {
         value: *count as f64,
     };
     counts.iter().map(sample).collect()
+}
+
+fn loaded(loaded: &LoadedStatus) -> Sample {
+    let path = ("path", loaded.path.display().to_string());
+    let sha256 = ("sha256", loaded.sha256.clone().unwrap_or_default());
+    Sample { suffix: "", labels: vec![path, sha256], value: loaded.at_s }
 }
 
 fn latencies(latency: &LatencyHistogram) -> Vec<Sample> {

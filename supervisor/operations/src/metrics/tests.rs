@@ -5,7 +5,7 @@ use serde_json::json;
 
 use super::*;
 use crate::machine::MachineMemory;
-use crate::status::{GpuMemory, Latency, NvmlStatus, SloStatus, WorkerStatus};
+use crate::status::{GpuMemory, Latency, LoadedStatus, NvmlStatus, SloStatus, WorkerStatus};
 use shadowslice_control::controller::{HandoverReport, Handovers, WorkerMemory, WorkerReport};
 use shadowslice_datapath::pipeline::{Durations, LatencyHistogram, Steps};
 use shadowslice_datapath::tally::HostCounts;
@@ -76,6 +76,11 @@ pub(super) fn model(name: &str) -> ModelMetrics {
         latency_ms: Latency { p50: 1.0, p99: 2.0 },
         slo: SloStatus { latency_ms: 20.0, percentile: 99.5, attainment: Some(0.25), slack: None },
         cannot_resize: None,
+        loaded: Some(LoadedStatus {
+            path: "/var/lib/models/resnet50/model.onnx".into(),
+            sha256: Some("a7937b64b8caa58f03721bb6bacf5c78cb235febe0e70b1b84cd99541461a08e".to_owned()),
+            at_s: 2.5,
+        }),
         files_changed: false,
         batch_limit: None,
         no_standby: None,

@@ -212,6 +212,7 @@ impl Bench<'_> {
             cpus: &self.model.cpus,
             // The model's packages may lie there.
             variables: &["PYTHONPATH".to_owned()],
+            files: None,
             memory: None,
             user: None,
             register: self.register,

@@ -91,7 +91,7 @@ impl Rig {
                 report: seen,
                 orders,
                 successor: None,
-                files_changed: Arc::default(),
+                files: Arc::default(),
             });
             reports.push(told);
             ordered.push(to_controller);

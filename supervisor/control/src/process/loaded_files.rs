@@ -1,0 +1,383 @@
+//! The files of a model, held open from the moment it is loaded, so that workers that start later
+//! load the same content whatever has happened to the files since.
+//!
+//! A file that was replaced or removed is still there for whoever has it open. The first worker
+//! that starts after that loads a copy, made from the open files. A file that was overwritten in
+//! place has lost its earlier content, and no worker starts until the model is loaded anew.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Seek, Write};
+use std::os::unix::fs::{MetadataExt, symlink};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::SystemTime;
+
+use sha2::{Digest, Sha256};
+use shadowslice_config::{Engine, model_files};
+use tokio::sync::Mutex;
+use tokio::task::{JoinError, spawn_blocking};
+
+/// The start of the names of folders with copies; the process's number follows.
+const COPY: &str = "loaded-";
+
+/// Entries of a Python model's folder that a copy links to.
+const MAX_LINKS: usize = 1024;
+
+/// Bytes that are copied or digested at a time.
+const PIECE: usize = 1 << 20;
+
+#[derive(Debug)]
+pub struct LoadedFiles {
+    /// The path that the configuration names, if the engine has one.
+    pub path: Option<PathBuf>,
+    pub loaded_at: SystemTime,
+    /// True once a look found other files than those that were loaded.
+    pub changed: AtomicBool,
+    /// True once a worker could not be started because the earlier content is lost.
+    pub is_lost: AtomicBool,
+    files: Vec<HeldFile>,
+    /// Whether the model may read other files of its folder.
+    reads_folder: bool,
+    copy: Mutex<Option<CopiedFiles>>,
+}
+
+#[derive(Debug)]
+struct HeldFile {
+    path: PathBuf,
+    file: File,
+    stamp: FileStamp,
+    /// The SHA-256 of what was loaded, once that is known.
+    digest: OnceLock<[u8; 32]>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct FileStamp {
+    device: u64,
+    inode: u64,
+    bytes: u64,
+    modified: (i64, i64),
+}
+
+/// The folder of a copy, which is removed with it.
+#[derive(Debug)]
+struct CopiedFiles {
+    folder: PathBuf,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum FilesError {
+    #[error(
+        "{0} was overwritten since the model was loaded, and no worker starts with other content; run \
+         `shadowslice reload` to serve what is there now"
+    )]
+    Lost(PathBuf),
+    #[error("the files that the model was loaded from have been replaced, and cannot be copied")]
+    Copy(#[source] CopyError),
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum CopyError {
+    #[error("{path} cannot be written; make room or correct its permissions")]
+    Write {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("{path} cannot be read")]
+    Read {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("copying broke off")]
+    Panicked(#[source] JoinError),
+}
+
+impl From<CopyError> for FilesError {
+    fn from(error: CopyError) -> Self {
+        Self::Copy(error)
+    }
+}
+
+impl FileStamp {
+    fn of(found: &fs::Metadata) -> Self {
+        let modified = (found.mtime(), found.mtime_nsec());
+        Self { device: found.dev(), inode: found.ino(), bytes: found.size(), modified }
+    }
+}
+
+impl HeldFile {
+    /// Opens a regular file. Others are not held.
+    fn open(path: PathBuf) -> Option<Self> {
+        // A pipe would not open before it has a writer.
+        let is_file = fs::metadata(&path).is_ok_and(|found| found.is_file());
+        let file = is_file.then(|| File::open(&path).ok()).flatten()?;
+        let stamp = FileStamp::of(&file.metadata().ok()?);
+        Some(Self { path, file, stamp, digest: OnceLock::new() })
+    }
+
+    fn is_in_place(&self) -> bool {
+        fs::metadata(&self.path).is_ok_and(|found| FileStamp::of(&found) == self.stamp)
+    }
+
+    fn is_unwritten(&self) -> bool {
+        self.file.metadata().is_ok_and(|found| FileStamp::of(&found) == self.stamp)
+    }
+
+    /// Reads the content as it was loaded, and writes it to `to`.
+    fn read_to(&self, to: &mut impl Write) -> io::Result<[u8; 32]> {
+        let (mut file, mut digest, mut piece) = (&self.file, Sha256::new(), vec![0; PIECE]);
+        file.rewind()?;
+        loop {
+            let read = file.read(&mut piece)?;
+            if read == 0 {
+                return Ok(digest.finalize().into());
+            }
+            digest.update(&piece[..read]);
+            to.write_all(&piece[..read])?;
+        }
+    }
+
+    fn copy(&self, to: &Path) -> Result<(), FilesError> {
+        let write = |source| CopyError::Write { path: to.to_owned(), source };
+        if let Some(folder) = to.parent() {
+            fs::create_dir_all(folder).map_err(write)?;
+        }
+        let copied = File::create_new(to).and_then(|mut copy| self.read_to(&mut copy)).map_err(write)?;
+        // A new time alone does not make another content.
+        let is_same = self.digest.get().map_or_else(|| self.is_unwritten(), |digest| *digest == copied);
+        if is_same { Ok(()) } else { Err(FilesError::Lost(self.path.clone())) }
+    }
+}
+
+impl Default for LoadedFiles {
+    fn default() -> Self {
+        Self {
+            path: None,
+            loaded_at: SystemTime::now(),
+            changed: AtomicBool::new(false),
+            is_lost: AtomicBool::new(false),
+            files: Vec::new(),
+            reads_folder: false,
+            copy: Mutex::default(),
+        }
+    }
+}
+
+impl LoadedFiles {
+    /// Opens the files of a model that is about to be loaded.
+    pub fn open(engine: &Engine) -> Self {
+        let (path, reads_folder) = match engine {
+            Engine::OnnxRuntime { path, .. } => (Some(path.clone()), false),
+            Engine::Python { path, .. } => (Some(path.clone()), true),
+            Engine::Emulated { .. } => (None, false),
+        };
+        let files = model_files(engine).into_iter().filter_map(HeldFile::open).collect();
+        Self { path, reads_folder, files, ..Self::default() }
+    }
+
+    /// Computes the files' digests. It reads all of them.
+    pub fn digest(&self) {
+        for file in &self.files {
+            if let Ok(digest) = file.read_to(&mut io::sink())
+                && file.is_unwritten()
+            {
+                file.digest.set(digest).ok();
+            }
+        }
+    }
+
+    /// Returns the SHA-256 of the model's own file in hexadecimal digits, once it is known.
+    pub fn sha256(&self) -> Option<String> {
+        let path = self.path.as_ref()?;
+        let own = |file: &&HeldFile| file.path == *path || file.path == path.join("model.py");
+        let digest = self.files.iter().find(own)?.digest.get()?;
+        Some(digest.iter().map(|byte| format!("{byte:02x}")).collect())
+    }
+
+    /// Returns whether all files are the ones that were loaded, with the same content.
+    pub fn are_in_place(&self) -> bool {
+        self.files.iter().all(HeldFile::is_in_place)
+    }
+
+    /// Returns the path that a worker loads; once the files have changed, in a copy below `place`.
+    ///
+    /// # Errors
+    /// If the content is lost, or cannot be copied.
+    pub async fn path_to_load(self: &Arc<Self>, place: &Path) -> Result<Option<PathBuf>, FilesError> {
+        let mut copy = self.copy.lock().await;
+        if copy.is_none() {
+            if self.are_in_place() {
+                return Ok(self.path.clone());
+            }
+            let (files, place) = (Arc::clone(self), place.to_owned());
+            let copied = spawn_blocking(move || files.copy_to(&place)).await;
+            let copied = copied.map_err(|panic| FilesError::Copy(CopyError::Panicked(panic)))?;
+            let lost = |error: &FilesError| {
+                let is_lost = matches!(error, FilesError::Lost(_));
+                self.is_lost.store(is_lost, Ordering::Relaxed);
+            };
+            *copy = Some(copied.inspect_err(lost)?);
+        }
+        let made = copy.as_ref().zip(self.path.as_ref());
+        Ok(made.map(|(copy, path)| copy.folder.join(self.relative(path))))
+    }
+
+    /// The folder that the paths of a copy are relative to.
+    fn base(&self) -> &Path {
+        let path = self.path.as_deref().unwrap_or(Path::new("/"));
+        let is_folder = !self.files.iter().any(|file| file.path == path);
+        if is_folder { path } else { path.parent().unwrap_or(path) }
+    }
+
+    fn relative<'p>(&self, path: &'p Path) -> &'p Path {
+        path.strip_prefix(self.base()).unwrap_or(path)
+    }
+
+    /// Copies the content. Half a copy is removed.
+    fn copy_to(&self, place: &Path) -> Result<CopiedFiles, FilesError> {
+        let write = |source| CopyError::Write { path: place.to_owned(), source };
+        fs::create_dir_all(place).map_err(write)?;
+        remove_left_copies(place);
+        let folder = tempfile::Builder::new()
+            .prefix(&format!("{COPY}{}-", std::process::id()))
+            .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o755))
+            .tempdir_in(place)
+            .map_err(write)?;
+        let copied = CopiedFiles { folder: folder.keep() };
+        for file in &self.files {
+            file.copy(&copied.folder.join(self.relative(&file.path)))?;
+        }
+        if self.reads_folder {
+            self.link_others(&copied.folder)?;
+        }
+        Ok(copied)
+    }
+
+    /// Links to what else lies in the model's folder, which is not held.
+    fn link_others(&self, copy: &Path) -> Result<(), CopyError> {
+        let read = |source| CopyError::Read { path: self.base().to_owned(), source };
+        for entry in fs::read_dir(self.base()).map_err(read)?.take(MAX_LINKS) {
+            let entry = entry.map_err(read)?;
+            let link = copy.join(entry.file_name());
+            if !self.files.iter().any(|file| file.path == entry.path()) {
+                symlink(entry.path(), &link).map_err(|source| CopyError::Write { path: link, source })?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for CopiedFiles {
+    fn drop(&mut self) {
+        // What cannot be removed is tried again when the next copy is made.
+        fs::remove_dir_all(&self.folder).ok();
+    }
+}
+
+/// Removes the copies of processes that have ended without doing so.
+fn remove_left_copies(place: &Path) {
+    for entry in fs::read_dir(place).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let maker = name.to_str().and_then(|name| name.strip_prefix(COPY)?.split_once('-'));
+        let has_ended = |pid: &str| !Path::new("/proc").join(pid).try_exists().unwrap_or(true);
+        if maker.is_some_and(|(pid, _)| has_ended(pid)) {
+            fs::remove_dir_all(entry.path()).ok();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn python(path: &Path) -> Engine {
+        Engine::Python { path: path.to_owned(), interpreter: "/usr/bin/python3".into(), threads: 1 }
+    }
+
+    async fn path_to_load(files: &Arc<LoadedFiles>, place: &Path) -> Result<PathBuf, FilesError> {
+        files.path_to_load(place).await.map(|path| path.expect("the engine has a path"))
+    }
+
+    fn replace(path: &Path, content: &str) {
+        let new = path.with_extension("new");
+        fs::write(&new, content).unwrap();
+        fs::rename(new, path).unwrap();
+    }
+
+    struct Fixture {
+        folder: tempfile::TempDir,
+        place: tempfile::TempDir,
+        files: Arc<LoadedFiles>,
+    }
+
+    impl Fixture {
+        fn new() -> Self {
+            let [folder, place] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+            fs::write(folder.path().join("model.py"), "first").unwrap();
+            fs::write(folder.path().join("weights"), "one").unwrap();
+            fs::create_dir(folder.path().join("labels")).unwrap();
+            fs::write(folder.path().join("labels/en"), "cat").unwrap();
+            let files = Arc::new(LoadedFiles::open(&python(folder.path())));
+            Self { folder, place, files }
+        }
+
+        fn file(&self, name: &str) -> PathBuf {
+            self.folder.path().join(name)
+        }
+    }
+
+    #[tokio::test]
+    async fn replaced_and_removed_files_are_loaded_from_a_copy_that_goes_with_the_model() {
+        let given = Fixture::new();
+        assert_eq!(path_to_load(&given.files, given.place.path()).await.unwrap(), given.folder.path());
+        replace(&given.file("model.py"), "second");
+        fs::remove_file(given.file("weights")).unwrap();
+        let copy = path_to_load(&given.files, given.place.path()).await.unwrap();
+        let read = |name| fs::read_to_string(copy.join(name)).unwrap();
+        assert_eq!(["model.py", "weights", "labels/en"].map(read), ["first", "one", "cat"]);
+        assert_eq!(path_to_load(&given.files, given.place.path()).await.unwrap(), copy, "it is made once");
+        drop(given.files);
+        assert!(!copy.try_exists().unwrap());
+    }
+
+    #[tokio::test]
+    async fn a_file_that_was_overwritten_is_not_loaded_and_one_that_was_touched_is() {
+        let given = Fixture::new();
+        given.files.digest();
+        let later = SystemTime::now() + Duration::from_secs(60);
+        File::options().append(true).open(given.file("weights")).unwrap().set_modified(later).unwrap();
+        let copy = path_to_load(&given.files, given.place.path()).await.unwrap();
+        assert_eq!(fs::read_to_string(copy.join("weights")).unwrap(), "one");
+
+        let given = Fixture::new();
+        fs::write(given.file("weights"), "others").unwrap();
+        let why = path_to_load(&given.files, given.place.path()).await.unwrap_err().to_string();
+        assert!(why.contains("weights was overwritten") && why.contains("shadowslice reload"), "{why}");
+        assert!(given.files.is_lost.load(Ordering::Relaxed));
+        assert_eq!(fs::read_dir(given.place.path()).unwrap().count(), 0, "half a copy is removed");
+    }
+
+    #[test]
+    fn the_digest_is_that_of_the_models_own_file() {
+        let given = Fixture::new();
+        assert_eq!(given.files.sha256(), None);
+        given.files.digest();
+        let expected = "a7937b64b8caa58f03721bb6bacf5c78cb235febe0e70b1b84cd99541461a08e";
+        assert_eq!(given.files.sha256().as_deref(), Some(expected));
+    }
+
+    #[test]
+    fn copies_of_processes_that_have_ended_are_removed() {
+        let place = tempfile::tempdir().unwrap();
+        let left = place.path().join(format!("{COPY}4194305-x"));
+        let own = place.path().join(format!("{COPY}{}-x", std::process::id()));
+        fs::create_dir(&left).unwrap();
+        fs::create_dir(&own).unwrap();
+        remove_left_copies(place.path());
+        assert!(!left.try_exists().unwrap() && own.try_exists().unwrap());
+    }
+}
