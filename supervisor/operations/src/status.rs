@@ -28,7 +28,7 @@ use shadowslice_control::controller::{BatchLimit, Handovers, ModelPlan, ModelRep
 use shadowslice_control::models::Needs;
 use shadowslice_control::nvml::Watched;
 use shadowslice_control::process::LoadedFiles;
-use shadowslice_datapath::pipeline::{Counts, Pipeline, PipelineReport};
+use shadowslice_datapath::pipeline::{Counts, Pipeline, PipelineReport, StalledBatch};
 use shadowslice_datapath::readiness::Host;
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -169,6 +169,9 @@ pub struct ModelStatus {
     /// Why batches are not as large as the default, where they are not.
     #[serde(default)]
     pub batch_limit: Option<String>,
+    /// What is known of a batch that executes for longer than it should.
+    #[serde(default)]
+    pub stalled: Option<String>,
     /// Why no worker stands ready though one should stand ready.
     pub no_standby: Option<String>,
     pub handovers: Handovers,
@@ -337,9 +340,20 @@ pub fn of_model(
         loaded: None,
         files_changed: false,
         batch_limit: report.batch_limit.as_ref().map(at_most),
+        stalled: seen.stalled.map(stalled),
         no_standby: report.no_standby.clone(),
         handovers: report.handovers.clone(),
     }
+}
+
+fn stalled(batch: StalledBatch) -> String {
+    let StalledBatch { requests, executes, left } = batch;
+    let requests = if requests == 1 { "1 request".to_owned() } else { format!("{requests} requests") };
+    format!(
+        "a batch of {requests} has executed for {:.1} s; its worker is replaced in {:.1} s if it goes on",
+        executes.as_secs_f64(),
+        left.as_secs_f64()
+    )
 }
 
 pub fn of_unloaded(model: &Model, why: &str, state: &str) -> ModelStatus {

@@ -27,7 +27,7 @@ pub struct EmulatedGpu {
 impl EmulatedGpu {
     pub fn new(sms: Sms) -> Result<Self, SlabError> {
         let division = Division::of(sms).map(Arc::new);
-        Ok(Self { sms, division, pool: Pool::create()?, taken: Mutex::default(), usage: GpuUsage::default() })
+        Ok(Self { sms, division, pool: Pool::create()?, taken: Mutex::default(), usage: GpuUsage::new(true) })
     }
 }
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use shadowslice_datapath::pipeline::Occupied;
 use shadowslice_shared::boot::{DeviceSpec, Purpose, descriptors};
 use shadowslice_shared::units::Sms;
 
@@ -54,13 +55,12 @@ impl Grant {
                 (Some(gpu.enter()?), room)
             }
         };
-        let grant = Self { gpu: Arc::clone(gpu), wanted, lease, reservation };
-        gpu.crowding().fetch_add(grant.claim(), Ordering::Relaxed);
-        Ok(grant)
+        Ok(Self { gpu: Arc::clone(gpu), wanted, lease, reservation })
     }
 
-    fn claim(&self) -> u32 {
-        self.lease.map_or(0, |_| self.gpu.claim(self.wanted.share).get())
+    /// Counts its worker as executing, as one that warms up does.
+    pub fn occupy(&self) -> Option<Occupied> {
+        self.lease.map(|_| self.gpu.occupancy().occupy(self.wanted.share))
     }
 
     pub fn environment(&self) -> Environment {
@@ -116,7 +116,6 @@ impl Grant {
 
 impl Drop for Grant {
     fn drop(&mut self) {
-        self.gpu.crowding().fetch_sub(self.claim(), Ordering::Relaxed);
         if let Some(lease) = self.lease {
             self.gpu.leave(lease);
         }

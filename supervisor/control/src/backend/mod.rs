@@ -20,7 +20,7 @@ use shadowslice_shared::groups::Division;
 use shadowslice_shared::pool::SEATS;
 use shadowslice_shared::units::{Percent, Sms};
 
-use shadowslice_datapath::pipeline::Crowding;
+use shadowslice_datapath::pipeline::Occupancy;
 
 pub(crate) use command::CommandError;
 pub use emulated::EmulatedGpu;
@@ -60,14 +60,19 @@ pub struct Room {
     pub free: u64,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct GpuUsage {
-    crowding: Crowding,
+    occupancy: Arc<Occupancy>,
     /// Bytes of memory promised to workers that have not taken them yet.
     reserved: Arc<AtomicU64>,
 }
 
 impl GpuUsage {
+    /// `divides`: whether a worker is confined to its share.
+    fn new(divides: bool) -> Self {
+        Self { occupancy: Occupancy::new(divides), reserved: Arc::default() }
+    }
+
     /// What is left of so many free bytes when every worker has taken what it was promised.
     pub fn unreserved(&self, free: u64) -> u64 {
         free.saturating_sub(self.reserved.load(Ordering::Relaxed))
@@ -117,16 +122,11 @@ pub trait GpuBackend: fmt::Debug + Send + Sync {
     /// How its SMs divide into groups; else why processes cannot have partitions of their own.
     fn division(&self) -> Result<&Arc<Division>, &str>;
 
-    /// The part of the GPU that a worker with this share can take for itself.
-    fn claim(&self, share: Percent) -> Percent {
-        share
-    }
-
     fn usage(&self) -> &GpuUsage;
 
-    /// The claims of all its workers on SMs, added up.
-    fn crowding(&self) -> Crowding {
-        Arc::clone(&self.usage().crowding)
+    /// What executes on it.
+    fn occupancy(&self) -> &Arc<Occupancy> {
+        &self.usage().occupancy
     }
 
     /// Lets a worker in. Never waits.

@@ -29,7 +29,7 @@ impl WholeGpu {
             device,
             "`partition: none`: no share is enforced on this GPU; every worker may use all of it, and they take turns"
         );
-        Self { device, uuid, sms, no_pipe, usage: GpuUsage::default() }
+        Self { device, uuid, sms, no_pipe, usage: GpuUsage::new(false) }
     }
 
     pub fn surroundings(uuid: &str, no_pipe: &std::path::Path) -> Environment {
@@ -55,10 +55,6 @@ impl GpuBackend for WholeGpu {
 
     fn division(&self) -> Result<&Arc<Division>, &str> {
         Err("without MPS processes take turns on the whole GPU")
-    }
-
-    fn claim(&self, _share: Percent) -> Percent {
-        Percent::WHOLE
     }
 
     fn usage(&self) -> &GpuUsage {

@@ -146,7 +146,7 @@ impl Controller {
             sizes,
             pads: status.uuid.is_some() && matches!(self.model.engine, Engine::OnnxRuntime { .. }),
             device: status.uuid.unwrap_or(status.device).into(),
-            crowding: self.gpu.crowding(),
+            occupancy: Arc::clone(self.gpu.occupancy()),
         };
         let reader = LaneReader::attach(Arc::clone(&self.pipeline), metadata, arrival, lane);
         self.context.data_path.spawn(reader.run());

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 use shadowslice_config::WarmupInput;
+use shadowslice_datapath::pipeline::Occupied;
 use shadowslice_shared::boot::{
     Assignment, BootRefusal, ElementValue, EngineSpec, InputValues, Loaded, Order, PROTOCOL, WarmUp, Warmed,
     WorkerSays,
@@ -32,6 +33,8 @@ pub(super) struct Boot {
     pub(super) orders: mpsc::Receiver<Option<Box<Assignment>>>,
     /// What the worker must prove of its device; `None` for a worker that does not touch the GPU.
     pub(super) admission: Option<Admission>,
+    /// It executes until it is warm.
+    pub(super) occupied: Option<Occupied>,
     /// What it must load, if not whatever lies at the model's path.
     pub(super) files: Option<FilesToLoad>,
     pub(super) events: mpsc::Sender<WorkerEvent>,
@@ -79,6 +82,7 @@ pub(super) async fn run(mut boot: Boot, plan: impl FnOnce(&Loaded) -> Result<War
         Err(Ended::Refused(refusal)) => WorkerSaid::Refused(refusal),
         Err(Ended::Lost(why)) => WorkerSaid::Lost(why),
     };
+    boot.occupied = None;
     boot.tell(said).await;
 }
 

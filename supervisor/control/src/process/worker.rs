@@ -212,8 +212,15 @@ impl Worker {
         // Room for the order to load, and for the order to end.
         let (go, orders) = mpsc::channel(2);
         let admission = launch.grant.admission(pid);
-        let (files, worker) = (launch.files, launch.id);
-        let boot = Boot { socket: boot_socket, worker, orders, admission, files, events: launch.events };
+        let boot = Boot {
+            socket: boot_socket,
+            worker: launch.id,
+            orders,
+            admission,
+            occupied: launch.grant.occupy(),
+            files: launch.files,
+            events: launch.events,
+        };
         let booting = Booting { orders: go.clone(), task: tokio::spawn(boot::run(boot, plan)) };
         let unregistered = |error: &_| tracing::warn!(pid, %error, "a worker is not registered");
         let entry = Entry::write(launch.register, pid).inspect_err(unregistered).ok();

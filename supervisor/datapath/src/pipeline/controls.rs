@@ -13,6 +13,7 @@ use shadowslice_shared::units::{Moment, Percent};
 use super::counts::Counts;
 use super::facts::LaneFact;
 use super::gate::Gate;
+use super::hangs::StalledBatch;
 use super::load::Load;
 use super::note;
 use super::request::Metadata;
@@ -34,6 +35,7 @@ pub struct PipelineReport {
     pub latencies: Latencies,
     /// Accepted, and not answered yet: queued, in flight.
     pub pending: (usize, usize),
+    pub stalled: Option<StalledBatch>,
     /// How long batches execute at the share in force, by rows; empty while nothing serves.
     pub execution: Vec<(u32, Duration)>,
 }
@@ -208,6 +210,7 @@ impl Pipeline {
             queue_wait: state.stats.totals.queue_wait.time,
             latencies: state.stats.latencies(now),
             pending: (state.scheduler.queued(), state.scheduler.in_flight()),
+            stalled: state.stalled(now),
             execution,
         }
     }

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, send};
@@ -17,6 +17,7 @@ use shadowslice_shared::profile::Profile;
 use shadowslice_shared::units::{Moment, Percent};
 
 use super::memory::Reservation;
+use super::occupancy::{Occupancy, Occupied};
 use super::pending::{InFlight, Pending, Shapes, Waiting};
 use super::request::Metadata;
 use super::shapes::ShapeTimes;
@@ -41,21 +42,29 @@ pub struct Arrival {
     pub sizes: Vec<u32>,
     /// Whether it pads batches to the next size that was warmed up.
     pub pads: bool,
-    pub crowding: Crowding,
+    /// What executes on its GPU.
+    pub occupancy: Arc<Occupancy>,
 }
 
 /// Commands that may wait for room in a worker's socket: those of partitions, and ends of streams.
 const OUTBOX: usize = 4 * READY_PARTITIONS + 1024;
 
-/// Percentages of a GPU that its workers were granted, added up; above 100 it may slow them all.
-pub type Crowding = Arc<AtomicU32>;
+/// The batch that a worker executes.
+#[derive(Debug)]
+struct Running {
+    since: Moment,
+    /// The GPU's progress then.
+    from: Duration,
+    occupied: Occupied,
+}
 
 #[derive(Debug)]
 pub(crate) struct Link {
     pub(crate) worker: WorkerId,
     /// For traces: the worker, and where it runs.
     pub(crate) place: Arc<RanAt>,
-    crowding: Crowding,
+    occupancy: Arc<Occupancy>,
+    running: Option<Running>,
     /// How long its batches take by shape, where requests differ in it.
     pub(crate) shapes: Option<ShapeTimes>,
     pub(crate) second_look: Option<Moment>,
@@ -75,14 +84,15 @@ impl Link {
         profile: Option<&Profile>,
         socket: Arc<BatchSocket>,
     ) -> (Self, Lane) {
-        let Arrival { worker, share, slice, device, sizes, pads, crowding } = arrival;
+        let Arrival { worker, share, slice, device, sizes, pads, occupancy } = arrival;
         let blank = Predictor::new(profile, slice.sms).padded_to(if pads { sizes } else { Vec::new() });
         let slots = u8::try_from(IN_FLIGHT).expect("two slots");
         let lane = Lane::new(worker, &slice, blank, slots);
         let link = Self {
             worker,
             place: Arc::new(RanAt { worker: worker.0, share, sms: slice.sms, device }),
-            crowding,
+            occupancy,
+            running: None,
             shapes: ShapeTimes::of(metadata, slice.sms),
             second_look: None,
             held: BTreeMap::new(),
@@ -131,22 +141,35 @@ impl Link {
         true
     }
 
-    /// When the worker, which executes the first batch of `lane`, counts as hung: later on a
-    /// crowded GPU, and later for requests that seemed to hang before.
-    pub(crate) fn hangs_at(&self, lane: &Lane) -> Option<Moment> {
-        let front = lane.in_flight().next()?;
-        let since = front.executing_since?;
+    /// Tells the GPU whether the worker executes a batch of `lane`.
+    pub(crate) fn note_running(&mut self, lane: &Lane, now: Moment) {
+        let since = lane.in_flight().next().and_then(|front| front.executing_since);
+        if self.running.as_ref().map(|running| running.since) == since {
+            return;
+        }
+        let before = self.running.take();
+        self.running = since.map(|since| {
+            let from = self.occupancy.progress_at(since, now);
+            let occupied = before.map(|running| running.occupied);
+            let occupied = occupied.unwrap_or_else(|| self.occupancy.occupy(self.place.share));
+            Running { since, from, occupied }
+        });
+    }
+
+    /// Returns how long the worker, which executes the first batch of `lane`, may take until it
+    /// counts as hung; zero once it does. It may take longer while others execute on its GPU, and
+    /// longer for requests that seemed to hang before.
+    pub(crate) fn hangs_in(&self, lane: &Lane, now: Moment) -> Option<Duration> {
+        let (front, running) = lane.in_flight().next().zip(self.running.as_ref())?;
         if front.step {
             // Generators pause as they like.
-            return Some(since + BLIND_HANG_LIMIT);
+            return Some((running.since + BLIND_HANG_LIMIT).since(now));
         }
-        let crowded = self.crowding.load(Ordering::Relaxed).div_ceil(100).max(1);
         let deaths = front.requests.iter().map(|request| request.item.deaths).max().unwrap_or(0);
-        let patience = crowded.saturating_mul(1 << deaths.min(8));
         let shape = front.requests.first().map(|request| &request.shape);
         let own = self.shapes.as_ref().zip(shape).map(|(times, shape)| times.hang_limit(shape, front.rows));
         let limit = lane.predictor.hang_limit(front.rows).max(own.unwrap_or_default());
-        Some(since + limit.saturating_mul(patience))
+        Some(self.occupancy.left(running.from, limit.saturating_mul(1 << deaths.min(8)), now))
     }
 
     /// False if the worker takes nothing now: if it is gone, its reader will find out. An error if

@@ -25,6 +25,7 @@ mod link;
 mod load;
 mod memory;
 mod note;
+mod occupancy;
 mod pending;
 mod pieces;
 mod quarantine;
@@ -56,9 +57,11 @@ pub use counts::{Counts, Refusal, Refused};
 pub use delivery::Delivery;
 pub use durations::Durations;
 pub use facts::{FACTS, LaneFact};
+pub use hangs::StalledBatch;
 pub use histogram::LatencyHistogram;
-pub use link::{Arrival, Crowding};
+pub use link::Arrival;
 pub use load::Load;
+pub use occupancy::{Occupancy, Occupied};
 pub use pieces::Pieces;
 pub use reader::LaneReader;
 pub use request::{Coming, Failure, Input, Metadata, Output, RequestOptions};
@@ -338,6 +341,7 @@ impl Pipeline {
             let now = self.clock.now();
             let mut state = self.state.lock();
             state.report_hangs(now);
+            state.refuse_overdue(now);
             state.dispatch(now);
         }
     }

@@ -166,7 +166,7 @@ impl State {
     }
 
     /// Turns a request away that was accepted, and is too late now.
-    fn reject(&mut self, Refused { request, why }: Refused, now: Moment) {
+    pub(crate) fn reject(&mut self, Refused { request, why }: Refused, now: Moment) {
         let waited = now.since(request.arrived);
         let failure = match why {
             scheduler::Refusal::Overdue => Failure::Unavailable(format!(

@@ -156,7 +156,7 @@ impl Stage {
             device: "emulated".into(),
             sizes: Vec::new(),
             pads: false,
-            crowding: Crowding::default(),
+            occupancy: Occupancy::new(true),
         };
         change(&mut arrival, &socket);
         let reader =
@@ -395,8 +395,9 @@ fn slow_profile() -> Profile {
 async fn each_worker_is_held_to_the_times_of_its_own_share() {
     let longest = |stage: &Stage| {
         let state = stage.pipeline.state.lock();
-        let hangs_at = state.links.iter().map(|link| link.hangs_at(state.scheduler.lane(link.worker)?));
-        hangs_at.flatten().max()
+        let now = stage.pipeline.now();
+        let hangs_in = |link: &link::Link| link.hangs_in(state.scheduler.lane(link.worker)?, now);
+        state.links.iter().filter_map(hangs_in).map(|left| now + left).max()
     };
     for (old_sms, new_sms) in [(60, 2), (2, 60)] {
         let mut stage = Stage::with_profile(Some(slow_profile()));

@@ -83,6 +83,7 @@ pub(super) fn model(name: &str) -> ModelMetrics {
         }),
         files_changed: false,
         batch_limit: None,
+        stalled: None,
         no_standby: None,
         handovers: Handovers::default(),
     };

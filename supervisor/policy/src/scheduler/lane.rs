@@ -209,7 +209,7 @@ impl<K, T> Lane<K, T> {
     }
 
     /// Whether something is wrong with the worker, though it does not count as hung yet.
-    pub(super) fn is_stalled(&self, now: Moment) -> bool {
+    pub fn is_stalled(&self, now: Moment) -> bool {
         let Some(front) = self.in_flight.front() else { return false };
         // A batch in front without a beginning was reported as hung.
         let Some(since) = front.executing_since else { return true };

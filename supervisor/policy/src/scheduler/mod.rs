@@ -403,12 +403,25 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
             return;
         }
         self.given_up = 0;
-        self.queues.take_if(Ticket::is_settled);
+        self.queues.take_if(|request| request.item.is_settled());
     }
 
     /// Waiting requests. Looks at every one.
-    pub fn take_if(&mut self, gone: impl FnMut(&T) -> bool) -> Vec<Entry<K, T>> {
-        self.queues.take_if(gone)
+    pub fn take_if(&mut self, mut gone: impl FnMut(&T) -> bool) -> Vec<Entry<K, T>> {
+        self.queues.take_if(|request| gone(&request.item))
+    }
+
+    /// Takes the waiting requests whose deadline is past out of the queue, if the rules refuse late
+    /// requests.
+    pub fn take_overdue(&mut self, now: Moment) -> Vec<Refused<K, T>> {
+        if self.lateness.is_none() {
+            return Vec::new();
+        }
+        let overdue = self.queues.take_if(|request| request.deadline < now);
+        let refused = overdue.into_iter().filter(|request| !request.item.is_settled());
+        let refused: Vec<_> = refused.map(|request| Refused { request, why: Refusal::Overdue }).collect();
+        refused.iter().for_each(|_| self.seen.refused());
+        refused
     }
 
     pub fn drain_queue(&mut self) -> Vec<Entry<K, T>> {

@@ -86,9 +86,9 @@ impl<K: Ord + Clone, T> Queue<K, T> {
     }
 
     /// Head first. Looks at every request.
-    pub fn take_if(&mut self, mut gone: impl FnMut(&T) -> bool) -> Vec<Entry<K, T>> {
+    pub fn take_if(&mut self, mut gone: impl FnMut(&Entry<K, T>) -> bool) -> Vec<Entry<K, T>> {
         let places: Vec<QueueKey> =
-            self.entries.iter().filter(|(_, entry)| gone(&entry.item)).map(|(&place, _)| place).collect();
+            self.entries.iter().filter(|(_, entry)| gone(entry)).map(|(&place, _)| place).collect();
         places.into_iter().map(|place| self.take(place)).collect()
     }
 
@@ -203,7 +203,7 @@ mod tests {
             entry.alone = item % 3 == 0;
             queue.push(entry);
         }
-        assert_eq!(items(queue.take_if(|item| item % 2 == 0)), [0, 2, 4]);
+        assert_eq!(items(queue.take_if(|entry| entry.item % 2 == 0)), [0, 2, 4]);
         assert_eq!((queue.size_of(&"a"), queue.rows()), ((2, 2), 3));
         assert_eq!(items(queue.drain_all()), [1, 3, 5]);
         assert_eq!(queue.rows(), 0);

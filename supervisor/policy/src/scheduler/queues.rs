@@ -69,7 +69,7 @@ impl<K: Ord + Clone, T> Queues<K, T> {
     }
 
     /// Looks at every request.
-    pub(super) fn take_if(&mut self, mut gone: impl FnMut(&T) -> bool) -> Vec<Entry<K, T>> {
+    pub(super) fn take_if(&mut self, mut gone: impl FnMut(&Entry<K, T>) -> bool) -> Vec<Entry<K, T>> {
         let taken: Vec<_> = self.levels.values_mut().flat_map(|queue| queue.take_if(&mut gone)).collect();
         self.taken(taken.len());
         taken

@@ -181,7 +181,7 @@ impl MpsGpu {
             setup,
             environment: surroundings,
             found,
-            usage: GpuUsage::default(),
+            usage: GpuUsage::new(true),
             requests,
             condition: seen,
             running: Mutex::new(Some(Running { stop, thread })),

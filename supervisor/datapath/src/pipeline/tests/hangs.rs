@@ -107,3 +107,46 @@ async fn what_is_due_is_sent_before_a_worker_that_seems_to_hang_is_looked_at_aga
     assert_eq!(waits.await.unwrap(), Ok(good()));
     stuck.abort();
 }
+
+/// A request that seemed to hang before is given twice the time, for which others do not wait.
+#[tokio::test]
+async fn requests_behind_a_suspect_are_refused_once_their_time_is_up() {
+    let mut stage = Stage::new();
+    let slo = Slo { latency: Duration::from_millis(5), percentile: 99.0 };
+    let rules = LiveSettings { slo, max_delay: Duration::ZERO, reject_late: true };
+    stage.pipeline.set_live_settings(rules);
+    let (_first, suspect) = stuck(&stage, 1).await;
+    let behind = stage.ask();
+    stage.until((1, 1)).await;
+    tokio::time::sleep(slo.latency).await;
+    let look = |stage: &Stage| {
+        let now = stage.pipeline.now();
+        let mut state = stage.pipeline.state.lock();
+        state.refuse_overdue(now);
+        (state.stalled(now).map(|batch| batch.requests), state.scheduler.queued())
+    };
+    executes_since(&stage, 1, SECOND);
+    assert_eq!(look(&stage), (Some(1), 1), "the worker may be to blame");
+
+    let now = stage.pipeline.now();
+    stage.pipeline.change(|state| state.died(WorkerId(1), now));
+    assert_eq!(stage.fact().await, LaneFact::Gone(WorkerId(1)));
+    let times = vec![(1, Duration::from_millis(1))];
+    let second = stage.enter_as(2, Sms(10), |arrival, _| arrival.slice.times = times);
+    let _tried_again = second.batch().await;
+    let waits = stage.ask();
+    while stage.pipeline.report().pending.0 == 0 {
+        tokio::task::yield_now().await;
+    }
+    tokio::time::sleep(slo.latency).await;
+    executes_since(&stage, 2, SECOND);
+    let (stalled, queued) = look(&stage);
+    assert!(stalled.is_some() && queued == 0, "{stalled:?}, {queued}");
+    let refused = waits.await.unwrap().unwrap_err();
+    assert!(
+        matches!(&refused, Failure::Unavailable(why) if why.contains("past its deadline")),
+        "{refused:?}"
+    );
+    suspect.abort();
+    behind.abort();
+}

@@ -1,7 +1,5 @@
 //! Streams: how their answers are asked for, and what becomes of them when something ends.
 
-use std::sync::atomic::Ordering;
-
 use shadowslice_policy::latency::BLIND_HANG_LIMIT;
 
 use super::*;
@@ -231,14 +229,14 @@ async fn a_model_that_gives_one_answer_cannot_have_more() {
 #[tokio::test]
 async fn a_step_has_its_limit_however_crowded_the_gpu_is() {
     let stage = streaming();
-    let worker = stage.enter_as(1, Sms(10), |arrival, _| {
-        arrival.crowding.store(800, Ordering::Relaxed);
-    });
+    let occupancy = Occupancy::new(true);
+    let _others: Vec<_> = (0..8).map(|_| occupancy.occupy(Percent::WHOLE)).collect();
+    let worker = stage.enter_as(1, Sms(10), |arrival, _| arrival.occupancy = occupancy);
     let (_, answers) = worker.begins(ask(&stage)).await;
     let _asked = next(answers);
     let _unanswered = worker.step().await;
     let state = stage.pipeline.state.lock();
     let (link, lane) = (&state.links[0], state.scheduler.lane(WorkerId(1)).unwrap());
     let since = lane.in_flight().next().unwrap().executing_since.unwrap();
-    assert_eq!(link.hangs_at(lane), Some(since + BLIND_HANG_LIMIT));
+    assert_eq!(link.hangs_in(lane, since), Some(BLIND_HANG_LIMIT));
 }

@@ -1,0 +1,128 @@
+//! What executes on a GPU at a time, across the models that share it: a batch beside others may
+//! take longer, and counts as hung later.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use shadowslice_shared::units::{Moment, Percent};
+
+/// The shares that execute on a GPU, for all models that share it.
+///
+/// Its pace is 1 while they add up to the whole GPU at most, and 1/n while they add up to n times
+/// the GPU. Progress is the pace summed over time: the time that a batch would have executed on an
+/// uncrowded GPU.
+#[derive(Debug)]
+pub struct Occupancy {
+    /// Whether a batch is confined to its model's share.
+    divides: bool,
+    state: Mutex<OccupancyState>,
+}
+
+#[derive(Debug, Default)]
+struct OccupancyState {
+    /// Shares that execute, added up.
+    percent: u32,
+    progress: Duration,
+    /// Up to when the progress is known.
+    at: Moment,
+}
+
+/// A share that executes, until this is dropped.
+#[derive(Debug)]
+pub struct Occupied {
+    on: Arc<Occupancy>,
+    percent: u32,
+}
+
+impl OccupancyState {
+    fn crowding(&self) -> u32 {
+        self.percent.div_ceil(100).max(1)
+    }
+
+    fn advance(&mut self, now: Moment) {
+        self.progress += now.since(self.at) / self.crowding();
+        self.at = self.at.max(now);
+    }
+}
+
+impl Occupancy {
+    /// Makes the occupancy of an idle GPU.
+    pub fn new(divides: bool) -> Arc<Self> {
+        Arc::new(Self { divides, state: Mutex::default() })
+    }
+
+    /// Counts a share as executing.
+    pub fn occupy(self: &Arc<Self>, share: Percent) -> Occupied {
+        let percent = if self.divides { share.get() } else { Percent::WHOLE.get() };
+        self.state.lock().percent += percent;
+        Occupied { on: Arc::clone(self), percent }
+    }
+
+    /// Brings the progress up to now, and returns what it was at `since`, if the GPU was as crowded
+    /// from then on as it is now.
+    pub(crate) fn progress_at(&self, since: Moment, now: Moment) -> Duration {
+        let mut state = self.state.lock();
+        state.advance(now);
+        state.progress.saturating_sub(now.since(since) / state.crowding())
+    }
+
+    /// Returns how long it takes until the progress from `from` on is `span`, if the GPU stays as
+    /// crowded as it is; zero once it is.
+    pub(crate) fn left(&self, from: Duration, span: Duration, now: Moment) -> Duration {
+        let mut state = self.state.lock();
+        state.advance(now);
+        let done = state.progress.saturating_sub(from);
+        span.saturating_sub(done).saturating_mul(state.crowding())
+    }
+}
+
+impl Drop for Occupied {
+    fn drop(&mut self) {
+        self.on.state.lock().percent -= self.percent;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn at(seconds: u32) -> Moment {
+        Moment::after_origin(SECOND * seconds)
+    }
+
+    #[test]
+    fn only_what_executes_slows_a_batch_down_and_only_while_it_does() {
+        let gpu = Occupancy::new(true);
+        let _own = gpu.occupy(Percent::WHOLE);
+        let from = gpu.progress_at(at(10), at(10));
+        assert_eq!(gpu.left(from, 10 * SECOND, at(12)), 8 * SECOND);
+        let others: Vec<_> = (0..3).map(|_| gpu.occupy(Percent::WHOLE)).collect();
+        assert_eq!(gpu.left(from, 10 * SECOND, at(12)), 32 * SECOND);
+        assert_eq!(gpu.left(from, 10 * SECOND, at(16)), 28 * SECOND);
+        drop(others);
+        assert_eq!(gpu.left(from, 10 * SECOND, at(16)), 7 * SECOND);
+        assert_eq!(gpu.left(from, 10 * SECOND, at(30)), Duration::ZERO);
+    }
+
+    #[test]
+    fn shares_that_fit_beside_each_other_do_not_crowd_a_gpu_that_divides() {
+        let half = Percent::new(50).unwrap();
+        for (divides, left) in [(true, 4), (false, 8)] {
+            let gpu = Occupancy::new(divides);
+            let _both = [gpu.occupy(half), gpu.occupy(half)];
+            let from = gpu.progress_at(at(1), at(1));
+            assert_eq!(gpu.left(from, 4 * SECOND, at(1)), left * SECOND, "{divides}");
+        }
+    }
+
+    #[test]
+    fn a_batch_that_began_before_it_was_noticed_has_made_its_progress() {
+        let gpu = Occupancy::new(true);
+        let _both = [gpu.occupy(Percent::WHOLE), gpu.occupy(Percent::WHOLE)];
+        let from = gpu.progress_at(at(6), at(10));
+        assert_eq!(gpu.left(from, 5 * SECOND, at(10)), 6 * SECOND);
+    }
+}
