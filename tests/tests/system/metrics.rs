@@ -57,7 +57,7 @@ async fn a_request_and_a_resize_move_the_counters() {
         ("requests_total", ",outcome=\"succeeded\"", Some(0.0)),
         ("request_latency_seconds_count", "", Some(0.0)),
         ("handovers_total", ",outcome=\"completed\"", Some(0.0)),
-        ("handover_last_stall_seconds", "", None),
+        ("handover_effect_seconds_count", ",cause=\"hand\"", Some(0.0)),
     ] {
         assert_eq!(told(&before, name, more), value, "{name}{more}");
     }
@@ -87,8 +87,8 @@ async fn a_request_and_a_resize_move_the_counters() {
         }
         let sum = told(&after, "request_latency_seconds_sum", "").unwrap();
         assert!(sum >= 0.010, "two requests of 5 ms and more took {sum} s");
-        assert!(told(&after, "handover_last_effect_seconds", "").is_some_and(|effect| effect > 0.0));
-        assert!(told(&after, "handover_last_stall_seconds", "").is_some_and(|stall| stall >= 0.0));
+        let effect = told(&after, "handover_effect_seconds_sum", ",cause=\"hand\"");
+        assert!(effect.is_some_and(|effect| effect > 0.0));
     }
     server.stop().await.unwrap();
 }

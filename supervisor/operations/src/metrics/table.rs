@@ -27,7 +27,7 @@ pub(super) const MODELS: &[Metric<ModelMetrics>] = &[
     ),
     gauge(
         "shadowslice_model_loaded_timestamp_seconds",
-        "When the model was loaded, in seconds of Unix time, by its path and the SHA-256 of its own file.",
+        "When the model was loaded, in seconds of Unix time, by its path and the first digits of its SHA-256.",
         |model| model.status.loaded.iter().map(loaded).collect(),
     ),
     gauge("shadowslice_share_ratio", "Share of the GPU's SMs in force, from 0 to 1.", |model| {
@@ -161,19 +161,6 @@ pub(super) const MODELS: &[Metric<ModelMetrics>] = &[
     summary("shadowslice_handover_stall_seconds", "Longest stalls of completed hand-overs.", |model| {
         total(&model.changes.stall)
     }),
-    gauge(
-        "shadowslice_handover_last_stall_seconds",
-        "Longest stall of the last hand-over: a batch was ready, a slot free, and no worker took it.",
-        |model| one(model.status.handovers.last.as_ref().map(|last| last.stall_us / 1e6)),
-    ),
-    gauge(
-        "shadowslice_handover_last_effect_seconds",
-        "Effect of the last hand-over: from the decision to the first batch at the new share.",
-        |model| {
-            let last = model.status.handovers.last.as_ref();
-            one(last.and_then(|last| last.effect_ms).map(|effect| effect / 1e3))
-        },
-    ),
     gauge(
         "shadowslice_workers",
         "Worker processes that live, shadows, standing and parked ones included.",
@@ -370,9 +357,13 @@ pub(super) fn by(label: &'static str, counts: &[(&str, u64)]) -> Vec<Sample> {
     counts.iter().map(sample).collect()
 }
 
+/// Digits of a file's SHA-256 in a label, enough to tell versions apart.
+const DIGITS: usize = 16;
+
 fn loaded(loaded: &LoadedStatus) -> Sample {
     let path = ("path", loaded.path.display().to_string());
-    let sha256 = ("sha256", loaded.sha256.clone().unwrap_or_default());
+    let sha256 = loaded.sha256.as_deref().unwrap_or_default();
+    let sha256 = ("sha256", sha256.chars().take(DIGITS).collect());
     Sample { suffix: "", labels: vec![path, sha256], value: loaded.at_s }
 }
 
