@@ -22,7 +22,7 @@ pub(crate) const LIMITS: Limits = Limits {
     quit: Duration::from_secs(1),
     terminate: Duration::from_secs(1),
     departure: Duration::from_secs(20),
-    fault: Duration::from_secs(1),
+    fault: PATIENCE,
     lost: Duration::from_millis(100),
 };
 

@@ -1,12 +1,13 @@
 //! Workers: let in, turned away, terminated, gone.
 
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use shadowslice_control::backend::{GpuBackend, GrantError};
+use shadowslice_control::backend::{GpuBackend, GrantError, Limits, MpsGpu, MpsSetup};
 use shadowslice_shared::units::Sms;
 
-use crate::rig::{Rig, kill, takes_workers, until, wait, wanted};
+use crate::rig::{LIMITS, Rig, kill, takes_workers, until, wait, wanted};
 
 #[test]
 fn only_a_client_with_the_sms_of_its_share_is_let_in() {
@@ -121,7 +122,8 @@ fn a_server_at_fault_takes_no_workers_until_all_have_gone() {
 #[test]
 fn a_server_that_stays_at_fault_is_replaced_with_its_daemon() {
     let rig = Rig::new();
-    let gpu = rig.start().unwrap();
+    let limits = Limits { fault: Duration::from_secs(1), ..LIMITS };
+    let gpu = Arc::new(MpsGpu::start(MpsSetup { limits, ..rig.setup() }).unwrap());
     let (daemon, mut died) = (rig.daemon(), rig.client());
     rig.order("fault", "");
     rig.order("stuck", "");
