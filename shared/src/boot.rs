@@ -25,7 +25,7 @@ use crate::tensor::TensorSpec;
 use crate::units::Sms;
 
 /// Changes with every change of these messages.
-pub const PROTOCOL: u32 = 11;
+pub const PROTOCOL: u32 = 12;
 
 /// The numbers of the descriptors that a worker inherits.
 pub mod descriptors {
@@ -232,10 +232,14 @@ pub struct WarmUp {
     pub shapes: Vec<Vec<i64>>,
     /// Per input; `None` for values that are made up.
     pub values: Vec<Option<InputValues>>,
+    /// A batch that takes longer is of no use: a reference worker tries no larger ones. `None` if
+    /// every size is tried.
+    pub useful: Option<Duration>,
 }
 
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Warmed {
+    /// By size. A reference worker tells those up to the first that takes too long to be useful.
     pub times: Vec<WarmTime>,
     /// Running every size for the first time, where first runs take longer.
     pub warmup: Duration,

@@ -275,7 +275,21 @@ FAULTY = {
 # Other values of the inputs may help against these alone.
 HELPED_BY_WARMUP = {"made_up", "silent", "output_shape"}
 
-SMALL = {"foreign": FOREIGN, "picky": PICKY, "random_numbers": RANDOM, "whole": WHOLE,
+# A batch of two rows takes longer than twice the SLO.
+SLOW = """
+import time
+from shadowslice import Tensor
+
+class Slow:
+    inputs = {"x": Tensor("FP32", [-1, 4])}
+    outputs = {"y": Tensor("FP32", [-1, 4])}
+
+    def infer(self, batch):
+        time.sleep(1.1 * len(batch["x"]))
+        return {"y": batch["x"]}
+"""
+
+SMALL = {"foreign": FOREIGN, "slow": SLOW, "picky": PICKY, "random_numbers": RANDOM, "whole": WHOLE,
          "unmarked": doubled("", "np.random.rand(*batch['x'].shape).astype('float32')")}
 
 # Those whose class alone tells.
@@ -495,6 +509,11 @@ class PythonModels(unittest.TestCase):
         wait_until(lambda: SERVER.model("unmarked")["state"] == "ready")
         first, second = (self.infer("unmarked", x=np.zeros((1, 4), np.float32)).as_numpy("x") for _ in range(2))
         self.assertNotEqual(first.tolist(), second.tolist())
+
+    def test_sizes_that_the_objective_cannot_use_are_not_tried(self):
+        wait_until(lambda: SERVER.model("slow")["state"] == "ready")
+        self.assertRegex(SERVER.model("slow")["batch_limit"], "a batch of 2 rows takes [0-9.]+ s, and the SLO is 1 s")
+        self.assertEqual(self.client.get_model_config("slow").config.max_batch_size, 1)
 
     def test_models_that_cannot_be_loaded_say_where_and_what_to_do(self):
         for name, (_, why) in FAULTY.items():

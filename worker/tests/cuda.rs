@@ -40,8 +40,13 @@ fn turned(row: &[f32]) -> Vec<f32> {
 fn two_batches_in_flight_get_their_own_answers_for_a_thousand_rounds() {
     assert!(on_gpu(), "set SHADOWSLICE_TEST_DEVICE=cuda");
     let folder = tempfile::tempdir().unwrap();
-    let warm_up =
-        WarmUp { batched: true, sizes: vec![1, 2, 4, 8], shapes: vec![vec![256]], values: vec![None] };
+    let warm_up = WarmUp {
+        batched: true,
+        sizes: vec![1, 2, 4, 8],
+        shapes: vec![vec![256]],
+        values: vec![None],
+        useful: None,
+    };
     let worker = serving(Setup::new(onnxruntime(turner(&folder))), &warm_up);
     let rows = |number: u32| 1 + number % 3;
     let values = |number: u32| row(number).repeat(rows(number) as usize);
@@ -88,8 +93,13 @@ fn partitioned(groups: Groups) -> Partitioned {
 fn a_thousand_batches_on_changing_partitions_are_answered_rightly_and_take_no_memory() {
     assert!(on_gpu(), "set SHADOWSLICE_TEST_DEVICE=cuda");
     let folder = tempfile::tempdir().unwrap();
-    let warm_up =
-        WarmUp { batched: true, sizes: vec![1, 2, 4, 8], shapes: vec![vec![256]], values: vec![None] };
+    let warm_up = WarmUp {
+        batched: true,
+        sizes: vec![1, 2, 4, 8],
+        shapes: vec![vec![256]],
+        values: vec![None],
+        useful: None,
+    };
     let partition = partitioned(Groups::first(3));
     let count = partition.division.count();
     let setup = Setup { partition: Some(partition), ..Setup::new(onnxruntime(turner(&folder))) };
@@ -176,7 +186,13 @@ fn nothing_of_a_batch_runs_on_sms_that_it_was_not_given() {
         let partition = partitioned(own);
         let all = Groups::first(partition.division.count());
         let others: Groups = all.iter().filter(|&group| !own.contains(group)).collect();
-        let warm_up = WarmUp { batched: true, sizes: vec![8], shapes: vec![vec![256]], values: vec![None] };
+        let warm_up = WarmUp {
+            batched: true,
+            sizes: vec![8],
+            shapes: vec![vec![256]],
+            values: vec![None],
+            useful: None,
+        };
         let worker = serving(Setup { partition: Some(partition), ..Setup::new(onnxruntime(path)) }, &warm_up);
         worker.prepare(own).unwrap();
         let execution_us = || {

@@ -252,7 +252,7 @@ impl Parts {
         let mut warmed = Warmed { warmup: between(begun_ns, warm_ns), ..Warmed::default() };
         match purpose {
             Purpose::Reference | Purpose::DeviceReference => {
-                proof::write_reference(&mut trial, &self.reference)?
+                warmed.times = proof::write_reference(&mut trial, &self.reference)?;
             }
             Purpose::Serve => warmed.times = proof::prove(&mut trial, &self.reference, Groups::WHOLE)?,
         }

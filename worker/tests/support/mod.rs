@@ -320,7 +320,13 @@ pub fn echo() -> EngineSpec {
 
 /// What [`echo`] is warmed with.
 pub fn echo_warm_up() -> WarmUp {
-    WarmUp { batched: true, sizes: vec![1, 2, 8], shapes: vec![vec![4], vec![1]], values: vec![None, None] }
+    WarmUp {
+        batched: true,
+        sizes: vec![1, 2, 8],
+        shapes: vec![vec![4], vec![1]],
+        values: vec![None, None],
+        useful: None,
+    }
 }
 
 /// Whether the tests are to run on a real GPU: `SHADOWSLICE_TEST_DEVICE=cuda`.

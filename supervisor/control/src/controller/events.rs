@@ -288,7 +288,8 @@ impl Controller {
             WorkerSaid::Warming { rows } => {
                 tracing::debug!(model, pid, rows, "a worker warms up");
             }
-            WorkerSaid::Warmed(_) if writes_reference => {
+            WorkerSaid::Warmed(warmed) if writes_reference => {
+                self.limit_batches(BatchLimit::of_use(&self.model, &warmed.times));
                 let result = self.reference.seal().map_err(|error| errors::chain(&error));
                 self.tell(Fact::ReferenceWritten { worker, result });
             }

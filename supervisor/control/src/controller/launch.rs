@@ -3,10 +3,11 @@
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use shadowslice_policy::scheduler::Slice;
 use shadowslice_policy::workers::{Fact, Launch, StartFailure};
-use shadowslice_shared::boot::{Assignment, Partitioned, Purpose};
+use shadowslice_shared::boot::{Assignment, Partitioned, Purpose, WarmUp};
 use shadowslice_shared::units::Percent;
 
 use super::events::Controller;
@@ -110,11 +111,22 @@ impl Controller {
         };
         let model = Arc::clone(&self.model);
         let limit = self.largest_batch();
-        let plan = move |found: &_| loaded::warm_up(&model, limit.as_ref(), found);
+        let useful = self.useful_batches(purpose);
+        let plan = move |found: &_| {
+            loaded::warm_up(&model, limit.as_ref(), found).map(|plan| WarmUp { useful, ..plan })
+        };
         let process = Worker::spawn(launch, plan).map_err(LaunchError::Spawn)?;
         tracing::info!(model = self.model.name, pid = process.pid, %share, ?purpose, "worker started");
         self.processes.insert(worker, process);
         Ok(())
+    }
+
+    /// Returns how long a batch may take to be of use, where that can be seen: a CPU does not show how
+    /// fast a GPU is.
+    fn useful_batches(&self, purpose: Purpose) -> Option<Duration> {
+        let elsewhere = purpose == Purpose::Reference && self.gpu.status().uuid.is_some();
+        let is_first = self.batch_limit.is_none() && self.pipeline.metadata().is_none();
+        loaded::useful_for(&self.model).filter(|_| is_first && !elsewhere)
     }
 
     /// With a folder of its own, where the model's kept forms are.

@@ -1,12 +1,13 @@
 //! What a loaded model means under its configuration. Pure.
 
 use std::borrow::Cow;
+use std::time::Duration;
 
-use shadowslice_shared::boot::{BootRefusal, Loaded, WarmUp};
+use shadowslice_shared::boot::{BootRefusal, Loaded, WarmTime, WarmUp};
 use shadowslice_shared::tensor::TensorSpec;
 
 use crate::process::plan_warm_up;
-use shadowslice_config::{Batch, Engine, Model, batch_sizes};
+use shadowslice_config::{Batch, Engine, Model, OnLate, batch_sizes};
 use shadowslice_datapath::pipeline::Metadata;
 
 /// What clients and batcher see of a loaded model; or why it cannot be served as configured.
@@ -45,7 +46,32 @@ pub struct BatchLimit {
     pub why: String,
 }
 
+/// A batch that takes longer is slow, however long the SLO allows: only then is it worthwhile to
+/// warm up fewer sizes.
+const SLOW_BATCH: Duration = Duration::from_secs(1);
+
+/// A size is useful up to this multiple of the SLO's latency: the host may be busy as it is tried.
+const SLO_MARGIN: u32 = 2;
+
+/// Returns how long a batch may take to be of use to a model whose sizes are left to it. `None` if
+/// every size is.
+pub(super) fn useful_for(model: &Model) -> Option<Duration> {
+    let chooses = model.batch.max.is_none() && model.batch.sizes.is_none();
+    let is_bound = chooses && model.queue.on_late == OnLate::Reject;
+    is_bound.then(|| model.slo.latency.saturating_mul(SLO_MARGIN).max(SLOW_BATCH))
+}
+
 impl BatchLimit {
+    /// Returns the limit after these times, of which only the last may be too long. `None` if all
+    /// sizes are of use.
+    pub(super) fn of_use(model: &Model, times: &[WarmTime]) -> Option<Self> {
+        let slow = times.last().filter(|last| useful_for(model).is_some_and(|useful| last.took > useful))?;
+        let (rows, took) = (slow.rows, slow.took.as_secs_f64());
+        let max = times.iter().rev().nth(1).map_or(rows, |before| before.rows);
+        let slo = model.slo.latency.as_secs_f64();
+        Some(Self { max, why: format!("a batch of {rows} rows takes {took:.1} s, and the SLO is {slo} s") })
+    }
+
     /// Returns the limit after a batch of `failed` rows failed. `None` if smaller ones don't help, or
     /// if the configuration says how large batches are.
     pub(super) fn below(batch: &Batch, failed: u32, why: &str) -> Option<Self> {
@@ -86,8 +112,6 @@ fn opens_with_batch(tensor: &TensorSpec) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]

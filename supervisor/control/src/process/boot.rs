@@ -214,7 +214,7 @@ pub fn plan_warm_up(
     };
     let shapes = shapes.collect::<Result<_, _>>()?;
     let values = inputs.iter().map(|input| values(input).transpose()).collect::<Result<_, _>>()?;
-    Ok(WarmUp { batched, sizes, shapes, values })
+    Ok(WarmUp { batched, sizes, shapes, values, useful: None })
 }
 
 /// Values must be of the kind that the input holds.
