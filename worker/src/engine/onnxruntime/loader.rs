@@ -72,9 +72,14 @@ impl Loader {
         let name = self.name(fallback, lengths);
         let form = match optimised.form(&name) {
             Some(form) => Ok(form),
-            None => optimised.keep(&name, |file| self.optimise(fallback, lengths, file))?,
+            None => match optimised.keep(&name, |file| self.optimise(fallback, lengths, file)) {
+                Ok(kept) => kept.map_err(|error| chain(&error)),
+                Err(refusal) if needs_processor(&refusal) => return Err(refusal),
+                // A full disk, for one. What is wrong with the model itself is found below.
+                Err(refusal) => Err(refusal.to_string()),
+            },
         };
-        let unkept = match form.map_err(|error| chain(&error)) {
+        let unkept = match form {
             Ok(form) => match self.session_of(&form, self.builder(fallback, lengths, scratch)?) {
                 Ok(loaded) => return Ok(loaded),
                 Err(why) => {
@@ -84,7 +89,7 @@ impl Loader {
             },
             Err(why) => why,
         };
-        self.unshared = Some(format!("its optimised form cannot be used: {unkept}"));
+        self.unshared = Some(format!("its optimised form cannot be kept or used, which takes time and memory: {unkept}"));
         OnnxRuntime::commit(self.builder(fallback, lengths, scratch)?, &self.model)
     }
 
@@ -159,6 +164,11 @@ impl Loader {
         }
         Ok(builder)
     }
+}
+
+/// Returns whether a session was refused because the host's processor may not help.
+fn needs_processor(refusal: &BootRefusal) -> bool {
+    refusal.to_string().contains("fallback to CPU EP has been explicitly disabled")
 }
 
 /// Of the axes that a model leaves open; `None` where such an axis has no name, or a name would
