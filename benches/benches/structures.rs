@@ -33,7 +33,7 @@ fn request(number: u64) -> Request {
         rows: 1,
         arrived,
         deadline: arrived + SLO,
-        level: 0,
+        level: 1,
         alone: false,
         item: [number; 8],
     }

@@ -112,7 +112,7 @@ impl<'a> Model<'a> {
         let arrived = moment(now);
         self.tally.arrived += 1;
         let deadline = arrived + self.served.terms.slo;
-        let request = Entry { shape: (), rows: 1, arrived, deadline, level: 0, alone: false, item: () };
+        let request = Entry { shape: (), rows: 1, arrived, deadline, level: 1, alone: false, item: () };
         match self.scheduler.accept(request, arrived) {
             Ok(()) => self.dispatch(now, stage),
             Err(_) => self.tally.refused += 1,

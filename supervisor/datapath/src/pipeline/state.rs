@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use shadowslice_policy::blame;
-use shadowslice_policy::scheduler::{self, Abandoned, Next, Rest, Scheduler};
+use shadowslice_policy::scheduler::{self, Abandoned, Next, Rest, SUSPECT_LEVEL, Scheduler};
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::Moment;
 use tokio::sync::mpsc;
@@ -35,9 +35,6 @@ const WENT: usize = 8;
 /// worker has no answer coming that would start another try. If memory for the message was missing,
 /// it may be free then; a worker that is gone is found to be gone before.
 const SEND_AGAIN: Duration = Duration::from_millis(5);
-
-/// Clients' priorities begin with 1.
-const FIRST_OF_ALL: u64 = 0;
 
 type Refused = scheduler::Refused<Shapes, Pending>;
 
@@ -288,7 +285,7 @@ impl State {
             }
             request.item.deaths += 1;
             // Else others would kill workers before this one has proved anything.
-            request.level = FIRST_OF_ALL;
+            request.level = SUSPECT_LEVEL;
             match blame::after_death(request.item.deaths, was_alone) {
                 blame::Blame::Again => again.push(request),
                 blame::Blame::AgainAlone => {

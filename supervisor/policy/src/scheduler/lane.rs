@@ -8,7 +8,7 @@ use shadowslice_shared::units::{Moment, Sms};
 
 use super::batcher::{self, Limits};
 use super::messages::Ticket;
-use super::queue::Entry;
+use super::queue::{Entry, SUSPECT_LEVEL};
 use crate::latency::Predictor;
 use shadowslice_shared::ids::WorkerId;
 
@@ -163,6 +163,13 @@ impl<K, T> Lane<K, T> {
     pub(super) fn has_room(&self, most: Option<u32>) -> bool {
         let begin = self.in_flight.iter().filter(|batch| !batch.step).count();
         most.is_none_or(|most| self.streams.open as usize + begin < most as usize)
+    }
+
+    /// Returns whether it tries a request again whose batch died with its worker. What is sent behind
+    /// that waits as long, and may die with it.
+    pub(super) fn tries_suspect(&self) -> bool {
+        let mut first = self.in_flight.iter().filter_map(|batch| batch.requests.first());
+        first.any(|request| request.level == SUSPECT_LEVEL)
     }
 
     /// A slot, and the step that is sent in it.

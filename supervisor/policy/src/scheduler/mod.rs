@@ -33,7 +33,7 @@ use crate::sharing::{Door, Seen};
 
 pub use lane::{Abandoned, InFlight, Lane, Slice};
 pub use messages::{Completed, Next, Refusal, Refused, Rest, Rules, Sending, Ticket};
-pub use queue::Entry;
+pub use queue::{Entry, SUSPECT_LEVEL};
 
 use batcher::{Limits, Taken};
 use door::Doorkeeper;
@@ -191,7 +191,7 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         let limits = self.lanes[index].limits(self.door.limits());
         loop {
             let lane = &self.lanes[index];
-            let wanted = !self.queues.is_empty() && lane.has_room(self.streams);
+            let wanted = !self.queues.is_empty() && lane.has_room(self.streams) && !lane.tries_suspect();
             let Some(slot) = lane.next_slot().filter(|_| wanted) else {
                 return Next::Rest(Rest::Idle);
             };

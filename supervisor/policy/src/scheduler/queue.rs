@@ -17,11 +17,14 @@ pub struct Entry<K, T> {
     pub rows: u32,
     pub arrived: Moment,
     pub deadline: Moment,
-    /// Lower ones go first.
+    /// Lower ones go first; clients' begin with 1.
     pub level: u64,
     pub alone: bool,
     pub item: T,
 }
+
+/// The level of a request whose batch died with its worker, as it is tried again.
+pub const SUSPECT_LEVEL: u64 = 0;
 
 /// Where an entry stands; the smallest is the head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -61,7 +61,7 @@ fn lane(worker: WorkerId) -> Lane<(), Asked> {
 
 fn request(number: u32, came: u64) -> Entry<(), Asked> {
     let (arrived, item) = (at(came), Asked(number, Rc::default()));
-    Entry { shape: (), rows: 1, arrived, deadline: arrived + SLO, level: 0, alone: false, item }
+    Entry { shape: (), rows: 1, arrived, deadline: arrived + SLO, level: 1, alone: false, item }
 }
 
 fn numbers<'a>(requests: impl IntoIterator<Item = &'a Entry<(), Asked>>) -> Vec<u32> {
@@ -188,12 +188,12 @@ fn the_door_counts_what_goes_before_a_request_and_not_what_goes_after() {
     model.accept(request(0, 0), at(0)).unwrap();
     go(&mut model, at(0));
     for number in 1..=9 {
-        model.accept(Entry { level: 1, ..request(number, 0) }, at(0)).unwrap();
+        model.accept(Entry { level: 2, ..request(number, 0) }, at(0)).unwrap();
     }
     let with = |level| Entry { level, ..request(20, 0) };
+    assert!(model.accept(with(3), at(0)).is_err());
     assert!(model.accept(with(2), at(0)).is_err());
-    assert!(model.accept(with(1), at(0)).is_err());
-    assert!(model.accept(with(0), at(0)).is_ok());
+    assert!(model.accept(with(1), at(0)).is_ok());
 }
 
 #[test]
@@ -229,11 +229,23 @@ fn what_is_settled_is_never_sent_nor_in_the_way() {
 }
 
 #[test]
+fn nothing_is_sent_behind_a_suspect() {
+    let mut model = serving();
+    model.accept(Entry { level: SUSPECT_LEVEL, ..request(1, 0) }, at(0)).unwrap();
+    assert_eq!(go(&mut model, at(0)).0, [(WORKER, vec![1])]);
+    model.accept(request(2, 10), at(10)).unwrap();
+    assert_eq!(go(&mut model, at(12)).0, [], "a request that is no suspect would be sent by now");
+    let suspect = model.take(WORKER, 1, at(13)).unwrap();
+    model.recycle(WORKER, suspect.slot);
+    assert_eq!(go(&mut model, at(13)).0, [(WORKER, vec![2])]);
+}
+
+#[test]
 fn a_lower_level_goes_first_and_no_batch_has_two() {
     let mut model = serving();
     model.route(None);
     for number in 0..4 {
-        model.accept(Entry { level: 1 - u64::from(number) % 2, ..request(number, 0) }, at(0)).unwrap();
+        model.accept(Entry { level: 2 - u64::from(number) % 2, ..request(number, 0) }, at(0)).unwrap();
     }
     model.route(Some(WORKER));
     assert_eq!(go(&mut model, at(0)).0, [(WORKER, vec![1, 3])]);

@@ -89,7 +89,8 @@ impl Loader {
             },
             Err(why) => why,
         };
-        self.unshared = Some(format!("its optimised form cannot be kept or used, which takes time and memory: {unkept}"));
+        self.unshared =
+            Some(format!("its optimised form cannot be kept or used, which takes time and memory: {unkept}"));
         OnnxRuntime::commit(self.builder(fallback, lengths, scratch)?, &self.model)
     }
 
