@@ -6,6 +6,7 @@ Usage: found_models.py SHADOWSLICE_BINARY [unittest arguments]
 """
 
 import json
+import subprocess
 import sys
 import unittest
 
@@ -58,6 +59,12 @@ def make_changing(folder):
     return {"late": "batch: {max: 4}", "replaced": "batch: {max: 4}"}
 
 
+def make_sampled(folder):
+    fifty(folder, "sampled")
+    np.save(folder / "sampled.npy", np.int64([50]))
+    return {"sampled": "warmup: sampled.npy"}
+
+
 def make(folder):
     """Writes the models; returns what to say of each in the configuration."""
     node = helper.make_node
@@ -86,12 +93,8 @@ def make(folder):
     city = helper.make_node("OneHotEncoder", ["x"], ["y"], domain="ai.onnx.ml", cats_strings=["Berlin", "Wien"], zeros=0)
     for name in ("city", "given_city"):
         write(folder, name, [city], [("x", TensorProto.STRING, ["batch", 1])], [("y", FLOAT, ["batch", 1, 2])])
-    # Only 50 is an index, which is no constant of the file.
     for name in ("index", "given_index"):
-        write(folder, name, [node("Add", ["half", "half"], ["fifty"]), node("Sub", ["x", "fifty"], ["at"]),
-                             node("Gather", ["table", "at"], ["y"], axis=0)],
-              [("x", INT64, ["batch"])], [("y", FLOAT, ["batch"])],
-              [constant("half", np.int64(25)), constant("table", np.float32([7]))])
+        fifty(folder, name)
 
     def branch(length):
         shape = helper.make_node("Constant", [], ["s"], value=constant("s", np.array([1, length])))
@@ -111,6 +114,76 @@ def make(folder):
         "insisted": "batch: {max: 8}", "city": "priority: 1", "given_city": "warmup: {x: {values: [Wien, Berlin]}}",
         "voice": "warmup: {x: [1, 512]}", "given_voice": "warmup: {x: [1, 512], rate: 16000}", "sides": "priority: 1",
         "index": "batch: {max: 4}", "given_index": "batch: {max: 4}, warmup: {x: {range: [50, 50]}}"}
+
+
+def fifty(folder, name):
+    """A model whose input must be 50, which is no constant of the file."""
+    node = helper.make_node
+    write(folder, name, [node("Add", ["half", "half"], ["fifty"]), node("Sub", ["x", "fifty"], ["at"]),
+                         node("Gather", ["table", "at"], ["y"], axis=0)],
+          [("x", INT64, ["batch"])], [("y", FLOAT, ["batch"])],
+          [constant("half", np.int64(25)), constant("table", np.float32([7]))])
+
+
+def request(name, datatype, shape, data):
+    return json.dumps({"id": "1", "inputs": [{"name": name, "datatype": datatype, "shape": shape, "data": data}]})
+
+
+UNFIT = {
+    "of_int32": (np.int32([50]), "the input holds INT64, and the array INT32; convert the array"),
+    "of_two_axes": (np.int64([[50]]), "the input's shape is [-1] (-1: any size, the first axis is the batch), "
+                                      "and the array's [1, 1]"),
+    "of_fortran": (np.asfortranarray(np.ones((2, 2), np.int64)), "in Fortran order"),
+    "of_big_endian": (np.array([50], ">i8"), "big-endian (`>i8`)"),
+    "of_objects": (np.array([50, None]), "Python objects"),
+    "of_another": (np.int64([3]), "the values are those of `warmup`; give others"),
+}
+
+
+def make_with_files(folder):
+    """Models that take few values, which lie in files."""
+    files = folder / "samples"
+    files.mkdir()
+    values = np.full(3, 50, np.int64)
+    np.save(files / "npy.npy", values)
+    np.savez_compressed(files / "npz.npz", x=values, other=np.zeros(2))
+    np.savez(files / "all_npz.npz", x=values)
+    (files / "list.json").write_text("[50, 50]")
+    (files / "request.json").write_text(request("x", "INT64", [1], [50]))
+    models = {"npy": "warmup: {x: {file: samples/npy.npy}}", "npz": f"warmup: {{x: {{file: '{files}/npz.npz'}}}}",
+              "all_npz": "warmup: samples/all_npz.npz", "list": "warmup: samples/list.json",
+              "request": "warmup: samples/request.json", "later": "warmup: samples/later.npy",
+              "other_names": "warmup: samples/npz.npz"}
+    for name, (array, _) in UNFIT.items():
+        np.save(files / f"{name}.npy", array, allow_pickle=True)
+        models[name] = f"warmup: {{x: {{file: samples/{name}.npy}}}}"
+    for name in models:
+        fifty(folder, name)
+    np.save(files / "texts.npy", np.array([["Wien"], ["Berlin"]]))
+    (files / "texts.json").write_text(request("x", "BYTES", [2, 1], ["Wien", "Berlin"]))
+    city = helper.make_node("LabelEncoder", ["x"], ["y"], domain="ai.onnx.ml", keys_strings=["Wien", "Berlin"],
+                            values_floats=[1.0, 2.0])
+    for name, file in (("texts", "texts.npy"), ("texts_of_json", "texts.json")):
+        write(folder, name, [city], [("x", TensorProto.STRING, ["batch", 1])], [("y", FLOAT, ["batch", 1])])
+        models[name] = f"warmup: samples/{file}"
+    # The free axes have the lengths of the array, and both inputs must have the same.
+    write(folder, "two", [helper.make_node("Add", ["a", "b"], ["s"]),
+                          helper.make_node("Conv", ["s", "w"], ["y"], kernel_shape=[300])],
+          [(name, FLOAT, ["batch", 1, "length"]) for name in "ab"], [("y", FLOAT, ["batch", 1, "n"])],
+          [constant("w", np.ones((1, 1, 300), np.float32))])
+    np.savez(files / "two.npz", a=np.ones((2, 1, 333), np.float32), b=np.zeros((2, 1, 333), np.float32))
+    models["two"] = "warmup: samples/two.npz"
+    # Of whole images; one file of one is nearly as large as files may be.
+    for name in ("image", "images"):
+        write(folder, name, [helper.make_node("Add", ["a", "b"], ["s"]),
+                             helper.make_node("ReduceMean", ["s"], ["y"], axes=[2, 3], keepdims=0)],
+              [(each, FLOAT, ["batch", 3, 640, 640]) for each in "ab"], [("y", FLOAT, ["batch", 3])])
+    image = np.ones((1, 3, 640, 640), np.float32)
+    np.savez_compressed(files / "image.npz", a=image, b=2 * image)
+    np.save(files / "images.npy", image.repeat(2, 0))
+    each = "{file: samples/images.npy}"
+    return models | {"image": "batch: {max: 1}, warmup: samples/image.npz",
+                     "images": f"batch: {{max: 1}}, warmup: {{a: {each}, b: {each}}}"}
 
 
 class Served(unittest.TestCase):
@@ -164,6 +237,52 @@ class ChangingFiles(Served):
         self.assertIn("replaced", self.server.command("reload"))
         self.assertEqual(self.infer("replaced", [[0] * 4]).tolist(), [[100] * 4])
         wait_until(lambda: not self.status()["replaced"]["files_changed"])
+
+
+class ChangingValues(Served):
+    make = staticmethod(make_sampled)
+
+    def test_a_reload_reads_them_again(self):
+        self.assertEqual(self.status()["sampled"]["state"], "ready")
+        np.save(self.server.folder / "sampled.npy", np.int64([50, 50]))
+        self.assertIn("warmup", self.server.command("reload"))
+        self.assertEqual(self.status()["sampled"]["state"], "ready")
+
+
+class WarmUpFiles(Served):
+    make = staticmethod(make_with_files)
+
+    def test_values_come_from_files_of_each_kind(self):
+        for name in ("npy", "npz", "all_npz", "list", "request", "texts", "texts_of_json", "two", "image"):
+            with self.subTest(name):
+                model = self.status()[name]
+                self.assertEqual((model["state"], model["batch_limit"]), ("ready", None), model["why"])
+
+    def test_an_array_that_does_not_fit_names_the_input_and_what_it_takes(self):
+        for name, (_, why) in UNFIT.items():
+            with self.subTest(name):
+                model = self.status()[name]
+                self.assertEqual(model["state"], "unready")
+                self.assertIn(why, model["why"])
+                self.assertTrue("warmup.x" in model["why"] or name == "of_another", model["why"])
+
+    def test_arrays_that_are_too_large_together_are_refused(self):
+        self.assertIn("the arrays have 19660800 bytes together", self.status()["images"]["why"])
+
+    def test_a_file_with_an_array_that_is_no_input_is_refused(self):
+        self.assertIn("npz.npz has `other`, which is not an input; those are x", self.status()["other_names"]["why"])
+
+    def test_check_finds_files_that_cannot_be_used(self):
+        found = subprocess.run([BINARY, "check", self.server.folder / "config.yaml"], text=True, capture_output=True)
+        self.assertEqual(found.returncode, 78)
+        for name in ("of_fortran", "of_big_endian", "of_objects", "other_names"):
+            self.assertIn(f"{name}.npy cannot be used" if name in UNFIT else "npz.npz has `other`", found.stderr)
+
+    def test_a_file_that_comes_later_makes_the_model_ready(self):
+        self.assertIn("later.npy cannot be used: No such file", self.status()["later"]["why"])
+        np.save(self.server.folder / "new.npy", np.int64([50]))
+        (self.server.folder / "new.npy").rename(self.server.folder / "samples/later.npy")
+        wait_until(lambda: self.status()["later"]["state"] == "ready")
 
 
 class FoundModels(Served):
@@ -230,6 +349,7 @@ class FoundModels(Served):
         model = self.status()["index"]
         self.assertEqual(model["state"], "unready")
         self.assertIn("warmup: {x: VALUE}", model["why"])
+        self.assertIn("`warmup: PATH`", model["why"])
 
     def test_free_axes_are_tried_at_larger_lengths(self):
         self.assertEqual(self.status()["sides"]["state"], "ready", self.status()["sides"]["why"])

@@ -79,7 +79,21 @@ fn check_keys(changes: &Value<'_>) {
         if !KEYS.contains(&key) {
             value.fault(format!("cannot be set by a client; these can: {}", KEYS.join(", ")));
         }
+        if key == "warmup" {
+            check_files(&value);
+        }
     }
+}
+
+/// The supervisor reads these files, which a client may not be allowed to.
+fn check_files(warmup: &Value<'_>) {
+    const WHY: &str = "a client cannot name a file; give `values` or a `range`";
+    if warmup.is_scalar() {
+        return warmup.fault(WHY);
+    }
+    let inputs = warmup.is_map().then(|| warmup.any_fields());
+    let files = inputs.into_iter().flatten().filter_map(|(_, input)| input.entry("file"));
+    files.for_each(|file| file.fault(WHY));
 }
 
 /// A share alone is the initial share, and an SLO alone is its latency. A new largest batch size
@@ -228,6 +242,8 @@ mod tests {
             (r#"{"share": {"min": "60%"}}"#, "share.min of 110%"),
             (r#"{"batch": {"mux": 8}}"#, "mux"),
             (r#"{"slo": "1ms", "slo": "2ms"}"#, "slo"),
+            (r#"{"warmup": "/etc/x.json"}"#, "warmup: a client cannot name a file"),
+            (r#"{"warmup": {"x": {"file": "/etc/x.npy"}}}"#, "warmup.x.file: a client cannot name a file"),
             (r#"{"warmup": {"x": [4]}, "batch": {"max": 2}, "tensors": []}"#, "tensors"),
             ("[]", "map"),
             ("{", "config"),

@@ -212,9 +212,10 @@ impl Engine {
     pub fn if_made_up_fails(&self) -> Option<&'static str> {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) | Self::OnGpu(_) => None,
-            Self::Hosted(hosted) if hosted.may_need_warmup() => {
-                Some("; a model that cannot take made-up values needs a method `warmup`")
-            }
+            Self::Hosted(hosted) if hosted.may_need_warmup() => Some(
+                "; a model that cannot take made-up values needs a method `warmup`, or values or a \
+                 file of arrays as `warmup` of its configuration",
+            ),
             Self::Hosted(_) => Some(""),
         }
     }

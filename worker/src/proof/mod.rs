@@ -309,6 +309,9 @@ impl Trial<'_> {
 
     /// Returns the line with which the operator gives values that the model takes.
     fn advice(&self) -> String {
+        if !self.warm_up.values.is_empty() && self.warm_up.values.iter().all(Option::is_some) {
+            return "; the values are those of `warmup`; give others, which the model takes".to_owned();
+        }
         let input = |(spec, shape): (&TensorSpec, &Vec<i64>)| match shape.iter().any(|&axis| axis < 0) {
             true => format!("{}: {{shape: {shape:?}, values: VALUE}}", spec.name).replace("-1", "N"),
             false => format!("{}: VALUE", spec.name),
@@ -321,7 +324,8 @@ impl Trial<'_> {
         };
         format!(
             "; the values were made up{lengths}; if the model needs others, give them as \
-             `warmup: {{{}}}` (VALUE is a number, text, or a list of them)",
+             `warmup: {{{}}}` (VALUE is a number, text, or a list of them), or as a file of arrays: \
+             `warmup: PATH` (.npz, or a request as .json)",
             inputs.join(", ")
         )
     }
