@@ -27,7 +27,7 @@ use crate::tensor::TensorSpec;
 use crate::units::Sms;
 
 /// Changes with every change of these messages.
-pub const PROTOCOL: u32 = 12;
+pub const PROTOCOL: u32 = 13;
 
 /// The numbers of the descriptors that a worker inherits.
 pub mod descriptors {
@@ -196,6 +196,9 @@ pub enum DeviceSpec {
 pub struct Loaded {
     /// Whole shapes, as those of the outputs.
     pub inputs: Vec<TensorSpec>,
+    /// The inputs that a request may leave out, as the model has defaults for them. They have no batch
+    /// axis.
+    pub optional: Vec<TensorSpec>,
     pub outputs: Vec<TensorSpec>,
     /// How many streams it generates at a time; 0 for a model that gives one answer to a request.
     pub streams: u32,

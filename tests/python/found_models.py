@@ -186,6 +186,20 @@ def make_with_files(folder):
                      "images": f"batch: {{max: 1}}, warmup: {{a: {each}, b: {each}}}"}
 
 
+def make_optional(folder):
+    """Models with inputs that have defaults; `many` has its weights among its inputs."""
+    node, default = helper.make_node, lambda name, value: constant(name, np.asarray(value, np.float32))
+    write(folder, "shifted", [node("Mul", ["x", "scale"], ["s"]), node("Add", ["s", "b"], ["y"])],
+          [("x", FLOAT, ["batch", 2]), ("scale", FLOAT, []), ("b", FLOAT, ["any"])], [("y", FLOAT, ["batch", 2])],
+          [default("b", [0, 0]), default("scale", 1)])
+    weights = [f"w{at}" for at in range(17)]
+    steps = [node("Add", [f"s{at}" if at else "x", name], ["y" if at == 16 else f"s{at + 1}"])
+             for at, name in enumerate(weights)]
+    write(folder, "many", steps, [("x", FLOAT, ["batch", 2])] + [(name, FLOAT, [2]) for name in weights],
+          [("y", FLOAT, ["batch", 2])], [default(name, [1, 1]) for name in weights])
+    return {"shifted": "batch: {max: 32, max_delay: 20ms}", "many": "batch: {max: 4}"}
+
+
 class Served(unittest.TestCase):
     """A server of some models, none of which needs to be ready."""
 
@@ -283,6 +297,61 @@ class WarmUpFiles(Served):
         np.save(self.server.folder / "new.npy", np.int64([50]))
         (self.server.folder / "new.npy").rename(self.server.folder / "samples/later.npy")
         wait_until(lambda: self.status()["later"]["state"] == "ready")
+
+
+class OptionalInputs(Served):
+    make = staticmethod(make_optional)
+
+    def tensors(self, module=grpcclient, **arrays):
+        tensors = []
+        for name, array in arrays.items():
+            array = np.asarray(array, np.float32)
+            tensors.append(module.InferInput(name, list(array.shape), "FP32"))
+            tensors[-1].set_data_from_numpy(array)
+        return tensors
+
+    def test_a_default_counts_unless_a_request_gives_a_value(self):
+        x = [[1, 2], [3, 4]]
+        for client, module in ((self.grpc, grpcclient), (self.http, httpclient)):
+            for given, expected in (({}, x), ({"b": [10, 20]}, [[11, 22], [13, 24]]), ({"b": [5]}, [[6, 7], [8, 9]]),
+                                    ({"scale": 3}, [[3, 6], [9, 12]]),
+                                    ({"b": [10, 20], "scale": 3}, [[13, 26], [19, 32]]), ({}, x)):
+                answer = client.infer("shifted", self.tensors(module, x=x, **given))
+                self.assertEqual(answer.as_numpy("y").tolist(), expected, given)
+
+    def test_requests_with_values_are_never_mixed_with_others(self):
+        answers = {}
+        for at in range(40):
+            given = {"b": [at, 0]} if at % 2 else {}
+            self.grpc.async_infer("shifted", self.tensors(x=[[at, 1]], **given), lambda result, error, at=at:
+                                  answers.__setitem__(at, error if result is None else result.as_numpy("y").tolist()))
+        wait_until(lambda: len(answers) == 40)
+        self.assertEqual(answers, {at: [[2 * at if at % 2 else at, 1]] for at in range(40)})
+        stats = self.http.get_inference_statistics("shifted")["model_stats"][0]
+        self.assertLess(stats["execution_count"], stats["inference_count"], "those without values are batched")
+
+    def test_clients_see_which_inputs_are_optional(self):
+        inputs = {each["name"]: each["shape"] for each in self.http.get_model_metadata("shifted")["inputs"]}
+        self.assertEqual(inputs, {"x": [-1, 2], "scale": [], "b": [-1]})
+        config = self.grpc.get_model_config("shifted", as_json=True)["config"]
+        self.assertEqual(config["max_batch_size"], 32)
+        self.assertEqual([each.get("optional", False) for each in config["input"]], [False, True, True])
+
+    def test_a_value_of_another_shape_or_type_is_refused(self):
+        with self.assertRaisesRegex(InferenceServerException, r"shape for input 'scale'.*expected \[\], got \[1\]"):
+            self.grpc.infer("shifted", self.tensors(x=[[1, 2]], scale=[3]))
+        with self.assertRaisesRegex(InferenceServerException, "input 'x' is missing"):
+            self.grpc.infer("shifted", self.tensors(scale=3))
+        b = grpcclient.InferInput("b", [2], "INT64")
+        b.set_data_from_numpy(np.int64([1, 2]))
+        with self.assertRaisesRegex(InferenceServerException, "input 'b' has datatype INT64"):
+            self.grpc.infer("shifted", [*self.tensors(x=[[1, 2]]), b])
+
+    def test_weights_among_the_inputs_are_not_optional_inputs(self):
+        self.assertEqual([each["name"] for each in self.http.get_model_metadata("many")["inputs"]], ["x"])
+        self.assertEqual(self.grpc.infer("many", self.tensors(x=[[0, 1]])).as_numpy("y").tolist(), [[17, 18]])
+        with self.assertRaisesRegex(InferenceServerException, "unexpected inference input 'w3'.*are: x"):
+            self.grpc.infer("many", self.tensors(x=[[0, 1]], w3=[1, 1]))
 
 
 class FoundModels(Served):

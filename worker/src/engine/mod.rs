@@ -61,9 +61,18 @@ impl Libraries {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Signature {
     pub inputs: Vec<TensorSpec>,
+    /// The inputs that a request may leave out. They have no batch axis.
+    pub optional: Vec<TensorSpec>,
     pub outputs: Vec<TensorSpec>,
     /// How many streams it generates at a time; 0 for a model that gives one answer to a request.
     pub streams: u32,
+}
+
+impl Signature {
+    /// Returns the inputs that every request gives, and those that it may leave out.
+    pub fn all_inputs(&self) -> (&[TensorSpec], &[TensorSpec]) {
+        (&self.inputs, &self.optional)
+    }
 }
 
 /// An answer: one output after the other.

@@ -342,9 +342,9 @@ impl Trial<'_> {
     ) -> Result<(Vec<ReferenceOutput>, Duration), BootRefusal> {
         let Run { slot, groups, .. } = run;
         let (shapes, requests) = (made_up.shapes.clone(), made_up.requests.clone());
-        let batch = Batch { id: 0, slot, sent_ns: 0, groups, shapes, requests };
+        let batch = Batch { id: 0, slot, sent_ns: 0, groups, shapes, requests, optional: Vec::new() };
         let failed = |failure: RunFailure| BootRefusal::WarmUp { size: run.size, why: failure.to_string() };
-        let inputs = Inputs::check(&batch, &made_up.slab, &self.signature.inputs, self.warm_up.batched)
+        let inputs = Inputs::check(&batch, &made_up.slab, self.signature.all_inputs(), self.warm_up.batched)
             .map_err(failed)?;
         let begun_ns = now_ns();
         let Ran { outputs, mut more } =

@@ -280,6 +280,7 @@ impl Bench<'_> {
             groups: Groups::WHOLE,
             shapes: plan.shapes.clone(),
             requests: vec![BatchRequest { rows: size, inputs: extents }],
+            optional: Vec::new(),
         })
     }
 }
@@ -424,6 +425,7 @@ mod tests {
             groups: Groups::WHOLE,
             shapes: Vec::new(),
             requests: Vec::new(),
+            optional: Vec::new(),
         };
         let ended = execute(&ours, &batch).await.unwrap_err();
         assert!(matches!(ended, BenchError::Ended(_)), "{ended}");
