@@ -93,6 +93,7 @@ fn messages(criterion: &mut Criterion) {
             sent_ns: 1_234_567_890_123,
             shapes: vec![vec![16]],
             requests: extents().map(|extent| BatchRequest { rows: 1, inputs: vec![extent] }).collect(),
+            optional: Vec::new(),
         });
         let output = Output { shape: vec![16], parts: extents().collect() };
         let answer = FromWorker::Answer(Answer {

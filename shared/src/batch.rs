@@ -65,6 +65,19 @@ pub struct Batch {
     pub shapes: Vec<Vec<i64>>,
     /// In the order in which their rows are stacked.
     pub requests: Vec<BatchRequest>,
+    /// The optional inputs that its only request gives; none in other batches.
+    pub optional: Vec<OptionalTensor>,
+}
+
+/// The tensor of an optional input, which would have its default otherwise.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OptionalTensor {
+    /// The place among the model's optional inputs.
+    pub input: u32,
+    /// The whole shape: an optional input has no batch axis.
+    pub shape: Vec<i64>,
+    /// In the request slab.
+    pub part: Extent,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

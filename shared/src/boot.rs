@@ -15,17 +15,19 @@
 //! and a worker three, so a sick peer cannot fill the channel and block the other.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::frame::Message;
 use crate::groups::{Division, Groups};
 use crate::profile::Profile;
 use crate::tensor::TensorSpec;
 use crate::units::Sms;
 
 /// Changes with every change of these messages.
-pub const PROTOCOL: u32 = 12;
+pub const PROTOCOL: u32 = 13;
 
 /// The numbers of the descriptors that a worker inherits.
 pub mod descriptors {
@@ -65,11 +67,20 @@ pub enum WorkerSays {
     Refused(BootRefusal),
 }
 
+impl Message for WorkerSays {
+    const MAX_BYTES: usize = 4 << 20;
+}
+
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Order {
     Load(Box<Assignment>),
     /// Run every batch size once, and prove the answers.
     Warm(WarmUp),
+}
+
+/// Arrays of files that the operator gives take most of an order.
+impl Message for Order {
+    const MAX_BYTES: usize = 20 << 20;
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -185,6 +196,9 @@ pub enum DeviceSpec {
 pub struct Loaded {
     /// Whole shapes, as those of the outputs.
     pub inputs: Vec<TensorSpec>,
+    /// The inputs that a request may leave out, as the model has defaults for them. They have no batch
+    /// axis.
+    pub optional: Vec<TensorSpec>,
     pub outputs: Vec<TensorSpec>,
     /// How many streams it generates at a time; 0 for a model that gives one answer to a request.
     pub streams: u32,
@@ -213,7 +227,12 @@ pub enum InputValues {
     Listed(Vec<ElementValue>),
     /// Drawn uniformly from `from` to `to`; whole numbers for integers.
     Range { from: f64, to: f64 },
+    /// The bytes of each row, which come in turn; of the whole tensor if there is no batch axis.
+    Rows(Arc<[Row]>),
 }
+
+/// The bytes of a row. They may be many, and go into a message as they are.
+pub type Row = serde_bytes::ByteBuf;
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum ElementValue {

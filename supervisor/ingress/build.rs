@@ -43,6 +43,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         .extern_path(".grpc.reflection.v1alpha", "crate::proto::reflection")
         .field_attribute("data_type", "#[serde(serialize_with = \"crate::describe::by_name\")]")
         .field_attribute("model_transaction_policy", "#[serde(skip_serializing_if = \"Option::is_none\")]")
+        .field_attribute("ModelInput.optional", "#[serde(skip_serializing_if = \"std::ops::Not::not\")]")
         .field_attribute("dynamic_batching", "#[serde(skip_serializing_if = \"Option::is_none\")]");
     for message in ALSO_JSON {
         builder = builder.type_attribute(format!(".inference.{message}"), "#[derive(serde::Serialize)]");

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import signal
+import subprocess
 import sys
 import unittest
 
@@ -74,6 +75,12 @@ def plus(folder, name, value):
                 [constant("w", np.full(4, value, np.float32))])
 
 
+def make_sampled(folder):
+    fifty(folder, "sampled")
+    np.save(folder / "sampled.npy", np.int64([50]))
+    return {"sampled": "warmup: sampled.npy"}
+
+
 def make(folder):
     """Writes the models; returns what to say of each in the configuration."""
     node = helper.make_node
@@ -102,12 +109,8 @@ def make(folder):
     city = helper.make_node("OneHotEncoder", ["x"], ["y"], domain="ai.onnx.ml", cats_strings=["Berlin", "Wien"], zeros=0)
     for name in ("city", "given_city"):
         write(folder, name, [city], [("x", TensorProto.STRING, ["batch", 1])], [("y", FLOAT, ["batch", 1, 2])])
-    # Only 50 is an index, which is no constant of the file.
     for name in ("index", "given_index"):
-        write(folder, name, [node("Add", ["half", "half"], ["fifty"]), node("Sub", ["x", "fifty"], ["at"]),
-                             node("Gather", ["table", "at"], ["y"], axis=0)],
-              [("x", INT64, ["batch"])], [("y", FLOAT, ["batch"])],
-              [constant("half", np.int64(25)), constant("table", np.float32([7]))])
+        fifty(folder, name)
 
     def branch(length):
         shape = helper.make_node("Constant", [], ["s"], value=constant("s", np.array([1, length])))
@@ -127,6 +130,90 @@ def make(folder):
         "insisted": "batch: {max: 8}", "city": "priority: 1", "given_city": "warmup: {x: {values: [Wien, Berlin]}}",
         "voice": "warmup: {x: [1, 512]}", "given_voice": "warmup: {x: [1, 512], rate: 16000}", "sides": "priority: 1",
         "index": "batch: {max: 4}", "given_index": "batch: {max: 4}, warmup: {x: {range: [50, 50]}}"}
+
+
+def fifty(folder, name):
+    """A model whose input must be 50, which is no constant of the file."""
+    node = helper.make_node
+    write(folder, name, [node("Add", ["half", "half"], ["fifty"]), node("Sub", ["x", "fifty"], ["at"]),
+                         node("Gather", ["table", "at"], ["y"], axis=0)],
+          [("x", INT64, ["batch"])], [("y", FLOAT, ["batch"])],
+          [constant("half", np.int64(25)), constant("table", np.float32([7]))])
+
+
+def request(name, datatype, shape, data):
+    return json.dumps({"id": "1", "inputs": [{"name": name, "datatype": datatype, "shape": shape, "data": data}]})
+
+
+UNFIT = {
+    "of_int32": (np.int32([50]), "the input holds INT64, and the array INT32; convert the array"),
+    "of_two_axes": (np.int64([[50]]), "the input's shape is [-1] (-1: any size, the first axis is the batch), "
+                                      "and the array's [1, 1]"),
+    "of_fortran": (np.asfortranarray(np.ones((2, 2), np.int64)), "in Fortran order"),
+    "of_big_endian": (np.array([50], ">i8"), "big-endian (`>i8`)"),
+    "of_objects": (np.array([50, None]), "Python objects"),
+    "of_another": (np.int64([3]), "the values are those of `warmup`; give others"),
+}
+
+
+def make_with_files(folder):
+    """Models that take few values, which lie in files."""
+    files = folder / "samples"
+    files.mkdir()
+    values = np.full(3, 50, np.int64)
+    np.save(files / "npy.npy", values)
+    np.savez_compressed(files / "npz.npz", x=values, other=np.zeros(2))
+    np.savez(files / "all_npz.npz", x=values)
+    (files / "list.json").write_text("[50, 50]")
+    (files / "request.json").write_text(request("x", "INT64", [1], [50]))
+    models = {"npy": "warmup: {x: {file: samples/npy.npy}}", "npz": f"warmup: {{x: {{file: '{files}/npz.npz'}}}}",
+              "all_npz": "warmup: samples/all_npz.npz", "list": "warmup: samples/list.json",
+              "request": "warmup: samples/request.json", "later": "warmup: samples/later.npy",
+              "other_names": "warmup: samples/npz.npz"}
+    for name, (array, _) in UNFIT.items():
+        np.save(files / f"{name}.npy", array, allow_pickle=True)
+        models[name] = f"warmup: {{x: {{file: samples/{name}.npy}}}}"
+    for name in models:
+        fifty(folder, name)
+    np.save(files / "texts.npy", np.array([["Wien"], ["Berlin"]]))
+    (files / "texts.json").write_text(request("x", "BYTES", [2, 1], ["Wien", "Berlin"]))
+    city = helper.make_node("LabelEncoder", ["x"], ["y"], domain="ai.onnx.ml", keys_strings=["Wien", "Berlin"],
+                            values_floats=[1.0, 2.0])
+    for name, file in (("texts", "texts.npy"), ("texts_of_json", "texts.json")):
+        write(folder, name, [city], [("x", TensorProto.STRING, ["batch", 1])], [("y", FLOAT, ["batch", 1])])
+        models[name] = f"warmup: samples/{file}"
+    # The free axes have the lengths of the array, and both inputs must have the same.
+    write(folder, "two", [helper.make_node("Add", ["a", "b"], ["s"]),
+                          helper.make_node("Conv", ["s", "w"], ["y"], kernel_shape=[300])],
+          [(name, FLOAT, ["batch", 1, "length"]) for name in "ab"], [("y", FLOAT, ["batch", 1, "n"])],
+          [constant("w", np.ones((1, 1, 300), np.float32))])
+    np.savez(files / "two.npz", a=np.ones((2, 1, 333), np.float32), b=np.zeros((2, 1, 333), np.float32))
+    models["two"] = "warmup: samples/two.npz"
+    # Of whole images; one file of one is nearly as large as files may be.
+    for name in ("image", "images"):
+        write(folder, name, [helper.make_node("Add", ["a", "b"], ["s"]),
+                             helper.make_node("ReduceMean", ["s"], ["y"], axes=[2, 3], keepdims=0)],
+              [(each, FLOAT, ["batch", 3, 640, 640]) for each in "ab"], [("y", FLOAT, ["batch", 3])])
+    image = np.ones((1, 3, 640, 640), np.float32)
+    np.savez_compressed(files / "image.npz", a=image, b=2 * image)
+    np.save(files / "images.npy", image.repeat(2, 0))
+    each = "{file: samples/images.npy}"
+    return models | {"image": "batch: {max: 1}, warmup: samples/image.npz",
+                     "images": f"batch: {{max: 1}}, warmup: {{a: {each}, b: {each}}}"}
+
+
+def make_optional(folder):
+    """Models with inputs that have defaults; `many` has its weights among its inputs."""
+    node, default = helper.make_node, lambda name, value: constant(name, np.asarray(value, np.float32))
+    write(folder, "shifted", [node("Mul", ["x", "scale"], ["s"]), node("Add", ["s", "b"], ["y"])],
+          [("x", FLOAT, ["batch", 2]), ("scale", FLOAT, []), ("b", FLOAT, ["any"])], [("y", FLOAT, ["batch", 2])],
+          [default("b", [0, 0]), default("scale", 1)])
+    weights = [f"w{at}" for at in range(17)]
+    steps = [node("Add", [f"s{at}" if at else "x", name], ["y" if at == 16 else f"s{at + 1}"])
+             for at, name in enumerate(weights)]
+    write(folder, "many", steps, [("x", FLOAT, ["batch", 2])] + [(name, FLOAT, [2]) for name in weights],
+          [("y", FLOAT, ["batch", 2])], [default(name, [1, 1]) for name in weights])
+    return {"shifted": "batch: {max: 32, max_delay: 20ms}", "many": "batch: {max: 4}"}
 
 
 class Served(unittest.TestCase):
@@ -224,6 +311,107 @@ class LoadedFiles(Served):
         self.assertEqual(self.infer("overwritten", [[0] * 4]).tolist(), [[100] * 4])
 
 
+class ChangingValues(Served):
+    make = staticmethod(make_sampled)
+
+    def test_a_reload_reads_them_again(self):
+        self.assertEqual(self.status()["sampled"]["state"], "ready")
+        np.save(self.server.folder / "sampled.npy", np.int64([50, 50]))
+        self.assertIn("warmup", self.server.command("reload"))
+        self.assertEqual(self.status()["sampled"]["state"], "ready")
+
+
+class WarmUpFiles(Served):
+    make = staticmethod(make_with_files)
+
+    def test_values_come_from_files_of_each_kind(self):
+        for name in ("npy", "npz", "all_npz", "list", "request", "texts", "texts_of_json", "two", "image"):
+            with self.subTest(name):
+                model = self.status()[name]
+                self.assertEqual((model["state"], model["batch_limit"]), ("ready", None), model["why"])
+
+    def test_an_array_that_does_not_fit_names_the_input_and_what_it_takes(self):
+        for name, (_, why) in UNFIT.items():
+            with self.subTest(name):
+                model = self.status()[name]
+                self.assertEqual(model["state"], "unready")
+                self.assertIn(why, model["why"])
+                self.assertTrue("warmup.x" in model["why"] or name == "of_another", model["why"])
+
+    def test_arrays_that_are_too_large_together_are_refused(self):
+        self.assertIn("the arrays have 19660800 bytes together", self.status()["images"]["why"])
+
+    def test_a_file_with_an_array_that_is_no_input_is_refused(self):
+        self.assertIn("npz.npz has `other`, which is not an input; those are x", self.status()["other_names"]["why"])
+
+    def test_check_finds_files_that_cannot_be_used(self):
+        found = subprocess.run([BINARY, "check", self.server.folder / "config.yaml"], text=True, capture_output=True)
+        self.assertEqual(found.returncode, 78)
+        for name in ("of_fortran", "of_big_endian", "of_objects", "other_names"):
+            self.assertIn(f"{name}.npy cannot be used" if name in UNFIT else "npz.npz has `other`", found.stderr)
+
+    def test_a_file_that_comes_later_makes_the_model_ready(self):
+        self.assertIn("later.npy cannot be used: No such file", self.status()["later"]["why"])
+        np.save(self.server.folder / "new.npy", np.int64([50]))
+        (self.server.folder / "new.npy").rename(self.server.folder / "samples/later.npy")
+        wait_until(lambda: self.status()["later"]["state"] == "ready")
+
+
+class OptionalInputs(Served):
+    make = staticmethod(make_optional)
+
+    def tensors(self, module=grpcclient, **arrays):
+        tensors = []
+        for name, array in arrays.items():
+            array = np.asarray(array, np.float32)
+            tensors.append(module.InferInput(name, list(array.shape), "FP32"))
+            tensors[-1].set_data_from_numpy(array)
+        return tensors
+
+    def test_a_default_counts_unless_a_request_gives_a_value(self):
+        x = [[1, 2], [3, 4]]
+        for client, module in ((self.grpc, grpcclient), (self.http, httpclient)):
+            for given, expected in (({}, x), ({"b": [10, 20]}, [[11, 22], [13, 24]]), ({"b": [5]}, [[6, 7], [8, 9]]),
+                                    ({"scale": 3}, [[3, 6], [9, 12]]),
+                                    ({"b": [10, 20], "scale": 3}, [[13, 26], [19, 32]]), ({}, x)):
+                answer = client.infer("shifted", self.tensors(module, x=x, **given))
+                self.assertEqual(answer.as_numpy("y").tolist(), expected, given)
+
+    def test_requests_with_values_are_never_mixed_with_others(self):
+        answers = {}
+        for at in range(40):
+            given = {"b": [at, 0]} if at % 2 else {}
+            self.grpc.async_infer("shifted", self.tensors(x=[[at, 1]], **given), lambda result, error, at=at:
+                                  answers.__setitem__(at, error if result is None else result.as_numpy("y").tolist()))
+        wait_until(lambda: len(answers) == 40)
+        self.assertEqual(answers, {at: [[2 * at if at % 2 else at, 1]] for at in range(40)})
+        stats = self.http.get_inference_statistics("shifted")["model_stats"][0]
+        self.assertLess(stats["execution_count"], stats["inference_count"], "those without values are batched")
+
+    def test_clients_see_which_inputs_are_optional(self):
+        inputs = {each["name"]: each["shape"] for each in self.http.get_model_metadata("shifted")["inputs"]}
+        self.assertEqual(inputs, {"x": [-1, 2], "scale": [], "b": [-1]})
+        config = self.grpc.get_model_config("shifted", as_json=True)["config"]
+        self.assertEqual(config["max_batch_size"], 32)
+        self.assertEqual([each.get("optional", False) for each in config["input"]], [False, True, True])
+
+    def test_a_value_of_another_shape_or_type_is_refused(self):
+        with self.assertRaisesRegex(InferenceServerException, r"shape for input 'scale'.*expected \[\], got \[1\]"):
+            self.grpc.infer("shifted", self.tensors(x=[[1, 2]], scale=[3]))
+        with self.assertRaisesRegex(InferenceServerException, "input 'x' is missing"):
+            self.grpc.infer("shifted", self.tensors(scale=3))
+        b = grpcclient.InferInput("b", [2], "INT64")
+        b.set_data_from_numpy(np.int64([1, 2]))
+        with self.assertRaisesRegex(InferenceServerException, "input 'b' has datatype INT64"):
+            self.grpc.infer("shifted", [*self.tensors(x=[[1, 2]]), b])
+
+    def test_weights_among_the_inputs_are_not_optional_inputs(self):
+        self.assertEqual([each["name"] for each in self.http.get_model_metadata("many")["inputs"]], ["x"])
+        self.assertEqual(self.grpc.infer("many", self.tensors(x=[[0, 1]])).as_numpy("y").tolist(), [[17, 18]])
+        with self.assertRaisesRegex(InferenceServerException, "unexpected inference input 'w3'.*are: x"):
+            self.grpc.infer("many", self.tensors(x=[[0, 1]], w3=[1, 1]))
+
+
 class FoundModels(Served):
     make = staticmethod(make)
 
@@ -288,6 +476,7 @@ class FoundModels(Served):
         model = self.status()["index"]
         self.assertEqual(model["state"], "unready")
         self.assertIn("warmup: {x: VALUE}", model["why"])
+        self.assertIn("`warmup: PATH`", model["why"])
 
     def test_free_axes_are_tried_at_larger_lengths(self):
         self.assertEqual(self.status()["sides"]["state"], "ready", self.status()["sides"]["why"])

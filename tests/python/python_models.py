@@ -158,6 +158,9 @@ class Whole:
         return {"y": batch["x"].sum(keepdims=True, dtype=np.int32)}
 """
 
+# The configuration names a file of values that it takes.
+GIVEN = WHOLE.replace("    def warmup(self): return {\"x\": np.arange(7, dtype=np.int32)}\n", "")
+
 # Tensors as CuPy, JAX and others have them, the first two on a GPU.
 FOREIGN = """
 from __future__ import annotations
@@ -289,7 +292,7 @@ class Slow:
         return {"y": batch["x"]}
 """
 
-SMALL = {"foreign": FOREIGN, "slow": SLOW, "picky": PICKY, "random_numbers": RANDOM, "whole": WHOLE,
+SMALL = {"foreign": FOREIGN, "picky": PICKY, "random_numbers": RANDOM, "whole": WHOLE, "given": GIVEN, "slow": SLOW,
          "unmarked": doubled("", "np.random.rand(*batch['x'].shape).astype('float32')")}
 
 # Those whose class alone tells.
@@ -309,6 +312,7 @@ class Models(Server):
         (folder / "moods.v1.py").write_text(MOODS)
         for name, text in SMALL.items():
             (folder / f"{name}.py").write_text(text)
+        np.save(folder / "seven.npy", np.arange(7, dtype=np.int32))
         for name, (text, _) in FAULTY.items():
             (folder / f"{name}.py").write_text(text)
         return {}
@@ -327,7 +331,9 @@ class Models(Server):
             f"  - {{name: every, engine: python, path: every, {python}, batch: {{max: 8}}, share: {{initial: 20%}}}}",
             f"  - {{name: moods, path: moods.v1.py, {python}, batch: {{max: 8, max_delay: 20ms}}, share: {{initial: 20%}}, handover: shadow}}",
         ]
-        lines += [f"  - {{path: {name}.py, {python}, share: {{initial: 2%}}}}" for name in [*SMALL, *FAULTY]]
+        more = {"given": ", warmup: {x: {file: seven.npy}}"}
+        lines += [f"  - {{path: {name}.py, {python}, share: {{initial: 2%}}{more.get(name, '')}}}"
+                  for name in [*SMALL, *FAULTY]]
         return "\n".join(lines) + "\n"
 
     def model(self, name):
@@ -469,8 +475,9 @@ class PythonModels(unittest.TestCase):
         text = np.array([[b'{"add": 5}'], [b'{"add": 6}']], dtype=np.object_)
         ids = np.array([[1000, 2000, 3000], [4000, 5000, 6000]])
         np.testing.assert_array_equal(self.infer("picky", text=text, ids=ids).as_numpy("sum"), ids + [[5], [6]])
-        answer = self.infer("whole", x=np.full(7, 3, np.int32))
-        np.testing.assert_array_equal(answer.as_numpy("y"), [21])
+        for model in ("whole", "given"):
+            answer = self.infer(model, x=np.full(7, 3, np.int32))
+            np.testing.assert_array_equal(answer.as_numpy("y"), [21])
 
     def test_tensors_of_other_libraries_are_outputs_that_annotations_say(self):
         x = np.arange(8, dtype=np.float32).reshape(2, 4)

@@ -1,6 +1,6 @@
 //! A batch as the engines see it: checked against the model and the slab before anything runs.
 
-use shadowslice_shared::batch::{Batch, Extent, IN_FLIGHT, MAX_REQUESTS, RunFailure};
+use shadowslice_shared::batch::{Batch, Extent, IN_FLIGHT, MAX_REQUESTS, OptionalTensor, RunFailure};
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::slab::ReadableSlab;
 use shadowslice_shared::tensor::{TensorSpec, elements};
@@ -11,24 +11,30 @@ pub struct Inputs<'a> {
     batch: &'a Batch,
     slab: &'a ReadableSlab,
     specs: &'a [TensorSpec],
+    optional: &'a [TensorSpec],
     rows: Option<u32>,
 }
 
 impl<'a> Inputs<'a> {
-    /// `batched` says whether shapes are preceded by a batch axis.
+    /// `optional` are the inputs that a request may leave out. `batched` says whether the shapes of the
+    /// others are preceded by a batch axis.
     pub fn check(
         batch: &'a Batch,
         slab: &'a ReadableSlab,
-        specs: &'a [TensorSpec],
+        (specs, optional): (&'a [TensorSpec], &'a [TensorSpec]),
         batched: bool,
     ) -> Result<Self, RunFailure> {
         check_counts(batch, specs.len(), batched)?;
         let rows = batch.requests.iter().try_fold(0_u32, |sum, request| sum.checked_add(request.rows));
         let rows = rows.ok_or_else(|| bad("its rows are more than can be counted"))?;
-        let inputs = Self { batch, slab, specs, rows: batched.then_some(rows) };
+        let inputs = Self { batch, slab, specs, optional, rows: batched.then_some(rows) };
         for (input, spec) in specs.iter().enumerate() {
             inputs.check_input(input, spec)?;
         }
+        if batch.requests.len() > 1 && !batch.optional.is_empty() {
+            return Err(bad("only a request that runs by itself gives optional inputs"));
+        }
+        batch.optional.iter().try_for_each(|given| inputs.check_optional(given))?;
         Ok(inputs)
     }
 
@@ -56,6 +62,29 @@ impl<'a> Inputs<'a> {
             }
         }
         Ok(())
+    }
+
+    fn check_optional(
+        &self,
+        OptionalTensor { input, shape, part }: &OptionalTensor,
+    ) -> Result<(), RunFailure> {
+        let spec = self.optional.get(*input as usize);
+        let spec = spec.ok_or_else(|| bad(&format!("the model has no optional input {input}")))?;
+        self.slab.bytes(part.offset, part.len).map_err(|outside| bad(&outside.to_string()))?;
+        let bytes =
+            elements(shape).zip(spec.datatype.size()).and_then(|(count, size)| count.checked_mul(size));
+        if bytes.is_none_or(|bytes| bytes as u64 != part.len) {
+            return Err(bad(&format!("input `{}` does not have the bytes that its shape says", spec.name)));
+        }
+        Ok(())
+    }
+
+    /// Returns the optional inputs that are given, each with its whole shape and its bytes.
+    pub fn optional(&self) -> impl Iterator<Item = (&'a TensorSpec, &'a [i64], &'a [u8])> {
+        self.batch.optional.iter().map(|OptionalTensor { input, shape, part }| {
+            let bytes = self.slab.bytes(part.offset, part.len).expect("`check` found it inside the slab");
+            (&self.optional[*input as usize], shape.as_slice(), bytes)
+        })
     }
 
     pub fn id(&self) -> u64 {
@@ -143,8 +172,8 @@ mod tests {
     fn batch(change: impl FnOnce(&mut Batch)) -> Batch {
         let request = |offset| BatchRequest { rows: 2, inputs: vec![Extent { offset, len: 32 }] };
         let requests = vec![request(0), request(64)];
-        let mut batch =
-            Batch { id: 1, slot: 0, sent_ns: 0, groups: Groups::WHOLE, shapes: vec![vec![4]], requests };
+        let (groups, shapes) = (Groups::WHOLE, vec![vec![4]]);
+        let mut batch = Batch { id: 1, slot: 0, sent_ns: 0, groups, shapes, requests, optional: Vec::new() };
         change(&mut batch);
         batch
     }
@@ -152,7 +181,7 @@ mod tests {
     #[test]
     fn a_good_batch_is_seen_whole() {
         let (slab, specs, batch) = (slab(), specs(), batch(|_| {}));
-        let inputs = Inputs::check(&batch, &slab, &specs, true).unwrap();
+        let inputs = Inputs::check(&batch, &slab, (&specs, &[]), true).unwrap();
         assert_eq!(inputs.rows(), Some(4));
         assert_eq!(inputs.shape(0).collect::<Vec<_>>(), [4, 4]);
         assert_eq!(inputs.part(1, 0).len(), 32);
@@ -177,9 +206,36 @@ mod tests {
         ];
         for (number, lie) in lies.into_iter().enumerate() {
             let batch = batch(lie);
-            let refused = Inputs::check(&batch, &slab, &specs, true);
+            let refused = Inputs::check(&batch, &slab, (&specs, &[]), true);
             assert!(matches!(refused, Err(RunFailure::BadBatch(_))), "lie {number}: {refused:?}");
         }
-        assert!(Inputs::check(&batch(|_| {}), &slab, &specs, false).is_err(), "two requests, no batch axis");
+        let two = batch(|_| {});
+        let refused = Inputs::check(&two, &slab, (&specs, &[]), false);
+        assert!(refused.is_err(), "two requests, no batch axis");
+    }
+
+    #[test]
+    fn optional_inputs_are_those_of_one_request() {
+        let (slab, specs) = (slab(), specs());
+        let optional = [TensorSpec { name: "b".into(), datatype: Datatype::Fp32, shape: vec![2] }];
+        let tensor = |input, len| OptionalTensor { input, shape: vec![2], part: Extent { offset: 128, len } };
+        let check = |requests: usize, tensor: OptionalTensor| {
+            let batch = batch(|batch| {
+                batch.requests.truncate(requests);
+                batch.optional.push(tensor);
+            });
+            Inputs::check(&batch, &slab, (&specs, &optional), true).map(|inputs| {
+                inputs
+                    .optional()
+                    .map(|(spec, shape, bytes)| (spec.name.clone(), shape.to_vec(), bytes.len()))
+                    .collect()
+            })
+        };
+        assert_eq!(check(1, tensor(0, 8)), Ok(vec![("b".to_owned(), vec![2], 8)]));
+        for (requests, tensor) in [(2, tensor(0, 8)), (1, tensor(1, 8)), (1, tensor(0, 4))] {
+            assert!(matches!(check(requests, tensor), Err(RunFailure::BadBatch(_))));
+        }
+        let outside = OptionalTensor { part: Extent { offset: 4090, len: 8 }, ..tensor(0, 8) };
+        assert!(check(1, outside).is_err());
     }
 }

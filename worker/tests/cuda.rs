@@ -59,7 +59,8 @@ fn two_batches_in_flight_get_their_own_answers_for_a_thousand_rounds() {
         let inputs = vec![Extent { offset, len: bytes.len() as u64 }];
         let requests = vec![BatchRequest { rows: rows(number), inputs }];
         let (id, groups) = (u64::from(number), Groups::WHOLE);
-        worker.send(&Batch { id, slot, sent_ns: 0, groups, shapes: vec![vec![256]], requests });
+        let (shapes, optional) = (vec![vec![256]], Vec::new());
+        worker.send(&Batch { id, slot, sent_ns: 0, groups, shapes, requests, optional });
     };
     send(0);
     send(1);

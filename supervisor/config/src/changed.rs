@@ -79,11 +79,25 @@ fn check_keys(changes: &Value<'_>) {
         if !KEYS.contains(&key) {
             value.fault(format!("cannot be set by a client; these can: {}", KEYS.join(", ")));
         }
+        if key == "warmup" {
+            check_files(&value);
+        }
     }
 }
 
+/// The supervisor reads these files, which a client may not be allowed to.
+fn check_files(warmup: &Value<'_>) {
+    const WHY: &str = "a client cannot name a file; give `values` or a `range`";
+    if warmup.is_scalar() {
+        return warmup.fault(WHY);
+    }
+    let inputs = warmup.is_map().then(|| warmup.any_fields());
+    let files = inputs.into_iter().flatten().filter_map(|(_, input)| input.entry("file"));
+    files.for_each(|file| file.fault(WHY));
+}
+
 /// A share alone is the initial share, and an SLO alone is its latency. A new largest batch size
-/// without `sizes` drops the old sizes.
+/// without `sizes` drops the old sizes, and an input's new values drop its file.
 fn change(model: &mut Node, changes: &Node) {
     let mut changes = changes.clone();
     for (key, within) in [("share", "initial"), ("slo", "latency")] {
@@ -98,7 +112,18 @@ fn change(model: &mut Node, changes: &Node) {
     {
         batch.remove("sizes");
     }
+    leave_files(model, &changes);
     model.merge(&changes);
+}
+
+/// Removes the files of inputs that the client gives otherwise.
+fn leave_files(model: &mut Node, changes: &Node) {
+    let (Some(warmup), Some(given)) = (model.get_mut("warmup"), changes.get("warmup")) else { return };
+    for name in given.keys() {
+        if let Some(input) = warmup.get_mut(name) {
+            input.remove("file");
+        }
+    }
 }
 
 /// Leaves out the position of a fault: it lies in a rendered text that the client has not seen.
@@ -219,6 +244,25 @@ mod tests {
     }
 
     #[test]
+    fn values_of_a_client_stand_in_for_those_of_a_file() {
+        let (dir, config) = config();
+        let written = std::fs::read_to_string(dir.path().join("config.yaml")).unwrap();
+        let file = dir.path().join("with-file.yaml");
+        std::fs::write(dir.path().join("x.json"), "[[1, 2, 3, 4]]").unwrap();
+        for warmup in ["x.json", "{x: {file: x.json}}"] {
+            std::fs::write(&file, written.replace("name: a,", &format!("name: a, warmup: {warmup},")))
+                .unwrap();
+            let config = crate::load(&file, &|_| None, false).unwrap();
+            let warmup = |json| changed_model(&config, "a", json).unwrap().warmup;
+            assert_eq!(warmup("{}"), config.models[0].warmup);
+            let values = warmup(r#"{"warmup": {"x": {"range": [0, 1]}}}"#);
+            assert_eq!(values.files().count(), 0);
+            assert!(matches!(&values.inputs["x"].values, Some(crate::WarmupValues::Written(_))));
+        }
+        assert!(config.models[0].warmup.inputs.is_empty());
+    }
+
+    #[test]
     fn every_fault_is_named_and_a_client_cannot_say_what_is_run() {
         let (_dir, config) = config();
         for (json, words) in [
@@ -228,6 +272,8 @@ mod tests {
             (r#"{"share": {"min": "60%"}}"#, "share.min of 110%"),
             (r#"{"batch": {"mux": 8}}"#, "mux"),
             (r#"{"slo": "1ms", "slo": "2ms"}"#, "slo"),
+            (r#"{"warmup": "/etc/x.json"}"#, "warmup: a client cannot name a file"),
+            (r#"{"warmup": {"x": {"file": "/etc/x.npy"}}}"#, "warmup.x.file: a client cannot name a file"),
             (r#"{"warmup": {"x": [4]}, "batch": {"max": 2}, "tensors": []}"#, "tensors"),
             ("[]", "map"),
             ("{", "config"),

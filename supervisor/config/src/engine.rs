@@ -1,13 +1,12 @@
-//! The engine that runs a model, its file or its tensors, and the shapes to warm it up with.
+//! The engine that runs a model, and its file or its tensors.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use shadowslice_shared::boot::{EchoTensor, ElementValue, InputValues};
+use shadowslice_shared::boot::EchoTensor;
 use shadowslice_shared::tensor::{Datatype, TensorSpec, elements};
 
 use super::reader::{Fields, Value};
-use super::types::{Engine, Gpu, Limits, Provider, WarmupInput};
+use super::types::{Engine, Gpu, Limits, Provider};
 use super::units::show_size;
 use super::{Context, absolute, onnx, usable};
 
@@ -259,7 +258,7 @@ fn axis(item: &Value<'_>, any_size: bool) -> Option<i64> {
 
 /// A row that is too large for a request would only take a worker's memory. A type that is not
 /// known has the smallest elements.
-fn check_size(value: &Value<'_>, shape: &[i64], datatype: Option<Datatype>, limits: &Limits) {
+pub(super) fn check_size(value: &Value<'_>, shape: &[i64], datatype: Option<Datatype>, limits: &Limits) {
     let known: Vec<i64> = shape.iter().copied().filter(|&axis| axis > 0).collect();
     let element = datatype.and_then(Datatype::size).unwrap_or(1);
     let bytes = elements(&known).and_then(|count| count.checked_mul(element)).unwrap_or(usize::MAX);
@@ -268,111 +267,5 @@ fn check_size(value: &Value<'_>, shape: &[i64], datatype: Option<Datatype>, limi
         value.fault(format!(
             "a row of this has {bytes} bytes, and a request at most {most}; make it smaller, or raise limits.request_bytes"
         ));
-    }
-}
-
-/// Per input. A name that no input has is a fault of the model's file; a shape that contradicts an
-/// emulated engine's inputs is a fault, and so is a shape
-/// that no request can have.
-pub(super) fn warmup(
-    model: &Fields<'_>,
-    engine: &Engine,
-    limits: &Limits,
-    inputs: &[String],
-    context: &Context<'_>,
-) -> BTreeMap<String, WarmupInput> {
-    let mut warmup = BTreeMap::new();
-    let Some(value) = model.get("warmup") else { return warmup };
-    for (input, value) in value.any_fields() {
-        let Some(given) = warmup_input(&value) else { continue };
-        let mut datatype = None;
-        if let Engine::Emulated { tensors } = engine {
-            if let Some(shape) = &given.shape {
-                check_warmup(&value, input, shape, tensors);
-            }
-            let declared = tensors.iter().find(|tensor| tensor.input.name == input);
-            datatype = declared.map(|tensor| tensor.input.datatype);
-        }
-        if !inputs.is_empty() && !inputs.iter().any(|name| name == input) {
-            let message = format!("the model has no such input; its file has {}", inputs.join(", "));
-            context.file_faults.borrow_mut().push(value.describe(message));
-        }
-        if let Some(shape) = &given.shape {
-            check_size(&value, shape, datatype, limits);
-        }
-        warmup.insert(input.to_owned(), given);
-    }
-    warmup
-}
-
-/// Reads a shape, one value for all elements, or a map of `shape` and `values` or `range`.
-fn warmup_input(value: &Value<'_>) -> Option<WarmupInput> {
-    if value.is_list() {
-        return Some(WarmupInput { shape: Some(shape(value, false)?), values: None });
-    }
-    if value.is_scalar() {
-        let values = InputValues::Listed(vec![element(value)?]);
-        return Some(WarmupInput { shape: None, values: Some(values) });
-    }
-    let fields = value.fields(&["shape", "values", "range"]);
-    let shape = fields.get("shape").and_then(|value| shape(&value, false));
-    let listed = fields.get("values").and_then(|value| {
-        let items = if value.is_scalar() { vec![value.clone()] } else { value.items() };
-        let elements: Vec<ElementValue> = items.iter().map(element).collect::<Option<_>>()?;
-        if elements.is_empty() {
-            value.fault("no values; give some, or remove the key");
-        }
-        (!elements.is_empty()).then_some(InputValues::Listed(elements))
-    });
-    if listed.is_some() {
-        fields.forbidden("range", "`values` are given");
-    }
-    let range = fields.get("range").and_then(|value| match &value.items()[..] {
-        [from, to] => {
-            let bound = |value: &Value<'_>| value.number("a number", f64::is_finite);
-            let (from, to) = (bound(from)?, bound(to)?);
-            if from > to {
-                value.fault("the first number is above the second; exchange them");
-            }
-            Some(InputValues::Range { from, to })
-        }
-        _ => {
-            value.fault("must be two numbers, such as [0, 255]");
-            None
-        }
-    });
-    Some(WarmupInput { shape, values: listed.or(range) })
-}
-
-/// Text in quotes is text, even if it looks like a number.
-fn element(value: &Value<'_>) -> Option<ElementValue> {
-    let text = value.text()?;
-    if !value.is_plain() {
-        return Some(ElementValue::Text(text.to_owned()));
-    }
-    let whole = match text {
-        "true" => Some(1),
-        "false" => Some(0),
-        _ => text.parse().ok(),
-    };
-    let number = || text.parse().ok().filter(|number: &f64| number.is_finite()).map(ElementValue::Number);
-    Some(
-        whole.map(ElementValue::Whole).or_else(number).unwrap_or_else(|| ElementValue::Text(text.to_owned())),
-    )
-}
-
-fn check_warmup(value: &Value<'_>, input: &str, shape: &[i64], tensors: &[EchoTensor]) {
-    // Then there is a fault already.
-    if tensors.is_empty() {
-        return;
-    }
-    let Some(tensor) = tensors.iter().find(|tensor| tensor.input.name == input) else {
-        value.fault("the model has no such input; give one of `tensors`");
-        return;
-    };
-    let declared = &tensor.input.shape;
-    let fits = |(declared, given): (&i64, &i64)| *declared == -1 || declared == given;
-    if declared.len() != shape.len() || !declared.iter().zip(shape).all(fits) {
-        value.fault(format!("the input's shape is {declared:?}; give the same with a size for each -1"));
     }
 }

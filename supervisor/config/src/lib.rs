@@ -1,6 +1,7 @@
 //! The configuration: YAML, read into a tree of values that know where they stand, then checked.
 //! All faults are found at once, each with its place.
 
+mod arrays;
 mod batch;
 mod bounds;
 mod changed;
@@ -22,6 +23,7 @@ mod terms;
 mod tracing;
 mod types;
 mod units;
+mod warmup;
 mod yaml;
 
 use std::cell::RefCell;
@@ -30,6 +32,7 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Component, Path, PathBuf};
 
+pub use arrays::{ArrayFile, MAX_BYTES as MAX_ARRAY_BYTES, Misfit};
 pub use changed::changed_model;
 pub use engine::model_files;
 pub use faults::{ConfigError, Fault, Listing, Position};
@@ -64,6 +67,11 @@ impl Context<'_> {
     /// Of a path that is relative to the file.
     fn shown(&self, path: &str) -> PathBuf {
         self.dir.join(path)
+    }
+
+    /// Notes a fault of a model's own files.
+    fn file_fault(&self, value: &Value<'_>, message: impl Into<String>) {
+        self.file_faults.borrow_mut().push(value.describe(message));
     }
 
     /// What the configuration names and this host does not have.

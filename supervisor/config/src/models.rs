@@ -1,6 +1,5 @@
 //! The models.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use shadowslice_shared::profile::Profile;
@@ -8,8 +7,10 @@ use shadowslice_shared::units::Sms;
 
 use super::reader::{Fields, Value};
 use super::settings::{at_least, size_within};
-use super::types::{Controller, Engine, Gpu, HandoverMode, Limits, Model, Partitioning, Slo, WarmupInput};
-use super::{Context, absolute, batch, engine, profile, shares, units};
+use super::types::{
+    Controller, Engine, Gpu, HandoverMode, Limits, Model, Partitioning, Slo, Warmup, WarmupInput,
+};
+use super::{Context, absolute, batch, engine, profile, shares, units, warmup};
 
 const MAX_MODELS: usize = 256;
 
@@ -82,7 +83,8 @@ fn model(fields: &Fields<'_>, beside: &Beside<'_>, context: &Context<'_>) -> Mod
     let handover = handover(fields);
     let is_emulated = matches!(engine, Engine::Emulated { .. });
     let slo = slo(fields);
-    let warmup = engine::warmup(fields, &engine, limits, &inputs, context);
+    let warmed = warmup::Model { engine: &engine, limits, inputs: &inputs };
+    let warmup = warmup::warmup(fields, &warmed, context);
     if let Some(profile) = &read {
         note_hopeless(fields, &slo, profile, gpus.get(gpu), context);
         note_other_shapes(fields, &warmup, profile, context);
@@ -225,15 +227,12 @@ fn note_hopeless(
     }
 }
 
-fn note_other_shapes(
-    fields: &Fields<'_>,
-    warmup: &BTreeMap<String, WarmupInput>,
-    profile: &Profile,
-    context: &Context<'_>,
-) {
+fn note_other_shapes(fields: &Fields<'_>, warmup: &Warmup, profile: &Profile, context: &Context<'_>) {
     let Some(value) = fields.get("profile") else { return };
     for (input, measured) in &profile.shapes {
-        let warmed = match warmup.get(input).and_then(|given| given.shape.as_ref()) {
+        let warmed = match warmup.inputs.get(input).and_then(WarmupInput::given_shape) {
+            // An array has the batch axis too.
+            Some([_, shape @ ..]) if shape == measured => continue,
             Some(shape) if shape == measured => continue,
             Some(shape) => format!("has {shape:?}"),
             None => "gives it no shape, so that its free axes have the first length that works".to_owned(),

@@ -9,7 +9,7 @@ use shadowslice_shared::boot::{ElementValue, InputValues};
 use super::peers::Access;
 use super::types::{
     Batch, Config, CudaDevice, Engine, Gpu, HandoverMode, Limits, Listener, Model, OnLate, Partitioning,
-    Provider, Queue, Ready, Share, Timeouts, Tls, Tracing, WarmupInput,
+    Provider, Queue, Ready, Share, Timeouts, Tls, Tracing, WarmupInput, WarmupValues,
 };
 use super::units::{show_duration, show_sample, show_size};
 
@@ -158,11 +158,12 @@ fn model(f: &mut fmt::Formatter<'_>, model: &Model) -> fmt::Result {
         Some(limit) => writeln!(f, "    memory: {{limit: {}}}", show_size(limit))?,
         None => writeln!(f, "    # memory.limit: none")?,
     }
-    let inputs: Vec<_> = model
-        .warmup
-        .iter()
-        .map(|(input, given)| format!("{}: {}", quoted(input), warmup_input(given)))
-        .collect();
+    if let Some(file) = &model.warmup.file {
+        return writeln!(f, "    warmup: {}", path(file));
+    }
+    let inputs = model.warmup.inputs.iter();
+    let inputs: Vec<_> =
+        inputs.map(|(input, given)| format!("{}: {}", quoted(input), warmup_input(given))).collect();
     writeln!(f, "    warmup: {{{}}}", inputs.join(", "))
 }
 
@@ -174,10 +175,13 @@ fn warmup_input(WarmupInput { shape, values }: &WarmupInput) -> String {
     };
     let shape = shape.as_ref().map(|shape| format!("shape: {shape:?}"));
     let values = values.as_ref().map(|values| match values {
-        InputValues::Listed(listed) => {
+        WarmupValues::Written(InputValues::Listed(listed)) => {
             format!("values: [{}]", listed.iter().map(element).collect::<Vec<_>>().join(", "))
         }
-        InputValues::Range { from, to } => format!("range: [{from:?}, {to:?}]"),
+        WarmupValues::Written(InputValues::Range { from, to }) => format!("range: [{from:?}, {to:?}]"),
+        // Only an array becomes rows.
+        WarmupValues::Written(InputValues::Rows(_)) => String::new(),
+        WarmupValues::File(file) => format!("file: {}", path(&file.path)),
     });
     format!("{{{}}}", [shape, values].into_iter().flatten().collect::<Vec<_>>().join(", "))
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 pub use shadowslice_policy::sharing::Choice;
@@ -14,6 +14,7 @@ use shadowslice_shared::boot::{EchoTensor, InputValues};
 use shadowslice_shared::profile::Profile;
 use shadowslice_shared::units::{Percent, Sms};
 
+use super::arrays::ArrayFile;
 use super::faults::Fault;
 use super::peers::{Access, Peers};
 
@@ -171,8 +172,7 @@ pub struct Model {
     pub cpus: Vec<usize>,
     /// Of a worker, in bytes; real GPUs only.
     pub memory_limit: Option<u64>,
-    /// Per input: what to warm up with.
-    pub warmup: BTreeMap<String, WarmupInput>,
+    pub warmup: Warmup,
     /// A fault of the model's own files. Such a model stays unready.
     pub broken: Option<String>,
 }
@@ -231,13 +231,51 @@ pub struct Slo {
     pub percentile: f64,
 }
 
-/// What an input is warmed up with.
+/// The inputs of a model's warm-up, as far as the operator gives them.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Warmup {
+    /// The file with all inputs, if there is one; an absolute path.
+    pub file: Option<PathBuf>,
+    pub inputs: BTreeMap<String, WarmupInput>,
+}
+
+impl Warmup {
+    /// Returns the files that values come from.
+    pub fn files(&self) -> impl Iterator<Item = &Path> {
+        let of_inputs = self.inputs.values().filter_map(|input| match &input.values {
+            Some(WarmupValues::File(file)) if self.file.is_none() => Some(file.path.as_path()),
+            _ => None,
+        });
+        self.file.as_deref().into_iter().chain(of_inputs)
+    }
+}
+
+/// The shape and the values that an input is warmed up with.
 #[derive(Debug, Clone, PartialEq)]
 pub struct WarmupInput {
     /// Without the batch axis; `None` for the model's, with free axes of a length that works.
     pub shape: Option<Vec<i64>>,
     /// `None` for values that are made up.
-    pub values: Option<InputValues>,
+    pub values: Option<WarmupValues>,
+}
+
+impl WarmupInput {
+    /// Returns the shape that is written, or that of the array in a file, with its batch axis.
+    pub(super) fn given_shape(&self) -> Option<&[i64]> {
+        match (&self.shape, &self.values) {
+            (Some(shape), _) => Some(shape),
+            (None, Some(WarmupValues::File(file))) => file.array.as_ref().map(|array| array.shape()),
+            (None, _) => None,
+        }
+    }
+}
+
+/// Where the values of an input in the warm-up come from.
+#[derive(Debug, Clone, PartialEq)]
+pub enum WarmupValues {
+    Written(InputValues),
+    /// Its array also gives the shape.
+    File(ArrayFile),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -61,6 +61,15 @@ impl Node {
         entries.iter().find(|entry| entry.key == key).map(|entry| &*entry.node)
     }
 
+    /// Returns the keys of a map.
+    pub(super) fn keys(&self) -> impl Iterator<Item = &str> {
+        let entries = match &self.content {
+            Content::Map(entries) => &entries[..],
+            Content::Scalar { .. } | Content::List(_) => &[],
+        };
+        entries.iter().map(|entry| entry.key.as_str())
+    }
+
     pub(super) fn get_mut(&mut self, key: &str) -> Option<&mut Self> {
         let Content::Map(entries) = &mut self.content else { return None };
         entries.iter_mut().find(|entry| entry.key == key).map(|entry| Rc::make_mut(&mut entry.node))

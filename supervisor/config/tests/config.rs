@@ -78,9 +78,13 @@ const FULL: &str = include_str!("config/everything.yaml");
 
 #[test]
 fn what_is_printed_loads_as_the_same_configuration() {
-    for file in
-        ["tests/config/everything.yaml", "tests/config/shortest.yaml", "../../configs/two-emulated.yaml"]
-    {
+    for file in [
+        "tests/config/everything.yaml",
+        "tests/config/shortest.yaml",
+        "tests/config/warmup-of-files.yaml",
+        "tests/config/warmup-files.yaml",
+        "../../configs/two-emulated.yaml",
+    ] {
         let loaded = load(Path::new(file)).unwrap();
         let printed = config::render(&loaded);
         let again = load_text(&printed).unwrap();

@@ -203,6 +203,7 @@ mod tests {
             max_batch: 0,
             streams: None,
             inputs: Vec::new(),
+            optional: Vec::new(),
             outputs: vec![spec],
         };
         assert!(check_form(&model, &[0], &[], &Form::All(true)).is_ok());

@@ -26,11 +26,16 @@ pub(super) fn model(metadata: &Metadata) -> proto::ModelMetadataResponse {
         datatype: spec.datatype.name().to_owned(),
         shape: public_shape(metadata, spec),
     };
+    // These have no batch axis.
+    let optional = |spec: &TensorSpec| proto::model_metadata_response::TensorMetadata {
+        shape: spec.shape.clone(),
+        ..tensor(spec)
+    };
     proto::ModelMetadataResponse {
         name: metadata.name.clone(),
         versions: vec![VERSION.to_owned()],
         platform: metadata.platform.to_owned(),
-        inputs: metadata.inputs.iter().map(tensor).collect(),
+        inputs: metadata.inputs.iter().map(tensor).chain(metadata.optional.iter().map(optional)).collect(),
         outputs: metadata.outputs.iter().map(tensor).collect(),
     }
 }
@@ -41,6 +46,13 @@ pub(super) fn config(metadata: &Metadata) -> proto::ModelConfig {
         name: spec.name.clone(),
         data_type: data_type(spec.datatype).into(),
         dims: dims(metadata, spec),
+        optional: false,
+    };
+    let optional = |spec: &TensorSpec| proto::ModelInput {
+        name: spec.name.clone(),
+        data_type: data_type(spec.datatype).into(),
+        dims: spec.shape.clone(),
+        optional: true,
     };
     let output = |spec: &TensorSpec| proto::ModelOutput {
         name: spec.name.clone(),
@@ -51,7 +63,7 @@ pub(super) fn config(metadata: &Metadata) -> proto::ModelConfig {
         name: metadata.name.clone(),
         platform: metadata.platform.to_owned(),
         max_batch_size: i32::try_from(metadata.max_batch).unwrap_or(i32::MAX),
-        input: metadata.inputs.iter().map(input).collect(),
+        input: metadata.inputs.iter().map(input).chain(metadata.optional.iter().map(optional)).collect(),
         output: metadata.outputs.iter().map(output).collect(),
         dynamic_batching: batches(metadata).then(proto::ModelDynamicBatching::default),
         backend: backend(metadata).to_owned(),
@@ -116,6 +128,7 @@ mod tests {
             max_batch,
             streams: None,
             inputs: vec![spec("x", Datatype::Fp32)],
+            optional: Vec::new(),
             outputs: vec![spec("y", Datatype::Bytes)],
         }
     }
@@ -138,6 +151,20 @@ mod tests {
         );
         assert_eq!(config(&batching).input[0].dims, [16]);
         assert!(config(&batching).dynamic_batching.is_some());
+    }
+
+    #[test]
+    fn optional_inputs_have_no_batch_axis() {
+        let spec = TensorSpec { name: "b".into(), datatype: Datatype::Fp32, shape: vec![-1, 2] };
+        let with_optional = Metadata { optional: vec![spec], ..metadata(8) };
+        let described = in_json(model(&with_optional));
+        assert_eq!(described["inputs"][1], json!({"name": "b", "datatype": "FP32", "shape": [-1, 2]}));
+        let inputs = &in_json(config(&with_optional))["input"];
+        assert_eq!(
+            inputs[1],
+            json!({"name": "b", "data_type": "TYPE_FP32", "dims": [-1, 2], "optional": true})
+        );
+        assert_eq!(inputs[0].get("optional"), None);
     }
 
     #[test]

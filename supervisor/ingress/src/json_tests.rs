@@ -13,6 +13,7 @@ fn model() -> Metadata {
         max_batch: 8,
         streams: None,
         inputs: vec![spec("x", Datatype::Uint8, &[-1, 2])],
+        optional: Vec::new(),
         outputs: vec![spec("y", Datatype::Uint8, &[-1, 2])],
     }
 }

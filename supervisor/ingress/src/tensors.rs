@@ -60,18 +60,22 @@ pub(super) fn no_number(name: &str, got: &str) -> Failure {
     ))
 }
 
-/// The inputs, in the model's order.
+/// Returns the inputs in the model's order. If an optional one is given, all of those follow.
 pub(super) fn check(model: &Metadata, tensors: Vec<NamedTensor>) -> Result<Vec<Input>, Failure> {
     let mut inputs: Vec<Option<Input>> = vec![None; model.inputs.len()];
+    let mut optional: Vec<Option<Input>> = vec![None; model.optional.len()];
     for tensor in tensors {
-        let spec = model.inputs.iter().zip(&mut inputs).find(|(spec, _)| spec.name == tensor.name);
-        let Some((spec, slot)) = spec else {
-            return Err(unexpected("input", &tensor.name, model, &model.inputs));
+        let required = model.inputs.iter().zip(&mut inputs).map(|(spec, slot)| (spec, slot, false));
+        let left_out = model.optional.iter().zip(&mut optional).map(|(spec, slot)| (spec, slot, true));
+        let spec = required.chain(left_out).find(|(spec, ..)| spec.name == tensor.name);
+        let Some((spec, slot, is_optional)) = spec else {
+            let known = model.inputs.iter().chain(&model.optional);
+            return Err(unexpected("input", &tensor.name, model, known));
         };
         if slot.is_some() {
             return invalid(format!("input '{}' is given twice for model '{}'", spec.name, model.name));
         }
-        check_tensor(model, spec, &tensor)?;
+        check_tensor(model, (spec, is_optional), &tensor)?;
         *slot = Some(Input { shape: tensor.shape, data: tensor.data });
     }
     let given = inputs.iter().flatten().count();
@@ -82,9 +86,12 @@ pub(super) fn check(model: &Metadata, tensors: Vec<NamedTensor>) -> Result<Vec<I
             "expected {expected} inputs but got {given} inputs for model '{model}': input '{name}' is missing"
         ));
     }
-    let inputs: Vec<Input> = inputs.into_iter().flatten().collect();
+    let mut inputs: Vec<Input> = inputs.into_iter().flatten().collect();
     if model.max_batch > 0 {
         check_rows(model, &inputs)?;
+    }
+    if optional.iter().any(Option::is_some) {
+        inputs.extend(optional.into_iter().map(|input| input.unwrap_or_else(Input::left_out)));
     }
     Ok(inputs)
 }
@@ -97,7 +104,7 @@ pub(super) fn requested(model: &Metadata, wanted: &[WantedOutput]) -> Result<Vec
     let mut indices = Vec::new();
     for WantedOutput { name, .. } in wanted {
         let Some(index) = model.outputs.iter().position(|spec| spec.name == *name) else {
-            return Err(unexpected("output", name, model, &model.outputs));
+            return Err(unexpected("output", name, model, model.outputs.iter()));
         };
         if indices.contains(&index) {
             return invalid(format!("output '{name}' is requested twice of model '{}'", model.name));
@@ -128,7 +135,11 @@ pub(super) fn count(shape: &[i64]) -> Result<usize, String> {
     }
 }
 
-fn check_tensor(model: &Metadata, spec: &TensorSpec, tensor: &NamedTensor) -> Result<(), Failure> {
+fn check_tensor(
+    model: &Metadata,
+    (spec, is_optional): (&TensorSpec, bool),
+    tensor: &NamedTensor,
+) -> Result<(), Failure> {
     let (name, model_name) = (&spec.name, &model.name);
     if tensor.datatype != spec.datatype {
         let (expected, got) = (spec.datatype, tensor.datatype);
@@ -136,11 +147,12 @@ fn check_tensor(model: &Metadata, spec: &TensorSpec, tensor: &NamedTensor) -> Re
             "input '{name}' has datatype {got}, but model '{model_name}' expects {expected}"
         ));
     }
-    let expected = public_shape(model, spec);
+    let has_batch = model.max_batch > 0 && !is_optional;
+    let expected = if has_batch { public_shape(model, spec) } else { spec.shape.clone() };
     let fits = expected.len() == tensor.shape.len()
         && expected.iter().zip(&tensor.shape).all(|(&expected, &got)| expected < 0 || expected == got);
     if !fits {
-        let note = if model.max_batch > 0 { "; the first axis is the batch" } else { "" };
+        let note = if has_batch { "; the first axis is the batch" } else { "" };
         return invalid(format!(
             "unexpected shape for input '{name}' for model '{model_name}': expected {}, got {}{note}",
             Shape(&expected),
@@ -201,8 +213,13 @@ fn check_rows(model: &Metadata, inputs: &[Input]) -> Result<(), Failure> {
     Ok(())
 }
 
-fn unexpected(kind: &str, name: &str, model: &Metadata, specs: &[TensorSpec]) -> Failure {
-    let known: Vec<&str> = specs.iter().map(|spec| spec.name.as_str()).collect();
+fn unexpected<'s>(
+    kind: &str,
+    name: &str,
+    model: &Metadata,
+    specs: impl Iterator<Item = &'s TensorSpec>,
+) -> Failure {
+    let known: Vec<&str> = specs.map(|spec| spec.name.as_str()).collect();
     let (name, model, known) = (Clipped(name), &model.name, known.join(", "));
     Failure::Invalid(format!(
         "unexpected inference {kind} '{name}' for model '{model}', whose {kind}s are: {known}"

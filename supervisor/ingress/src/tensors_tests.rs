@@ -12,12 +12,32 @@ fn model() -> Metadata {
         max_batch: 4,
         streams: None,
         inputs: vec![spec("x", Datatype::Fp32, &[-1, 2]), spec("n", Datatype::Uint8, &[-1, -1])],
+        optional: Vec::new(),
         outputs: vec![spec("y", Datatype::Fp32, &[-1, 2]), spec("z", Datatype::Fp32, &[-1])],
     }
 }
 
 fn whole(datatype: Datatype, shape: &[i64]) -> Metadata {
     Metadata { max_batch: 0, inputs: vec![spec("x", datatype, shape)], ..model() }
+}
+
+#[test]
+fn optional_inputs_follow_the_others_if_one_is_given() {
+    let optional = ["b", "c"].map(|name| spec(name, Datatype::Uint8, &[2])).to_vec();
+    let model = Metadata { optional, ..model() };
+    assert_eq!(check(&model, vec![n(3), x(3)]).unwrap().len(), 2);
+    let c = || tensor("c", Datatype::Uint8, &[2], &[5, 6]);
+    let inputs = check(&model, vec![c(), x(3), n(3)]).unwrap();
+    assert_eq!(inputs[2..], [Input::left_out(), Input { shape: vec![2], data: vec![5, 6].into() }]);
+    assert!(refused(&model, vec![x(3), n(3), c(), c()]).contains("given twice"));
+    let wrong = tensor("c", Datatype::Uint8, &[3], &[5, 6, 7]);
+    let said = refused(&model, vec![x(3), n(3), wrong]);
+    assert!(said.ends_with("expected [2], got [3]"), "{said}");
+    assert!(refused(&model, vec![c(), x(3)]).contains("input 'n' is missing"));
+    assert!(
+        refused(&model, vec![tensor("z", Datatype::Uint8, &[1], &[1])])
+            .ends_with("whose inputs are: x, n, b, c")
+    );
 }
 
 fn tensor(name: &str, datatype: Datatype, shape: &[i64], data: &[u8]) -> NamedTensor {

@@ -60,7 +60,7 @@ impl Host for PythonHost {
         });
         let (found, why) = found.map_err(|error| BootRefusal::Setup(error.to_string()))?;
         let (inputs, outputs, streams) = found.ok_or(BootRefusal::Model(why))?;
-        Ok(Signature { inputs: specs(inputs)?, outputs: specs(outputs)?, streams })
+        Ok(Signature { inputs: specs(inputs)?, optional: Vec::new(), outputs: specs(outputs)?, streams })
     }
 
     fn basis(&mut self) -> Result<Basis, BootRefusal> {

@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use shadowslice_shared::batch::IN_FLIGHT;
 use shadowslice_shared::boot::{
-    Assignment, BootRefusal, DeviceMemory, EngineSpec, LoadTimes, Loaded as LoadedModel, Order, Partitioned,
-    Purpose, SHARE_VARIABLE, WarmUp, Warmed, WorkerSays,
+    Assignment, BootRefusal, DeviceMemory, DeviceSpec, EngineSpec, LoadTimes, Loaded as LoadedModel, Order,
+    Partitioned, Purpose, SHARE_VARIABLE, WarmUp, Warmed, WorkerSays,
 };
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::slab::{AnswerWriter, ReadableSlab, SlabError};
@@ -68,9 +68,10 @@ impl Connected {
         let times = parts.device.start_times(assignment.profile.as_ref());
         wait_until(after(begun_ns, times.process.saturating_add(times.load)), &parts.socket)?;
         let took = emulated(took, times.process, between(begun_ns, now_ns()));
-        let Signature { inputs, outputs, streams } = parts.signature.clone();
+        let Signature { inputs, optional, outputs, streams } = parts.signature.clone();
         link.say(WorkerSays::Loaded(LoadedModel {
             inputs,
+            optional,
             outputs,
             streams,
             sms: parts.device.sms(),
@@ -183,7 +184,11 @@ impl Parts {
             partitioned: assignment.partition.is_some(),
             model: &assignment.model,
         };
-        let (engine, signature) = Engine::load(&assignment.engine, &libraries, means)?;
+        let (engine, mut signature) = Engine::load(&assignment.engine, &libraries, means)?;
+        if assignment.device == DeviceSpec::Cuda {
+            // A reference worker computes on the CPU, which takes them. The workers that serve do not.
+            signature.optional.clear();
+        }
         let weights = free.saturating_sub(device.free_memory());
         let took = LoadTimes {
             libraries: between(begun_ns, loaded_ns),

@@ -16,6 +16,7 @@ pub(super) fn signature(tensors: &[EchoTensor], batched: bool) -> Signature {
         TensorSpec { name: name.to_owned(), datatype: tensor.input.datatype, shape }
     };
     Signature {
+        optional: Vec::new(),
         inputs: tensors.iter().map(|tensor| whole(&tensor.input.name, tensor)).collect(),
         outputs: tensors.iter().map(|tensor| whole(&tensor.output, tensor)).collect(),
         streams: 0,

@@ -61,9 +61,18 @@ impl Libraries {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Signature {
     pub inputs: Vec<TensorSpec>,
+    /// The inputs that a request may leave out. They have no batch axis.
+    pub optional: Vec<TensorSpec>,
     pub outputs: Vec<TensorSpec>,
     /// How many streams it generates at a time; 0 for a model that gives one answer to a request.
     pub streams: u32,
+}
+
+impl Signature {
+    /// Returns the inputs that every request gives, and those that it may leave out.
+    pub fn all_inputs(&self) -> (&[TensorSpec], &[TensorSpec]) {
+        (&self.inputs, &self.optional)
+    }
 }
 
 /// An answer: one output after the other.
@@ -212,9 +221,10 @@ impl Engine {
     pub fn if_made_up_fails(&self) -> Option<&'static str> {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) | Self::OnGpu(_) => None,
-            Self::Hosted(hosted) if hosted.may_need_warmup() => {
-                Some("; a model that cannot take made-up values needs a method `warmup`")
-            }
+            Self::Hosted(hosted) if hosted.may_need_warmup() => Some(
+                "; a model that cannot take made-up values needs a method `warmup`, or values or a \
+                 file of arrays as `warmup` of its configuration",
+            ),
             Self::Hosted(_) => Some(""),
         }
     }

@@ -59,7 +59,7 @@ pub(super) fn tensor(
     bytes
 }
 
-/// Returns values that the operator gives: in turn, or drawn from a range.
+/// Returns values that the operator gives: one after the other, row by row, or drawn from a range.
 pub(super) fn given(
     datatype: Datatype,
     count: usize,
@@ -67,10 +67,23 @@ pub(super) fn given(
     (input, _, draw): (usize, Fill, Draw),
     values: &InputValues,
 ) -> Vec<u8> {
+    if let InputValues::Rows(rows) = values {
+        // The two draws begin with different rows, if there are several.
+        let first = usize::from(draw == Draw::WarmUp);
+        return rows
+            .iter()
+            .cycle()
+            .skip(first)
+            .take(size as usize)
+            .flat_map(|row| row.iter())
+            .copied()
+            .collect();
+    }
     let mut random = SplitMix64::of(size, draw, input);
     let mut bytes = Vec::with_capacity(count * datatype.size().unwrap_or(5));
     for at in 0..count {
         match values {
+            InputValues::Rows(_) => {}
             InputValues::Listed(listed) => {
                 let value = listed.get(at % listed.len().max(1));
                 value.iter().for_each(|value| push(&mut bytes, datatype, value));
@@ -132,6 +145,8 @@ impl SplitMix64 {
 
 #[cfg(test)]
 mod tests {
+    use shadowslice_shared::boot::Row;
+
     use super::*;
     use shadowslice_shared::tensor::byte_strings;
 
@@ -151,6 +166,10 @@ mod tests {
         assert_eq!(given(Datatype::Fp32, listed(&[2])), [2.0_f32; 3].map(f32::to_le_bytes).concat());
         let range = given(Datatype::Uint8, InputValues::Range { from: 7.0, to: 9.0 });
         assert!(range.len() == 3 && range.iter().all(|value| (7..=9).contains(value)), "{range:?}");
+        let rows = InputValues::Rows([[1, 2], [3, 4]].map(Row::from).into());
+        let of = |draw, size| super::given(Datatype::Int8, 0, size, (0, Fill::Bits, draw), &rows);
+        assert_eq!([of(Draw::Proof, 3), of(Draw::WarmUp, 3)], [[1, 2, 3, 4, 1, 2], [3, 4, 1, 2, 3, 4]]);
+        assert_eq!(of(Draw::WarmUp, 1), [3, 4]);
         let text = InputValues::Listed(vec![ElementValue::Text("Wien".to_owned())]);
         assert_eq!(byte_strings(&given(Datatype::Bytes, text)).unwrap(), [b"Wien"; 3]);
     }

@@ -330,6 +330,9 @@ impl Trial<'_> {
 
     /// Returns the line with which the operator gives values that the model takes.
     fn advice(&self) -> String {
+        if !self.warm_up.values.is_empty() && self.warm_up.values.iter().all(Option::is_some) {
+            return "; the values are those of `warmup`; give others, which the model takes".to_owned();
+        }
         let input = |(spec, shape): (&TensorSpec, &Vec<i64>)| match shape.iter().any(|&axis| axis < 0) {
             true => format!("{}: {{shape: {shape:?}, values: VALUE}}", spec.name).replace("-1", "N"),
             false => format!("{}: VALUE", spec.name),
@@ -342,7 +345,8 @@ impl Trial<'_> {
         };
         format!(
             "; the values were made up{lengths}; if the model needs others, give them as \
-             `warmup: {{{}}}` (VALUE is a number, text, or a list of them)",
+             `warmup: {{{}}}` (VALUE is a number, text, or a list of them), or as a file of arrays: \
+             `warmup: PATH` (.npz, or a request as .json)",
             inputs.join(", ")
         )
     }
@@ -359,9 +363,9 @@ impl Trial<'_> {
     ) -> Result<(Vec<ReferenceOutput>, Duration), BootRefusal> {
         let Run { slot, groups, .. } = run;
         let (shapes, requests) = (made_up.shapes.clone(), made_up.requests.clone());
-        let batch = Batch { id: 0, slot, sent_ns: 0, groups, shapes, requests };
+        let batch = Batch { id: 0, slot, sent_ns: 0, groups, shapes, requests, optional: Vec::new() };
         let failed = |failure: RunFailure| BootRefusal::WarmUp { size: run.size, why: failure.to_string() };
-        let inputs = Inputs::check(&batch, &made_up.slab, &self.signature.inputs, self.warm_up.batched)
+        let inputs = Inputs::check(&batch, &made_up.slab, self.signature.all_inputs(), self.warm_up.batched)
             .map_err(failed)?;
         let begun_ns = now_ns();
         let Ran { outputs, mut more } =

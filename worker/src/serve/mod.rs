@@ -132,7 +132,7 @@ impl Warm {
 
     /// A batch that fails takes none of the device's time.
     fn run(&mut self, batch: &Batch) -> Result<(Duration, Ran), RunFailure> {
-        let inputs = Inputs::check(batch, &self.requests, &self.signature.inputs, self.batched)?;
+        let inputs = Inputs::check(batch, &self.requests, self.signature.all_inputs(), self.batched)?;
         let started = self.device.start(inputs.rows().unwrap_or(1), batch.groups, batch.sent_ns);
         let ran = self.engine.run(&inputs, &mut self.slots.slot(batch.slot))?;
         Ok((self.device.finish(started), ran))

@@ -137,7 +137,7 @@ impl OnGpu {
     }
 
     fn launch(&mut self, batch: &Batch) -> Result<Vec<Output>, RunFailure> {
-        let inputs = Inputs::check(batch, &self.requests, &self.signature.inputs, self.batched)?;
+        let inputs = Inputs::check(batch, &self.requests, self.signature.all_inputs(), self.batched)?;
         self.engine.begin(&inputs, &mut self.slots.slot(batch.slot))
     }
 

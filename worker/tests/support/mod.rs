@@ -230,6 +230,7 @@ impl Worker {
             groups: Groups::WHOLE,
             shapes: shapes.iter().map(|shape| shape.to_vec()).collect(),
             requests,
+            optional: Vec::new(),
         }
     }
 

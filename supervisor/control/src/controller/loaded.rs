@@ -26,6 +26,7 @@ pub(super) fn describe(
         max_batch: batching(&limited(&model.batch, limit), loaded)?.0,
         streams: (loaded.streams > 0).then_some(loaded.streams),
         inputs: loaded.inputs.clone(),
+        optional: loaded.optional.clone(),
         outputs: loaded.outputs.clone(),
     })
 }

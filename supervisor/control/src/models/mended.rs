@@ -24,22 +24,23 @@ const READY_LOOKS: u32 = 20;
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Stamps {
     model: Vec<(PathBuf, Stamp)>,
-    profile: Option<Stamp>,
+    /// The profile, and the files that the warm-up takes values from.
+    beside: Vec<Stamp>,
 }
 
 /// Of one file, where there is one.
 type Stamp = Option<[i64; 5]>;
 
 impl Stamps {
-    /// Returns the stamps of the model's files and of its profile.
+    /// Returns the stamps of the model's files, and of those that only its configuration names.
     pub(super) fn of(model: &Model) -> Self {
         let files = model_files(&model.engine).into_iter().map(|path| (path.clone(), stamp(&path)));
-        let profile = model.profile_path.as_ref().map(|path| stamp(path));
-        Self { model: files.collect(), profile }
+        let beside = model.profile_path.as_deref().into_iter().chain(model.warmup.files()).map(stamp);
+        Self { model: files.collect(), beside: beside.collect() }
     }
 
-    /// Returns whether the model's files are others by now. A reload reads the profile anyway, and
-    /// compares what it says.
+    /// Returns whether the model's files are others by now. A reload reads the others
+    /// anyway, and compares what they say.
     fn differ_now(&self) -> bool {
         self.model.iter().any(|(path, then)| stamp(path) != *then)
     }
@@ -184,7 +185,7 @@ mod tests {
     fn files_have_changed_once_when_they_are_others_and_do_not_change_any_more() {
         let file = |stamp| (PathBuf::from("m"), stamp);
         let stamps =
-            |size| Stamps { model: vec![file(Some([0, size, 0, 0, 0])), file(None)], profile: Some(None) };
+            |size| Stamps { model: vec![file(Some([0, size, 0, 0, 0])), file(None)], beside: vec![None] };
         let [first, second, third] = [1, 2, 3].map(stamps);
         let mut files = WatchedFiles::new(first.clone());
         let mut looks = |found: &Stamps| files.have_changed(found.clone());

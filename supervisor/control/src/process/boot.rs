@@ -1,14 +1,12 @@
 //! The supervisor's side of a worker's boot. Its waits have no time limit of their own: a controller
 //! that runs out of patience kills the worker, which ends them.
 
-use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use serde::Serialize;
-use shadowslice_config::WarmupInput;
+use shadowslice_config::{MAX_ARRAY_BYTES, Warmup, WarmupValues};
 use shadowslice_datapath::pipeline::Occupied;
 use shadowslice_shared::boot::{
     Assignment, BootRefusal, ElementValue, EngineSpec, InputValues, Loaded, Order, PROTOCOL, WarmUp, Warmed,
@@ -144,7 +142,7 @@ impl Boot {
         }
     }
 
-    async fn order(&mut self, order: &impl Serialize, when: &str) -> Result<(), Ended> {
+    async fn order(&mut self, order: &Order, when: &str) -> Result<(), Ended> {
         let frame = frame::encode(order).map_err(|error| Ended::Lost(error.to_string()))?;
         self.socket.write_all(&frame).await.map_err(|_| lost(when))
     }
@@ -163,7 +161,7 @@ impl Boot {
     async fn receive(&mut self) -> io::Result<WorkerSays> {
         let mut head = [0; frame::HEAD];
         self.socket.read_exact(&mut head).await?;
-        let mut bytes = vec![0; frame::length(head)?];
+        let mut bytes = vec![0; frame::length::<WorkerSays>(head)?];
         self.socket.read_exact(&mut bytes).await?;
         frame::decode(&bytes)
     }
@@ -190,31 +188,62 @@ pub fn plan_warm_up(
     inputs: &[TensorSpec],
     batched: bool,
     sizes: Vec<u32>,
-    given: &BTreeMap<String, WarmupInput>,
+    given: &Warmup,
 ) -> Result<WarmUp, BootRefusal> {
-    if let Some(name) = given.keys().find(|name| inputs.iter().all(|input| input.name != **name)) {
+    if let Some(name) = given.inputs.keys().find(|name| inputs.iter().all(|input| input.name != **name)) {
         return Err(BootRefusal::Model(format!("warmup.{name}: the model has no such input")));
     }
-    let shapes = inputs.iter().map(|input| {
-        let open = if batched { &input.shape[1..] } else { &input.shape[..] };
-        match given.get(&input.name).and_then(|given| given.shape.as_ref()) {
-            None => Ok(open.to_vec()),
-            Some(shape) if fits(shape, open) => Ok(shape.clone()),
-            Some(shape) => {
-                let name = &input.name;
-                Err(BootRefusal::Model(format!(
-                    "warmup.{name}: {shape:?} does not fit the model's {open:?} (without the batch axis)"
-                )))
-            }
-        }
-    });
-    let values = |input: &TensorSpec| {
-        let values = given.get(&input.name)?.values.as_ref()?;
-        Some(check_values(input, values).map(|()| values.clone()))
+    let (mut shapes, mut values) = (Vec::with_capacity(inputs.len()), Vec::with_capacity(inputs.len()));
+    for input in inputs {
+        let (shape, value) = plan_input(input, batched, given)?;
+        shapes.push(shape);
+        values.push(value);
+    }
+    let row_bytes = |values: &InputValues| match values {
+        InputValues::Rows(rows) => rows.iter().map(|row| row.len()).sum(),
+        InputValues::Listed(_) | InputValues::Range { .. } => 0,
     };
-    let shapes = shapes.collect::<Result<_, _>>()?;
-    let values = inputs.iter().map(|input| values(input).transpose()).collect::<Result<_, _>>()?;
+    let bytes: usize = values.iter().flatten().map(row_bytes).sum();
+    if bytes > MAX_ARRAY_BYTES {
+        let why = format!(
+            "warmup: the arrays have {bytes} bytes together; keep fewer rows, so that it is at most {MAX_ARRAY_BYTES}"
+        );
+        return Err(BootRefusal::Model(why));
+    }
     Ok(WarmUp { batched, sizes, shapes, values, useful: None })
+}
+
+/// Returns the shape of an input in the warm-up, and the values that the configuration gives.
+fn plan_input(
+    input: &TensorSpec,
+    batched: bool,
+    given: &Warmup,
+) -> Result<(Vec<i64>, Option<InputValues>), BootRefusal> {
+    let name = &input.name;
+    let open = if batched { &input.shape[1..] } else { &input.shape[..] };
+    let Some(given) = given.inputs.get(name) else { return Ok((open.to_vec(), None)) };
+    let shape = match &given.shape {
+        None => open.to_vec(),
+        Some(shape) if fits(shape, open) => shape.clone(),
+        Some(shape) => {
+            return Err(BootRefusal::Model(format!(
+                "warmup.{name}: {shape:?} does not fit the model's {open:?} (without the batch axis)"
+            )));
+        }
+    };
+    match &given.values {
+        None => Ok((shape, None)),
+        Some(WarmupValues::Written(values)) => {
+            check_values(input, values)?;
+            Ok((shape, Some(values.clone())))
+        }
+        Some(WarmupValues::File(file)) => {
+            let fitted = file.fit(input, batched).map_err(|misfit| {
+                BootRefusal::Model(format!("warmup.{name}: {}: {misfit}", file.path.display()))
+            })?;
+            Ok((fitted.0, Some(fitted.1)))
+        }
+    }
 }
 
 /// Values must be of the kind that the input holds.
@@ -237,7 +266,7 @@ fn check_values(input: &TensorSpec, values: &InputValues) -> Result<(), BootRefu
             let kind = if holds_text { "text in quotes" } else { "numbers of that type" };
             Err(BootRefusal::Model(format!("warmup.{name}: the input holds {datatype}; give {kind}")))
         }
-        InputValues::Range { .. } | InputValues::Listed(_) => Ok(()),
+        InputValues::Range { .. } | InputValues::Listed(_) | InputValues::Rows(_) => Ok(()),
     }
 }
 
@@ -248,6 +277,8 @@ fn fits(shape: &[i64], open: &[i64]) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use shadowslice_config::WarmupInput;
+
     use super::*;
 
     fn input() -> TensorSpec {
@@ -258,7 +289,8 @@ mod tests {
     fn open_axes_come_from_the_configuration_or_stay_open() {
         let plan = |given: &[(&str, Vec<i64>)]| {
             let of_shape = |shape: &Vec<i64>| WarmupInput { shape: Some(shape.clone()), values: None };
-            let given = given.iter().map(|(name, shape)| ((*name).to_owned(), of_shape(shape))).collect();
+            let inputs = given.iter().map(|(name, shape)| ((*name).to_owned(), of_shape(shape))).collect();
+            let given = Warmup { file: None, inputs };
             plan_warm_up(&[input()], true, vec![1, 2], &given).map(|plan| plan.shapes)
         };
         assert_eq!(plan(&[]).unwrap(), [vec![-1, 3]]);

@@ -10,7 +10,9 @@ use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, send};
 use shadowslice_policy::latency::{BLIND_HANG_LIMIT, Predictor};
 use shadowslice_policy::scheduler::{self, Slice};
-use shadowslice_shared::batch::{self, Batch, BatchRequest, Command, IN_FLIGHT, MAX_MESSAGE_BYTES, Step};
+use shadowslice_shared::batch::{
+    self, Batch, BatchRequest, Command, Extent, IN_FLIGHT, MAX_MESSAGE_BYTES, OptionalTensor, Step,
+};
 use shadowslice_shared::groups::READY_PARTITIONS;
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::profile::Profile;
@@ -19,7 +21,7 @@ use shadowslice_shared::units::{Moment, Percent};
 use super::memory::Reservation;
 use super::occupancy::{Occupancy, Occupied};
 use super::pending::{InFlight, Pending, Shapes, Waiting};
-use super::request::Metadata;
+use super::request::{LEFT_OUT, Metadata};
 use super::shapes::ShapeTimes;
 use crate::clock::monotonic_ns;
 use crate::pipeline::BatchSocket;
@@ -68,6 +70,8 @@ pub(crate) struct Link {
     /// How long its batches take by shape, where requests differ in it.
     pub(crate) shapes: Option<ShapeTimes>,
     pub(crate) second_look: Option<Moment>,
+    /// How many inputs every request has; optional ones stand behind them.
+    inputs: usize,
     /// Memory that the worker may still read, of requests that were taken away from it, by their
     /// batch.
     held: BTreeMap<u64, Vec<Arc<Reservation>>>,
@@ -95,6 +99,7 @@ impl Link {
             running: None,
             shapes: ShapeTimes::of(metadata, slice.sms),
             second_look: None,
+            inputs: metadata.inputs.len(),
             held: BTreeMap::new(),
             socket,
             message: vec![0; MAX_MESSAGE_BYTES],
@@ -183,13 +188,16 @@ impl Link {
         let command = match first.and_then(|first| first.item.stream) {
             Some(stream) => Command::Next(Step { id, slot, sent_ns, groups, stream }),
             None => {
+                let inputs = self.inputs;
                 let of_request = |request: &Waiting| BatchRequest {
                     rows: request.rows,
-                    inputs: request.item.memory.tensors.clone(),
+                    inputs: request.item.memory.tensors.iter().take(inputs).copied().collect(),
                 };
-                let shapes = first.map(|first| first.shape.to_vec()).unwrap_or_default();
-                let requests = requests.iter().map(of_request).collect();
-                Command::Run(Batch { id, slot, sent_ns, groups, shapes, requests })
+                let shapes = first.map(|first| first.shape.iter().take(inputs).cloned().collect());
+                let optional = first.map(|first| optional(first, inputs)).unwrap_or_default();
+                let (shapes, requests) =
+                    (shapes.unwrap_or_default(), requests.iter().map(of_request).collect());
+                Command::Run(Batch { id, slot, sent_ns, groups, shapes, requests, optional })
             }
         };
         let bytes = batch::encode(&command, &mut self.message).map_err(|error| errors::chain(&error))?;
@@ -202,6 +210,18 @@ impl Link {
             Err(_) => Ok(false),
         }
     }
+}
+
+/// Returns the optional inputs that a request gives behind the model's other `inputs`.
+fn optional(request: &Waiting, inputs: usize) -> Vec<OptionalTensor> {
+    let tensors = request.shape.iter().zip(&request.item.memory.tensors).skip(inputs);
+    let given = (0..).zip(tensors).filter(|(_, (shape, _))| *shape != LEFT_OUT);
+    let tensor = |(input, (shape, part)): (u32, (&Vec<i64>, &Extent))| OptionalTensor {
+        input,
+        shape: shape.clone(),
+        part: *part,
+    };
+    given.map(tensor).collect()
 }
 
 fn send_bytes(socket: &BatchSocket, bytes: &[u8]) -> Result<(), Errno> {

@@ -199,8 +199,8 @@ impl Pipeline {
         self.readiness.subscribe()
     }
 
-    /// `inputs` are checked against the model's metadata and stand in its order; the outputs come
-    /// in its order too.
+    /// `inputs` are checked against the model's metadata and stand in its order, and behind them all
+    /// optional ones if any of these is given; the outputs come in its order too.
     ///
     /// Dropping the future gives the request up: it is not run if it still waits. The end of its
     /// timeout does the same. The request is due at its SLO or its timeout, whichever is sooner. It
@@ -233,12 +233,13 @@ impl Pipeline {
         let (reply, answer) = oneshot::channel();
         let claim = Claim::default();
         let mut entry = Entry {
-            shape: inputs.iter().map(|input| metadata.tail(&input.shape).to_vec()).collect(),
+            shape: metadata.shapes(&inputs),
             rows,
             arrived,
             deadline: arrived,
             level: terms.level(),
-            alone: false,
+            // Other requests have other values, or the default.
+            alone: inputs.len() > metadata.inputs.len(),
             item: Pending {
                 memory: Arc::new(memory),
                 reply,

@@ -1,5 +1,6 @@
 //! Requests as they enter a pipeline, and answers as they leave it.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -21,6 +22,8 @@ pub struct Metadata {
     pub streams: Option<u32>,
     /// Its inputs, whole shapes.
     pub inputs: Vec<TensorSpec>,
+    /// The inputs that a request may leave out. They have no batch axis.
+    pub optional: Vec<TensorSpec>,
     /// Its outputs, whole shapes.
     pub outputs: Vec<TensorSpec>,
 }
@@ -31,9 +34,19 @@ impl Metadata {
         if self.max_batch == 0 { shape } else { shape.get(1..).unwrap_or_default() }
     }
 
+    /// The shapes of checked inputs, without their batch axis.
+    pub(crate) fn shapes(&self, inputs: &[Input]) -> Arc<[Vec<i64>]> {
+        let tail = |(place, input): (usize, &Input)| match place < self.inputs.len() {
+            true => self.tail(&input.shape).to_vec(),
+            false => input.shape.clone(),
+        };
+        inputs.iter().enumerate().map(tail).collect()
+    }
+
     /// The size of checked inputs along the batch axis; 1 for a model without a batch axis.
     pub fn rows(&self, inputs: &[Input]) -> u32 {
-        let first = inputs.first().and_then(|input| input.shape.first()).filter(|_| self.max_batch > 0);
+        let batched = inputs[..self.inputs.len().min(inputs.len())].first().filter(|_| self.max_batch > 0);
+        let first = batched.and_then(|input| input.shape.first());
         first.map_or(1, |&rows| u32::try_from(rows).unwrap_or(u32::MAX))
     }
 }
@@ -45,6 +58,16 @@ pub struct Input {
     /// Its elements, row-major, little-endian; BYTES elements each after their length.
     pub data: Pieces,
 }
+
+impl Input {
+    /// Returns what stands for an optional input that a request leaves out, if it gives others.
+    pub fn left_out() -> Self {
+        Self { shape: LEFT_OUT.to_vec(), data: Pieces::default() }
+    }
+}
+
+/// The shape of an optional input that a request leaves out. No tensor has it.
+pub(crate) const LEFT_OUT: &[i64] = &[-1];
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Output {

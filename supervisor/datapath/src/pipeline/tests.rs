@@ -128,6 +128,7 @@ impl Stage {
             max_batch: 8,
             streams: None,
             inputs: vec![tensor("x")],
+            optional: Vec::new(),
             outputs: vec![tensor("y")],
         };
         pipeline.describe(metadata).unwrap();

@@ -281,6 +281,7 @@ impl Bench<'_> {
             groups: Groups::WHOLE,
             shapes: plan.shapes.clone(),
             requests: vec![BatchRequest { rows: size, inputs: extents }],
+            optional: Vec::new(),
         })
     }
 }
@@ -425,6 +426,7 @@ mod tests {
             groups: Groups::WHOLE,
             shapes: Vec::new(),
             requests: Vec::new(),
+            optional: Vec::new(),
         };
         let ended = execute(&ours, &batch).await.unwrap_err();
         assert!(matches!(ended, BenchError::Ended(_)), "{ended}");

@@ -232,7 +232,7 @@ fn assemble(model: &Model, columns: Vec<Column>, measured: Option<Source>) -> Re
         (None, None) => (Source::Illustrative, Memory::default(), 0.0),
     };
     let shape = |(name, given): (&String, &WarmupInput)| Some((name.clone(), given.shape.clone()?));
-    let shapes = model.warmup.iter().filter_map(shape).collect();
+    let shapes = model.warmup.inputs.iter().filter_map(shape).collect();
     Ok(Profile { source, memory, start, bandwidth, shapes, execution: Execution::new(sms, rows)? })
 }
 

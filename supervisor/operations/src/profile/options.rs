@@ -1,10 +1,9 @@
 //! The options of `shadowslice profile`.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use shadowslice_config::WarmupInput;
+use shadowslice_config::Warmup;
 use shadowslice_shared::tensor::TensorSpec;
 use shadowslice_shared::units::Percent;
 
@@ -124,11 +123,11 @@ pub(super) fn advice(said: &str) -> String {
 pub(super) fn free_axes(
     inputs: &[TensorSpec],
     batched: bool,
-    given: &BTreeMap<String, WarmupInput>,
+    given: &Warmup,
     command: &str,
 ) -> Option<String> {
     let rows = inputs.iter().map(|input| (&input.name, &input.shape[usize::from(batched)..]));
-    let has_shape = |name: &str| given.get(name).is_some_and(|given| given.shape.is_some());
+    let has_shape = |name: &str| given.inputs.get(name).is_some_and(|given| given.shape.is_some());
     let free: Vec<_> = rows.filter(|(name, axes)| axes.contains(&-1) && !has_shape(name)).collect();
     let shown = |axes: &[i64], free: &str, between: &str| {
         let axis = |&axis: &i64| if axis < 0 { free.to_owned() } else { axis.to_string() };
@@ -161,6 +160,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use clap::Parser;
+    use shadowslice_config::WarmupInput;
     use shadowslice_shared::batch::RunFailure;
 
     use super::*;
@@ -231,7 +231,7 @@ mod tests {
         let advised = advice(&too_large.to_string());
         assert_eq!(advised, "the answer has 9 bytes and only 8 fit; give a smaller --max-batch");
         let of_shape = WarmupInput { shape: Some(vec![5]), values: None };
-        let given = BTreeMap::from([("x".to_owned(), of_shape)]);
+        let given = Warmup { file: None, inputs: BTreeMap::from([("x".to_owned(), of_shape)]) };
         let unknown = plan_warm_up(&[], true, vec![1], &given).unwrap_err();
         assert_eq!(
             advice(&unknown.to_string()),

@@ -38,6 +38,38 @@ pub(super) fn value<'b>(
     }
 }
 
+/// Returns a tensor that lies in one piece.
+pub(super) fn whole<'b>(
+    datatype: Datatype,
+    shape: &[i64],
+    bytes: &'b [u8],
+) -> Result<SessionInputValue<'b>, RunFailure> {
+    let shape = shape.to_vec();
+    match datatype {
+        Datatype::Bool => match <[bool]>::try_ref_from_bytes(bytes) {
+            Ok(booleans) => view(shape, booleans),
+            Err(_) => Err(RunFailure::BadBatch("a BOOL is neither 0 nor 1".to_owned())),
+        },
+        Datatype::Uint8 => view(shape, typed::<u8>(bytes)),
+        Datatype::Uint16 => view(shape, typed::<u16>(bytes)),
+        Datatype::Uint32 => view(shape, typed::<u32>(bytes)),
+        Datatype::Uint64 => view(shape, typed::<u64>(bytes)),
+        Datatype::Int8 => view(shape, typed::<i8>(bytes)),
+        Datatype::Int16 => view(shape, typed::<i16>(bytes)),
+        Datatype::Int32 => view(shape, typed::<i32>(bytes)),
+        Datatype::Int64 => view(shape, typed::<i64>(bytes)),
+        Datatype::Fp16 => view(shape, typed::<f16>(bytes)),
+        Datatype::Bf16 => view(shape, typed::<bf16>(bytes)),
+        Datatype::Fp32 => view(shape, typed::<f32>(bytes)),
+        Datatype::Fp64 => view(shape, typed::<f64>(bytes)),
+        Datatype::Bytes => Err(RunFailure::BadBatch("optional inputs hold no text".to_owned())),
+    }
+}
+
+fn typed<T: FromBytes + KnownLayout + Immutable>(bytes: &[u8]) -> &[T] {
+    <[T]>::ref_from_bytes(bytes).expect("it is aligned for every type, and `Inputs` checked its length")
+}
+
 fn view<'b, T>(shape: Vec<i64>, elements: &'b [T]) -> Result<SessionInputValue<'b>, RunFailure>
 where
     T: PrimitiveTensorElementType + Clone + Debug + 'static,
@@ -50,8 +82,7 @@ fn elements<'b, T>(buffer: &'b mut GatherBuffer, inputs: &Inputs<'b>, input: usi
 where
     T: FromBytes + KnownLayout + Immutable,
 {
-    let bytes = buffer.whole(inputs, input);
-    <[T]>::ref_from_bytes(bytes).expect("it is aligned for every type, and `Inputs` checked its length")
+    typed(buffer.whole(inputs, input))
 }
 
 /// The booleans in place, unless a byte is neither 0 nor 1: a `bool` may have no other value.

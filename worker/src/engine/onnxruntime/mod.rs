@@ -25,8 +25,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 use ort::environment::Environment;
-use ort::session::Session;
 use ort::session::builder::SessionBuilder;
+use ort::session::{OverridableInitializer, Session};
 use ort::value::{Outlet, TensorElementType, ValueType};
 use ort::{ErrorCode, LoadDynamicError};
 use shadowslice_shared::batch::{Output, RunFailure};
@@ -98,7 +98,9 @@ impl OnnxRuntime {
     /// `threads`: within an operator on the host's processor.
     pub fn load(library: &Library, model: &Path, threads: u32) -> Result<(Self, Signature), BootRefusal> {
         let builder = options(&library.environment, threads).map_err(BootRefusal::Model)?;
-        Self::commit(builder, model)
+        let (engine, signature) = Self::commit(builder, model)?;
+        let optional = optional(&engine.session);
+        Ok((engine, Signature { optional, ..signature }))
     }
 
     fn commit(mut builder: SessionBuilder, model: &Path) -> Result<(Self, Signature), BootRefusal> {
@@ -125,14 +127,24 @@ impl OnnxRuntime {
         let outputs = specs("output", session.outputs()).map_err(BootRefusal::Model)?;
         let buffers = inputs.iter().map(|_| GatherBuffer::default()).collect();
         let engine = Self { session, outputs: outputs.clone(), buffers };
-        Ok((engine, Signature { inputs, outputs, streams: 0 }))
+        Ok((engine, Signature { inputs, optional: Vec::new(), outputs, streams: 0 }))
     }
 
     pub fn run(&mut self, inputs: &Inputs<'_>, slot: &mut AnswerSlot<'_>) -> Result<Vec<Output>, RunFailure> {
         let buffers = self.buffers.iter_mut().enumerate();
         let values = buffers.map(|(input, buffer)| input::value(inputs, input, buffer));
         let values = values.collect::<Result<Vec<_>, _>>()?;
-        let answer = self.session.run(&values[..]).map_err(|fault| failed(&fault))?;
+        let optional = inputs.optional().map(|(spec, shape, bytes)| {
+            input::whole(spec.datatype, shape, bytes).map(|value| (spec.name.as_str(), value))
+        });
+        let optional = optional.collect::<Result<Vec<_>, _>>()?;
+        let answer = if optional.is_empty() {
+            self.session.run(&values[..])
+        } else {
+            let names = inputs.specs().iter().map(|spec| spec.name.as_str());
+            self.session.run(names.zip(values).chain(optional).collect::<Vec<_>>())
+        };
+        let answer = answer.map_err(|fault| failed(&fault))?;
         let outputs = self.outputs.iter().enumerate();
         outputs.map(|(index, spec)| output::split(spec, &answer[index], inputs, slot)).collect()
     }
@@ -177,6 +189,22 @@ fn specs(side: &str, outlets: &[Outlet]) -> Result<Vec<TensorSpec>, String> {
         Ok(TensorSpec { name: outlet.name().to_owned(), datatype, shape: shape.to_vec() })
     };
     outlets.iter().map(spec).collect()
+}
+
+/// The most optional inputs of a model. A model with more has its weights among its inputs, as
+/// exporters write them with `keep_initializers_as_inputs`.
+const MAX_OPTIONAL: usize = 16;
+
+/// Returns the inputs with defaults in the model's file; none if they are too many. Those of text keep
+/// their defaults.
+fn optional(session: &Session) -> Vec<TensorSpec> {
+    let spec = |input: &OverridableInitializer| {
+        let ValueType::Tensor { ty, shape, .. } = input.dtype() else { return None };
+        let datatype = datatype(*ty).filter(|&datatype| datatype != Datatype::Bytes)?;
+        Some(TensorSpec { name: input.name().to_owned(), datatype, shape: shape.to_vec() })
+    };
+    let inputs = session.overridable_initializers();
+    if inputs.len() > MAX_OPTIONAL { Vec::new() } else { inputs.iter().filter_map(spec).collect() }
 }
 
 fn datatype(element: TensorElementType) -> Option<Datatype> {

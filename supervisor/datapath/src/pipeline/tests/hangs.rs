@@ -60,6 +60,7 @@ async fn a_shape_that_was_never_executed_is_given_time() {
     let (actor, stuck) = stuck(&stage, 1).await;
     let open = Metadata {
         inputs: vec![TensorSpec { name: "x".into(), datatype: Datatype::Uint32, shape: vec![-1, -1] }],
+        optional: Vec::new(),
         ..(*stage.pipeline.metadata().unwrap()).clone()
     };
     let open = ShapeTimes::of(&open, Sms(10));

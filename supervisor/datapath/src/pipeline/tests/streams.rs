@@ -10,7 +10,8 @@ fn streaming() -> Stage {
         |name: &str| TensorSpec { name: name.to_owned(), datatype: Datatype::Uint32, shape: vec![1] };
     let (name, platform) = ("m".to_owned(), "python");
     let (inputs, outputs) = (vec![tensor("x")], vec![tensor("y")]);
-    let metadata = Metadata { name, platform, max_batch: 0, streams: Some(2), inputs, outputs };
+    let metadata =
+        Metadata { name, platform, max_batch: 0, streams: Some(2), inputs, optional: Vec::new(), outputs };
     let (reporter, facts) = mpsc::channel(FACTS);
     let pipeline = Arc::new(Pipeline::new(settings(), Clock::started(UPTIME), reporter).unwrap());
     pipeline.describe(metadata).unwrap();

@@ -1,0 +1,212 @@
+//! From an array to the values of an input. Pure.
+
+use std::fmt;
+
+use half::{bf16, f16};
+use shadowslice_shared::boot::{ElementValue, InputValues, Row};
+use shadowslice_shared::tensor::{Datatype, TensorSpec, byte_strings, push_byte_string};
+
+use super::{Array, ArrayFile, Elements};
+
+/// The most rows of an array that are used: as many as the largest batch has.
+const MAX_ROWS: usize = 1024;
+
+/// Why an array cannot be an input's values.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum Misfit {
+    #[error("the input holds {expected}, and the array {got}; convert the array")]
+    Datatype { expected: Datatype, got: Datatype },
+    #[error(
+        "the input's shape is {expected:?} (-1: any size{batch}), and the array's {got:?}",
+        batch = if *.batched { ", the first axis is the batch" } else { "" }
+    )]
+    Shape { expected: Vec<i64>, got: Vec<i64>, batched: bool },
+    #[error("the input holds {expected}, and the array holds {value}")]
+    Value { expected: Datatype, value: String },
+    #[error("its file cannot be used")]
+    NoArray,
+}
+
+impl ArrayFile {
+    /// Returns the shape of `input` without the batch axis, if there is one, and its values. If it has
+    /// one, each row of the array is a row of a batch.
+    pub fn fit(&self, input: &TensorSpec, batched: bool) -> Result<(Vec<i64>, InputValues), Misfit> {
+        let array = self.array.as_ref().ok_or(Misfit::NoArray)?;
+        array.check_shape(input, batched)?;
+        let bytes = array.bytes(input.datatype)?;
+        let (rows, shape) = match array.shape() {
+            [rows, shape @ ..] if batched => (usize::try_from(*rows).unwrap_or(1), shape),
+            shape => (1, shape),
+        };
+        let rows = rows_of(&bytes, input.datatype, rows);
+        Ok((shape.to_vec(), InputValues::Rows(rows.into())))
+    }
+}
+
+impl Array {
+    fn check_shape(&self, input: &TensorSpec, batched: bool) -> Result<(), Misfit> {
+        let fits = |(&expected, &got): (&i64, &i64)| expected < 0 || expected == got;
+        if input.shape.len() == self.shape.len() && input.shape.iter().zip(&self.shape).all(fits) {
+            return Ok(());
+        }
+        let (expected, got) = (input.shape.clone(), self.shape.clone());
+        Err(Misfit::Shape { expected, got, batched })
+    }
+
+    /// Returns the bytes of a tensor of `datatype`.
+    fn bytes(&self, datatype: Datatype) -> Result<Vec<u8>, Misfit> {
+        if let Some(got) = self.datatype.filter(|&got| got != datatype) {
+            return Err(Misfit::Datatype { expected: datatype, got });
+        }
+        match &self.elements {
+            Elements::Bytes(bytes) => Ok(bytes.clone()),
+            Elements::Values(values) => {
+                let mut bytes = Vec::with_capacity(values.len() * datatype.size().unwrap_or(8));
+                for value in values {
+                    push(&mut bytes, datatype, value).ok_or_else(|| Misfit::Value {
+                        expected: datatype,
+                        value: Shown(value).to_string(),
+                    })?;
+                }
+                Ok(bytes)
+            }
+        }
+    }
+}
+
+/// A value in a message.
+struct Shown<'v>(&'v ElementValue);
+
+impl fmt::Display for Shown<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            ElementValue::Whole(whole) => whole.fmt(f),
+            ElementValue::Number(number) => write!(f, "{number:?}"),
+            // A file of another kind may hold a secret.
+            ElementValue::Text(_) => f.write_str("text"),
+        }
+    }
+}
+
+/// Returns `None` for a value that the datatype does not have.
+fn push(bytes: &mut Vec<u8>, datatype: Datatype, value: &ElementValue) -> Option<()> {
+    let number = match (datatype, value) {
+        (Datatype::Bytes, ElementValue::Text(text)) => {
+            push_byte_string(bytes, text.as_bytes());
+            return Some(());
+        }
+        (Datatype::Bytes, _) | (_, ElementValue::Text(_)) => return None,
+        (_, ElementValue::Whole(whole)) => *whole as f64,
+        (_, ElementValue::Number(number)) => *number,
+    };
+    match (datatype, value) {
+        (Datatype::Fp16, _) => {
+            bytes.extend(Some(f16::from_f64(number)).filter(|f| f.is_finite())?.to_le_bytes())
+        }
+        (Datatype::Bf16, _) => {
+            bytes.extend(Some(bf16::from_f64(number)).filter(|f| f.is_finite())?.to_le_bytes())
+        }
+        (Datatype::Fp32, _) => bytes.extend(Some(number as f32).filter(|f| f.is_finite())?.to_le_bytes()),
+        (Datatype::Fp64, _) => bytes.extend(number.to_le_bytes()),
+        (_, ElementValue::Whole(whole)) => {
+            let size = datatype.size()?;
+            let bits = 8 * size as u32;
+            let is_signed =
+                matches!(datatype, Datatype::Int8 | Datatype::Int16 | Datatype::Int32 | Datatype::Int64);
+            let (least, most) = match datatype {
+                Datatype::Bool => (0, 1),
+                _ if is_signed => (i64::MIN >> (64 - bits), i64::MAX >> (64 - bits)),
+                // The largest numbers of UINT64 are not among JSON's values here.
+                _ => (0, i64::MAX >> (63_u32.saturating_sub(bits))),
+            };
+            bytes.extend(&Some(whole).filter(|whole| (least..=most).contains(*whole))?.to_le_bytes()[..size]);
+        }
+        _ => return None,
+    }
+    Some(())
+}
+
+/// Splits a tensor into its rows, and leaves out those that no batch takes.
+fn rows_of(bytes: &[u8], datatype: Datatype, rows: usize) -> Vec<Row> {
+    let used = rows.min(MAX_ROWS);
+    if datatype.size().is_some() {
+        return bytes.chunks_exact((bytes.len() / rows).max(1)).take(used).map(Row::from).collect();
+    }
+    let texts = byte_strings(bytes).unwrap_or_default();
+    let row = |texts: &[&[u8]]| {
+        let mut bytes = Vec::new();
+        texts.iter().for_each(|text| push_byte_string(&mut bytes, text));
+        Row::from(bytes)
+    };
+    texts.chunks_exact((texts.len() / rows).max(1)).take(used).map(row).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    fn file(datatype: Option<Datatype>, shape: &[i64], elements: Elements) -> ArrayFile {
+        let array = Arc::new(Array { datatype, shape: shape.to_vec(), elements });
+        ArrayFile { path: "x.npy".into(), array: Some(array) }
+    }
+
+    fn spec(datatype: Datatype, shape: &[i64]) -> TensorSpec {
+        TensorSpec { name: "x".to_owned(), datatype, shape: shape.to_vec() }
+    }
+
+    fn values(values: Vec<ElementValue>, datatype: Datatype) -> Result<Vec<u8>, Misfit> {
+        let array = Array { datatype: None, shape: vec![], elements: Elements::Values(values) };
+        array.bytes(datatype)
+    }
+
+    #[test]
+    fn rows_follow_the_first_axis_if_that_is_the_batch() {
+        let file = file(Some(Datatype::Int16), &[2, 1], Elements::Bytes(vec![1, 2, 3, 4]));
+        let rows = |rows: &[&[u8]]| InputValues::Rows(rows.iter().map(|row| Row::from(*row)).collect());
+        let input = spec(Datatype::Int16, &[-1, 1]);
+        assert_eq!(file.fit(&input, true), Ok((vec![1], rows(&[&[1, 2], &[3, 4]]))));
+        assert_eq!(file.fit(&input, false), Ok((vec![2, 1], rows(&[&[1, 2, 3, 4]]))));
+        let texts = Array::of_texts(vec![2, 1], [b"a".to_vec(), b"bc".to_vec()].into_iter());
+        let texts = ArrayFile { path: "x.npy".into(), array: Some(Arc::new(texts)) };
+        let split = rows(&[b"\x01\0\0\0a", b"\x02\0\0\0bc"]);
+        assert_eq!(texts.fit(&spec(Datatype::Bytes, &[-1, -1]), true), Ok((vec![1], split)));
+    }
+
+    #[test]
+    fn rows_that_no_batch_takes_are_left_out() {
+        assert_eq!(rows_of(&[7; 3000], Datatype::Int8, 3000).len(), MAX_ROWS);
+    }
+
+    #[test]
+    fn a_misfit_says_what_the_input_takes() {
+        let file = file(Some(Datatype::Fp64), &[3, 4], Elements::Bytes(vec![0; 96]));
+        let said = |input, batched| file.fit(&input, batched).unwrap_err().to_string();
+        assert_eq!(
+            said(spec(Datatype::Fp64, &[-1, 5]), true),
+            "the input's shape is [-1, 5] (-1: any size, the first axis is the batch), and the array's [3, 4]"
+        );
+        assert!(said(spec(Datatype::Fp64, &[4]), false).contains("[4] (-1: any size), and"));
+        let said = said(spec(Datatype::Fp32, &[-1, 4]), true);
+        assert_eq!(said, "the input holds FP32, and the array FP64; convert the array");
+    }
+
+    #[test]
+    fn values_without_a_type_must_be_those_of_the_input() {
+        let whole = |whole| values(vec![ElementValue::Whole(whole)], Datatype::Int8);
+        assert_eq!((whole(-128), whole(127)), (Ok(vec![0x80]), Ok(vec![0x7f])));
+        assert!(whole(128).is_err() && whole(-129).is_err());
+        let fits = |value, datatype| values(vec![ElementValue::Whole(value)], datatype).is_ok();
+        assert!(fits(255, Datatype::Uint8) && !fits(256, Datatype::Uint8) && !fits(-1, Datatype::Uint64));
+        assert!(fits(u32::MAX.into(), Datatype::Uint32) && !fits(1 << 32, Datatype::Uint32));
+        assert!(fits(i64::MAX, Datatype::Uint64) && fits(i64::MIN, Datatype::Int64));
+        assert!(fits(1, Datatype::Bool) && !fits(2, Datatype::Bool) && fits(2, Datatype::Fp16));
+        let number = |number, datatype| values(vec![ElementValue::Number(number)], datatype);
+        assert_eq!(number(0.5, Datatype::Fp32), Ok(0.5_f32.to_le_bytes().to_vec()));
+        assert_eq!(number(0.5, Datatype::Bf16), Ok(bf16::from_f64(0.5).to_le_bytes().to_vec()));
+        assert!(number(1e39, Datatype::Fp32).is_err() && number(0.5, Datatype::Int32).is_err());
+        let said = values(vec![ElementValue::Text("hunter2".to_owned())], Datatype::Int64).unwrap_err();
+        assert_eq!(said.to_string(), "the input holds INT64, and the array holds text");
+    }
+}

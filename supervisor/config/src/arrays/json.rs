@@ -1,0 +1,231 @@
+//! JSON files: an array, nested by its axes, or the body of an inference request.
+
+use std::fmt;
+use std::sync::Arc;
+
+use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error, SeqAccess, Visitor};
+use shadowslice_shared::boot::ElementValue;
+use shadowslice_shared::tensor::Datatype;
+
+use super::{Array, ArrayError, Arrays, Elements, count};
+
+/// The most axes of an array.
+const MAX_AXES: usize = 32;
+
+/// The body of a request of the Open Inference Protocol, as far as it is read here.
+#[derive(serde::Deserialize)]
+#[serde(expecting = "a request with `inputs`")]
+struct Body {
+    inputs: Vec<Input>,
+}
+
+#[derive(serde::Deserialize)]
+#[serde(expecting = "an input with `name`, `datatype`, `shape` and `data`")]
+struct Input {
+    name: String,
+    datatype: Word,
+    shape: Vec<i64>,
+    data: Option<Nested>,
+}
+
+/// A datatype by its name.
+struct Word(Datatype);
+
+impl<'de> Deserialize<'de> for Word {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map(Self).map_err(Error::custom)
+    }
+}
+
+/// Reads an array, or the inputs of a request.
+pub(super) fn read(file: &[u8]) -> Result<Arrays, ArrayError> {
+    let is_request = file.trim_ascii_start().first() == Some(&b'{');
+    if !is_request {
+        let Nested { axes, values } = serde_json::from_slice(file).map_err(ArrayError::Json)?;
+        let shape: Vec<i64> = axes.into_iter().map(|axis| axis.unwrap_or(0)).collect();
+        count(&shape)?;
+        return Ok(Arrays::One(Arc::new(Array {
+            datatype: None,
+            shape,
+            elements: Elements::Values(values),
+        })));
+    }
+    let Body { inputs } = serde_json::from_slice(file).map_err(ArrayError::Json)?;
+    let arrays = inputs.into_iter().map(|Input { name, datatype: Word(datatype), shape, data }| {
+        let Some(Nested { values, .. }) = data else { return Err(ArrayError::NoData(name)) };
+        if count(&shape)? != values.len() {
+            return Err(ArrayError::Count { name, shape, values: values.len() });
+        }
+        let elements = Elements::Values(values);
+        Ok((name, Arc::new(Array { datatype: Some(datatype), shape, elements })))
+    });
+    arrays.collect::<Result<_, _>>().map(Arrays::Named)
+}
+
+/// Values in lists of lists. All lists of one depth have the same length.
+#[derive(Debug, Default)]
+struct Nested {
+    /// `None` for an axis of which no list has ended.
+    axes: Vec<Option<i64>>,
+    values: Vec<ElementValue>,
+}
+
+impl<'de> Deserialize<'de> for Nested {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let mut nested = Self::default();
+        Level { nested: &mut nested, depth: 0 }.deserialize(deserializer)?;
+        Ok(nested)
+    }
+}
+
+struct Level<'n> {
+    nested: &'n mut Nested,
+    depth: usize,
+}
+
+impl Level<'_> {
+    fn push<E: Error>(self, value: ElementValue) -> Result<(), E> {
+        let axes = self.nested.axes.len();
+        if self.depth != axes {
+            return Err(E::custom(format_args!("a value in {} lists, and others in {axes}", self.depth)));
+        }
+        self.nested.values.push(value);
+        Ok(())
+    }
+}
+
+impl<'de> DeserializeSeed<'de> for Level<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Level<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("numbers, texts, true or false, in lists")
+    }
+
+    fn visit_bool<E: Error>(self, value: bool) -> Result<(), E> {
+        self.push(ElementValue::Whole(value.into()))
+    }
+
+    fn visit_i64<E: Error>(self, value: i64) -> Result<(), E> {
+        self.push(ElementValue::Whole(value))
+    }
+
+    fn visit_u64<E: Error>(self, value: u64) -> Result<(), E> {
+        let whole = i64::try_from(value);
+        let whole = whole.map_err(|_| E::custom(format_args!("{value} is too large; use a .npy file")))?;
+        self.push(ElementValue::Whole(whole))
+    }
+
+    fn visit_f64<E: Error>(self, value: f64) -> Result<(), E> {
+        self.push(ElementValue::Number(value))
+    }
+
+    fn visit_str<E: Error>(self, value: &str) -> Result<(), E> {
+        self.push(ElementValue::Text(value.to_owned()))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<(), A::Error> {
+        let Self { nested, depth } = self;
+        if depth == nested.axes.len() {
+            if !nested.values.is_empty() {
+                return Err(A::Error::custom("a list beside values"));
+            }
+            if depth == MAX_AXES {
+                return Err(A::Error::custom(format_args!("more than {MAX_AXES} axes")));
+            }
+            nested.axes.push(None);
+        }
+        let mut length = 0_i64;
+        while items.next_element_seed(Level { nested, depth: depth + 1 })?.is_some() {
+            length += 1;
+        }
+        let axis = nested.axes[depth].get_or_insert(length);
+        if *axis != length {
+            return Err(A::Error::custom(format_args!("a list of {length} items, and others of {axis}")));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use shadowslice_shared::errors;
+
+    use super::*;
+
+    fn one(text: &str) -> Result<Array, String> {
+        match read(text.as_bytes()).map_err(|error| errors::chain(&error))? {
+            Arrays::One(array) => Ok(Array::clone(&array)),
+            Arrays::Named(named) => Err(format!("{named:?}")),
+        }
+    }
+
+    #[test]
+    fn the_axes_of_an_array_are_those_of_its_lists() {
+        let array = one(" [[1, 2.5, true], [\"a\", -1, false]]").unwrap();
+        assert_eq!((array.datatype, array.shape()), (None, &[2, 3][..]));
+        let Elements::Values(values) = &array.elements else { unreachable!("JSON has values") };
+        assert_eq!(
+            values[1..4],
+            [ElementValue::Number(2.5), ElementValue::Whole(1), ElementValue::Text("a".to_owned())]
+        );
+        assert_eq!(one("7").unwrap().shape(), [0_i64; 0]);
+        assert_eq!(one("[[[7]]]").unwrap().shape(), [1, 1, 1]);
+    }
+
+    #[test]
+    fn arrays_that_are_ragged_or_empty_are_refused() {
+        for (text, why) in [
+            ("[[1, 2], [3]]", "a list of 1 items, and others of 2"),
+            ("[[1], 2]", "a value in 1 lists, and others in 2"),
+            ("[1, [2]]", "a list beside values"),
+            ("[[], [1]]", "a list of 1 items, and others of 0"),
+            ("[]", "is empty"),
+            ("[[], []]", "is empty"),
+            ("[null]", "invalid type"),
+            ("[NaN]", "line 1 column 2"),
+            ("[18446744073709551615]", "use a .npy file"),
+            ("", "EOF"),
+            ("[1] [2]", "trailing"),
+        ] {
+            let said = one(text).unwrap_err();
+            assert!(said.contains(why), "{text}: {said}");
+        }
+        let deep = format!("{}1{}", "[".repeat(33), "]".repeat(33));
+        assert!(one(&deep).unwrap_err().contains("more than 32 axes"));
+        assert!(one(&"[".repeat(100_000)).is_err());
+    }
+
+    #[test]
+    fn a_request_names_its_inputs() {
+        let read = |text: &str| match read(text.as_bytes()) {
+            Ok(Arrays::Named(named)) => Ok(named),
+            Ok(Arrays::One(array)) => Err(format!("{array:?}")),
+            Err(error) => Err(errors::chain(&error)),
+        };
+        let text = r#"{"id": "7", "outputs": [{"name": "y"}], "inputs": [
+            {"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 2.5], "parameters": {}},
+            {"name": "s", "datatype": "BYTES", "shape": [1, 1], "data": [["Wien"]]}]}"#;
+        let named = read(text).unwrap();
+        assert_eq!((named["x"].datatype, named["x"].shape()), (Some(Datatype::Fp32), &[1, 2][..]));
+        assert_eq!(named["s"].shape(), [1, 1]);
+        for (input, why) in [
+            (r#""name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1]"#, "[1, 2] and 1 values"),
+            (r#""name": "x", "datatype": "FP32", "shape": [1]"#, "`x` has no `data`"),
+            (r#""name": "x", "datatype": "FP31", "shape": [1], "data": [1]"#, "not a datatype"),
+            (r#""name": "x", "datatype": "FP32", "shape": [-1], "data": [1]"#, "is empty"),
+            (r#""name": "x", "shape": [1], "data": [1]"#, "datatype"),
+        ] {
+            let said = read(&format!(r#"{{"inputs": [{{{input}}}]}}"#)).unwrap_err();
+            assert!(said.contains(why), "{input}: {said}");
+        }
+        assert!(read(r#"{"x": [1]}"#).unwrap_err().contains("inputs"));
+    }
+}

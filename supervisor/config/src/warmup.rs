@@ -1,0 +1,221 @@
+//! The inputs that a model is warmed up with.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use shadowslice_shared::boot::{EchoTensor, ElementValue, InputValues};
+use shadowslice_shared::errors;
+
+use super::arrays::{self, Array, ArrayFile, Arrays};
+use super::engine::{check_size, shape};
+use super::reader::{Fields, Value};
+use super::types::{Engine, Limits, Warmup, WarmupInput, WarmupValues};
+use super::{Context, absolute};
+
+/// The model that is warmed up.
+pub(super) struct Model<'a> {
+    pub(super) engine: &'a Engine,
+    pub(super) limits: &'a Limits,
+    /// The names of the inputs in its file, as far as they are known.
+    pub(super) inputs: &'a [String],
+}
+
+/// Reads a map of inputs, or the name of a file with all of them. A name that no input has is a fault
+/// of the model's file, and so is a file that cannot be used; a shape that contradicts an emulated
+/// engine's inputs is a fault, and so is a shape that no request can have.
+pub(super) fn warmup(fields: &Fields<'_>, model: &Model<'_>, context: &Context<'_>) -> Warmup {
+    let Some(value) = fields.get("warmup") else { return Warmup::default() };
+    if value.is_scalar() {
+        return whole_file(&value, model, context);
+    }
+    let mut inputs = BTreeMap::new();
+    for (input, value) in value.any_fields() {
+        let Some(given) = warmup_input(input, &value, context) else { continue };
+        let mut datatype = None;
+        if let Engine::Emulated { tensors } = model.engine {
+            if let Some(shape) = &given.shape {
+                check_warmup(&value, input, shape, tensors);
+            }
+            let declared = tensors.iter().find(|tensor| tensor.input.name == input);
+            datatype = declared.map(|tensor| tensor.input.datatype);
+        }
+        if !model.has(input) {
+            let hint = match input {
+                "file" => ", and one file for all inputs is `warmup: PATH`",
+                _ => "",
+            };
+            let message = format!("the model has no such input; its file has {}{hint}", model.names());
+            context.file_fault(&value, message);
+        }
+        if let Some(shape) = &given.shape {
+            check_size(&value, shape, datatype, model.limits);
+        }
+        inputs.insert(input.to_owned(), given);
+    }
+    Warmup { file: None, inputs }
+}
+
+impl Model<'_> {
+    /// Returns whether the model may have such an input.
+    fn has(&self, input: &str) -> bool {
+        self.inputs.is_empty() || self.inputs.iter().any(|name| name == input)
+    }
+
+    fn names(&self) -> String {
+        self.inputs.join(", ")
+    }
+
+    /// Returns the input if the model has one, and that is known.
+    fn only_input(&self) -> Option<&str> {
+        match (self.engine, self.inputs) {
+            (_, [only]) => Some(only),
+            (Engine::Emulated { tensors }, _) => match &tensors[..] {
+                [only] => Some(&only.input.name),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+}
+
+/// Reads the inputs of a file. One array is the only input's.
+fn whole_file(value: &Value<'_>, model: &Model<'_>, context: &Context<'_>) -> Warmup {
+    let Some(named) = value.text() else { return Warmup::default() };
+    let shown = context.shown(named);
+    let path = absolute(&shown);
+    let arrays = match read(value, &shown, context) {
+        Some(Arrays::Named(arrays)) => arrays,
+        Some(Arrays::One(array)) => match model.only_input() {
+            Some(input) => BTreeMap::from([(input.to_owned(), array)]),
+            None => {
+                let message = format!(
+                    "{} holds one array; name its input, as `warmup: {{INPUT: {{file: {named}}}}}`",
+                    shown.display()
+                );
+                context.file_fault(value, message);
+                BTreeMap::new()
+            }
+        },
+        None => BTreeMap::new(),
+    };
+    if let Some(input) = arrays.keys().find(|input| !model.has(input)) {
+        let (shown, names) = (shown.display(), model.names());
+        context.file_fault(value, format!("{shown} has `{input}`, which is not an input; those are {names}"));
+    }
+    let input = |(name, array): (String, Arc<Array>)| {
+        let file = ArrayFile { path: path.clone(), array: Some(array) };
+        (name, WarmupInput { shape: None, values: Some(WarmupValues::File(file)) })
+    };
+    Warmup { inputs: arrays.into_iter().map(input).collect(), file: Some(path) }
+}
+
+fn read(value: &Value<'_>, shown: &Path, context: &Context<'_>) -> Option<Arrays> {
+    match arrays::read(shown) {
+        Ok(arrays) => Some(arrays),
+        Err(error) => {
+            let message = format!("{} cannot be used: {}", shown.display(), errors::chain(&error));
+            context.file_fault(value, message);
+            None
+        }
+    }
+}
+
+/// Reads a shape, one value for all elements, or a map of `shape` and `values` or `range`, or of
+/// `file`.
+fn warmup_input(input: &str, value: &Value<'_>, context: &Context<'_>) -> Option<WarmupInput> {
+    if value.is_list() {
+        return Some(WarmupInput { shape: Some(shape(value, false)?), values: None });
+    }
+    if value.is_scalar() {
+        let values = WarmupValues::Written(InputValues::Listed(vec![element(value)?]));
+        return Some(WarmupInput { shape: None, values: Some(values) });
+    }
+    let fields = value.fields(&["shape", "values", "range", "file"]);
+    if let Some(file) = fields.get("file") {
+        for key in ["shape", "values", "range"] {
+            fields.forbidden(key, "the array in `file` has its shape and its values; remove this");
+        }
+        let values = Some(WarmupValues::File(array_file(input, &file, context)?));
+        return Some(WarmupInput { shape: None, values });
+    }
+    let shape = fields.get("shape").and_then(|value| shape(&value, false));
+    let listed = fields.get("values").and_then(|value| {
+        let items = if value.is_scalar() { vec![value.clone()] } else { value.items() };
+        let elements: Vec<ElementValue> = items.iter().map(element).collect::<Option<_>>()?;
+        if elements.is_empty() {
+            value.fault("no values; give some, or remove the key");
+        }
+        (!elements.is_empty()).then_some(InputValues::Listed(elements))
+    });
+    if listed.is_some() {
+        fields.forbidden("range", "`values` are given");
+    }
+    let range = fields.get("range").and_then(|value| range(&value));
+    Some(WarmupInput { shape, values: listed.or(range).map(WarmupValues::Written) })
+}
+
+/// Reads the array of one input. Among several arrays it is the one with the input's name.
+fn array_file(input: &str, value: &Value<'_>, context: &Context<'_>) -> Option<ArrayFile> {
+    let shown = context.shown(value.text()?);
+    let array = match read(value, &shown, context) {
+        Some(Arrays::One(array)) => Some(array),
+        Some(Arrays::Named(mut arrays)) => {
+            let array = arrays.remove(input);
+            if array.is_none() {
+                let names = arrays.into_keys().collect::<Vec<_>>().join(", ");
+                context.file_fault(value, format!("{} has no `{input}`; it has {names}", shown.display()));
+            }
+            array
+        }
+        None => None,
+    };
+    Some(ArrayFile { path: absolute(&shown), array })
+}
+
+fn range(value: &Value<'_>) -> Option<InputValues> {
+    let items = value.items();
+    let [from, to] = &items[..] else {
+        value.fault("must be two numbers, such as [0, 255]");
+        return None;
+    };
+    let bound = |value: &Value<'_>| value.number("a number", f64::is_finite);
+    let (from, to) = (bound(from)?, bound(to)?);
+    if from > to {
+        value.fault("the first number is above the second; exchange them");
+    }
+    Some(InputValues::Range { from, to })
+}
+
+/// Text in quotes is text, even if it looks like a number.
+fn element(value: &Value<'_>) -> Option<ElementValue> {
+    let text = value.text()?;
+    if !value.is_plain() {
+        return Some(ElementValue::Text(text.to_owned()));
+    }
+    let whole = match text {
+        "true" => Some(1),
+        "false" => Some(0),
+        _ => text.parse().ok(),
+    };
+    let number = || text.parse().ok().filter(|number: &f64| number.is_finite()).map(ElementValue::Number);
+    Some(
+        whole.map(ElementValue::Whole).or_else(number).unwrap_or_else(|| ElementValue::Text(text.to_owned())),
+    )
+}
+
+fn check_warmup(value: &Value<'_>, input: &str, shape: &[i64], tensors: &[EchoTensor]) {
+    // Then there is a fault already.
+    if tensors.is_empty() {
+        return;
+    }
+    let Some(tensor) = tensors.iter().find(|tensor| tensor.input.name == input) else {
+        value.fault("the model has no such input; give one of `tensors`");
+        return;
+    };
+    let declared = &tensor.input.shape;
+    let fits = |(declared, given): (&i64, &i64)| *declared == -1 || declared == given;
+    if declared.len() != shape.len() || !declared.iter().zip(shape).all(fits) {
+        value.fault(format!("the input's shape is {declared:?}; give the same with a size for each -1"));
+    }
+}
