@@ -5,6 +5,7 @@ mod table;
 mod text;
 mod triton;
 
+use crate::access_log::DroppedLines;
 use crate::machine::MachineUsage;
 use crate::own_process::ProcessUsage;
 use crate::status::{GpuStatus, ModelStatus};
@@ -34,6 +35,8 @@ pub struct Policy {
 pub struct Own {
     /// Lines of the log that found no room.
     pub log_dropped: u64,
+    /// Lines of the access log that were dropped; `None` if there is no such log.
+    pub access_log_dropped: Option<DroppedLines>,
     /// Bytes that requests and answers have, and may have.
     pub request_memory: (u64, u64),
     /// What clients were answered, and what limits refused.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use super::text::{Metric, Sample, counter, gauge, histogram, summary};
 use super::{ModelMetrics, Own, Policy};
+use crate::access_log::DroppedLines;
 use crate::own_process::ProcessUsage;
 use crate::status::MIB;
 use shadowslice_control::controller::{Changes, Outcomes};
@@ -215,6 +216,15 @@ pub(super) const OWN: &[Metric<Own>] = &[
         "shadowslice_log_lines_dropped_total",
         "Lines of the log that were dropped as its reader was too slow.",
         |own| one(own.log_dropped as f64),
+    ),
+    counter(
+        "shadowslice_access_log_lines_dropped_total",
+        "Lines of the access log that were dropped, by reason.",
+        |own| {
+            let dropped = own.access_log_dropped.as_slice().iter();
+            let counts = |of: &DroppedLines| [("queue_full", of.queue_full), ("unwritten", of.unwritten)];
+            dropped.flat_map(|of| by("reason", &counts(of))).collect()
+        },
     ),
     counter(
         "shadowslice_peers_refused_total",

@@ -19,6 +19,7 @@ const fn only<const N: usize>(count: u64, at: usize) -> [u64; N] {
 
 pub(super) const NOTHING: Own = Own {
     log_dropped: 0,
+    access_log_dropped: Some(DroppedLines { queue_full: 1, unwritten: 2 }),
     request_memory: (1, 2),
     last_reload: Some((1.5, false)),
     host: HostCounts {
@@ -286,7 +287,8 @@ fn twenty_models_fill_less_than_205_kb() {
     let mut latency = LatencyHistogram::default();
     (0..1_000_000).for_each(|_| latency.record(Duration::from_nanos(123)));
     let models: Vec<_> = (0..20).map(|index| busy(index, &latency)).collect();
-    let text = render(&models, Some(&policy()), None, &[], NOTHING);
+    let own = Own { access_log_dropped: None, ..NOTHING };
+    let text = render(&models, Some(&policy()), None, &[], own);
     let told = |name: &str| text.contains(&format!("\n{name}"));
     let untold: Vec<_> = table::MODELS.iter().map(|metric| metric.name).filter(|name| !told(name)).collect();
     assert!(untold.is_empty(), "{untold:?} have no values");
@@ -376,6 +378,8 @@ fn a_gpu_tells_what_nvml_says_and_an_emulated_one_nothing() {
         "shadowslice_request_memory_bytes 1",
         "shadowslice_request_memory_limit_bytes 2",
         "shadowslice_log_lines_dropped_total 0",
+        "shadowslice_access_log_lines_dropped_total{reason=\"queue_full\"} 1",
+        "shadowslice_access_log_lines_dropped_total{reason=\"unwritten\"} 2",
         "shadowslice_peers_refused_total 0",
         "shadowslice_last_reload_timestamp_seconds 1.5",
         "shadowslice_last_reload_success 0",
