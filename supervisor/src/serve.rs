@@ -274,6 +274,7 @@ async fn serve(
     let (machine, process) = (Machine::new(context.clock), OwnProcess::new());
     let (log_dropped, memory) = (log.dropped(), ingress.memory());
     let host_counts = ingress.counts();
+    let certificates = ingress.certificates(&metrics);
     let access_log_dropped = access_log.as_ref().map(AccessLogWriter::dropped);
     let own = move || {
         let RequestMemory { reserved, limit } = memory();
@@ -284,6 +285,7 @@ async fn serve(
             host: host_counts(),
             last_reload: None,
             peers_refused: refusals.count(),
+            certificates: shown::certificates(&certificates),
             machine: machine.usage(),
             process: process.usage(),
         }

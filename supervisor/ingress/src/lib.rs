@@ -78,8 +78,8 @@ use shadowslice_datapath::sockets::{Inherited, Passable};
 use shadowslice_datapath::tally::HostCounts;
 use shadowslice_datapath::trace::Tracer;
 
-pub use expiry::expiry_warnings;
-pub use listen::BindError;
+pub use expiry::{CertificateExpiry, expiry_warnings};
+pub use listen::{BindError, Certificates};
 pub use metrics::{Events, File, MetricsListeners, Shown};
 use pools::{Pool, Pools};
 use proto::system_shared_memory_status_response::RegionStatus;
@@ -178,6 +178,11 @@ impl Ingress {
     pub fn counts(&self) -> impl Fn() -> HostCounts + Send + Sync + use<> {
         let pools = Arc::clone(&self.pools);
         move || pools.tally().counts()
+    }
+
+    /// Returns the certificates of its listeners, and of those for metrics.
+    pub fn certificates(&self, metrics: &MetricsListeners) -> Certificates {
+        Certificates::of(self.http.iter().chain(&self.grpc).chain(metrics.bound()))
     }
 
     pub fn shared_memory(&self) -> SharedMemory {
