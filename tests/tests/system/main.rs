@@ -23,6 +23,7 @@ mod modes;
 mod moving;
 mod mps;
 mod neighbour;
+mod overload;
 mod peers;
 mod placing;
 mod profile;

@@ -77,6 +77,8 @@ pub(super) fn model(name: &str) -> ModelMetrics {
         execution_ms: BTreeMap::from([(8, 1.5)]),
         latency_ms: Latency { p50: 1.0, p99: 2.0 },
         slo: SloStatus { latency_ms: 20.0, percentile: 99.5, attainment: Some(0.25), slack: None },
+        rates: None,
+        overload: None,
         cannot_resize: None,
         files_changed: false,
         batch_limit: None,
