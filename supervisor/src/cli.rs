@@ -79,7 +79,7 @@ enum Command {
     },
     /// Show models and GPUs live in the terminal.
     ///
-    /// Per model its state, share, SMs, load, latencies, queue, refusals and last change; per GPU the
+    /// Per model its state, share, SMs, load, latencies, queue, refusals and last change, with rates over the last 10 s; per GPU the
     /// models on its SMs, memory and power. The letter in column M stands for the model there, and
     /// `inside` in column BY for a share that changes inside the worker. j/k or arrows select a
     /// model, q ends.

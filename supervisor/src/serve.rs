@@ -31,6 +31,7 @@ use shadowslice_datapath::router::Router;
 use shadowslice_datapath::sockets::Passable;
 use shadowslice_datapath::trace::Tracer;
 use shadowslice_ingress::{BindError, Course, Ingress, MetricsListeners, RequestMemory, SharedMemory};
+use shadowslice_operations::access_log::AccessLogWriter;
 use shadowslice_operations::admin::{Admin, Reach};
 use shadowslice_operations::history::History;
 use shadowslice_operations::log::{self, Log};
@@ -224,6 +225,8 @@ async fn serve(
         unavailable("requests of the supervisor before this one cannot be listened for", &error)
     })?;
     let (tracer, exporter) = tracing(config, context.clock)?.unzip();
+    let access_log = config.access_log.as_deref().map(AccessLogWriter::start).transpose();
+    let access_log = access_log.map_err(|error| unavailable("answers cannot be logged", &error))?;
     let (rising, risen) = watch::channel(predecessor.is_some());
     let (to_read, known_at) = ((file, &*run_dir.known()), run_dir.known());
     let Running { registry, mut control, router, models, planned, pulse, turns } =
@@ -271,14 +274,18 @@ async fn serve(
     let (machine, process) = (Machine::new(context.clock), OwnProcess::new());
     let (log_dropped, memory) = (log.dropped(), ingress.memory());
     let host_counts = ingress.counts();
+    let certificates = ingress.certificates(&metrics);
+    let access_log_dropped = access_log.as_ref().map(AccessLogWriter::dropped);
     let own = move || {
         let RequestMemory { reserved, limit } = memory();
         metrics::Own {
             log_dropped: log_dropped(),
+            access_log_dropped: access_log_dropped.as_ref().map(|dropped| dropped()),
             request_memory: (reserved, limit),
             host: host_counts(),
             last_reload: None,
             peers_refused: refusals.count(),
+            certificates: shown::certificates(&certificates),
             machine: machine.usage(),
             process: process.usage(),
         }
@@ -298,6 +305,7 @@ async fn serve(
         }
     });
 
+    let reopen = access_log.as_ref().map(AccessLogWriter::reopen);
     let begun = Cell::new(false);
     let served = async {
         let ready = async {
@@ -330,7 +338,8 @@ async fn serve(
         tracing::info!(models = config.models.len(), run_dir = %run_dir.path().display(), "serving");
         systemd::serving();
         begun.set(true);
-        ingress.run(Arc::clone(&router), repository, tracer.clone(), steered.clone()).await;
+        let told = (tracer.clone(), access_log.as_ref().map(AccessLogWriter::log));
+        ingress.run(Arc::clone(&router), repository, told, steered.clone()).await;
         if *steered.borrow() == Course::Leave {
             // Its clients' requests go on through this supervisor to the next.
             gone(before.clone()).await;
@@ -362,7 +371,7 @@ async fn serve(
             () = while_it_serves => Ok(()),
             () = relayed => Ok(()),
             () = registry.run(commanded, wished, to_move) => Ok(()),
-            () = reload_on(hangup, commands, risen.clone()) => Ok(()),
+            () = reload_on(hangup, commands, (risen.clone(), reopen)) => Ok(()),
             () = systemd::feed_watchdog(pulse) => Ok(()),
             () = control.ended() => Err(control_ended()),
         }
@@ -385,6 +394,9 @@ async fn serve(
     metrics_course.send_replace(Course::Stop);
     if let Err(error) = metrics.await {
         tracing::error!(%error, "the metrics' listeners broke");
+    }
+    if let Some(log) = access_log {
+        log.end();
     }
     code
 }
@@ -440,9 +452,16 @@ fn tracing(config: &Config, clock: Clock) -> Result<Option<(Arc<Tracer>, Exporte
     started.map(Some).map_err(|error| unavailable("requests cannot be traced", &error))
 }
 
-/// Asks for a reload at each SIGHUP, for ever.
-async fn reload_on(mut hangup: Signal, commands: mpsc::Sender<Command>, rising: watch::Receiver<bool>) {
+/// Has the access log open its file again and asks for a reload at each SIGHUP, for ever.
+async fn reload_on(
+    mut hangup: Signal,
+    commands: mpsc::Sender<Command>,
+    (rising, reopen): (watch::Receiver<bool>, Option<impl Fn()>),
+) {
     while hangup.recv().await.is_some() {
+        if let Some(reopen) = &reopen {
+            reopen();
+        }
         if *rising.borrow() {
             tracing::warn!("no reload: another supervisor is about to take over, and reads the file itself");
             continue;

@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use shadowslice_control::controller::Planned;
 use shadowslice_control::models::Served;
 use shadowslice_datapath::trace::Tracer;
-use shadowslice_ingress::{Events, File, Shown};
+use shadowslice_ingress::{CertificateExpiry, Certificates, Events, File, Shown};
 use shadowslice_operations::admin::Reach;
 use shadowslice_operations::history::History;
 use shadowslice_operations::metrics;
@@ -39,16 +39,27 @@ pub(crate) fn shown(
     }
 }
 
+pub(crate) fn certificates(certificates: &Certificates) -> Vec<metrics::Certificate> {
+    let of = |CertificateExpiry { file, kind, expires }| metrics::Certificate {
+        file: file.display().to_string(),
+        kind,
+        expires,
+    };
+    certificates.expiries().into_iter().map(of).collect()
+}
+
 fn rendered(reach: &Reach, tracer: Option<&Tracer>, own: metrics::Own) -> String {
     let status = reach.status();
     let mut statuses: HashMap<_, _> =
         status.models.into_iter().map(|model| (model.name.clone(), model)).collect();
     let models = reach.models();
     let told = |model: &Served| {
+        let report = model.report.borrow();
         Some(metrics::ModelMetrics {
             status: statuses.remove(&model.model.name)?,
             totals: model.pipeline.totals(),
-            changes: model.report.borrow().changes.clone(),
+            changes: report.changes.clone(),
+            waits: report.waits.clone(),
         })
     };
     let shown: Vec<_> = models.served.iter().filter_map(told).collect();
@@ -60,5 +71,5 @@ fn rendered(reach: &Reach, tracer: Option<&Tracer>, own: metrics::Own) -> String
     let last_reload = models.last_reload.map(|last| (since_1970(last.at), last.succeeded));
     let own = metrics::Own { last_reload, ..own };
     let traces = tracer.map(Tracer::counts);
-    metrics::render(&shown, policy.as_ref(), traces, &status.gpus, own)
+    metrics::render(&shown, policy.as_ref(), traces, &status.gpus, &own)
 }

@@ -8,6 +8,7 @@ import datetime
 import hashlib
 import http.client
 import os
+import re
 import shutil
 import socket
 import ssl
@@ -23,6 +24,7 @@ from pathlib import Path
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 import trustme
+from cryptography import x509
 from tritonclient.utils import InferenceServerException
 
 import models
@@ -241,6 +243,18 @@ class Others(unittest.TestCase):
         self.assertEqual(status(f"{index}/health/ready"), 200)
         metrics = f"https://{HOST}:{SERVER.metrics}/metrics"
         self.assertEqual([status(metrics), status(metrics, GUEST)], [401, 200])
+
+    def test_metrics_tell_when_each_certificate_expires(self):
+        request = urllib.request.Request(f"https://{HOST}:{SERVER.metrics}/metrics", headers=bearer(GUEST))
+        with urllib.request.urlopen(request, timeout=30, context=context()) as answer:
+            text = answer.read().decode()
+        name = "shadowslice_certificate_expiry_timestamp_seconds"
+        told = re.findall(rf'^{name}{{file="([^"]+)",kind="(\w+)"}} (\d+)$', text, re.MULTILINE)
+        expiry = {file: x509.load_pem_x509_certificate((SERVER.folder / file).read_bytes()).not_valid_after_utc.timestamp()
+                  for file in ["server.pem", "clients.pem"]}
+        self.assertEqual(sorted(told), sorted(
+            (str(SERVER.folder / file), kind, str(int(expiry[file])))
+            for file, kind in [("server.pem", "certificate"), ("clients.pem", "client_ca")]))
 
     def test_a_refusal_says_what_is_wanted(self):
         connection = http.client.HTTPSConnection(HOST, SERVER.tls, timeout=30, context=context())

@@ -24,6 +24,9 @@ FOLDER = Path(__file__).parents[2] / "packaging/monitoring"
 ALERTS, BOARD = FOLDER / "alerts.yaml", FOLDER / "grafana.json"
 # What only a GPU with NVML has.
 ON_A_GPU = {f"shadowslice_gpu_{what}" for what in ["memory_used_bytes", "memory_total_bytes", "utilization", "xid_errors_total"]}
+# What has no value without an access log, without TLS, and while no worker waits.
+ELSEWHERE = {f"shadowslice_{what}" for what in
+             ["access_log_lines_dropped_total", "certificate_expiry_timestamp_seconds", "workers_waiting"]}
 VARIABLES = {"$__rate_interval": "5m", "$instance": ".*", "$model": ".*"}
 BINARY, PROMTOOL = "", ""
 
@@ -75,6 +78,8 @@ class Monitoring(unittest.TestCase):
         client.infer("m", [tensor])
         text = scraped(port)
         there = set(re.findall(r"^([a-z_]+)[{ ]", text, re.M)) | ON_A_GPU
+        self.assertEqual(ELSEWHERE - set(re.findall(r"^# TYPE ([a-z_]+)", text, re.M)), set())
+        there |= ELSEWHERE
         asked = ALERTS.read_text() + " ".join(expression for _, expression in expressions())
         names = set(re.findall(r"\b(?:shadowslice|process)_[a-z_]+[a-z]\b(?=[\s{\[)]|$)", asked))
         self.assertGreater(len(names), 15)

@@ -151,6 +151,17 @@ impl Client {
         tensors(self.grpc.model_infer(asked).await?.into_inner())
     }
 
+    /// Sends requests over one call of `ModelStreamInfer`, one after the other, each with its place as
+    /// its id. Returns the error of each answer; it is empty where there is none.
+    pub async fn infer_in_stream(&mut self, requests: &[(&str, &[Tensor])]) -> Result<Vec<String>, Status> {
+        let requests = requests.iter().enumerate();
+        let requests: Vec<_> = requests
+            .map(|(at, (model, inputs))| ModelInferRequest { id: at.to_string(), ..request(model, inputs) })
+            .collect();
+        let answers = self.grpc.model_stream_infer(stream::iter(requests)).await?.into_inner();
+        answers.map_ok(|answer| answer.error_message).try_collect().await
+    }
+
     /// The same, with a priority: lower numbers go first.
     pub async fn infer_at(
         &mut self,

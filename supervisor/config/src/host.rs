@@ -30,6 +30,9 @@ pub(super) trait Host {
 
     /// Why a supervisor could not have this run directory.
     fn refuses_run_dir(&self, path: &Path) -> Option<String>;
+
+    /// Returns why a log cannot be written to this file.
+    fn refuses_log(&self, path: &Path) -> Option<String>;
 }
 
 /// Asked of [`Host::refuses_run_dir`]. What is to serve finds out by taking the folder.
@@ -48,6 +51,10 @@ impl Host for AnyHost {
     }
 
     fn refuses_run_dir(&self, _: &Path) -> Option<String> {
+        None
+    }
+
+    fn refuses_log(&self, _: &Path) -> Option<String> {
         None
     }
 }
@@ -80,6 +87,14 @@ impl Host for ThisHost<'_> {
     fn refuses_run_dir(&self, path: &Path) -> Option<String> {
         (self.run_dir)(path)
     }
+
+    fn refuses_log(&self, path: &Path) -> Option<String> {
+        if path.is_dir() {
+            return Some(format!("{} is a folder; name a file in it", path.display()));
+        }
+        let folder = path.parent().filter(|folder| !folder.is_dir())?;
+        Some(format!("there is no folder {}; make it, writable for the supervisor's user", folder.display()))
+    }
 }
 
 /// As the kernel writes them: `0-3,8`.
@@ -107,5 +122,15 @@ mod tests {
         for kind in [AccountKind::User, AccountKind::Group] {
             assert!(host.has_account(kind, "root") && !host.has_account(kind, "no-such-name"));
         }
+    }
+
+    #[test]
+    fn a_log_is_a_file_in_a_folder_that_is_there() {
+        let (host, folder) = (ThisHost::new(&|_| None), tempfile::tempdir().unwrap());
+        assert_eq!(host.refuses_log(&folder.path().join("access.log")), None);
+        let why = host.refuses_log(folder.path()).unwrap();
+        assert!(why.ends_with("is a folder; name a file in it"), "{why}");
+        let why = host.refuses_log(&folder.path().join("absent/access.log")).unwrap();
+        assert!(why.contains("there is no folder") && why.contains("absent; make it"), "{why}");
     }
 }

@@ -185,6 +185,7 @@ const KEYS: &[&str] = &[
     "onnxruntime",
     "workers",
     "tracing",
+    "access_log",
 ];
 
 /// Where there are faults, defaults stand in.
@@ -202,6 +203,7 @@ fn document(root: &Value<'_>, context: &Context<'_>) -> Config {
     let workers = settings::workers(&fields, models.len());
     let control = fields.get("control").and_then(|value| peers::listed(&value, context));
     let model_control = settings::model_control(&fields, context);
+    let access_log = settings::access_log(&fields, context);
     let mut host_faults = context.host_faults.take();
     host_faults.sort_by_key(|fault| fault.at);
     Config {
@@ -221,6 +223,7 @@ fn document(root: &Value<'_>, context: &Context<'_>) -> Config {
         onnxruntime: settings::onnxruntime(&fields, context),
         workers,
         tracing: tracing::tracing(&fields),
+        access_log,
         file_faults: context.file_faults.take(),
         host_faults,
         notes: context.notes.take(),

@@ -71,9 +71,13 @@ impl fmt::Display for Document<'_> {
         match &config.tracing {
             Some(Tracing { otlp, sample, service }) => {
                 let (otlp, sample, service) = (quoted(otlp), show_sample(*sample), quoted(service));
-                writeln!(f, "tracing: {{otlp: {otlp}, sample: {sample}, service: {service}}}")
+                writeln!(f, "tracing: {{otlp: {otlp}, sample: {sample}, service: {service}}}")?;
             }
-            None => writeln!(f, "# tracing: not given; nothing is traced"),
+            None => writeln!(f, "# tracing: not given; nothing is traced")?,
+        }
+        match &config.access_log {
+            Some(file) => writeln!(f, "access_log: {}", path(file)),
+            None => writeln!(f, "# access_log: not given; answers are counted and not logged"),
         }
     }
 }

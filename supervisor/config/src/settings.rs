@@ -166,6 +166,16 @@ pub(super) fn onnxruntime(root: &Fields<'_>, context: &Context<'_>) -> OnnxRunti
     OnnxRuntime { library: library.map(|path| absolute(&context.shown(path))) }
 }
 
+/// The file of the access log. Its folder must be there, as the supervisor makes files only.
+pub(super) fn access_log(root: &Fields<'_>, context: &Context<'_>) -> Option<PathBuf> {
+    let value = root.get("access_log")?;
+    let path = absolute(&context.shown(value.text()?));
+    if let Some(why) = context.host.refuses_log(&path) {
+        context.lacks(&value, why);
+    }
+    Some(path)
+}
+
 /// What one takes that serves nothing yet, in bytes.
 const LEAST_OF_A_WORKER: u64 = 64 << 20;
 

@@ -46,6 +46,8 @@ pub struct Config {
     pub workers: Workers,
     /// `None` if no request is traced.
     pub tracing: Option<Tracing>,
+    /// The file of the access log, absolute; `None` if answers are not logged.
+    pub access_log: Option<PathBuf>,
     /// Faults of the models' own files. `check` refuses them; `serve` starts the other models.
     pub file_faults: Vec<Fault>,
     /// Names that this host does not have: of users, groups and cores.

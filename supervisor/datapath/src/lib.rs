@@ -1,5 +1,6 @@
 //! The data path: a request's way from a queue to a worker and back.
 
+pub mod access;
 pub mod clock;
 pub mod peer;
 pub mod pipeline;

@@ -9,14 +9,16 @@ use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll};
+use std::time::Instant;
 
 use futures_util::future::BoxFuture;
 use futures_util::stream::{BoxStream, FuturesOrdered, SelectAll, Stream, StreamExt, unfold};
+use prost::Message as _;
+use shadowslice_datapath::access::{Access, Head, Protocol};
 use shadowslice_datapath::peer::Peer;
 use shadowslice_datapath::pipeline::{Answers, Coming, Metadata, Output};
-use tonic::{Status, Streaming};
+use tonic::{Code, Status, Streaming};
 
-use super::Frontend;
 use super::deliveries::{Beginnings, Deliveries};
 use super::inference::{Inference, inference, response};
 use super::model::{self, Wanted};
@@ -26,6 +28,9 @@ use super::proto::{InferParameter, ModelInferRequest, ModelInferResponse, ModelS
 use super::request_error::RequestError;
 use super::reserved::{RESERVED, Reserved};
 use super::stop::Stop;
+use super::{Frontend, access};
+
+pub(super) const STREAM: &str = "/inference.GRPCInferenceService/ModelStreamInfer";
 
 /// The most requests of a call at a time; further ones are not read.
 const MOST: usize = 64;
@@ -42,6 +47,17 @@ pub(super) struct Context {
     pub(super) call: Arc<Reserved>,
     /// The times at which its messages began.
     pub(super) beginnings: Beginnings,
+}
+
+impl Context {
+    /// Begins the record of one of the call's requests, if answers are logged.
+    fn record(&self, request: &ModelInferRequest, began: Instant) -> Option<Access> {
+        let log = self.front.access.as_ref()?;
+        let head = Head { protocol: Protocol::Grpc, method: "POST", path: STREAM, request_id: None };
+        let access = log.begin(head, &self.peer, began);
+        access.received(request.encoded_len());
+        Some(access)
+    }
 }
 
 /// The answers of a call.
@@ -108,12 +124,15 @@ impl Conversation {
         let next = unused(&self.context)?;
         let reserved = std::mem::replace(&mut self.next, next);
         let context = self.context.clone();
-        let coming = Coming { began: context.beginnings.next(), ..Coming::now(None) };
+        let began = context.beginnings.next();
+        let access = context.record(&request, began);
+        let journal = access.as_ref().map(|access| access.journal().clone());
+        let coming = Coming { began, ..Coming::now(journal) };
         let route = model::find(&context.front.router, &request.model_name, &request.model_version);
         if route.is_ok_and(|route| route.streams()) {
-            self.streams.push(answers(context, request, (reserved, coming)).boxed());
+            self.streams.push(answers(context, request, (reserved, coming, access)).boxed());
         } else {
-            self.in_order.push_back(Box::pin(answer(context, request, (reserved, coming))));
+            self.in_order.push_back(Box::pin(answer(context, request, (reserved, coming, access))));
         }
         Ok(())
     }
@@ -186,15 +205,11 @@ fn unused(context: &Context) -> Result<Arc<Reserved>, RequestError> {
 }
 
 /// To a request of a model that gives one.
-async fn answer(
-    context: Context,
-    request: ModelInferRequest,
-    (reserved, coming): (Arc<Reserved>, Coming),
-) -> Answered {
+async fn answer(context: Context, request: ModelInferRequest, (reserved, coming, access): Came) -> Answered {
     let (id, wants_end) = (request.id.clone(), wants_end(&request));
     let outputs = async {
         let Inference { name, route, metadata, request, _place } =
-            inference(&context.front, request, None, &reserved).await?;
+            inference(&context.front, request, coming.journal.as_ref(), &reserved).await?;
         let by = (&*context.peer, coming);
         let outputs = model::infer(&context.front, &route, &metadata, request, by, &reserved).await?;
         reserved.replace(2 * id.len() + model::bytes(&outputs))?;
@@ -205,18 +220,31 @@ async fn answer(
             if wants_end {
                 mark(&mut response, true);
             }
+            if let Some(access) = &access {
+                access.answered(Code::Ok as u16);
+            }
             told(response)
         }
         Err(why) => {
             reserved.deliveries().failed(&why);
+            if let Some(access) = &access {
+                access::failed(access, &why);
+            }
             failed(id.clone(), &why)
         }
     };
+    if let Some(access) = access {
+        access.sent(answer.encoded_len());
+        reserved.carry(access.into());
+    }
     (answer, reserved)
 }
 
+/// The companions of a request: its memory, its arrival, its record.
+type Came = (Arc<Reserved>, Coming, Option<Access>);
+
 enum Turn {
-    Asked(Context, Box<ModelInferRequest>, (Arc<Reserved>, Coming)),
+    Asked(Context, Box<ModelInferRequest>, Came),
     Open(Box<Open>),
     Over,
 }
@@ -230,6 +258,7 @@ struct Open {
     answers: Answers,
     id: String,
     wants_end: bool,
+    access: Option<Access>,
     /// Until its end: a place among the requests in flight, memory.
     _held: (Taken, Arc<Reserved>),
 }
@@ -238,46 +267,71 @@ struct Open {
 fn answers(
     context: Context,
     request: ModelInferRequest,
-    came: (Arc<Reserved>, Coming),
+    came: Came,
 ) -> impl Stream<Item = ModelStreamInferResponse> {
     unfold(Turn::Asked(context, Box::new(request), came), |turn| async {
         let mut open = match turn {
             Turn::Over => return None,
             Turn::Open(open) => open,
             Turn::Asked(context, request, came) => {
-                let id = request.id.clone();
+                let (id, access) = (request.id.clone(), came.2.clone());
                 match open(context, *request, came).await {
                     Ok(open) => Box::new(open),
-                    Err(why) => return Some((failed(id, &why), Turn::Over)),
+                    Err(why) => {
+                        end(access.as_ref(), Some(&why));
+                        return Some((failed(id, &why), Turn::Over));
+                    }
                 }
             }
         };
         match open.next().await {
-            Some(Ok(response)) => Some((told(response), Turn::Open(open))),
-            Some(Err(why)) => Some((failed(open.id, &why), Turn::Over)),
-            None => open.wants_end.then(|| {
-                let mut end = response(open.name, open.id, Vec::new());
-                mark(&mut end, true);
-                (told(end), Turn::Over)
-            }),
+            Some(Ok(response)) => {
+                if let Some(access) = &open.access {
+                    access.sent(response.encoded_len());
+                }
+                Some((told(response), Turn::Open(open)))
+            }
+            Some(Err(why)) => {
+                end(open.access.as_ref(), Some(&why));
+                Some((failed(open.id, &why), Turn::Over))
+            }
+            None => {
+                end(open.access.as_ref(), None);
+                open.wants_end.then(|| {
+                    let mut end = response(open.name, open.id, Vec::new());
+                    mark(&mut end, true);
+                    (told(end), Turn::Over)
+                })
+            }
         }
     })
+}
+
+/// Notes how a stream ended; one that is dropped before was left by its client.
+fn end(access: Option<&Access>, why: Option<&RequestError>) {
+    let Some(access) = access else { return };
+    match why {
+        Some(why) => access::failed(access, why),
+        None => access.answered(Code::Ok as u16),
+    }
+    access.delivered();
 }
 
 async fn open(
     context: Context,
     request: ModelInferRequest,
-    (reserved, coming): (Arc<Reserved>, Coming),
+    (reserved, coming, access): Came,
 ) -> Result<Open, RequestError> {
     let (id, wants_end) = (request.id.clone(), wants_end(&request));
     let Inference { name, route, metadata, request, _place } =
-        inference(&context.front, request, None, &reserved).await?;
+        inference(&context.front, request, coming.journal.as_ref(), &reserved).await?;
     let (inputs, terms, wanted) =
         model::ready_made(&context.front, &metadata, request, &context.peer, &reserved).await?;
     let answers = route.stream(inputs, terms, coming).await?;
     // Its inputs lie in the model's memory now.
     reserved.replace(id.len())?;
-    Ok(Open { call: context.call, name, metadata, wanted, answers, id, wants_end, _held: (_place, reserved) })
+    let _held = (_place, reserved);
+    Ok(Open { call: context.call, name, metadata, wanted, answers, id, wants_end, access, _held })
 }
 
 impl Open {

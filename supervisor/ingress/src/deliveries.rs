@@ -5,8 +5,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use parking_lot::Mutex;
+use shadowslice_datapath::access::Access;
 use shadowslice_datapath::pipeline::Delivery;
 
+use super::access;
 use super::request_error::RequestError;
 
 /// Answers whose last bytes leave together. A single answer takes no memory of its own here.
@@ -14,10 +16,13 @@ use super::request_error::RequestError;
 pub(super) struct Deliveries {
     first: Option<Delivery>,
     others: Vec<Delivery>,
+    /// The records of requests of a call with many.
+    records: Vec<Access>,
 }
 
 impl Deliveries {
     pub(super) fn add(&mut self, more: Self) {
+        self.records.extend(more.records);
         for delivery in more.first.into_iter().chain(more.others) {
             match self.first {
                 None => self.first = Some(delivery),
@@ -28,12 +33,17 @@ impl Deliveries {
 
     /// Counts the requests as answered: the socket has the last bytes.
     pub(super) fn written(&mut self) {
-        let Self { first, others } = std::mem::take(self);
+        let Self { first, others, records } = std::mem::take(self);
+        records.iter().for_each(Access::delivered);
         first.into_iter().chain(others).for_each(|mut delivery| delivery.written());
     }
 
     /// Counts the requests as failed: their client gets this error instead.
     pub(super) fn failed(self, why: &RequestError) {
+        for record in &self.records {
+            access::failed(record, why);
+            record.delivered();
+        }
         let invalid = why.status().is_client_error();
         let all = self.first.into_iter().chain(self.others);
         all.for_each(|mut delivery| if invalid { delivery.invalid() } else { delivery.failed() });
@@ -42,7 +52,13 @@ impl Deliveries {
 
 impl From<Delivery> for Deliveries {
     fn from(delivery: Delivery) -> Self {
-        Self { first: Some(delivery), others: Vec::new() }
+        Self { first: Some(delivery), ..Self::default() }
+    }
+}
+
+impl From<Access> for Deliveries {
+    fn from(record: Access) -> Self {
+        Self { records: vec![record], ..Self::default() }
     }
 }
 

@@ -7,12 +7,13 @@ use std::sync::Arc;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use http_body_util::{BodyExt, Full, StreamBody};
-use hyper::body::{Frame, Incoming};
+use hyper::body::Frame;
 use hyper::header::{HeaderMap, HeaderName, HeaderValue};
 use hyper::{Request, Response};
 use tonic::Status;
 use tonic::body::Body;
 
+use super::access::Counted;
 use super::body::{self, ENVELOPE, Unread};
 use super::compression::Encoding;
 use super::reserved::Reserved;
@@ -45,7 +46,7 @@ pub(super) type Plain = StreamBody<tokio_stream::Iter<std::vec::IntoIter<Result<
 
 /// The call as if its only message, of at most `limit` bytes, had not been compressed.
 pub(super) async fn decompressed(
-    request: Request<Incoming>,
+    request: Request<Counted>,
     encoding: Encoding,
     limit: usize,
     reserved: &Arc<Reserved>,

@@ -1,6 +1,6 @@
 //! Certificates that are not valid now, or not for much longer.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use shadowslice_config::Tls;
@@ -11,6 +11,37 @@ use super::tls::certificates;
 
 /// The time before a certificate's end from which on it is reported.
 const NOTICE: Duration = Duration::from_hours(7 * 24);
+
+/// The end of the last year of four digits, in s since 1970: a time at which certificates have expired.
+const FAR: Duration = Duration::from_secs(253_402_300_799);
+
+/// A file with certificates of a listener.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CertificateExpiry {
+    pub file: PathBuf,
+    /// The key of the configuration: `certificate` or `client_ca`.
+    pub kind: &'static str,
+    /// The time at which the first of them expires, in s since 1970.
+    pub expires: u64,
+}
+
+/// Returns when the certificates of a listener expire, as their files have them now.
+pub(super) fn expiries(tls: &Tls) -> Vec<CertificateExpiry> {
+    let of = |(file, kind): (&PathBuf, &'static str)| {
+        let read = certificates(file).unwrap_or_default();
+        let expires = read.iter().filter_map(expires).min()?;
+        Some(CertificateExpiry { file: file.clone(), kind, expires })
+    };
+    let authority = tls.client_ca.as_ref().map(|file| (file, "client_ca"));
+    [Some((&tls.certificate, "certificate")), authority].into_iter().flatten().filter_map(of).collect()
+}
+
+fn expires(certificate: &CertificateDer<'_>) -> Option<u64> {
+    match outside_its_dates(certificate, UnixTime::since_unix_epoch(FAR)) {
+        Some(Error::CertExpired { not_after, .. }) => Some(not_after.as_secs()),
+        _ => None,
+    }
+}
 
 /// Returns what is wrong with the dates of a listener's certificates. Files that cannot be read have
 /// none; a start reports them.

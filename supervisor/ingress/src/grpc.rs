@@ -11,7 +11,7 @@ use std::time::Duration;
 use hyper::body::Incoming;
 use hyper::server::conn::http2;
 use hyper::service::service_fn;
-use hyper::{Request as HttpRequest, Response as HttpResponse};
+use hyper::{Request as HttpRequest, Response as HttpResponse, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::time::sleep;
 use tonic::codegen::Service as _;
@@ -19,10 +19,11 @@ use tonic::metadata::MetadataValue;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::accept::Stream;
+use super::access::Counted;
 use super::body::{OneMessage, SHORT};
 use super::call_head;
 use super::calls::Calls;
-use super::conversation::{Context, Conversation};
+use super::conversation::{Context, Conversation, STREAM};
 use super::deliveries::Beginnings;
 use super::health::Health;
 use super::inference::{Inference, inference, response};
@@ -52,9 +53,10 @@ use super::reserved::{RESERVED, Reserved};
 use super::slow_reader::{self, Untaken};
 use super::stop::Stop;
 use super::{
-    Frontend, describe, envelope, load_metrics, model, peers, reflection, repository, statistics, traced,
-    unsupported,
+    Frontend, access, describe, envelope, load_metrics, model, peers, reflection, repository, statistics,
+    traced, unsupported,
 };
+use shadowslice_datapath::access::Protocol;
 use shadowslice_datapath::peer::Peer;
 use shadowslice_datapath::pipeline::{Coming, Metadata};
 use shadowslice_datapath::router::Route;
@@ -62,8 +64,6 @@ use shadowslice_datapath::router::Route;
 pub(super) const SPOKEN: Spoken = Spoken { name: "gRPC", alpn: b"h2" };
 
 const INFER: &str = "/inference.GRPCInferenceService/ModelInfer";
-
-const STREAM: &str = "/inference.GRPCInferenceService/ModelStreamInfer";
 
 const HEALTH: &str = "/grpc.health.v1.Health/";
 const LIVE: &str = "/inference.GRPCInferenceService/ServerLive";
@@ -102,15 +102,22 @@ pub(super) async fn serve(
     let (called, untaken) = (AtomicBool::new(false), Arc::new(Untaken::default()));
     let (mut calls, caller) = (Calls::default(), Arc::new(caller));
     // hyper calls this when it has read a call's headers, before the call has its turn.
-    let service = service_fn(|mut request: HttpRequest<Incoming>| {
+    let service = service_fn(|request: HttpRequest<Incoming>| {
         called.store(true, Ordering::Relaxed);
+        let (mut request, access) = front.logged(Protocol::Grpc, request, &caller.peer);
         traced::arrives(&mut request);
         let (front, client, servers) = (front.clone(), client.clone(), servers.clone());
         let (untaken, caller) = (untaken.clone(), caller.clone());
         async move {
             let (answer, reserved) = reserve(front, &client, servers, &caller, request).await;
             client.tally().grpc(code(&answer));
-            Ok::<_, Infallible>(answer.map(|body| slow_reader::Answer::new(body, untaken, reserved)))
+            if let Some(access) = &access {
+                if answer.status() != StatusCode::OK {
+                    access.answered(answer.status().as_u16());
+                }
+                traced::note_grpc(access, answer.headers());
+            }
+            Ok::<_, Infallible>(answer.map(|body| slow_reader::Answer::new(body, untaken, reserved, access)))
         }
     });
     let mut connection = http2::Builder::new(calls.coming())
@@ -185,7 +192,7 @@ async fn reserve(
     client: &Arc<Client>,
     servers: Servers,
     caller: &Caller,
-    request: HttpRequest<Incoming>,
+    request: HttpRequest<Counted>,
 ) -> (Reply, Option<Arc<Reserved>>) {
     let metadata = match call_head::check(&request) {
         Ok(bytes) => bytes,
@@ -209,13 +216,17 @@ async fn call(
     front: Arc<Frontend>,
     servers: Servers,
     (caller, asked): (&Caller, Asked),
-    mut request: HttpRequest<Incoming>,
+    mut request: HttpRequest<Counted>,
     reserved: &Arc<Reserved>,
 ) -> Reply {
-    match caller.identify(request.uri(), request.headers(), asked) {
-        Ok(peer) => request.extensions_mut().insert(peer),
+    let peer = match caller.identify(request.uri(), request.headers(), asked) {
+        Ok(peer) => peer,
         Err(refusal) => return Status::from(refusal).into_http(),
     };
+    if let Some(access) = access::of(request.extensions()) {
+        access.identified(&peer);
+    }
+    request.extensions_mut().insert(peer);
     if request.uri().path() != INFER {
         let uri = request.uri().clone();
         let response = servers.call(request, reserved).await.unwrap_or_else(Status::into_http);
@@ -249,7 +260,7 @@ fn unknown(response: &Reply) -> bool {
 impl Servers {
     async fn call(
         self,
-        mut request: HttpRequest<Incoming>,
+        mut request: HttpRequest<Counted>,
         reserved: &Arc<Reserved>,
     ) -> Result<Reply, Status> {
         let is_health = request.uri().path().starts_with(HEALTH);

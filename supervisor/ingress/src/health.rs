@@ -155,6 +155,7 @@ mod tests {
                 watch::channel(false).1,
             )),
             tracer: None,
+            access: None,
             watchers: Arc::new(Semaphore::new(1)),
             regions: Arc::new(Regions::new(Guard::nobody())),
             request_bytes: 1,

@@ -18,8 +18,8 @@ use serde::Serialize;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use super::Frontend;
 use super::accept::Stream;
+use super::access::Counted;
 use super::body::{self, SHORT, Unread};
 use super::kept::{Goes, Kept};
 use super::listen::Spoken;
@@ -29,6 +29,8 @@ use super::request_error::RequestError;
 use super::reserved::Reserved;
 use super::routes::{self, Goal};
 use super::stop::Stop;
+use super::{Frontend, access, traced};
+use shadowslice_datapath::access::{Access, Protocol};
 use shadowslice_datapath::pipeline::Pieces;
 use shadowslice_datapath::readiness::Host;
 use shadowslice_datapath::trace::Outcome;
@@ -36,7 +38,10 @@ use shadowslice_datapath::trace::Outcome;
 pub(super) type Answer = Response<Pieces>;
 
 /// The body of an answer. When it has been written, its memory is given back and its request counts.
-pub(super) type Written = Full<Kept<Pieces, Option<Arc<Reserved>>>>;
+type Written = Full<Kept<Pieces, Companions>>;
+
+/// An answer with the memory of its request.
+type Reply = Response<(Pieces, Option<Arc<Reserved>>)>;
 
 pub(super) const SPOKEN: Spoken = Spoken { name: "HTTP", alpn: b"http/1.1" };
 
@@ -61,9 +66,12 @@ pub(super) async fn serve(
     stop: Stop,
 ) {
     let (asked, refused) = (AtomicBool::new(false), AtomicBool::new(false));
-    let counted = async |request| {
-        let answer = answer(&front, (client, &caller), (&asked, &refused), &stop, request).await;
-        answer.inspect(|response| client.tally().http(response.status().as_u16()))
+    let counted = async |request: Request<Incoming>| {
+        let is_head = request.method() == Method::HEAD;
+        let (request, access) = front.logged(Protocol::Http, request, &caller.peer);
+        let reply = answer(&front, (client, &caller), (&asked, &refused), &stop, request).await;
+        client.tally().http(reply.status().as_u16());
+        Ok::<_, Infallible>(written(reply, access, is_head))
     };
     let service = service_fn(|request| Box::pin(counted(request)));
     tokio::select! {
@@ -130,23 +138,31 @@ async fn answer(
     (client, caller): (&Arc<Client>, &Caller),
     (asked, refused): (&AtomicBool, &AtomicBool),
     stop: &Stop,
-    request: Request<Incoming>,
-) -> Result<Response<Written>, Infallible> {
+    request: Request<Counted>,
+) -> Reply {
     let (mut head, mut body) = request.into_parts();
     let health = head.uri.path().starts_with(HEALTH);
     let about = if health { Asked::Open } else { Asked::Guarded };
     match caller.identify(&head.uri, &head.headers, about) {
-        Ok(peer) => head.extensions.insert(peer),
+        Ok(peer) => {
+            if let Some(access) = access::of(&head.extensions) {
+                access.identified(&peer);
+            }
+            head.extensions.insert(peer);
+        }
         Err(refusal) => {
+            if let Some(access) = access::of(&head.extensions) {
+                access.journal().failed(refusal.message());
+            }
             // Its body is not read.
             refused.store(true, Ordering::Relaxed);
             asked.store(true, Ordering::Relaxed);
             let mut answer = error(refusal.status(), &refusal.message());
             refusal.describe(answer.headers_mut());
             answer.headers_mut().insert(CONNECTION, CLOSE);
-            return Ok(answer.map(|pieces| Full::new(Kept::new(pieces, None))));
+            return answer.map(|pieces| (pieces, None));
         }
-    };
+    }
     let span = front.begin_http(&mut head);
     asked.store(false, Ordering::Relaxed);
     let served = match routes::goal(front, &head) {
@@ -167,7 +183,6 @@ async fn answer(
         // hyper adds this to answers to GET, and the length of a body that is there to both.
         answer.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from_static("0"));
     }
-    let mut answer = answer.map(|pieces| Full::new(Kept::new(pieces, reserved)));
     if cut {
         refused.store(true, Ordering::Relaxed);
         answer.headers_mut().insert(CONNECTION, CLOSE);
@@ -176,13 +191,40 @@ async fn answer(
         // The client connects anew, and finds another host, or the next supervisor, if there is one.
         answer.headers_mut().insert(CONNECTION, CLOSE);
     }
-    Ok(answer)
+    answer.map(|pieces| (pieces, reserved))
 }
 
-impl Goes for Option<Arc<Reserved>> {
+/// An answer on its way. An empty one, as one to HEAD, is not written, and so arrives at once.
+fn written(reply: Reply, access: Option<Access>, is_head: bool) -> Response<Written> {
+    if let Some(access) = &access {
+        access.answered(reply.status().as_u16());
+        if is_head || reply.body().0.is_empty() {
+            access.delivered();
+        }
+    }
+    reply.map(|(pieces, reserved)| Full::new(Kept::new(pieces, Companions { reserved, access })))
+}
+
+/// The companions of an answer's bytes.
+#[derive(Debug)]
+struct Companions {
+    reserved: Option<Arc<Reserved>>,
+    access: Option<Access>,
+}
+
+impl Goes for Companions {
+    fn advanced(&mut self, bytes: usize) {
+        if let Some(access) = &self.access {
+            access.sent(bytes);
+        }
+    }
+
     fn written(&mut self) {
-        if let Some(reserved) = self {
+        if let Some(reserved) = &self.reserved {
             reserved.deliveries().written();
+        }
+        if let Some(access) = &self.access {
+            access.delivered();
         }
     }
 }
@@ -200,7 +242,7 @@ async fn serve_goal(
     client: &Arc<Client>,
     goal: Goal,
     head: &Parts,
-    body: &mut Incoming,
+    body: &mut Counted,
     asked: &AtomicBool,
 ) -> Result<(Answer, Arc<Reserved>), Refused> {
     let refused = |why: RequestError| Refused::BeforeBody(routes::refusal(&why, head));
@@ -209,7 +251,7 @@ async fn serve_goal(
     let inference = matches!(goal, Goal::Infer(_));
     let reserved = Reserved::new(client, Pool::Memory).map_err(refused)?;
     let limit = if inference { front.request_bytes } else { front.request_bytes.min(SHORT) };
-    let unread = |why| Refused::InBody(refuse(why, limit, inference));
+    let unread = |why| Refused::InBody(refuse(why, limit, inference, head));
     let body = body::read(body, limit, &reserved).await.map_err(unread)?;
     asked.store(true, Ordering::Relaxed);
     let answer = match goal {
@@ -226,19 +268,21 @@ async fn serve_goal(
 }
 
 /// The body was not read to its end.
-fn refuse(unread: Unread, limit: usize, inference: bool) -> Answer {
-    match unread {
+fn refuse(unread: Unread, limit: usize, inference: bool, head: &Parts) -> Answer {
+    let (status, message) = match unread {
         Unread::TooLarge => {
             let bound = if inference { "limits.request_bytes" } else { "it is no inference" };
             let message = format!("the request is larger than {limit} bytes ({bound})");
-            error(StatusCode::PAYLOAD_TOO_LARGE, &message)
+            (StatusCode::PAYLOAD_TOO_LARGE, message)
         }
-        Unread::Stalled => error(StatusCode::REQUEST_TIMEOUT, "the request's body did not go on"),
-        Unread::Broken(why) => {
-            error(StatusCode::BAD_REQUEST, &format!("failed to read the request's body: {why}"))
-        }
-        Unread::NoMemory(why) => error(why.status(), &why.message()),
+        Unread::Stalled => (StatusCode::REQUEST_TIMEOUT, "the request's body did not go on".to_owned()),
+        Unread::Broken(why) => (StatusCode::BAD_REQUEST, format!("failed to read the request's body: {why}")),
+        Unread::NoMemory(why) => (why.status(), why.message()),
+    };
+    if let Some(journal) = traced::journal(&head.extensions) {
+        journal.failed(message.clone());
     }
+    error(status, &message)
 }
 
 pub(super) fn empty(status: StatusCode) -> Answer {

@@ -36,6 +36,7 @@ pub(super) async fn inference(
     let route = model::find(&front.router, &name, &request.model_version)?;
     if let Some(journal) = journal {
         journal.found(&name);
+        journal.identified(&request.id);
     }
     let metadata = route.described(journal)?;
     let _place = reserved.client().admit().inspect_err(|_| route.refused_by_host(journal))?;

@@ -10,6 +10,9 @@ use bytes::Buf;
 
 /// A companion of bytes on their way.
 pub(super) trait Goes {
+    /// Hears that the socket took some bytes.
+    fn advanced(&mut self, _bytes: usize) {}
+
     /// Hears that the last byte has been written, perhaps more than once.
     fn written(&mut self);
 }
@@ -41,6 +44,7 @@ impl<B: Buf, W: Goes> Buf for Kept<B, W> {
 
     fn advance(&mut self, count: usize) {
         self.bytes.advance(count);
+        self.with.advanced(count);
         if !self.bytes.has_remaining() {
             self.with.written();
         }

@@ -14,6 +14,7 @@
 //! `limits.in_flight`. Of both, no connection can take all.
 
 mod accept;
+mod access;
 mod answer;
 mod authority;
 mod body;
@@ -69,6 +70,7 @@ use std::time::Duration;
 use tokio::sync::{Semaphore, watch};
 
 use shadowslice_config::{Limits, Listener};
+use shadowslice_datapath::access::AccessLog;
 use shadowslice_datapath::peer::{Guard, Refusals};
 use shadowslice_datapath::repository::Repository;
 use shadowslice_datapath::router::Router;
@@ -76,8 +78,8 @@ use shadowslice_datapath::sockets::{Inherited, Passable};
 use shadowslice_datapath::tally::HostCounts;
 use shadowslice_datapath::trace::Tracer;
 
-pub use expiry::expiry_warnings;
-pub use listen::BindError;
+pub use expiry::{CertificateExpiry, expiry_warnings};
+pub use listen::{BindError, Certificates};
 pub use metrics::{Events, File, MetricsListeners, Shown};
 use pools::{Pool, Pools};
 use proto::system_shared_memory_status_response::RegionStatus;
@@ -178,6 +180,11 @@ impl Ingress {
         move || pools.tally().counts()
     }
 
+    /// Returns the certificates of its listeners, and of those for metrics.
+    pub fn certificates(&self, metrics: &MetricsListeners) -> Certificates {
+        Certificates::of(self.http.iter().chain(&self.grpc).chain(metrics.bound()))
+    }
+
     pub fn shared_memory(&self) -> SharedMemory {
         SharedMemory(Arc::clone(&self.regions))
     }
@@ -195,7 +202,7 @@ impl Ingress {
         self,
         router: Arc<Router>,
         repository: Arc<Repository>,
-        tracer: Option<Arc<Tracer>>,
+        (tracer, access): (Option<Arc<Tracer>>, Option<Arc<AccessLog>>),
         stop: watch::Receiver<Course>,
     ) {
         let front = Arc::new(Frontend {
@@ -204,6 +211,7 @@ impl Ingress {
             watchers: Arc::new(Semaphore::new(health::WATCHERS)),
             repository,
             tracer,
+            access,
             request_bytes: usize::try_from(self.limits.request_bytes).unwrap_or(usize::MAX),
         });
         let http = self.http.into_iter().map(|bound| (accept::Service::Http(front.clone()), bound));
@@ -218,6 +226,8 @@ struct Frontend {
     router: Arc<Router>,
     repository: Arc<Repository>,
     tracer: Option<Arc<Tracer>>,
+    /// `None` if answers are not logged.
+    access: Option<Arc<AccessLog>>,
     watchers: Arc<Semaphore>,
     regions: Arc<Regions>,
     request_bytes: usize,

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use nix::unistd::Group;
 use tokio::net::{TcpListener, TcpSocket, UnixListener, UnixSocket, UnixStream};
 
+use super::expiry::CertificateExpiry;
 use super::site::Site;
 use super::tls::Encryption;
 use super::tokens::Tokens;
@@ -61,6 +62,32 @@ impl Bound {
             }
             Self::Tcp { listener, address, .. } => Passable::new(address.to_string(), listener, None),
         }
+    }
+}
+
+/// The certificates of listeners.
+#[derive(Debug, Clone)]
+pub struct Certificates(Vec<Encryption>);
+
+impl Certificates {
+    pub(super) fn of<'b>(bound: impl IntoIterator<Item = &'b Bound>) -> Self {
+        let encryption = |bound: &Bound| match bound {
+            Bound::Tcp { encryption, .. } => encryption.clone(),
+            Bound::Unix { .. } => None,
+        };
+        Self(bound.into_iter().filter_map(encryption).collect())
+    }
+
+    /// Returns when the certificates in use expire, each file once.
+    pub fn expiries(&self) -> Vec<CertificateExpiry> {
+        let mut all: Vec<CertificateExpiry> = Vec::new();
+        for expiry in self.0.iter().flat_map(Encryption::expiries) {
+            // Listeners share files.
+            if !all.iter().any(|known| (&known.file, known.kind) == (&expiry.file, expiry.kind)) {
+                all.push(expiry);
+            }
+        }
+        all
     }
 }
 

@@ -91,6 +91,10 @@ impl MetricsListeners {
         listen::bind_all(spoken, listeners, inherited, refusals).await.map(Self)
     }
 
+    pub(super) fn bound(&self) -> &[Bound] {
+        &self.0
+    }
+
     /// What another supervisor may listen on next.
     pub fn passable(&self) -> Vec<Passable> {
         self.0.iter().map(Bound::passable).collect()

@@ -9,10 +9,10 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use futures_util::{Stream, StreamExt};
 use hyper::Request as HttpRequest;
-use hyper::body::Incoming;
 use tonic::codegen::Service as _;
 use tonic::{Code, Request, Response, Status, Streaming};
 
+use super::access::Counted;
 use super::body::SHORT;
 use super::deliveries::Beginnings;
 use super::grpc::Reply;
@@ -43,7 +43,7 @@ pub(super) fn is_called(path: &str) -> bool {
 }
 
 /// Answers a call for which [`is_called`].
-pub(super) async fn call(request: HttpRequest<Incoming>, stop: Stop) -> Reply {
+pub(super) async fn call(request: HttpRequest<Counted>, stop: Stop) -> Reply {
     let is_v1 = request.uri().path().starts_with(V1);
     let request = request.map(|body| Messages::new(body, SHORT, Beginnings::default()));
     let Ok(reply) = match is_v1 {

@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 use hyper::header::{HeaderValue, WWW_AUTHENTICATE};
 use hyper::{HeaderMap, StatusCode};
 use tokio::sync::Semaphore;
-use tonic::Status;
+use tonic::{Code, Status};
 
 use shadowslice_datapath::pipeline::Failure;
 
@@ -46,6 +46,22 @@ impl RequestError {
             Self::Failed(Failure::Unavailable(_) | Failure::Exhausted(_)) => StatusCode::SERVICE_UNAVAILABLE,
             Self::Failed(Failure::TimedOut(_)) => StatusCode::GATEWAY_TIMEOUT,
             Self::Failed(Failure::Internal(_)) => StatusCode::INTERNAL_SERVER_ERROR,
+        }
+    }
+
+    pub(super) fn code(&self) -> Code {
+        match self {
+            Self::NotFound(_) => Code::NotFound,
+            Self::Unauthenticated(_) => Code::Unauthenticated,
+            Self::Forbidden(_) => Code::PermissionDenied,
+            Self::AlreadyExists(_) => Code::AlreadyExists,
+            Self::Unsupported(_) => Code::Unimplemented,
+            Self::TooLarge(_) => Code::OutOfRange,
+            Self::Failed(Failure::Invalid(_)) => Code::InvalidArgument,
+            Self::Failed(Failure::Unavailable(_)) => Code::Unavailable,
+            Self::Failed(Failure::Exhausted(_)) => Code::ResourceExhausted,
+            Self::Failed(Failure::TimedOut(_)) => Code::DeadlineExceeded,
+            Self::Failed(Failure::Internal(_)) => Code::Internal,
         }
     }
 
@@ -93,19 +109,6 @@ where
 
 impl From<RequestError> for Status {
     fn from(refusal: RequestError) -> Self {
-        let message = refusal.message();
-        match refusal {
-            RequestError::NotFound(_) => Self::not_found(message),
-            RequestError::Unauthenticated(_) => Self::unauthenticated(message),
-            RequestError::Forbidden(_) => Self::permission_denied(message),
-            RequestError::AlreadyExists(_) => Self::already_exists(message),
-            RequestError::Unsupported(_) => Self::unimplemented(message),
-            RequestError::TooLarge(_) => Self::out_of_range(message),
-            RequestError::Failed(Failure::Invalid(_)) => Self::invalid_argument(message),
-            RequestError::Failed(Failure::Unavailable(_)) => Self::unavailable(message),
-            RequestError::Failed(Failure::Exhausted(_)) => Self::resource_exhausted(message),
-            RequestError::Failed(Failure::TimedOut(_)) => Self::deadline_exceeded(message),
-            RequestError::Failed(Failure::Internal(_)) => Self::internal(message),
-        }
+        Self::new(refusal.code(), refusal.message())
     }
 }

@@ -267,6 +267,9 @@ pub(super) async fn infer(
         .admit()
         .inspect_err(|_| pipeline.refused_by_host(traced::journal(&head.extensions)))?;
     let HttpRequest { request, form } = parse(front, &head.headers, body, metadata, reserved).await?;
+    if let Some(journal) = traced::journal(&head.extensions) {
+        journal.identified(&request.id);
+    }
     let wanted = tensors::requested(metadata, &request.outputs)?;
     answer::check_form(metadata, &wanted, &request.outputs, &form)?;
     let (id, coming) = (request.id.clone(), traced::coming(&head.extensions));

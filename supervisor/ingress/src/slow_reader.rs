@@ -9,6 +9,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
+use hyper::HeaderMap;
 use hyper::body::{Body, Frame};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -18,6 +19,8 @@ use super::deliveries::Deliveries;
 use super::kept::{Goes, Kept};
 use super::pace::{Patience, SILENCE, SLOWEST, SLOWEST_STREAM};
 use super::reserved::Reserved;
+use super::traced::note_grpc;
+use shadowslice_datapath::access::Access;
 
 /// Answers go on in pieces of at most so many bytes, and the peer must take each piece in time.
 const PIECE: usize = 256 << 10;
@@ -98,11 +101,31 @@ pub(super) struct Answer<B> {
     deliveries: Deliveries,
     untaken: Arc<Untaken>,
     reserved: Option<Arc<Reserved>>,
+    access: Option<Access>,
+}
+
+impl<B: Body> Answer<B> {
+    pub(super) fn new(
+        body: B,
+        untaken: Arc<Untaken>,
+        reserved: Option<Arc<Reserved>>,
+        access: Option<Access>,
+    ) -> Self {
+        if let Some(access) = access.as_ref().filter(|_| body.is_end_stream()) {
+            access.delivered();
+        }
+        Self { body, rest: Bytes::new(), deliveries: Deliveries::default(), untaken, reserved, access }
+    }
 }
 
 impl<B> Answer<B> {
-    pub(super) fn new(body: B, untaken: Arc<Untaken>, reserved: Option<Arc<Reserved>>) -> Self {
-        Self { body, rest: Bytes::new(), deliveries: Deliveries::default(), untaken, reserved }
+    /// Notes for the access log that the client takes the end of the answer.
+    fn ends(&self, trailers: Option<&HeaderMap>) {
+        let Some(access) = &self.access else { return };
+        if let Some(trailers) = trailers {
+            note_grpc(access, trailers);
+        }
+        access.delivered();
     }
 }
 
@@ -113,9 +136,16 @@ pub(super) struct Piece {
     _reserved: Option<Arc<Reserved>>,
     /// The deliveries of the answers that end with it.
     deliveries: Deliveries,
+    access: Option<Access>,
 }
 
 impl Goes for Piece {
+    fn advanced(&mut self, bytes: usize) {
+        if let Some(access) = &self.access {
+            access.sent(bytes);
+        }
+    }
+
     fn written(&mut self) {
         self.deliveries.written();
     }
@@ -140,9 +170,14 @@ impl<B: Body<Data = Bytes> + Unpin> Body for Answer<B> {
             match frame.map(Frame::into_data) {
                 Some(Ok(data)) => this.rest = data,
                 Some(Err(other)) => {
-                    return Poll::Ready(other.into_trailers().ok().map(|end| Ok(Frame::trailers(end))));
+                    let end = other.into_trailers().ok();
+                    this.ends(end.as_ref());
+                    return Poll::Ready(end.map(|end| Ok(Frame::trailers(end))));
                 }
-                None => return Poll::Ready(None),
+                None => {
+                    this.ends(None);
+                    return Poll::Ready(None);
+                }
             }
             if let Some(reserved) = &this.reserved {
                 // The answer was there twice until now.
@@ -157,6 +192,7 @@ impl<B: Body<Data = Bytes> + Unpin> Body for Answer<B> {
             _waits: this.untaken.waits(piece.len()),
             _reserved: this.reserved.clone(),
             deliveries: last.unwrap_or_default(),
+            access: this.access.clone(),
         };
         Poll::Ready(Some(Ok(Frame::data(Kept::new(piece, with)))))
     }
@@ -176,7 +212,7 @@ mod tests {
     use super::*;
 
     fn long(bytes: usize, untaken: &Arc<Untaken>) -> Answer<Full<Bytes>> {
-        Answer::new(Full::new(vec![7; bytes].into()), Arc::clone(untaken), None)
+        Answer::new(Full::new(vec![7; bytes].into()), Arc::clone(untaken), None, None)
     }
 
     #[tokio::test(start_paused = true)]
@@ -218,7 +254,7 @@ mod tests {
     async fn a_client_with_nothing_to_take_is_not_overdue() {
         let untaken = Arc::new(Untaken::default());
         let silent = StreamBody::new(tokio_stream::pending::<Result<Frame<Bytes>, Infallible>>());
-        let mut answer = Answer::new(silent, Arc::clone(&untaken), None);
+        let mut answer = Answer::new(silent, Arc::clone(&untaken), None, None);
         assert!(timeout(2 * SILENCE, answer.frame()).await.is_err());
         assert!(timeout(2 * SILENCE, untaken.overdue()).await.is_err());
     }

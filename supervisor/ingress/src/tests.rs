@@ -14,6 +14,7 @@ use tokio::time::timeout;
 
 use super::*;
 use shadowslice_config::Access;
+use shadowslice_datapath::access::AccessLog;
 use shadowslice_datapath::clock::Clock;
 use shadowslice_datapath::pulse::Pulse;
 
@@ -52,6 +53,11 @@ impl Server {
     }
 
     async fn limited(limits: Limits) -> Self {
+        Self::logged(limits, None).await
+    }
+
+    /// A server whose answers are logged.
+    async fn logged(limits: Limits, access: Option<Arc<AccessLog>>) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let listener =
             |name| Listener::Unix { path: dir.path().join(name), mode: None, group: None, peers: None };
@@ -73,7 +79,7 @@ impl Server {
                 tokio::sync::mpsc::channel(1).0,
                 watch::channel(false).1,
             )),
-            None,
+            (None, access),
             stopped,
         ));
         Self { dir, stop, running }

@@ -16,7 +16,7 @@ use tokio_rustls::rustls::{RootCertStore, ServerConfig};
 use tokio_rustls::server::TlsStream;
 use webpki::EndEntityCert;
 
-use super::expiry::expiry_warnings;
+use super::expiry::{CertificateExpiry, expiries, expiry_warnings};
 use super::listen::BindError;
 use super::renewed::Renewed;
 use shadowslice_config::Tls;
@@ -26,8 +26,14 @@ const HANDSHAKE: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Clone)]
 pub(super) struct Encryption {
-    config: Arc<Renewed<ServerConfig>>,
+    loaded: Arc<Renewed<Loaded>>,
     pub(super) knows_clients: bool,
+}
+
+/// The contents of a listener's files.
+struct Loaded {
+    config: Arc<ServerConfig>,
+    expiries: Vec<CertificateExpiry>,
 }
 
 impl Encryption {
@@ -37,13 +43,21 @@ impl Encryption {
         watched.extend(files.client_ca.clone());
         let knows_clients = files.client_ca.is_some();
         let files = files.clone();
-        let config = Renewed::read(watched, move || server_config(&files, protocol))?;
-        Ok(Self { config, knows_clients })
+        let load = move || {
+            let config = Arc::new(server_config(&files, protocol)?);
+            Ok::<_, BindError>(Loaded { config, expiries: expiries(&files) })
+        };
+        Ok(Self { loaded: Renewed::read(watched, load)?, knows_clients })
+    }
+
+    /// Returns when the certificates in use expire.
+    pub(super) fn expiries(&self) -> Vec<CertificateExpiry> {
+        self.loaded.now().expiries.clone()
     }
 
     /// With the names in the client's certificate, if it needs one.
     pub(super) async fn accept(&self, stream: TcpStream) -> io::Result<(TlsStream<TcpStream>, Vec<String>)> {
-        let acceptor = TlsAcceptor::from(self.config.now());
+        let acceptor = TlsAcceptor::from(Arc::clone(&self.loaded.now().config));
         let stream = timeout(HANDSHAKE, acceptor.accept(stream)).await??;
         let certificates = stream.get_ref().1.peer_certificates().unwrap_or_default();
         let names = certificates.first().map(names).unwrap_or_default();

@@ -1,13 +1,15 @@
 //! The beginning and end of inferences. The extensions of a request hold the moment when it began
-//! to arrive, and its journal if it is traced.
+//! to arrive, and its journal if it is traced
+//! or logged.
 
 use hyper::http::Extensions;
 use hyper::http::request::Parts;
-use hyper::{Method, Request, Response};
+use hyper::{HeaderMap, Method, Request, Response};
 use tonic::Status;
 
-use super::Frontend;
 use super::tensors::Clipped;
+use super::{Frontend, access};
+use shadowslice_datapath::access::Access;
 use shadowslice_datapath::pipeline::Coming;
 use shadowslice_datapath::trace::{Journal, Outcome, Protocol, Span};
 
@@ -19,23 +21,38 @@ impl Frontend {
         let protocol = || Protocol::Http(Clipped(path).to_string());
         let tracer = self.tracer.as_deref().filter(|_| infers);
         let span = tracer.and_then(|tracer| tracer.begin(&head.headers, protocol));
-        head.extensions.insert(Coming::now(span.as_ref().map(|span| span.journal().clone())));
+        let logged = access::of(&head.extensions).map(|access| access.journal().clone());
+        let (span, journal) = joined(span, logged);
+        head.extensions.insert(Coming::now(journal));
         span
     }
 
     pub(super) fn begin_grpc<B>(&self, request: &mut Request<B>) -> Option<Span<'_>> {
         let tracer = self.tracer.as_deref();
         let span = tracer.and_then(|tracer| tracer.begin(request.headers(), || Protocol::Grpc));
-        if let Some((coming, span)) = request.extensions_mut().get_mut::<Coming>().zip(span.as_ref()) {
-            coming.journal = Some(span.journal().clone());
-        }
+        let Some(coming) = request.extensions_mut().get_mut::<Coming>() else { return span };
+        let (span, journal) = joined(span, coming.journal.take());
+        coming.journal = journal;
         span
+    }
+}
+
+/// Returns a span and the journal of its request; the access log and the trace tell the same journal.
+fn joined(span: Option<Span<'_>>, logged: Option<Journal>) -> (Option<Span<'_>>, Option<Journal>) {
+    match (span, logged) {
+        (Some(span), Some(journal)) => (Some(span.of(journal.clone())), Some(journal)),
+        (Some(span), None) => {
+            let journal = span.journal().clone();
+            (Some(span), Some(journal))
+        }
+        (None, logged) => (None, logged),
     }
 }
 
 /// Notes that a gRPC call arrives: it begins with its headers, before it has its turn.
 pub(super) fn arrives<B>(request: &mut Request<B>) {
-    request.extensions_mut().insert(Coming::now(None));
+    let journal = access::of(request.extensions()).map(|access| access.journal().clone());
+    request.extensions_mut().insert(Coming::now(journal));
 }
 
 pub(super) fn coming(of: &Extensions) -> Coming {
@@ -44,6 +61,17 @@ pub(super) fn coming(of: &Extensions) -> Coming {
 
 pub(super) fn journal(of: &Extensions) -> Option<&Journal> {
     of.get::<Coming>()?.journal.as_ref()
+}
+
+/// Notes how a gRPC call ended, if these headers or trailers say so. A call of which they say nothing
+/// is answered by a message.
+pub(super) fn note_grpc(access: &Access, headers: &HeaderMap) {
+    if let Some(status) = Status::from_header_map(headers) {
+        if !status.message().is_empty() {
+            access.journal().failed(status.message().to_owned());
+        }
+        access.answered(i32::from(status.code()).try_into().unwrap_or_default());
+    }
 }
 
 /// An answer without a status in its head has a message.

@@ -1,5 +1,6 @@
 //! The operator's side of the supervisor: commands, status, metrics and traces.
 
+pub mod access_log;
 pub mod admin;
 pub mod doctor;
 pub mod figures;

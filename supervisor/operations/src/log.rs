@@ -86,14 +86,7 @@ impl Log {
     /// Ends it once its lines were written. False if standard error has no reader for them: then
     /// nothing more is to be written there.
     pub fn end(self) -> bool {
-        let (done, flushed) = sync_channel(1);
-        // Without a reader the writer complains to standard error, and so never ends.
-        let flush = move || {
-            drop(self.writer);
-            done.send(()).ok();
-        };
-        let thread = std::thread::Builder::new().name("log-end".to_owned()).spawn(flush);
-        thread.is_ok() && flushed.recv_timeout(FLUSHED_WITHIN).is_ok()
+        ends(self.writer, "log-end")
     }
 
     /// Tells how many lines were dropped so far.
@@ -101,6 +94,18 @@ impl Log {
         let dropped = self.dropped.clone();
         move || dropped.dropped_lines() as u64
     }
+}
+
+/// Ends a writer once its lines were written, and returns whether they were in time.
+pub(crate) fn ends(writer: WorkerGuard, thread: &str) -> bool {
+    let (done, flushed) = sync_channel(1);
+    // Without a reader the writer complains to standard error, and so never ends.
+    let flush = move || {
+        drop(writer);
+        done.send(()).ok();
+    };
+    let thread = std::thread::Builder::new().name(thread.to_owned()).spawn(flush);
+    thread.is_ok() && flushed.recv_timeout(FLUSHED_WITHIN).is_ok()
 }
 
 #[cfg(test)]

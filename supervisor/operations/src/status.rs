@@ -28,7 +28,7 @@ use shadowslice_control::controller::{BatchLimit, Handovers, ModelPlan, ModelRep
 use shadowslice_control::models::Needs;
 use shadowslice_control::nvml::Watched;
 use shadowslice_control::process::LoadedFiles;
-use shadowslice_datapath::pipeline::{Counts, Pipeline, PipelineReport, StalledBatch};
+use shadowslice_datapath::pipeline::{Counts, Pipeline, PipelineReport, Rates, StalledBatch};
 use shadowslice_datapath::readiness::Host;
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -158,6 +158,12 @@ pub struct ModelStatus {
     /// Over the last minute or two, from acceptance to answer.
     pub latency_ms: Latency,
     pub slo: SloStatus,
+    /// Over the last 10 s; `None` while it does not run.
+    #[serde(default)]
+    pub rates: Option<Rates>,
+    /// Why no share would do, if more requests arrive than a copy answers.
+    #[serde(default)]
+    pub overload: Option<String>,
     /// There is no memory for a second worker.
     pub cannot_resize: Option<String>,
     /// `None` for a model without files, or one that is not loaded.
@@ -336,6 +342,8 @@ pub fn of_model(
             attainment: open.then_some(latencies.attainment),
             slack: latencies.slo_percentile_ms.filter(|_| open).map(|ms| 1.0 - ms / slo_ms),
         },
+        rates: Some(seen.rates),
+        overload: None,
         cannot_resize,
         loaded: None,
         files_changed: false,

@@ -157,13 +157,13 @@ function drawTable(models, shown) {
       `${model.share_percent}%${model.held ? " held" : ""}`,
       model.groups && model.groups !== "all" ? `${model.sms} (${model.groups})` : model.sms,
       inside,
-      idle ? "idle" : short(rate(model)),
+      idle ? "idle" : short(model.rate ?? 0),
       ms(model.p50_ms),
       ms(model.p99_ms),
       short(model.slo_ms),
       part === undefined ? "-" : `${Math.floor(part * 1000) / 10}%`,
       model.queue ?? 0,
-      model.refused ? short(model.refused) : "-",
+      model.refusals ? short(model.refusals) : "-",
     ];
     row.append(...cells.map((text) => element("td", text)));
     row.children[9].classList.toggle("missed", hasMissed(model, part));

@@ -1,5 +1,6 @@
 //! Whole-system tests: the real binaries on an emulated GPU, used from outside.
 
+mod access_log;
 mod adaptive;
 mod attack;
 mod batching;
@@ -22,6 +23,7 @@ mod modes;
 mod moving;
 mod mps;
 mod neighbour;
+mod overload;
 mod peers;
 mod placing;
 mod profile;

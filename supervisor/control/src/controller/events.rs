@@ -17,7 +17,7 @@ use super::groups::{GroupLedger, Tenancy};
 use super::loaded::{self, BatchLimit};
 use super::memory::{EntryId, MemoryLedger};
 use super::outcome::Records;
-use super::reports::ModelReport;
+use super::reports::{ModelReport, WaitReason, Waits};
 use super::{ControllerTask, EVENTS, ORDERS, Order, engine};
 use crate::backend::{GpuBackend, Gpus, shown};
 use crate::nvml::Readings;
@@ -97,6 +97,7 @@ pub struct Controller {
     pub(super) batch_limit: Option<BatchLimit>,
     /// Why the model cannot be served as its configuration demands, if so.
     fault: Option<String>,
+    pub(super) waits: Waits,
     pub(super) ledger: Arc<MemoryLedger>,
     pub(super) entry: EntryId,
     pub(super) records: Records,
@@ -153,6 +154,7 @@ impl ControllerTask {
             tenancy,
             batch_limit: None,
             fault,
+            waits: Waits::default(),
             ledger,
             entry,
             records: Records::default(),
@@ -221,6 +223,7 @@ impl Controller {
 
     fn called_in(&mut self) {
         if self.ledger.is_called_in(self.entry()) {
+            self.waits.standby = Some(WaitReason::Memory);
             self.tell(Fact::MustNotStand(
                 "others need its memory (a hand-over, a worker that is to serve, or a higher priority); \
                  asked for again in a moment"

@@ -11,6 +11,7 @@ use shadowslice_shared::boot::{Assignment, Partitioned, Purpose, WarmUp};
 use shadowslice_shared::units::Percent;
 
 use super::events::Controller;
+use super::reports::WaitReason;
 use super::{engine, loaded};
 use crate::backend::{Grant, GrantError, GrantRequest};
 use crate::process::{self, FilesToLoad, NoUser, SpawnError, Worker};
@@ -42,6 +43,16 @@ impl LaunchError {
     }
 }
 
+impl LaunchError {
+    fn wait_reason(&self) -> Option<WaitReason> {
+        match self {
+            Self::Grant(GrantError::NoMemory { .. }) => Some(WaitReason::Memory),
+            Self::Grant(GrantError::Recovering(_)) => Some(WaitReason::Mps),
+            _ => None,
+        }
+    }
+}
+
 impl Controller {
     /// Starts a worker; tells why not, if it cannot be started.
     pub(super) fn start(&mut self, launch: Launch) -> Option<Fact> {
@@ -50,10 +61,14 @@ impl Controller {
             && let Err(no_room) = self.room_to_stand(false)
         {
             self.ledger.call_in_lower(&self.model.name, &no_room);
+            self.waits.standby = Some(WaitReason::Memory);
             let failure = StartFailure::NoRoomToStand(no_room.to_string());
             return Some(Fact::NotStarted { worker, failure });
         }
-        let error = self.launch(launch).err()?;
+        let error = self.launch(launch).err();
+        let wait = if launch.stands { &mut self.waits.standby } else { &mut self.waits.primary };
+        *wait = error.as_ref().and_then(LaunchError::wait_reason);
+        let error = error?;
         let why = errors::chain(&error);
         tracing::debug!(model = self.model.name, why, "no worker was started");
         let failure = match error.is_passing() {

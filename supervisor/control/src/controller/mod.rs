@@ -34,7 +34,8 @@ pub use planner::{
     DoorReport, ModelPlan, PlanReport, Planned, Planner, RecentReport, SeenReport, first_shares,
 };
 pub use reports::{
-    HandoverReport, Handovers, ModelReport, ModelState, NextStart, Warming, WorkerMemory, WorkerReport,
+    HandoverReport, Handovers, ModelReport, ModelState, NextStart, WaitReason, Warming, WorkerMemory,
+    WorkerReport,
 };
 pub use thread::{ControlThread, ControllerTask};
 

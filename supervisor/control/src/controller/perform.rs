@@ -6,6 +6,7 @@ use shadowslice_shared::ids::WorkerId;
 
 use super::events::Controller;
 use super::memory::Serving;
+use super::reports::WaitReason;
 use crate::process::Worker;
 
 impl Controller {
@@ -74,6 +75,8 @@ impl Controller {
         // Removes a call for the memory of the standing worker before this one.
         self.note_standing(false);
         self.note_standing(true);
-        self.room_to_stand(true).err().map(|no_room| Fact::MustNotStand(no_room.to_string()))
+        let no_room = self.room_to_stand(true).err()?;
+        self.waits.standby = Some(WaitReason::Memory);
+        Some(Fact::MustNotStand(no_room.to_string()))
     }
 }

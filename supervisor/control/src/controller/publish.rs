@@ -29,6 +29,7 @@ impl ModelReport {
             warming: None,
             batch_limit: None,
             no_standby: None,
+            waits: Vec::new(),
             memory_need: None,
             held: workers.is_held(),
             workers: Vec::new(),
@@ -56,7 +57,9 @@ impl Controller {
         let (worker_deaths, worker_restarts) = workers.deaths_and_restarts();
         let division = self.gpu.division().ok();
         let partition = workers.partition().and_then(|(_, groups)| Some((Arc::clone(division?), groups)));
+        let no_standby = workers.standing_obstacle().map(str::to_owned);
         let report = ModelReport {
+            waits: self.waits.going_on(&state, no_standby.is_some()),
             state,
             state_since,
             partition,
@@ -66,7 +69,7 @@ impl Controller {
             memory_need: self.ledger.need(&self.model.name),
             warming: self.warming(),
             batch_limit: self.batch_limit.clone(),
-            no_standby: workers.standing_obstacle().map(str::to_owned),
+            no_standby,
             workers: self.worker_reports(),
             worker_deaths,
             last_death: workers.last_death().map(str::to_owned),

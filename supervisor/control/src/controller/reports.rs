@@ -67,6 +67,8 @@ pub struct ModelReport {
     pub batch_limit: Option<BatchLimit>,
     /// Why no worker stands ready though one should.
     pub no_standby: Option<String>,
+    /// What workers wait for that cannot be started for now, each of them once.
+    pub waits: Vec<WaitReason>,
     /// What a worker of it takes of its GPU's memory, in bytes, as far as that is known.
     pub memory_need: Option<u64>,
     pub held: bool,
@@ -79,6 +81,44 @@ pub struct ModelReport {
     pub worker_restarts: u64,
     pub handovers: Handovers,
     pub changes: Changes,
+}
+
+/// What a worker waits for that cannot be started for now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WaitReason {
+    /// GPU memory.
+    Memory,
+    /// The MPS server, which takes no clients.
+    Mps,
+}
+
+impl WaitReason {
+    pub const ALL: [Self; 2] = [Self::Memory, Self::Mps];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Memory => "memory",
+            Self::Mps => "mps",
+        }
+    }
+}
+
+/// What the last workers that were not started wait for.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Waits {
+    /// The worker that is to serve.
+    pub(super) primary: Option<WaitReason>,
+    /// The standing worker.
+    pub(super) standby: Option<WaitReason>,
+}
+
+impl Waits {
+    /// Returns the waits that go on: a worker may have been given up since.
+    pub(super) fn going_on(self, state: &ModelState, has_no_standby: bool) -> Vec<WaitReason> {
+        let primary = self.primary.filter(|_| matches!(state, ModelState::Waiting(_)));
+        let standby = self.standby.filter(|_| has_no_standby);
+        [primary, standby].into_iter().flatten().collect()
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -180,4 +220,19 @@ pub struct HandoverReport {
 
 pub(super) fn us(span: Duration) -> f64 {
     span.as_secs_f64() * 1e6
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_ends_with_its_state() {
+        let waits = Waits { primary: Some(WaitReason::Mps), standby: Some(WaitReason::Memory) };
+        let waiting = ModelState::Waiting("MPS is restarted".to_owned());
+        assert_eq!(waits.going_on(&waiting, false), [WaitReason::Mps]);
+        assert_eq!(waits.going_on(&waiting, true), [WaitReason::Mps, WaitReason::Memory]);
+        assert_eq!(waits.going_on(&ModelState::Ready, true), [WaitReason::Memory]);
+        assert_eq!(waits.going_on(&ModelState::Ready, false), []);
+    }
 }

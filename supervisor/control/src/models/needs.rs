@@ -9,6 +9,7 @@ use shadowslice_shared::units::{Percent, Sms};
 use crate::backend::GpuBackend;
 use crate::controller::{ModelReport, Served};
 use crate::nvml::Watched;
+use shadowslice_datapath::pipeline::Rates;
 
 const MIB: u64 = 1 << 20;
 
@@ -18,6 +19,9 @@ pub struct Needs {
     pub sms: Option<Result<Need, Unmet>>,
     /// Rows offered each second, over the last minute or two.
     pub rate: f64,
+    /// Requests each second that a copy answers within the SLO at most, on the whole GPU; `None` while
+    /// that is not known, or if the SLO cannot be met.
+    pub capacity: Option<f64>,
     /// In bytes, with its weights.
     pub memory: Option<u64>,
     /// What a second worker takes beside the first, in bytes.
@@ -44,10 +48,12 @@ impl Needs {
             None => observed(&seen.execution, Sms(report.sms)),
         };
         let (rows, answered) = (pipeline.totals().rows, seen.counts.succeeded);
-        let rate = seen.latencies.rate * (rows.max(1) as f64 / answered.max(1) as f64).max(1.0);
+        let rows = (rows.max(1) as f64 / answered.max(1) as f64).max(1.0);
+        let rate = seen.latencies.rate * rows;
         let seen_memory = seen_memory(&report, gpus.get(model.gpu));
         let (shadow, memory) = seen_memory.or_else(|| told_memory(model)).unzip();
-        Self::with(model, &**gpu, observed.as_ref(), rate, (memory, shadow))
+        let needs = Self::with(model, &**gpu, observed.as_ref(), rate, (memory, shadow));
+        Self { capacity: needs.capacity.map(|most| most / rows), ..needs }
     }
 
     fn with(
@@ -59,9 +65,24 @@ impl Needs {
     ) -> Self {
         let load = Load { slo: model.slo.latency, rate, max_batch: model.batch.resolve(true).0.max(1) };
         let sms = execution.map(|execution| placement::need(execution, gpu.sms(Percent::WHOLE), &load));
+        let boundless = Load { rate: f64::INFINITY, ..load };
+        let most = execution.map(|execution| placement::need(execution, gpu.sms(Percent::WHOLE), &boundless));
+        let capacity = match most {
+            Some(Err(Unmet::Rate { most })) => Some(most),
+            _ => None,
+        };
         let busy = sms.as_ref().and_then(|need| need.as_ref().ok()).map_or(1.0, |need| need.busy);
         let bandwidth = model.profile.as_ref().map_or(0.0, |profile| profile.bandwidth * busy);
-        Self { sms, rate, memory, shadow, bandwidth }
+        Self { sms, rate, capacity, memory, shadow, bandwidth }
+    }
+
+    /// Returns why no share would do: more requests arrive than a copy answers.
+    pub fn overload(&self, rates: &Rates) -> Option<String> {
+        let most = self.capacity.filter(|most| rates.requests > *most)?;
+        let (arrive, window_s) = (rates.requests, rates.window_s.floor().clamp(1.0, 10.0));
+        Some(format!(
+            "a copy serves {most:.0} requests/s within the SLO at most, {arrive:.0} arrive (over the last {window_s:.0} s)"
+        ))
     }
 
     /// Rows each second that a copy serves within the SLO at most, where more are offered.
@@ -110,6 +131,17 @@ fn seen_memory(report: &ModelReport, gpu: Option<&Watched>) -> Option<(u64, u64)
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_overload_is_told_by_both_rates() {
+        let capacity =
+            |capacity| Needs { sms: None, rate: 0.0, capacity, memory: None, shadow: None, bandwidth: 0.0 };
+        let rates = Rates { window_s: 10.7, requests: 180.4, refused: 80.0, failed: 0.0 };
+        let why = "a copy serves 100 requests/s within the SLO at most, 180 arrive (over the last 10 s)";
+        assert_eq!(capacity(Some(100.0)).overload(&rates).as_deref(), Some(why));
+        assert_eq!(capacity(Some(181.0)).overload(&rates), None);
+        assert_eq!(capacity(None).overload(&rates), None);
+    }
 
     #[test]
     fn times_at_one_number_of_sms_are_times_at_all_of_them() {

@@ -89,6 +89,7 @@ fn fixed(old: &Config, new: &Config) -> Vec<&'static str> {
         control,
         model_control,
         tracing,
+        access_log,
         models: _,
         strict_start: _,
         ready: _,
@@ -109,6 +110,7 @@ fn fixed(old: &Config, new: &Config) -> Vec<&'static str> {
         ("control", *control == old.control),
         ("model_control", *model_control == old.model_control),
         ("tracing", but_sample(tracing.as_ref()) == but_sample(old.tracing.as_ref())),
+        ("access_log", *access_log == old.access_log),
     ];
     same.into_iter().filter(|(_, same)| !same).map(|(key, _)| key).collect()
 }

@@ -60,6 +60,7 @@ fn what_takes_a_restart_is_refused_whole_with_every_key() {
         ("model_control: explicit", vec!["model_control"]),
         ("control: {groups: [ml]}", vec!["control"]),
         ("tracing: {otlp: \"http://c:1\"}", vec!["tracing"]),
+        ("access_log: /tmp/access.jsonl", vec!["access_log"]),
     ] {
         let refused = plan(&old, &config(&[("a", ""), ("b", "")], more)).unwrap_err();
         assert_eq!(refused, Fixed(keys.clone()));

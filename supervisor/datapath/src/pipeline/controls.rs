@@ -16,6 +16,7 @@ use super::gate::Gate;
 use super::hangs::StalledBatch;
 use super::load::Load;
 use super::note;
+use super::rates::Rates;
 use super::request::Metadata;
 use super::stall::Stall;
 use super::stats::{Latencies, Look};
@@ -33,6 +34,7 @@ pub struct PipelineReport {
     /// Of all answered requests together, until their batch was sent.
     pub queue_wait: Duration,
     pub latencies: Latencies,
+    pub rates: Rates,
     /// Accepted, and not answered yet: queued, in flight.
     pub pending: (usize, usize),
     pub stalled: Option<StalledBatch>,
@@ -209,10 +211,16 @@ impl Pipeline {
             batches: state.stats.totals.batch_execution.count,
             queue_wait: state.stats.totals.queue_wait.time,
             latencies: state.stats.latencies(now),
+            rates: state.stats.rates.rates(now),
             pending: (state.scheduler.queued(), state.scheduler.in_flight()),
             stalled: state.stalled(now),
             execution,
         }
+    }
+
+    pub fn rates(&self) -> Rates {
+        let now = self.clock.now();
+        self.counted().stats.rates.rates(now)
     }
 
     /// For one observer: what one look has seen, no other sees. `None` if no request was answered

@@ -10,6 +10,7 @@ use shadowslice_shared::units::Moment;
 use super::counts::{Counts, Refusal};
 use super::durations::Spent;
 use super::load::LoadMeter;
+use super::rates::{End, RateMeter};
 use super::totals::Totals;
 
 /// How long a window of latencies lasts; percentiles cover one to two windows.
@@ -54,6 +55,7 @@ pub(crate) struct Stats {
     /// Since the last look.
     unseen_us: Histogram<u32>,
     pub(super) load: LoadMeter,
+    pub(super) rates: RateMeter,
 }
 
 #[derive(Debug)]
@@ -91,6 +93,7 @@ impl Stats {
             previous: Window::new(),
             unseen_us: histogram(),
             load: LoadMeter::new(now),
+            rates: RateMeter::new(now),
         }
     }
 
@@ -99,6 +102,7 @@ impl Stats {
         self.counts.succeeded += 1;
         self.totals.answered(spent);
         self.load.answered(latency, self.slo.latency, now);
+        self.rates.count(End::Other, now);
         let in_time = latency <= self.slo.latency;
         let us = u64::try_from(latency.as_micros()).unwrap_or(LONGEST_US);
         self.unseen_us.saturating_record(us);
@@ -114,6 +118,7 @@ impl Stats {
     /// A request was accepted and failed, `waited` after it came.
     pub(crate) fn failed(&mut self, waited: Duration, now: Moment) {
         self.counts.failed += 1;
+        self.rates.count(End::Failed, now);
         self.totals.fail.add(waited);
         self.load.failed(now);
         self.window(now).offered += 1;
@@ -121,6 +126,7 @@ impl Stats {
 
     pub(crate) fn rejected(&mut self, why: Refusal, waited: Duration, now: Moment) {
         self.counts.refuse(why);
+        self.rates.count(End::Refused, now);
         self.totals.fail.add(waited);
         if why != Refusal::TooLarge {
             self.load.failed(now);
@@ -137,6 +143,7 @@ impl Stats {
     /// A client gave its request up: a miss if that was after its SLO.
     pub(crate) fn cancelled(&mut self, waited: Duration, now: Moment) {
         self.counts.cancelled += 1;
+        self.rates.count(End::Other, now);
         self.totals.fail.add(waited);
         if waited >= self.slo.latency {
             self.window(now).offered += 1;

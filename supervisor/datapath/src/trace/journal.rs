@@ -17,6 +17,8 @@ pub struct Journal(Arc<Mutex<Journey>>);
 #[derive(Debug, Clone, Default)]
 pub struct Journey {
     pub model: Option<String>,
+    /// The id that the client gave the request.
+    pub id: Option<String>,
     /// Along the batch axis.
     pub rows: Option<u32>,
     pub copy_in: Duration,
@@ -102,6 +104,12 @@ impl Journal {
         self.0.lock().model = Some(model.to_owned());
     }
 
+    pub fn identified(&self, id: &str) {
+        if !id.is_empty() {
+            self.0.lock().id = Some(id.to_owned());
+        }
+    }
+
     pub fn stored(&self, rows: u32, copy_in: Duration) {
         let mut journey = self.0.lock();
         journey.rows = Some(rows);
@@ -145,9 +153,10 @@ impl Journal {
         self.0.lock().why = Some(why);
     }
 
-    /// The notes up to now. Later notes are dropped.
+    /// Returns the notes up to now. All but the tries stay, for a line of the access log.
     pub fn take(&self) -> Journey {
-        std::mem::take(&mut *self.0.lock())
+        let mut journey = self.0.lock();
+        Journey { tries: std::mem::take(&mut journey.tries), ..journey.clone() }
     }
 }
 

@@ -52,6 +52,13 @@ impl Span<'_> {
         &self.journal
     }
 
+    /// Has the span tell what is noted in this journal.
+    #[must_use]
+    pub fn of(mut self, journal: Journal) -> Self {
+        self.journal = journal;
+        self
+    }
+
     pub fn end(mut self, outcome: Outcome) {
         self.traced.outcome = outcome;
     }

@@ -72,6 +72,17 @@ impl Reach {
     }
 
     pub fn plan(&self) -> PlanReport {
+        let mut plan = self.decided();
+        let (models, watched) = (self.models(), self.readings.look());
+        for plan in &mut plan.models {
+            let served = models.served.iter().find(|served| served.model.name == plan.name);
+            plan.overload =
+                served.and_then(|served| Needs::of(served, &watched).overload(&served.pipeline.rates()));
+        }
+        plan
+    }
+
+    fn decided(&self) -> PlanReport {
         let decided = self.planned.as_ref().map(|planned| planned.borrow().report.clone());
         decided.unwrap_or_else(|| PlanReport::nothing_yet(&self.controller))
     }
@@ -79,7 +90,7 @@ impl Reach {
     pub fn status(&self) -> Status {
         let watched = self.readings.look();
         let gpus = self.gpus.iter().zip(&watched).enumerate();
-        let plan = self.plan();
+        let plan = self.decided();
         let models = self.models();
         let served = models.served.iter().map(|model| {
             let plan = plan.models.iter().find(|plan| plan.name == model.model.name);
@@ -109,10 +120,13 @@ fn of_served(served: &Served, gpus: &[Watched], plan: Option<&ModelPlan>) -> Mod
         "incumbent" => WorkerReport { role: "shadow".to_owned(), ..worker },
         _ => worker,
     }));
-    let need = Some(Needs::of(served, gpus).into());
+    let needs = Needs::of(served, gpus);
+    let overload = needs.overload(&served.pipeline.rates());
+    let need = Some(needs.into());
     let files_changed = served.files.changed.load(Ordering::Relaxed);
     ModelStatus {
         need,
+        overload,
         loaded: LoadedStatus::of(&served.files),
         files_changed,
         ..status::of_model(&served.model, &served.pipeline, &report, gpus, plan)

@@ -74,6 +74,11 @@ struct ModelSample {
     failed: f64,
     #[serde(skip_serializing_if = "is_nothing")]
     queue: usize,
+    /// Requests a second over the last 10 s, as `status` has them: all, and refused ones.
+    #[serde(skip_serializing_if = "is_nothing")]
+    rate: f64,
+    #[serde(skip_serializing_if = "is_nothing")]
+    refusals: f64,
     #[serde(skip_serializing_if = "is_nothing")]
     why: Option<String>,
 }
@@ -144,6 +149,7 @@ impl ModelSample {
         // A model that was replaced counts from zero.
         let counts = before.and_then(|before| model.requests.since(&before.requests));
         let Counts { succeeded, within_slo, rejected, failed, .. } = counts.unwrap_or(model.requests);
+        let overload = model.overload.as_ref().map(|why| format!("overloaded: {why}"));
         let a_second = |count: u64| rounded(count as f64 / span.as_secs_f64().max(1e-3));
         Self {
             name: model.name.clone(),
@@ -164,7 +170,9 @@ impl ModelSample {
             refused: a_second(rejected),
             failed: a_second(failed),
             queue: model.queue,
-            why: model.why.clone(),
+            rate: model.rates.map_or(0.0, |rates| rounded(rates.requests)),
+            refusals: model.rates.map_or(0.0, |rates| rounded(rates.refused)),
+            why: model.why.clone().or(overload),
         }
     }
 }

@@ -5,10 +5,11 @@ mod table;
 mod text;
 mod triton;
 
+use crate::access_log::DroppedLines;
 use crate::machine::MachineUsage;
 use crate::own_process::ProcessUsage;
 use crate::status::{GpuStatus, ModelStatus};
-use shadowslice_control::controller::Changes;
+use shadowslice_control::controller::{Changes, WaitReason};
 use shadowslice_datapath::pipeline::{Total, Totals};
 use shadowslice_datapath::tally::HostCounts;
 use shadowslice_datapath::trace::Counts;
@@ -20,6 +21,18 @@ pub struct ModelMetrics {
     pub status: ModelStatus,
     pub totals: Totals,
     pub changes: Changes,
+    /// What its workers wait for.
+    pub waits: Vec<WaitReason>,
+}
+
+/// A file with certificates.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Certificate {
+    pub file: String,
+    /// `certificate` or `client_ca`.
+    pub kind: &'static str,
+    /// When the first of them expires, in s since 1970.
+    pub expires: u64,
 }
 
 #[derive(Debug)]
@@ -30,10 +43,12 @@ pub struct Policy {
 }
 
 /// What is measured of the supervisor, and of its host.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Own {
     /// Lines of the log that found no room.
     pub log_dropped: u64,
+    /// Lines of the access log that were dropped; `None` if there is no such log.
+    pub access_log_dropped: Option<DroppedLines>,
     /// Bytes that requests and answers have, and may have.
     pub request_memory: (u64, u64),
     /// What clients were answered, and what limits refused.
@@ -42,6 +57,8 @@ pub struct Own {
     pub last_reload: Option<(f64, bool)>,
     /// Connections and calls of peers that may not.
     pub peers_refused: u64,
+    /// Those of all listeners.
+    pub certificates: Vec<Certificate>,
     pub machine: MachineUsage,
     pub process: ProcessUsage,
 }
@@ -52,7 +69,7 @@ pub fn render(
     policy: Option<&Policy>,
     traces: Option<Counts>,
     gpus: &[GpuStatus],
-    own: Own,
+    own: &Own,
 ) -> String {
     let mut text = String::new();
     write_all(&mut text, table::MODELS, models, |model| {
@@ -64,7 +81,10 @@ pub fn render(
     let traces = traces.map(|counts| counts.by_outcome());
     let traces = traces.as_ref().map_or(&[][..], |outcomes| &outcomes[..]);
     write_all(&mut text, table::TRACES, traces, |(outcome, _)| format!("outcome=\"{outcome}\""));
-    write_all(&mut text, table::OWN, &[own], |_| String::new());
+    write_all(&mut text, table::OWN, std::slice::from_ref(own), |_| String::new());
+    write_all(&mut text, table::CERTIFICATES, &own.certificates, |certificate| {
+        format!("file=\"{}\",kind=\"{}\"", escaped(&certificate.file), certificate.kind)
+    });
     write_all(&mut text, table::HOST, &[own.host], |_| String::new());
     write_all(&mut text, table::BUILD, &[()], |()| format!("version=\"{}\"", env!("CARGO_PKG_VERSION")));
     write_all(&mut text, table::PROCESS, &[own.process], |_| String::new());
@@ -72,6 +92,8 @@ pub fn render(
     text
 }
 
+#[cfg(test)]
+mod lacks_tests;
 #[cfg(test)]
 mod names_tests;
 #[cfg(test)]

@@ -12,14 +12,14 @@ fn all() -> Vec<(&'static str, &'static str)> {
         metrics.iter().map(|metric| (metric.name, metric.kind))
     }
     let ours = of(table::MODELS).chain(of(table::POLICY)).chain(of(gpus::METRICS));
-    let ours = ours.chain(of(table::TRACES)).chain(of(table::OWN)).chain(of(table::HOST));
-    let ours = ours.chain(of(table::BUILD)).chain(of(table::PROCESS));
+    let ours = ours.chain(of(table::TRACES)).chain(of(table::OWN)).chain(of(table::CERTIFICATES));
+    let ours = ours.chain(of(table::HOST)).chain(of(table::BUILD)).chain(of(table::PROCESS));
     ours.chain(of(triton::MODELS)).chain(of(triton::GPUS)).chain(of(triton::MACHINE)).collect()
 }
 
 #[test]
 fn every_metric_is_introduced_once_and_in_front_of_its_values() {
-    let text = render(&[model("a"), model("b")], Some(&policy()), None, &[], NOTHING);
+    let text = render(&[model("a"), model("b")], Some(&policy()), None, &[], &NOTHING);
     let mut seen = BTreeSet::new();
     let mut current = "";
     for line in text.lines() {

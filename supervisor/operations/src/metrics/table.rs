@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 
 use super::text::{Metric, Sample, counter, gauge, histogram, summary};
-use super::{ModelMetrics, Own, Policy};
+use super::{Certificate, ModelMetrics, Own, Policy};
+use crate::access_log::DroppedLines;
 use crate::own_process::ProcessUsage;
 use crate::status::{LoadedStatus, MIB};
-use shadowslice_control::controller::{Changes, Outcomes};
+use shadowslice_control::controller::{Changes, Outcomes, WaitReason};
 use shadowslice_datapath::pipeline::{LatencyHistogram, Total};
 use shadowslice_datapath::tally::{HTTP_CODES, HostCounts, HostLimit};
 
@@ -166,6 +167,12 @@ pub(super) const MODELS: &[Metric<ModelMetrics>] = &[
         "Worker processes that live, shadows, standing and parked ones included.",
         |model| one(model.status.workers.len() as f64),
     ),
+    gauge(
+        "shadowslice_workers_waiting",
+        "Workers that cannot be started for now, by what they wait for: GPU memory, or the MPS server; \
+         absent while none waits.",
+        waiting,
+    ),
     counter(
         "shadowslice_worker_deaths_total",
         "Deaths of the worker that served or was to serve, and failures to start one.",
@@ -209,6 +216,15 @@ pub(super) const OWN: &[Metric<Own>] = &[
         |own| one(own.log_dropped as f64),
     ),
     counter(
+        "shadowslice_access_log_lines_dropped_total",
+        "Lines of the access log that were dropped, by reason.",
+        |own| {
+            let dropped = own.access_log_dropped.as_slice().iter();
+            let counts = |of: &DroppedLines| [("queue_full", of.queue_full), ("unwritten", of.unwritten)];
+            dropped.flat_map(|of| by("reason", &counts(of))).collect()
+        },
+    ),
+    counter(
         "shadowslice_peers_refused_total",
         "Connections and calls that no list lets in, or that have no token.",
         |own| one(own.peers_refused as f64),
@@ -224,6 +240,12 @@ pub(super) const OWN: &[Metric<Own>] = &[
         |own| one(own.last_reload.map(|(_, succeeded)| f64::from(succeeded))),
     ),
 ];
+
+pub(super) const CERTIFICATES: &[Metric<Certificate>] = &[gauge(
+    "shadowslice_certificate_expiry_timestamp_seconds",
+    "When the first of the certificates in a file of tls expires, in s since 1970.",
+    |certificate| one(certificate.expires as f64),
+)];
 
 /// What all clients of the host were answered.
 pub(super) const HOST: &[Metric<HostCounts>] = &[
@@ -307,6 +329,12 @@ fn by_cause(causes: &[(&'static str, &Outcomes)], of: impl Fn(&Outcomes) -> &Tot
 fn with_cause(cause: &str, mut samples: Vec<Sample>) -> Vec<Sample> {
     samples.iter_mut().for_each(|sample| sample.labels.insert(0, ("cause", cause.to_owned())));
     samples
+}
+
+fn waiting(model: &ModelMetrics) -> Vec<Sample> {
+    let count = |reason| model.waits.iter().filter(|wait| **wait == reason).count() as u64;
+    let counts = WaitReason::ALL.map(|reason| (reason.name(), count(reason)));
+    by("reason", &counts.into_iter().filter(|(_, count)| *count > 0).collect::<Vec<_>>())
 }
 
 /// Workers of one role are added up. A worker whose memory is not known has no value, as 0 would be

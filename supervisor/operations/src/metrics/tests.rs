@@ -19,6 +19,7 @@ const fn only<const N: usize>(count: u64, at: usize) -> [u64; N] {
 
 pub(super) const NOTHING: Own = Own {
     log_dropped: 0,
+    access_log_dropped: Some(DroppedLines { queue_full: 1, unwritten: 2 }),
     request_memory: (1, 2),
     last_reload: Some((1.5, false)),
     host: HostCounts {
@@ -29,6 +30,7 @@ pub(super) const NOTHING: Own = Own {
         grpc: only(9, 14),
     },
     peers_refused: 0,
+    certificates: Vec::new(),
     machine: MachineUsage { cpu_busy: None, memory: None },
     process: ProcessUsage {
         cpu_s: None,
@@ -75,6 +77,8 @@ pub(super) fn model(name: &str) -> ModelMetrics {
         execution_ms: BTreeMap::from([(8, 1.5)]),
         latency_ms: Latency { p50: 1.0, p99: 2.0 },
         slo: SloStatus { latency_ms: 20.0, percentile: 99.5, attainment: Some(0.25), slack: None },
+        rates: None,
+        overload: None,
         cannot_resize: None,
         loaded: Some(LoadedStatus {
             path: "/var/lib/models/resnet50/model.onnx".into(),
@@ -87,7 +91,7 @@ pub(super) fn model(name: &str) -> ModelMetrics {
         no_standby: None,
         handovers: Handovers::default(),
     };
-    ModelMetrics { status, totals: Totals::default(), changes: Changes::default() }
+    ModelMetrics { status, totals: Totals::default(), changes: Changes::default(), waits: Vec::new() }
 }
 
 /// A batch was answered.
@@ -108,7 +112,7 @@ fn has(text: &str, line: &str) {
 
 #[test]
 fn says_what_the_status_says() {
-    let text = render(&[model("m")], None, None, &[], NOTHING);
+    let text = render(&[model("m")], None, None, &[], &NOTHING);
     for (name, value) in [
         ("model_ready", "1"),
         ("share_ratio", "0.29"),
@@ -143,13 +147,13 @@ fn says_what_the_status_says() {
 #[test]
 fn what_a_policy_wants_and_did_is_told_once_there_is_one() {
     let mut model = model("m");
-    let text = render(std::slice::from_ref(&model), None, None, &[], NOTHING);
+    let text = render(std::slice::from_ref(&model), None, None, &[], &NOTHING);
     assert!(!text.contains("wanted_ratio{") && !text.contains("decision_duration_seconds_"), "{text}");
     (model.status.wanted_percent, model.status.held) = (Some(40), true);
     model.changes.by_hand.completed = 2;
     model.changes.by_policy.refused = 3;
     model.changes.by_hand.effect.add(Duration::from_millis(900));
-    let text = render(&[model], Some(&policy()), None, &[], NOTHING);
+    let text = render(&[model], Some(&policy()), None, &[], &NOTHING);
     let own = "model=\"m\",gpu=\"1\"";
     has(&text, &format!("shadowslice_share_wanted_ratio{{{own}}} 0.4"));
     has(&text, "shadowslice_log_lines_dropped_total 0");
@@ -166,9 +170,9 @@ fn what_a_policy_wants_and_did_is_told_once_there_is_one() {
 #[test]
 fn traces_are_counted_where_requests_are_traced() {
     let name = "shadowslice_trace_spans_total{";
-    assert!(!render(&[model("m")], None, None, &[], NOTHING).contains(name));
+    assert!(!render(&[model("m")], None, None, &[], &NOTHING).contains(name));
     let counted = Counts { exported: 5, queue_full: 1, unsent: 2, rejected: 3 };
-    let text = render(&[], None, Some(counted), &[], NOTHING);
+    let text = render(&[], None, Some(counted), &[], &NOTHING);
     for (outcome, spans) in [("exported", 5), ("queue_full", 1), ("unsent", 2), ("rejected", 3)] {
         has(&text, &format!("{name}outcome=\"{outcome}\"}} {spans}"));
     }
@@ -179,7 +183,7 @@ fn only_a_model_that_serves_is_ready() {
     for state in ["loading", "restarting", "unready", "stopping"] {
         let mut model = model("m");
         model.status.state = state.to_owned();
-        has(&render(&[model], None, None, &[], NOTHING), "shadowslice_model_ready{model=\"m\",gpu=\"1\"} 0");
+        has(&render(&[model], None, None, &[], &NOTHING), "shadowslice_model_ready{model=\"m\",gpu=\"1\"} 0");
     }
 }
 
@@ -212,7 +216,7 @@ fn hand_overs_are_counted_by_their_outcomes() {
         failovers: 4,
         last: Some(last_handover()),
     };
-    let text = render(std::slice::from_ref(&model), None, None, &[], NOTHING);
+    let text = render(std::slice::from_ref(&model), None, None, &[], &NOTHING);
     let own = "model=\"m\",gpu=\"1\"";
     has(&text, &format!("shadowslice_handovers_total{{{own},outcome=\"completed\"}} 3"));
     has(&text, &format!("shadowslice_handovers_total{{{own},outcome=\"aborted\"}} 2"));
@@ -227,7 +231,7 @@ fn a_histogram_has_its_buckets_its_sum_and_its_count() {
     for ms in [1, 20, 60_000] {
         model.totals.latency.record(Duration::from_millis(ms));
     }
-    let text = render(&[model], None, None, &[], NOTHING);
+    let text = render(&[model], None, None, &[], &NOTHING);
     let name = "shadowslice_request_latency_seconds";
     for (bound, count) in
         [("0.0005", 0), ("0.001", 1), ("0.01", 1), ("0.02", 2), ("20", 2), ("60", 3), ("+Inf", 3)]
@@ -240,7 +244,7 @@ fn a_histogram_has_its_buckets_its_sum_and_its_count() {
 
 #[test]
 fn a_models_name_cannot_break_out_of_its_quotes() {
-    let text = render(&[model("a\"} 9\nb\\n é")], None, None, &[], NOTHING);
+    let text = render(&[model("a\"} 9\nb\\n é")], None, None, &[], &NOTHING);
     has(&text, r#"shadowslice_batches_total{model="a\"} 9\nb\\n é",gpu="1"} 0"#);
 }
 
@@ -265,6 +269,7 @@ fn busy(index: usize, latency: &LatencyHistogram) -> ModelMetrics {
     let Changes { by_hand, by_policy, by_worker, stall } = &mut model.changes;
     [by_hand, by_policy, by_worker].into_iter().for_each(|outcomes| outcomes.effect = total);
     *stall = total;
+    model.waits = vec![WaitReason::Memory];
     let by_rows = BTreeMap::from([(8, Steps { infer: total, ..Steps::default() })]);
     let latency = latency.clone();
     model.totals = Totals {
@@ -281,15 +286,16 @@ fn busy(index: usize, latency: &LatencyHistogram) -> ModelMetrics {
 }
 
 #[test]
-fn twenty_models_fill_less_than_205_kb() {
+fn twenty_models_fill_less_than_207_kb() {
     let mut latency = LatencyHistogram::default();
     (0..1_000_000).for_each(|_| latency.record(Duration::from_nanos(123)));
     let models: Vec<_> = (0..20).map(|index| busy(index, &latency)).collect();
-    let text = render(&models, Some(&policy()), None, &[], NOTHING);
+    let own = Own { access_log_dropped: None, ..NOTHING };
+    let text = render(&models, Some(&policy()), None, &[], &own);
     let told = |name: &str| text.contains(&format!("\n{name}"));
     let untold: Vec<_> = table::MODELS.iter().map(|metric| metric.name).filter(|name| !told(name)).collect();
     assert!(untold.is_empty(), "{untold:?} have no values");
-    assert!(text.len() < 205_000, "{} bytes", text.len());
+    assert!(text.len() < 207_000, "{} bytes", text.len());
 }
 
 fn worker(role: &str, memory_mib: Option<u64>) -> WorkerStatus {
@@ -313,7 +319,7 @@ fn workers_of_one_role_share_a_value_and_unknown_memory_has_none() {
     let leaving = [worker("leaving", Some(3)), worker("leaving", Some(4)), worker("leaving", None)];
     model.status.workers = Vec::from(leaving);
     model.status.workers.extend([worker("incumbent", Some(438)), worker("shadow", None)]);
-    let text = render(&[model], None, None, &[], NOTHING);
+    let text = render(&[model], None, None, &[], &NOTHING);
     let name = "shadowslice_worker_gpu_memory_bytes";
     has(&text, &format!("{name}{{model=\"m\",gpu=\"1\",role=\"leaving\"}} 7340032"));
     has(&text, &format!("{name}{{model=\"m\",gpu=\"1\",role=\"incumbent\"}} 459276288"));
@@ -348,7 +354,7 @@ fn a_gpu_tells_what_nvml_says_and_an_emulated_one_nothing() {
         why: None,
         nvml,
     };
-    let text = render(&[], None, None, &[gpu(0, None), gpu(1, Some(nvml.clone()))], NOTHING);
+    let text = render(&[], None, None, &[gpu(0, None), gpu(1, Some(nvml.clone()))], &NOTHING);
     for (name, value) in
         [("memory_used_bytes", "2097152"), ("memory_total_bytes", "6291456"), ("utilization", "0.37")]
     {
@@ -369,12 +375,14 @@ fn a_gpu_tells_what_nvml_says_and_an_emulated_one_nothing() {
     assert_eq!(text.matches("gpu_uuid=").count(), 6, "{text}");
     (nvml.memory, nvml.utilisation_percent) = (None, None);
     (nvml.power_mw, nvml.power_limit_mw, nvml.energy_mj) = (None, None, None);
-    let lost = render(&[], None, None, &[gpu(1, Some(nvml))], NOTHING);
+    let lost = render(&[], None, None, &[gpu(1, Some(nvml))], &NOTHING);
     let values: Vec<_> = lost.lines().filter(|line| !line.starts_with('#')).collect();
     let always = [
         "shadowslice_request_memory_bytes 1",
         "shadowslice_request_memory_limit_bytes 2",
         "shadowslice_log_lines_dropped_total 0",
+        "shadowslice_access_log_lines_dropped_total{reason=\"queue_full\"} 1",
+        "shadowslice_access_log_lines_dropped_total{reason=\"unwritten\"} 2",
         "shadowslice_peers_refused_total 0",
         "shadowslice_last_reload_timestamp_seconds 1.5",
         "shadowslice_last_reload_success 0",
@@ -397,7 +405,7 @@ fn batches_have_their_sizes_and_times_and_requests_their_wait() {
         executed(&mut model, rows, Duration::from_millis(ms));
     }
     model.totals.queue_wait.add(Duration::from_micros(160));
-    let text = render(&[model], None, None, &[], NOTHING);
+    let text = render(&[model], None, None, &[], &NOTHING);
     let own = "model=\"m\",gpu=\"1\"";
     has(&text, &format!("shadowslice_batch_rows_sum{{{own}}} 12"));
     has(&text, &format!("shadowslice_batch_rows_count{{{own}}} 3"));
@@ -410,7 +418,7 @@ fn batches_have_their_sizes_and_times_and_requests_their_wait() {
 #[test]
 fn streams_are_told_of_models_that_stream() {
     let mut model = model("m");
-    let told = |model: &ModelMetrics| render(std::slice::from_ref(model), None, None, &[], NOTHING);
+    let told = |model: &ModelMetrics| render(std::slice::from_ref(model), None, None, &[], &NOTHING);
     assert!(!told(&model).contains("shadowslice_stream_answer_seconds_count{"));
     model.totals.stream_steps.add(Duration::from_millis(5));
     model.totals.streams_failed = 2;
@@ -422,7 +430,7 @@ fn streams_are_told_of_models_that_stream() {
 #[test]
 fn slack_is_told_once_something_was_answered_and_may_be_negative() {
     let mut model = model("m");
-    let told = |model: &ModelMetrics| render(std::slice::from_ref(model), None, None, &[], NOTHING);
+    let told = |model: &ModelMetrics| render(std::slice::from_ref(model), None, None, &[], &NOTHING);
     assert!(!told(&model).contains("slack_ratio{"));
     model.status.slo.slack = Some(-0.5);
     has(&told(&model), "shadowslice_slo_slack_ratio{model=\"m\",gpu=\"1\"} -0.5");
@@ -449,7 +457,7 @@ fn tritons_metrics_say_the_same_under_its_names() {
         None,
         None,
         &[],
-        Own { machine: MachineUsage { cpu_busy: Some(0.25), memory }, ..NOTHING },
+        &Own { machine: MachineUsage { cpu_busy: Some(0.25), memory }, ..NOTHING },
     );
     for (name, value) in [
         ("request_success", "4"),

@@ -31,6 +31,9 @@ pub(crate) fn why(model: &ModelPlan) -> String {
     if let Some(obstacle) = &model.not_ordered {
         text.push_str(&format!("; not ordered: {obstacle}"));
     }
+    if let Some(overload) = &model.overload {
+        text.push_str(&format!("; overloaded: {overload}"));
+    }
     if model.held {
         text.push_str("; held");
     }
@@ -112,6 +115,7 @@ mod tests {
             door: DoorReport { max_batch: 1, max_delay_ms: 0.0, refuse_late: true },
             seen: SeenReport { arrival_rate: 0.0, p99_ms: 0.0, attainment: 1.0, busy: 0.0, queued: 0 },
             recent: RecentReport { span_s: 14.2, arrival_rate: 99.0, attainment: Some(0.8), busy: 0.97 },
+            overload: None,
         }
     }
 
@@ -129,6 +133,14 @@ mod tests {
         assert_eq!(lines[3], "speech  100% 132    79% 104 shrink     99  20.0%  97% late    -");
         assert!(lines[4].starts_with("  it makes room for digits"), "{said}");
         assert!(lines[5].starts_with("  ") && lines[5].contains("some of which digits has, too"), "{said}");
+    }
+
+    #[test]
+    fn an_overload_stands_behind_the_reason() {
+        let overload = Some("a copy serves 9 requests/s within the SLO at most".to_owned());
+        let said = said(vec![ModelPlan { overload, ..model("speech") }]);
+        let said = said.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(said.contains("before that; overloaded: a copy serves 9 requests/s"), "{said}");
     }
 
     #[test]

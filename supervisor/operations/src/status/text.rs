@@ -54,10 +54,11 @@ pub(crate) fn notes(model: &ModelStatus) -> Vec<String> {
     });
     let batches = model.batch_limit.as_ref().map(|why| format!("{name} has smaller batches, {why}"));
     let stalled = model.stalled.as_ref().map(|what| format!("{name}: {what}"));
+    let overload = model.overload.as_ref().map(|why| format!("{name} is overloaded: {why}"));
     let held = model
         .held
         .then(|| format!("{name} is held at {}%, until `shadowslice release {name}`", model.share_percent));
-    [why, stalled, files, no_change, batches, no_standby, held].into_iter().flatten().collect()
+    [why, overload, stalled, files, no_change, batches, no_standby, held].into_iter().flatten().collect()
 }
 
 /// Since when a model is unready, and until when.

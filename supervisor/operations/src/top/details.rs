@@ -86,7 +86,7 @@ fn requests(model: &ModelFacts) -> String {
         figures::count(counts.failed),
         figures::count(refused)
     );
-    if let Some(wait) = model.rates.and_then(|rates| rates.wait_ms) {
+    if let Some(wait) = model.since.and_then(|since| since.wait_ms) {
         text.push_str(&format!("; waited {} in the mean", span(wait / 1e3)));
     }
     text

@@ -1,8 +1,6 @@
-//! What is shown: one answer of the supervisor, and the rates since the answer before.
+//! What is shown: one answer of the supervisor, and what happened since the answer before.
 
-use std::time::Duration;
-
-use super::rates::Rates;
+use super::interval::Interval;
 use crate::status::{GpuStatus, ModelStatus, Status, SupervisorStatus};
 use shadowslice_control::controller::{ModelPlan, PlanReport};
 use shadowslice_datapath::readiness::Host;
@@ -12,8 +10,6 @@ use shadowslice_datapath::readiness::Host;
 pub(crate) struct Seen {
     pub(super) status: Status,
     pub(super) plan: PlanReport,
-    /// Since the program began.
-    pub(super) at: Duration,
 }
 
 #[derive(Debug, Clone)]
@@ -35,13 +31,13 @@ pub(super) struct ModelFacts {
     /// `None` where no policy decides, or none has decided yet.
     pub(super) plan: Option<ModelPlan>,
     /// `None` after a single answer.
-    pub(super) rates: Option<Rates>,
+    pub(super) since: Option<Interval>,
 }
 
 impl ModelFacts {
     /// No request in the last interval; before there is one, none in the last minute or two.
     pub(super) fn is_idle(&self) -> bool {
-        self.rates.map_or_else(|| self.status.is_idle(), |rates| rates.idle)
+        self.since.map_or_else(|| self.status.is_idle(), |since| since.idle)
     }
 
     pub(super) fn is_ready(&self) -> bool {
@@ -61,7 +57,7 @@ impl Facts {
             key: key(place),
             status: model.clone(),
             plan: seen.plan.models.iter().find(|plan| plan.name == model.name).cloned(),
-            rates: before.and_then(|before| rates(model, before, seen.at)),
+            since: before.and_then(|before| since(model, before)),
         });
         Self {
             supervisor: seen.status.supervisor.clone(),
@@ -80,9 +76,9 @@ impl Facts {
     }
 }
 
-fn rates(model: &ModelStatus, before: &Seen, now: Duration) -> Option<Rates> {
+fn since(model: &ModelStatus, before: &Seen) -> Option<Interval> {
     let earlier = before.status.models.iter().find(|earlier| earlier.name == model.name)?;
-    Rates::between(earlier, model, now.saturating_sub(before.at))
+    Interval::between(earlier, model)
 }
 
 /// A letter for each of the first 52 models.

@@ -5,8 +5,8 @@ mod app;
 mod details;
 mod facts;
 mod gpus;
+mod interval;
 mod models;
-mod rates;
 mod room;
 mod run;
 #[cfg(test)]

@@ -4,6 +4,7 @@ use super::facts::ModelFacts;
 use crate::figures;
 use crate::status::table::{Column, Long, aligned, left, right};
 use crate::status::{in_slo, latency, share, state};
+use shadowslice_datapath::pipeline::Rates;
 
 /// The head, and a row for each model. What has no room leaves by its rank.
 pub(super) fn table(models: &[ModelFacts], width: usize) -> Vec<String> {
@@ -24,7 +25,7 @@ const COLUMNS: [Column<ModelFacts>; 18] = [
     right(5, "QUEUE", |model| figures::count(model.status.queue as u64)),
     right(3, "REF/S", |model| rate(model, |rates| rates.refused)),
     right(8, "WAIT MS", |model| {
-        model.rates.and_then(|rates| rates.wait_ms).map_or("-".to_owned(), figures::ms)
+        model.since.and_then(|since| since.wait_ms).map_or("-".to_owned(), figures::ms)
     }),
     right(9, "FAIL/S", |model| rate(model, |rates| rates.failed)),
     right(10, "SLO MS", |model| figures::ms(model.status.slo.latency_ms)),
@@ -43,7 +44,7 @@ fn by(model: &ModelFacts) -> String {
 }
 
 fn requests(model: &ModelFacts) -> String {
-    match model.rates {
+    match model.status.rates {
         _ if model.status.slo.attainment.is_none() => "-".to_owned(),
         _ if model.is_idle() => "idle".to_owned(),
         Some(rates) => figures::rate(rates.requests),
@@ -51,8 +52,8 @@ fn requests(model: &ModelFacts) -> String {
     }
 }
 
-fn rate(model: &ModelFacts, of: fn(&super::rates::Rates) -> f64) -> String {
-    let rate = model.rates.as_ref().map(of).filter(|_| !model.is_idle());
+fn rate(model: &ModelFacts, of: fn(&Rates) -> f64) -> String {
+    let rate = model.status.rates.as_ref().map(of).filter(|_| !model.is_idle());
     rate.map_or("-".to_owned(), figures::rate)
 }
 

@@ -82,7 +82,7 @@ pub fn run(options: &Options, run_dir: &Path) -> u8 {
 
 fn once(interval: Duration, run_dir: &Path, began: Instant) -> u8 {
     let (heard, hears) = mpsc::sync_channel(WAITING);
-    let _goes_on = match ask_on(run_dir, interval, began, &heard) {
+    let _goes_on = match ask_on(run_dir, interval, &heard) {
         Ok(goes_on) => goes_on,
         Err(error) => return fail(&errors::chain(&error), exit::SOFTWARE),
     };
@@ -99,10 +99,10 @@ fn once(interval: Duration, run_dir: &Path, began: Instant) -> u8 {
     exit::print(&lines.iter().map(|line| format!("{}\n", line.to_string().trim_end())).collect::<String>())
 }
 
-fn look(run_dir: &Path, began: Instant) -> Result<Seen, String> {
+fn look(run_dir: &Path) -> Result<Seen, String> {
     let ask = |what| admin::ask(run_dir, &what).map_err(|error| errors::chain(&error));
     match (ask(Ask::Status)?, ask(Ask::Plan)?) {
-        (Reply::Status(status), Reply::Plan(plan)) => Ok(Seen { status, plan, at: began.elapsed() }),
+        (Reply::Status(status), Reply::Plan(plan)) => Ok(Seen { status, plan }),
         (Reply::Refused(why), _) | (_, Reply::Refused(why)) => Err(why),
         _ => Err("the supervisor answered another question; are both binaries from one build?".to_owned()),
     }
@@ -153,7 +153,7 @@ fn live(interval: Duration, run_dir: &Path, began: Instant) -> Result<u8, Broken
         Ok(())
     })?;
     start("keys", &heard, keys)?;
-    let _goes_on = ask_on(run_dir, interval, began, &heard)?;
+    let _goes_on = ask_on(run_dir, interval, &heard)?;
     serve(&mut screen, App::new(interval), began, &hears)
 }
 
@@ -211,17 +211,12 @@ fn keys(heard: &SyncSender<Heard>) -> io::Result<()> {
 }
 
 /// Asks until the returned end is dropped.
-fn ask_on(
-    run_dir: &Path,
-    interval: Duration,
-    began: Instant,
-    heard: &SyncSender<Heard>,
-) -> io::Result<SyncSender<()>> {
+fn ask_on(run_dir: &Path, interval: Duration, heard: &SyncSender<Heard>) -> io::Result<SyncSender<()>> {
     let (goes_on, ends) = mpsc::sync_channel(1);
     let run_dir = run_dir.to_owned();
     start("asks", heard, move |heard| {
         loop {
-            let told = heard.send(Heard::Answer(look(&run_dir, began)));
+            let told = heard.send(Heard::Answer(look(&run_dir)));
             if told.is_err() || ends.recv_timeout(interval) != Err(RecvTimeoutError::Timeout) {
                 return Ok(());
             }

@@ -197,9 +197,9 @@ impl Planner {
         }
         let sharers = self.models.iter().map(|(sharer, _)| sharer);
         let mut models = report::models(sharers, &facts, &decision, &names, obstacles);
-        for (model, (_, kept)) in models.iter_mut().zip(&self.models) {
+        for (model, (sharer, kept)) in models.iter_mut().zip(&self.models) {
             model.last_order_why = kept.orders.reason().map(str::to_owned);
-            model.recent = kept.recent.report();
+            model.recent = kept.recent.report(&sharer.pipeline.rates());
         }
         self.planned.send_modify(|planned| {
             planned.took.add(took);

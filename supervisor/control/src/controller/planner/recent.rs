@@ -1,27 +1,30 @@
 //! What was seen of a model over more than an interval, which few requests may leave out.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use shadowslice_datapath::pipeline::Rates;
 use shadowslice_policy::sharing::Seen;
 
-/// The report covers one to two of these.
+/// The time that the report covers; the interval in which it is full counts, too.
 const SPAN: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Sums {
     span: Duration,
-    arrived: u64,
     answered: u64,
     in_time: u64,
     refused: u64,
     busy: Duration,
 }
 
+/// What was seen in each interval of the last [`SPAN`].
 #[derive(Debug, Default)]
 pub(super) struct Recent {
-    before: Sums,
-    now: Sums,
+    /// The oldest first.
+    intervals: VecDeque<Sums>,
+    all: Sums,
 }
 
 /// What was seen of a model in the last seconds.
@@ -29,7 +32,7 @@ pub(super) struct Recent {
 pub struct RecentReport {
     /// Which ones; fewer after the start.
     pub span_s: f64,
-    /// Requests a second, refused ones included.
+    /// Requests a second, refused ones included, as `status` has them.
     pub arrival_rate: f64,
     /// Answered within the SLO / answered or refused; `None` if there was none.
     pub attainment: Option<f64>,
@@ -41,7 +44,6 @@ impl Sums {
     fn add(self, seen: Self) -> Self {
         Self {
             span: self.span + seen.span,
-            arrived: self.arrived + seen.arrived,
             answered: self.answered + seen.answered,
             in_time: self.in_time + seen.in_time,
             refused: self.refused + seen.refused,
@@ -50,25 +52,41 @@ impl Sums {
     }
 }
 
+impl Sums {
+    fn without(self, old: Self) -> Self {
+        Self {
+            span: self.span.saturating_sub(old.span),
+            answered: self.answered - old.answered,
+            in_time: self.in_time - old.in_time,
+            refused: self.refused - old.refused,
+            busy: self.busy.saturating_sub(old.busy),
+        }
+    }
+}
+
 impl Recent {
     pub(super) fn add(&mut self, seen: &Seen) {
-        let &Seen { span, arrived, answered, in_time, refused, busy, .. } = seen;
-        if self.now.span >= SPAN {
-            self.before = std::mem::take(&mut self.now);
+        let &Seen { span, answered, in_time, refused, busy, .. } = seen;
+        let new = Sums { span, answered, in_time, refused, busy: span.mul_f64(busy) };
+        self.all = self.all.add(new);
+        self.intervals.push_back(new);
+        while let Some(oldest) = self.intervals.front().copied()
+            && self.all.span.saturating_sub(oldest.span) >= SPAN
+        {
+            self.intervals.pop_front();
+            self.all = self.all.without(oldest);
         }
-        let busy = span.mul_f64(busy);
-        self.now = self.now.add(Sums { span, arrived, answered, in_time, refused, busy });
     }
 
-    pub(super) fn report(&self) -> RecentReport {
-        let Sums { span, arrived, answered, in_time, refused, busy } = self.before.add(self.now);
+    /// Returns the report. `rates` are those that `status` shows.
+    pub(super) fn report(&self, rates: &Rates) -> RecentReport {
+        let Sums { span, answered, in_time, refused, busy } = self.all;
         let (span_s, ended) = (span.as_secs_f64(), answered + refused);
-        let each_second = |amount: f64| if span_s > 0.0 { amount / span_s } else { 0.0 };
         RecentReport {
             span_s,
-            arrival_rate: each_second(arrived as f64),
+            arrival_rate: rates.requests,
             attainment: (ended > 0).then(|| in_time as f64 / ended as f64),
-            busy: each_second(busy.as_secs_f64()),
+            busy: if span_s > 0.0 { busy.as_secs_f64() / span_s } else { 0.0 },
         }
     }
 }
@@ -78,18 +96,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn few_requests_are_seen_and_forgotten_after_twenty_seconds() {
-        let mut recent = Recent::default();
-        assert_eq!(recent.report(), RecentReport::default());
+    fn few_requests_are_seen_and_forgotten_after_ten_seconds() {
+        let (mut recent, rates) = (Recent::default(), Rates { requests: 0.5, ..Rates::default() });
+        assert_eq!(recent.report(&Rates::default()), RecentReport::default());
         let tenth = Seen { span: Duration::from_millis(100), ..Seen::default() };
         recent.add(&Seen { arrived: 3, answered: 2, in_time: 1, refused: 1, busy: 0.5, ..tenth.clone() });
         (0..49).for_each(|_| recent.add(&tenth));
-        let RecentReport { span_s, arrival_rate, attainment, busy } = recent.report();
-        assert_eq!((span_s, arrival_rate, attainment), (5.0, 0.6, Some(1.0 / 3.0)));
+        let RecentReport { span_s, arrival_rate, attainment, busy } = recent.report(&rates);
+        assert_eq!((span_s, arrival_rate, attainment), (5.0, 0.5, Some(1.0 / 3.0)));
         assert!((busy - 0.01).abs() < 1e-9, "{busy}");
-        (0..149).for_each(|_| recent.add(&tenth));
-        assert_eq!(recent.report().arrival_rate, 3.0 / 19.9);
-        (0..2).for_each(|_| recent.add(&tenth));
-        assert_eq!((recent.report().arrival_rate, recent.report().attainment), (0.0, None));
+        (0..50).for_each(|_| recent.add(&tenth));
+        assert_eq!((recent.report(&rates).span_s, recent.report(&rates).attainment), (10.0, Some(1.0 / 3.0)));
+        recent.add(&tenth);
+        assert_eq!((recent.report(&rates).span_s, recent.report(&rates).attainment), (10.0, None));
     }
 }

@@ -53,6 +53,9 @@ pub struct ModelPlan {
     pub seen: SeenReport,
     #[serde(default)]
     pub recent: RecentReport,
+    /// Why no share would do, if more requests arrive than a copy answers.
+    #[serde(default)]
+    pub overload: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -175,6 +178,7 @@ fn of_model(
         door: DoorReport::of(door, on_late, sharer.model.batch.max_delay),
         seen: SeenReport::of(&live.seen),
         recent: RecentReport::default(),
+        overload: None,
     }
 }
 

@@ -56,6 +56,7 @@ fn report(state: ModelState, share: Percent, gpu: &dyn GpuBackend) -> ModelRepor
         warming: None,
         batch_limit: None,
         no_standby: None,
+        waits: Vec::new(),
         held: false,
         workers: Vec::new(),
         worker_deaths: 0,

@@ -1,7 +1,5 @@
 //! Answers of a supervisor, made up.
 
-use std::time::Duration;
-
 use serde_json::{Value, json};
 
 use super::super::facts::Seen;
@@ -48,6 +46,7 @@ pub(super) fn busy(requests: u64) -> Value {
             "rejected": requests / 10, "refused": {"late": requests / 10}},
         "latency_ms": {"p50": 4.26, "p99": 18.4},
         "slo": {"attainment": 0.9831, "slack": -0.25},
+        "rates": {"window_s": 10.3, "requests": 110.0, "refused": 10.0, "failed": 0.0},
         "handovers": {"completed": 2, "last": {"outcome": "completed", "mechanism": "in-process",
             "cause": "policy", "at_once": true, "from_percent": 100, "to_percent": 60, "from_sms": 132,
             "to_sms": 72, "stall_us": 0.0, "stall_total_us": 0.0}},
@@ -76,7 +75,7 @@ fn plan_of(name: &str) -> Value {
         "seen": {"arrival_rate": 99.0, "p99_ms": 9.3, "attainment": 0.8, "busy": 0.97, "queued": 2}})
 }
 
-pub(super) fn seen(models: Vec<Value>, gpus: Vec<Value>, second: u64) -> Seen {
+pub(super) fn seen(models: Vec<Value>, gpus: Vec<Value>) -> Seen {
     let models = models.into_iter().map(|model| serde_json::from_value::<ModelStatus>(model).unwrap());
     let models: Vec<ModelStatus> = models.collect();
     let gpus = gpus.into_iter().map(|gpu| serde_json::from_value(gpu).unwrap()).collect();
@@ -84,7 +83,7 @@ pub(super) fn seen(models: Vec<Value>, gpus: Vec<Value>, second: u64) -> Seen {
     let plans = plans.map(|model| serde_json::from_value(plan_of(&model.name)).unwrap()).collect();
     let (policy, act) = ("adaptive".to_owned(), true);
     let plan = PlanReport { policy, act, interval_ms: 100.0, decisions: 94, models: plans };
-    Seen { status: Status { ready: true, models, gpus, ..empty() }, plan, at: Duration::from_secs(second) }
+    Seen { status: Status { ready: true, models, gpus, ..empty() }, plan }
 }
 
 fn empty() -> Status {

@@ -21,7 +21,7 @@ const LARGE: (u16, u16) = (120, 40);
 fn app(models: impl Fn(u64) -> Vec<Value>, gpus: &[Value]) -> App {
     let mut app = App::new(Duration::from_secs(1));
     for second in [1, 2] {
-        app.hear(Ok(seen(models(second), gpus.to_vec(), second)), Duration::from_secs(second));
+        app.hear(Ok(seen(models(second), gpus.to_vec())), Duration::from_secs(second));
     }
     app
 }
@@ -105,12 +105,12 @@ fn a_change_that_failed_is_not_taken_for_the_one_in_force() {
 }
 
 #[test]
-fn after_one_answer_there_are_no_rates_yet() {
+fn after_one_answer_rates_are_known() {
     let mut app = App::new(Duration::from_secs(1));
     has(&shown(&app, USUAL), &["asking the supervisor"]);
-    app.hear(Ok(seen(two(1), vec![gpu(0, false)], 1)), Duration::from_secs(1));
+    app.hear(Ok(seen(two(1), vec![gpu(0, false)])), Duration::from_secs(1));
     let screen = shown(&app, USUAL);
-    has(&screen, &["digits a ready 100% 132 inside idle", "speech b ready 60% 72 inside ... 4.3", "98.3%"]);
+    has(&screen, &["digits a ready 100% 132 inside idle", "speech b ready 60% 72 inside 110 4.3", "98.3%"]);
 }
 
 #[test]
@@ -166,9 +166,9 @@ fn a_supervisor_that_is_gone_is_told_of_and_the_last_facts_stay() {
     app.hear(refused(), Duration::from_secs(8));
     let gone = "no supervisor for 5 s; asked every 1 s: no supervisor can be reached";
     has(&shown(&app, USUAL), &[gone, "speech b ready 60%"]);
-    app.hear(Ok(seen(two(0), vec![gpu(0, true)], 9)), Duration::from_secs(9));
+    app.hear(Ok(seen(two(0), vec![gpu(0, true)])), Duration::from_secs(9));
     let screen = shown(&app, USUAL);
-    has(&screen, &["q ends", "speech b ready 60% 72 inside ..."]);
+    has(&screen, &["q ends", "speech b ready 60% 72 inside 110"]);
 }
 
 #[test]
@@ -181,9 +181,9 @@ fn keys_end_it_or_choose_a_model_that_stays_chosen() {
     press(&mut app, KeyCode::Down);
     assert_eq!(app.selected(), 1);
     let reordered = vec![model("new", json!({})), model("other", json!({})), model("speech", busy(400))];
-    app.hear(Ok(seen(reordered, vec![], 3)), Duration::from_secs(3));
+    app.hear(Ok(seen(reordered, vec![])), Duration::from_secs(3));
     assert_eq!(app.selected(), 2);
-    app.hear(Ok(seen(vec![], vec![], 4)), Duration::from_secs(4));
+    app.hear(Ok(seen(vec![], vec![])), Duration::from_secs(4));
     assert_eq!(app.selected(), 0);
     has(&shown(&app, USUAL), &["0 models"]);
 }

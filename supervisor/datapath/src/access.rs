@@ -1,0 +1,255 @@
+//! The access log's record of each request. Its last holder tells it: the answer's last bytes when
+//! they have been written, or whatever was dropped as the client left.
+//!
+//! Nothing here writes. The log takes a record without waiting, or drops and counts it.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant, SystemTime};
+
+use parking_lot::Mutex;
+
+use crate::peer::Peer;
+use crate::trace::Journal;
+
+/// The longest text of a client that a record has, in bytes: paths, ids and messages.
+const MAX_TEXT_BYTES: usize = 256;
+
+/// The reason of an answer that its client did not take to the end.
+const CLIENT_LEFT: &str = "client_left";
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Protocol {
+    Http,
+    Grpc,
+}
+
+impl Protocol {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Http => "http",
+            Self::Grpc => "grpc",
+        }
+    }
+
+    /// Returns the code of a request whose client left before its answer: nginx's 499, gRPC's
+    /// `CANCELLED`.
+    fn left(self) -> u16 {
+        match self {
+            Self::Http => 499,
+            Self::Grpc => 1,
+        }
+    }
+}
+
+/// A request and its answer.
+#[derive(Debug)]
+pub struct AccessRecord {
+    /// The time at which the request's first part was read.
+    pub time: SystemTime,
+    pub protocol: Protocol,
+    pub method: String,
+    pub path: String,
+    pub peer: Arc<Peer>,
+    /// The model of an inference.
+    pub model: Option<String>,
+    /// The request's own id, else that of its header `x-request-id`.
+    pub request_id: Option<String>,
+    pub code: u16,
+    /// The reason of a refusal in a word, as the metrics have it, or [`CLIENT_LEFT`].
+    pub reason: Option<&'static str>,
+    /// The error as the client reads it, shortened.
+    pub error: Option<String>,
+    /// The bytes of the request's body and the answer's.
+    pub bytes: (u64, u64),
+    /// The time from the request's first part to the answer's last byte.
+    pub latency: Duration,
+}
+
+/// Takes records. It must not wait.
+type Tell = Box<dyn Fn(&AccessRecord) + Send + Sync>;
+
+pub struct AccessLog(Tell);
+
+impl fmt::Debug for AccessLog {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("AccessLog")
+    }
+}
+
+/// The head of a request.
+#[derive(Debug, Clone, Copy)]
+pub struct Head<'h> {
+    pub protocol: Protocol,
+    pub method: &'h str,
+    pub path: &'h str,
+    /// Its header `x-request-id`.
+    pub request_id: Option<&'h str>,
+}
+
+impl AccessLog {
+    pub fn new(tell: impl Fn(&AccessRecord) + Send + Sync + 'static) -> Self {
+        Self(Box::new(tell))
+    }
+
+    /// Begins the record of a request whose first part was read at `began`.
+    pub fn begin(self: &Arc<Self>, head: Head<'_>, peer: &Arc<Peer>, began: Instant) -> Access {
+        let Head { protocol, method, path, request_id } = head;
+        Access(Arc::new(Entry {
+            log: Arc::clone(self),
+            time: SystemTime::now().checked_sub(began.elapsed()).unwrap_or(SystemTime::UNIX_EPOCH),
+            began,
+            protocol,
+            method: clipped(method),
+            path: clipped(path),
+            request_id: request_id.map(clipped),
+            journal: Journal::default(),
+            received: AtomicU64::new(0),
+            sent: AtomicU64::new(0),
+            answer: Mutex::new(Answer { peer: Arc::clone(peer), code: None, is_whole: false }),
+        }))
+    }
+}
+
+/// The record of a request under way; the last one that is dropped tells it.
+#[derive(Debug, Clone)]
+pub struct Access(Arc<Entry>);
+
+#[derive(Debug)]
+struct Entry {
+    log: Arc<AccessLog>,
+    time: SystemTime,
+    began: Instant,
+    protocol: Protocol,
+    method: String,
+    path: String,
+    request_id: Option<String>,
+    journal: Journal,
+    received: AtomicU64,
+    sent: AtomicU64,
+    answer: Mutex<Answer>,
+}
+
+#[derive(Debug)]
+struct Answer {
+    peer: Arc<Peer>,
+    code: Option<u16>,
+    /// Whether the client took all of it.
+    is_whole: bool,
+}
+
+impl Access {
+    /// The notes of the request's way, of which the record has the model, the id and the failure.
+    pub fn journal(&self) -> &Journal {
+        &self.0.journal
+    }
+
+    /// Notes that the peer is known by a name now.
+    pub fn identified(&self, peer: &Arc<Peer>) {
+        self.0.answer.lock().peer = Arc::clone(peer);
+    }
+
+    pub fn received(&self, bytes: usize) {
+        self.0.received.fetch_add(bytes as u64, Relaxed);
+    }
+
+    pub fn sent(&self, bytes: usize) {
+        self.0.sent.fetch_add(bytes as u64, Relaxed);
+    }
+
+    /// Notes the code of the answer, which may be on its way for a while. A later code wins.
+    pub fn answered(&self, code: u16) {
+        self.0.answer.lock().code = Some(code);
+    }
+
+    /// Notes that the client took the whole answer.
+    pub fn delivered(&self) {
+        self.0.answer.lock().is_whole = true;
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        let journey = self.journal.take();
+        let Answer { peer, code, is_whole } = self.answer.get_mut();
+        let left = (code.is_none() || !*is_whole).then_some(CLIENT_LEFT);
+        let record = AccessRecord {
+            time: self.time,
+            protocol: self.protocol,
+            method: std::mem::take(&mut self.method),
+            path: std::mem::take(&mut self.path),
+            peer: Arc::clone(peer),
+            model: journey.model,
+            request_id: journey.id.map(|id| clipped(&id)).or_else(|| self.request_id.take()),
+            code: code.unwrap_or(self.protocol.left()),
+            reason: journey.refusal.or(left),
+            error: journey.why.map(|why| clipped(&why)),
+            bytes: (*self.received.get_mut(), *self.sent.get_mut()),
+            latency: self.began.elapsed(),
+        };
+        (self.log.0)(&record);
+    }
+}
+
+fn clipped(text: &str) -> String {
+    text[..text.floor_char_boundary(MAX_TEXT_BYTES)].to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn log() -> (Arc<AccessLog>, Arc<Mutex<Vec<String>>>) {
+        let lines = Arc::new(Mutex::new(Vec::new()));
+        let told = Arc::clone(&lines);
+        let tell = move |record: &AccessRecord| {
+            let AccessRecord { code, reason, error, request_id, bytes, .. } = record;
+            told.lock().push(format!("{code} {reason:?} {error:?} {request_id:?} {bytes:?}"));
+        };
+        (Arc::new(AccessLog::new(tell)), lines)
+    }
+
+    fn begin(log: &Arc<AccessLog>, protocol: Protocol) -> Access {
+        let head = Head { protocol, method: "POST", path: "/v2", request_id: Some("from-proxy") };
+        log.begin(head, &Arc::new(Peer::Unix { uid: 1, groups: Vec::new(), pid: 2 }), Instant::now())
+    }
+
+    #[test]
+    fn the_last_holder_tells_the_record() {
+        let (log, lines) = log();
+        let access = begin(&log, Protocol::Http);
+        let other = access.clone();
+        access.received(5);
+        access.answered(200);
+        drop(access);
+        assert!(lines.lock().is_empty());
+        other.sent(7);
+        other.delivered();
+        other.journal().identified("own");
+        drop(other);
+        assert_eq!(*lines.lock(), ["200 None None Some(\"own\") (5, 7)"]);
+    }
+
+    #[test]
+    fn a_client_that_leaves_is_told_apart() {
+        let (log, lines) = log();
+        drop(begin(&log, Protocol::Http));
+        drop(begin(&log, Protocol::Grpc));
+        begin(&log, Protocol::Http).answered(200);
+        let refused = begin(&log, Protocol::Http);
+        refused.journal().refused("late");
+        refused.journal().failed("x".repeat(300));
+        refused.answered(503);
+        refused.delivered();
+        drop(refused);
+        let long = "x".repeat(MAX_TEXT_BYTES);
+        let expected = [
+            "499 Some(\"client_left\") None Some(\"from-proxy\") (0, 0)".to_owned(),
+            "1 Some(\"client_left\") None Some(\"from-proxy\") (0, 0)".to_owned(),
+            "200 Some(\"client_left\") None Some(\"from-proxy\") (0, 0)".to_owned(),
+            format!("503 Some(\"late\") Some({long:?}) Some(\"from-proxy\") (0, 0)"),
+        ];
+        assert_eq!(*lines.lock(), expected);
+    }
+}

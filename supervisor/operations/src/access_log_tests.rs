@@ -1,0 +1,84 @@
+use std::fs;
+use std::net::SocketAddr;
+use std::time::SystemTime;
+
+use serde_json::Value;
+use shadowslice_datapath::access::{Head, Protocol};
+
+use super::*;
+
+fn ask(log: &Arc<AccessLog>, path: &str) {
+    let peer = Arc::new(Peer::Unix { uid: 7, groups: Vec::new(), pid: 8 });
+    let head = Head { protocol: Protocol::Http, method: "GET", path, request_id: None };
+    let access = log.begin(head, &peer, Instant::now());
+    access.answered(200);
+    access.delivered();
+}
+
+fn paths(file: &Path) -> Vec<String> {
+    let text = fs::read_to_string(file).unwrap();
+    let path = |line: &str| {
+        let line: Value = serde_json::from_str(line).unwrap();
+        line["path"].as_str().unwrap().to_owned()
+    };
+    text.lines().map(path).collect()
+}
+
+#[test]
+fn a_line_has_all_fields() {
+    let address: SocketAddr = "127.0.0.1:9".parse().unwrap();
+    let record = AccessRecord {
+        time: SystemTime::UNIX_EPOCH + Duration::from_nanos(1_123_456_789),
+        protocol: Protocol::Grpc,
+        method: "POST".to_owned(),
+        path: "/x\n".to_owned(),
+        peer: Arc::new(Peer::Tcp { address, names: vec!["ci".to_owned(), "deploy".to_owned()] }),
+        model: Some("digits".to_owned()),
+        request_id: None,
+        code: 14,
+        reason: Some("late"),
+        error: Some("why".to_owned()),
+        bytes: (3, 4),
+        latency: Duration::from_nanos(1_234_567),
+    };
+    let expected = r#"{"time":"1970-01-01T00:00:01.123456Z","protocol":"grpc","method":"POST","path":"/x\n","model":"digits","code":14,"reason":"late","error":"why","bytes_in":3,"bytes_out":4,"latency_ms":1.234,"address":"127.0.0.1:9","uid":null,"pid":null,"client":"ci,deploy","request_id":null}"#;
+    assert_eq!(String::from_utf8(line(&record)).unwrap(), expected);
+}
+
+#[test]
+fn a_rotated_file_is_opened_again_when_asked() {
+    let folder = tempfile::tempdir().unwrap();
+    let (file, rotated) = (folder.path().join("access.log"), folder.path().join("access.log.1"));
+    let writer = AccessLogWriter::start(&file).unwrap();
+    let (log, reopen) = (writer.log(), writer.reopen());
+    assert_eq!(file.metadata().unwrap().mode() & 0o777, MODE);
+    ask(&log, "/1");
+    let until = Instant::now() + Duration::from_secs(30);
+    while paths(&file).is_empty() {
+        assert!(Instant::now() < until, "nothing is written");
+        std::thread::yield_now();
+    }
+    fs::rename(&file, &rotated).unwrap();
+    reopen();
+    ask(&log, "/2");
+    drop(log);
+    writer.end();
+    assert_eq!((paths(&rotated), paths(&file)), (vec!["/1".to_owned()], vec!["/2".to_owned()]));
+}
+
+#[test]
+fn lines_that_the_file_does_not_take_are_counted() {
+    let writer = AccessLogWriter::start(Path::new("/dev/full")).unwrap();
+    let dropped = writer.dropped();
+    ask(&writer.log(), "/1");
+    ask(&writer.log(), "/2");
+    writer.end();
+    assert_eq!(dropped(), DroppedLines { queue_full: 0, unwritten: 2 });
+}
+
+#[test]
+fn a_folder_that_is_not_there_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let why = AccessLogWriter::start(&folder.path().join("no/access.log")).unwrap_err();
+    assert!(why.to_string().contains("no/access.log"), "{why}");
+}
