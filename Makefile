@@ -104,6 +104,7 @@ clients: onnxruntime python $(examples) $(torch) | have-cargo ## Triton's own cl
 	$(with_libs) tests/python/outside_clients.py $(TARGET)/debug/shadowslice
 	$(with_libs) tests/python/extensions.py $(TARGET)/debug/shadowslice
 	$(with_libs) tests/python/found_models.py $(TARGET)/debug/shadowslice
+	$(with_libs) tests/python/check_run.py $(TARGET)/debug/shadowslice
 	$(with_libs) tests/python/model_repository.py $(TARGET)/debug/shadowslice
 	$(with_libs) tests/python/encrypted.py $(TARGET)/debug/shadowslice
 	$(with_libs) tests/python/worker_memory.py $(TARGET)/debug/shadowslice

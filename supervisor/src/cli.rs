@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 
-use crate::{init, manual, place, serve};
+use crate::{check_run, init, manual, place, serve};
 use shadowslice_config as config;
 use shadowslice_control::controller::HandoverReport;
 use shadowslice_control::host;
@@ -55,6 +55,10 @@ enum Command {
         folder: PathBuf,
     },
     /// Name every fault of a configuration, as file:line:column: message.
+    ///
+    /// With --run, start each model, too: one after the other, with the worker and the sandbox that serve it, on its GPU.
+    /// A model runs a batch of each size and proves its answers; then its worker ends. Exit code 1 says that a model
+    /// cannot be served.
     Check {
         /// The configuration.
         config: PathBuf,
@@ -64,6 +68,9 @@ enum Command {
         /// Import no Python models, which may take half a minute each.
         #[arg(long)]
         no_import: bool,
+        /// Start each model once, and show its tensors, batch sizes and times, or why it cannot be served.
+        #[arg(long, conflicts_with_all = ["print", "no_import"])]
+        run: bool,
     },
     /// Show what serves what, at which share, and how well.
     ///
@@ -239,13 +246,19 @@ pub(crate) fn run() -> ExitCode {
             Ok(text) => print(&text),
             Err(error) => fail(&errors::chain(&error), exit::UNAVAILABLE),
         },
-        Command::Check { config, print, no_import } => {
+        Command::Check { config, print, no_import, run } => {
             let (mut out, mut err) = (std::io::stdout().lock(), std::io::stderr().lock());
             let refused = |path: &Path| host::RunDir::refuses(path).map(|why| errors::chain(&why));
-            let fault_of = |model: &config::Model| if no_import { None } else { host::fault_of(model) };
+            let fault_of =
+                |model: &config::Model| if no_import || run { None } else { host::fault_of(model) };
             let looks = (&refused as _, &fault_of as _, &advice as _);
             let checked = config::check::run(&config, print, looks, &mut out, &mut err);
-            checked.unwrap_or_else(|error| exit::printed(Err(error)))
+            drop((out, err));
+            match checked {
+                Ok(0) if run => check_run::run(&config),
+                Ok(code) => code,
+                Err(error) => exit::printed(Err(error)),
+            }
         }
         Command::Status { json, at } => ask(&Ask::Status, json, at),
         Command::Top { options, at } => at.known().map_or_else(|code| code, |at| top::run(&options, &at)),

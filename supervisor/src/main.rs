@@ -1,7 +1,9 @@
 //! `shadowslice`: see `shadowslice --help`.
 
+mod check_run;
 mod cli;
 mod ending;
+mod ground;
 mod init;
 mod known;
 mod manual;

@@ -81,7 +81,7 @@ pub(crate) async fn all_ready(models: &[Served]) -> Result<(), Failed> {
 }
 
 /// Returns when the model serves; an error says why it does not.
-async fn settled(model: &Served) -> Result<(), String> {
+pub(crate) async fn settled(model: &Served) -> Result<(), String> {
     let mut report = model.report.clone();
     let settled = |state: &ModelState| matches!(state, ModelState::Ready | ModelState::Unready { .. });
     match report.wait_for(|report| settled(&report.state)).await.map(|report| report.state.clone()) {

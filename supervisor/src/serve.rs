@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::ending::{Ending, Signals, finish, hear, until_ended};
+use crate::ground::Ground;
 use crate::known;
 use crate::running::{Running, all_ready, repository, run_models};
 use crate::shown;
@@ -18,12 +19,9 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use shadowslice_config as config;
 use shadowslice_config::{Config, Limits, Listen};
-use shadowslice_control::backend::GpuBackend;
-use shadowslice_control::controller::{Context, GroupLedger, MemoryLedger};
-use shadowslice_control::host::{self, HostError, RunDir};
+use shadowslice_control::controller::Context;
+use shadowslice_control::host::{self, RunDir};
 use shadowslice_control::models::{COMMANDS, Command, ModelSet, patience};
-use shadowslice_control::nvml::Watch;
-use shadowslice_control::process::{Users, end_those_left, held, may_raise_priority, reap_orphans};
 use shadowslice_datapath::clock::Clock;
 use shadowslice_datapath::peer::{Guard, Refusals};
 use shadowslice_datapath::relay::Relays;
@@ -44,11 +42,6 @@ use shadowslice_shared::exit;
 
 /// How long the controllers may take to end, beyond the stop timeout.
 const STOP_GRACE: Duration = Duration::from_secs(5);
-
-/// A data-path thread takes from the queue that all threads share after so many tasks, even if its
-/// own is not empty. Its own queue holds 256 tasks: with more active connections, those in the
-/// shared queue would wait while the others get tens of answers each.
-const SHARED_QUEUE_TURN: u32 = 2;
 
 pub(crate) const NO_THREADS: &str = "the runtime cannot be started; raise the limit on processes";
 
@@ -103,13 +96,6 @@ fn start(
     log: &Log,
     predecessor: &mut Option<Predecessor>,
 ) -> Result<u8, Failed> {
-    reap_orphans();
-    let unfit = |error: HostError| unavailable("this host cannot serve", &error);
-    let library = host::onnxruntime_library(config).map_err(unfit)?;
-    let mut programs = host::programs().map_err(unfit)?;
-    // A package that is upgraded replaces it, by one that may not understand this supervisor.
-    programs.worker =
-        held(&programs.worker).map_err(|error| unavailable("the worker's program cannot be read", &error))?;
     let itself =
         upgrade::program().map_err(|error| unavailable("this program's path is not known", &error))?;
     let lock = match predecessor {
@@ -121,53 +107,8 @@ fn start(
         Some(before) => before.lock.take(),
         None => None,
     };
-    let run_dir = RunDir::take(&config.run_dir, lock).map_err(|error| unfit(error.into()))?;
-    if predecessor.is_none() {
-        end_those_left(&run_dir.private().join("workers"));
-    }
-    host::raise_file_limit();
-    let users = config.workers.users.clone().map(|users| Arc::new(Users::new(users)));
-    if users.is_some() && !nix::unistd::geteuid().is_root() {
-        let why = "workers.users: only root's supervisor can run workers as other users".to_owned();
-        return Err(Failed { why, code: exit::CONFIG });
-    }
-    let place = match &users {
-        Some(_) => run_dir.passable().map_err(|error| unfit(error.into()))?,
-        None => run_dir.private(),
-    };
-    let estates = predecessor.as_ref().map_or(&[][..], |before| &before.mps);
-    let gpus = host::gpus(&config.gpus, &place, &programs.worker, users.is_some(), estates).map_err(unfit)?;
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(host::data_path_threads())
-        .thread_name("data-path")
-        .global_queue_interval(SHARED_QUEUE_TURN)
-        .enable_all()
-        .build()
-        .map_err(|error| unavailable(NO_THREADS, &error))?;
-    // Requests and answers pass through this process.
-    if let Err(error) = nix::sys::prctl::set_dumpable(false) {
-        tracing::warn!(%error, "other processes of this user can read the supervisor's memory");
-    }
-    let watch = Watch::start(&config.gpus);
-    let context = Context {
-        programs,
-        library,
-        engines: place.join("tensorrt"),
-        register: run_dir.private().join("workers"),
-        users,
-        variables: config.workers.environment.clone(),
-        worker_memory: config.workers.memory,
-        timeouts: config.timeouts,
-        response_bytes: config.limits.response_bytes,
-        clock: Clock::start(),
-        data_path: runtime.handle().clone(),
-        lower_shadows: may_raise_priority(),
-        gpus: gpus.clone(),
-        readings: watch.readings(),
-        memory: gpus.iter().map(|_| Arc::new(MemoryLedger::new(config.controller.standby_memory))).collect(),
-        groups: gpus.iter().map(|gpu| Arc::new(GroupLedger::new(groups_of(&**gpu)))).collect(),
-        policy_acts: config.controller.acts().is_some(),
-    };
+    let estates = predecessor.as_ref().map(|before| &before.mps[..]);
+    let Ground { run_dir, gpus, runtime, context, watch: _watch } = Ground::prepare(config, lock, estates)?;
     let place = Place { program: &itself, file, run_dir: &run_dir };
     let code = runtime.block_on(serve(&place, config, context, log, predecessor));
     // The workers have ended by now, or the supervisor must end at once.
@@ -176,11 +117,6 @@ fn start(
     // Nothing is waited for: by now all was answered, or a second signal came.
     runtime.shutdown_background();
     code
-}
-
-/// Zero where the GPU does not divide.
-fn groups_of(gpu: &dyn GpuBackend) -> usize {
-    gpu.division().map_or(0, |division| division.count())
 }
 
 /// Where this supervisor and what it needs lie.

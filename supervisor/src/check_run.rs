@@ -1,0 +1,176 @@
+//! `shadowslice check --run`: starts each model once, as `serve` would start it, and says what was
+//! found. Nothing of it stays: its run directory is a temporary folder, and its workers end.
+
+use std::fmt::Write as _;
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use shadowslice_config::{Choice, Config, Controller};
+use shadowslice_control::controller::{Context, ControlThread, Served};
+use shadowslice_control::models::patience;
+use shadowslice_operations::figures;
+use shadowslice_policy::sharing::PolicyName;
+use shadowslice_shared::exit::{self, fail};
+use shadowslice_shared::logged;
+use shadowslice_shared::tensor::TensorSpec;
+use tokio::sync::watch;
+use tokio::time::timeout;
+
+use crate::ending::Signals;
+use crate::ground::Ground;
+use crate::running::{Running, run_models, settled};
+use crate::serve::{Failed, unavailable};
+
+/// How long a worker may take to end, beyond twice `timeouts.stop`.
+const STOP_GRACE: Duration = Duration::from_secs(5);
+
+/// For workers of other users, which pass through the folder.
+const PASSABLE: u32 = 0o711;
+
+/// Returns the exit code for this configuration, in which `check` found no fault.
+pub(crate) fn run(file: &Path) -> u8 {
+    match all(file) {
+        Ok(0) => 0,
+        Ok(_) => exit::REFUSED,
+        Err(Failed { why, code }) => fail(&why, code),
+    }
+}
+
+/// Returns how many models cannot be served.
+fn all(file: &Path) -> Result<usize, Failed> {
+    let config = shadowslice_config::load_here(file)
+        .map_err(|error| Failed { why: error.to_string(), code: exit::CONFIG })?;
+    let passable = Permissions::from_mode(PASSABLE);
+    let folder = tempfile::Builder::new().prefix("shadowslice-check-").permissions(passable).tempdir();
+    let folder = folder.map_err(|error| {
+        unavailable("no temporary folder can be made; give TMPDIR a folder that can be written", &error)
+    })?;
+    let config = Config { run_dir: folder.path().join("run"), ..config };
+    let Ground { run_dir, gpus, runtime, context, watch } = Ground::prepare(&config, None, None)?;
+    let failed = runtime.block_on(each(&config, &context));
+    gpus.iter().for_each(|gpu| gpu.stop(failed.is_err()));
+    runtime.shutdown_timeout(STOP_GRACE);
+    drop((context, watch, gpus, run_dir));
+    failed
+}
+
+async fn each(config: &Config, context: &Context) -> Result<usize, Failed> {
+    let mut signals = Signals::new()?;
+    let mut failed = 0;
+    for model in &config.models {
+        // No policy changes its share meanwhile.
+        let controller = Controller { policy: Choice::of(PolicyName::Static), ..config.controller };
+        let alone = Config { models: vec![model.clone()], controller, ..config.clone() };
+        match one(&alone, context, &mut signals).await? {
+            Ok(found) => {
+                exit::print(&format!("{}: {found}\n", model.name));
+            }
+            Err(why) => {
+                failed += 1;
+                exit::say(&format!("{}: cannot be served: {why}", model.name));
+            }
+        }
+    }
+    let all = config.models.len();
+    exit::print(&format!("{} of {all} models can be served\n", all - failed));
+    Ok(failed)
+}
+
+/// Returns what was found of the only model of a configuration, or why it cannot be served.
+async fn one(
+    config: &Config,
+    context: &Context,
+    signals: &mut Signals,
+) -> Result<Result<String, String>, Failed> {
+    let (_moving, still) = watch::channel(false);
+    // Nothing is known of a model that never ran.
+    let nowhere = config.run_dir.join("none");
+    let Running { registry: _registry, mut control, models, router: _router, .. } =
+        run_models((&nowhere, &nowhere), config, context, None, still).await?;
+    let served = models.borrow().served.first().cloned();
+    let Some(served) = served else {
+        return Ok(Err("the model has no workers; please report this".to_owned()));
+    };
+    let (begun, limit) = (Instant::now(), patience(&config.timeouts));
+    let outcome = tokio::select! {
+        outcome = timeout(limit, settled(&served)) => Some(outcome),
+        _ = signals.next() => None,
+    };
+    let found = match outcome {
+        Some(Ok(Ok(()))) => Ok(Ok(found(&served, begun.elapsed()))),
+        Some(Ok(Err(why))) => Ok(Err(why)),
+        Some(Err(_)) => {
+            let died = served.report.borrow().last_death.clone();
+            let died = died.map(|why| format!("; its last worker ended: {why}")).unwrap_or_default();
+            Ok(Err(format!(
+                "the model was not ready within {}; see timeouts.spawn and timeouts.warm{died}",
+                logged::span(limit)
+            )))
+        }
+        None => {
+            let why = "ended by a signal before all models were started".to_owned();
+            Err(Failed { why, code: exit::REFUSED })
+        }
+    };
+    end(&mut control, config.timeouts.stop * 2 + STOP_GRACE).await;
+    found
+}
+
+/// Ends the model's workers.
+async fn end(control: &mut ControlThread, limit: Duration) {
+    control.stop();
+    if timeout(limit, control.ended()).await.is_err() {
+        control.cut();
+    }
+}
+
+/// Describes a model that serves.
+fn found(served: &Served, took: Duration) -> String {
+    let report = served.report.borrow();
+    let seconds = figures::span(took.as_secs_f64());
+    let mut text = format!(
+        "ready after {seconds}, on GPU {} with {} ({} SMs)",
+        served.model.gpu, report.share, report.sms
+    );
+    // Writing to a string cannot fail.
+    if let Some(metadata) = served.pipeline.metadata() {
+        let _ = write!(
+            text,
+            "\n  inputs: {}; outputs: {}",
+            tensors(&metadata.inputs),
+            tensors(&metadata.outputs)
+        );
+        let _ = match metadata.max_batch {
+            0 => write!(text, "\n  no batches"),
+            most => write!(text, "\n  batches of at most {most} rows"),
+        };
+    }
+    let times = served.pipeline.report().execution;
+    let times: Vec<String> =
+        times.iter().map(|(rows, took)| format!("{rows} in {}", figures::span(took.as_secs_f64()))).collect();
+    if !times.is_empty() {
+        let _ = write!(text, "; rows run in warm-up: {}", times.join(", "));
+    }
+    if let Some(limit) = &report.batch_limit {
+        let _ = write!(text, "\n  smaller batches than the default: {}", limit.why);
+    }
+    let worker = report.workers.iter().find(|worker| worker.role == "incumbent");
+    if let Some(memory) = worker.and_then(|worker| worker.memory) {
+        let _ = write!(
+            text,
+            "\n  memory: weights {} MiB, scratch {} MiB",
+            memory.weights_mib, memory.scratch_mib
+        );
+    }
+    if let Some(error) = worker.and_then(|worker| worker.answer_error) {
+        let _ = write!(text, "\n  answers lie within {error:.2e} of the reference");
+    }
+    text
+}
+
+fn tensors(specs: &[TensorSpec]) -> String {
+    let one = |spec: &TensorSpec| format!("{} {} {:?}", spec.name, spec.datatype, spec.shape);
+    specs.iter().map(one).collect::<Vec<_>>().join(", ")
+}

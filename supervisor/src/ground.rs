@@ -1,0 +1,104 @@
+//! The ground on which models run: the run directory, the host's programs and GPUs, the threads. A
+//! supervisor that serves and `check --run` have the same.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use shadowslice_config::Config;
+use shadowslice_control::backend::{GpuBackend, Gpus, MpsEstate};
+use shadowslice_control::controller::{Context, GroupLedger, MemoryLedger};
+use shadowslice_control::host::{self, HostError, RunDir};
+use shadowslice_control::nvml::Watch;
+use shadowslice_control::process::{Users, end_those_left, held, may_raise_priority, reap_orphans};
+use shadowslice_datapath::clock::Clock;
+use shadowslice_shared::exit;
+use tokio::runtime::Runtime;
+
+use crate::serve::{Failed, NO_THREADS, unavailable};
+
+/// A data-path thread takes from the queue that all threads share after so many tasks, even if its
+/// own is not empty. Its own queue holds 256 tasks: with more active connections, those in the
+/// shared queue would wait while the others get tens of answers each.
+const SHARED_QUEUE_TURN: u32 = 2;
+
+pub(crate) struct Ground {
+    pub(crate) run_dir: RunDir,
+    pub(crate) gpus: Gpus,
+    pub(crate) runtime: Runtime,
+    pub(crate) context: Context,
+    /// Reads the GPUs for as long as it is there.
+    pub(crate) watch: Watch,
+}
+
+impl Ground {
+    /// Takes the run directory, with the `lock` of the supervisor that this one succeeds, if it does.
+    /// That one leaves the `estates` of MPS.
+    pub(crate) fn prepare(
+        config: &Config,
+        lock: Option<OwnedFd>,
+        estates: Option<&[MpsEstate]>,
+    ) -> Result<Self, Failed> {
+        reap_orphans();
+        let unfit = |error: HostError| unavailable("this host cannot serve", &error);
+        let library = host::onnxruntime_library(config).map_err(unfit)?;
+        let mut programs = host::programs().map_err(unfit)?;
+        // A package that is upgraded replaces it, by one that may not understand this supervisor.
+        programs.worker = held(&programs.worker)
+            .map_err(|error| unavailable("the worker's program cannot be read", &error))?;
+        let run_dir = RunDir::take(&config.run_dir, lock).map_err(|error| unfit(error.into()))?;
+        if estates.is_none() {
+            end_those_left(&run_dir.private().join("workers"));
+        }
+        host::raise_file_limit();
+        let users = config.workers.users.clone().map(|users| Arc::new(Users::new(users)));
+        if users.is_some() && !nix::unistd::geteuid().is_root() {
+            let why = "workers.users: only root's supervisor can run workers as other users".to_owned();
+            return Err(Failed { why, code: exit::CONFIG });
+        }
+        let place = match &users {
+            Some(_) => run_dir.passable().map_err(|error| unfit(error.into()))?,
+            None => run_dir.private(),
+        };
+        let estates = estates.unwrap_or_default();
+        let gpus =
+            host::gpus(&config.gpus, &place, &programs.worker, users.is_some(), estates).map_err(unfit)?;
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(host::data_path_threads())
+            .thread_name("data-path")
+            .global_queue_interval(SHARED_QUEUE_TURN)
+            .enable_all()
+            .build()
+            .map_err(|error| unavailable(NO_THREADS, &error))?;
+        // Requests and answers pass through this process.
+        if let Err(error) = nix::sys::prctl::set_dumpable(false) {
+            tracing::warn!(%error, "other processes of this user can read the supervisor's memory");
+        }
+        let watch = Watch::start(&config.gpus);
+        let memory = || Arc::new(MemoryLedger::new(config.controller.standby_memory));
+        let context = Context {
+            programs,
+            library,
+            engines: place.join("tensorrt"),
+            register: run_dir.private().join("workers"),
+            users,
+            variables: config.workers.environment.clone(),
+            worker_memory: config.workers.memory,
+            timeouts: config.timeouts,
+            response_bytes: config.limits.response_bytes,
+            clock: Clock::start(),
+            data_path: runtime.handle().clone(),
+            lower_shadows: may_raise_priority(),
+            gpus: gpus.clone(),
+            readings: watch.readings(),
+            memory: gpus.iter().map(|_| memory()).collect(),
+            groups: gpus.iter().map(|gpu| Arc::new(GroupLedger::new(groups_of(&**gpu)))).collect(),
+            policy_acts: config.controller.acts().is_some(),
+        };
+        Ok(Self { run_dir, gpus, runtime, context, watch })
+    }
+}
+
+/// Zero where the GPU does not divide.
+fn groups_of(gpu: &dyn GpuBackend) -> usize {
+    gpu.division().map_or(0, |division| division.count())
+}
