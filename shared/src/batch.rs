@@ -124,6 +124,9 @@ pub struct Output {
 pub enum RunFailure {
     #[error("the model could not be run on this input: {0}")]
     Engine(String),
+    /// An answer does not have the rows of its batch.
+    #[error("the model could not be run on this input: {0}; set batch.max: 0 for this model")]
+    NotBatched(String),
     /// The input is at fault: a token that is not in the vocabulary, say.
     #[error("the model refuses this input: {0}")]
     Input(String),

@@ -241,7 +241,7 @@ pub enum ElementValue {
     Text(String),
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct WarmUp {
     /// Whether the first axis of every tensor is the batch.
     pub batched: bool,
@@ -254,6 +254,9 @@ pub struct WarmUp {
     /// A batch that takes longer is of no use: a reference worker tries no larger ones. `None` if
     /// every size is tried.
     pub useful: Option<Duration>,
+    /// Whether the configuration says how large batches are. Otherwise rows that may depend on each
+    /// other are not batched.
+    pub batch_is_given: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]

@@ -89,17 +89,19 @@ def make(folder):
     elementwise(folder, "softmax", [node("Softmax", ["x"], ["y"], axis=0)])
     elementwise(folder, "centred", [node("ReduceMean", ["x"], ["m"], axes=[0], keepdims=1),
                                     node("Sub", ["x", "m"], ["y"])])
-    elementwise(folder, "random", [node("RandomNormalLike", ["x"], ["n"]), node("Add", ["x", "n"], ["y"])])
+    for name in ("random", "given_random"):
+        elementwise(folder, name, [node("RandomNormalLike", ["x"], ["n"]), node("Add", ["x", "n"], ["y"])])
     # The shape is computed, so that nobody sees at once that only one row fits.
     elementwise(folder, "single", [node("Shape", ["x"], ["s"]), node("Mul", ["s", "none"], ["z"]),
                                    node("Add", ["z", "shape"], ["t"]), node("Reshape", ["x", "t"], ["y"])],
                 [constant("none", np.array([0, 0])), constant("shape", np.array([1, 4]))])
-    elementwise(folder, "quantized", [
-        node("DynamicQuantizeLinear", ["x"], ["q", "scale", "zero"]),
-        node("MatMulInteger", ["q", "w", "zero", "w_zero"], ["i"]),
-        node("Cast", ["i"], ["f"], to=FLOAT), node("Mul", ["f", "scale"], ["y"])],
-        [constant("w", np.random.default_rng(1).integers(-9, 9, (64, 4), dtype=np.int8)),
-         constant("w_zero", np.int8(0))], columns=64, out=4)
+    for name in ("quantized", "given_quantized"):
+        elementwise(folder, name, [
+            node("DynamicQuantizeLinear", ["x"], ["q", "scale", "zero"]),
+            node("MatMulInteger", ["q", "w", "zero", "w_zero"], ["i"]),
+            node("Cast", ["i"], ["f"], to=FLOAT), node("Mul", ["f", "scale"], ["y"])],
+            [constant("w", np.random.default_rng(1).integers(-9, 9, (64, 4), dtype=np.int8)),
+             constant("w_zero", np.int8(0))], columns=64, out=4)
     write(folder, "detector", [node("ReduceMean", ["x"], ["m"], axes=[1], keepdims=1),
                                node("Expand", ["m", "shape"], ["y"])],
           [("x", FLOAT, ["batch", 4])], [("y", FLOAT, ["batch", 700_000])],
@@ -125,9 +127,25 @@ def make(folder):
     write(folder, "sides", [node("Conv", ["x", "w"], ["y"], kernel_shape=[7, 7])],
           [("x", FLOAT, ["batch", 3, "height", "width"])], [("y", FLOAT, ["batch", 4, "h", "w2"])],
           [constant("w", np.ones((4, 3, 7, 7), np.float32))])
-    named = ("running", "softmax", "centred", "random", "single", "quantized", "detector", "signal")
+    # Only a large value beside them changes the other rows.
+    elementwise(folder, "clipped", [node("Abs", ["x"], ["a"]), node("ReduceMax", ["a"], ["m"], keepdims=0),
+                                    node("Max", ["m", "one"], ["d"]), node("Div", ["x", "d"], ["y"])],
+                [constant("one", np.float32(1))])
+    write(folder, "lengths", [node("ReduceMax", ["n"], ["m"], keepdims=0), node("Cast", ["m"], ["f"], to=FLOAT),
+                              node("Max", ["f", "one"], ["d"]), node("Div", ["x", "d"], ["y"])],
+          [("x", FLOAT, ["rows", 4]), ("n", INT64, ["rows"])], [("y", FLOAT, ["rows", 4])],
+          [constant("one", np.float32(1))])
+    # y[t] = x[t] - x[t - 2]
+    elementwise(folder, "lagged", [node("Pad", ["x", "pads"], ["p"]), node("Shape", ["x"], ["s"]),
+                                   node("Slice", ["s", "zero", "first"], ["n"]),
+                                   node("Slice", ["p", "zero", "n", "zero"], ["l"]), node("Sub", ["x", "l"], ["y"])],
+                [constant("pads", np.array([2, 0, 0, 0])), constant("zero", np.array([0])),
+                 constant("first", np.array([1]))])
+    write(folder, "sequence", [node("ReduceSum", ["x", "first"], ["y"], keepdims=0)],
+          [("x", FLOAT, ["length", "batch", 4])], [("y", FLOAT, ["batch", 4])], [constant("first", np.array([0]))])
+    named = ("clipped", "lengths", "lagged", "sequence", "running", "softmax", "centred", "random", "single", "quantized", "detector", "signal")
     return dict.fromkeys(named, "batch: {max_delay: 20ms}") | {
-        "insisted": "batch: {max: 8}", "city": "priority: 1", "given_city": "warmup: {x: {values: [Wien, Berlin]}}",
+        "insisted": "batch: {max: 8}", "given_quantized": "batch: {max: 8}", "given_random": "batch: {max: 8}", "city": "priority: 1", "given_city": "warmup: {x: {values: [Wien, Berlin]}}",
         "voice": "warmup: {x: [1, 512]}", "given_voice": "warmup: {x: [1, 512], rate: 16000}", "sides": "priority: 1",
         "index": "batch: {max: 4}", "given_index": "batch: {max: 4}, warmup: {x: {range: [50, 50]}}"}
 
@@ -450,7 +468,7 @@ class FoundModels(Served):
 
     def test_a_model_of_random_answers_serves(self):
         self.assertNotEqual(self.infer("random", [[0] * 4]).tolist(), self.infer("random", [[0] * 4]).tolist())
-        self.assertEqual(self.status()["random"]["worker_deaths"], 0)
+        self.assertEqual(self.status()["given_random"]["worker_deaths"], 0)
 
     def test_the_default_batch_is_as_large_as_works(self):
         self.assertEqual(self.max_batch("single"), 1)
@@ -482,8 +500,22 @@ class FoundModels(Served):
         self.assertEqual(self.status()["sides"]["state"], "ready", self.status()["sides"]["why"])
         self.assertEqual(self.infer("sides", np.ones((1, 3, 32, 32))).shape, (1, 4, 26, 26))
 
-    def test_a_scale_that_depends_on_the_batch_is_no_mixing_of_rows(self):
-        self.assertEqual(self.max_batch("quantized"), 32)
+    def test_a_large_value_of_one_client_changes_no_answer_of_another(self):
+        for name in ("clipped", "lagged", "lengths", "quantized"):
+            with self.subTest(name):
+                model = self.status()[name]
+                self.assertEqual((model["state"], self.max_batch(name)), ("ready", 0), model["why"])
+                self.assertIn("depends on the other rows", model["batch_limit"])
+
+    def test_models_whose_rows_cannot_be_shown_to_be_apart_are_batched_on_demand_alone(self):
+        self.assertEqual((self.max_batch("random"), self.max_batch("given_random")), (0, 8))
+        self.assertIn("set batch.max", self.status()["random"]["batch_limit"])
+        self.assertEqual(self.max_batch("given_quantized"), 8, "rows of a kind differ by some hundredths")
+
+    def test_an_answer_without_the_rows_of_its_batch_shows_that_there_is_none(self):
+        self.assertEqual(self.max_batch("sequence"), 0)
+        self.assertIn("first axis is not the batch", self.status()["sequence"]["batch_limit"])
+        self.assertEqual(self.infer("sequence", np.ones((5, 3, 4))).tolist(), [[5] * 4] * 3)
 
     def test_a_signal_that_is_refused_says_what_to_configure(self):
         with self.assertRaisesRegex(InferenceServerException, "set batch.max to 0"):

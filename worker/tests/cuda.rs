@@ -45,7 +45,7 @@ fn two_batches_in_flight_get_their_own_answers_for_a_thousand_rounds() {
         sizes: vec![1, 2, 4, 8],
         shapes: vec![vec![256]],
         values: vec![None],
-        useful: None,
+        ..WarmUp::default()
     };
     let worker = serving(Setup::new(onnxruntime(turner(&folder))), &warm_up);
     let rows = |number: u32| 1 + number % 3;
@@ -99,7 +99,7 @@ fn a_thousand_batches_on_changing_partitions_are_answered_rightly_and_take_no_me
         sizes: vec![1, 2, 4, 8],
         shapes: vec![vec![256]],
         values: vec![None],
-        useful: None,
+        ..WarmUp::default()
     };
     let partition = partitioned(Groups::first(3));
     let count = partition.division.count();
@@ -192,7 +192,7 @@ fn nothing_of_a_batch_runs_on_sms_that_it_was_not_given() {
             sizes: vec![8],
             shapes: vec![vec![256]],
             values: vec![None],
-            useful: None,
+            ..WarmUp::default()
         };
         let worker = serving(Setup { partition: Some(partition), ..Setup::new(onnxruntime(path)) }, &warm_up);
         worker.prepare(own).unwrap();

@@ -37,7 +37,7 @@ fn warm_up(shapes: &[&[i64]]) -> WarmUp {
         sizes: vec![1, 4],
         shapes: shapes.iter().map(|shape| shape.to_vec()).collect(),
         values: vec![None; shapes.len()],
-        useful: None,
+        ..WarmUp::default()
     }
 }
 
@@ -156,8 +156,13 @@ fn tensors_without_elements_pass() {
 #[test]
 fn a_model_without_a_batch_axis_answers_whole_tensors() {
     let model = file(&identity(element::FLOAT, &[-1, 2]));
-    let warm_up =
-        WarmUp { batched: false, sizes: vec![1], shapes: vec![vec![3, 2]], values: vec![None], useful: None };
+    let warm_up = WarmUp {
+        batched: false,
+        sizes: vec![1],
+        shapes: vec![vec![3, 2]],
+        values: vec![None],
+        ..WarmUp::default()
+    };
     let worker = serving(Setup::new(onnxruntime(model.path.clone())), &warm_up);
     let values = fp32(&[1.0; 8]);
     let answer = worker.run(&worker.batch(&[&[4, 2]], &[(1, vec![values.clone()])])).unwrap();

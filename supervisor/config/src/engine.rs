@@ -179,6 +179,16 @@ pub fn model_files(engine: &Engine) -> Vec<PathBuf> {
 /// Absolute, with the names of its inputs; a file that cannot be used is a fault of the model.
 fn model_file(value: &Value<'_>, shown: &Path, context: &Context<'_>) -> (PathBuf, Vec<String>) {
     let inputs = usable(shown).and_then(|()| onnx::inputs(shown));
+    let folder = shown.parent().unwrap_or(Path::new("."));
+    let external = inputs.as_ref().ok().and_then(|_| onnx::external_files(shown).ok()).unwrap_or_default();
+    if let Some((file, error)) =
+        external.iter().find_map(|file| Some((file, usable(&folder.join(file)).err()?)))
+    {
+        let file = folder.join(file);
+        let message =
+            format!("{} has tensors of the model and cannot be used: {error}; put it there", file.display());
+        context.file_faults.borrow_mut().push(value.describe(message));
+    }
     if let Err(error) = &inputs {
         let message =
             format!("{} cannot be used: {error}; put the model there or correct the path", shown.display());

@@ -89,25 +89,39 @@ impl Tally {
         self.connections.fetch_sub(1, Relaxed);
     }
 
+    /// Counts a connection that must go because another one needs its place, and logs so now and then.
     pub fn closed(&self) {
-        self.connections_closed.fetch_add(1, Relaxed);
+        let closed = self.connections_closed.fetch_add(1, Relaxed) + 1;
+        if self.may_log(HostLimit::Connections) {
+            tracing::warn!(
+                limit = "limits.connections",
+                closed,
+                "idle connections are closed because others need their places; raise the limit, or have \
+                 clients use fewer connections"
+            );
+        }
     }
 
     /// Counts a refusal, and logs now and then that the limit refuses.
     pub fn refused(&self, limit: HostLimit) {
         let refused = self.refused[limit as usize].fetch_add(1, Relaxed) + 1;
-        let now = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX - 1) + 1;
-        let logged = self.logged[limit as usize].fetch_update(Relaxed, Relaxed, |last| {
-            let due = last == 0 || Duration::from_millis(now.saturating_sub(last)) >= LOG_INTERVAL;
-            due.then_some(now)
-        });
-        if logged.is_ok() {
+        if self.may_log(limit) {
             tracing::warn!(
                 limit = format!("limits.{}", limit.name()),
                 refused,
                 "a limit of the host refuses requests; raise it, or send fewer at a time"
             );
         }
+    }
+
+    /// Returns whether nothing was logged of the limit for a while.
+    fn may_log(&self, limit: HostLimit) -> bool {
+        let now = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX - 1) + 1;
+        let logged = self.logged[limit as usize].fetch_update(Relaxed, Relaxed, |last| {
+            let due = last == 0 || Duration::from_millis(now.saturating_sub(last)) >= LOG_INTERVAL;
+            due.then_some(now)
+        });
+        logged.is_ok()
     }
 
     pub fn http(&self, code: u16) {

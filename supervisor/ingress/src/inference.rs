@@ -41,9 +41,10 @@ pub(super) async fn inference(
     let metadata = route.described(journal)?;
     let _place = reserved.client().admit().inspect_err(|_| route.refused_by_host(journal))?;
     let request = match contents::is_quick(&request) {
-        true => contents::request(request)?,
-        false => away("reading the tensors", move || in_turn(|| contents::request(request))).await?,
+        true => contents::request(request),
+        false => away("reading the tensors", move || in_turn(|| contents::request(request))).await,
     };
+    let request = model::count_malformed(&route, request.map_err(RequestError::from))?;
     Ok(Inference { name, route, metadata, request, _place })
 }
 

@@ -75,10 +75,19 @@ pub(super) async fn infer(
         let why = format!("model '{name}' gives many answers to a request: ask by gRPC's ModelStreamInfer");
         return Err(RequestError::Unsupported(why));
     }
-    let (inputs, terms, wanted) = ready_made(front, metadata, request, peer, reserved).await?;
+    let made = ready_made(front, metadata, request, peer, reserved).await;
+    let (inputs, terms, wanted) = count_malformed(pipeline, made)?;
     let (outputs, delivery) = pipeline.infer(inputs, terms, coming).await?;
     reserved.carry(delivery.into());
     wanted.of(metadata, outputs)
+}
+
+/// Counts a request that turned out to be at fault itself before the model has seen it.
+pub(super) fn count_malformed<T>(route: &Route, outcome: Result<T, RequestError>) -> Result<T, RequestError> {
+    if let Err(RequestError::Failed(Failure::Invalid(_))) = &outcome {
+        route.malformed();
+    }
+    outcome
 }
 
 /// A request as the pipeline takes it, and what is wanted of its answers.

@@ -266,7 +266,8 @@ pub(super) async fn infer(
         .client()
         .admit()
         .inspect_err(|_| pipeline.refused_by_host(traced::journal(&head.extensions)))?;
-    let HttpRequest { request, form } = parse(front, &head.headers, body, metadata, reserved).await?;
+    let parsed = parse(front, &head.headers, body, metadata, reserved).await;
+    let HttpRequest { request, form } = model::count_malformed(pipeline, parsed)?;
     if let Some(journal) = traced::journal(&head.extensions) {
         journal.identified(&request.id);
     }

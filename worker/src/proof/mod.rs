@@ -3,6 +3,7 @@
 //! kernel that runs depends on it, and so may a kernel's faults.
 
 mod compare;
+mod extremes;
 mod inputs;
 mod made_up;
 mod reference;
@@ -113,7 +114,7 @@ pub fn write_reference(trial: &mut Trial<'_>, file: &File) -> Result<Vec<WarmTim
     }
     if let Some((reference, times)) = found {
         if times.iter().any(|time| time.rows > 1 && !trial.is_useless(time.took)) {
-            trial.check_rows(&reference.basis, reference.fill)?;
+            trial.check_rows(&reference.basis, reference.fill, &times)?;
         }
         reference.write(file).map_err(|fault| BootRefusal::Setup(chain(&fault)))?;
         return Ok(times);
@@ -364,7 +365,10 @@ impl Trial<'_> {
         let Run { slot, groups, .. } = run;
         let (shapes, requests) = (made_up.shapes.clone(), made_up.requests.clone());
         let batch = Batch { id: 0, slot, sent_ns: 0, groups, shapes, requests, optional: Vec::new() };
-        let failed = |failure: RunFailure| BootRefusal::WarmUp { size: run.size, why: failure.to_string() };
+        let failed = |failure| match failure {
+            RunFailure::NotBatched(why) => BootRefusal::RowsDepend(why),
+            failure => BootRefusal::WarmUp { size: run.size, why: failure.to_string() },
+        };
         let inputs = Inputs::check(&batch, &made_up.slab, self.signature.all_inputs(), self.warm_up.batched)
             .map_err(failed)?;
         let begun_ns = now_ns();

@@ -2,12 +2,17 @@
 //!
 //! A first axis of any length may be a sequence instead of a batch, or a model may compute a mean,
 //! a softmax or a normalisation over its rows. The answers to different clients would be mixed
-//! silently. So the rows of one batch also run alone and in the opposite order.
+//! silently. So the rows of one batch also run alone, in the opposite order, and beside a row of
+//! extreme values, which shows what only large values change: a maximum, or the scale of a dynamic
+//! quantization.
 
-use shadowslice_shared::boot::BootRefusal;
+use std::time::Duration;
+
+use shadowslice_shared::boot::{BootRefusal, WarmTime};
 use shadowslice_shared::tensor::{Datatype, byte_strings, push_byte_string};
 
 use super::compare::compare;
+use super::extremes::{Extreme, extreme};
 use super::inputs::Tensor;
 use super::made_up::{Draw, Fill};
 use super::reference::ReferenceOutput;
@@ -15,20 +20,41 @@ use super::{Run, Trial};
 use crate::engine::Basis;
 use shadowslice_shared::groups::Groups;
 
-/// How many times as far as from the reference a row's answer may lie from that of the row alone.
-/// Models with dynamic quantization scale by the whole batch, which costs some hundredths; rows
-/// that depend on each other are off by much more.
+/// How many times as far as from the reference a row's answer may lie from that of the row alone,
+/// where the operator asks for batches. Models with dynamic quantization scale by the whole batch,
+/// which costs some hundredths with rows of a kind; rows that depend on each other are off by much
+/// more.
 const SLACK: f64 = 10.0;
 
+/// Rows that are compared, if a batch of so many is quick. Rows of a sequence may depend on the one
+/// before the last.
+const MOST_ROWS: u32 = 4;
+
+/// A batch that takes longer is slow: then the smallest one must do.
+const QUICK: Duration = Duration::from_secs(1);
+
 impl Trial<'_> {
-    /// Runs the smallest batch of several rows.
-    pub(super) fn check_rows(&mut self, basis: &Basis, fill: Fill) -> Result<(), BootRefusal> {
-        let several = self.warm_up.sizes.iter().copied().find(|&size| size > 1);
-        let Some(size) = several.filter(|_| self.warm_up.batched && self.signature.streams == 0) else {
+    /// Runs a batch of some rows, and each row alone.
+    pub(super) fn check_rows(
+        &mut self,
+        basis: &Basis,
+        fill: Fill,
+        times: &[WarmTime],
+    ) -> Result<(), BootRefusal> {
+        let Some(size) =
+            rows_to_compare(times).filter(|_| self.warm_up.batched && self.signature.streams == 0)
+        else {
             return Ok(());
         };
         if !basis.deterministic {
-            return Ok(());
+            return match self.warm_up.batch_is_given {
+                true => Ok(()),
+                false => Err(BootRefusal::RowsDepend(
+                    "its answers are random, so that nothing shows whether rows depend on each other; \
+                     if they do not, set batch.max"
+                        .to_owned(),
+                )),
+            };
         }
         let run = Run { size, fill, draw: Draw::Proof, slot: 0, groups: Groups::WHOLE };
         let rows = self.rows_of(run)?;
@@ -43,7 +69,47 @@ impl Trial<'_> {
             let expected = joined(order.iter().map(|&row| &alone[row]));
             self.compare_rows(&expected, &together, size)?;
         }
+        if self.warm_up.batch_is_given {
+            return Ok(());
+        }
+        self.check_beside_extremes(run, &rows, &joined(alone[..rows.len() - 1].iter()))
+    }
+
+    /// Runs the rows with an extreme one in the place of the last. `alone` has the answers to the
+    /// others.
+    fn check_beside_extremes(
+        &mut self,
+        run: Run,
+        rows: &[Vec<Tensor>],
+        alone: &[ReferenceOutput],
+    ) -> Result<(), BootRefusal> {
+        let Some((last, others)) = rows.split_last() else { return Ok(()) };
+        for which in [Extreme::Floats, Extreme::Integers] {
+            let Some(extreme) = self.extreme_row(which, run.fill, last) else { continue };
+            let batch: Vec<&Vec<Tensor>> = others.iter().chain([&extreme]).collect();
+            // A model may refuse such values, as one that looks them up in a table.
+            let Ok(mut together) = self.run_rows(run, &batch) else { continue };
+            for (spec, output) in self.signature.outputs.iter().zip(&mut together) {
+                output.bytes = split(spec.datatype, &output.bytes, rows.len())[..others.len()].concat();
+            }
+            self.compare_rows(alone, &together, run.size)?;
+        }
         Ok(())
+    }
+
+    /// Returns that row with extreme values; `None` if it stays as it is.
+    fn extreme_row(&self, which: Extreme, fill: Fill, row: &[Tensor]) -> Option<Vec<Tensor>> {
+        // On a GPU an index beyond its table may end the worker.
+        let may_refuse = self.file.is_some();
+        let inputs = self.signature.inputs.iter().zip(row).enumerate();
+        let changed = inputs.map(|(input, (spec, (shape, bytes)))| {
+            let is_made_up = self.given.is_none() && self.values.get(input).is_none_or(Option::is_none);
+            let with =
+                extreme(which, spec.datatype, bytes, is_made_up.then_some(fill).filter(|_| may_refuse));
+            (shape.clone(), with)
+        });
+        let changed: Vec<Tensor> = changed.collect();
+        (changed != row).then_some(changed)
     }
 
     fn compare_rows(
@@ -54,7 +120,8 @@ impl Trial<'_> {
     ) -> Result<(), BootRefusal> {
         let outputs = self.signature.outputs.iter().zip(alone).zip(together);
         for ((spec, alone), together) in outputs {
-            compare(spec.datatype, alone, together, SLACK).map_err(|wrong| {
+            let slack = if self.warm_up.batch_is_given { SLACK } else { 1.0 };
+            compare(spec.datatype, alone, together, slack).map_err(|wrong| {
                 BootRefusal::RowsDepend(format!(
                     "an answer depends on the other rows of its batch: in a batch of {size} rows, output \
                      `{}` {wrong} for the same rows alone",
@@ -82,6 +149,13 @@ impl Trial<'_> {
         let made_up = self.laid_out(run, rows.iter().map(|row| (1, row.as_slice())))?;
         Ok(self.run_on(run, &made_up)?.0)
     }
+}
+
+/// Returns how many rows are compared, of the batches that took these times.
+fn rows_to_compare(times: &[WarmTime]) -> Option<u32> {
+    let several = || times.iter().filter(|time| time.rows > 1);
+    let quick = several().rfind(|time| time.rows <= MOST_ROWS && time.took <= QUICK);
+    quick.or_else(|| several().next()).map(|time| time.rows)
 }
 
 /// Returns the same outputs with the rows of all answers, one after the other.

@@ -209,6 +209,7 @@ fn shortened(failure: RunFailure) -> RunFailure {
     };
     match failure {
         RunFailure::Engine(why) => RunFailure::Engine(short(why)),
+        RunFailure::NotBatched(why) => RunFailure::NotBatched(short(why)),
         RunFailure::Input(why) => RunFailure::Input(short(why)),
         other => other,
     }

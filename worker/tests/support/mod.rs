@@ -326,7 +326,7 @@ pub fn echo_warm_up() -> WarmUp {
         sizes: vec![1, 2, 8],
         shapes: vec![vec![4], vec![1]],
         values: vec![None, None],
-        useful: None,
+        ..WarmUp::default()
     }
 }
 

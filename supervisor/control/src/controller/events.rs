@@ -314,12 +314,16 @@ impl Controller {
                 }
             }
             WorkerSaid::Refused(refusal) => {
-                tracing::error!(model, pid, why = refusal.to_string(), "a worker refused");
                 if matches!(refusal, BootRefusal::Proof { .. }) {
                     // They may be damaged: the next worker loads them from the file.
                     self.weights = KeptWeights::default();
                 }
                 let refusal = self.with_smaller_batches(refusal);
+                let (model, why) = (&self.model.name, refusal.to_string());
+                match refusal {
+                    BootRefusal::OtherForm(_) => tracing::info!(model, pid, why, "a worker starts anew"),
+                    _ => tracing::error!(model, pid, why, "a worker refused"),
+                }
                 self.tell(Fact::Refused { worker, refusal });
             }
             WorkerSaid::Lost(why) => {

@@ -34,7 +34,8 @@ pub(super) fn describe(
 /// Returns what a worker warms up of a model.
 pub fn warm_up(model: &Model, limit: Option<&BatchLimit>, loaded: &Loaded) -> Result<WarmUp, BootRefusal> {
     let (max, sizes) = batching(&limited(&model.batch, limit), loaded)?;
-    plan_warm_up(&loaded.inputs, max > 0, sizes, &model.warmup)
+    let plan = plan_warm_up(&loaded.inputs, max > 0, sizes, &model.warmup)?;
+    Ok(WarmUp { batch_is_given: model.batch.max.is_some(), ..plan })
 }
 
 /// The largest batch of a model whose configuration leaves that to the model, and which cannot have
@@ -57,8 +58,7 @@ const SLO_MARGIN: u32 = 2;
 /// Returns how long a batch may take to be of use to a model whose sizes are left to it. `None` if
 /// every size is.
 pub(super) fn useful_for(model: &Model) -> Option<Duration> {
-    let chooses = model.batch.max.is_none() && model.batch.sizes.is_none();
-    let is_bound = chooses && model.queue.on_late == OnLate::Reject;
+    let is_bound = model.batch.max.is_none() && model.queue.on_late == OnLate::Reject;
     is_bound.then(|| model.slo.latency.saturating_mul(SLO_MARGIN).max(SLOW_BATCH))
 }
 

@@ -37,6 +37,7 @@ impl Controller {
             Action::Kill(worker, why) => {
                 tracing::error!(model = self.model.name, pid = self.pid(worker), why, "a worker is killed");
                 self.with(worker, |process| process.kill());
+                self.pipeline.killed();
             }
             Action::AskGroups { count, cannot } => {
                 let tenancy = self.tenancy.as_ref()?;

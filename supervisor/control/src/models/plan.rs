@@ -61,12 +61,21 @@ pub(super) fn plan(old: &Config, new: &Config) -> Result<Plan, Fixed> {
     for model in &new.models {
         match before.remove(model.name.as_str()) {
             None => plan.added.push(model.clone()),
-            Some(old) => plan.changed.extend(change(old, model)),
+            Some(old) => plan.changed.extend(change(old, &with_share_of(old, model, new))),
         }
     }
     let gone = |model: &&Model| before.contains_key(model.name.as_str());
     plan.removed = old.models.iter().filter(gone).map(|model| model.name.clone()).collect();
     Ok(plan)
+}
+
+/// Where a policy sets shares, a default share that follows from the number of models changes nothing.
+fn with_share_of(old: &Model, model: &Model, config: &Config) -> Model {
+    let mut model = model.clone();
+    if config.controller.acts().is_some() && !old.share.given && !model.share.given {
+        model.share.initial = old.share.initial.clamp(model.share.min, model.share.max);
+    }
+    model
 }
 
 fn names(models: &[Model]) -> HashMap<&str, &Model> {

@@ -47,6 +47,15 @@ fn models_come_go_and_stay() {
 }
 
 #[test]
+fn default_shares_that_follow_from_the_number_of_models_change_nothing_where_a_policy_sets_them() {
+    let two = |controller| config(&[("a", "priority: 1"), ("b", "priority: 1")], controller);
+    let three =
+        |controller| config(&[("a", "priority: 1"), ("b", "priority: 1"), ("c", "priority: 1")], controller);
+    let changed = |controller| plan(&two(controller), &three(controller)).unwrap().changed.len();
+    assert_eq!(["", "controller: {policy: static}"].map(changed), [0, 2]);
+}
+
+#[test]
 fn what_takes_a_restart_is_refused_whole_with_every_key() {
     let old = one("");
     for (more, keys) in [

@@ -210,7 +210,7 @@ pub fn plan_warm_up(
         );
         return Err(BootRefusal::Model(why));
     }
-    Ok(WarmUp { batched, sizes, shapes, values, useful: None })
+    Ok(WarmUp { batched, sizes, shapes, values, ..WarmUp::default() })
 }
 
 /// Returns the shape of an input in the warm-up, and the values that the configuration gives.
@@ -225,6 +225,7 @@ fn plan_input(
     let shape = match &given.shape {
         None => open.to_vec(),
         Some(shape) if fits(shape, open) => shape.clone(),
+        Some(shape) if !batched && is_row(shape, open) => [&[1], &shape[..]].concat(),
         Some(shape) => {
             return Err(BootRefusal::Model(format!(
                 "warmup.{name}: {shape:?} does not fit the model's {open:?} (without the batch axis)"
@@ -270,6 +271,11 @@ fn check_values(input: &TensorSpec, values: &InputValues) -> Result<(), BootRefu
     }
 }
 
+/// Returns whether the shape is that of a row, of a model whose first axis turned out to be no batch.
+fn is_row(shape: &[i64], open: &[i64]) -> bool {
+    open.split_first().is_some_and(|(&first, row)| first < 0 && fits(shape, row))
+}
+
 fn fits(shape: &[i64], open: &[i64]) -> bool {
     shape.len() == open.len()
         && shape.iter().zip(open).all(|(&axis, &open)| axis > 0 && (open < 0 || axis == open))
@@ -287,16 +293,18 @@ mod tests {
 
     #[test]
     fn open_axes_come_from_the_configuration_or_stay_open() {
-        let plan = |given: &[(&str, Vec<i64>)]| {
+        let planned = |given: &[(&str, Vec<i64>)], batched| {
             let of_shape = |shape: &Vec<i64>| WarmupInput { shape: Some(shape.clone()), values: None };
             let inputs = given.iter().map(|(name, shape)| ((*name).to_owned(), of_shape(shape))).collect();
             let given = Warmup { file: None, inputs };
-            plan_warm_up(&[input()], true, vec![1, 2], &given).map(|plan| plan.shapes)
+            plan_warm_up(&[input()], batched, vec![1, 2], &given).map(|plan| plan.shapes)
         };
+        let plan = |given: &[(&str, Vec<i64>)]| planned(given, true);
         assert_eq!(plan(&[]).unwrap(), [vec![-1, 3]]);
         assert_eq!(plan(&[("ids", vec![16, 3])]).unwrap(), [vec![16, 3]]);
         assert!(plan(&[("ids", vec![16, 4])]).is_err(), "a fixed axis");
         assert!(plan(&[("ids", vec![16])]).is_err(), "too few axes");
+        assert_eq!(planned(&[("ids", vec![16, 3])], false).unwrap(), [vec![1, 16, 3]], "a row");
         assert!(plan(&[("mask", vec![16, 3])]).is_err(), "no such input");
     }
 

@@ -47,6 +47,8 @@ struct HeldFile {
     path: PathBuf,
     file: File,
     stamp: FileStamp,
+    /// When its content, names or permissions last changed.
+    changed: (i64, i64),
     /// The SHA-256 of what was loaded, once that is known.
     digest: OnceLock<[u8; 32]>,
 }
@@ -107,18 +109,26 @@ impl FileStamp {
     }
 }
 
+fn changed(found: &fs::Metadata) -> (i64, i64) {
+    (found.ctime(), found.ctime_nsec())
+}
+
 impl HeldFile {
     /// Opens a regular file. Others are not held.
     fn open(path: PathBuf) -> Option<Self> {
         // A pipe would not open before it has a writer.
         let is_file = fs::metadata(&path).is_ok_and(|found| found.is_file());
         let file = is_file.then(|| File::open(&path).ok()).flatten()?;
-        let stamp = FileStamp::of(&file.metadata().ok()?);
-        Some(Self { path, file, stamp, digest: OnceLock::new() })
+        let found = file.metadata().ok()?;
+        let (stamp, changed) = (FileStamp::of(&found), changed(&found));
+        Some(Self { path, file, stamp, changed, digest: OnceLock::new() })
     }
 
+    /// Returns whether nothing has happened to the file. A copy in its place may have the same size
+    /// and time, but not the same time of change.
     fn is_in_place(&self) -> bool {
-        fs::metadata(&self.path).is_ok_and(|found| FileStamp::of(&found) == self.stamp)
+        fs::metadata(&self.path)
+            .is_ok_and(|found| FileStamp::of(&found) == self.stamp && changed(&found) == self.changed)
     }
 
     fn is_unwritten(&self) -> bool {
@@ -359,6 +369,18 @@ mod tests {
         assert!(why.contains("weights was overwritten") && why.contains("shadowslice reload"), "{why}");
         assert!(given.files.is_lost.load(Ordering::Relaxed));
         assert_eq!(fs::read_dir(given.place.path()).unwrap().count(), 0, "half a copy is removed");
+    }
+
+    #[tokio::test]
+    async fn an_overwritten_file_of_the_same_size_and_time_is_not_loaded() {
+        let given = Fixture::new();
+        given.files.digest();
+        let file = File::options().write(true).open(given.file("weights")).unwrap();
+        let time = file.metadata().unwrap().modified().unwrap();
+        (&file).write_all(b"two").unwrap();
+        file.set_modified(time).unwrap();
+        let refused = path_to_load(&given.files, given.place.path()).await;
+        assert!(matches!(refused, Err(FilesError::Lost(_))), "{refused:?}");
     }
 
     #[test]

@@ -5,6 +5,8 @@
 pub(crate) enum Gate {
     /// No worker has served yet.
     Loading,
+    /// Nor has one since a worker was killed.
+    LoadingAgain,
     Open,
     /// For this reason.
     Shut(String),
@@ -15,7 +17,7 @@ impl Gate {
     pub(crate) fn open(&self) -> Result<(), &str> {
         match self {
             Self::Open => Ok(()),
-            Self::Loading => Err("the model is being loaded"),
+            Self::Loading | Self::LoadingAgain => Err("the model is being loaded"),
             Self::Shut(why) => Err(why),
         }
     }

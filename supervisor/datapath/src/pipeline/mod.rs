@@ -186,14 +186,28 @@ impl Pipeline {
         self.state.lock().turn_away(Refusal::HostFull, 1, self.clock.now());
     }
 
+    /// Counts a request that is at fault itself, so that the model never sees it.
+    pub fn malformed(&self) {
+        self.state.lock().stats.invalid(Duration::ZERO);
+    }
+
     /// Whether it takes requests; else why not.
     pub fn ready(&self) -> Result<(), String> {
         self.state.lock().gate.open().map_err(str::to_owned)
     }
 
-    /// It has neither been ready yet nor been given up.
+    /// It has neither been ready yet nor been given up, and none of its workers had to be killed.
     pub fn is_loading(&self) -> bool {
         self.state.lock().gate == Gate::Loading
+    }
+
+    /// A worker was killed. A host does not wait for a model whose workers take too long to start.
+    pub fn killed(&self) {
+        let mut state = self.state.lock();
+        if state.gate == Gate::Loading {
+            state.gate = Gate::LoadingAgain;
+            self.readiness.send_replace(());
+        }
     }
 
     /// Changes whenever it may be ready, or ready no more.

@@ -11,7 +11,7 @@ pub fn text(status: &Status) -> String {
     let mut say = |line: &str| lines.extend(wrapped(line, WIDTH, 2));
     match status.host {
         Host::Serving if status.ready => {}
-        Host::Serving => say("the host is not ready"),
+        Host::Serving => say(&unready_host(&status.models)),
         Host::Drained => say("the host is drained, until `shadowslice undrain`"),
         Host::Stopping => say("the host is stopping"),
     }
@@ -38,6 +38,28 @@ pub fn text(status: &Status) -> String {
     lines.iter().map(|line| format!("{line}\n")).collect()
 }
 
+/// Models that are named where the host is not ready.
+const MAX_NAMED: usize = 5;
+
+fn unready_host(models: &[ModelStatus]) -> String {
+    let unready: Vec<&str> = models
+        .iter()
+        .filter(|model| model.state != "ready" || model.drained)
+        .map(|model| model.name.as_str())
+        .collect();
+    let more = match unready.len().saturating_sub(MAX_NAMED) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    match unready.is_empty() {
+        true => "the host is not ready".to_owned(),
+        false => format!(
+            "the host is not ready; these models are not: {}{more}",
+            unready[..unready.len().min(MAX_NAMED)].join(", ")
+        ),
+    }
+}
+
 pub(crate) fn supervisor(own: &SupervisorStatus) -> String {
     let SupervisorStatus { version, pid, age_s, config } = own;
     format!("supervisor {version}, pid {pid}, for {}, with {}", figures::span(*age_s), config.display())
@@ -55,10 +77,20 @@ pub(crate) fn notes(model: &ModelStatus) -> Vec<String> {
     let batches = model.batch_limit.as_ref().map(|why| format!("{name} has smaller batches, {why}"));
     let stalled = model.stalled.as_ref().map(|what| format!("{name}: {what}"));
     let overload = model.overload.as_ref().map(|why| format!("{name} is overloaded: {why}"));
+    let malformed = model.requests.invalid;
+    let malformed = (malformed > 0).then(|| {
+        format!(
+            "{name} was sent {} requests that are at fault themselves; see their answers, or `access_log`",
+            figures::count(malformed)
+        )
+    });
     let held = model
         .held
         .then(|| format!("{name} is held at {}%, until `shadowslice release {name}`", model.share_percent));
-    [why, overload, stalled, files, no_change, batches, no_standby, held].into_iter().flatten().collect()
+    [why, overload, stalled, files, no_change, batches, malformed, no_standby, held]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 /// Since when a model is unready, and until when.

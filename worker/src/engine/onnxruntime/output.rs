@@ -56,8 +56,10 @@ pub(super) fn layout(spec: &TensorSpec, value: &DynValue, rows: Option<u32>) -> 
         return Err(odd(spec, &format!("holds {ty} instead of {}", spec.datatype)));
     }
     let shape = row_shape(shape, rows).ok_or_else(|| {
-        let why = "whose first axis is not the batch; set batch.max: 0 for this model";
-        odd(spec, &format!("has the shape {shape:?}, {why}"))
+        let name = &spec.name;
+        RunFailure::NotBatched(format!(
+            "output `{name}` has the shape {shape:?}, whose first axis is not the batch"
+        ))
     })?;
     let row = elements(shape).ok_or_else(|| odd(spec, "has an impossible shape"))?;
     Ok(Layout { shape: shape.to_vec(), row })
