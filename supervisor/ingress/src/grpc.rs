@@ -29,6 +29,7 @@ use super::inference::{Inference, inference, response};
 use super::inward::Inward;
 use super::listen::Spoken;
 use super::messages::Messages;
+use super::on_wake::OnWake;
 use super::peers::{Asked, Caller};
 use super::pools::{Client, Pool};
 use super::proto::grpc_inference_service_server::{GrpcInferenceService, GrpcInferenceServiceServer};
@@ -122,15 +123,15 @@ pub(super) async fn serve(
         .keep_alive_timeout(PONG)
         .serve_connection(TokioIo::new(Inward::new(io, calls.coming())), service);
     let leaving = stop.clone();
-    let mut over = std::pin::pin!(over(&called, client, stop));
-    let mut overdue = std::pin::pin!(untaken.overdue());
+    let (over, overdue) = (std::pin::pin!(over(&called, client, stop)), std::pin::pin!(untaken.overdue()));
+    let (mut over, mut overdue) = (OnWake::new(over), OnWake::new(overdue));
     let mut told = false;
     let ended = std::future::poll_fn(|cx| {
-        if overdue.as_mut().poll(cx).is_ready() {
+        if Pin::new(&mut overdue).poll(cx).is_ready() {
             tracing::debug!("cut a gRPC connection whose peer does not take its answers");
             return Poll::Ready(Ok(()));
         }
-        if !told && over.as_mut().poll(cx).is_ready() {
+        if !told && Pin::new(&mut over).poll(cx).is_ready() {
             told = true;
             // With another supervisor there, a client that is about to call is told to go there.
             if !called.load(Ordering::Relaxed) && !leaving.leaves() {

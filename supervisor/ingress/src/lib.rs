@@ -42,6 +42,7 @@ mod messages;
 mod metrics;
 mod model;
 mod object;
+mod on_wake;
 mod pace;
 mod peers;
 mod pools;
