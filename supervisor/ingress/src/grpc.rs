@@ -114,7 +114,7 @@ pub(super) async fn serve(
             Ok::<_, Infallible>(answer.map(|body| slow_reader::Answer::new(body, untaken, reserved)))
         }
     });
-    let mut connection = http2::Builder::new(calls.coming())
+    let connection = http2::Builder::new(calls.coming())
         .timer(TokioTimer::new())
         .max_concurrent_streams(STREAMS)
         .max_frame_size(FRAME_BYTES)
@@ -122,6 +122,7 @@ pub(super) async fn serve(
         .keep_alive_interval(PING)
         .keep_alive_timeout(PONG)
         .serve_connection(TokioIo::new(Inward::new(io, calls.coming())), service);
+    let mut connection = OnWake::new(connection);
     let leaving = stop.clone();
     let (over, overdue) = (std::pin::pin!(over(&called, client, stop)), std::pin::pin!(untaken.overdue()));
     let (mut over, mut overdue) = (OnWake::new(over), OnWake::new(overdue));
@@ -137,15 +138,17 @@ pub(super) async fn serve(
             if !called.load(Ordering::Relaxed) && !leaving.leaves() {
                 return Poll::Ready(Ok(()));
             }
-            Pin::new(&mut connection).graceful_shutdown();
+            connection.as_pin_mut().graceful_shutdown();
         }
+        // The connection writes the answers of these calls at once, instead of in a pass of its own.
+        calls.carry_on(cx);
         if !calls.all_begun() {
             // The connection goes on once they have.
             cx.waker().wake_by_ref();
         } else if let Poll::Ready(ended) = Pin::new(&mut connection).poll(cx) {
             return Poll::Ready(ended);
         }
-        calls.carry_on(cx);
+        calls.begin(cx);
         Poll::Pending
     });
     if let Err(error) = ended.await {

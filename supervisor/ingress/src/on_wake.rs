@@ -33,6 +33,14 @@ impl<F: Future + Unpin> OnWake<F> {
     }
 }
 
+impl<F: Unpin> OnWake<F> {
+    /// Returns the future, and has it polled again, as the caller may change it.
+    pub(super) fn as_pin_mut(&mut self) -> Pin<&mut F> {
+        self.flag.is_woken.store(true, Ordering::Release);
+        Pin::new(&mut self.future)
+    }
+}
+
 impl<F: Future + Unpin> Future for OnWake<F> {
     type Output = F::Output;
 
