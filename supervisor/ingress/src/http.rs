@@ -162,7 +162,9 @@ async fn answer(
         Err(Refused::InBody(answer)) => (answer, None, true),
     };
     asked.store(true, Ordering::Relaxed);
-    client.touch();
+    if reserved.is_none() {
+        client.touch();
+    }
     if let Some(span) = span {
         span.end(Outcome::Http(answer.status().as_u16()));
     }
