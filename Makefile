@@ -41,6 +41,13 @@ with_libs := $(with_env) $(PYTHON)
 measured  := $(TARGET)/measurements
 beside    := $(TARGET)/release/shadowslice-beside --page $(measured)/beside.md $(BESIDE_ARGS)
 
+# The build whose data path is compared with the present one: the last release. Until there is one, a
+# commit of 2026-11-22.
+BASELINE  ?= $(or $(shell git describe --tags --abbrev=0 2>/dev/null),7170d37eb085)
+baseline  := $(TARGET)/baseline/$(BASELINE)/shadowslice
+compare   = $(TARGET)/release/shadowslice-compare --before $(BASELINE)=$(dir $(baseline)) \
+	  --after $$(git describe --tags --always --dirty)=$(TARGET)/release --page $(measured)/compare.md $(COMPARE_ARGS)
+
 .PHONY: help
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -141,11 +148,16 @@ attack: build ## Hostile clients and files, and each fault of a worker in each o
 	  --test system -- --include-ignored --nocapture --test-threads 1 attack:: blocked:: broken:: limits:: crash:: neighbour::
 
 .PHONY: bench
-bench: build | $(measured) ## Hot structures, decisions, echo requests, then the simulator beside the real thing (ten minutes once built)
+bench: build $(baseline) | $(measured) ## Hot structures, decisions, echo requests, the data path beside the last release's, the simulator beside the real thing (twelve minutes once built)
 	$(CARGO) bench --package shadowslice-benches --bench decide --locked -- --output-format bencher
 	$(CARGO) bench --package shadowslice-benches --bench structures --locked -- --output-format bencher
 	$(CARGO) bench --package shadowslice-benches --bench echo --locked
+	$(compare)
 	$(beside)
+
+.PHONY: compare
+compare: build $(baseline) | $(measured) ## The data path beside the last release's, alone: target/measurements/compare.md (two minutes once built; BASELINE: another commit)
+	$(compare)
 
 .PHONY: beside
 beside: build | $(measured) ## The simulator beside the real thing, alone: target/measurements/beside.md (five minutes once built)
@@ -292,6 +304,15 @@ $(PYTHON) -m zipfile --extract $(1)*.whl $(1)wheel
 	rm -rf $(1)wheel $(1)*.whl
 	touch $(1)*
 endef
+
+# Both builds have the same features, though the present one comes with the whole workspace.
+$(baseline): | have-cargo
+	rm -rf $(@D) && mkdir -p $(@D)/source
+	git archive $(BASELINE) | tar --extract --directory $(@D)/source
+	cd $(@D)/source && CARGO_TARGET_DIR=$(@D)/target $(CARGO) build --release --locked \
+	  --package shadowslice --package shadowslice-worker
+	mv $(@D)/target/release/shadowslice-worker $(@D)/target/release/shadowslice $(@D)
+	rm -rf $(@D)/source $(@D)/target
 
 $(rivals): $(wildcard benches/rivals/requirements-*.txt) benches/rivals/install benches/rivals/make_models.py benches/rivals/model.py \
            $(py_stamp) | have-pip

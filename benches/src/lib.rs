@@ -1,11 +1,12 @@
 //! The cost of one echo request from end to end: requests per second, latency and CPU time, over
 //! each protocol at several numbers of connections, beside a bare server that does nothing else.
-//! [`costs`] counts a request's system calls and instructions, [`growth`] looks for cliffs as
-//! models, connections and tensors grow.
+//! [`compare`] measures two builds in turn, [`costs`] counts a request's system calls and
+//! instructions, [`growth`] looks for cliffs as models, connections and tensors grow.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a benchmark writes to its user's terminal")]
 
 mod bare;
 pub mod closed_loop;
+mod compare;
 mod costs;
 pub mod exchange;
 mod growth;
@@ -31,6 +32,7 @@ use crate::plan::Setting;
 use crate::report::Report;
 use crate::servers::Servers;
 
+pub use crate::compare::compare;
 pub use crate::costs::costs;
 pub use crate::growth::growth;
 

@@ -122,7 +122,7 @@ impl Bare {
 }
 
 /// A TCP address that was free a moment ago.
-fn free_address() -> std::io::Result<SocketAddr> {
+pub(crate) fn free_address() -> std::io::Result<SocketAddr> {
     TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()
 }
 

@@ -1,7 +1,9 @@
 //! shadowslice alone, on sockets of its own: which binaries, which models, how many connections.
 
 use std::fs;
-use std::path::Path;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 use nix::unistd::Pid;
 use shadowslice_tests::home::Home;
@@ -12,7 +14,8 @@ use crate::bare::{GRPC_SOCKET, HTTP_SOCKET};
 use crate::closed_loop::{self, Round};
 use crate::exchange::{Client, Fault, Stream, elements, model};
 use crate::machine::{Clocks, CpuClock};
-use crate::plan::{Protocol, Setting};
+use crate::plan::{Protocol, Setting, Transport};
+use crate::servers::free_address;
 
 /// Largest request, largest answer and a queue's memory, in MiB: the defaults, and for tensors of more than a MiB.
 const LIMITS_MIB: [usize; 3] = [64, 64, 256];
@@ -24,15 +27,45 @@ const LARGE_TENSOR: usize = 1 << 20;
 const BATCH: usize = 32;
 const BATCH_BYTES: usize = 64_000_000;
 
+/// A build: its name, and the folder of its binaries.
+#[derive(Debug, Clone)]
+pub(crate) struct Binaries {
+    pub(crate) name: String,
+    pub(crate) folder: PathBuf,
+}
+
+impl FromStr for Binaries {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, folder) = text.split_once('=').ok_or("it must be NAME=DIR")?;
+        Ok(Self { name: name.to_owned(), folder: folder.into() })
+    }
+}
+
+/// The TCP addresses of a supervisor.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Addresses {
+    http: SocketAddr,
+    grpc: SocketAddr,
+}
+
 /// A running supervisor with its workers.
 pub(crate) struct System {
     server: Server,
+    /// `None` if it listens on Unix sockets only.
+    tcp: Option<Addresses>,
 }
 
 impl System {
     /// Starts the binaries that the folder names, and returns when all models serve.
     pub(crate) async fn start(home: Home) -> Result<Self, Failure> {
-        Ok(Self { server: Server::ready(home).await? })
+        Ok(Self { server: Server::ready(home).await?, tcp: None })
+    }
+
+    /// Starts a supervisor that [`over_tcp`] configured.
+    pub(crate) async fn start_on(home: Home, addresses: Addresses) -> Result<Self, Failure> {
+        Ok(Self { tcp: Some(addresses), ..Self::start(home).await? })
     }
 
     /// The supervisor's process number.
@@ -59,14 +92,19 @@ impl System {
 
     /// The client numbered `connection` of a setting.
     pub(crate) async fn client(&self, setting: &Setting, connection: u16) -> Result<Client, Fault> {
-        let socket = match setting.protocol {
-            Protocol::Http => HTTP_SOCKET,
-            Protocol::Grpc => GRPC_SOCKET,
-        };
-        let stream = Stream::unix(&self.server.home().run_dir().join(socket)).await?;
+        let stream = self.stream(setting).await?;
         match setting.protocol {
             Protocol::Http => Ok(Client::http(stream, setting.bytes, connection)),
             Protocol::Grpc => Client::grpc(stream, setting.bytes, connection).await,
+        }
+    }
+
+    async fn stream(&self, setting: &Setting) -> Result<Stream, Fault> {
+        match (setting.transport, self.tcp, setting.protocol) {
+            (Transport::Tcp, Some(tcp), Protocol::Http) => Stream::tcp(tcp.http).await,
+            (Transport::Tcp, Some(tcp), Protocol::Grpc) => Stream::tcp(tcp.grpc).await,
+            (_, _, Protocol::Http) => Stream::unix(&self.server.home().run_dir().join(HTTP_SOCKET)).await,
+            (_, _, Protocol::Grpc) => Stream::unix(&self.server.home().run_dir().join(GRPC_SOCKET)).await,
         }
     }
 
@@ -107,7 +145,21 @@ pub(crate) fn home_under(
     sizes: &[usize],
     connections: u16,
 ) -> Result<Home, Failure> {
-    let mut home = Home::with_config(&config(policy, sizes, connections))?;
+    with_binary(Home::with_config(&config(policy, sizes, connections, None))?, binaries)
+}
+
+/// Returns a folder as [`home`] does, for a supervisor that also listens on TCP.
+pub(crate) fn over_tcp(
+    binaries: &Path,
+    sizes: &[usize],
+    connections: u16,
+) -> Result<(Home, Addresses), Failure> {
+    let addresses = Addresses { http: free_address()?, grpc: free_address()? };
+    let home = Home::with_config(&config("static", sizes, connections, Some(addresses)))?;
+    Ok((with_binary(home, binaries)?, addresses))
+}
+
+fn with_binary(mut home: Home, binaries: &Path) -> Result<Home, Failure> {
     let binary = binaries.join("shadowslice");
     home.set_binary(
         fs::canonicalize(&binary).map_err(|error| format!("cannot find {}: {error}", binary.display()))?,
@@ -117,7 +169,11 @@ pub(crate) fn home_under(
 
 /// Emulated models without a profile, which answer at once. Limits rise above their defaults only
 /// where tensors need it.
-fn config(policy: &str, sizes: &[usize], connections: u16) -> String {
+fn config(policy: &str, sizes: &[usize], connections: u16, tcp: Option<Addresses>) -> String {
+    let [http, grpc] = match tcp {
+        Some(Addresses { http, grpc }) => [http, grpc].map(|address| format!(", \"{address}\"")),
+        None => [String::new(), String::new()],
+    };
     let large = sizes.iter().any(|bytes| *bytes > LARGE_TENSOR);
     let [request_mib, response_mib, queue_mib] = if large { LARGE_LIMITS_MIB } else { LIMITS_MIB };
     let models = sizes.iter().map(|&bytes| {
@@ -132,7 +188,7 @@ fn config(policy: &str, sizes: &[usize], connections: u16) -> String {
         )
     });
     format!(
-        "listen: {{http: [\"unix:{HTTP_SOCKET}\"], grpc: [\"unix:{GRPC_SOCKET}\"], metrics: []}}\n\
+        "listen: {{http: [\"unix:{HTTP_SOCKET}\"{http}], grpc: [\"unix:{GRPC_SOCKET}\"{grpc}], metrics: []}}\n\
          gpus: [{{device: emulated}}]\n\
          controller: {{policy: {policy}}}\n\
          limits: {{request_bytes: {request_mib}Mi, response_bytes: {response_mib}Mi}}\n\

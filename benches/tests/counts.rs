@@ -1,5 +1,5 @@
-//! That the programs which count what requests cost, and look for what grows, run and write their
-//! pages; no figure is asserted.
+//! That the programs which compare builds, count what requests cost, and look for what grows, run
+//! and write their pages; no figure is asserted.
 
 use std::fs;
 use std::path::Path;
@@ -26,6 +26,18 @@ fn counts_of_two_builds_stand_side_by_side() {
         assert!(page.contains(&format!("| grpc unix 64 B x8 {row}")), "{page}");
     }
     assert!(page.contains("Left out, because it was left out by `--no-profile`"), "{page}");
+}
+
+#[test]
+fn two_builds_take_turns_over_both_protocols() {
+    let program = env!("CARGO_BIN_EXE_shadowslice-compare");
+    let folder = Path::new(program).parent().unwrap().display();
+    let (before, after) = (format!("one={folder}"), format!("other={folder}"));
+    let arguments = ["--only", "tcp 64 B x1", "--rounds", "2", "--seconds", "0.05"];
+    let page = page(program, &[&arguments[..], &["--before", &before, "--after", &after]].concat());
+    for row in ["other over one:", "| http tcp 64 B x1 |", "| http tcp 64 B x128 |", "| grpc tcp 64 B x1 |"] {
+        assert!(page.contains(row), "{page}");
+    }
 }
 
 #[test]

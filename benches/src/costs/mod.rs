@@ -10,13 +10,12 @@ pub(crate) mod switches;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::str::FromStr;
 
 use clap::Parser;
 
 use crate::closed_loop::send;
 use crate::plan::{LARGE, Protocol, SMALL, Server, Setting, Transport};
-use crate::system::{System, home};
+use crate::system::{Binaries, System, home};
 use crate::{Failure, chain, finish};
 
 use callgrind::Profile;
@@ -56,22 +55,6 @@ struct Options {
     /// Where the page goes; without it the tables are only shown
     #[arg(long)]
     page: Option<PathBuf>,
-}
-
-/// A build.
-#[derive(Debug, Clone)]
-struct Binaries {
-    name: String,
-    folder: PathBuf,
-}
-
-impl FromStr for Binaries {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (name, folder) = text.split_once('=').ok_or("it must be NAME=DIR")?;
-        Ok(Self { name: name.to_owned(), folder: folder.into() })
-    }
 }
 
 /// Something of each of the two processes.

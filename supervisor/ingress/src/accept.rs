@@ -15,9 +15,10 @@ use super::connections::{Connections, Entered, outstays};
 use super::inward::Inward;
 use super::listen::Bound;
 use super::metrics::{self, Shown};
+use super::on_wake::OnWake;
 use super::pace::Paced;
 use super::peers::{self, Caller};
-use super::pools::{Owner, Pools};
+use super::pools::{Client, Owner, Pools};
 use super::stop::Stop;
 use super::tls::Encryption;
 use super::{Frontend, grpc, http};
@@ -143,8 +144,8 @@ async fn accept(bound: &Bound, service: &Service) -> io::Result<Accepted> {
 }
 
 async fn serve(service: Service, accepted: Accepted, entered: Entered, stop: Stop) {
-    let overdue = stop.clone().overdue();
     let client = &entered.client;
+    let mut cut = std::pin::pin!(cut(client, stop.clone()));
     let serving = async {
         let (stream, caller) = match accepted.open().await {
             Ok(opened) => opened,
@@ -158,7 +159,14 @@ async fn serve(service: Service, accepted: Accepted, entered: Entered, stop: Sto
     };
     tokio::select! {
         () = serving => {}
+        () = OnWake::new(cut.as_mut()) => {}
+    }
+}
+
+/// Returns when a connection is to be cut.
+async fn cut(client: &Client, stop: Stop) {
+    tokio::select! {
         () = outstays(client) => tracing::debug!("cut an idle connection to make room"),
-        () = overdue => tracing::warn!("cut a connection that did not end"),
+        () = stop.overdue() => tracing::warn!("cut a connection that did not end"),
     }
 }

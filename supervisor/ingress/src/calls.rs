@@ -51,14 +51,19 @@ impl Calls {
         self.coming.0.lock().is_empty()
     }
 
-    /// Lets some begin, and carries on those that can go on.
+    /// Carries on the calls that can go on.
     pub(super) fn carry_on(&mut self, cx: &mut Context<'_>) {
+        while let Poll::Ready(Some(())) = self.begun.poll_next_unpin(cx) {}
+    }
+
+    /// Lets some calls begin, and carries on those that can go on.
+    pub(super) fn begin(&mut self, cx: &mut Context<'_>) {
         let mut coming = self.coming.0.lock();
         let some = coming.len().min(TURN);
         self.begun.extend(coming.drain(..some));
         let more = !coming.is_empty();
         drop(coming);
-        while let Poll::Ready(Some(())) = self.begun.poll_next_unpin(cx) {}
+        self.carry_on(cx);
         if more {
             cx.waker().wake_by_ref();
         }
@@ -109,11 +114,11 @@ mod tests {
             });
         }
         let cx = &mut Context::from_waker(Waker::noop());
-        calls.carry_on(cx);
+        calls.begin(cx);
         assert_eq!((*begun.lock(), calls.all_begun()), (TURN, false));
         // It is woken until all have begun.
         let all = poll_fn(|cx| {
-            calls.carry_on(cx);
+            calls.begin(cx);
             if calls.all_begun() { Poll::Ready(()) } else { Poll::Pending }
         });
         all.await;

@@ -30,6 +30,7 @@ use super::inference::{Inference, inference, response};
 use super::inward::Inward;
 use super::listen::Spoken;
 use super::messages::Messages;
+use super::on_wake::OnWake;
 use super::peers::{Asked, Caller};
 use super::pools::{Client, Pool};
 use super::proto::grpc_inference_service_server::{GrpcInferenceService, GrpcInferenceServiceServer};
@@ -120,7 +121,7 @@ pub(super) async fn serve(
             Ok::<_, Infallible>(answer.map(|body| slow_reader::Answer::new(body, untaken, reserved, access)))
         }
     });
-    let mut connection = http2::Builder::new(calls.coming())
+    let connection = http2::Builder::new(calls.coming())
         .timer(TokioTimer::new())
         .max_concurrent_streams(STREAMS)
         .max_frame_size(FRAME_BYTES)
@@ -128,30 +129,33 @@ pub(super) async fn serve(
         .keep_alive_interval(PING)
         .keep_alive_timeout(PONG)
         .serve_connection(TokioIo::new(Inward::new(io, calls.coming())), service);
+    let mut connection = OnWake::new(connection);
     let leaving = stop.clone();
-    let mut over = std::pin::pin!(over(&called, client, stop));
-    let mut overdue = std::pin::pin!(untaken.overdue());
+    let (over, overdue) = (std::pin::pin!(over(&called, client, stop)), std::pin::pin!(untaken.overdue()));
+    let (mut over, mut overdue) = (OnWake::new(over), OnWake::new(overdue));
     let mut told = false;
     let ended = std::future::poll_fn(|cx| {
-        if overdue.as_mut().poll(cx).is_ready() {
+        if Pin::new(&mut overdue).poll(cx).is_ready() {
             tracing::debug!("cut a gRPC connection whose peer does not take its answers");
             return Poll::Ready(Ok(()));
         }
-        if !told && over.as_mut().poll(cx).is_ready() {
+        if !told && Pin::new(&mut over).poll(cx).is_ready() {
             told = true;
             // With another supervisor there, a client that is about to call is told to go there.
             if !called.load(Ordering::Relaxed) && !leaving.leaves() {
                 return Poll::Ready(Ok(()));
             }
-            Pin::new(&mut connection).graceful_shutdown();
+            connection.as_pin_mut().graceful_shutdown();
         }
+        // The connection writes the answers of these calls at once, instead of in a pass of its own.
+        calls.carry_on(cx);
         if !calls.all_begun() {
             // The connection goes on once they have.
             cx.waker().wake_by_ref();
         } else if let Poll::Ready(ended) = Pin::new(&mut connection).poll(cx) {
             return Poll::Ready(ended);
         }
-        calls.carry_on(cx);
+        calls.begin(cx);
         Poll::Pending
     });
     if let Err(error) = ended.await {

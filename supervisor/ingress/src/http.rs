@@ -23,6 +23,7 @@ use super::access::Counted;
 use super::body::{self, SHORT, Unread};
 use super::kept::{Goes, Kept};
 use super::listen::Spoken;
+use super::on_wake::OnWake;
 use super::peers::{Asked, Caller};
 use super::pools::{Client, Pool};
 use super::request_error::RequestError;
@@ -74,9 +75,10 @@ pub(super) async fn serve(
         Ok::<_, Infallible>(written(reply, access, is_head))
     };
     let service = service_fn(|request| Box::pin(counted(request)));
+    let mut unasked = std::pin::pin!(unasked(&asked, stop.clone()));
     tokio::select! {
         io = speak(io, service, client, stop.clone()) => close(io, refused.load(Ordering::Relaxed)).await,
-        () = unasked(&asked, stop.clone()) => tracing::debug!("cut an HTTP connection in mid-request"),
+        () = OnWake::new(unasked.as_mut()) => tracing::debug!("cut an HTTP connection in mid-request"),
     }
 }
 
@@ -102,15 +104,16 @@ where
         .header_read_timeout(stop.keep_alive())
         .max_header_size(HEAD_BYTES)
         .serve_connection(TokioIo::new(io), service);
-    let mut begun = std::pin::pin!(async {
+    let begun = std::pin::pin!(async {
         tokio::select! {
             () = stop.ends_idle() => {}
             () = client.left() => {}
         }
     });
+    let mut begun = OnWake::new(begun);
     let mut told = false;
     let ended = std::future::poll_fn(|cx| {
-        if !told && begun.as_mut().poll(cx).is_ready() {
+        if !told && Pin::new(&mut begun).poll(cx).is_ready() {
             told = true;
             Pin::new(&mut connection).graceful_shutdown();
         }
@@ -175,7 +178,9 @@ async fn answer(
         Err(Refused::InBody(answer)) => (answer, None, true),
     };
     asked.store(true, Ordering::Relaxed);
-    client.touch();
+    if reserved.is_none() {
+        client.touch();
+    }
     if let Some(span) = span {
         span.end(Outcome::Http(answer.status().as_u16()));
     }

@@ -43,6 +43,7 @@ mod messages;
 mod metrics;
 mod model;
 mod object;
+mod on_wake;
 mod pace;
 mod peers;
 mod pools;

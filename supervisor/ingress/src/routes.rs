@@ -341,12 +341,10 @@ fn content_encoding(headers: &HeaderMap) -> Result<Option<Encoding>, Failure> {
 
 fn header_length(headers: &HeaderMap) -> Result<Option<usize>, Failure> {
     let mut values = headers.get_all(HEADER_LENGTH).iter();
-    let (Some(value), None) = (values.next(), values.next()) else {
-        return match headers.contains_key(HEADER_LENGTH) {
-            true => invalid("Inference-Header-Content-Length is given twice".to_owned()),
-            false => Ok(None),
-        };
-    };
+    let Some(value) = values.next() else { return Ok(None) };
+    if values.next().is_some() {
+        return invalid("Inference-Header-Content-Length is given twice".to_owned());
+    }
     let text = String::from_utf8_lossy(value.as_bytes());
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     text.parse().ok().filter(|_| digits).map(Some).ok_or_else(|| {

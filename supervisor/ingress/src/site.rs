@@ -34,21 +34,21 @@ impl Site {
         if self == Self::Unix {
             return Ok(());
         }
-        // HTTP/2 has it in the URI.
-        let named: Vec<_> = headers.get_all(HOST).iter().map(HeaderValue::as_bytes).collect();
-        let authority = uri.authority().map(|authority| authority.as_str().as_bytes());
-        for name in named.iter().copied().chain(authority).filter(|_| self == Self::Loopback) {
-            if !is_local(name) {
-                let name = String::from_utf8_lossy(name);
-                let why = "this server is asked as localhost or 127.0.0.1; a proxy has to name it so, too";
-                return Err(RequestError::Forbidden(format!("'{}': {why}", Clipped(&name))));
-            }
+        let names = || {
+            // HTTP/2 has it in the URI.
+            let authority = uri.authority().map(|authority| authority.as_str().as_bytes());
+            headers.get_all(HOST).iter().map(HeaderValue::as_bytes).chain(authority)
+        };
+        if self == Self::Loopback
+            && let Some(name) = names().find(|name| !is_local(name))
+        {
+            let name = String::from_utf8_lossy(name);
+            let why = "this server is asked as localhost or 127.0.0.1; a proxy has to name it so, too";
+            return Err(RequestError::Forbidden(format!("'{}': {why}", Clipped(&name))));
         }
         for origin in headers.get_all(ORIGIN) {
             let site = origin.to_str().ok().and_then(|origin| Some(origin.split_once("://")?.1.as_bytes()));
-            let own = |site: &[u8]| {
-                named.iter().copied().chain(authority).any(|name| name.eq_ignore_ascii_case(site))
-            };
+            let own = |site: &[u8]| names().any(|name| name.eq_ignore_ascii_case(site));
             if !site.is_some_and(own) {
                 let why = "pages of other sites may not ask this server";
                 let origin = String::from_utf8_lossy(origin.as_bytes());
@@ -64,6 +64,20 @@ pub(super) fn is_loopback(ip: IpAddr) -> bool {
 }
 
 fn is_local(name: &[u8]) -> bool {
+    is_usual(name) || means_loopback(name)
+}
+
+/// Returns whether a client asks by one of the two names that nearly all use, without parsing it.
+fn is_usual(name: &[u8]) -> bool {
+    let port = name.strip_prefix(b"127.0.0.1").or_else(|| name.strip_prefix(b"localhost"));
+    match port {
+        Some([]) => true,
+        Some([b':', digits @ ..]) => digits.iter().all(u8::is_ascii_digit),
+        _ => false,
+    }
+}
+
+fn means_loopback(name: &[u8]) -> bool {
     let Ok(authority) = Authority::try_from(name) else { return false };
     let host = authority.host();
     let ip = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(host).parse();

@@ -183,8 +183,8 @@ pub(super) fn decode(datatype: Datatype, data: &[u8], json: &mut String) -> Resu
         Datatype::Int16 => each(data, json, i16::from_le_bytes),
         Datatype::Int32 => each(data, json, i32::from_le_bytes),
         Datatype::Int64 => each(data, json, i64::from_le_bytes),
-        Datatype::Fp32 => each(data, json, |bytes| Float(f32::from_le_bytes(bytes))),
-        Datatype::Fp64 => each(data, json, |bytes| Float(f64::from_le_bytes(bytes))),
+        Datatype::Fp32 => floats(data, json, f32::from_le_bytes),
+        Datatype::Fp64 => floats(data, json, f64::from_le_bytes),
         Datatype::Bytes => strings(data, json)?,
         Datatype::Fp16 | Datatype::Bf16 => {}
     }
@@ -200,16 +200,25 @@ fn each<const N: usize, T: fmt::Debug>(data: &[u8], json: &mut String, value: im
     }
 }
 
-/// Shortest digits that read back as the same number; infinities by JavaScript's name.
-struct Float<T>(T);
-
-impl<T: fmt::Debug + Copy + Into<f64>> fmt::Debug for Float<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0.into() {
-            f64::INFINITY => f.write_str("Infinity"),
-            f64::NEG_INFINITY => f.write_str("-Infinity"),
-            _ => self.0.fmt(f),
+/// Writes the shortest digits that read back as the same number; infinities by JavaScript's name.
+fn floats<const N: usize, T: zmij::Float + Copy + Into<f64>>(
+    data: &[u8],
+    json: &mut String,
+    value: impl Fn([u8; N]) -> T,
+) {
+    let mut digits = zmij::Buffer::new();
+    let (chunks, _) = data.as_chunks::<N>();
+    for (place, chunk) in chunks.iter().enumerate() {
+        if place > 0 {
+            json.push(',');
         }
+        let value = value(*chunk);
+        json.push_str(match value.into() {
+            f64::INFINITY => "Infinity",
+            f64::NEG_INFINITY => "-Infinity",
+            wide if wide.is_nan() => "NaN",
+            _ => digits.format_finite(value),
+        });
     }
 }
 

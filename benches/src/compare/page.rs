@@ -1,0 +1,98 @@
+//! The comparison as a page.
+
+use crate::closed_loop::Round;
+use crate::compare::{Options, Row};
+use crate::machine::Machine;
+use crate::spread::Spread;
+use crate::table;
+
+/// Returns the page.
+pub(super) fn of(rows: &[Row], options: &Options) -> String {
+    let Machine { cpu, cores, kernel, date, .. } = Machine::here();
+    let Options { before, after, seconds, rounds, .. } = options;
+    format!(
+        "# The data path, before and after
+
+Echo requests through two builds, `{}` (before) and `{}` (after), in {rounds} pairs of rounds of {seconds} s.
+`make compare` writes this page, as `make bench` does; nothing here is written by hand.
+
+{cpu}, {cores} cores that hold supervisors, workers and client, Linux {kernel}, no GPU, emulated engine.
+{date}.
+
+Each connection sends a request over TCP, waits for its answer, checks every byte, and sends the next.
+The builds take turns, and each pair begins with the other one. A ratio is after over before: the
+median over the pairs, with the smallest and the largest in brackets. Pairs in which other programs
+took more than a tenth of the machine are left out if there are others (*quiet*).
+
+* **CPU**: the supervisor's time per request, user and system. Below 1 the second build is cheaper.
+* **requests/s**: above 1 the second build is faster.
+* **p50**: the median latency. Below 1 the second build is faster.
+
+{}",
+        before.name,
+        after.name,
+        tables(rows, options)
+    )
+}
+
+/// Returns all figures.
+pub(super) fn tables(rows: &[Row], options: &Options) -> String {
+    let cells = |row: &Row| {
+        let pairs = counted(&row.pairs);
+        let ratio = |figure: fn(&Round) -> f64| {
+            let ratios = pairs.iter().map(|[before, after]| figure(after) / figure(before));
+            let Spread { median, min, max } = Spread::of(ratios);
+            format!("{median:.3} ({min:.2} .. {max:.2})")
+        };
+        let medians = |figure: fn(&Round) -> f64, decimals: usize| {
+            let median = |build: usize| Spread::of(pairs.iter().map(|pair| figure(&pair[build]))).median;
+            format!("{:.decimals$}, {:.decimals$}", median(0), median(1))
+        };
+        let setting = row.setting.to_string();
+        vec![
+            setting.trim_start_matches("shadowslice ").to_owned(),
+            ratio(|round| round.supervisor_cpu_us),
+            medians(|round| round.supervisor_cpu_us, 1),
+            ratio(|round| round.requests_per_second),
+            medians(|round| round.requests_per_second, 0),
+            ratio(|round| round.p50_us),
+            medians(|round| round.p50_us, 0),
+            format!("{} of {}", row.pairs.iter().filter(|pair| is_quiet(pair)).count(), row.pairs.len()),
+        ]
+    };
+    let heads = ["setting", "CPU", "us", "requests/s", "before, after", "p50", "us", "quiet"];
+    let (before, after) = (&options.before.name, &options.after.name);
+    format!("{after} over {before}:\n\n{}", table(&heads, rows.iter().map(cells)))
+}
+
+fn is_quiet(pair: &[Round; 2]) -> bool {
+    pair.iter().all(Round::is_quiet)
+}
+
+/// Returns the quiet pairs, or all if none was quiet.
+fn counted(pairs: &[[Round; 2]]) -> Vec<[Round; 2]> {
+    let quiet: Vec<[Round; 2]> = pairs.iter().filter(|pair| is_quiet(pair)).copied().collect();
+    if quiet.is_empty() { pairs.to_vec() } else { quiet }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pair_counts_only_if_both_rounds_were_quiet() {
+        let round = |others_percent| Round {
+            requests: 1,
+            requests_per_second: 1.0,
+            p50_us: 1.0,
+            p99_us: 1.0,
+            supervisor_cpu_us: 1.0,
+            worker_cpu_us: 1.0,
+            client_cpu_us: 1.0,
+            others_percent,
+        };
+        let pairs = [[round(1.0), round(50.0)], [round(2.0), round(3.0)]];
+        assert_eq!(counted(&pairs).len(), 1);
+        assert_eq!(counted(&pairs[..1]).len(), 1);
+    }
+}
