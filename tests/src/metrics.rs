@@ -83,7 +83,10 @@ impl Metrics {
 fn sample(line: &str) -> Option<(&str, f64)> {
     let (name, value) = line.rsplit_once(' ')?;
     let (metric, labels) = name.split_once('{').unwrap_or((name, "}"));
-    let letters = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_lowercase() || b == b'_');
+    let letters = |text: &str| {
+        text.starts_with(|first: char| first.is_ascii_lowercase())
+            && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_')
+    };
     let mut rest = labels.strip_suffix('}')?;
     while !rest.is_empty() {
         let (label, quoted) = rest.split_once("=\"")?;
