@@ -13,7 +13,7 @@ const SERVED: [&str; 4] =
     ["open_inference.proto", "health.proto", "reflection_v1.proto", "reflection_v1alpha.proto"];
 
 /// Messages that HTTP answers with as JSON, and what they are made of.
-const ALSO_JSON: [&str; 15] = [
+const ALSO_JSON: [&str; 16] = [
     "ServerMetadataResponse",
     "ModelMetadataResponse",
     "SystemSharedMemoryStatusResponse",
@@ -24,6 +24,7 @@ const ALSO_JSON: [&str; 15] = [
     "StatisticDuration",
     "NeverGiven",
     "ModelConfig",
+    "ModelParameter",
     "ModelInput",
     "ModelOutput",
     "ModelDynamicBatching",
@@ -44,6 +45,10 @@ fn main() -> Result<(), Box<dyn Error>> {
         .field_attribute("data_type", "#[serde(serialize_with = \"crate::describe::by_name\")]")
         .field_attribute("model_transaction_policy", "#[serde(skip_serializing_if = \"Option::is_none\")]")
         .field_attribute("ModelInput.optional", "#[serde(skip_serializing_if = \"std::ops::Not::not\")]")
+        .field_attribute(
+            "ModelConfig.parameters",
+            "#[serde(skip_serializing_if = \"std::collections::HashMap::is_empty\")]",
+        )
         .field_attribute("dynamic_batching", "#[serde(skip_serializing_if = \"Option::is_none\")]");
     for message in ALSO_JSON {
         builder = builder.type_attribute(format!(".inference.{message}"), "#[derive(serde::Serialize)]");

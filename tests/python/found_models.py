@@ -314,6 +314,9 @@ class LoadedFiles(Served):
         self.assertEqual(self.answers_after_a_death("exchanged"), [[1] * 4])
         before = self.status()["exchanged"]["loaded"]
         self.assertEqual((before["sha256"], before["path"]), (digest, str(file)))
+        for config in (self.http.get_model_config("exchanged"),
+                       self.grpc.get_model_config("exchanged", as_json=True)["config"]):
+            self.assertEqual(config["parameters"]["sha256"]["string_value"], digest)
         self.server.command("reload")
         self.assertEqual(self.infer("exchanged", [[0] * 4]).tolist(), [[100] * 4])
         digest = hashlib.sha256(file.read_bytes()).hexdigest()

@@ -215,6 +215,7 @@ mod tests {
             max_requests: 1,
             memory: 4096,
             profile: None,
+            content: Arc::default(),
         };
         Arc::new(Pipeline::new(settings, Clock::start(), mpsc::channel(1).0).unwrap())
     }

@@ -1,12 +1,15 @@
 //! The descriptions that the server and its models give of themselves. Pure.
 
+use std::collections::HashMap;
+use std::time::UNIX_EPOCH;
+
 use serde::Serializer;
 use shadowslice_shared::tensor::{Datatype, TensorSpec};
 
 use super::model::VERSION;
 use super::proto;
 use super::tensors::public_shape;
-use shadowslice_datapath::pipeline::Metadata;
+use shadowslice_datapath::pipeline::{Metadata, ModelContent};
 
 const EXTENSIONS: [&str; 5] =
     ["binary_tensor_data", "model_configuration", "model_repository", "schedule_policy", "statistics"];
@@ -41,7 +44,7 @@ pub(super) fn model(metadata: &Metadata) -> proto::ModelMetadataResponse {
 }
 
 /// Shapes are without the batch axis.
-pub(super) fn config(metadata: &Metadata) -> proto::ModelConfig {
+pub(super) fn config(metadata: &Metadata, content: &ModelContent) -> proto::ModelConfig {
     let input = |spec: &TensorSpec| proto::ModelInput {
         name: spec.name.clone(),
         data_type: data_type(spec.datatype).into(),
@@ -67,8 +70,20 @@ pub(super) fn config(metadata: &Metadata) -> proto::ModelConfig {
         output: metadata.outputs.iter().map(output).collect(),
         dynamic_batching: batches(metadata).then(proto::ModelDynamicBatching::default),
         backend: backend(metadata).to_owned(),
+        parameters: parameters(content),
         model_transaction_policy: metadata.streams.map(|_| proto::ModelTransactionPolicy { decoupled: true }),
     }
+}
+
+/// Tells which content is served, as far as that is known.
+fn parameters(content: &ModelContent) -> HashMap<String, proto::ModelParameter> {
+    let seconds =
+        content.loaded_at.and_then(|at| Some(at.duration_since(UNIX_EPOCH).ok()?.as_secs().to_string()));
+    let known = [("sha256", content.sha256.get().cloned()), ("loaded_at", seconds)];
+    let parameter = |(key, value): (&str, Option<String>)| {
+        Some((key.to_owned(), proto::ModelParameter { string_value: value? }))
+    };
+    known.into_iter().filter_map(parameter).collect()
 }
 
 fn batches(metadata: &Metadata) -> bool {
@@ -111,10 +126,27 @@ pub(super) fn by_name<S: Serializer>(data_type: &i32, serializer: S) -> Result<S
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use serde::Serialize;
     use serde_json::{Value, json};
 
     use super::*;
+
+    /// A model without files.
+    fn described(metadata: &Metadata) -> proto::ModelConfig {
+        config(metadata, &ModelContent::default())
+    }
+
+    #[test]
+    fn the_content_that_is_served_is_among_the_parameters() {
+        let content =
+            ModelContent { loaded_at: Some(UNIX_EPOCH + Duration::from_secs(7)), ..Default::default() };
+        let parameters = || in_json(config(&metadata(8), &content))["parameters"].clone();
+        assert_eq!(parameters(), json!({"loaded_at": {"string_value": "7"}}));
+        content.sha256.set("ab12".to_owned()).unwrap();
+        assert_eq!(parameters()["sha256"], json!({"string_value": "ab12"}));
+    }
 
     fn in_json(message: impl Serialize) -> Value {
         serde_json::to_value(message).unwrap()
@@ -143,14 +175,14 @@ mod tests {
                 "outputs": [{"name": "y", "datatype": "BYTES", "shape": [-1, 16]}]})
         );
         assert_eq!(
-            in_json(config(&batching)),
+            in_json(described(&batching)),
             json!({"name": "m", "platform": "onnxruntime_onnx", "backend": "onnxruntime", "max_batch_size": 8,
                 "input": [{"name": "x", "data_type": "TYPE_FP32", "dims": [16]}],
                 "output": [{"name": "y", "data_type": "TYPE_STRING", "dims": [16]}],
                 "dynamic_batching": {"preferred_batch_size": [], "max_queue_delay_microseconds": 0}})
         );
-        assert_eq!(config(&batching).input[0].dims, [16]);
-        assert!(config(&batching).dynamic_batching.is_some());
+        assert_eq!(described(&batching).input[0].dims, [16]);
+        assert!(described(&batching).dynamic_batching.is_some());
     }
 
     #[test]
@@ -159,7 +191,7 @@ mod tests {
         let with_optional = Metadata { optional: vec![spec], ..metadata(8) };
         let described = in_json(model(&with_optional));
         assert_eq!(described["inputs"][1], json!({"name": "b", "datatype": "FP32", "shape": [-1, 2]}));
-        let inputs = &in_json(config(&with_optional))["input"];
+        let inputs = &in_json(described(&with_optional))["input"];
         assert_eq!(
             inputs[1],
             json!({"name": "b", "data_type": "TYPE_FP32", "dims": [-1, 2], "optional": true})
@@ -170,9 +202,9 @@ mod tests {
     #[test]
     fn a_model_without_a_batch_axis_shows_whole_shapes() {
         let whole = metadata(0);
-        assert_eq!(in_json(config(&whole))["input"][0]["dims"], json!([-1, 16]));
-        assert_eq!(in_json(config(&whole))["dynamic_batching"], Value::Null);
-        assert_eq!(config(&whole).max_batch_size, 0);
+        assert_eq!(in_json(described(&whole))["input"][0]["dims"], json!([-1, 16]));
+        assert_eq!(in_json(described(&whole))["dynamic_batching"], Value::Null);
+        assert_eq!(described(&whole).max_batch_size, 0);
         assert_eq!(model(&whole).outputs[0].datatype, "BYTES");
     }
 }

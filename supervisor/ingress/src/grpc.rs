@@ -391,7 +391,8 @@ impl GrpcInferenceService for Service {
 
     async fn model_config(&self, request: Request<ModelConfigRequest>) -> Answer<ModelConfigResponse> {
         let ModelConfigRequest { name, version } = request.into_inner();
-        let config = describe::config(&*self.metadata(&name, &version)?);
+        let route = model::find(&self.0.router, &name, &version)?;
+        let config = describe::config(&*model::metadata(&route, &name)?, route.content());
         Ok(Response::new(ModelConfigResponse { config: Some(config) }))
     }
 

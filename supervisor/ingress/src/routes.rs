@@ -250,7 +250,7 @@ fn of_model(
             Err(why) => error(StatusCode::BAD_REQUEST, &format!("model '{name}' is not ready: {why}")),
         },
         What::Statistics => document(&statistics::of(vec![(name.to_owned(), pipeline)])),
-        What::Config => document(&describe::config(&*metadata()?)),
+        What::Config => document(&describe::config(&*metadata()?, pipeline.content())),
         What::Metadata | What::Infer => document(&describe::model(&*metadata()?)),
     })
 }

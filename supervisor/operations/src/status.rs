@@ -197,8 +197,9 @@ pub struct LoadedStatus {
 impl LoadedStatus {
     /// Returns `None` for a model without files.
     pub fn of(files: &LoadedFiles) -> Option<Self> {
-        let at = files.loaded_at.duration_since(UNIX_EPOCH).unwrap_or_default();
-        Some(Self { path: files.path.clone()?, sha256: files.sha256(), at_s: at.as_secs_f64() })
+        let at = files.content.loaded_at?.duration_since(UNIX_EPOCH).unwrap_or_default();
+        let sha256 = files.content.sha256.get().cloned();
+        Some(Self { path: files.path.clone()?, sha256, at_s: at.as_secs_f64() })
     }
 }
 

@@ -74,6 +74,7 @@ impl ModelFactory {
             max_requests: model.queue.max_requests,
             memory: model.queue.memory,
             profile: model.profile.clone(),
+            content: Arc::clone(&found.loaded.content),
         };
         let pipeline = Pipeline::new(settings, self.context.clock, facts).map_err(MakeError::Memory)?;
         let pipeline = Arc::new(pipeline);

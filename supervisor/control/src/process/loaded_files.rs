@@ -15,6 +15,7 @@ use std::time::SystemTime;
 
 use sha2::{Digest, Sha256};
 use shadowslice_config::{Engine, model_files};
+use shadowslice_datapath::pipeline::ModelContent;
 use tokio::sync::Mutex;
 use tokio::task::{JoinError, spawn_blocking};
 
@@ -31,7 +32,8 @@ const PIECE: usize = 1 << 20;
 pub struct LoadedFiles {
     /// The path that the configuration names, if the engine has one.
     pub path: Option<PathBuf>,
-    pub loaded_at: SystemTime,
+    /// Is known to clients, too.
+    pub content: Arc<ModelContent>,
     /// True once a look found other files than those that were loaded.
     pub changed: AtomicBool,
     /// True once a worker could not be started because the earlier content is lost.
@@ -165,7 +167,7 @@ impl Default for LoadedFiles {
     fn default() -> Self {
         Self {
             path: None,
-            loaded_at: SystemTime::now(),
+            content: Arc::default(),
             changed: AtomicBool::new(false),
             is_lost: AtomicBool::new(false),
             files: Vec::new(),
@@ -184,7 +186,9 @@ impl LoadedFiles {
             Engine::Emulated { .. } => (None, false),
         };
         let files = model_files(engine).into_iter().filter_map(HeldFile::open).collect();
-        Self { path, reads_folder, files, ..Self::default() }
+        let loaded_at = path.is_some().then(SystemTime::now);
+        let content = Arc::new(ModelContent { loaded_at, ..ModelContent::default() });
+        Self { path, content, reads_folder, files, ..Self::default() }
     }
 
     /// Computes the files' digests. It reads all of them.
@@ -194,16 +198,17 @@ impl LoadedFiles {
                 && file.is_unwritten()
             {
                 file.digest.set(digest).ok();
+                if self.is_own(&file.path) {
+                    let digits = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+                    self.content.sha256.set(digits).ok();
+                }
             }
         }
     }
 
-    /// Returns the SHA-256 of the model's own file in hexadecimal digits, once it is known.
-    pub fn sha256(&self) -> Option<String> {
-        let path = self.path.as_ref()?;
-        let own = |file: &&HeldFile| file.path == *path || file.path == path.join("model.py");
-        let digest = self.files.iter().find(own)?.digest.get()?;
-        Some(digest.iter().map(|byte| format!("{byte:02x}")).collect())
+    /// Returns whether the file is the model's own, rather than one that it needs.
+    fn is_own(&self, file: &Path) -> bool {
+        self.path.as_ref().is_some_and(|path| file == path || file == path.join("model.py"))
     }
 
     /// Returns whether all files are the ones that were loaded, with the same content.
@@ -386,10 +391,10 @@ mod tests {
     #[test]
     fn the_digest_is_that_of_the_models_own_file() {
         let given = Fixture::new();
-        assert_eq!(given.files.sha256(), None);
+        assert_eq!(given.files.content.sha256.get(), None);
         given.files.digest();
         let expected = "a7937b64b8caa58f03721bb6bacf5c78cb235febe0e70b1b84cd99541461a08e";
-        assert_eq!(given.files.sha256().as_deref(), Some(expected));
+        assert_eq!(given.files.content.sha256.get().map(String::as_str), Some(expected));
     }
 
     #[test]

@@ -66,7 +66,7 @@ pub use occupancy::{Occupancy, Occupied};
 pub use pieces::Pieces;
 pub use rates::Rates;
 pub use reader::LaneReader;
-pub use request::{Coming, Failure, Input, Metadata, Output, RequestOptions};
+pub use request::{Coming, Failure, Input, Metadata, ModelContent, Output, RequestOptions};
 pub use shadowslice_config::Slo;
 pub use shadowslice_policy::scheduler::Slice;
 pub use socket::BatchSocket;
@@ -98,6 +98,7 @@ pub struct Settings {
     /// Bytes of the request slab.
     pub memory: u64,
     pub profile: Option<Profile>,
+    pub content: Arc<ModelContent>,
 }
 
 /// The settings of a pipeline that can change while it serves.
@@ -124,6 +125,7 @@ pub struct Pipeline {
     clock: Clock,
     memory: Arc<RequestMemory>,
     metadata: OnceLock<Arc<Metadata>>,
+    content: Arc<ModelContent>,
     state: Mutex<State>,
     /// Requests whose deliveries have ended and that the state doesn't count yet.
     endings: Mutex<Vec<Ended>>,
@@ -156,6 +158,7 @@ impl Pipeline {
             clock,
             memory,
             metadata: OnceLock::new(),
+            content: settings.content,
             state: Mutex::new(state),
             endings: Mutex::default(),
             alarm_moved: Notify::new(),
@@ -178,6 +181,10 @@ impl Pipeline {
             state.turn_away(Refusal::NotReady, 1, now);
             failure
         })
+    }
+
+    pub fn content(&self) -> &ModelContent {
+        &self.content
     }
 
     /// Counts a request that a limit of the host refuses.

@@ -1,7 +1,7 @@
 //! Requests as they enter a pipeline, and answers as they leave it.
 
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -110,6 +110,15 @@ impl RequestOptions {
     pub(crate) fn level(&self) -> u64 {
         if self.priority == 0 { Self::DEFAULT_PRIORITY } else { self.priority }
     }
+}
+
+/// Identifies the content that a model is served from.
+#[derive(Debug, Default)]
+pub struct ModelContent {
+    /// `None` for a model without files.
+    pub loaded_at: Option<SystemTime>,
+    /// The SHA-256 of the model's own file in hexadecimal digits, once it is computed.
+    pub sha256: OnceLock<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]

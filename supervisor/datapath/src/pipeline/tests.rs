@@ -98,6 +98,7 @@ fn settings() -> Settings {
         max_requests: 4,
         memory: MEMORY_BYTES as u64,
         profile: None,
+        content: Arc::default(),
     }
 }
 

@@ -81,6 +81,7 @@ impl Rig {
                 max_requests: 1,
                 memory: 4096,
                 profile: None,
+                content: Arc::default(),
             };
             let (orders, to_controller) = mpsc::channel(ORDERS);
             let (told, seen) = watch::channel(report(ModelState::Ready, model.share.initial, &*gpu));
