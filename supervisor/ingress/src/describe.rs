@@ -189,8 +189,8 @@ mod tests {
     fn optional_inputs_have_no_batch_axis() {
         let spec = TensorSpec { name: "b".into(), datatype: Datatype::Fp32, shape: vec![-1, 2] };
         let with_optional = Metadata { optional: vec![spec], ..metadata(8) };
-        let described = in_json(model(&with_optional));
-        assert_eq!(described["inputs"][1], json!({"name": "b", "datatype": "FP32", "shape": [-1, 2]}));
+        let described_model = in_json(model(&with_optional));
+        assert_eq!(described_model["inputs"][1], json!({"name": "b", "datatype": "FP32", "shape": [-1, 2]}));
         let inputs = &in_json(described(&with_optional))["input"];
         assert_eq!(
             inputs[1],

@@ -278,7 +278,7 @@ impl Controller {
         tracing::debug!(model, pid, ?said, "worker");
         let Some(process) = self.processes.get_mut(&worker) else { return };
         process.note(&said);
-        let (asked, writes_reference) = (process.groups, process.purpose.is_reference());
+        let (asked, purpose) = (process.groups, process.purpose);
         match said {
             WorkerSaid::Connected => self.tell(Fact::Connected(worker)),
             WorkerSaid::Loaded(found) => {
@@ -291,8 +291,9 @@ impl Controller {
             WorkerSaid::Warming { rows } => {
                 tracing::debug!(model, pid, rows, "a worker warms up");
             }
-            WorkerSaid::Warmed(warmed) if writes_reference => {
-                self.limit_batches(BatchLimit::of_use(&self.model, &warmed.times));
+            WorkerSaid::Warmed(warmed) if purpose.is_reference() => {
+                let useful = self.useful_batches(purpose);
+                self.limit_batches(BatchLimit::of_use(useful, self.model.slo.latency, &warmed.times));
                 let result = self.reference.seal().map_err(|error| errors::chain(&error));
                 self.tell(Fact::ReferenceWritten { worker, result });
             }

@@ -138,7 +138,7 @@ impl Controller {
 
     /// Returns how long a batch may take to be of use, where that can be seen: a CPU does not show how
     /// fast a GPU is.
-    fn useful_batches(&self, purpose: Purpose) -> Option<Duration> {
+    pub(super) fn useful_batches(&self, purpose: Purpose) -> Option<Duration> {
         let elsewhere = purpose == Purpose::Reference && self.gpu.status().uuid.is_some();
         let is_first = self.batch_limit.is_none() && self.pipeline.metadata().is_none();
         loaded::useful_for(&self.model).filter(|_| is_first && !elsewhere)

@@ -63,13 +63,13 @@ pub(super) fn useful_for(model: &Model) -> Option<Duration> {
 }
 
 impl BatchLimit {
-    /// Returns the limit after these times, of which only the last may be too long. `None` if all
-    /// sizes are of use.
-    pub(super) fn of_use(model: &Model, times: &[WarmTime]) -> Option<Self> {
-        let slow = times.last().filter(|last| useful_for(model).is_some_and(|useful| last.took > useful))?;
+    /// Returns the limit after these times, of which only the last may be longer than is of use.
+    /// `None` if all sizes are of use.
+    pub(super) fn of_use(useful: Option<Duration>, slo: Duration, times: &[WarmTime]) -> Option<Self> {
+        let slow = times.last().filter(|last| useful.is_some_and(|useful| last.took > useful))?;
         let (rows, took) = (slow.rows, slow.took.as_secs_f64());
         let max = times.iter().rev().nth(1).map_or(rows, |before| before.rows);
-        let slo = model.slo.latency.as_secs_f64();
+        let slo = slo.as_secs_f64();
         Some(Self { max, why: format!("a batch of {rows} rows takes {took:.1} s, and the SLO is {slo} s") })
     }
 
@@ -124,6 +124,14 @@ mod tests {
             [16, 16, 8, 1, 0].map(|max| (max > 0).then_some(max))
         );
         assert_eq!(below(Some(32), 32), None);
+        let times =
+            [1, 2, 4].map(|rows| WarmTime { rows, took: Duration::from_secs(rows.into()), error: 0.0 });
+        let of_use =
+            |useful, times| BatchLimit::of_use(useful, Duration::from_secs(1), times).map(|limit| limit.max);
+        assert_eq!(of_use(Some(Duration::from_secs(3)), &times[..]), Some(2));
+        assert_eq!(of_use(Some(Duration::from_secs(4)), &times[..]), None);
+        assert_eq!(of_use(None, &times[..]), None, "a CPU does not show how fast a GPU is");
+        assert_eq!(of_use(Some(Duration::ZERO), &times[..1]), Some(1));
         let limit = BatchLimit { max: 4, why: String::new() };
         let resolved = |max| limited(&batch(max), Some(&limit)).resolve(true);
         assert_eq!(resolved(None), (4, vec![1, 2, 4]));
