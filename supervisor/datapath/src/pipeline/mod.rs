@@ -193,9 +193,10 @@ impl Pipeline {
         self.state.lock().turn_away(Refusal::HostFull, 1, self.clock.now());
     }
 
-    /// Counts a request that is at fault itself, so that the model never sees it.
+    /// Counts a request that is at fault itself, so that the model never sees it. As with Triton it is
+    /// in none of the statistics.
     pub fn malformed(&self) {
-        self.state.lock().stats.invalid(Duration::ZERO);
+        self.state.lock().stats.counts.invalid += 1;
     }
 
     /// Whether it takes requests; else why not.
