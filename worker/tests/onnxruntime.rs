@@ -182,8 +182,8 @@ fn an_output_whose_first_axis_is_not_the_batch_is_named() {
     let worker = Worker::start(setup, &reference_file());
     worker.load().unwrap();
     let refusal = worker.warm(warm_up(&[&[2]])).unwrap_err();
-    let BootRefusal::WarmUp { size: 4, why } = refusal else { panic!("{refusal:?}") };
-    assert!(why.contains("`mean`") && why.contains("batch.max: 0"), "{why}");
+    let BootRefusal::RowsDepend(why) = refusal else { panic!("{refusal:?}") };
+    assert!(why.contains("`mean`") && why.contains("first axis is not the batch"), "{why}");
 }
 
 #[test]
