@@ -227,7 +227,8 @@ pub enum InputValues {
     Listed(Vec<ElementValue>),
     /// Drawn uniformly from `from` to `to`; whole numbers for integers.
     Range { from: f64, to: f64 },
-    /// The bytes of each row, which come in turn; of the whole tensor if there is no batch axis.
+    /// The bytes of each row; a batch takes the rows one after the other. A model without a batch axis
+    /// has one row, which is the whole tensor.
     Rows(Arc<[Row]>),
 }
 

@@ -35,18 +35,17 @@ fn turned(row: &[f32]) -> Vec<f32> {
     (0..256).map(|place| row[(place + 256 - 40) % 256]).collect()
 }
 
+fn warm_up(sizes: &[u32]) -> WarmUp {
+    let (sizes, shapes, values) = (sizes.to_vec(), vec![vec![256]], vec![None]);
+    WarmUp { batched: true, sizes, shapes, values, ..WarmUp::default() }
+}
+
 #[test]
 #[ignore = "needs a GPU"]
 fn two_batches_in_flight_get_their_own_answers_for_a_thousand_rounds() {
     assert!(on_gpu(), "set SHADOWSLICE_TEST_DEVICE=cuda");
     let folder = tempfile::tempdir().unwrap();
-    let warm_up = WarmUp {
-        batched: true,
-        sizes: vec![1, 2, 4, 8],
-        shapes: vec![vec![256]],
-        values: vec![None],
-        ..WarmUp::default()
-    };
+    let warm_up = warm_up(&[1, 2, 4, 8]);
     let worker = serving(Setup::new(onnxruntime(turner(&folder))), &warm_up);
     let rows = |number: u32| 1 + number % 3;
     let values = |number: u32| row(number).repeat(rows(number) as usize);
@@ -94,13 +93,7 @@ fn partitioned(groups: Groups) -> Partitioned {
 fn a_thousand_batches_on_changing_partitions_are_answered_rightly_and_take_no_memory() {
     assert!(on_gpu(), "set SHADOWSLICE_TEST_DEVICE=cuda");
     let folder = tempfile::tempdir().unwrap();
-    let warm_up = WarmUp {
-        batched: true,
-        sizes: vec![1, 2, 4, 8],
-        shapes: vec![vec![256]],
-        values: vec![None],
-        ..WarmUp::default()
-    };
+    let warm_up = warm_up(&[1, 2, 4, 8]);
     let partition = partitioned(Groups::first(3));
     let count = partition.division.count();
     let setup = Setup { partition: Some(partition), ..Setup::new(onnxruntime(turner(&folder))) };
@@ -187,13 +180,7 @@ fn nothing_of_a_batch_runs_on_sms_that_it_was_not_given() {
         let partition = partitioned(own);
         let all = Groups::first(partition.division.count());
         let others: Groups = all.iter().filter(|&group| !own.contains(group)).collect();
-        let warm_up = WarmUp {
-            batched: true,
-            sizes: vec![8],
-            shapes: vec![vec![256]],
-            values: vec![None],
-            ..WarmUp::default()
-        };
+        let warm_up = warm_up(&[8]);
         let worker = serving(Setup { partition: Some(partition), ..Setup::new(onnxruntime(path)) }, &warm_up);
         worker.prepare(own).unwrap();
         let execution_us = || {

@@ -93,7 +93,10 @@ impl Host for ThisHost<'_> {
             return Some(format!("{} is a folder; name a file in it", path.display()));
         }
         let folder = path.parent().filter(|folder| !folder.is_dir())?;
-        Some(format!("there is no folder {}; make it, writable for the supervisor's user", folder.display()))
+        Some(format!(
+            "the folder {} does not exist; create it, and let the supervisor's user write to it",
+            folder.display()
+        ))
     }
 }
 
@@ -131,6 +134,6 @@ mod tests {
         let why = host.refuses_log(folder.path()).unwrap();
         assert!(why.ends_with("is a folder; name a file in it"), "{why}");
         let why = host.refuses_log(&folder.path().join("absent/access.log")).unwrap();
-        assert!(why.contains("there is no folder") && why.contains("absent; make it"), "{why}");
+        assert!(why.contains("the folder") && why.contains("absent does not exist; create it"), "{why}");
     }
 }

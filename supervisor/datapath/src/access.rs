@@ -140,7 +140,7 @@ struct Answer {
 }
 
 impl Access {
-    /// The notes of the request's way, of which the record has the model, the id and the failure.
+    /// Returns the request's journal, which names the model, the id and the failure.
     pub fn journal(&self) -> &Journal {
         &self.0.journal
     }

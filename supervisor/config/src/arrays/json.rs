@@ -65,7 +65,7 @@ pub(super) fn read(file: &[u8]) -> Result<Arrays, ArrayError> {
 /// Values in lists of lists. All lists of one depth have the same length.
 #[derive(Debug, Default)]
 struct Nested {
-    /// `None` for an axis of which no list has ended.
+    /// The length of each axis; `None` until the first list along it has ended.
     axes: Vec<Option<i64>>,
     values: Vec<ElementValue>,
 }

@@ -302,7 +302,7 @@ impl Controller {
                     tracing::warn!(model, pid, %error, "a worker's weights are not kept for others");
                 }
                 if let Some(why) = &warmed.unshared {
-                    tracing::error!(model, pid, why, "a worker has weights of its own on the GPU");
+                    tracing::warn!(model, pid, why, "a worker has weights of its own on the GPU");
                 }
                 let found = process.loaded.take();
                 self.ledger.warmed(self.now());
@@ -322,7 +322,9 @@ impl Controller {
                 let refusal = self.with_smaller_batches(refusal);
                 let (model, why) = (&self.model.name, refusal.to_string());
                 match refusal {
-                    BootRefusal::OtherForm(_) => tracing::info!(model, pid, why, "a worker starts anew"),
+                    BootRefusal::OtherForm(_) => {
+                        tracing::info!(model, pid, why, "another worker starts in its place")
+                    }
                     _ => tracing::error!(model, pid, why, "a worker refused"),
                 }
                 self.tell(Fact::Refused { worker, refusal });

@@ -63,8 +63,8 @@ pub(super) fn useful_for(model: &Model) -> Option<Duration> {
 }
 
 impl BatchLimit {
-    /// Returns the limit after these times, of which only the last may be longer than is of use.
-    /// `None` if all sizes are of use.
+    /// Returns the limit that follows from these times. Only the last may be too long to be useful.
+    /// Returns `None` if every size is useful.
     pub(super) fn of_use(useful: Option<Duration>, slo: Duration, times: &[WarmTime]) -> Option<Self> {
         let slow = times.last().filter(|last| useful.is_some_and(|useful| last.took > useful))?;
         let (rows, took) = (slow.rows, slow.took.as_secs_f64());

@@ -3,7 +3,7 @@
 //!
 //! A file that was replaced or removed is still there for whoever has it open. The first worker
 //! that starts after that loads a copy, made from the open files. A file that was overwritten in
-//! place has lost its earlier content, and no worker starts until the model is loaded anew.
+//! place has lost its earlier content, and no worker starts until the model is reloaded.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, Write};

@@ -269,7 +269,8 @@ fn busy(index: usize, latency: &LatencyHistogram) -> ModelMetrics {
     let Changes { by_hand, by_policy, by_worker, stall } = &mut model.changes;
     [by_hand, by_policy, by_worker].into_iter().for_each(|outcomes| outcomes.effect = total);
     *stall = total;
-    model.waits = vec![WaitReason::Memory];
+    // A worker waits now and then, and the metric is absent otherwise.
+    model.waits = if index == 0 { vec![WaitReason::Memory] } else { Vec::new() };
     let by_rows = BTreeMap::from([(8, Steps { infer: total, ..Steps::default() })]);
     let latency = latency.clone();
     model.totals = Totals {
@@ -286,7 +287,7 @@ fn busy(index: usize, latency: &LatencyHistogram) -> ModelMetrics {
 }
 
 #[test]
-fn twenty_models_fill_less_than_207_kb() {
+fn twenty_models_fill_less_than_205_kb() {
     let mut latency = LatencyHistogram::default();
     (0..1_000_000).for_each(|_| latency.record(Duration::from_nanos(123)));
     let models: Vec<_> = (0..20).map(|index| busy(index, &latency)).collect();
@@ -295,7 +296,7 @@ fn twenty_models_fill_less_than_207_kb() {
     let told = |name: &str| text.contains(&format!("\n{name}"));
     let untold: Vec<_> = table::MODELS.iter().map(|metric| metric.name).filter(|name| !told(name)).collect();
     assert!(untold.is_empty(), "{untold:?} have no values");
-    assert!(text.len() < 207_000, "{} bytes", text.len());
+    assert!(text.len() < 205_000, "{} bytes", text.len());
 }
 
 fn worker(role: &str, memory_mib: Option<u64>) -> WorkerStatus {
