@@ -393,26 +393,6 @@ fn slow_profile() -> Profile {
     }
 }
 
-#[test]
-fn a_host_waits_for_a_model_that_loads_until_a_worker_must_be_killed() {
-    let (facts, _heard) = mpsc::channel(FACTS);
-    let pipeline = Pipeline::new(settings(), Clock::started(UPTIME), facts).unwrap();
-    assert!(pipeline.is_loading());
-    pipeline.killed();
-    assert!(!pipeline.is_loading() && pipeline.ready().is_err());
-    pipeline.open();
-    pipeline.killed();
-    assert_eq!(pipeline.ready(), Ok(()), "later deaths are no matter");
-}
-
-#[tokio::test]
-async fn a_malformed_request_counts_as_invalid_and_in_no_statistics() {
-    let stage = Stage::new();
-    stage.pipeline.malformed();
-    assert_eq!(stage.pipeline.report().counts.invalid, 1);
-    assert_eq!(stage.pipeline.totals().fail.count, 0);
-}
-
 #[tokio::test]
 async fn each_worker_is_held_to_the_times_of_its_own_share() {
     let longest = |stage: &Stage| {

@@ -59,3 +59,11 @@ fn a_request_for_a_model_that_no_worker_has_described_yet_counts() {
     assert_eq!(refused.to_string(), "model 'm' is not ready: its file is broken");
     assert_eq!((pipeline.report().counts.rejected, pipeline.totals().fail.count), (2, 2));
 }
+
+#[tokio::test]
+async fn a_malformed_request_counts_as_invalid_and_in_no_statistics() {
+    let stage = Stage::new();
+    stage.pipeline.malformed();
+    assert_eq!(stage.pipeline.report().counts.invalid, 1);
+    assert_eq!(stage.pipeline.totals().fail.count, 0);
+}

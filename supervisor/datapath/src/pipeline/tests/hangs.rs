@@ -141,3 +141,15 @@ async fn requests_behind_a_suspect_are_refused_once_their_time_is_up() {
     );
     suspect.abort();
 }
+
+#[test]
+fn a_host_waits_for_a_model_that_loads_until_a_worker_must_be_killed() {
+    let (facts, _heard) = mpsc::channel(FACTS);
+    let pipeline = Pipeline::new(settings(), Clock::started(UPTIME), facts).unwrap();
+    assert!(pipeline.is_loading());
+    pipeline.killed();
+    assert!(!pipeline.is_loading() && pipeline.ready().is_err());
+    pipeline.open();
+    pipeline.killed();
+    assert_eq!(pipeline.ready(), Ok(()), "later deaths are no matter");
+}
