@@ -9,7 +9,7 @@ use shadowslice_policy::sharing::{Choice, Executed, Facts, Live, Policy, PolicyN
 use shadowslice_shared::contention::Gpu;
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::profile::{Execution, Memory, Profile, Row, Source, Start};
-use shadowslice_shared::units::{Moment, Sms};
+use shadowslice_shared::units::{Sms, Timestamp};
 
 const MODELS: usize = 100;
 const GPUS: usize = 10;
@@ -64,7 +64,7 @@ fn live(share: Sms, arrived: u64) -> Live {
     };
     Live {
         share,
-        since: Moment::default(),
+        since: Timestamp::default(),
         coming: None,
         ready: None,
         groups: Some(Groups::WHOLE),
@@ -78,7 +78,7 @@ fn live(share: Sms, arrived: u64) -> Live {
 fn facts(round: u64, shares: &[Sms]) -> Facts {
     let model = |(model, &share)| live(share, 20 + (round * 13 + model as u64 * 29) % 90);
     Facts {
-        now: Moment::after_origin(INTERVAL * u32::try_from(round).unwrap_or(u32::MAX)),
+        now: Timestamp::after_origin(INTERVAL * u32::try_from(round).unwrap_or(u32::MAX)),
         gpus: vec![GPU; GPUS],
         models: shares.iter().enumerate().map(model).collect(),
     }

@@ -16,7 +16,7 @@ use shadowslice_shared::batch::{
 };
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::slab::{AnswerSlab, AnswerWriter, ReadableSlab, WritableSlab};
-use shadowslice_shared::units::Moment;
+use shadowslice_shared::units::Timestamp;
 
 /// A request as the pipeline queues it: the shapes of its inputs are shared, its item is as wide as a ticket.
 type Request = Entry<Arc<[Vec<i64>]>, [u64; 8]>;
@@ -27,7 +27,7 @@ const SLO: Duration = Duration::from_millis(20);
 const SIZES: [u64; 4] = [64, 4096, 65_536, 600_000];
 
 fn request(number: u64) -> Request {
-    let arrived = Moment::after_origin(Duration::from_micros(number));
+    let arrived = Timestamp::after_origin(Duration::from_micros(number));
     Entry {
         shape: Arc::new([vec![16]]),
         rows: 1,
@@ -66,7 +66,7 @@ fn queue(criterion: &mut Criterion) {
                         for request in requests {
                             queue.push(request);
                         }
-                        let now = Moment::after_origin(Duration::ZERO);
+                        let now = Timestamp::after_origin(Duration::ZERO);
                         let Next::Run(taken) = batcher::next(&mut queue, &limits, None, now) else {
                             unreachable!("requests wait, and none may wait for company")
                         };

@@ -99,9 +99,9 @@ impl fmt::Display for Sms {
 /// The time since an origin, which the giver of moments chooses and keeps. Decisions take moments
 /// instead of reading a clock, so that a simulation can use its own time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-pub struct Moment(Duration);
+pub struct Timestamp(Duration);
 
-impl Moment {
+impl Timestamp {
     pub const fn after_origin(since: Duration) -> Self {
         Self(since)
     }
@@ -116,7 +116,7 @@ impl Moment {
     }
 }
 
-impl std::ops::Add<Duration> for Moment {
+impl std::ops::Add<Duration> for Timestamp {
     type Output = Self;
 
     fn add(self, span: Duration) -> Self {
@@ -125,7 +125,7 @@ impl std::ops::Add<Duration> for Moment {
 }
 
 /// A moment before the origin becomes the origin.
-impl std::ops::Sub<Duration> for Moment {
+impl std::ops::Sub<Duration> for Timestamp {
     type Output = Self;
 
     fn sub(self, span: Duration) -> Self {

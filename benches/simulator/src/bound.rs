@@ -60,7 +60,7 @@ fn in_window(scenario: &Scenario, arrivals: &[Arrival], costs: &[f64], length_s:
 mod tests {
     use std::time::Duration;
 
-    use shadowslice_shared::units::Moment;
+    use shadowslice_shared::units::Timestamp;
 
     use super::*;
     use crate::scenario::fixtures::{model, on_one_gpu};
@@ -70,7 +70,7 @@ mod tests {
         let of = |(model, &count): (usize, &u32)| {
             (0..count).map(move |index| {
                 let at = Duration::from_secs(from) + Duration::from_secs(1) * index / count;
-                Arrival { at: Moment::after_origin(at), model }
+                Arrival { at: Timestamp::after_origin(at), model }
             })
         };
         let mut all: Vec<Arrival> = counts.iter().enumerate().flat_map(of).collect();

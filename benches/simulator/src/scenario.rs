@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use shadowslice_policy::sharing::Terms;
 use shadowslice_shared::profile::Profile;
-use shadowslice_shared::units::{Moment, Sms};
+use shadowslice_shared::units::{Sms, Timestamp};
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct Scenario {
@@ -30,7 +30,7 @@ pub struct Served {
 /// Of one row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Arrival {
-    pub at: Moment,
+    pub at: Timestamp,
     pub model: usize,
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use shadowslice_shared::units::Moment;
+use shadowslice_shared::units::Timestamp;
 
 pub(crate) const NEVER: u64 = u64::MAX;
 
@@ -12,12 +12,12 @@ pub(crate) fn ns(span: Duration) -> u64 {
     span.as_secs().saturating_mul(NS_PER_SECOND).saturating_add(u64::from(span.subsec_nanos()))
 }
 
-pub(crate) fn at_ns(moment: Moment) -> u64 {
+pub(crate) fn at_ns(moment: Timestamp) -> u64 {
     ns(moment.since_origin())
 }
 
-pub(crate) fn moment(ns: u64) -> Moment {
-    Moment::after_origin(Duration::from_nanos(ns))
+pub(crate) fn moment(ns: u64) -> Timestamp {
+    Timestamp::after_origin(Duration::from_nanos(ns))
 }
 
 pub(crate) fn seconds_to_ns(seconds: f64) -> u64 {

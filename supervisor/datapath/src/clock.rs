@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use shadowslice_shared::units::Moment;
+use shadowslice_shared::units::Timestamp;
 
 #[derive(Debug, Clone, Copy)]
 pub struct Clock {
@@ -19,11 +19,11 @@ impl Clock {
         Self { origin: Instant::now().checked_sub(ago).expect("tests run later than that after boot") }
     }
 
-    pub fn now(&self) -> Moment {
-        Moment::after_origin(self.origin.elapsed())
+    pub fn now(&self) -> Timestamp {
+        Timestamp::after_origin(self.origin.elapsed())
     }
 
-    pub fn instant(&self, moment: Moment) -> tokio::time::Instant {
+    pub fn instant(&self, moment: Timestamp) -> tokio::time::Instant {
         tokio::time::Instant::from_std(self.origin + moment.since_origin())
     }
 }

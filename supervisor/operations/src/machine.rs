@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use procfs::{Current, CurrentSI, KernelStats, Meminfo};
-use shadowslice_shared::units::Moment;
+use shadowslice_shared::units::Timestamp;
 
 use shadowslice_datapath::clock::Clock;
 
@@ -35,7 +35,7 @@ pub struct Machine {
 
 #[derive(Debug)]
 struct Last {
-    at: Moment,
+    at: Timestamp,
     times: Option<CpuTimes>,
     usage: MachineUsage,
 }

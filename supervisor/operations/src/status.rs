@@ -13,7 +13,7 @@ use std::time::{Instant, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 use shadowslice_shared::groups::Division;
-use shadowslice_shared::units::Moment;
+use shadowslice_shared::units::Timestamp;
 
 pub use gpus::{GpuMemory, NvmlStatus, WorkerStatus};
 pub(crate) use gpus::{MIB, notes as notes_of_gpu};
@@ -296,7 +296,7 @@ pub fn of_model(
     let cannot_resize =
         gpus::no_room(&report.workers, report.memory_need, gpus.get(model.gpu)).filter(|_| shadow);
     let now = Instant::now();
-    let changed = report.since != Moment::default();
+    let changed = report.since != Timestamp::default();
     let (state, why) = states::told(&report.state);
     let why = why.or_else(|| states::progress(report, now));
     let at_most = |limit: &BatchLimit| match limit.max {

@@ -1,7 +1,7 @@
 //! shadowslice's decisions, apart from their effects.
 //!
 //! Nothing here reads a clock, does I/O, draws random numbers or waits: time comes in as
-//! [`Moment`](shadowslice_shared::units::Moment)s, facts as values, and decisions go out as values
+//! [`Timestamp`](shadowslice_shared::units::Timestamp)s, facts as values, and decisions go out as values
 //! that the caller carries out. So tests and simulations run exactly what serves.
 
 pub mod blame;

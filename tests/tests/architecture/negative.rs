@@ -20,7 +20,7 @@ fn offending_uses_are_caught_however_they_are_written() {
         ("shared/src/batch.rs", "fn now() { std::time::SystemTime::now(); }"),
         ("shared/src/batch.rs", "use std::time;"),
         ("shared/src/batch.rs", "use std::time::*;"),
-        ("supervisor/policy/src/queue.rs", "use shadowslice_shared::{slab::WritableSlab, units::Moment};"),
+        ("supervisor/policy/src/queue.rs", "use shadowslice_shared::{slab::WritableSlab, units::Timestamp};"),
         ("supervisor/policy/src/workers/mod.rs", "use std::{fmt, fs::{self}};"),
         ("supervisor/policy/src/queue.rs", "fn f() { std::thread::spawn(|| ()); }"),
         ("supervisor/policy/src/queue.rs", "use shadowslice_config::Model;"),
@@ -46,7 +46,7 @@ fn offending_uses_are_caught_however_they_are_written() {
 #[test]
 fn what_is_permitted_is_not_caught() {
     let innocents = [
-        ("shared/src/batch.rs", "use std::time::Duration; use crate::units::Moment;"),
+        ("shared/src/batch.rs", "use std::time::Duration; use crate::units::Timestamp;"),
         (
             "supervisor/policy/src/queue.rs",
             "// std::fs\nconst A: &str = \"use std::fs\"; use super::late::Lateness;",

@@ -13,7 +13,7 @@ pub(crate) struct Row {
     pub(crate) never: &'static [&'static str],
 }
 
-/// Clocks. Time comes in as a `Moment`.
+/// Clocks. Time comes in as a `Timestamp`.
 const NO_CLOCK: &[&str] = &["std::time::Instant", "std::time::SystemTime", "nix::time", "tokio::time"];
 
 /// All that reaches out of a pure function.

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
-use shadowslice_shared::units::Moment;
+use shadowslice_shared::units::Timestamp;
 use shadowslice_simulator::loads::{self, BadLine, MAX_ARRIVALS, Named, NoSuchLoad};
 use shadowslice_simulator::scenario::{Arrival, Scenario};
 
@@ -123,7 +123,7 @@ fn from_file(path: &PathBuf, scenario: &Scenario, seconds: Option<f64>) -> Resul
     let (first, last) = ends.ok_or_else(|| BadLoad::Empty { path: path.clone() })?;
     // Even a load that is over at once has a rate.
     let Some(seconds) = seconds else { return Ok(Load { arrivals, seconds: last.max(1e-3) }) };
-    let end = Moment::after_origin(Duration::from_secs_f64(seconds));
+    let end = Timestamp::after_origin(Duration::from_secs_f64(seconds));
     arrivals.retain(|arrival| arrival.at < end);
     if arrivals.is_empty() {
         return Err(BadLoad::AllLater { path: path.clone(), seconds, first });

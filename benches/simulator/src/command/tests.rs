@@ -264,7 +264,7 @@ fn a_layout_is_kept_with_admission_for_the_whole_run() {
 #[test]
 fn a_trace_has_a_line_when_something_changes() {
     let facts = |ms| shadowslice_policy::sharing::Facts {
-        now: shadowslice_shared::units::Moment::after_origin(std::time::Duration::from_millis(ms)),
+        now: shadowslice_shared::units::Timestamp::after_origin(std::time::Duration::from_millis(ms)),
         gpus: Vec::new(),
         models: Vec::new(),
     };

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use shadowslice_shared::units::Moment;
+use shadowslice_shared::units::Timestamp;
 
 use crate::scenario::Arrival;
 
@@ -63,7 +63,7 @@ pub fn read<'n>(text: &str, names: impl IntoIterator<Item = &'n str>) -> Result<
             return Err(bad(Wrong::Backwards { seconds, before }));
         }
         before = seconds;
-        arrivals.push(Arrival { at: Moment::after_origin(Duration::from_secs_f64(seconds)), model });
+        arrivals.push(Arrival { at: Timestamp::after_origin(Duration::from_secs_f64(seconds)), model });
     }
     Ok(arrivals)
 }

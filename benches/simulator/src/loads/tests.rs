@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use shadowslice_shared::units::{Moment, Sms};
+use shadowslice_shared::units::{Sms, Timestamp};
 
 use super::*;
 use crate::scenario::Arrival;
@@ -26,7 +26,7 @@ fn every_load_comes_in_order_and_the_same_for_the_same_seed() {
         let drawn = |seed| named.arrivals(&scenario(3), seed, 20.0, 0.5).collect::<Vec<_>>();
         let arrivals = drawn(1);
         assert!(arrivals.is_sorted_by_key(|arrival| arrival.at), "{name}");
-        assert!(arrivals.last().unwrap().at < Moment::after_origin(Duration::from_secs(20)), "{name}");
+        assert!(arrivals.last().unwrap().at < Timestamp::after_origin(Duration::from_secs(20)), "{name}");
         assert_eq!(arrivals, drawn(1), "{name}");
         assert_ne!(arrivals, drawn(2), "{name}");
     }
@@ -55,8 +55,8 @@ fn a_step_triples_one_model_and_leaves_the_others() {
     let stepped = Random::new(4, Purpose::Choice, 0).order(3)[0];
     for model in 0..3 {
         let third = |n: u64| {
-            let span = Moment::after_origin(Duration::from_secs(100 * n))
-                ..Moment::after_origin(Duration::from_secs(100 * (n + 1)));
+            let span = Timestamp::after_origin(Duration::from_secs(100 * n))
+                ..Timestamp::after_origin(Duration::from_secs(100 * (n + 1)));
             arrivals.iter().filter(|a| a.model == model && span.contains(&a.at)).count() as f64
         };
         let factor = third(1) / (0.5 * (third(0) + third(2)));
@@ -89,7 +89,7 @@ const NAMES: [&str; 2] = ["text", "vision"];
 #[test]
 fn a_file_is_read_line_by_line() {
     let arrivals = read("seconds,model\n0,text\r\n\n 0.5 , vision\n0.5,text\n", NAMES).unwrap();
-    let at = |ms, model| Arrival { at: Moment::after_origin(Duration::from_millis(ms)), model };
+    let at = |ms, model| Arrival { at: Timestamp::after_origin(Duration::from_millis(ms)), model };
     assert_eq!(arrivals, [at(0, 0), at(500, 1), at(500, 0)]);
     assert_eq!(read("", NAMES), Ok(vec![]));
     for marked in [

@@ -1,6 +1,6 @@
 use proptest::prelude::{prop_assert, prop_assert_eq, proptest};
 use shadowslice_policy::sharing::{Change, Door, Seen};
-use shadowslice_shared::units::{Moment, Sms};
+use shadowslice_shared::units::{Sms, Timestamp};
 
 use super::*;
 use crate::loads::Named;
@@ -223,7 +223,7 @@ fn a_policy_sees_every_interval_whole() {
     assert_eq!((span, arrived, answered, in_time), (Duration::from_millis(500), 50, 50, 50));
     assert!((busy - 1.0).abs() < 1e-9);
     assert_eq!(mean_latency, Duration::from_millis(10));
-    assert_eq!(script.seen[1].now, Moment::after_origin(Duration::from_secs(1)));
+    assert_eq!(script.seen[1].now, Timestamp::after_origin(Duration::from_secs(1)));
 }
 
 proptest! {

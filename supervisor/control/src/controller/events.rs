@@ -9,7 +9,7 @@ use std::time::Duration;
 use shadowslice_policy::workers::{Action, Fact, HandoverMode, ResizeRequest, Settings, Workers};
 use shadowslice_shared::boot::{BootRefusal, Loaded};
 use shadowslice_shared::groups::Division;
-use shadowslice_shared::units::{Moment, Percent};
+use shadowslice_shared::units::{Percent, Timestamp};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Interval, MissedTickBehavior};
 
@@ -422,7 +422,7 @@ impl Controller {
         }
     }
 
-    pub(super) fn now(&self) -> Moment {
+    pub(super) fn now(&self) -> Timestamp {
         self.context.clock.now()
     }
 

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use shadowslice_shared::units::Moment;
+use shadowslice_shared::units::Timestamp;
 use tokio::sync::watch;
 
 use crate::backend::gib;
@@ -33,7 +33,7 @@ struct Book {
     rows: BTreeMap<String, Row>,
     entered: u64,
     /// Until then free memory is not known, as a worker took or gave back some too recently.
-    quiet_until: Moment,
+    quiet_until: Timestamp,
 }
 
 /// One model. Memory is in bytes.
@@ -175,7 +175,7 @@ impl MemoryLedger {
         self.book.lock().rows.get(model).and_then(Row::need)
     }
 
-    pub(super) fn warmed(&self, now: Moment) {
+    pub(super) fn warmed(&self, now: Timestamp) {
         self.book.lock().quiet_until = now + READINGS_LAG;
     }
 
@@ -185,7 +185,7 @@ impl MemoryLedger {
         (model, entry): (&str, EntryId),
         memory: Memory,
         there: bool,
-        now: Moment,
+        now: Timestamp,
     ) -> Result<(), NoRoom> {
         let book = self.book.lock();
         let need = book.rows.get(model).and_then(Row::need);
@@ -215,7 +215,7 @@ impl MemoryLedger {
     }
 
     /// Whether this controller of the model has a standing worker, which needs as much as any.
-    pub(super) fn stands(&self, (model, entry): (&str, EntryId), stands: bool, now: Moment) {
+    pub(super) fn stands(&self, (model, entry): (&str, EntryId), stands: bool, now: Timestamp) {
         let mut book = self.book.lock();
         let Some(row) = book.rows.get_mut(model) else { return };
         if stands {

@@ -28,8 +28,8 @@ fn real(free: u64, total: u64) -> Memory {
     Memory::Real { free: free * GIB, total: total * GIB }
 }
 
-fn at(seconds: u64) -> Moment {
-    Moment::after_origin(Duration::from_secs(seconds))
+fn at(seconds: u64) -> Timestamp {
+    Timestamp::after_origin(Duration::from_secs(seconds))
 }
 
 #[test]

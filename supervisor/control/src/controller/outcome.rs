@@ -8,7 +8,7 @@ use shadowslice_policy::workers::{
     Cause, ChangeReport, Failover, Means, Report, ResizeRefused, ResizeRequest,
 };
 use shadowslice_shared::ids::WorkerId;
-use shadowslice_shared::units::{Moment, Percent, Sms, ms};
+use shadowslice_shared::units::{Percent, Sms, Timestamp, ms};
 use tokio::sync::oneshot;
 
 use super::changes::Changes;
@@ -33,7 +33,7 @@ struct Effect {
     worker: WorkerId,
     /// The cause of the change; `None` after a death.
     cause: Option<Cause>,
-    decided: Moment,
+    decided: Timestamp,
     took: Option<Duration>,
     /// Whether the last report is about it.
     reported: bool,
@@ -55,13 +55,13 @@ impl Records {
     }
 
     /// The first batch of this worker will show that a change is in effect.
-    pub(super) fn await_effect(&mut self, worker: WorkerId, request: Option<ResizeRequest>, now: Moment) {
+    pub(super) fn await_effect(&mut self, worker: WorkerId, request: Option<ResizeRequest>, now: Timestamp) {
         let decided = request.map_or(now, |request| request.decided);
         let cause = request.map(|request| request.cause);
         self.effect = Some(Effect { worker, cause, decided, took: None, reported: false });
     }
 
-    pub(super) fn note_effect(&mut self, worker: WorkerId, at: Moment) {
+    pub(super) fn note_effect(&mut self, worker: WorkerId, at: Timestamp) {
         let awaited = |effect: &&mut Effect| effect.worker == worker && effect.took.is_none();
         let Some(effect) = self.effect.as_mut().filter(awaited) else { return };
         let took = at.since(effect.decided);

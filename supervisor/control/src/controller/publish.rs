@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use shadowslice_policy::workers::{State, Workers};
-use shadowslice_shared::units::Moment;
+use shadowslice_shared::units::Timestamp;
 
 use super::events::Controller;
 use super::reports::{ModelReport, ModelState, NextStart, Warming, WorkerMemory, WorkerReport};
@@ -23,7 +23,7 @@ impl ModelReport {
             execution: workers.execution().cloned(),
             mechanism: workers.means().0,
             no_partition: workers.means().1.map(str::to_owned),
-            since: Moment::default(),
+            since: Timestamp::default(),
             coming: None,
             ready: None,
             warming: None,

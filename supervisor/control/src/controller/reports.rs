@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use shadowslice_shared::boot::DeviceMemory;
 use shadowslice_shared::groups::{Division, Groups};
 use shadowslice_shared::profile::Execution;
-use shadowslice_shared::units::{Moment, Percent, Sms};
+use shadowslice_shared::units::{Percent, Sms, Timestamp};
 
 use super::changes::Changes;
 use super::loaded::BatchLimit;
@@ -56,7 +56,7 @@ pub struct ModelReport {
     /// Why the share is not changed inside the worker, where it is not.
     pub no_partition: Option<String>,
     /// Since when; the origin for the share that it was started with.
-    pub since: Moment,
+    pub since: Timestamp,
     /// The share that is to come, by a hand-over that is under way or waits.
     pub coming: Option<Percent>,
     /// The share of a worker that stands ready, the standing or the parked one; the larger of two.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
 };
-use shadowslice_shared::units::Moment;
+use shadowslice_shared::units::Timestamp;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
@@ -39,7 +39,7 @@ impl Alarm {
     }
 
     /// Returns at `due`, or at once when that is past. Giving the wait up is no matter.
-    pub(crate) async fn wait(&self, due: Moment) {
+    pub(crate) async fn wait(&self, due: Timestamp) {
         let due = due.min(self.clock.now() + LONGEST);
         let rung = match &self.timer {
             Some(timer) => ring(timer, due.since(self.clock.now())).await,
@@ -78,8 +78,8 @@ mod tests {
             tokio::time::timeout(Duration::from_secs(10), alarm.wait(due)).await.unwrap();
             assert!(clock.now() >= due);
         }
-        alarm.wait(Moment::default()).await;
-        let never = alarm.wait(Moment::after_origin(Duration::MAX));
+        alarm.wait(Timestamp::default()).await;
+        let never = alarm.wait(Timestamp::after_origin(Duration::MAX));
         tokio::time::timeout(Duration::from_millis(1), never).await.unwrap_err();
     }
 

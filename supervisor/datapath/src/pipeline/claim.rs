@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 use super::Pipeline;
 use super::request::Failure;
 use super::streams::Given;
-use shadowslice_shared::units::Moment;
+use shadowslice_shared::units::Timestamp;
 
 /// Taken by what settles a request first, which alone counts it: so it is counted once.
 #[derive(Debug, Clone, Default)]
@@ -32,7 +32,7 @@ impl Claim {
 pub(crate) struct Wait<'p> {
     pub(crate) pipeline: &'p Pipeline,
     pub(crate) claim: Claim,
-    pub(crate) arrived: Moment,
+    pub(crate) arrived: Timestamp,
 }
 
 impl Wait<'_> {

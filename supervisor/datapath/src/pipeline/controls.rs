@@ -8,7 +8,7 @@ use shadowslice_policy::scheduler::{Abandoned, Slice};
 use shadowslice_policy::sharing::{Door, Seen};
 use shadowslice_shared::batch::{Command, MAX_MESSAGE_BYTES, MAX_REQUESTS};
 use shadowslice_shared::ids::WorkerId;
-use shadowslice_shared::units::{Moment, Percent};
+use shadowslice_shared::units::{Percent, Timestamp};
 
 use super::counts::Counts;
 use super::facts::LaneFact;
@@ -26,7 +26,7 @@ use crate::trace::{Handover, Lost};
 
 #[derive(Debug, Clone)]
 pub struct PipelineReport {
-    pub at: Moment,
+    pub at: Timestamp,
     /// It takes requests.
     pub open: bool,
     pub counts: Counts,

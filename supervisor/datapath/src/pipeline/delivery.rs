@@ -14,7 +14,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use shadowslice_shared::units::Moment;
+use shadowslice_shared::units::Timestamp;
 
 use super::Pipeline;
 use super::durations::Spent;
@@ -33,15 +33,15 @@ pub struct Delivery(Option<Box<Underway>>);
 #[derive(Debug)]
 pub(crate) struct Underway {
     pub(crate) pipeline: Arc<Pipeline>,
-    pub(crate) arrived: Moment,
-    pub(crate) answered: Moment,
+    pub(crate) arrived: Timestamp,
+    pub(crate) answered: Timestamp,
     pub(crate) spent: Spent,
 }
 
 /// The end of a request that a worker has answered.
 #[derive(Debug)]
 pub(crate) struct Ended {
-    at: Moment,
+    at: Timestamp,
     how: How,
 }
 
@@ -81,7 +81,7 @@ impl Delivery {
         self.end(|underway, at| How::Invalid(at.since(underway.arrived)));
     }
 
-    fn end(&mut self, how: impl FnOnce(&Underway, Moment) -> How) {
+    fn end(&mut self, how: impl FnOnce(&Underway, Timestamp) -> How) {
         let Some(underway) = self.0.take() else { return };
         let at = underway.pipeline.now();
         underway.pipeline.ended(Ended { at, how: how(&underway, at) });

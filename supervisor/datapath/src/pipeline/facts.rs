@@ -2,7 +2,7 @@
 
 use shadowslice_shared::batch::Prepared;
 use shadowslice_shared::ids::WorkerId;
-use shadowslice_shared::units::Moment;
+use shadowslice_shared::units::Timestamp;
 
 /// Facts that may wait for the controller. A lane gives rise to few: it drains, serves first, hangs
 /// or dies once a hand-over, and hand-overs wait for the controller.
@@ -13,7 +13,7 @@ pub enum LaneFact {
     /// It was told to drain, and nothing is in flight any more.
     Drained(WorkerId),
     /// Its worker completed its first batch since it was routed to.
-    FirstAnswer(WorkerId, Moment),
+    FirstAnswer(WorkerId, Timestamp),
     /// Its worker has made a partition ready, or could not.
     Prepared(WorkerId, Prepared),
     /// Its worker's socket ended, and it with that.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use shadowslice_shared::units::Moment;
+use shadowslice_shared::units::Timestamp;
 
 use super::facts::LaneFact;
 use super::link::{Lane, Link};
@@ -29,7 +29,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(500);
 
 impl Link {
     /// When to look whether its worker hangs: as soon as it may, and once more if it then seems to.
-    fn next_look(&mut self, lane: &Lane, now: Moment) -> Option<Moment> {
+    fn next_look(&mut self, lane: &Lane, now: Timestamp) -> Option<Timestamp> {
         self.note_running(lane, now);
         let left = self.hangs_in(lane, now);
         let seems_to = left == Some(Duration::ZERO);
@@ -37,21 +37,21 @@ impl Link {
         self.second_look.or(left.map(|left| now + left.min(LOOK_AGAIN)))
     }
 
-    fn hangs(&self, lane: &Lane, now: Moment) -> bool {
+    fn hangs(&self, lane: &Lane, now: Timestamp) -> bool {
         let seen_twice = self.second_look.is_some_and(|due| due <= now);
         seen_twice && self.hangs_in(lane, now) == Some(Duration::ZERO)
     }
 }
 
 impl State {
-    pub(crate) fn next_look(&mut self, now: Moment) -> Option<Moment> {
+    pub(crate) fn next_look(&mut self, now: Timestamp) -> Option<Timestamp> {
         let Self { scheduler, links, .. } = self;
         links.iter_mut().filter_map(|link| link.next_look(scheduler.lane(link.worker)?, now)).min()
     }
 
     /// Refuses the requests that wait past their deadline while a request executes that seems to
     /// hang not for the first time: such requests are given more and more time.
-    pub(crate) fn refuse_overdue(&mut self, now: Moment) {
+    pub(crate) fn refuse_overdue(&mut self, now: Timestamp) {
         let is_suspect = |request: &Waiting| request.item.deaths > 0;
         let lane = self.scheduler.serving_lane().filter(|lane| lane.is_stalled(now));
         let front = lane.and_then(|lane| lane.in_flight().next());
@@ -62,7 +62,7 @@ impl State {
     }
 
     /// The batch that the serving worker executes, if something is wrong with it.
-    pub(crate) fn stalled(&self, now: Moment) -> Option<StalledBatch> {
+    pub(crate) fn stalled(&self, now: Timestamp) -> Option<StalledBatch> {
         let lane = self.scheduler.serving_lane().filter(|lane| lane.is_stalled(now))?;
         let front = lane.in_flight().next()?;
         let executes = now.since(front.executing_since?);
@@ -72,7 +72,7 @@ impl State {
     }
 
     /// Reports the workers that hang, once each: the batch counts as executing no more.
-    pub(crate) fn report_hangs(&mut self, now: Moment) {
+    pub(crate) fn report_hangs(&mut self, now: Timestamp) {
         for link in &self.links {
             if self.scheduler.lane(link.worker).is_some_and(|lane| link.hangs(lane, now)) {
                 self.scheduler.executes_since(link.worker, None);

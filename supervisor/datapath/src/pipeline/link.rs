@@ -16,7 +16,7 @@ use shadowslice_shared::batch::{
 use shadowslice_shared::groups::READY_PARTITIONS;
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::profile::Profile;
-use shadowslice_shared::units::{Moment, Percent};
+use shadowslice_shared::units::{Percent, Timestamp};
 
 use super::memory::Reservation;
 use super::occupancy::{Occupancy, Occupied};
@@ -54,7 +54,7 @@ const OUTBOX: usize = 4 * READY_PARTITIONS + 1024;
 /// The batch that a worker executes.
 #[derive(Debug)]
 struct Running {
-    since: Moment,
+    since: Timestamp,
     /// The GPU's progress then.
     from: Duration,
     occupied: Occupied,
@@ -69,7 +69,7 @@ pub(crate) struct Link {
     running: Option<Running>,
     /// How long its batches take by shape, where requests differ in it.
     pub(crate) shapes: Option<ShapeTimes>,
-    pub(crate) second_look: Option<Moment>,
+    pub(crate) second_look: Option<Timestamp>,
     /// How many inputs every request has; optional ones stand behind them.
     inputs: usize,
     /// Memory that the worker may still read, of requests that were taken away from it, by their
@@ -147,7 +147,7 @@ impl Link {
     }
 
     /// Tells the GPU whether the worker executes a batch of `lane`.
-    pub(crate) fn note_running(&mut self, lane: &Lane, now: Moment) {
+    pub(crate) fn note_running(&mut self, lane: &Lane, now: Timestamp) {
         let since = lane.in_flight().next().and_then(|front| front.executing_since);
         if self.running.as_ref().map(|running| running.since) == since {
             return;
@@ -164,7 +164,7 @@ impl Link {
     /// Returns how long the worker, which executes the first batch of `lane`, may take until it
     /// counts as hung; zero once it does. It may take longer while others execute on its GPU, and
     /// longer for requests that seemed to hang before.
-    pub(crate) fn hangs_in(&self, lane: &Lane, now: Moment) -> Option<Duration> {
+    pub(crate) fn hangs_in(&self, lane: &Lane, now: Timestamp) -> Option<Duration> {
         let (front, running) = lane.in_flight().next().zip(self.running.as_ref())?;
         if front.step {
             // Generators pause as they like.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use shadowslice_shared::units::Moment;
+use shadowslice_shared::units::Timestamp;
 
 /// What a load is taken over.
 const SPAN: Duration = Duration::from_secs(1);
@@ -20,7 +20,7 @@ pub struct Load {
 
 #[derive(Debug)]
 pub(super) struct LoadMeter {
-    began: Moment,
+    began: Timestamp,
     parts: f64,
     answered: u32,
     errors: u32,
@@ -28,27 +28,27 @@ pub(super) struct LoadMeter {
 }
 
 impl LoadMeter {
-    pub(super) fn new(now: Moment) -> Self {
+    pub(super) fn new(now: Timestamp) -> Self {
         Self { began: now, parts: 0.0, answered: 0, errors: 0, last: Load::default() }
     }
 
-    pub(super) fn answered(&mut self, latency: Duration, slo: Duration, now: Moment) {
+    pub(super) fn answered(&mut self, latency: Duration, slo: Duration, now: Timestamp) {
         self.go_on(now);
         self.answered += 1;
         self.parts += latency.as_secs_f64() / slo.as_secs_f64();
     }
 
-    pub(super) fn failed(&mut self, now: Moment) {
+    pub(super) fn failed(&mut self, now: Timestamp) {
         self.go_on(now);
         self.errors += 1;
     }
 
-    pub(super) fn load(&mut self, now: Moment) -> Load {
+    pub(super) fn load(&mut self, now: Timestamp) -> Load {
         self.go_on(now);
         self.last
     }
 
-    fn go_on(&mut self, now: Moment) {
+    fn go_on(&mut self, now: Timestamp) {
         let span = now.since(self.began);
         if span < SPAN {
             return;
@@ -72,7 +72,7 @@ mod tests {
 
     #[test]
     fn a_load_is_that_of_the_last_full_second() {
-        let (ms, at) = (Duration::from_millis, |ms| Moment::after_origin(Duration::from_millis(ms)));
+        let (ms, at) = (Duration::from_millis, |ms| Timestamp::after_origin(Duration::from_millis(ms)));
         let mut meter = LoadMeter::new(at(0));
         meter.answered(ms(10), ms(20), at(100));
         meter.answered(ms(30), ms(20), at(200));

@@ -50,7 +50,7 @@ use parking_lot::Mutex;
 use shadowslice_policy::scheduler::{self, Entry, Scheduler};
 use shadowslice_shared::profile::Profile;
 use shadowslice_shared::slab::SlabError;
-use shadowslice_shared::units::Moment;
+use shadowslice_shared::units::Timestamp;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 
 pub use controls::PipelineReport;
@@ -291,7 +291,7 @@ impl Pipeline {
         inputs: &[Input],
         rows: u32,
         journal: Option<&Journal>,
-        now: Moment,
+        now: Timestamp,
     ) -> Result<Reservation, Failure> {
         let needed: u64 = inputs.iter().map(|input| memory::taken(input.data.len() as u64)).sum();
         let limit = self.memory.slab.bytes();
@@ -371,7 +371,7 @@ impl Pipeline {
         }
     }
 
-    fn now(&self) -> Moment {
+    fn now(&self) -> Timestamp {
         self.clock.now()
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use shadowslice_shared::units::Moment;
+use shadowslice_shared::units::Timestamp;
 
 use super::counts::Refusal;
 use super::link::Sending;
@@ -20,11 +20,11 @@ pub(super) fn refused(journal: Option<&Journal>, why: Refusal) {
     }
 }
 
-pub(super) fn queued(requests: &[Waiting], at: Moment) {
+pub(super) fn queued(requests: &[Waiting], at: Timestamp) {
     journals(requests).for_each(|journal| journal.queued(at));
 }
 
-pub(super) fn sent(batch: &Sending, place: &Arc<RanAt>, at: Moment) {
+pub(super) fn sent(batch: &Sending, place: &Arc<RanAt>, at: Timestamp) {
     let &Sending { id, ref requests, .. } = batch;
     let rows = requests.iter().map(|request| request.rows).sum();
     for journal in journals(requests) {
@@ -33,14 +33,14 @@ pub(super) fn sent(batch: &Sending, place: &Arc<RanAt>, at: Moment) {
     }
 }
 
-pub(super) fn lost(requests: &[Waiting], why: Lost, at: Moment) {
+pub(super) fn lost(requests: &[Waiting], why: Lost, at: Timestamp) {
     journals(requests).for_each(|journal| journal.ended(Ending::Lost { at, why }));
 }
 
 /// `routed` is the last change of the worker that serves.
 pub(super) fn answered(
     batch: &InFlight,
-    (received, execution, copied): (Moment, Duration, Moment),
+    (received, execution, copied): (Timestamp, Duration, Timestamp),
     routed: Option<Handover>,
 ) {
     for request in &batch.requests {

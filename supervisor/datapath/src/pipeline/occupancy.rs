@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use shadowslice_shared::units::{Moment, Percent};
+use shadowslice_shared::units::{Percent, Timestamp};
 
 /// The shares that execute on a GPU, for all models that share it.
 ///
@@ -25,7 +25,7 @@ struct OccupancyState {
     percent: u32,
     progress: Duration,
     /// Up to when the progress is known.
-    at: Moment,
+    at: Timestamp,
 }
 
 /// A share that executes, until this is dropped.
@@ -40,7 +40,7 @@ impl OccupancyState {
         self.percent.div_ceil(100).max(1)
     }
 
-    fn advance(&mut self, now: Moment) {
+    fn advance(&mut self, now: Timestamp) {
         self.progress += now.since(self.at) / self.crowding();
         self.at = self.at.max(now);
     }
@@ -61,7 +61,7 @@ impl Occupancy {
 
     /// Brings the progress up to now, and returns what it was at `since`, if the GPU was as crowded
     /// from then on as it is now.
-    pub(crate) fn progress_at(&self, since: Moment, now: Moment) -> Duration {
+    pub(crate) fn progress_at(&self, since: Timestamp, now: Timestamp) -> Duration {
         let mut state = self.state.lock();
         state.advance(now);
         state.progress.saturating_sub(now.since(since) / state.crowding())
@@ -69,7 +69,7 @@ impl Occupancy {
 
     /// Returns how long it takes until the progress from `from` on is `span`, if the GPU stays as
     /// crowded as it is; zero once it is.
-    pub(crate) fn left(&self, from: Duration, span: Duration, now: Moment) -> Duration {
+    pub(crate) fn left(&self, from: Duration, span: Duration, now: Timestamp) -> Duration {
         let mut state = self.state.lock();
         state.advance(now);
         let done = state.progress.saturating_sub(from);
@@ -89,8 +89,8 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn at(seconds: u32) -> Moment {
-        Moment::after_origin(SECOND * seconds)
+    fn at(seconds: u32) -> Timestamp {
+        Timestamp::after_origin(SECOND * seconds)
     }
 
     #[test]

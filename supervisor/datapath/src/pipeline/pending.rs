@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use shadowslice_policy::scheduler::{self, Entry};
-use shadowslice_shared::units::Moment;
+use shadowslice_shared::units::Timestamp;
 use tokio::sync::oneshot;
 
 use super::claim::Claim;
@@ -26,7 +26,7 @@ pub(crate) struct Pending {
     pub(crate) reply: oneshot::Sender<Result<Given, Failure>>,
     pub(crate) claim: Claim,
     /// When all of it was there.
-    pub(crate) received: Moment,
+    pub(crate) received: Timestamp,
     pub(crate) copy_in: Duration,
     /// Workers that died while they executed it.
     pub(crate) deaths: u8,

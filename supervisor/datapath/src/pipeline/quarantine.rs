@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use shadowslice_policy::blame;
-use shadowslice_shared::units::Moment;
+use shadowslice_shared::units::Timestamp;
 
 use super::memory::Reservation;
 
@@ -28,7 +28,7 @@ pub(crate) struct Quarantine {
 #[derive(Debug)]
 struct Proved {
     tensors: Vec<Vec<u8>>,
-    until: Moment,
+    until: Timestamp,
     pause: Duration,
 }
 
@@ -42,7 +42,7 @@ pub(crate) enum Admission {
 }
 
 impl Quarantine {
-    pub(crate) fn admit(&mut self, inputs: &Reservation, now: Moment) -> Admission {
+    pub(crate) fn admit(&mut self, inputs: &Reservation, now: Timestamp) -> Admission {
         match self.proved.iter_mut().find(|proved| inputs.holds(&proved.tensors)) {
             None => Admission::Free,
             Some(proved) if now < proved.until => Admission::Refused(proved.until.since(now)),
@@ -53,7 +53,7 @@ impl Quarantine {
         }
     }
 
-    pub(crate) fn proved(&mut self, inputs: &Reservation, now: Moment) {
+    pub(crate) fn proved(&mut self, inputs: &Reservation, now: Timestamp) {
         let pause = self.take(inputs).map_or(FIRST_PAUSE, |before| (before.pause * 2).min(LONGEST_PAUSE));
         let Some(tensors) = inputs.copy() else { return };
         self.proved.push_back(Proved { tensors, until: now + pause, pause });
@@ -64,7 +64,7 @@ impl Quarantine {
 
     /// A worker died in a step of a stream with these inputs, which cannot be tried again. Returns
     /// whether that proves that they kill workers.
-    pub(crate) fn died_in_step(&mut self, inputs: &Reservation, now: Moment) -> bool {
+    pub(crate) fn died_in_step(&mut self, inputs: &Reservation, now: Timestamp) -> bool {
         let before = self.suspect(inputs).map_or(0, |(_, deaths)| deaths);
         let known = self.proved.iter().any(|proved| inputs.holds(&proved.tensors));
         if known || before >= blame::ON_TRIAL {
@@ -116,8 +116,8 @@ mod tests {
         reserved
     }
 
-    fn at(s: u64) -> Moment {
-        Moment::after_origin(Duration::from_secs(s))
+    fn at(s: u64) -> Timestamp {
+        Timestamp::after_origin(Duration::from_secs(s))
     }
 
     #[test]

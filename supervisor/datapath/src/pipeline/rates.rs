@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use shadowslice_shared::units::Moment;
+use shadowslice_shared::units::Timestamp;
 
 /// The whole seconds that rates cover, besides the second that has begun.
 const SECONDS: usize = 10;
@@ -41,7 +41,7 @@ struct Second {
 
 #[derive(Debug)]
 pub(super) struct RateMeter {
-    began: Moment,
+    began: Timestamp,
     /// The second that has begun, counted from `began`.
     now: u64,
     /// A ring, by second.
@@ -49,11 +49,11 @@ pub(super) struct RateMeter {
 }
 
 impl RateMeter {
-    pub(super) fn new(began: Moment) -> Self {
+    pub(super) fn new(began: Timestamp) -> Self {
         Self { began, now: 0, seconds: Default::default() }
     }
 
-    pub(super) fn count(&mut self, end: End, at: Moment) {
+    pub(super) fn count(&mut self, end: End, at: Timestamp) {
         let second = self.second(at);
         second.requests = second.requests.saturating_add(1);
         match end {
@@ -63,7 +63,7 @@ impl RateMeter {
         }
     }
 
-    pub(super) fn rates(&mut self, at: Moment) -> Rates {
+    pub(super) fn rates(&mut self, at: Timestamp) -> Rates {
         self.second(at);
         let age = at.since(self.began);
         let whole = self.now.saturating_sub(SECONDS as u64);
@@ -81,7 +81,7 @@ impl RateMeter {
     }
 
     /// Returns the second that has begun. Those that are too old are forgotten.
-    fn second(&mut self, at: Moment) -> &mut Second {
+    fn second(&mut self, at: Timestamp) -> &mut Second {
         let now = at.since(self.began).as_secs().max(self.now);
         let size = self.seconds.len() as u64;
         for passed in (self.now + 1..=now).rev().take(self.seconds.len()) {
@@ -96,8 +96,8 @@ impl RateMeter {
 mod tests {
     use super::*;
 
-    fn at(ms: u64) -> Moment {
-        Moment::after_origin(Duration::from_millis(ms))
+    fn at(ms: u64) -> Timestamp {
+        Timestamp::after_origin(Duration::from_millis(ms))
     }
 
     #[test]

@@ -8,7 +8,7 @@ use shadowslice_shared::batch::{
 };
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::slab::AnswerSlab;
-use shadowslice_shared::units::Moment;
+use shadowslice_shared::units::Timestamp;
 
 use super::Pipeline;
 use super::answer;
@@ -128,7 +128,7 @@ impl LaneReader {
         batch: InFlight,
         (outputs, more): (&[WireOutput], bool),
         reported: Duration,
-        received: Moment,
+        received: Timestamp,
     ) -> Result<(), String> {
         // A worker's report of its own speed is believed as far as the supervisor's clock bears it
         // out. The worker may have begun a batch before the supervisor read that the batch before
@@ -212,7 +212,7 @@ impl LaneReader {
         batch: &InFlight,
         answers: &[Result<Vec<Output>, Failure>],
         took: Took,
-        (step, now): (bool, Moment),
+        (step, now): (bool, Timestamp),
     ) -> Vec<Option<Delivery>> {
         let delivery = |(request, answer): (&Waiting, &Result<_, _>)| {
             if !request.item.claim.take() {

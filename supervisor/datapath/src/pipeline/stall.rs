@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use shadowslice_shared::units::Moment;
+use shadowslice_shared::units::Timestamp;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Stall {
@@ -13,12 +13,12 @@ pub struct Stall {
 
 #[derive(Debug, Default)]
 pub(crate) struct StallMeter {
-    since: Option<Moment>,
+    since: Option<Timestamp>,
     seen: Stall,
 }
 
 impl StallMeter {
-    pub(crate) fn begin(&mut self, now: Moment) {
+    pub(crate) fn begin(&mut self, now: Timestamp) {
         self.begin_with_outage();
         self.since = self.since.map(|_| now);
     }
@@ -29,7 +29,7 @@ impl StallMeter {
     }
 
     /// `stalled`: after an attempt to dispatch, a ready batch was left though no lane was full.
-    pub(crate) fn note(&mut self, stalled: bool, now: Moment) {
+    pub(crate) fn note(&mut self, stalled: bool, now: Timestamp) {
         match (self.since, stalled) {
             (None, true) => self.since = Some(now),
             (Some(since), false) => {
@@ -40,7 +40,7 @@ impl StallMeter {
         }
     }
 
-    pub(crate) fn read(&self, now: Moment) -> Stall {
+    pub(crate) fn read(&self, now: Timestamp) -> Stall {
         let mut seen = Self { since: None, seen: self.seen };
         if let Some(since) = self.since {
             seen.add(now.since(since));
@@ -58,8 +58,8 @@ impl StallMeter {
 mod tests {
     use super::*;
 
-    fn at(ms: u64) -> Moment {
-        Moment::after_origin(Duration::from_millis(ms))
+    fn at(ms: u64) -> Timestamp {
+        Timestamp::after_origin(Duration::from_millis(ms))
     }
 
     #[test]

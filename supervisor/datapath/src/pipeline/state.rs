@@ -10,7 +10,7 @@ use std::time::Duration;
 use shadowslice_policy::blame;
 use shadowslice_policy::scheduler::{self, Abandoned, Next, Rest, SUSPECT_LEVEL, Scheduler};
 use shadowslice_shared::ids::WorkerId;
-use shadowslice_shared::units::Moment;
+use shadowslice_shared::units::Timestamp;
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 
@@ -49,9 +49,9 @@ pub(crate) struct State {
     pub(crate) stats: Stats,
     pub(crate) facts: mpsc::Sender<LaneFact>,
     /// When the pipeline must look again though nothing happens.
-    pub(crate) alarm: Option<Moment>,
+    pub(crate) alarm: Option<Timestamp>,
     /// When it is looked at next, in vain perhaps.
-    pub(crate) armed: Option<Moment>,
+    pub(crate) armed: Option<Timestamp>,
     /// The last change of the lane that serves.
     pub(crate) routed: Option<Handover>,
     /// Of the last workers that went, those that had nothing to do then.
@@ -60,7 +60,7 @@ pub(crate) struct State {
 }
 
 impl State {
-    pub(crate) fn accept(&mut self, mut request: Waiting, now: Moment) -> Result<(), Failure> {
+    pub(crate) fn accept(&mut self, mut request: Waiting, now: Timestamp) -> Result<(), Failure> {
         if self.gate.open().is_err() {
             let failure = self.not_ready();
             self.turn_away(Refusal::NotReady, request.rows, now);
@@ -104,7 +104,7 @@ impl State {
         Failure::Unavailable(format!("model '{}' is not ready: {why}", self.name))
     }
 
-    pub(crate) fn turn_away(&mut self, why: Refusal, rows: u32, now: Moment) {
+    pub(crate) fn turn_away(&mut self, why: Refusal, rows: u32, now: Timestamp) {
         // The others tell nothing of the model's load.
         if why == Refusal::MemoryFull {
             self.scheduler.turned_away(rows);
@@ -113,7 +113,7 @@ impl State {
     }
 
     /// Sends all that can be sent, and leaves in `alarm` when to look again.
-    pub(crate) fn dispatch(&mut self, now: Moment) {
+    pub(crate) fn dispatch(&mut self, now: Timestamp) {
         let rest = self.send_all(now);
         self.stall.note(matches!(rest, None | Some(Rest::NoLane)), now);
         let wait = match rest {
@@ -125,7 +125,7 @@ impl State {
     }
 
     /// What rests then, and why; `None` where a batch was ready and its worker did not take it.
-    fn send_all(&mut self, now: Moment) -> Option<Rest> {
+    fn send_all(&mut self, now: Timestamp) -> Option<Rest> {
         loop {
             match self.scheduler.next(now) {
                 Next::Rest(rest) => return Some(rest),
@@ -140,7 +140,7 @@ impl State {
     }
 
     /// Sends one batch. False if the worker did not take it.
-    fn send(&mut self, sending: Sending, now: Moment) -> bool {
+    fn send(&mut self, sending: Sending, now: Timestamp) -> bool {
         let link = self.links.iter_mut().find(|link| link.worker == sending.worker);
         let link = link.expect("links and lanes come and go together");
         match link.send(&sending) {
@@ -163,7 +163,7 @@ impl State {
     }
 
     /// Turns a request away that was accepted, and is too late now.
-    pub(crate) fn reject(&mut self, Refused { request, why }: Refused, now: Moment) {
+    pub(crate) fn reject(&mut self, Refused { request, why }: Refused, now: Timestamp) {
         let waited = now.since(request.arrived);
         let failure = match why {
             scheduler::Refusal::Overdue => Failure::Unavailable(format!(
@@ -181,20 +181,20 @@ impl State {
 
     /// A request was not answered within its own timeout, `waited` after it came. The policy counts
     /// it as a miss: a client with a timeout no longer than the SLO must not hide a miss by it.
-    pub(crate) fn timed_out(&mut self, waited: Duration, now: Moment) {
+    pub(crate) fn timed_out(&mut self, waited: Duration, now: Timestamp) {
         self.scheduler.missed();
         self.stats.failed(waited, now);
         self.scheduler.give_up();
     }
 
     /// A client gave a request up, `waited` after it came: a miss if that was after its SLO.
-    pub(crate) fn cancelled(&mut self, waited: Duration, now: Moment) {
+    pub(crate) fn cancelled(&mut self, waited: Duration, now: Timestamp) {
         self.left(waited, now);
         self.scheduler.give_up();
     }
 
     /// Counts a request as given up that doesn't wait any more, `waited` after it came.
-    pub(crate) fn left(&mut self, waited: Duration, now: Moment) {
+    pub(crate) fn left(&mut self, waited: Duration, now: Timestamp) {
         if waited >= self.scheduler.slo() {
             self.scheduler.missed();
         }
@@ -202,7 +202,7 @@ impl State {
     }
 
     /// A worker has answered: takes the batch off its lane. `None` if the worker had no such batch.
-    pub(crate) fn answered(&mut self, worker: WorkerId, batch: u64, now: Moment) -> Option<InFlight> {
+    pub(crate) fn answered(&mut self, worker: WorkerId, batch: u64, now: Timestamp) -> Option<InFlight> {
         let taken = self.scheduler.take(worker, batch, now)?;
         if let Some(link) = self.link_mut(worker) {
             link.release(batch);
@@ -210,7 +210,13 @@ impl State {
         Some(taken)
     }
 
-    pub(crate) fn completed(&mut self, worker: WorkerId, batch: &InFlight, execution: Duration, now: Moment) {
+    pub(crate) fn completed(
+        &mut self,
+        worker: WorkerId,
+        batch: &InFlight,
+        execution: Duration,
+        now: Timestamp,
+    ) {
         let done = self.scheduler.completed(worker, batch, execution);
         let times = self.link_mut(worker).and_then(|link| link.shapes.as_mut()).filter(|_| done.observed);
         if let Some((times, request)) = times.zip(batch.requests.first()) {
@@ -222,14 +228,14 @@ impl State {
         self.recycle(worker, batch.slot, now);
     }
 
-    pub(crate) fn recycle(&mut self, worker: WorkerId, slot: u8, now: Moment) {
+    pub(crate) fn recycle(&mut self, worker: WorkerId, slot: u8, now: Timestamp) {
         if self.scheduler.recycle(worker, slot) {
             self.report(LaneFact::Drained(worker));
         }
         self.dispatch(now);
     }
 
-    pub(crate) fn died(&mut self, worker: WorkerId, now: Moment) {
+    pub(crate) fn died(&mut self, worker: WorkerId, now: Timestamp) {
         if self.is_idle(worker) {
             self.went_idle.truncate(WENT - 1);
             self.went_idle.push_front(worker);
@@ -248,7 +254,7 @@ impl State {
     /// A worker is dead or as good as dead: the requests that it executed are blamed and, if they
     /// may, tried again; the requests behind them are tried again without blame. Nothing more is
     /// sent to the worker.
-    pub(crate) fn condemn(&mut self, worker: WorkerId, now: Moment) {
+    pub(crate) fn condemn(&mut self, worker: WorkerId, now: Timestamp) {
         let served = self.scheduler.stop_sending(worker);
         let Abandoned { executing, behind } = self.take_back(worker);
         [&executing, &behind].into_iter().for_each(|requests| note::lost(requests, Lost::Died, now));
@@ -272,7 +278,7 @@ impl State {
     }
 
     /// Counts a death against requests that were executing; returns the requests to try again.
-    pub(crate) fn blamed(&mut self, requests: Vec<Waiting>, now: Moment) -> Vec<Waiting> {
+    pub(crate) fn blamed(&mut self, requests: Vec<Waiting>, now: Timestamp) -> Vec<Waiting> {
         let was_alone = requests.len() == 1;
         let mut again = Vec::with_capacity(requests.len());
         for mut request in requests {
@@ -304,7 +310,7 @@ impl State {
     }
 
     /// Equal requests that wait are refused with it.
-    fn quarantine(&mut self, inputs: &Reservation, now: Moment) {
+    fn quarantine(&mut self, inputs: &Reservation, now: Timestamp) {
         self.quarantine.proved(inputs, now);
         let Self { scheduler, quarantine, .. } = self;
         let mut pause = Duration::ZERO;
@@ -321,7 +327,7 @@ impl State {
     }
 
     /// Requests that failed together are tried one by one, so that only the guilty request fails.
-    pub(crate) fn try_alone(&mut self, mut requests: Vec<Waiting>, now: Moment) {
+    pub(crate) fn try_alone(&mut self, mut requests: Vec<Waiting>, now: Timestamp) {
         for request in &mut requests {
             request.alone = true;
         }
@@ -329,7 +335,7 @@ impl State {
     }
 
     /// Has requests that ran without an answer wait again, unless the model is shut.
-    pub(crate) fn put_back(&mut self, mut requests: Vec<Waiting>, now: Moment) {
+    pub(crate) fn put_back(&mut self, mut requests: Vec<Waiting>, now: Timestamp) {
         for step in requests.extract_if(.., |request| request.item.stream.is_some()) {
             self.fail(step, broken_off(), now);
         }
@@ -342,7 +348,7 @@ impl State {
         self.scheduler.put_back(requests, now);
     }
 
-    pub(crate) fn fail(&mut self, request: Waiting, failure: Failure, now: Moment) {
+    pub(crate) fn fail(&mut self, request: Waiting, failure: Failure, now: Timestamp) {
         if request.item.stream.is_some() {
             self.stats.totals.streams_failed += 1;
         } else if request.item.claim.take() {
@@ -356,7 +362,7 @@ impl State {
     }
 
     /// Turns requests away that were accepted, as the model serves no more.
-    pub(crate) fn refuse(&mut self, requests: Vec<Waiting>, why: &str, now: Moment) {
+    pub(crate) fn refuse(&mut self, requests: Vec<Waiting>, why: &str, now: Timestamp) {
         for request in requests {
             note::refused(request.item.journal.as_ref(), Refusal::NotReady);
             if request.item.claim.take() {

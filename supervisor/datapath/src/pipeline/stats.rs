@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use hdrhistogram::Histogram;
 use shadowslice_config::Slo;
-use shadowslice_shared::units::Moment;
+use shadowslice_shared::units::Timestamp;
 
 use super::counts::{Counts, Refusal};
 use super::durations::Spent;
@@ -48,8 +48,8 @@ pub(crate) struct Stats {
     pub(crate) totals: Totals,
     pub(crate) slo: Slo,
     /// The windows' starts; the previous one's is the current one's while there is none.
-    previous_began: Moment,
-    began: Moment,
+    previous_began: Timestamp,
+    began: Timestamp,
     current: Window,
     previous: Window,
     /// Since the last look.
@@ -82,7 +82,7 @@ fn histogram() -> Histogram<u32> {
 }
 
 impl Stats {
-    pub(crate) fn new(slo: Slo, now: Moment) -> Self {
+    pub(crate) fn new(slo: Slo, now: Timestamp) -> Self {
         Self {
             counts: Counts::default(),
             totals: Totals::default(),
@@ -97,7 +97,7 @@ impl Stats {
         }
     }
 
-    pub(crate) fn succeeded(&mut self, spent: &Spent, now: Moment) {
+    pub(crate) fn succeeded(&mut self, spent: &Spent, now: Timestamp) {
         let latency = spent.latency;
         self.counts.succeeded += 1;
         self.totals.answered(spent);
@@ -116,7 +116,7 @@ impl Stats {
     }
 
     /// A request was accepted and failed, `waited` after it came.
-    pub(crate) fn failed(&mut self, waited: Duration, now: Moment) {
+    pub(crate) fn failed(&mut self, waited: Duration, now: Timestamp) {
         self.counts.failed += 1;
         self.rates.count(End::Failed, now);
         self.totals.fail.add(waited);
@@ -124,7 +124,7 @@ impl Stats {
         self.window(now).offered += 1;
     }
 
-    pub(crate) fn rejected(&mut self, why: Refusal, waited: Duration, now: Moment) {
+    pub(crate) fn rejected(&mut self, why: Refusal, waited: Duration, now: Timestamp) {
         self.counts.refuse(why);
         self.rates.count(End::Refused, now);
         self.totals.fail.add(waited);
@@ -141,7 +141,7 @@ impl Stats {
     }
 
     /// A client gave its request up: a miss if that was after its SLO.
-    pub(crate) fn cancelled(&mut self, waited: Duration, now: Moment) {
+    pub(crate) fn cancelled(&mut self, waited: Duration, now: Timestamp) {
         self.counts.cancelled += 1;
         self.rates.count(End::Other, now);
         self.totals.fail.add(waited);
@@ -150,7 +150,7 @@ impl Stats {
         }
     }
 
-    pub(crate) fn latencies(&mut self, now: Moment) -> Latencies {
+    pub(crate) fn latencies(&mut self, now: Timestamp) -> Latencies {
         self.window(now);
         let (current, previous) = (&self.current.latency_us, &self.previous.latency_us);
         // Most models are idle most of the time, and histograms are large.
@@ -186,7 +186,7 @@ impl Stats {
         Some(look)
     }
 
-    fn window(&mut self, now: Moment) -> &mut Window {
+    fn window(&mut self, now: Timestamp) -> &mut Window {
         let age = now.since(self.began);
         if age >= WINDOW {
             std::mem::swap(&mut self.current, &mut self.previous);
@@ -207,8 +207,8 @@ mod tests {
     use super::*;
     use crate::pipeline::Total;
 
-    fn at(seconds: u64) -> Moment {
-        Moment::after_origin(Duration::from_secs(seconds))
+    fn at(seconds: u64) -> Timestamp {
+        Timestamp::after_origin(Duration::from_secs(seconds))
     }
 
     fn answered_after(ms: u64) -> Spent {

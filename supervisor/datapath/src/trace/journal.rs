@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use shadowslice_shared::units::{Moment, Percent, Sms};
+use shadowslice_shared::units::{Percent, Sms, Timestamp};
 
 /// The most waits in the queue that are noted of one request; further waits are only counted.
 const MAX_TRIES: usize = 16;
@@ -36,14 +36,14 @@ pub struct Journey {
 
 #[derive(Debug, Clone)]
 pub struct Try {
-    pub queued: Moment,
+    pub queued: Timestamp,
     /// The stay with a worker; `None` while the request waits, and for good if it never ran.
     pub ran: Option<Ran>,
 }
 
 #[derive(Debug, Clone)]
 pub struct Ran {
-    pub sent: Moment,
+    pub sent: Timestamp,
     /// The batch's number, of all batches of the model.
     pub batch: u64,
     /// Rows of all requests of the batch.
@@ -67,15 +67,15 @@ pub struct RanAt {
 pub enum Ending {
     Open,
     Answered {
-        received: Moment,
+        received: Timestamp,
         /// The execution as the worker reports it, no longer than the stay.
         execution: Duration,
         /// When the outputs had been copied.
-        copied: Moment,
+        copied: Timestamp,
     },
     Lost {
         /// When that was known.
-        at: Moment,
+        at: Timestamp,
         why: Lost,
     },
 }
@@ -93,7 +93,7 @@ pub enum Lost {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Handover {
-    pub at: Moment,
+    pub at: Timestamp,
     /// The worker that served until then; `None` after a death.
     pub from: Option<u64>,
     pub to: u64,
@@ -117,7 +117,7 @@ impl Journal {
     }
 
     /// It waits in the queue, the first time or again.
-    pub fn queued(&self, at: Moment) {
+    pub fn queued(&self, at: Timestamp) {
         let mut journey = self.0.lock();
         if !journey.tries.is_empty() {
             journey.retries += 1;
@@ -176,11 +176,11 @@ impl Journey {
 mod tests {
     use super::*;
 
-    fn at(ms: u64) -> Moment {
-        Moment::after_origin(Duration::from_millis(ms))
+    fn at(ms: u64) -> Timestamp {
+        Timestamp::after_origin(Duration::from_millis(ms))
     }
 
-    fn ran(sent: Moment, batch: u64) -> Ran {
+    fn ran(sent: Timestamp, batch: u64) -> Ran {
         let place = RanAt { worker: 1, share: Percent::WHOLE, sms: Sms(10), device: "emulated".into() };
         Ran { sent, batch, rows: 1, requests: 1, place: Arc::new(place), ending: Ending::Open }
     }

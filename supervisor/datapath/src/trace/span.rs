@@ -1,6 +1,6 @@
 //! A request that is traced, from its beginning to its end.
 
-use shadowslice_shared::units::Moment;
+use shadowslice_shared::units::Timestamp;
 
 use super::journal::{Journal, Journey};
 use super::parent::Parent;
@@ -40,9 +40,9 @@ pub struct Traced {
     /// The state that travels with the trace; may be empty.
     pub state: String,
     pub protocol: Protocol,
-    pub began: Moment,
+    pub began: Timestamp,
     /// When it was answered, or given up.
-    pub ended: Moment,
+    pub ended: Timestamp,
     pub outcome: Outcome,
     pub journey: Journey,
 }

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use http::HeaderMap;
 use parking_lot::Mutex;
-use shadowslice_shared::units::Moment;
+use shadowslice_shared::units::Timestamp;
 use tokio::sync::mpsc;
 
 use super::journal::{Journal, Journey};
@@ -95,7 +95,7 @@ impl Tracer {
         })
     }
 
-    pub(super) fn now(&self) -> Moment {
+    pub(super) fn now(&self) -> Timestamp {
         self.clock.now()
     }
 
@@ -170,7 +170,7 @@ mod tests {
         let (tracer, _told) = tracer(Sample::ALL);
         for _ in 0..WAITING + 3 {
             let span = tracer.begin(&headers(None), || Protocol::Grpc).unwrap();
-            span.journal().queued(Moment::default());
+            span.journal().queued(Timestamp::default());
         }
         assert_eq!(tracer.counts(), Counts { queue_full: 6, ..Counts::default() });
     }

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use shadowslice_shared::units::Moment;
+use shadowslice_shared::units::Timestamp;
 
 /// The log is told of dropped spans this often at most.
 const QUIET: Duration = Duration::from_secs(60);
@@ -11,7 +11,7 @@ const QUIET: Duration = Duration::from_secs(60);
 #[derive(Debug, Default)]
 pub(super) struct Outage {
     unsaid: u64,
-    said: Option<Moment>,
+    said: Option<Timestamp>,
     failing: bool,
 }
 
@@ -24,7 +24,7 @@ pub(super) enum Word {
 }
 
 impl Outage {
-    pub(super) fn dropped(&mut self, spans: u64, now: Moment) -> Option<Word> {
+    pub(super) fn dropped(&mut self, spans: u64, now: Timestamp) -> Option<Word> {
         self.unsaid += spans;
         self.failing |= spans > 0;
         let due = self.said.is_none_or(|said| now.since(said) >= QUIET);
@@ -46,7 +46,7 @@ mod tests {
 
     #[test]
     fn an_outage_is_told_once_a_minute_and_at_its_end() {
-        let at = |seconds| Moment::after_origin(Duration::from_secs(seconds));
+        let at = |seconds| Timestamp::after_origin(Duration::from_secs(seconds));
         let mut outage = Outage::default();
         assert_eq!((outage.sent(), outage.dropped(0, at(1))), (None, None));
         assert_eq!(outage.dropped(3, at(1)), Some(Word::Dropped(3)));

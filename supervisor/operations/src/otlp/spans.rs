@@ -11,7 +11,7 @@ use opentelemetry_proto::tonic::common::v1::KeyValue;
 use opentelemetry_proto::tonic::trace::v1::span::{Event, SpanKind};
 use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
 use opentelemetry_proto::tonic::trace::v1::{Span, Status};
-use shadowslice_shared::units::Moment;
+use shadowslice_shared::units::Timestamp;
 
 use super::attributes::{number, text};
 use shadowslice_datapath::trace::{Ending, Handover, Journey, Lost, Outcome, Protocol, Ran, Traced};
@@ -25,11 +25,11 @@ const REMOTE: u32 = 0x200;
 pub(super) struct Wall {
     /// Since 1970, at [`Wall::at`].
     pub(super) since_epoch: Duration,
-    pub(super) at: Moment,
+    pub(super) at: Timestamp,
 }
 
 impl Wall {
-    fn unix_ns(self, moment: Moment) -> u64 {
+    fn unix_ns(self, moment: Timestamp) -> u64 {
         let since = (self.since_epoch + moment.since(self.at)).saturating_sub(self.at.since(moment));
         u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
     }
@@ -103,14 +103,14 @@ impl Maker<'_> {
         }
     }
 
-    fn child(&mut self, parent: &[u8], name: &str, times: (Moment, Moment)) -> Span {
+    fn child(&mut self, parent: &[u8], name: &str, times: (Timestamp, Timestamp)) -> Span {
         let span_id = (self.next_id)();
         let mut span = self.span(span_id, name, times);
         span.parent_span_id = parent.to_vec();
         span
     }
 
-    fn span(&self, span_id: u64, name: &str, (began, ended): (Moment, Moment)) -> Span {
+    fn span(&self, span_id: u64, name: &str, (began, ended): (Timestamp, Timestamp)) -> Span {
         Span {
             trace_id: self.traced.trace_id.to_be_bytes().to_vec(),
             span_id: span_id.to_be_bytes().to_vec(),

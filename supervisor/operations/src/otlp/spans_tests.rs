@@ -7,10 +7,10 @@ use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use shadowslice_datapath::trace::{Parent, RanAt, Try};
 
 const WALL: Wall =
-    Wall { since_epoch: Duration::from_secs(1000), at: Moment::after_origin(Duration::from_secs(10)) };
+    Wall { since_epoch: Duration::from_secs(1000), at: Timestamp::after_origin(Duration::from_secs(10)) };
 
-fn at(ms: u64) -> Moment {
-    Moment::after_origin(Duration::from_millis(ms))
+fn at(ms: u64) -> Timestamp {
+    Timestamp::after_origin(Duration::from_millis(ms))
 }
 
 /// Nanoseconds since 1970, as the wall has them.

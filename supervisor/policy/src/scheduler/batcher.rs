@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use shadowslice_shared::units::Moment;
+use shadowslice_shared::units::Timestamp;
 
 use super::punctual::{Pick, Punctual};
 use super::queue::{Entry, Queue, QueueKey};
@@ -21,7 +21,7 @@ pub struct Limits {
 pub enum Next<K, T> {
     Run(Taken<K, T>),
     /// Every batch still waits for company; ask again then, or when something arrives.
-    WaitUntil(Moment),
+    WaitUntil(Timestamp),
     Idle,
 }
 
@@ -46,7 +46,7 @@ pub fn next<K: Ord + Clone, T>(
     queue: &mut Queue<K, T>,
     limits: &Limits,
     punctual: Option<&Punctual<'_>>,
-    now: Moment,
+    now: Timestamp,
 ) -> Next<K, T> {
     let Some(head) = queue.head() else {
         return Next::Idle;
@@ -84,8 +84,8 @@ fn waits_until<K: Ord + Clone, T>(
     queue: &Queue<K, T>,
     start: QueueKey,
     limits: &Limits,
-    now: Moment,
-) -> Option<Moment> {
+    now: Timestamp,
+) -> Option<Timestamp> {
     let first = queue.at(start);
     if first.alone || limits.max_rows == 0 || limits.max_delay.is_zero() {
         return None;

@@ -8,8 +8,8 @@ type Request = Entry<u8, u32>;
 
 const LIMITS: Limits = Limits { max_rows: 4, max_requests: 16, max_delay: Duration::from_millis(10) };
 
-fn ms(ms: u64) -> Moment {
-    Moment::after_origin(Duration::from_millis(ms))
+fn ms(ms: u64) -> Timestamp {
+    Timestamp::after_origin(Duration::from_millis(ms))
 }
 
 /// A request that arrives at 0 and is due at 100 ms.
@@ -26,7 +26,7 @@ fn queue_of(requests: Vec<Request>) -> Queue<u8, u32> {
 }
 
 /// The items of the batch that runs now.
-fn run(queue: &mut Queue<u8, u32>, limits: &Limits, now: Moment) -> Vec<u32> {
+fn run(queue: &mut Queue<u8, u32>, limits: &Limits, now: Timestamp) -> Vec<u32> {
     match next(queue, limits, None, now) {
         Next::Run(taken) => taken.batch.into_iter().map(|entry| entry.item).collect(),
         other => panic!("nothing runs: {other:?}"),
@@ -122,7 +122,7 @@ fn step() -> impl Strategy<Value = Step> {
 /// The same queue as a list in its order, false first for what was put back.
 #[derive(Default)]
 struct Model {
-    waiting: Vec<(bool, Moment, Request)>,
+    waiting: Vec<(bool, Timestamp, Request)>,
 }
 
 impl Model {
@@ -137,14 +137,14 @@ impl Model {
     }
 
     /// Whether a batch of this shape is closed.
-    fn is_closed(&self, shape: u8, limits: &Limits, now: Moment) -> bool {
+    fn is_closed(&self, shape: u8, limits: &Limits, now: Timestamp) -> bool {
         let joinable = self.of_shape(shape);
         joinable.iter().map(|request| request.rows).sum::<u32>() >= limits.max_rows
             || joinable.iter().any(|r| r.deadline <= now || r.arrived + limits.max_delay <= now)
     }
 
     /// Checks that exactly this batch may run, and takes it out.
-    fn takes(&mut self, batch: &[Request], limits: &Limits, now: Moment) -> Result<(), TestCaseError> {
+    fn takes(&mut self, batch: &[Request], limits: &Limits, now: Timestamp) -> Result<(), TestCaseError> {
         let first = &batch[0];
         if first.alone || limits.max_rows == 0 {
             prop_assert_eq!(batch.len(), 1);

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use shadowslice_shared::units::Moment;
+use shadowslice_shared::units::Timestamp;
 
 use super::batcher::Limits;
 use super::lane::Lane;
@@ -31,15 +31,15 @@ pub(super) struct Doorkeeper {
     serves_late: bool,
     most: Limits,
     /// Since when no lane has served, or the one that does has stalled.
-    outage: Option<Moment>,
+    outage: Option<Timestamp>,
     /// Requests that came before this may be late without that being a sign of load.
-    forgiven: Moment,
+    forgiven: Timestamp,
     writing: WritingTime,
 }
 
 impl Doorkeeper {
     pub(super) fn new(most: Limits, serves_late: bool) -> Self {
-        let (door, forgiven) = (Door::open(u32::MAX), Moment::default());
+        let (door, forgiven) = (Door::open(u32::MAX), Timestamp::default());
         Self { door, serves_late, most, outage: None, forgiven, writing: WritingTime::default() }
     }
 
@@ -73,7 +73,7 @@ impl Doorkeeper {
         request: &Entry<K, T>,
         queued_rows: impl FnOnce() -> u64,
         lane: Option<&Lane<K, T>>,
-        now: Moment,
+        now: Timestamp,
     ) -> bool {
         let may = self.refuses_late() && self.outage.is_none() && now >= self.forgiven;
         let Some(lane) = lane.filter(|_| may) else { return false };
@@ -90,8 +90,8 @@ impl Doorkeeper {
         request: &Entry<K, T>,
         queued_rows: u64,
         lane: &Lane<K, T>,
-        now: Moment,
-    ) -> Option<Moment> {
+        now: Timestamp,
+    ) -> Option<Timestamp> {
         if queued_rows == 0 && lane.executes_nothing() {
             return None;
         }
@@ -114,7 +114,7 @@ impl Doorkeeper {
     }
 
     /// `None` where no request is refused for being late.
-    pub(super) fn punctual<'l, K, T>(&self, lane: &'l Lane<K, T>, now: Moment) -> Option<Punctual<'l>> {
+    pub(super) fn punctual<'l, K, T>(&self, lane: &'l Lane<K, T>, now: Timestamp) -> Option<Punctual<'l>> {
         let refuses = self.refuses_late() && self.outage.is_none();
         refuses.then(|| Punctual {
             starts: lane.free_at(now),
@@ -126,7 +126,7 @@ impl Doorkeeper {
     }
 
     /// Until when the next batch waits though a slot is free; `None` when it may go.
-    pub(super) fn holds_until<K, T>(&self, lane: &Lane<K, T>, now: Moment) -> Option<Moment> {
+    pub(super) fn holds_until<K, T>(&self, lane: &Lane<K, T>, now: Timestamp) -> Option<Timestamp> {
         if lane.executes_nothing() {
             return None;
         }
@@ -134,7 +134,7 @@ impl Doorkeeper {
     }
 
     /// `serves`: a lane does, and does not stall.
-    pub(super) fn note_service(&mut self, serves: bool, now: Moment) {
+    pub(super) fn note_service(&mut self, serves: bool, now: Timestamp) {
         match (self.outage, serves) {
             (None, false) => self.outage = Some(now),
             (Some(since), true) => {
@@ -147,12 +147,12 @@ impl Doorkeeper {
     }
 
     /// The requests that wait now are delayed by those that were put back and go first.
-    pub(super) fn put_back(&mut self, now: Moment) {
+    pub(super) fn put_back(&mut self, now: Timestamp) {
         self.forgiven = self.forgiven.max(now);
     }
 
     /// No request waits any more that could have been delayed.
-    pub(super) fn emptied(&mut self, now: Moment) {
+    pub(super) fn emptied(&mut self, now: Timestamp) {
         self.forgiven = self.forgiven.min(now);
     }
 }
@@ -163,8 +163,8 @@ mod tests {
 
     const MOST: Limits = Limits { max_rows: 16, max_requests: 9, max_delay: Duration::from_millis(2) };
 
-    fn at(seconds: u64) -> Moment {
-        Moment::after_origin(Duration::from_secs(seconds))
+    fn at(seconds: u64) -> Timestamp {
+        Timestamp::after_origin(Duration::from_secs(seconds))
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use shadowslice_shared::groups::Groups;
-use shadowslice_shared::units::{Moment, Sms};
+use shadowslice_shared::units::{Sms, Timestamp};
 
 use super::batcher::{self, Limits};
 use super::messages::Ticket;
@@ -34,9 +34,9 @@ pub struct InFlight<K, T> {
     /// It is not a batch, but a step of a stream.
     pub step: bool,
     pub groups: Groups,
-    pub sent: Moment,
+    pub sent: Timestamp,
     /// When it was sent, if nothing was before it then, or when it came to the front.
-    pub executing_since: Option<Moment>,
+    pub executing_since: Option<Timestamp>,
     /// Empty once the requests were taken away to be served elsewhere.
     pub requests: Vec<Entry<K, T>>,
 }
@@ -204,7 +204,7 @@ impl<K, T> Lane<K, T> {
 
     /// When the worker should be through with what it has; not in the past. Steps of streams count
     /// for nothing: they are short, and a stream that begins must not stand back for them.
-    pub(super) fn free_at(&self, now: Moment) -> Moment {
+    pub(super) fn free_at(&self, now: Timestamp) -> Timestamp {
         let time = |batch: &InFlight<K, T>| match batch.step {
             true => Duration::ZERO,
             false => self.time(batch.rows),
@@ -216,7 +216,7 @@ impl<K, T> Lane<K, T> {
     }
 
     /// Whether something is wrong with the worker, though it does not count as hung yet.
-    pub fn is_stalled(&self, now: Moment) -> bool {
+    pub fn is_stalled(&self, now: Timestamp) -> bool {
         let Some(front) = self.in_flight.front() else { return false };
         // A batch in front without a beginning was reported as hung.
         let Some(since) = front.executing_since else { return true };
@@ -229,7 +229,7 @@ impl<K, T> Lane<K, T> {
     }
 
     /// Takes a batch off the lane; its slot stays taken.
-    pub(super) fn take(&mut self, id: u64, now: Moment) -> Option<InFlight<K, T>> {
+    pub(super) fn take(&mut self, id: u64, now: Timestamp) -> Option<InFlight<K, T>> {
         let index = self.in_flight.iter().position(|batch| batch.id == id)?;
         let batch = self.in_flight.remove(index)?;
         if let Some(front) = self.in_flight.front_mut() {

@@ -8,7 +8,7 @@
 
 use std::time::Duration;
 
-use shadowslice_shared::units::Moment;
+use shadowslice_shared::units::Timestamp;
 
 /// A queue that stands for less is a burst, however tight the objective.
 const MIN_STANDING: Duration = Duration::from_secs(1);
@@ -19,7 +19,7 @@ const STANDING_PER_SLO: u32 = 10;
 #[derive(Debug, Clone, Copy)]
 enum QueueState {
     Empty,
-    Since(Moment),
+    Since(Timestamp),
     /// There was an outage since the queue was last empty.
     Disturbed,
 }
@@ -42,7 +42,7 @@ impl Lateness {
         self.queue = QueueState::Empty;
     }
 
-    pub(super) fn queued(&mut self, now: Moment) {
+    pub(super) fn queued(&mut self, now: Timestamp) {
         if let QueueState::Empty = self.queue {
             self.queue = QueueState::Since(now);
         }
@@ -53,7 +53,7 @@ impl Lateness {
     }
 
     /// Asked of the request that is next.
-    pub(super) fn refuses(&self, deadline: Moment, now: Moment) -> bool {
+    pub(super) fn refuses(&self, deadline: Timestamp, now: Timestamp) -> bool {
         match self.queue {
             QueueState::Since(start) => deadline < now && now.since(start) >= self.tolerated,
             QueueState::Empty | QueueState::Disturbed => false,
@@ -65,8 +65,8 @@ impl Lateness {
 mod tests {
     use super::*;
 
-    fn ms(ms: u64) -> Moment {
-        Moment::after_origin(Duration::from_millis(ms))
+    fn ms(ms: u64) -> Timestamp {
+        Timestamp::after_origin(Duration::from_millis(ms))
     }
 
     fn standing_since_zero(slo_ms: u64) -> Lateness {

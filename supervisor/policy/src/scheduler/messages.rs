@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::ids::WorkerId;
-use shadowslice_shared::units::Moment;
+use shadowslice_shared::units::Timestamp;
 
 use super::queue::Entry;
 
@@ -71,7 +71,7 @@ pub enum Next<K, T> {
 pub enum Rest {
     /// Nothing waits, or there is no room; an answer, or a request, changes that.
     Idle,
-    Until(Moment),
+    Until(Timestamp),
     NoLane,
 }
 

@@ -27,7 +27,7 @@ mod writing;
 use std::time::Duration;
 
 use shadowslice_shared::ids::WorkerId;
-use shadowslice_shared::units::Moment;
+use shadowslice_shared::units::Timestamp;
 
 use crate::sharing::{Door, Seen};
 
@@ -66,7 +66,7 @@ pub struct Scheduler<K, T> {
 }
 
 impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
-    pub fn new(rules: Rules, max_requests: usize, now: Moment) -> Self {
+    pub fn new(rules: Rules, max_requests: usize, now: Timestamp) -> Self {
         let Rules { slo, max_delay, reject_late } = rules;
         let most = Limits { max_rows: 0, max_requests: 1, max_delay };
         Self {
@@ -113,7 +113,7 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
     }
 
     /// If need be, the request takes the place of settled ones.
-    pub fn accept(&mut self, request: Entry<K, T>, now: Moment) -> Result<(), Refused<K, T>> {
+    pub fn accept(&mut self, request: Entry<K, T>, now: Timestamp) -> Result<(), Refused<K, T>> {
         self.note_service(now);
         self.seen.arrived(request.rows);
         let lane = self.serving().map(|lane| &self.lanes[lane]);
@@ -154,7 +154,7 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
 
     /// Requests go before steps of open streams, but one at a time: those that end with their first
     /// answer would hold the streams up.
-    pub fn next(&mut self, now: Moment) -> Next<K, T> {
+    pub fn next(&mut self, now: Timestamp) -> Next<K, T> {
         self.note_service(now);
         if self.step_is_next
             && let Some(step) = self.next_step()
@@ -187,7 +187,7 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         Some(self.sending(index, slot, vec![step]))
     }
 
-    fn next_on(&mut self, index: usize, now: Moment) -> Next<K, T> {
+    fn next_on(&mut self, index: usize, now: Timestamp) -> Next<K, T> {
         let limits = self.lanes[index].limits(self.door.limits());
         loop {
             let lane = &self.lanes[index];
@@ -224,7 +224,7 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
     }
 
     /// Settled requests, and those that overload has made too late.
-    fn leave_out(&self, batch: &mut Vec<Entry<K, T>>, refused: &mut Vec<Refused<K, T>>, now: Moment) {
+    fn leave_out(&self, batch: &mut Vec<Entry<K, T>>, refused: &mut Vec<Refused<K, T>>, now: Timestamp) {
         batch.retain(|request| !request.item.is_settled());
         let Some(lateness) = self.lateness.as_ref().filter(|_| !self.door.refuses_late()) else { return };
         let overdue = batch.extract_if(.., |request| lateness.refuses(request.deadline, now));
@@ -232,7 +232,7 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
     }
 
     /// Returns whether the batch executes at once, because nothing was before it.
-    pub fn sent(&mut self, sending: Sending<K, T>, now: Moment) -> bool {
+    pub fn sent(&mut self, sending: Sending<K, T>, now: Timestamp) -> bool {
         let Sending { worker, id, slot, groups, requests } = sending;
         let Some(index) = self.lanes.iter().position(|lane| lane.worker == worker) else {
             self.queues.put_back(requests);
@@ -250,7 +250,7 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
     }
 
     /// The lane did not take the batch: its requests wait at the head of the queue.
-    pub fn not_sent(&mut self, Sending { worker, mut requests, .. }: Sending<K, T>, now: Moment) {
+    pub fn not_sent(&mut self, Sending { worker, mut requests, .. }: Sending<K, T>, now: Timestamp) {
         let steps: Vec<_> = requests.extract_if(.., |request| request.item.is_step()).collect();
         if let Some(lane) = self.lane_mut(worker) {
             steps.into_iter().for_each(|step| lane.streams.steps.push_front(step));
@@ -285,7 +285,7 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
     }
 
     /// A worker has answered. The batch's slot stays taken. `None` if the worker had no such batch.
-    pub fn take(&mut self, worker: WorkerId, batch: u64, now: Moment) -> Option<InFlight<K, T>> {
+    pub fn take(&mut self, worker: WorkerId, batch: u64, now: Timestamp) -> Option<InFlight<K, T>> {
         let taken = self.lane_mut(worker)?.take(batch, now);
         self.note_busy(now);
         taken
@@ -367,7 +367,7 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
     }
 
     /// For requests that ran without an answer: at the head of the queue.
-    pub fn put_back(&mut self, requests: Vec<Entry<K, T>>, now: Moment) {
+    pub fn put_back(&mut self, requests: Vec<Entry<K, T>>, now: Timestamp) {
         if !requests.is_empty() {
             self.door.put_back(now);
         }
@@ -383,7 +383,7 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
     }
 
     /// `None`: the batch was reported to hang, so that the report comes once.
-    pub fn executes_since(&mut self, worker: WorkerId, since: Option<Moment>) {
+    pub fn executes_since(&mut self, worker: WorkerId, since: Option<Timestamp>) {
         if let Some(front) = self.lane_mut(worker).and_then(|lane| lane.in_flight.front_mut()) {
             front.executing_since = since;
         }
@@ -413,7 +413,7 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
 
     /// Takes the waiting requests whose deadline is past out of the queue, if the rules refuse late
     /// requests.
-    pub fn take_overdue(&mut self, now: Moment) -> Vec<Refused<K, T>> {
+    pub fn take_overdue(&mut self, now: Timestamp) -> Vec<Refused<K, T>> {
         if self.lateness.is_none() {
             return Vec::new();
         }
@@ -438,7 +438,7 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         batches.map(|batch| batch.requests.len()).sum()
     }
 
-    pub fn observe(&mut self, now: Moment) -> Seen {
+    pub fn observe(&mut self, now: Timestamp) -> Seen {
         self.seen.take(self.queues.len(), now)
     }
 
@@ -458,12 +458,12 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         self.lanes.iter().position(|lane| lane.duty == Duty::Serving)
     }
 
-    fn note_service(&mut self, now: Moment) {
+    fn note_service(&mut self, now: Timestamp) {
         let serves = self.serving_lane().is_some_and(|lane| !lane.is_stalled(now));
         self.door.note_service(serves, now);
     }
 
-    fn note(&mut self, now: Moment) {
+    fn note(&mut self, now: Timestamp) {
         let serves = self.serving_lane().is_some();
         if let Some(lateness) = &mut self.lateness {
             if !self.queues.is_empty() {
@@ -479,7 +479,7 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         self.note_busy(now);
     }
 
-    fn note_busy(&mut self, now: Moment) {
+    fn note_busy(&mut self, now: Timestamp) {
         let executes = self.serving_lane().is_some_and(|lane| !lane.executes_nothing());
         self.seen.note_busy(executes, now);
     }

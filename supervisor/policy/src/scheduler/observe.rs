@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
-use shadowslice_shared::units::Moment;
+use shadowslice_shared::units::Timestamp;
 
 use crate::sharing::{Executed, Seen, leaves_time_for_the_way};
 
@@ -15,7 +15,7 @@ const LONGEST_US: u64 = 60_000_000;
 
 #[derive(Debug)]
 pub(super) struct Observer {
-    since: Moment,
+    since: Timestamp,
     /// The counts; the rest is worked out at the next look.
     seen: Seen,
     latency_sum: Duration,
@@ -27,12 +27,12 @@ pub(super) struct Observer {
 
 #[derive(Debug, Default)]
 struct Busy {
-    since: Option<Moment>,
+    since: Option<Timestamp>,
     total: Duration,
 }
 
 impl Observer {
-    pub(super) fn new(now: Moment) -> Self {
+    pub(super) fn new(now: Timestamp) -> Self {
         Self {
             since: now,
             seen: Seen::default(),
@@ -78,7 +78,7 @@ impl Observer {
         self.executed.clear();
     }
 
-    pub(super) fn note_busy(&mut self, executes: bool, now: Moment) {
+    pub(super) fn note_busy(&mut self, executes: bool, now: Timestamp) {
         match (self.busy.since, executes) {
             (None, true) => self.busy.since = Some(now),
             (Some(since), false) => {
@@ -90,7 +90,7 @@ impl Observer {
     }
 
     /// Counting starts again.
-    pub(super) fn take(&mut self, queued: usize, now: Moment) -> Seen {
+    pub(super) fn take(&mut self, queued: usize, now: Timestamp) -> Seen {
         let span = now.since(self.since);
         let going_on = self.busy.since.map_or(Duration::ZERO, |since| now.since(since));
         let busy = (self.busy.total + going_on).as_secs_f64() / span.as_secs_f64().max(1e-9);
@@ -128,8 +128,8 @@ mod tests {
         Duration::from_millis(ms)
     }
 
-    fn at(after: u64) -> Moment {
-        Moment::after_origin(ms(after))
+    fn at(after: u64) -> Timestamp {
+        Timestamp::after_origin(ms(after))
     }
 
     #[test]

@@ -8,7 +8,7 @@
 
 use std::time::Duration;
 
-use shadowslice_shared::units::Moment;
+use shadowslice_shared::units::Timestamp;
 
 use super::batcher::Limits;
 use super::queue::Entry;
@@ -20,12 +20,12 @@ const BATCHES: u32 = 2;
 #[derive(Debug, Clone, Copy)]
 pub struct Punctual<'p> {
     /// When the lane should be through with what it has; not in the past.
-    pub starts: Moment,
+    pub starts: Timestamp,
     /// The lane has nothing. Then a request goes in any case: to try it delays no other, and
     /// predictions that refuse every request would never be corrected.
     pub idle: bool,
     /// Requests that arrived before this are answered however late.
-    pub forgiven: Moment,
+    pub forgiven: Timestamp,
     /// The mean time from the end of a batch until its clients have their answers.
     pub writing: Duration,
     pub predictor: &'p Predictor,
@@ -34,7 +34,7 @@ pub struct Punctual<'p> {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Due {
     /// The time by which its batch must have ended; `None` if it is never too late.
-    by: Option<Moment>,
+    by: Option<Timestamp>,
     rows: u32,
 }
 
@@ -167,11 +167,11 @@ mod tests {
 
     use super::*;
 
-    const STARTS: Moment = ms(100);
+    const STARTS: Timestamp = ms(100);
     const LIMITS: Limits = Limits { max_rows: 4, max_requests: 9, max_delay: Duration::ZERO };
 
-    const fn ms(ms: u64) -> Moment {
-        Moment::after_origin(Duration::from_millis(ms))
+    const fn ms(ms: u64) -> Timestamp {
+        Timestamp::after_origin(Duration::from_millis(ms))
     }
 
     /// 10 ms, and 1 ms more for each row.

@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use shadowslice_shared::units::Moment;
+use shadowslice_shared::units::Timestamp;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry<K, T> {
@@ -15,8 +15,8 @@ pub struct Entry<K, T> {
     pub shape: K,
     /// At least 1.
     pub rows: u32,
-    pub arrived: Moment,
-    pub deadline: Moment,
+    pub arrived: Timestamp,
+    pub deadline: Timestamp,
     /// Lower ones go first; clients' begin with 1.
     pub level: u64,
     pub alone: bool,
@@ -31,7 +31,7 @@ pub const SUSPECT_LEVEL: u64 = 0;
 pub(crate) struct QueueKey {
     /// False for an entry that was put back, which goes first.
     fresh: bool,
-    deadline: Moment,
+    deadline: Timestamp,
     /// Makes places unique, and keeps the order of arrival among equals.
     sequence: u64,
 }
@@ -166,8 +166,8 @@ mod tests {
 
     use super::*;
 
-    fn ms(ms: u64) -> Moment {
-        Moment::after_origin(Duration::from_millis(ms))
+    fn ms(ms: u64) -> Timestamp {
+        Timestamp::after_origin(Duration::from_millis(ms))
     }
 
     fn entry(item: u32, deadline: u64) -> Entry<&'static str, u32> {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use shadowslice_shared::units::Moment;
+use shadowslice_shared::units::Timestamp;
 
 use super::batcher::{self, Limits, Next};
 use super::punctual::Punctual;
@@ -52,9 +52,9 @@ impl<K: Ord + Clone, T> Queues<K, T> {
         &mut self,
         limits: &Limits,
         punctual: Option<&Punctual<'_>>,
-        now: Moment,
+        now: Timestamp,
     ) -> Next<K, T> {
-        let mut soonest: Option<Moment> = None;
+        let mut soonest: Option<Timestamp> = None;
         for queue in self.levels.values_mut() {
             match batcher::next(queue, limits, punctual, now) {
                 Next::Run(taken) => {

@@ -35,8 +35,8 @@ fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-fn at(after: u64) -> Moment {
-    Moment::after_origin(ms(after))
+fn at(after: u64) -> Timestamp {
+    Timestamp::after_origin(ms(after))
 }
 
 fn slice(groups: Groups, sms: u32) -> Slice {
@@ -72,7 +72,7 @@ fn numbers<'a>(requests: impl IntoIterator<Item = &'a Entry<(), Asked>>) -> Vec<
 type Sent = (WorkerId, Vec<u32>);
 
 /// Does what is next until nothing is: the batches that are sent, and the requests that are refused.
-fn go(model: &mut Scheduler<(), Asked>, now: Moment) -> (Vec<Sent>, Vec<u32>, Rest) {
+fn go(model: &mut Scheduler<(), Asked>, now: Timestamp) -> (Vec<Sent>, Vec<u32>, Rest) {
     let (mut sent, mut refused) = (Vec::new(), Vec::new());
     loop {
         match model.next(now) {
@@ -89,7 +89,7 @@ fn go(model: &mut Scheduler<(), Asked>, now: Moment) -> (Vec<Sent>, Vec<u32>, Re
 }
 
 /// The worker has answered its first batch after so long; returns whether that drained its lane.
-fn answer(model: &mut Scheduler<(), Asked>, worker: WorkerId, took: Duration, now: Moment) -> bool {
+fn answer(model: &mut Scheduler<(), Asked>, worker: WorkerId, took: Duration, now: Timestamp) -> bool {
     let id = model.lane(worker).and_then(|lane| lane.in_flight().next()).map(|batch| batch.id).unwrap();
     let batch = model.take(worker, id, now).unwrap();
     model.completed(worker, &batch, took);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::profile::{Execution, Profile};
-use shadowslice_shared::units::{Moment, Sms};
+use shadowslice_shared::units::{Sms, Timestamp};
 
 /// Known beforehand. When any of it changes, by a reload say, the policy begins anew on the model's
 /// GPU.
@@ -48,7 +48,7 @@ impl Terms {
 /// Immutable, and possibly stale when a decision is carried out.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Facts {
-    pub now: Moment,
+    pub now: Timestamp,
     pub gpus: Vec<Sms>,
     /// In the order of their [`Terms`].
     pub models: Vec<Live>,
@@ -58,7 +58,7 @@ pub struct Facts {
 pub struct Live {
     pub share: Sms,
     /// Since when `share` is in force.
-    pub since: Moment,
+    pub since: Timestamp,
     /// The share that a hand-over under way will bring.
     pub coming: Option<Sms>,
     /// The share of a worker that stands ready: one that was parked, or was kept warm.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use shadowslice_shared::profile::{Execution, Memory, Profile, Row, Source, Start};
-use shadowslice_shared::units::{Moment, Sms};
+use shadowslice_shared::units::{Sms, Timestamp};
 
 use super::{Live, Seen, Terms};
 
@@ -46,7 +46,7 @@ pub(super) fn profile(fixed: f64, work: f64, knee: u32) -> Profile {
 pub(super) fn live(share: Sms) -> Live {
     Live {
         share,
-        since: Moment::default(),
+        since: Timestamp::default(),
         coming: None,
         ready: None,
         groups: None,

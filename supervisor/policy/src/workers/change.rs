@@ -1,7 +1,7 @@
 //! A change of share: which one is under way, why it may be refused, and how it ends.
 
 use shadowslice_shared::ids::WorkerId;
-use shadowslice_shared::units::{Moment, Percent, Sms};
+use shadowslice_shared::units::{Percent, Sms, Timestamp};
 
 use super::messages::ResizeRequest;
 
@@ -38,8 +38,8 @@ pub(super) enum Change {
 /// `until`: the shadow must have said hello.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Retry {
-    pub(super) at: Moment,
-    pub(super) until: Moment,
+    pub(super) at: Timestamp,
+    pub(super) until: Timestamp,
 }
 
 impl Change {

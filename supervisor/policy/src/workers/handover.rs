@@ -15,7 +15,7 @@
 use std::time::Duration;
 
 use shadowslice_shared::ids::WorkerId;
-use shadowslice_shared::units::Moment;
+use shadowslice_shared::units::Timestamp;
 
 use super::Workers;
 use super::change::{Change, ChangeReport, Means, Outcome, Reason, Retry};
@@ -38,14 +38,14 @@ impl Workers {
         }
     }
 
-    fn start_shadow(&mut self, request: ResizeRequest, until: Moment) {
+    fn start_shadow(&mut self, request: ResizeRequest, until: Timestamp) {
         let shadow = self.start(Aim::Shadow, request.share, until);
         self.act(Action::AwaitEffect(shadow, Some(request)));
     }
 
     /// Without free memory, standing workers are called in, and the shadow waits for their end, as
     /// long as half of the time for its spawn is left to it.
-    pub(super) fn no_shadow(&mut self, failure: StartFailure, until: Moment) {
+    pub(super) fn no_shadow(&mut self, failure: StartFailure, until: Timestamp) {
         let at = self.now + MEMORY_PAUSE;
         let in_time = at + self.settings.timeouts.spawn / 2 < until;
         match (failure, &mut self.change) {
@@ -63,7 +63,7 @@ impl Workers {
         }
     }
 
-    pub(super) fn retry_due(&self) -> Option<Moment> {
+    pub(super) fn retry_due(&self) -> Option<Timestamp> {
         match &self.change {
             Some(Change::Handover { retry, .. }) => retry.map(|retry| retry.at),
             _ => None,

@@ -6,7 +6,7 @@ use shadowslice_shared::batch::Prepared;
 use shadowslice_shared::boot::{BootRefusal, Purpose, Warmed};
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::ids::WorkerId;
-use shadowslice_shared::units::{Moment, Percent, Sms};
+use shadowslice_shared::units::{Percent, Sms, Timestamp};
 
 use super::change::{ChangeReport, Failover, Reason, ResizeRefused};
 use crate::scheduler::Slice;
@@ -94,7 +94,7 @@ pub struct ResizeRequest {
     pub number: Option<u64>,
     pub share: Percent,
     pub cause: Cause,
-    pub decided: Moment,
+    pub decided: Timestamp,
 }
 
 #[derive(Debug, Clone, PartialEq)]

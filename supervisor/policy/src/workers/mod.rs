@@ -42,7 +42,7 @@ use shadowslice_shared::boot::Purpose;
 use shadowslice_shared::groups::{Division, Groups};
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::profile::Execution;
-use shadowslice_shared::units::{Moment, Percent, Sms};
+use shadowslice_shared::units::{Percent, Sms, Timestamp};
 
 use crate::restart::Restarts;
 use change::Change;
@@ -60,7 +60,7 @@ pub use view::{HandoverPhase, State};
 #[derive(Debug)]
 pub struct Workers {
     settings: Settings,
-    now: Moment,
+    now: Timestamp,
     slots: BTreeMap<WorkerId, Slot>,
     /// The last one's name.
     started: u64,
@@ -96,7 +96,7 @@ impl Workers {
         Self {
             partition: division.map(|division| Partition::new(division, share)),
             settings,
-            now: Moment::default(),
+            now: Timestamp::default(),
             slots: BTreeMap::new(),
             started: 0,
             primary: Primary::Down { why: "not started".to_owned(), again: None },
@@ -118,7 +118,7 @@ impl Workers {
     }
 
     /// With a fault in its configuration, the model stays down.
-    pub fn begin(&mut self, fault: Option<String>, now: Moment) -> Vec<Action> {
+    pub fn begin(&mut self, fault: Option<String>, now: Timestamp) -> Vec<Action> {
         self.now = now;
         match fault {
             Some(why) => self.down(why),
@@ -127,7 +127,7 @@ impl Workers {
         std::mem::take(&mut self.actions)
     }
 
-    pub fn on(&mut self, fact: Fact, now: Moment) -> Vec<Action> {
+    pub fn on(&mut self, fact: Fact, now: Timestamp) -> Vec<Action> {
         self.now = now;
         match fact {
             Fact::NotStarted { worker, .. } | Fact::Exited { worker, .. } if self.stopping => {
@@ -144,7 +144,7 @@ impl Workers {
     }
 
     /// When something is to be done that no fact brings about.
-    pub fn due(&self) -> Option<Moment> {
+    pub fn due(&self) -> Option<Timestamp> {
         let workers = self.slots.values().filter_map(|slot| slot.role.until());
         if self.stopping {
             return workers.min();
@@ -154,7 +154,7 @@ impl Workers {
     }
 
     /// Before [`Workers::due`] a timer is an old one and changes nothing.
-    pub fn on_time(&mut self, now: Moment) -> Vec<Action> {
+    pub fn on_time(&mut self, now: Timestamp) -> Vec<Action> {
         self.now = now;
         let late = |slot: &Slot| slot.role.until().is_some_and(|until| until <= now);
         let late: Vec<_> =
@@ -221,7 +221,7 @@ impl Workers {
         self.tend_partition();
     }
 
-    fn start(&mut self, aim: Aim, share: Percent, until: Moment) -> WorkerId {
+    fn start(&mut self, aim: Aim, share: Percent, until: Timestamp) -> WorkerId {
         self.started += 1;
         let worker = WorkerId(self.started);
         let purpose = match aim {
@@ -271,7 +271,7 @@ impl Workers {
         self.act(Action::Kill(worker, why.to_owned()));
     }
 
-    fn stop_by(&self) -> Moment {
+    fn stop_by(&self) -> Timestamp {
         self.now + self.settings.timeouts.stop
     }
 

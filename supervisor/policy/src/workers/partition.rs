@@ -18,7 +18,7 @@ use shadowslice_shared::boot::{PartitionProof, ProvenPartitions, WarmTime, Warme
 use shadowslice_shared::groups::{Division, Groups, READY_PARTITIONS};
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::profile::{Execution, Row};
-use shadowslice_shared::units::{Moment, Percent, Sms};
+use shadowslice_shared::units::{Percent, Sms, Timestamp};
 
 use super::Workers;
 use super::change::{Change, Means, ResizeRefused};
@@ -42,7 +42,7 @@ pub(super) struct Partition {
     /// Of the worker that serves; the partition at the end was used last.
     ready: Vec<Groups>,
     /// What is being made ready, and until when it must be.
-    moving: Option<(Groups, Moment)>,
+    moving: Option<(Groups, Timestamp)>,
     /// The last partition that the model could not have, and why.
     refused: Option<(Groups, String)>,
 }
@@ -370,7 +370,7 @@ impl Workers {
         self.ask_groups(from);
     }
 
-    pub(super) fn partition_due(&self) -> Option<Moment> {
+    pub(super) fn partition_due(&self) -> Option<Timestamp> {
         let moving = self.partition.as_ref().ok()?.moving.as_ref()?;
         self.serving().map(|_| moving.1)
     }

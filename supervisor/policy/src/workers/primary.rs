@@ -5,7 +5,7 @@ use std::time::Duration;
 use shadowslice_shared::boot::{BootRefusal, Purpose, Warmed};
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::ids::WorkerId;
-use shadowslice_shared::units::{Moment, Percent};
+use shadowslice_shared::units::{Percent, Timestamp};
 
 use super::Workers;
 use super::change::{Change, Failover, Outcome, Reason, ResizeRefused, WRONG_AT_A_SHARE};
@@ -23,29 +23,29 @@ pub(super) enum Primary {
     /// Its role says whether the worker serves already, or still.
     Worker(WorkerId),
     BackingOff {
-        until: Moment,
+        until: Timestamp,
     },
     /// The standing worker still starts, and will serve. If that start fails, the next worker is
     /// started, at `back_off` at the earliest.
     AwaitingStanding {
-        back_off: Moment,
+        back_off: Timestamp,
         why: String,
     },
     /// The GPU takes no worker, and is asked again.
     Waiting {
-        until: Moment,
+        until: Timestamp,
         why: String,
     },
     /// Requests are refused. Without a time no worker is started until the configuration or the
     /// model's files change, or an operator or a client acts.
     Down {
         why: String,
-        again: Option<Moment>,
+        again: Option<Timestamp>,
     },
 }
 
 impl Primary {
-    pub(super) fn due(&self) -> Option<Moment> {
+    pub(super) fn due(&self) -> Option<Timestamp> {
         match self {
             Self::BackingOff { until } | Self::Waiting { until, .. } => Some(*until),
             Self::Down { again, .. } => *again,
@@ -197,14 +197,14 @@ impl Workers {
     }
 
     /// Rare accidents must not add up because no client asks the model.
-    pub(super) fn note_idle(&mut self, since: Moment, idle: bool) {
+    pub(super) fn note_idle(&mut self, since: Timestamp, idle: bool) {
         if idle {
             self.restarts.idled(self.now.since(since));
         }
     }
 
     /// The worker that served is dead, or as good as dead.
-    pub(super) fn lost(&mut self, since: Moment, idle: bool, why: String) {
+    pub(super) fn lost(&mut self, since: Timestamp, idle: bool, why: String) {
         if self.way_back().is_some() {
             let outcome = self.take_back(Reason::Died);
             return self.finish(outcome);
@@ -243,7 +243,7 @@ impl Workers {
         }
     }
 
-    fn restart_at(&mut self, until: Moment) {
+    fn restart_at(&mut self, until: Timestamp) {
         self.restarted += 1;
         self.primary = Primary::BackingOff { until };
     }
@@ -267,7 +267,7 @@ impl Workers {
     }
 
     /// At whatever share: that is sooner than a new worker. False if none starts.
-    fn await_standing(&mut self, back_off: Moment, why: &str) -> bool {
+    fn await_standing(&mut self, back_off: Timestamp, why: &str) -> bool {
         let Some(worker) = self.starting_to_stand() else { return false };
         // It is no spare any more, and is not called in for its memory.
         self.act(Action::Hurry(worker));
@@ -291,7 +291,7 @@ impl Workers {
         self.down_until(None, why);
     }
 
-    fn down_until(&mut self, again: Option<Moment>, why: String) {
+    fn down_until(&mut self, again: Option<Timestamp>, why: String) {
         if let Some(worker) = self.primary.worker()
             && let Some(role) = self.role(worker)
         {

@@ -1,7 +1,7 @@
 //! A worker's place in the machine: its role, and how far it is in it.
 
 use shadowslice_shared::groups::Groups;
-use shadowslice_shared::units::{Moment, Percent};
+use shadowslice_shared::units::{Percent, Timestamp};
 
 use super::change::Outcome;
 
@@ -21,30 +21,30 @@ pub(super) enum Role {
     Starting {
         aim: Aim,
         phase: Phase,
-        until: Moment,
+        until: Timestamp,
     },
     /// The worker has the traffic.
     Serving {
-        since: Moment,
+        since: Timestamp,
     },
     /// The traffic was taken from it, and it finishes what it has.
     Draining {
         then: Drained,
-        until: Moment,
+        until: Timestamp,
     },
     /// It has served until the cut-over, and takes the traffic back if the shadow fails.
     Parked {
-        until: Moment,
+        until: Timestamp,
     },
     /// Traffic can move to it at once.
     Standing {
-        since: Moment,
+        since: Timestamp,
     },
     /// When it has not ended by `until`, it is killed, again and again.
     Leaving {
         leaver: Leaver,
         killed: bool,
-        until: Moment,
+        until: Timestamp,
     },
 }
 
@@ -79,7 +79,7 @@ pub(super) enum Leaver {
     /// heard at its exit.
     Primary {
         why: Option<String>,
-        since: Option<Moment>,
+        since: Option<Timestamp>,
     },
     /// Another worker starts in its place, at the share that is asked for.
     Replaced,
@@ -93,7 +93,7 @@ pub(super) enum Leaver {
 }
 
 impl Role {
-    pub(super) fn until(&self) -> Option<Moment> {
+    pub(super) fn until(&self) -> Option<Timestamp> {
         match *self {
             Self::Starting { until, .. }
             | Self::Draining { until, .. }

@@ -8,7 +8,7 @@
 use std::time::Duration;
 
 use shadowslice_shared::ids::WorkerId;
-use shadowslice_shared::units::{Moment, Percent};
+use shadowslice_shared::units::{Percent, Timestamp};
 
 use super::Workers;
 use super::messages::{Action, HandoverMode, StartFailure};
@@ -31,7 +31,7 @@ const LEAST_DWELL: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct Standing {
     /// No standing worker is started before.
-    not_before: Moment,
+    not_before: Timestamp,
     pause: Duration,
     /// Why there is no standing worker though one is wanted.
     pub(super) obstacle: Option<String>,
@@ -39,7 +39,7 @@ pub(super) struct Standing {
 
 impl Standing {
     pub(super) fn new() -> Self {
-        Self { not_before: Moment::default(), pause: FIRST_PAUSE, obstacle: None }
+        Self { not_before: Timestamp::default(), pause: FIRST_PAUSE, obstacle: None }
     }
 }
 
@@ -81,7 +81,7 @@ impl Workers {
     }
 
     /// When the standing worker needs attention without a fact.
-    pub(super) fn standing_due(&self) -> Option<Moment> {
+    pub(super) fn standing_due(&self) -> Option<Timestamp> {
         let Some(worker) = self.find(Role::is_standing) else {
             return self.standing_wanted().filter(|_| self.may_start()).map(|_| self.standing.not_before);
         };

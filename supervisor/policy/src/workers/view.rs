@@ -3,7 +3,7 @@
 use shadowslice_shared::groups::{Division, Groups};
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::profile::Execution;
-use shadowslice_shared::units::{Moment, Percent, Sms};
+use shadowslice_shared::units::{Percent, Sms, Timestamp};
 
 use super::Workers;
 use super::change::{Change, Outcome};
@@ -21,7 +21,7 @@ pub enum State<'w> {
     Down {
         why: &'w str,
         /// When the next worker is started.
-        again: Option<Moment>,
+        again: Option<Timestamp>,
     },
     Stopping,
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use shadowslice_policy::workers::{Action, Fact, Workers};
 use shadowslice_shared::ids::WorkerId;
-use shadowslice_shared::units::Moment;
+use shadowslice_shared::units::Timestamp;
 
 use crate::ledger::Ledger;
 use crate::process::{Next, Process};
@@ -17,7 +17,7 @@ use crate::script::{Afterwards, Happening, Script};
 /// A run that broke a rule.
 #[derive(Debug)]
 pub(crate) struct Failure {
-    pub(crate) at: Moment,
+    pub(crate) at: Timestamp,
     pub(crate) rule: Broken,
 }
 
@@ -46,7 +46,7 @@ pub(crate) struct World {
     pub(crate) ledger: Option<Ledger>,
     pub(crate) processes: BTreeMap<WorkerId, Process>,
     pub(crate) routed: Option<WorkerId>,
-    pub(crate) now: Moment,
+    pub(crate) now: Timestamp,
     /// What is told before all else.
     pub(crate) at_once: VecDeque<Fact>,
     /// The last request's number.
@@ -55,9 +55,9 @@ pub(crate) struct World {
     pub(crate) calm: bool,
     pub(crate) stopped: bool,
     /// What is to come, by time; the number makes keys unique and keeps the order of equals.
-    events: BTreeMap<(Moment, u64), Event>,
+    events: BTreeMap<(Timestamp, u64), Event>,
     scheduled: u64,
-    timer_set_for: Option<Moment>,
+    timer_set_for: Option<Timestamp>,
     verbose: bool,
 }
 
@@ -80,7 +80,7 @@ pub(crate) fn simulate(seed: u64, verbose: bool) -> Result<Situations, Failure> 
         random,
         processes: BTreeMap::new(),
         routed: None,
-        now: Moment::default(),
+        now: Timestamp::default(),
         at_once: VecDeque::new(),
         number: 0,
         calm: false,
@@ -102,7 +102,7 @@ impl World {
             self.schedule(when, Event::Happens(happening));
         }
         self.begin()?;
-        let end = Moment::default() + self.script.span;
+        let end = Timestamp::default() + self.script.span;
         self.run_until(end)?;
         self.calm = true;
         self.calms_down()?;
@@ -119,7 +119,7 @@ impl World {
     }
 
     /// Goes on until then.
-    fn run_until(&mut self, end: Moment) -> Result<(), Broken> {
+    fn run_until(&mut self, end: Timestamp) -> Result<(), Broken> {
         while let Some(event) = self.events.first_entry().filter(|event| event.key().0 <= end) {
             let ((at, _), event) = event.remove_entry();
             self.now = at;

@@ -21,7 +21,7 @@ use std::time::Duration;
 use shadowslice_policy::sharing::{Change, Choice, Door, Facts, Live, Policy, PolicyName, Terms};
 use shadowslice_shared::contention::Gpu;
 use shadowslice_shared::groups::Division;
-use shadowslice_shared::units::{Moment, Percent, Sms};
+use shadowslice_shared::units::{Percent, Sms, Timestamp};
 use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
@@ -214,7 +214,7 @@ impl Planner {
         }
     }
 
-    fn facts(&mut self, now: Moment) -> Facts {
+    fn facts(&mut self, now: Timestamp) -> Facts {
         let live = |(sharer, kept): &mut (Served, Kept)| {
             kept.orders.hear(&sharer.model.name, &sharer.report.borrow(), now);
             let seen = sharer.pipeline.observe();
@@ -225,7 +225,7 @@ impl Planner {
         Facts { now, gpus: self.gpus.iter().map(|gpu| gpu.sms).collect(), models }
     }
 
-    fn order(&mut self, change: &Change, live: &Live, verdict: &str, now: Moment) -> Result<(), String> {
+    fn order(&mut self, change: &Change, live: &Live, verdict: &str, now: Timestamp) -> Result<(), String> {
         let Some((sharer, kept)) = self.models.get_mut(change.model) else { return Ok(()) };
         if !self.act {
             return Err("controller.act is false".to_owned());

@@ -4,7 +4,7 @@ use shadowslice_shared::logged;
 use std::time::Duration;
 
 use shadowslice_shared::groups::Groups;
-use shadowslice_shared::units::{Moment, Percent};
+use shadowslice_shared::units::{Percent, Timestamp};
 use tokio::sync::{mpsc, oneshot};
 
 use super::super::reports::ModelReport;
@@ -32,7 +32,7 @@ pub(super) struct Orders {
 
 #[derive(Debug)]
 struct Failed {
-    until: Moment,
+    until: Timestamp,
     pause: Duration,
     why: String,
 }
@@ -56,7 +56,7 @@ impl Orders {
         self.groups == groups
     }
 
-    pub(super) fn hear(&mut self, model: &str, report: &ModelReport, now: Moment) {
+    pub(super) fn hear(&mut self, model: &str, report: &ModelReport, now: Timestamp) {
         // Only the policy's own changes count: a failure of an operator's order is not the
         // policy's.
         let rolled_back = report.changes.by_policy.rolled_back;
@@ -81,7 +81,7 @@ impl Orders {
         }
     }
 
-    fn fail(&mut self, model: &str, why: String, now: Moment) {
+    fn fail(&mut self, model: &str, why: String, now: Timestamp) {
         let recent = self.failed.as_ref().filter(|failed| now.since(failed.until) < LONGEST_PAUSE);
         let pause = recent.map_or(FIRST_PAUSE, |failed| (failed.pause * 2).min(LONGEST_PAUSE));
         tracing::warn!(
@@ -99,7 +99,7 @@ impl Orders {
         share: Percent,
         groups: Option<Groups>,
         reason: &str,
-        now: Moment,
+        now: Timestamp,
     ) -> Result<(), String> {
         if let Some(failed) = self.failed.as_ref().filter(|failed| failed.until > now) {
             let seconds = failed.until.since(now).as_secs_f64();

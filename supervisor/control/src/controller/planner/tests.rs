@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 
 use shadowslice_policy::sharing::{Executed, Seen};
 use shadowslice_shared::groups::Groups;
-use shadowslice_shared::units::{Moment, Percent, Sms};
+use shadowslice_shared::units::{Percent, Sms, Timestamp};
 use tokio::sync::{mpsc, watch};
 
 use super::super::reports::{HandoverReport, Handovers, ModelReport, ModelState, NextStart};
@@ -49,7 +49,7 @@ fn report(state: ModelState, share: Percent, gpu: &dyn GpuBackend) -> ModelRepor
         partition: None,
         mechanism: "shadow",
         no_partition: None,
-        since: Moment::default(),
+        since: Timestamp::default(),
         coming: None,
         ready: None,
         memory_need: None,
@@ -137,7 +137,7 @@ fn groups_of_a_layout_go_with_an_order_even_at_the_same_share_and_once() {
     let sms = rig.planner.models[0].0.sms(report.share);
     let change = Change { model: 0, from: sms, to: sms, groups: Some(high), at_once: false };
     for _ in 0..3 {
-        rig.planner.order(&change, &live, "moved", Moment::default()).unwrap();
+        rig.planner.order(&change, &live, "moved", Timestamp::default()).unwrap();
     }
     let Order::Resize { share, groups, .. } = rig.ordered[0].try_recv().unwrap() else { panic!() };
     assert_eq!((share, groups), (report.share, Some(high)));
@@ -393,12 +393,12 @@ fn what_was_learnt_is_known_while_models_stay() {
             executed: vec![Executed { rows: 4, count: 10, mean: span / 10 }],
             ..Seen::default()
         };
-        let mut facts = rig.planner.facts(Moment::after_origin(span * interval));
+        let mut facts = rig.planner.facts(Timestamp::after_origin(span * interval));
         facts.models.iter_mut().for_each(|live| live.seen = missed.clone());
         let _not_carried_out = rig.planner.policy.decide(&facts);
     }
     let refuses = |rig: &mut Rig| {
-        let facts = rig.planner.facts(Moment::after_origin(span * 21));
+        let facts = rig.planner.facts(Timestamp::after_origin(span * 21));
         rig.planner.policy.decide(&facts).doors[0].refuse_late
     };
     assert!(refuses(&mut rig));

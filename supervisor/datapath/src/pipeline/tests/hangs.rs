@@ -30,7 +30,7 @@ async fn each_of_two_workers_that_seem_to_hang_is_looked_at_again() {
     let mut stage = Stage::new();
     let (_first, one) = stuck(&stage, 1).await;
     let (_second, two) = stuck(&stage, 2).await;
-    let look = |at: Moment| {
+    let look = |at: Timestamp| {
         let mut state = stage.pipeline.state.lock();
         state.report_hangs(at);
         state.dispatch(at);

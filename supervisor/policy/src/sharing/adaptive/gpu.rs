@@ -9,7 +9,7 @@
 
 use std::time::Duration;
 
-use shadowslice_shared::units::Moment;
+use shadowslice_shared::units::Timestamp;
 
 use super::super::layout::Layout;
 use super::score::Score;
@@ -38,8 +38,8 @@ const MAX_REMEMBERED: usize = 16;
 #[derive(Debug, Clone)]
 pub(super) struct GpuState {
     pub(super) stage: Stage,
-    refuses_since: Option<Moment>,
-    refuses_until: Moment,
+    refuses_since: Option<Timestamp>,
+    refuses_until: Timestamp,
     remembered: Vec<Settled>,
 }
 
@@ -76,9 +76,9 @@ pub(super) struct Settled {
     usual: Option<Load>,
     /// How long it stays whatever happens.
     pause: Duration,
-    again: Moment,
+    again: Timestamp,
     /// When a model violated its objective last.
-    violated: Moment,
+    violated: Timestamp,
 }
 
 /// What a GPU shows in one interval.
@@ -112,14 +112,14 @@ impl Default for GpuState {
         Self {
             stage: Stage::AtRest,
             refuses_since: None,
-            refuses_until: Moment::default(),
+            refuses_until: Timestamp::default(),
             remembered: Vec::new(),
         }
     }
 }
 
 impl GpuState {
-    pub(super) fn refuses(&self, now: Moment) -> bool {
+    pub(super) fn refuses(&self, now: Timestamp) -> bool {
         now < self.refuses_until
     }
 
@@ -134,7 +134,7 @@ impl GpuState {
 
     /// Refuses late requests while a model violates its objective, and a while longer. Returns
     /// whether that begins now.
-    pub(super) fn admit(&mut self, violating: bool, now: Moment) -> bool {
+    pub(super) fn admit(&mut self, violating: bool, now: Timestamp) -> bool {
         let before = self.refuses(now);
         if violating {
             self.refuses_until = now + REFUSES;
@@ -150,7 +150,7 @@ impl GpuState {
 
     /// Returns whether refusing late requests had its time to help. The models' windows were cleared
     /// when it began, so nothing is known of a load that is newer.
-    fn refuses_for_long(&self, now: Moment) -> bool {
+    fn refuses_for_long(&self, now: Timestamp) -> bool {
         self.refuses_since.is_some_and(|since| now.since(since) >= ADMISSION_FIRST)
     }
 
@@ -212,7 +212,7 @@ impl GpuState {
         }
     }
 
-    fn settle(&mut self, settled: Settled, now: Moment) {
+    fn settle(&mut self, settled: Settled, now: Timestamp) {
         let settled = Settled { again: now + settled.pause, violated: now, usual: None, ..settled };
         self.remembered.retain(|known| !are_alike(&known.load, &settled.load));
         if self.remembered.len() == MAX_REMEMBERED {

@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use shadowslice_shared::groups::Part;
 use shadowslice_shared::profile::{Execution, Row};
-use shadowslice_shared::units::Moment;
+use shadowslice_shared::units::Timestamp;
 
 use super::super::difference::towards;
 use super::super::fixtures::{live, terms};
@@ -16,7 +16,7 @@ const LOOK: Duration = Duration::from_millis(100);
 struct World {
     policy: Adaptive,
     terms: Vec<Terms>,
-    now: Moment,
+    now: Timestamp,
     shares: Vec<Sms>,
     groups: Vec<Option<Groups>>,
     changes: Vec<(usize, Sms)>,
@@ -40,7 +40,7 @@ impl World {
         Self {
             policy,
             terms,
-            now: Moment::default(),
+            now: Timestamp::default(),
             shares,
             groups,
             changes: Vec::new(),
@@ -425,7 +425,10 @@ fn one_long_batch_in_ten_is_an_accident() {
         let mut window = Window::default();
         for (tenth, &(rows, count, ms)) in (1..).zip(batches) {
             let executed = vec![Executed { rows, count, mean: Duration::from_millis(ms) }];
-            window.add(&Seen { span: LOOK, executed, ..Seen::default() }, Moment::after_origin(tenth * LOOK));
+            window.add(
+                &Seen { span: LOOK, executed, ..Seen::default() },
+                Timestamp::after_origin(tenth * LOOK),
+            );
         }
         window.two_batches().as_millis()
     };

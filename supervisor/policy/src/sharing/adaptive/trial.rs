@@ -12,7 +12,7 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use shadowslice_shared::units::Moment;
+use shadowslice_shared::units::Timestamp;
 
 use super::super::layout::{Layout, Pattern};
 use super::score::Score;
@@ -43,9 +43,9 @@ pub(super) struct Candidate {
 
 #[derive(Debug, Clone, PartialEq)]
 enum Slice {
-    Coming { since: Moment },
-    Settling { since: Moment },
-    Measuring { since: Moment, score: Score },
+    Coming { since: Timestamp },
+    Settling { since: Timestamp },
+    Measuring { since: Timestamp, score: Score },
 }
 
 /// A trial of a GPU's layouts.
@@ -72,7 +72,7 @@ pub(super) enum Pace {
 /// What a GPU shows of its models in one interval.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Look {
-    pub(super) now: Moment,
+    pub(super) now: Timestamp,
     /// Every model has the part that it should have.
     pub(super) in_force: bool,
     /// The requests that ended in this interval.
@@ -122,7 +122,7 @@ impl Trial {
         present: Candidate,
         others: Vec<Layout>,
         pace: Pace,
-        now: Moment,
+        now: Timestamp,
     ) -> Option<Self> {
         let rounds = if pace == Pace::AtOnce { ROUNDS } else { 1 };
         let blank = present.score.blank();
@@ -202,7 +202,7 @@ impl Trial {
         }
     }
 
-    fn next(&mut self, now: Moment) -> Progress {
+    fn next(&mut self, now: Timestamp) -> Progress {
         loop {
             let is_next = |candidate: &Candidate| !candidate.is_out && candidate.rounds <= self.round;
             if let Some(next) = self.candidates.iter().position(is_next) {
@@ -220,7 +220,7 @@ impl Trial {
         }
     }
 
-    fn switch(&mut self, to: usize, now: Moment) -> Progress {
+    fn switch(&mut self, to: usize, now: Timestamp) -> Progress {
         let stays = std::mem::replace(&mut self.current, to) == to;
         self.slice = if stays { Slice::Settling { since: now } } else { Slice::Coming { since: now } };
         Progress::Switches

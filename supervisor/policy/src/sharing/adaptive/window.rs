@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use shadowslice_shared::units::Moment;
+use shadowslice_shared::units::Timestamp;
 
 use super::super::{Executed, Seen};
 use super::score::Misses;
@@ -45,7 +45,7 @@ pub(super) struct Window {
 
 #[derive(Debug, Clone)]
 struct Interval {
-    at: Moment,
+    at: Timestamp,
     span: Duration,
     arrived: u64,
     ended: u64,
@@ -62,7 +62,7 @@ struct Sum {
 }
 
 impl Window {
-    pub(super) fn add(&mut self, seen: &Seen, now: Moment) {
+    pub(super) fn add(&mut self, seen: &Seen, now: Timestamp) {
         let (ended, missed) = (seen.answered + seen.refused, seen.missed());
         let (span, executed) = (seen.span, seen.executed.clone());
         self.parts.push_back(Interval { at: now, span, arrived: seen.arrived, ended, missed, executed });

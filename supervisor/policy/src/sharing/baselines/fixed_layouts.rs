@@ -68,7 +68,7 @@ fn family(gpu: usize, terms: &[Terms], work: &[f64]) -> Vec<Layout> {
 #[cfg(test)]
 mod tests {
     use shadowslice_shared::groups::{Groups, Part};
-    use shadowslice_shared::units::Moment;
+    use shadowslice_shared::units::Timestamp;
 
     use super::super::super::Live;
     use super::super::super::fixtures::{live, terms};
@@ -90,8 +90,11 @@ mod tests {
         let models = models();
         let policy = FixedLayouts::new(pattern, &gpus(), &models, &[0.3; 4]);
         let model = |_: &Terms| Live { groups, ..live(SMS) };
-        let facts =
-            Facts { now: Moment::default(), gpus: vec![SMS; 2], models: models.iter().map(model).collect() };
+        let facts = Facts {
+            now: Timestamp::default(),
+            gpus: vec![SMS; 2],
+            models: models.iter().map(model).collect(),
+        };
         policy.decide(&models, &facts)
     }
 

@@ -10,7 +10,7 @@
 use std::time::Duration;
 
 use shadowslice_shared::profile::Profile;
-use shadowslice_shared::units::{Moment, Percent, Sms};
+use shadowslice_shared::units::{Percent, Sms, Timestamp};
 
 use super::super::difference::Target;
 use super::super::{Facts, Seen, Terms};
@@ -39,7 +39,7 @@ const FALL: f64 = 0.9;
 #[derive(Debug, Clone)]
 pub(in super::super) struct Gpulet {
     rates: Vec<Rate>,
-    planned: Option<Moment>,
+    planned: Option<Timestamp>,
     targets: Vec<Target>,
 }
 
@@ -203,7 +203,7 @@ mod tests {
             live
         };
         Facts {
-            now: Moment::after_origin(Duration::from_secs(seconds)),
+            now: Timestamp::after_origin(Duration::from_secs(seconds)),
             gpus: vec![Sms(132)],
             models: rates.map(model).to_vec(),
         }

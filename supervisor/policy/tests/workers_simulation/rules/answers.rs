@@ -6,7 +6,7 @@ use shadowslice_policy::workers::{
     Cause, ChangeReport, Fact, Means, Reason, Report, ResizeRefused, ResizeRequest,
 };
 use shadowslice_shared::ids::WorkerId;
-use shadowslice_shared::units::Moment;
+use shadowslice_shared::units::Timestamp;
 
 use super::{Broken, Rules, Step, Told, rule};
 
@@ -16,7 +16,7 @@ pub(super) struct Answers {
     /// Not answered yet.
     open: BTreeSet<u64>,
     /// The hand-over that has begun and not completed.
-    begun: Option<(ResizeRequest, Moment)>,
+    begun: Option<(ResizeRequest, Timestamp)>,
     /// The last hand-over that completed.
     completed: Option<ResizeRequest>,
 }
@@ -38,7 +38,7 @@ impl Answers {
         self.held |= also;
     }
 
-    pub(super) fn begun_at(&self) -> Option<Moment> {
+    pub(super) fn begun_at(&self) -> Option<Timestamp> {
         self.begun.map(|(_, at)| at)
     }
 
@@ -116,7 +116,7 @@ impl Rules {
         &mut self,
         request: &ResizeRequest,
         shadow: Option<WorkerId>,
-        now: Moment,
+        now: Timestamp,
     ) -> Result<(), Broken> {
         rule(self.answers.begun.is_none(), "one hand-over is under way at most")?;
         rule(self.shares.stall == Some(false), "the stall of a hand-over is measured from its beginning")?;

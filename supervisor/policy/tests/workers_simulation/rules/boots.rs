@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use shadowslice_policy::workers::{Fact, Launch, StartFailure, State};
 use shadowslice_shared::boot::{BootRefusal, Purpose};
-use shadowslice_shared::units::Moment;
+use shadowslice_shared::units::Timestamp;
 
 use super::{Broken, Rules, Step, Told, rule};
 
@@ -16,8 +16,8 @@ pub(super) struct Boots {
     /// The processor lacks operators of the model.
     no_operator: bool,
     /// When the worker that is to serve, or the shadow, is tried again at the earliest.
-    again: Moment,
-    shadow_again: Moment,
+    again: Timestamp,
+    shadow_again: Timestamp,
     /// A refusal is final in this step.
     is_final: bool,
     passing_refusal: bool,
@@ -28,12 +28,12 @@ pub(super) struct Boots {
 impl Boots {
     /// Another hand-over need not wait.
     pub(super) fn begun(&mut self) {
-        self.shadow_again = Moment::default();
+        self.shadow_again = Timestamp::default();
     }
 
     /// Nor the next worker after one that served.
     pub(super) fn serves(&mut self) {
-        self.again = Moment::default();
+        self.again = Timestamp::default();
     }
 }
 

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use shadowslice_policy::workers::{Action, Fact, Launch, Report, StartFailure, State};
-use shadowslice_shared::units::Moment;
+use shadowslice_shared::units::Timestamp;
 
 use super::{Broken, Rules, Step, Told, rule};
 
@@ -20,7 +20,7 @@ pub(super) struct Deaths {
     all: u64,
     in_a_row: u32,
     /// No worker is started in the place of a dead one before.
-    not_before: Moment,
+    not_before: Timestamp,
     /// The worker that had the traffic is known to be gone in this step, and was not before.
     lost: bool,
     /// The worker that dies had served for so long without work that earlier deaths do not count.

@@ -2,7 +2,7 @@
 
 use shadowslice_policy::workers::{Action, Fact, State};
 use shadowslice_shared::ids::WorkerId;
-use shadowslice_shared::units::Moment;
+use shadowslice_shared::units::Timestamp;
 
 use super::seen::Seen;
 use super::{Broken, Rules, Step, Told, rule};
@@ -38,7 +38,7 @@ impl Rules {
         let (stop, now) = (self.settings.timeouts.stop, step.now);
         let shadow = self.answers.begun_at().is_some();
         let seen = self.seen(worker);
-        let waited = |since: Option<Moment>| since.is_some_and(|since| now >= since + stop);
+        let waited = |since: Option<Timestamp>| since.is_some_and(|since| now >= since + stop);
         // What a worker says of its end changes nothing once it was told to end.
         let ends = seen.told_to_end.max(seen.killed).or(seen.refused).or(seen.lane_ended);
         let hangs = seen.prepares.is_some_and(|(_, by)| now >= by);
@@ -109,6 +109,6 @@ impl Rules {
 }
 
 /// A standing worker that became a shadow is given up like one when it refuses.
-fn taken_shadow(seen: &Seen, now: Moment) -> bool {
+fn taken_shadow(seen: &Seen, now: Timestamp) -> bool {
     seen.launch.stands && seen.refused == Some(now)
 }

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use shadowslice_policy::workers::{Action, Fact, HandoverMode, Settings, State, Workers};
 use shadowslice_shared::ids::WorkerId;
-use shadowslice_shared::units::Moment;
+use shadowslice_shared::units::Timestamp;
 
 use crate::script::Script;
 use answers::Answers;
@@ -43,7 +43,7 @@ pub(crate) enum Told {
     Fact(Fact),
     /// A timer, and what [`Workers::due`] said before it.
     Timer {
-        due: Option<Moment>,
+        due: Option<Timestamp>,
     },
 }
 
@@ -52,7 +52,7 @@ pub(crate) struct Step<'s> {
     told: &'s Told,
     actions: &'s [Action],
     workers: &'s Workers,
-    now: Moment,
+    now: Timestamp,
 }
 
 /// Breaks the rule of that name unless `holds`.
@@ -128,7 +128,7 @@ impl Rules {
         told: &Told,
         actions: &[Action],
         workers: &Workers,
-        now: Moment,
+        now: Timestamp,
     ) -> Result<(), Broken> {
         let step = Step { told, actions, workers, now };
         no_timer_acts_early(&step)?;

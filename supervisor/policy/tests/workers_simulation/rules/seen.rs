@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use shadowslice_policy::workers::{Fact, Launch, Settings};
 use shadowslice_shared::groups::Groups;
-use shadowslice_shared::units::{Moment, Percent};
+use shadowslice_shared::units::{Percent, Timestamp};
 
 use super::Rules;
 use super::shares::sms_of;
@@ -15,29 +15,29 @@ pub(super) struct Seen {
     pub(super) connected: bool,
     pub(super) loaded: bool,
     /// When its present phase of booting must be over.
-    pub(super) boot_by: Moment,
+    pub(super) boot_by: Timestamp,
     /// It is warm, with this partition ready if its share is one.
     pub(super) warm: bool,
     pub(super) first: Option<Groups>,
     pub(super) attached: bool,
-    pub(super) refused: Option<Moment>,
+    pub(super) refused: Option<Timestamp>,
     pub(super) misbehaved: bool,
-    pub(super) lane_ended: Option<Moment>,
+    pub(super) lane_ended: Option<Timestamp>,
     /// Whether it had no batch then.
     pub(super) lane_idle: Option<bool>,
     /// When it got the traffic.
-    pub(super) routed: Moment,
-    pub(super) told_to_end: Option<Moment>,
+    pub(super) routed: Timestamp,
+    pub(super) told_to_end: Option<Timestamp>,
     /// When it must have ended that was told so.
-    pub(super) ends_by: Option<Moment>,
-    pub(super) killed: Option<Moment>,
+    pub(super) ends_by: Option<Timestamp>,
+    pub(super) killed: Option<Timestamp>,
     /// Batches may be in flight.
     pub(super) busy: bool,
-    pub(super) drains: Option<Moment>,
+    pub(super) drains: Option<Timestamp>,
     /// It has drained, and can take the traffic back.
-    pub(super) parked: Option<Moment>,
-    pub(super) stands_since: Option<Moment>,
-    pub(super) unwanted: Option<Moment>,
+    pub(super) parked: Option<Timestamp>,
+    pub(super) stands_since: Option<Timestamp>,
+    pub(super) unwanted: Option<Timestamp>,
     /// Its role, as the machine shows it.
     pub(super) role: &'static str,
     /// It was waited for, or had to go, while it started to stand.
@@ -55,12 +55,12 @@ pub(super) struct Seen {
     /// could not.
     pub(super) runs_on: Groups,
     pub(super) ready: Vec<Groups>,
-    pub(super) prepares: Option<(Groups, Moment)>,
+    pub(super) prepares: Option<(Groups, Timestamp)>,
     pub(super) cannot: Vec<Groups>,
 }
 
 impl Seen {
-    pub(super) fn new(launch: Launch, boot_by: Moment) -> Self {
+    pub(super) fn new(launch: Launch, boot_by: Timestamp) -> Self {
         Self {
             launch,
             connected: false,
@@ -73,7 +73,7 @@ impl Seen {
             misbehaved: false,
             lane_ended: None,
             lane_idle: None,
-            routed: Moment::default(),
+            routed: Timestamp::default(),
             told_to_end: None,
             ends_by: None,
             killed: None,
@@ -124,7 +124,7 @@ impl Seen {
 
 impl Rules {
     /// Takes note of what a worker is heard to be.
-    pub(super) fn hear_of_worker(&mut self, fact: &Fact, now: Moment) {
+    pub(super) fn hear_of_worker(&mut self, fact: &Fact, now: Timestamp) {
         let warm_by = now + self.settings.timeouts.warm;
         let worker = match fact {
             Fact::NotStarted { worker, .. }

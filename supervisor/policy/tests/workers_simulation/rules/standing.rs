@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use shadowslice_policy::workers::{Action, Fact, HandoverMode, Launch, StartFailure, State, Workers};
 use shadowslice_shared::ids::WorkerId;
-use shadowslice_shared::units::Moment;
+use shadowslice_shared::units::Timestamp;
 
 use super::{Broken, Rules, Step, Told, awaits, rule};
 
@@ -23,15 +23,15 @@ pub(super) struct Stands {
     pub(super) on: bool,
     failures: u32,
     /// None is started before.
-    not_before: Moment,
+    not_before: Timestamp,
     /// Since when one could be started.
-    could_start: Option<Moment>,
+    could_start: Option<Timestamp>,
 }
 
 impl Stands {
     pub(super) fn taken(&mut self) {
         self.failures = 0;
-        self.not_before = Moment::default();
+        self.not_before = Timestamp::default();
     }
 
     fn fails(&mut self) -> Duration {

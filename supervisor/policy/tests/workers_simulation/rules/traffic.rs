@@ -5,7 +5,7 @@ use shadowslice_policy::workers::{Action, Fact, HandoverMode, Launch, State};
 use shadowslice_shared::boot::Purpose;
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::ids::WorkerId;
-use shadowslice_shared::units::{Moment, Percent};
+use shadowslice_shared::units::{Percent, Timestamp};
 
 use super::seen::Seen;
 use super::shares::sms_of;
@@ -102,7 +102,7 @@ impl Rules {
         Ok(())
     }
 
-    pub(super) fn drain(&mut self, worker: WorkerId, now: Moment) -> Result<(), Broken> {
+    pub(super) fn drain(&mut self, worker: WorkerId, now: Timestamp) -> Result<(), Broken> {
         rule(self.routed != Some(worker), "the worker that has the traffic does not drain")?;
         let seen = self.seen(worker);
         rule(seen.is_usable() && seen.drains.is_none(), "a worker that has served drains, once")?;
@@ -123,7 +123,7 @@ impl Rules {
         Ok(())
     }
 
-    pub(super) fn condemn(&mut self, worker: WorkerId, now: Moment) -> Result<(), Broken> {
+    pub(super) fn condemn(&mut self, worker: WorkerId, now: Timestamp) -> Result<(), Broken> {
         let seen = self.seen(worker);
         let hangs = seen.prepares.is_some_and(|(_, by)| now >= by);
         let bad = seen.misbehaved || seen.late || hangs;
