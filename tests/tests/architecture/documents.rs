@@ -13,7 +13,7 @@ const TREE: [&str; 8] =
 
 pub(crate) fn faults(root: &Path) -> Vec<String> {
     let names = DOCUMENTS.map(str::to_owned).into_iter();
-    let names = names.chain(documents(root, "docs"));
+    let names = names.chain(files(root, "docs", ".md"));
     let text = |name: String| {
         let text = fs::read_to_string(root.join(&name));
         let text = text.unwrap_or_else(|error| panic!("{name}: {error}"));
@@ -38,16 +38,7 @@ pub(crate) fn faults(root: &Path) -> Vec<String> {
     faults
 }
 
-/// Returns the documents in a folder and its subfolders, as paths from the root.
-fn documents(root: &Path, folder: &str) -> Vec<String> {
-    let mut names = files(root, folder, ".md");
-    for entry in files(root, folder, "").into_iter().filter(|entry| root.join(entry).is_dir()) {
-        names.extend(documents(root, &entry));
-    }
-    names
-}
-
-/// Returns the entries of a folder with this ending, as paths from the root.
+/// The files of one folder, as paths from the root.
 fn files(root: &Path, folder: &str, ending: &str) -> Vec<String> {
     let entries = fs::read_dir(root.join(folder)).unwrap_or_else(|error| panic!("{folder}: {error}"));
     let names = entries.flatten().map(|entry| format!("{folder}/{}", entry.file_name().to_string_lossy()));
