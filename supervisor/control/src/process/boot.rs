@@ -20,6 +20,7 @@ use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 
 use super::loaded_files::{FilesError, LoadedFiles};
+use super::start_queue::StartPermit;
 use super::worker::{WorkerEvent, WorkerSaid};
 use crate::backend::Admission;
 use shadowslice_shared::ids::WorkerId;
@@ -31,6 +32,8 @@ pub(super) struct Boot {
     pub(super) orders: mpsc::Receiver<Option<Box<Assignment>>>,
     /// What the worker must prove of its device; `None` for a worker that does not touch the GPU.
     pub(super) admission: Option<Admission>,
+    /// Until its hello.
+    pub(super) permit: Option<StartPermit>,
     /// It executes until it is warm.
     pub(super) occupied: Option<Occupied>,
     /// What it must load, if not whatever lies at the model's path.
@@ -107,6 +110,7 @@ impl Boot {
             }
             other => return Err(out_of_turn(&other)),
         }
+        self.permit = None;
         self.tell(WorkerSaid::Connected).await;
         let unwanted = || Ended::Lost("the worker was not wanted any more".to_owned());
         let mut assignment = self.orders.recv().await.flatten().ok_or_else(unwanted)?;
