@@ -37,7 +37,7 @@ pip       := $(PYTHON) -m pip --disable-pip-version-check --quiet
 with_env  := PYTHON=$(PYTHON) PYTHONPATH=$(TARGET)/python PYTHONDONTWRITEBYTECODE=1
 with_libs := $(with_env) $(PYTHON)
 
-# Pages and figures that benchmarks write; docs/measurements.md has what is kept of them.
+# Pages and figures that benchmarks write; docs/development/measurements.md has what is kept of them.
 measured  := $(TARGET)/measurements
 beside    := $(TARGET)/release/shadowslice-beside --page $(measured)/beside.md $(BESIDE_ARGS)
 
@@ -195,7 +195,7 @@ judged = state=$$(git rev-parse HEAD:supervisor/policy HEAD:shared HEAD:benches/
 	  --state "$$(date +%F), trees of policy, shared, simulator and configs: $${state:-unknown}$${dirty:+, with changes}"
 
 .PHONY: judge
-judge: build ## The adaptive policy against its aims, simulated: docs/judgement.md (six minutes once built)
+judge: build ## The adaptive policy against its targets, simulated: docs/development/policy-evaluation.md (six minutes once built)
 	$(judged) $(JUDGE_ARGS)
 
 # On a GPU host. ONNX Runtime with CUDA is fetched, unless ORT_DYLIB_PATH names one.
