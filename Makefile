@@ -68,8 +68,18 @@ demo-notice:
 	@[ -e $(TARGET)/demo/shadowslice-demo ] || \
 	  echo "The first time this fetches 100 MB, computes for ten minutes of one core, and takes 1 GB in target. The demo then takes half a minute."
 
+# Parts of the tests that need npm or Debian's apt where no variable names the tool that they use. `make test` skips
+# them with a note; `make page` and `make monitoring` fail instead.
+CHROMIUM ?= $(TARGET)/browser/chromium/chromium
+PROMTOOL ?= $(or $(shell command -v promtool),$(TARGET)/tools/promtool)
+optional = $(if $(or $(wildcard $(CHROMIUM)),$(shell command -v npm)),page) \
+  $(if $(or $(wildcard $(PROMTOOL)),$(shell command -v apt-get)),monitoring)
+needs_page       := npm (or CHROMIUM=FILE)
+needs_monitoring := promtool (or apt-get, or PROMTOOL=FILE)
+
 .PHONY: test
-test: lint clients page monitoring packages manifests fleet-units unit ## Formatting, lints, all tests, outside clients, packages
+test: lint clients $(optional) packages manifests fleet-units unit ## Formatting, lints, all tests, outside clients, packages
+	@$(foreach part,$(filter-out $(optional),page monitoring),echo "note: skipped $(part): $(needs_$(part)) is missing" >&2;) true
 
 .PHONY: lint
 lint: lint-python | have-cargo ## Formatting and lints
@@ -123,15 +133,13 @@ clients: onnxruntime python $(examples) $(torch) | have-cargo ## Triton's own cl
 	  $(PYTHON) tests/python/examples.py $(TARGET)/debug/shadowslice $(torch)
 
 # The browser is for x86-64 and comes by npm; elsewhere CHROMIUM names one.
-CHROMIUM ?= $(TARGET)/browser/chromium/chromium
 .PHONY: page
 page: onnxruntime $(browser) | have-cargo ## The page on the metrics' address, in a headless Chromium
 	$(CARGO) build --workspace --locked
 	PYTHONPATH=$(TARGET)/python:$(TARGET)/browser PYTHONDONTWRITEBYTECODE=1 \
 	  $(PYTHON) tests/python/page.py $(TARGET)/debug/shadowslice $(CHROMIUM)
 
-# From Debian's package where none is on the path; elsewhere PROMTOOL names one.
-PROMTOOL ?= $(or $(shell command -v promtool),$(TARGET)/tools/promtool)
+# promtool comes from Debian's package where none is on the path; elsewhere PROMTOOL names one.
 .PHONY: monitoring
 monitoring: onnxruntime python $(PROMTOOL) | have-cargo ## The alert rules and the Grafana board, with promtool
 	$(CARGO) build --workspace --locked

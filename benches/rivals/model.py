@@ -5,8 +5,9 @@ import os
 import sys
 from pathlib import Path
 
-# Triton's stub gives Python the standard library alone: it ignores PYTHONPATH.
-sys.path += os.environ["PYTHONPATH"].split(os.pathsep)
+# Triton's stub ignores PYTHONPATH. These packages come before the interpreter's: under NumPy 2 the stub answers with
+# empty tensors.
+sys.path[:0] = os.environ["PYTHONPATH"].split(os.pathsep)
 
 import numpy as np
 import onnxruntime

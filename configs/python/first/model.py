@@ -1,4 +1,4 @@
-"""A model in Python: a class that says its inputs and outputs, and answers batches."""
+"""A Python model: a class that declares its inputs and outputs, and answers batches."""
 
 import numpy as np
 
@@ -6,18 +6,18 @@ from shadowslice import Context, InvalidInput, Tensor
 
 
 class Standardised:
-    """Answers each row with its standard scores, and with its mean."""
+    """Computes the standard scores and the mean of each row."""
 
-    # The first axis, -1, is the batch: rows of several requests come together.
+    # The first axis, -1, is the batch. It contains rows of several requests.
     inputs = {"x": Tensor("FP32", [-1, 16])}
     outputs = {"scores": Tensor("FP32", [-1, 16]), "mean": Tensor("FP32", [-1])}
 
     def load(self, context: Context) -> None:
-        """Called once. Weights are read here, from `context.folder` say."""
+        """Prepares the model, once. You can read weights from `context.folder` here."""
         print(f"{context.name} computes on {context.device}")
 
     def infer(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Answers a batch."""
+        """Computes the outputs of a batch."""
         x = batch["x"]
         if not np.isfinite(x).all():
             raise InvalidInput("x has values that are not finite")

@@ -1,4 +1,4 @@
-"""A network of PyTorch, on a GPU if the model has one, else on the CPU."""
+"""A PyTorch network, on the GPU if there is one, otherwise on the CPU."""
 
 import torch
 from net import Net
@@ -7,14 +7,15 @@ from shadowslice import Context, Tensor
 
 
 class Patterns:
-    """Says how probable each of three patterns is: columns, rows, squares."""
+    """Computes the probabilities of three patterns: columns, rows, squares."""
 
     inputs = {"images": Tensor("FP32", [-1, 3, 32, 32])}
     outputs = {"probability": Tensor("FP32", [-1, 3])}
-    cuda_graph = True  # batches are tensors of PyTorch, and on a GPU they are recorded
+    # Batches are PyTorch tensors. On a GPU, each batch size is recorded as a CUDA graph.
+    cuda_graph = True
 
     def load(self, context: Context) -> None:
-        """`python train.py` writes the weights."""
+        """Reads the weights that `python train.py` has written."""
         weights = torch.load(context.folder / "weights.pt", weights_only=True)
         self.net = Net().eval()
         self.net.load_state_dict(weights)
@@ -22,5 +23,5 @@ class Patterns:
 
     @torch.inference_mode()
     def infer(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Answers a batch."""
+        """Computes the outputs of a batch."""
         return {"probability": self.net(batch["images"]).softmax(1)}

@@ -1,10 +1,10 @@
-"""The network, which model.py serves and train.py trains."""
+"""The network that train.py trains and model.py serves."""
 
 from torch import Tensor, nn
 
 
 class Net(nn.Module):
-    """Tells three patterns apart: images of [N, 3, 32, 32] in, logits of [N, 3] out."""
+    """Classifies images [N, 3, 32, 32] into three patterns, as logits [N, 3]."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -20,5 +20,5 @@ class Net(nn.Module):
         )
 
     def forward(self, images: Tensor) -> Tensor:
-        """The logits."""
+        """Computes the logits."""
         return self.layers(images)

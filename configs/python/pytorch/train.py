@@ -1,4 +1,4 @@
-"""Trains the network on patterns that it draws, and writes the weights beside this file."""
+"""Trains the network on generated patterns, and writes the weights to this folder."""
 
 from pathlib import Path
 
@@ -9,8 +9,8 @@ from torch.nn.functional import cross_entropy
 BATCHES, BATCH = 150, 32
 
 
-def drawn(kinds: torch.Tensor) -> torch.Tensor:
-    """An image of each kind: columns, rows or squares, in noise."""
+def draw(kinds: torch.Tensor) -> torch.Tensor:
+    """Draws an image of each kind: columns, rows or squares, with noise."""
     column, row = torch.arange(32) // 4 % 2, (torch.arange(32) // 4 % 2)[:, None]
     patterns = torch.stack([column.expand(32, 32), row.expand(32, 32), column ^ row])
     images = patterns[kinds][:, None].float().expand(-1, 3, -1, -1)
@@ -22,11 +22,11 @@ net = Net()
 optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
 for _ in range(BATCHES):
     kinds = torch.randint(3, (BATCH,))
-    loss = cross_entropy(net(drawn(kinds)), kinds)
+    loss = cross_entropy(net(draw(kinds)), kinds)
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
 kinds = torch.randint(3, (300,))
-right = (net.eval()(drawn(kinds)).argmax(1) == kinds).float().mean().item()
-print(f"{right:.0%} of 300 further images are recognised")
+right = (net.eval()(draw(kinds)).argmax(1) == kinds).float().mean().item()
+print(f"The network recognises {right:.0%} of 300 new images.")
 torch.save(net.state_dict(), Path(__file__).with_name("weights.pt"))

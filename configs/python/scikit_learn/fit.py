@@ -1,4 +1,4 @@
-"""Fits a classifier of irises and writes it beside this file, where model.py reads it."""
+"""Fits a classifier of irises, and writes it to this folder for model.py."""
 
 from pathlib import Path
 

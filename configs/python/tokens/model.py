@@ -1,6 +1,6 @@
 """A model that streams: it continues a text, one word at a time.
 
-The words come from a table of which word follows which, in the place of a language model.
+In place of a language model, it has a table of the word that follows each word.
 """
 
 from collections.abc import Iterator
@@ -9,31 +9,31 @@ import numpy as np
 
 from shadowslice import Context, InvalidInput, Tensor
 
-MOST = 1000
+MAX_COUNT = 1000
 
 
-class Continued:
+class Continuation:
     """Continues `prompt` by `count` words."""
 
     inputs = {"prompt": Tensor("BYTES", [1]), "count": Tensor("INT32", [1])}
     outputs = {"word": Tensor("BYTES", [1])}
 
-    # That a worker generates at a time; a language model has memory for only so many.
+    # The number of streams per worker at a time. A language model's memory limits it.
     streams = 32
 
     def load(self, context: Context) -> None:
-        """Reads which word follows which."""
+        """Builds the table from a text."""
         words = (context.folder / "text.txt").read_text().split()
         self.words = words
         self.follows = dict(zip(words, words[1:]))
 
     def generate(self, request: dict[str, np.ndarray]) -> Iterator[dict[str, np.ndarray]]:
-        """Each `yield` is an answer. The next one is asked for when the client can take it."""
+        """Yields an answer for each word. The worker continues when the client can receive it."""
         count = int(request["count"][0])
-        if not 0 <= count <= MOST:
-            raise InvalidInput(f"count is {count}; it must be 0 to {MOST}")
-        said = request["prompt"][0].decode(errors="replace").split()
-        word = said[-1] if said else ""
+        if not 0 <= count <= MAX_COUNT:
+            raise InvalidInput(f"count is {count}; use 0 to {MAX_COUNT}")
+        words = request["prompt"][0].decode(errors="replace").split()
+        word = words[-1] if words else ""
         for _ in range(count):
             word = self.follows.get(word, self.words[0])
             yield {"word": np.array([word.encode()], dtype=object)}

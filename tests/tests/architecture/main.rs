@@ -8,6 +8,7 @@ mod check;
 mod documents;
 mod manifests;
 mod negative;
+mod prose;
 mod source;
 mod table;
 
