@@ -91,6 +91,8 @@ impl<'t> Link<'t> {
     fn all(text: &'t str) -> impl Iterator<Item = Self> {
         (1..).zip(text.lines()).flat_map(|(line, text)| {
             let targets = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+            let defined = text.strip_prefix('[').and_then(|rest| rest.split_once("]: "));
+            let targets = targets.chain(defined.map(|(_, target)| target));
             let targets = targets.filter(|target| !target.contains("://"));
             targets.map(move |target| {
                 let (path, anchor) = target.split_once('#').unwrap_or((target, ""));

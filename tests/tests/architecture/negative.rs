@@ -164,6 +164,7 @@ fn links_to_headings_that_are_not_there_are_caught() {
     assert_eq!(missing("docs/a.md", "# Here\n[a](#here)"), 0);
     assert_eq!(missing("docs/a.md", "# Here\n[a](#there)"), 1);
     assert_eq!(missing("docs/deep/a.md", "[a](page.md#twice-2)"), 1);
+    assert_eq!(missing("docs/deep/a.md", "[a][b]\n[b]: page.md#thrice"), 1);
     assert_eq!(missing("README.md", "[a](docs/deep/page.md#no-heading)"), 1);
 }
 
