@@ -139,7 +139,7 @@ fn long_files_are_caught() {
 
 #[test]
 fn documents_that_lead_nowhere_are_caught() {
-    let missing = |text| documents::missing_paths("docs/operations.md", text, &crate::root()).len();
+    let missing = |text| documents::missing_paths("docs/quick-start.md", text, &crate::root()).len();
     assert_eq!(
         missing("see `supervisor/policy/src/groups.rs`, `configs/` and [that](configuration.md#limits)"),
         0
