@@ -30,10 +30,10 @@ use shadowslice_datapath::sockets::Passable;
 use shadowslice_datapath::trace::Tracer;
 use shadowslice_ingress::{BindError, Course, Ingress, MetricsListeners, RequestMemory, SharedMemory};
 use shadowslice_operations::access_log::AccessLogWriter;
-use shadowslice_operations::admin::{Admin, Reach};
+use shadowslice_operations::admin::{Admin, AdminContext};
 use shadowslice_operations::history::History;
 use shadowslice_operations::log::{self, Log};
-use shadowslice_operations::machine::Machine;
+use shadowslice_operations::machine::MachineMonitor;
 use shadowslice_operations::metrics;
 use shadowslice_operations::otlp::Exporter;
 use shadowslice_operations::own_process::OwnProcess;
@@ -172,7 +172,7 @@ async fn serve(
     let (wishes, wished) = mpsc::channel(COMMANDS);
     let (moves, to_move) = mpsc::channel(COMMANDS);
     let repository = repository(&models, &router, model_control, (wishes, risen.clone()));
-    let reach = Arc::new(Reach {
+    let reach = Arc::new(AdminContext {
         since: Instant::now(),
         config: std::path::absolute(file).unwrap_or_else(|_| file.to_owned()),
         router: Arc::clone(&router),
@@ -207,14 +207,14 @@ async fn serve(
     let before_lives = predecessor.is_some().then_some(before_lives);
     let (course, steered) = watch::channel(Course::Serve);
     let (open, opened) = watch::channel(predecessor.is_none());
-    let (machine, process) = (Machine::new(context.clock), OwnProcess::new());
+    let (machine, process) = (MachineMonitor::new(context.clock), OwnProcess::new());
     let (log_dropped, memory) = (log.dropped(), ingress.memory());
     let host_counts = ingress.counts();
     let certificates = ingress.certificates(&metrics);
     let access_log_dropped = access_log.as_ref().map(AccessLogWriter::dropped);
     let own = move || {
         let RequestMemory { reserved, limit } = memory();
-        metrics::Own {
+        metrics::SupervisorMetrics {
             log_dropped: log_dropped(),
             access_log_dropped: access_log_dropped.as_ref().map(|dropped| dropped()),
             request_memory: (reserved, limit),

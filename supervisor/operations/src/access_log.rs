@@ -39,7 +39,7 @@ const MODE: u32 = 0o640;
 
 #[derive(Debug, thiserror::Error)]
 #[error("cannot open the access log {}; make its folder writable for the supervisor's user, or change access_log", path.display())]
-pub struct OpenError {
+pub struct AccessLogError {
     path: PathBuf,
     source: io::Error,
 }
@@ -51,15 +51,15 @@ pub struct AccessLogWriter {
     log: Arc<AccessLog>,
     guard: WorkerGuard,
     reopen: Arc<AtomicBool>,
-    drops: Drops,
+    drops: DropCounters,
 }
 
 impl AccessLogWriter {
     /// Opens the file, and makes it if it is not there.
-    pub fn start(path: &Path) -> Result<Self, OpenError> {
-        let file = open(path).map_err(|source| OpenError { path: path.to_owned(), source })?;
-        let (reopen, drops) = (Arc::new(AtomicBool::new(false)), Drops::default());
-        let writer = Writer {
+    pub fn start(path: &Path) -> Result<Self, AccessLogError> {
+        let file = open(path).map_err(|source| AccessLogError { path: path.to_owned(), source })?;
+        let (reopen, drops) = (Arc::new(AtomicBool::new(false)), DropCounters::default());
+        let writer = AccessLogSink {
             path: path.to_owned(),
             file,
             lines: Vec::new(),
@@ -109,12 +109,12 @@ pub struct DroppedLines {
 }
 
 #[derive(Debug, Clone, Default)]
-struct Drops {
+struct DropCounters {
     queue_full: Arc<OnceLock<ErrorCounter>>,
     unwritten: Arc<AtomicU64>,
 }
 
-impl Drops {
+impl DropCounters {
     fn count(&self) -> DroppedLines {
         DroppedLines {
             queue_full: self.queue_full.get().map_or(0, |counter| counter.dropped_lines() as u64),
@@ -132,7 +132,7 @@ fn tell(queue: &NonBlocking, record: &AccessRecord) {
 
 /// The fields of a line. All are there in each line, so that a reader needs one schema.
 #[derive(Debug, Serialize)]
-struct Line<'r> {
+struct AccessLogLine<'r> {
     time: String,
     protocol: &'static str,
     method: &'r str,
@@ -162,7 +162,7 @@ fn line(record: &AccessRecord) -> Vec<u8> {
     let (bytes_in, bytes_out) = record.bytes;
     let time = OffsetDateTime::from(record.time);
     let time = time.replace_nanosecond(time.microsecond() * 1000).unwrap_or(time);
-    let line = Line {
+    let line = AccessLogLine {
         // It fails for years of five digits only.
         time: time.format(&Rfc3339).unwrap_or_default(),
         protocol: record.protocol.name(),
@@ -197,7 +197,7 @@ fn open(path: &Path) -> io::Result<File> {
 
 /// Collects lines until the queue is empty, and then writes them.
 #[derive(Debug)]
-struct Writer {
+struct AccessLogSink {
     path: PathBuf,
     file: File,
     lines: Vec<u8>,
@@ -207,12 +207,12 @@ struct Writer {
     is_torn: bool,
     reopen: Arc<AtomicBool>,
     looked: Instant,
-    drops: Drops,
+    drops: DropCounters,
     /// The time of the last word about dropped lines, with the counts then.
     logged: Option<(Instant, DroppedLines)>,
 }
 
-impl Write for Writer {
+impl Write for AccessLogSink {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         self.lines.extend_from_slice(line);
         self.count += 1;
@@ -233,7 +233,7 @@ impl Write for Writer {
     }
 }
 
-impl Writer {
+impl AccessLogSink {
     /// Opens the file again if that is asked for, or if it was renamed.
     fn renew(&mut self) {
         let asked = self.reopen.swap(false, Relaxed);

@@ -28,7 +28,7 @@ pub struct MachineMemory {
 }
 
 #[derive(Debug)]
-pub struct Machine {
+pub struct MachineMonitor {
     clock: Clock,
     last: Mutex<Last>,
 }
@@ -47,7 +47,7 @@ struct CpuTimes {
     all: u64,
 }
 
-impl Machine {
+impl MachineMonitor {
     pub fn new(clock: Clock) -> Self {
         let usage = MachineUsage { cpu_busy: None, memory: memory() };
         Self { clock, last: Mutex::new(Last { at: clock.now(), times: cpu_times(), usage }) }
@@ -106,7 +106,7 @@ mod tests {
     fn this_machine_has_memory_and_cpus() {
         let times = cpu_times().unwrap();
         assert!(times.idle > 0 && times.idle < times.all, "{times:?}");
-        let memory = Machine::new(Clock::start()).usage().memory.unwrap();
+        let memory = MachineMonitor::new(Clock::start()).usage().memory.unwrap();
         assert!(memory.used > 0 && memory.used <= memory.total, "{memory:?}");
     }
 }

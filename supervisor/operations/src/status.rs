@@ -32,7 +32,7 @@ use shadowslice_datapath::pipeline::{Counts, Pipeline, PipelineReport, Rates, St
 use shadowslice_datapath::readiness::Host;
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Status {
+pub struct HostStatus {
     /// `None` if one answers that does not know it yet, as before an upgrade.
     #[serde(default)]
     pub supervisor: Option<SupervisorStatus>,

@@ -5,10 +5,10 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::{Ask, MAX_ANSWER_BYTES, Reply, SOCKET};
+use super::{ControlReply, ControlRequest, MAX_ANSWER_BYTES, SOCKET};
 
 #[derive(Debug, thiserror::Error)]
-pub enum AskError {
+pub enum ControlClientError {
     #[error(
         "no supervisor can be reached at {0}; is it running? --run-dir or SHADOWSLICE_RUN_DIR says where"
     )]
@@ -25,22 +25,24 @@ pub enum AskError {
 const ANSWERED_WITHIN: Duration = Duration::from_secs(10);
 
 /// Waits for the answer: a change's for as long as that takes.
-pub fn ask(run_dir: &Path, ask: &Ask) -> Result<Reply, AskError> {
+pub fn ask(run_dir: &Path, ask: &ControlRequest) -> Result<ControlReply, ControlClientError> {
     let socket = run_dir.join(SOCKET);
-    let mut stream = UnixStream::connect(&socket).map_err(|error| AskError::Connect(socket, error))?;
-    let mut line = serde_json::to_vec(ask).map_err(AskError::Understand)?;
+    let mut stream =
+        UnixStream::connect(&socket).map_err(|error| ControlClientError::Connect(socket, error))?;
+    let mut line = serde_json::to_vec(ask).map_err(ControlClientError::Understand)?;
     line.push(b'\n');
-    stream.write_all(&line).map_err(AskError::Talk)?;
-    let limit = matches!(ask, Ask::Status | Ask::Plan | Ask::Drain { .. }).then_some(ANSWERED_WITHIN);
-    stream.set_read_timeout(limit).map_err(AskError::Talk)?;
+    stream.write_all(&line).map_err(ControlClientError::Talk)?;
+    let limit = matches!(ask, ControlRequest::Status | ControlRequest::Plan | ControlRequest::Drain { .. })
+        .then_some(ANSWERED_WITHIN);
+    stream.set_read_timeout(limit).map_err(ControlClientError::Talk)?;
     let mut answer = String::new();
     let read = BufReader::new(stream).take(MAX_ANSWER_BYTES).read_line(&mut answer);
     read.map_err(|error| match error.kind() {
-        io::ErrorKind::WouldBlock => AskError::TooLate,
-        _ => AskError::Talk(error),
+        io::ErrorKind::WouldBlock => ControlClientError::TooLate,
+        _ => ControlClientError::Talk(error),
     })?;
     if answer.is_empty() {
-        return Err(AskError::Talk(io::ErrorKind::UnexpectedEof.into()));
+        return Err(ControlClientError::Talk(io::ErrorKind::UnexpectedEof.into()));
     }
-    serde_json::from_str(&answer).map_err(AskError::Understand)
+    serde_json::from_str(&answer).map_err(ControlClientError::Understand)
 }

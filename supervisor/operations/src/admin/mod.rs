@@ -4,12 +4,12 @@
 mod client;
 mod server;
 
-pub use client::{AskError, ask};
-pub use server::{Admin, BindError, Reach, Upgrade};
+pub use client::{ControlClientError, ask};
+pub use server::{Admin, AdminContext, ControlSocketError, Upgrade};
 
 use serde::{Deserialize, Serialize};
 
-use crate::status::Status;
+use crate::status::HostStatus;
 use shadowslice_control::controller::{HandoverReport, PlanReport};
 use shadowslice_control::models::ReloadReport;
 
@@ -21,7 +21,7 @@ pub const MAX_ANSWER_BYTES: u64 = 16 * 1024 * 1024;
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub enum Ask {
+pub enum ControlRequest {
     Status,
     Resize {
         model: String,
@@ -48,7 +48,7 @@ pub enum Ask {
     },
 }
 
-impl Ask {
+impl ControlRequest {
     /// What is to change, and of which model (`*` for the host); `None` if nothing is.
     fn order(&self) -> Option<(&'static str, &str)> {
         match self {
@@ -68,8 +68,8 @@ impl Ask {
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Reply {
-    Status(Status),
+pub enum ControlReply {
+    Status(HostStatus),
     Handover {
         report: HandoverReport,
         /// Whether the share is held from now on, as a policy would change it again.

@@ -12,8 +12,8 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixSocket, UnixStream};
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
-use super::{Ask, MAX_REQUEST_BYTES, Reply, SOCKET};
-use crate::status::{self, LoadedStatus, ModelStatus, Status, SupervisorStatus};
+use super::{ControlReply, ControlRequest, MAX_REQUEST_BYTES, SOCKET};
+use crate::status::{self, HostStatus, LoadedStatus, ModelStatus, SupervisorStatus};
 use shadowslice_config::{Controller, Peers};
 use shadowslice_control::backend::GpuBackend;
 use shadowslice_control::controller::{
@@ -40,7 +40,7 @@ const ASK_TIMEOUT: Duration = Duration::from_secs(10);
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
-pub struct Reach {
+pub struct AdminContext {
     /// When this process began to serve or to take over.
     pub since: Instant,
     /// The configuration's file, absolute.
@@ -66,7 +66,7 @@ pub struct Upgrade {
     pub reply: oneshot::Sender<Result<u32, String>>,
 }
 
-impl Reach {
+impl AdminContext {
     pub fn models(&self) -> Arc<ModelSet> {
         Arc::clone(&self.models.borrow())
     }
@@ -87,7 +87,7 @@ impl Reach {
         decided.unwrap_or_else(|| PlanReport::nothing_yet(&self.controller))
     }
 
-    pub fn status(&self) -> Status {
+    pub fn status(&self) -> HostStatus {
         let watched = self.readings.look();
         let gpus = self.gpus.iter().zip(&watched).enumerate();
         let plan = self.decided();
@@ -101,7 +101,7 @@ impl Reach {
         });
         let unloaded = models.unloaded.iter();
         let unloaded = unloaded.map(|model| status::of_unloaded(&model.model, &model.why, model.state()));
-        Status {
+        HostStatus {
             supervisor: Some(SupervisorStatus::own(self.since, &self.config)),
             host: self.router.host(),
             ready: self.router.ready(),
@@ -134,7 +134,7 @@ fn of_served(served: &Served, gpus: &[Watched], plan: Option<&ModelPlan>) -> Mod
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum BindError {
+pub enum ControlSocketError {
     #[error("what lies at {0} is in the control socket's way; remove it, or take another run directory")]
     Remove(PathBuf, #[source] io::Error),
     #[error("the control socket {0} cannot be made")]
@@ -162,13 +162,13 @@ impl Admin {
         others: Option<&Peers>,
         inherited: &mut Inherited,
         refusals: &Arc<Refusals>,
-    ) -> Result<Self, BindError> {
+    ) -> Result<Self, ControlSocketError> {
         let path = run_dir.join(SOCKET);
         let guard = others.map(|others| Guard::only(others, refusals)).transpose()?;
         let guard = guard.unwrap_or_else(Guard::everybody);
         // The mode lets everybody connect where the lists then let some stay.
         let mode = if others.is_some() { 0o666 } else { 0o600 };
-        let failed = |error| BindError::Bind(path.clone(), error);
+        let failed = |error| ControlSocketError::Bind(path.clone(), error);
         let (listener, file) = match inherited.take(SOCKET) {
             Some(socket) => {
                 protect(&path, mode)?;
@@ -185,7 +185,7 @@ impl Admin {
         Passable::new(SOCKET.to_owned(), &self.listener, Some(&self.file))
     }
 
-    pub async fn run(&self, reach: Arc<Reach>) {
+    pub async fn run(&self, reach: Arc<AdminContext>) {
         let places = Arc::new(Semaphore::new(MAX_CONVERSATIONS));
         loop {
             let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
@@ -215,13 +215,13 @@ impl Admin {
 }
 
 /// Makes the socket in the place of one that is in the way.
-fn listen(path: &Path, mode: u32) -> Result<UnixListener, BindError> {
+fn listen(path: &Path, mode: u32) -> Result<UnixListener, ControlSocketError> {
     if let Err(error) = std::fs::remove_file(path)
         && error.kind() != io::ErrorKind::NotFound
     {
-        return Err(BindError::Remove(path.to_owned(), error));
+        return Err(ControlSocketError::Remove(path.to_owned(), error));
     }
-    let failed = |error| BindError::Bind(path.to_owned(), error);
+    let failed = |error| ControlSocketError::Bind(path.to_owned(), error);
     let socket = UnixSocket::new_stream().map_err(failed)?;
     socket.bind(path).map_err(failed)?;
     // No client can connect before `listen`; the socket is protected by then.
@@ -229,20 +229,21 @@ fn listen(path: &Path, mode: u32) -> Result<UnixListener, BindError> {
     socket.listen(BACKLOG).map_err(failed)
 }
 
-fn protect(path: &Path, mode: u32) -> Result<(), BindError> {
+fn protect(path: &Path, mode: u32) -> Result<(), ControlSocketError> {
     let permissions = std::fs::Permissions::from_mode(mode);
-    std::fs::set_permissions(path, permissions).map_err(|error| BindError::Protect(path.to_owned(), error))
+    std::fs::set_permissions(path, permissions)
+        .map_err(|error| ControlSocketError::Protect(path.to_owned(), error))
 }
 
-async fn converse(stream: UnixStream, peer: &Peer, reach: &Reach) -> io::Result<()> {
+async fn converse(stream: UnixStream, peer: &Peer, reach: &AdminContext) -> io::Result<()> {
     let (read, mut write) = stream.into_split();
     let mut lines = BufReader::new(read.take(MAX_REQUEST_BYTES));
     let mut line = Vec::new();
     let asked = tokio::time::timeout(ASK_TIMEOUT, lines.read_until(b'\n', &mut line)).await;
     asked.map_err(|_| io::ErrorKind::TimedOut)??;
-    let answer = match serde_json::from_slice::<Ask>(&line) {
+    let answer = match serde_json::from_slice::<ControlRequest>(&line) {
         Ok(ask) => audited(ask, peer, reach).await,
-        Err(error) => Reply::Refused(format!("the request is not understood: {error}")),
+        Err(error) => ControlReply::Refused(format!("the request is not understood: {error}")),
     };
     let mut text = serde_json::to_vec(&answer)?;
     text.push(b'\n');
@@ -250,15 +251,15 @@ async fn converse(stream: UnixStream, peer: &Peer, reach: &Reach) -> io::Result<
 }
 
 /// Orders leave a line in the log, questions do not.
-async fn audited(ask: Ask, peer: &Peer, reach: &Reach) -> Reply {
+async fn audited(ask: ControlRequest, peer: &Peer, reach: &AdminContext) -> ControlReply {
     let order = ask.order().map(|(action, on)| (action, on.to_owned()));
     let reply = answer(ask, reach).await;
     if let Some((action, on)) = order {
         let outcome = match &reply {
-            Reply::Refused(why) => Outcome::Failed(why),
+            ControlReply::Refused(why) => Outcome::Failed(why),
             // Each fault has had its line.
-            Reply::Faulty(_) => Outcome::Failed("the configuration has faults"),
-            Reply::Handover { report, .. } if report.outcome != "completed" => {
+            ControlReply::Faulty(_) => Outcome::Failed("the configuration has faults"),
+            ControlReply::Handover { report, .. } if report.outcome != "completed" => {
                 Outcome::Failed(report.why.as_deref().unwrap_or(&report.outcome))
             }
             _ => Outcome::Done,
@@ -268,24 +269,29 @@ async fn audited(ask: Ask, peer: &Peer, reach: &Reach) -> Reply {
     reply
 }
 
-async fn answer(ask: Ask, reach: &Reach) -> Reply {
+async fn answer(ask: ControlRequest, reach: &AdminContext) -> ControlReply {
     let answered = match ask {
-        Ask::Resize { .. } | Ask::Hold { .. } | Ask::Reload | Ask::Move { .. } if *reach.rising.borrow() => {
+        ControlRequest::Resize { .. }
+        | ControlRequest::Hold { .. }
+        | ControlRequest::Reload
+        | ControlRequest::Move { .. }
+            if *reach.rising.borrow() =>
+        {
             Err(WishRefused::Succession.to_string())
         }
-        Ask::Status => Ok(Reply::Status(reach.status())),
-        Ask::Resize { model, share_percent } => resize(&model, share_percent, reach).await,
-        Ask::Hold { model, held } => hold(&model, held, reach).await,
-        Ask::Plan => Ok(Reply::Plan(reach.plan())),
-        Ask::Reload => reload(reach).await,
-        Ask::Move { model, gpu } => place(model, gpu, reach).await,
-        Ask::Upgrade => upgrade(reach).await,
-        Ask::Drain { model, drained } => drain(model.as_deref(), drained, reach),
+        ControlRequest::Status => Ok(ControlReply::Status(reach.status())),
+        ControlRequest::Resize { model, share_percent } => resize(&model, share_percent, reach).await,
+        ControlRequest::Hold { model, held } => hold(&model, held, reach).await,
+        ControlRequest::Plan => Ok(ControlReply::Plan(reach.plan())),
+        ControlRequest::Reload => reload(reach).await,
+        ControlRequest::Move { model, gpu } => place(model, gpu, reach).await,
+        ControlRequest::Upgrade => upgrade(reach).await,
+        ControlRequest::Drain { model, drained } => drain(model.as_deref(), drained, reach),
     };
-    answered.unwrap_or_else(Reply::Refused)
+    answered.unwrap_or_else(ControlReply::Refused)
 }
 
-fn named(name: &str, reach: &Reach) -> Result<Served, String> {
+fn named(name: &str, reach: &AdminContext) -> Result<Served, String> {
     let models = reach.models();
     if let Some(model) = models.unloaded.iter().find(|model| model.model.name == name) {
         return Err(format!("model '{name}' does not run: {}", model.why));
@@ -300,7 +306,7 @@ fn named(name: &str, reach: &Reach) -> Result<Served, String> {
 
 async fn order<T>(
     name: &str,
-    reach: &Reach,
+    reach: &AdminContext,
     order: impl FnOnce(oneshot::Sender<T>) -> Order,
 ) -> Result<T, String> {
     let (reply, outcome) = oneshot::channel();
@@ -309,12 +315,12 @@ async fn order<T>(
     outcome.await.map_err(|_| ResizeRefused::Stopping.to_string())
 }
 
-async fn hold(name: &str, held: bool, reach: &Reach) -> Result<Reply, String> {
+async fn hold(name: &str, held: bool, reach: &AdminContext) -> Result<ControlReply, String> {
     let news = order(name, reach, |reply| Order::Hold { held, reply }).await?;
-    Ok(Reply::Held { held, news })
+    Ok(ControlReply::Held { held, news })
 }
 
-fn drain(model: Option<&str>, drained: bool, reach: &Reach) -> Result<Reply, String> {
+fn drain(model: Option<&str>, drained: bool, reach: &AdminContext) -> Result<ControlReply, String> {
     if reach.router.host() == Host::Stopping {
         return Err("the supervisor is stopping, and its host stays drained".to_owned());
     }
@@ -322,47 +328,50 @@ fn drain(model: Option<&str>, drained: bool, reach: &Reach) -> Result<Reply, Str
         named(name, reach)?;
     }
     let news = reach.router.drain(model, drained);
-    Ok(Reply::Drained { drained, news })
+    Ok(ControlReply::Drained { drained, news })
 }
 
-async fn resize(name: &str, share_percent: u32, reach: &Reach) -> Result<Reply, String> {
+async fn resize(name: &str, share_percent: u32, reach: &AdminContext) -> Result<ControlReply, String> {
     let share = Percent::new(share_percent).map_err(|error| error.to_string())?;
     let resize = |reply| Order::Resize { share, groups: None, cause: Cause::Hand, hold: true, reply };
     let acts = reach.controller.acts().is_some();
     match order(name, reach, resize).await? {
         Ok(report) => {
             let held = acts && report.from_sms != report.to_sms;
-            Ok(Reply::Handover { report, held })
+            Ok(ControlReply::Handover { report, held })
         }
         Err(refused @ ResizeRefused::InForce { serves, .. }) => {
-            Ok(Reply::Unchanged { why: refused.to_string(), held: acts && serves })
+            Ok(ControlReply::Unchanged { why: refused.to_string(), held: acts && serves })
         }
         Err(refused) => Err(refused.to_string()),
     }
 }
 
-async fn reload(reach: &Reach) -> Result<Reply, String> {
+async fn reload(reach: &AdminContext) -> Result<ControlReply, String> {
     match command(reach, |reply| Command::Reload { reply }).await? {
-        Ok(report) => Ok(Reply::Reloaded(report)),
-        Err(ReloadRefused::Faulty(faults)) => Ok(Reply::Faulty(faults)),
+        Ok(report) => Ok(ControlReply::Reloaded(report)),
+        Err(ReloadRefused::Faulty(faults)) => Ok(ControlReply::Faulty(faults)),
         Err(refused) => Err(refused.to_string()),
     }
 }
 
-async fn place(model: String, gpu: usize, reach: &Reach) -> Result<Reply, String> {
+async fn place(model: String, gpu: usize, reach: &AdminContext) -> Result<ControlReply, String> {
     let news = command(reach, |reply| Command::Place { model, gpu, reply }).await??;
-    Ok(Reply::Placed { gpu, news })
+    Ok(ControlReply::Placed { gpu, news })
 }
 
 /// Waits for what comes of it.
-async fn command<T>(reach: &Reach, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> Result<T, String> {
+async fn command<T>(
+    reach: &AdminContext,
+    command: impl FnOnce(oneshot::Sender<T>) -> Command,
+) -> Result<T, String> {
     let (reply, outcome) = oneshot::channel();
     let full = |_| "too many commands wait, or the supervisor is stopping; try again later".to_owned();
     reach.commands.try_send(command(reply)).map_err(full)?;
     outcome.await.map_err(|_| "the supervisor is stopping".to_owned())
 }
 
-async fn upgrade(reach: &Reach) -> Result<Reply, String> {
+async fn upgrade(reach: &AdminContext) -> Result<ControlReply, String> {
     if *reach.rising.borrow() {
         return Err("an upgrade is under way already".to_owned());
     }
@@ -370,7 +379,7 @@ async fn upgrade(reach: &Reach) -> Result<Reply, String> {
     let busy = |_| "an upgrade is under way already, or the supervisor is stopping".to_owned();
     reach.upgrades.try_send(Upgrade { reply }).map_err(busy)?;
     let pid = outcome.await.map_err(|_| "the supervisor is stopping".to_owned())??;
-    Ok(Reply::Upgraded { pid })
+    Ok(ControlReply::Upgraded { pid })
 }
 
 #[cfg(test)]
@@ -386,6 +395,6 @@ mod tests {
         drop(bind().unwrap());
         std::fs::create_dir(&path).unwrap();
         let fault = bind().unwrap_err();
-        assert!(matches!(fault, BindError::Remove(named, _) if named == path));
+        assert!(matches!(fault, ControlSocketError::Remove(named, _) if named == path));
     }
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-use super::facts::Trouble;
+use super::facts::Problem;
 
 #[derive(Debug, Serialize)]
 pub(super) struct Checks {
@@ -51,11 +51,11 @@ impl Check {
         Self { level: Level::Fault, advice: Some(advice.into()), ..Self::ok(name, finding) }
     }
 
-    pub(super) fn met(name: impl Into<String>, Trouble { finding, advice }: &Trouble) -> Self {
+    pub(super) fn met(name: impl Into<String>, Problem { finding, advice }: &Problem) -> Self {
         Self::fault(name, finding, advice)
     }
 
-    pub(super) fn found(name: &str, path: &Result<PathBuf, Trouble>) -> Self {
+    pub(super) fn found(name: &str, path: &Result<PathBuf, Problem>) -> Self {
         match path {
             Ok(path) => Self::ok(name, path.display().to_string()),
             Err(trouble) => Self::met(name, trouble),

@@ -1,4 +1,4 @@
-//! Facts that were found on a host, as plain data.
+//! HostFacts that were found on a host, as plain data.
 
 use std::error::Error;
 use std::path::PathBuf;
@@ -10,33 +10,33 @@ use shadowslice_shared::errors;
 pub(super) const MIB: u64 = 1 << 20;
 
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Facts {
-    pub(super) driver: Driver,
-    pub(super) mps: Mps,
-    pub(super) system: System,
+pub(super) struct HostFacts {
+    pub(super) driver: DriverFacts,
+    pub(super) mps: MpsFacts,
+    pub(super) system: SystemFacts,
     pub(super) engine: EngineFacts,
     /// `None` unless it was measured whether partitions inside processes keep apart.
-    pub(super) partitions: Option<Vec<Partitions>>,
+    pub(super) partitions: Option<Vec<PartitionMeasurement>>,
 }
 
 /// A measurement of a GPU under MPS.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Partitions {
+pub(super) struct PartitionMeasurement {
     /// The GPU, as the configuration names it.
     pub(super) device: String,
     /// The SMs of each group, or why there are no partitions to rely on; or why nothing could be
     /// measured.
-    pub(super) groups: Result<Result<Vec<u32>, String>, Trouble>,
+    pub(super) groups: Result<Result<Vec<u32>, String>, Problem>,
 }
 
 /// A part of the host that is missing or broken, and advice.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Trouble {
+pub(super) struct Problem {
     pub(super) finding: String,
     pub(super) advice: String,
 }
 
-impl Trouble {
+impl Problem {
     /// This program's errors say what failed and, behind the first semicolon, what to do; their
     /// causes say why.
     pub(super) fn of(error: &dyn Error) -> Self {
@@ -48,8 +48,8 @@ impl Trouble {
 }
 
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Driver {
-    pub(super) nvml: Result<nvml::Host, Trouble>,
+pub(super) struct DriverFacts {
+    pub(super) nvml: Result<nvml::Host, Problem>,
     pub(super) files: Vec<DeviceFile>,
     /// Processes on the GPUs that are neither workers nor MPS's, by number and name.
     pub(super) strangers: Vec<(u32, String)>,
@@ -63,9 +63,9 @@ pub(super) struct DeviceFile {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Mps {
+pub(super) struct MpsFacts {
     /// `nvidia-cuda-mps-control`, if it is in the PATH.
-    pub(super) control: Option<Control>,
+    pub(super) control: Option<MpsControlProgram>,
     /// Whether `nvidia-cuda-mps-server` lies beside it.
     pub(super) server: bool,
     /// Its processes, the supervisor's own left out.
@@ -75,7 +75,7 @@ pub(super) struct Mps {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Control {
+pub(super) struct MpsControlProgram {
     pub(super) path: PathBuf,
     /// As the driver gives it, 13000 for 13.0; or the driver's other answer.
     pub(super) version: Result<u32, String>,
@@ -104,7 +104,7 @@ pub(super) struct PipeDirectory {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct System {
+pub(super) struct SystemFacts {
     /// Variables of the environment that CUDA or MPS reads.
     pub(super) variables: Vec<(String, String)>,
     pub(super) uid: u32,
@@ -116,7 +116,7 @@ pub(super) struct System {
     /// Bytes of `/dev/shm`; `None` where there is none to write to.
     pub(super) shared_memory: Option<u64>,
     pub(super) run_dir: RunDir,
-    pub(super) worker: Result<PathBuf, Trouble>,
+    pub(super) worker: Result<PathBuf, Problem>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -133,7 +133,7 @@ pub(super) enum RunDir {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct EngineFacts {
     /// ONNX Runtime's.
-    pub(super) library: Result<PathBuf, Trouble>,
+    pub(super) library: Result<PathBuf, Problem>,
     /// Tried by a worker's process; `None` if there is no such program.
-    pub(super) loaded: Option<Result<Libraries, Trouble>>,
+    pub(super) loaded: Option<Result<Libraries, Problem>>,
 }

@@ -1,16 +1,16 @@
 //! `shadowslice doctor`: what a host offers, and how to get the missing parts. `gather` looks at
-//! the host and leaves [`Facts`](facts::Facts); `judge` makes checks of them and is pure.
+//! the host and leaves [`HostFacts`](facts::HostFacts); `judge` makes checks of them and is pure.
 
 mod check;
 mod facts;
 mod gather;
 mod judge;
-mod need;
+mod requirements;
 
 use std::path::PathBuf;
 
 use check::{Checks, Level};
-use need::Need;
+use requirements::Requirements;
 
 use shadowslice_config as config;
 use shadowslice_shared::errors;
@@ -18,7 +18,7 @@ use shadowslice_shared::exit::{self, fail};
 
 /// The extent of the check, and the form of its result.
 #[derive(Debug, clap::Args)]
-pub struct Options {
+pub struct DoctorOptions {
     /// Count as faults only what this configuration needs [default: what real GPUs need].
     config: Option<PathBuf>,
     /// As JSON, for scripts.
@@ -31,12 +31,12 @@ pub struct Options {
 }
 
 /// Returns the exit code.
-pub fn run(options: &Options) -> u8 {
+pub fn run(options: &DoctorOptions) -> u8 {
     let config = match options.config.as_deref().map(config::load_here).transpose() {
         Ok(config) => config,
         Err(error) => return fail(&errors::chain(&error), exit::CONFIG),
     };
-    let need = config.as_ref().map_or_else(Need::everything, Need::of);
+    let need = config.as_ref().map_or_else(Requirements::everything, Requirements::of);
     let mut facts = gather::facts(config.as_ref());
     if options.partitions {
         facts.partitions = Some(gather::partitions(&facts, need.gpus.as_deref()));

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use super::check::{Check, Checks, Level};
 use super::facts::*;
 use super::judge::judge;
-use super::need::Need;
+use super::requirements::Requirements;
 use shadowslice_config as config;
 use shadowslice_config::CudaDevice;
 use shadowslice_control::backend::{Libraries, OnnxRuntime};
@@ -32,12 +32,12 @@ fn gpu(index: u32) -> Gpu {
     }
 }
 
-fn trouble(finding: &str) -> Trouble {
-    Trouble { finding: finding.to_owned(), advice: "do something".to_owned() }
+fn trouble(finding: &str) -> Problem {
+    Problem { finding: finding.to_owned(), advice: "do something".to_owned() }
 }
 
 /// An H200 where nothing is wrong.
-fn h200() -> Facts {
+fn h200() -> HostFacts {
     let file = |name: &str| DeviceFile { name: name.to_owned(), open: true };
     let nvml = Host {
         driver: "580.159.04".to_owned(),
@@ -45,15 +45,16 @@ fn h200() -> Facts {
         gpus: vec![Ok(gpu(0))],
     };
     let engine = OnnxRuntime { minor: Some(31), cuda: Ok(Some(13)), tensorrt: Err(NO_TENSORRT.to_owned()) };
-    let control = Control { path: PathBuf::from("/usr/bin/nvidia-cuda-mps-control"), version: Ok(13000) };
-    Facts {
-        driver: Driver {
+    let control =
+        MpsControlProgram { path: PathBuf::from("/usr/bin/nvidia-cuda-mps-control"), version: Ok(13000) };
+    HostFacts {
+        driver: DriverFacts {
             nvml: Ok(nvml),
             files: ["nvidia-uvm", "nvidia0", "nvidiactl"].map(file).into(),
             strangers: Vec::new(),
         },
-        mps: Mps { control: Some(control), server: true, foreign: Vec::new(), pipes: Vec::new() },
-        system: System {
+        mps: MpsFacts { control: Some(control), server: true, foreign: Vec::new(), pipes: Vec::new() },
+        system: SystemFacts {
             variables: Vec::new(),
             uid: 0,
             may_raise_priority: true,
@@ -72,31 +73,31 @@ fn h200() -> Facts {
 }
 
 /// A host as it comes, without NVIDIA's anything.
-fn plain() -> Facts {
+fn plain() -> HostFacts {
     let mut facts = h200();
     facts.driver =
-        Driver { nvml: Err(trouble("NVML cannot be loaded")), files: Vec::new(), strangers: Vec::new() };
-    facts.mps = Mps { control: None, server: false, foreign: Vec::new(), pipes: Vec::new() };
+        DriverFacts { nvml: Err(trouble("NVML cannot be loaded")), files: Vec::new(), strangers: Vec::new() };
+    facts.mps = MpsFacts { control: None, server: false, foreign: Vec::new(), pipes: Vec::new() };
     loaded(&mut facts).libcuda = Err("libcuda.so.1: cannot open shared object file".to_owned());
     loaded(&mut facts).cudnn = Err("libcudnn.so.9: cannot open shared object file".to_owned());
     onnxruntime(&mut facts).cuda = Err("CUDA execution provider is not enabled in this build".to_owned());
     facts
 }
 
-fn loaded(facts: &mut Facts) -> &mut Libraries {
+fn loaded(facts: &mut HostFacts) -> &mut Libraries {
     facts.engine.loaded.as_mut().unwrap().as_mut().unwrap()
 }
 
-fn onnxruntime(facts: &mut Facts) -> &mut OnnxRuntime {
+fn onnxruntime(facts: &mut HostFacts) -> &mut OnnxRuntime {
     loaded(facts).onnxruntime.as_mut().unwrap().as_mut().unwrap()
 }
 
-fn the_gpu(facts: &mut Facts) -> &mut Gpu {
+fn the_gpu(facts: &mut HostFacts) -> &mut Gpu {
     facts.driver.nvml.as_mut().unwrap().gpus[0].as_mut().unwrap()
 }
 
 /// The findings that are not fine, as `level name`.
-fn complaints(facts: &Facts, need: &Need) -> Vec<String> {
+fn complaints(facts: &HostFacts, need: &Requirements) -> Vec<String> {
     let complaint = |check: Check| match check.level {
         Level::Ok => None,
         Level::Warning => Some(format!("warning {}", check.name)),
@@ -106,24 +107,24 @@ fn complaints(facts: &Facts, need: &Need) -> Vec<String> {
 }
 
 /// The same, where everything is needed.
-fn wrong(change: impl Fn(&mut Facts)) -> Vec<String> {
+fn wrong(change: impl Fn(&mut HostFacts)) -> Vec<String> {
     let mut facts = h200();
     change(&mut facts);
-    complaints(&facts, &Need::everything())
+    complaints(&facts, &Requirements::everything())
 }
 
-fn check(facts: &Facts, name: &str) -> Check {
-    let checks = judge(facts, &Need::everything());
+fn check(facts: &HostFacts, name: &str) -> Check {
+    let checks = judge(facts, &Requirements::everything());
     checks.into_iter().find(|check| check.name == name).unwrap_or_else(|| panic!("no check {name}"))
 }
 
-fn emulated() -> Need {
-    Need { gpus: Some(Vec::new()), mps: false, cuda: false, ..Need::everything() }
+fn emulated() -> Requirements {
+    Requirements { gpus: Some(Vec::new()), mps: false, cuda: false, ..Requirements::everything() }
 }
 
 #[test]
 fn an_h200_with_mps_is_fine() {
-    assert_eq!(complaints(&h200(), &Need::everything()), Vec::<String>::new());
+    assert_eq!(complaints(&h200(), &Requirements::everything()), Vec::<String>::new());
     let gpu = check(&h200(), "gpu 0");
     assert_eq!(gpu.finding, "NVIDIA H200, GPU-05a7c-11, 143000 of 143771 MiB free");
     assert!(check(&h200(), "cuda provider").finding.ends_with("built for CUDA 13"));
@@ -132,7 +133,7 @@ fn an_h200_with_mps_is_fine() {
 
 #[test]
 fn a_host_without_a_gpu_is_told_each_cause_once_and_what_works() {
-    let told = complaints(&plain(), &Need::everything());
+    let told = complaints(&plain(), &Requirements::everything());
     assert_eq!(told, ["fault driver", "fault mps", "fault cuda provider", "warning cudnn"]);
     assert!(check(&plain(), "emulated devices").finding.starts_with("work here"));
 }
@@ -145,7 +146,7 @@ fn what_a_configuration_does_not_need_is_a_note() {
     let mut facts = plain();
     facts.engine.library = Err(trouble("not found"));
     assert_eq!(complaints(&facts, &emulated()), ["fault onnxruntime"]);
-    let echo = Need { onnxruntime: false, ..emulated() };
+    let echo = Requirements { onnxruntime: false, ..emulated() };
     assert_eq!(complaints(&facts, &echo), Vec::<String>::new());
     facts.system.worker = Err(trouble("no worker"));
     assert_eq!(complaints(&facts, &echo), ["fault worker"], "which nothing goes without");
@@ -153,12 +154,12 @@ fn what_a_configuration_does_not_need_is_a_note() {
 
 #[test]
 fn only_the_gpus_of_the_configuration_count() {
-    let need = |device| Need { gpus: Some(vec![device]), ..Need::everything() };
+    let need = |device| Requirements { gpus: Some(vec![device]), ..Requirements::everything() };
     let mut facts = h200();
     let mut second = gpu(1);
     second.mig = true;
     facts.driver.nvml.as_mut().unwrap().gpus.extend([Ok(second), Err("it is lost".to_owned())]);
-    assert_eq!(complaints(&facts, &Need::everything()), ["fault gpu 2", "fault gpu 1 mig"]);
+    assert_eq!(complaints(&facts, &Requirements::everything()), ["fault gpu 2", "fault gpu 1 mig"]);
     assert_eq!(complaints(&facts, &need(CudaDevice::Index(0))), Vec::<String>::new());
     assert_eq!(complaints(&facts, &need(CudaDevice::Uuid("GPU-15a".to_owned()))), ["fault gpu 1 mig"]);
     assert_eq!(complaints(&facts, &need(CudaDevice::Index(2))), ["fault gpu 2"]);
@@ -177,7 +178,7 @@ fn compute_modes() {
 
 #[test]
 fn without_mps_several_processes_must_fit() {
-    let need = Need { mps: false, ..Need::everything() };
+    let need = Requirements { mps: false, ..Requirements::everything() };
     let mut facts = h200();
     assert_eq!(complaints(&facts, &need), ["fault gpu 0 compute mode"]);
     the_gpu(&mut facts).compute_mode = ComputeMode::Default;
@@ -205,7 +206,7 @@ fn others_on_a_gpu_are_named() {
 #[test]
 fn a_driver_that_is_only_partly_there() {
     let file = |name: &'static str, open: bool| {
-        move |facts: &mut Facts| {
+        move |facts: &mut HostFacts| {
             facts.driver.files.retain(|file| file.name != name);
             if !open {
                 facts.driver.files.push(DeviceFile { name: name.to_owned(), open });
@@ -218,7 +219,7 @@ fn a_driver_that_is_only_partly_there() {
     assert_eq!(wrong(file("nvidia0", false)), ["fault device files"]);
     let mut facts = h200();
     facts.driver.nvml = Err(trouble("driver and library are of different versions"));
-    assert_eq!(complaints(&facts, &Need::everything()), ["fault driver"], "the files are fine");
+    assert_eq!(complaints(&facts, &Requirements::everything()), ["fault driver"], "the files are fine");
 }
 
 #[test]
@@ -281,9 +282,9 @@ fn a_run_directory_may_be_too_long_for_mps_but_not_for_emulation() {
     let dir = |length: usize| RunDir::Usable(PathBuf::from(format!("/{}", "r".repeat(length - 1))));
     let below = "/private/mps63/pipe".len();
     facts.system.run_dir = dir(75 - below);
-    assert_eq!(complaints(&facts, &Need::everything()), Vec::<String>::new());
+    assert_eq!(complaints(&facts, &Requirements::everything()), Vec::<String>::new());
     facts.system.run_dir = dir(75 - below + 1);
-    assert_eq!(complaints(&facts, &Need::everything()), ["warning mps pipe directory"]);
+    assert_eq!(complaints(&facts, &Requirements::everything()), ["warning mps pipe directory"]);
     assert_eq!(
         check(&facts, "mps pipe directory").advice.unwrap(),
         "choose a run_dir that is 1 bytes shorter"
@@ -295,11 +296,11 @@ fn a_run_directory_may_be_too_long_for_mps_but_not_for_emulation() {
 fn an_onnx_runtime_that_does_not_do() {
     let mut facts = h200();
     loaded(&mut facts).onnxruntime = Some(Err("libonnxruntime.so: file too short".to_owned()));
-    assert_eq!(complaints(&facts, &Need::everything()), ["fault onnxruntime"]);
+    assert_eq!(complaints(&facts, &Requirements::everything()), ["fault onnxruntime"]);
     assert!(check(&facts, "onnxruntime").finding.contains("file too short"));
     facts.engine.library = Err(trouble("not found"));
     loaded(&mut facts).onnxruntime = None;
-    assert_eq!(complaints(&facts, &Need::everything()), ["fault onnxruntime"]);
+    assert_eq!(complaints(&facts, &Requirements::everything()), ["fault onnxruntime"]);
     assert_eq!(check(&facts, "onnxruntime").finding, "not found");
 }
 
@@ -308,7 +309,7 @@ fn a_provider_that_is_not_there_is_told_from_a_library_that_it_lacks() {
     let advice = |why: &str| {
         let mut facts = h200();
         onnxruntime(&mut facts).cuda = Err(why.to_owned());
-        assert_eq!(complaints(&facts, &Need::everything()), ["fault cuda provider"]);
+        assert_eq!(complaints(&facts, &Requirements::everything()), ["fault cuda provider"]);
         let told = check(&facts, "cuda provider");
         assert_eq!(told.finding, why);
         told.advice.unwrap()
@@ -326,11 +327,11 @@ fn a_missing_cudnn_is_a_fault_if_the_provider_cannot_be_loaded_without_it() {
     let mut facts = h200();
     let missing = "libcudnn.so.9: cannot open shared object file";
     loaded(&mut facts).cudnn = Err(missing.to_owned());
-    assert_eq!(complaints(&facts, &Need::everything()), ["warning cudnn"]);
+    assert_eq!(complaints(&facts, &Requirements::everything()), ["warning cudnn"]);
     onnxruntime(&mut facts).cuda = Err(format!("Failed to load it with error: {missing}"));
-    assert_eq!(complaints(&facts, &Need::everything()), ["fault cuda provider", "fault cudnn"]);
+    assert_eq!(complaints(&facts, &Requirements::everything()), ["fault cuda provider", "fault cudnn"]);
     assert!(check(&facts, "cudnn").advice.unwrap().contains("LD_LIBRARY_PATH of `serve`"));
-    let no_provider = Need { cuda: false, ..Need::everything() };
+    let no_provider = Requirements { cuda: false, ..Requirements::everything() };
     assert_eq!(complaints(&facts, &no_provider), Vec::<String>::new());
 }
 
@@ -338,13 +339,13 @@ fn a_missing_cudnn_is_a_fault_if_the_provider_cannot_be_loaded_without_it() {
 fn a_worker_that_does_not_say_what_it_can_load_is_a_fault_of_its_own() {
     let mut facts = h200();
     facts.engine.loaded = Some(Err(trouble("it was killed")));
-    assert_eq!(complaints(&facts, &Need::everything()), ["fault libraries"]);
+    assert_eq!(complaints(&facts, &Requirements::everything()), ["fault libraries"]);
     assert_eq!(check(&facts, "libraries").finding, "it was killed");
-    let echo = Need { onnxruntime: false, ..emulated() };
+    let echo = Requirements { onnxruntime: false, ..emulated() };
     assert_eq!(complaints(&facts, &echo), Vec::<String>::new());
     facts.engine.loaded = None;
     facts.system.worker = Err(trouble("no worker"));
-    assert_eq!(complaints(&facts, &Need::everything()), ["fault worker"], "told once");
+    assert_eq!(complaints(&facts, &Requirements::everything()), ["fault worker"], "told once");
 }
 
 #[test]
@@ -356,9 +357,9 @@ fn a_driver_may_be_too_old_for_the_provider() {
 
 #[test]
 fn tensorrt_matters_if_a_model_asks_for_it() {
-    let wanted = Need { tensorrt: true, ..Need::everything() };
+    let wanted = Requirements { tensorrt: true, ..Requirements::everything() };
     let mut facts = h200();
-    assert_eq!(complaints(&facts, &Need::everything()), Vec::<String>::new());
+    assert_eq!(complaints(&facts, &Requirements::everything()), Vec::<String>::new());
     assert_eq!(complaints(&facts, &wanted), ["fault tensorrt"]);
     let lacks = "Failed to load it with error: libnvinfer.so.10: cannot open shared object file";
     onnxruntime(&mut facts).tensorrt = Err(lacks.to_owned());
@@ -373,7 +374,10 @@ fn without_shares_mps_does_not_matter() {
     let mut facts = h200();
     facts.mps.control = None;
     the_gpu(&mut facts).compute_mode = ComputeMode::Default;
-    assert_eq!(complaints(&facts, &Need { mps: false, ..Need::everything() }), Vec::<String>::new());
+    assert_eq!(
+        complaints(&facts, &Requirements { mps: false, ..Requirements::everything() }),
+        Vec::<String>::new()
+    );
 }
 
 #[test]
@@ -381,7 +385,7 @@ fn errors_are_split_into_what_is_found_and_what_to_do() {
     #[derive(Debug, thiserror::Error)]
     #[error("the door is shut; push; harder")]
     struct Shut(#[source] std::fmt::Error);
-    let Trouble { finding, advice } = Trouble::of(&Shut(std::fmt::Error));
+    let Problem { finding, advice } = Problem::of(&Shut(std::fmt::Error));
     assert_eq!(finding, format!("the door is shut: {}", std::fmt::Error));
     assert_eq!(advice, "push; harder");
 }
@@ -393,11 +397,11 @@ fn a_configuration_needs_what_its_models_need() {
         std::fs::write(folder.path().join("m.onnx"), b"\x08\x09\x3a\x07\x12\x05graph").unwrap();
         let path = folder.path().join("c.yaml");
         std::fs::write(&path, yaml).unwrap();
-        Need::of(&config::load(&path, &|_| None, true).unwrap())
+        Requirements::of(&config::load(&path, &|_| None, true).unwrap())
     };
     let echo =
         "{name: e, engine: emulated, slo: 20ms, tensors: [{input: x, output: y, datatype: FP32, shape: [1]}]";
-    let told = |need: &Need| [need.gpu(), need.mps, need.onnxruntime, need.cuda, need.tensorrt];
+    let told = |need: &Requirements| [need.gpu(), need.mps, need.onnxruntime, need.cuda, need.tensorrt];
     let onnx = |gpus: &str, more: &str| {
         need(&format!("gpus: [{gpus}]\nmodels: [{{path: m.onnx, slo: 20ms{more}}}]\n"))
     };
@@ -431,23 +435,24 @@ fn lines_to_read_and_json_for_scripts() {
 fn partitions_are_told_as_they_were_measured_and_half_precision_is_warned_of_on_hopper() {
     let measured = |groups| {
         let mut facts = h200();
-        facts.partitions = Some(vec![Partitions { device: "0".to_owned(), groups }]);
+        facts.partitions = Some(vec![PartitionMeasurement { device: "0".to_owned(), groups }]);
         facts
     };
     let fine = check(&measured(Ok(Ok([vec![8; 15], vec![12]].concat()))), "partitions of GPU 0");
     assert_eq!((fine.level, &*fine.finding), (Level::Ok, "16 groups of 132 SMs keep apart in two processes"));
     let met = measured(Ok(Err("partitions do not keep apart (60 us alone, 3000 apart)".to_owned())));
-    assert_eq!(complaints(&met, &Need::everything()), ["warning partitions of GPU 0"]);
+    assert_eq!(complaints(&met, &Requirements::everything()), ["warning partitions of GPU 0"]);
     let unmeasured = measured(Err(trouble("MPS does not start")));
-    assert_eq!(complaints(&unmeasured, &Need::everything()), ["fault partitions of GPU 0"]);
-    let old = |facts: &mut Facts| {
+    assert_eq!(complaints(&unmeasured, &Requirements::everything()), ["fault partitions of GPU 0"]);
+    let old = |facts: &mut HostFacts| {
         facts.driver.nvml.as_mut().unwrap().cuda = CudaVersion { major: 12, minor: 2 };
     };
     assert!(wrong(old).contains(&"warning partitions".to_owned()));
     assert!(check(&h200(), "half precision").finding.contains("right with `handover: in-process`"));
-    let ampere = |facts: &mut Facts| the_gpu(facts).capability = (8, 0);
+    let ampere = |facts: &mut HostFacts| the_gpu(facts).capability = (8, 0);
     let mut facts = h200();
     ampere(&mut facts);
-    let names: Vec<String> = judge(&facts, &Need::everything()).into_iter().map(|check| check.name).collect();
+    let names: Vec<String> =
+        judge(&facts, &Requirements::everything()).into_iter().map(|check| check.name).collect();
     assert!(!names.contains(&"half precision".to_owned()));
 }

@@ -3,7 +3,7 @@
 //! Each sample is kept as the message by which it is told, so that a page that opens gets the same
 //! messages as one that is open.
 
-mod marks;
+mod events;
 mod parts;
 mod sample;
 #[cfg(test)]
@@ -21,10 +21,10 @@ use parking_lot::Mutex;
 use tokio::sync::broadcast;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
-use crate::admin::Reach;
-use crate::status::Status;
-use marks::{Mark, Refusing};
-use sample::Sample;
+use crate::admin::AdminContext;
+use crate::status::HostStatus;
+use events::{HistoryEvent, RefusalTracker};
+use sample::HistorySample;
 use shadowslice_control::controller::PlanReport;
 use shadowslice_datapath::pipeline::Look;
 
@@ -45,16 +45,16 @@ const WAITING: usize = 32;
 
 /// All that one sample is made of.
 #[derive(Debug, Clone)]
-struct Seen {
+struct Snapshot {
     at: Instant,
-    status: Status,
+    status: HostStatus,
     plan: PlanReport,
     /// By the model's name.
     looks: BTreeMap<String, Look>,
 }
 
-impl Seen {
-    fn now(reach: &Reach) -> Self {
+impl Snapshot {
+    fn now(reach: &AdminContext) -> Self {
         let models = reach.models();
         let look = |name: &String, look: Option<Look>| Some((name.clone(), look?));
         let looks =
@@ -65,12 +65,12 @@ impl Seen {
 
 #[derive(Debug)]
 pub struct History {
-    kept: Mutex<Kept>,
+    kept: Mutex<StoredMessages>,
     news: broadcast::Sender<Bytes>,
 }
 
 #[derive(Debug, Default)]
-struct Kept {
+struct StoredMessages {
     /// The oldest first.
     messages: VecDeque<Bytes>,
     bytes: usize,
@@ -109,27 +109,27 @@ impl History {
     }
 
     /// For ever.
-    pub async fn write(&self, reach: Arc<Reach>) {
+    pub async fn write(&self, reach: Arc<AdminContext>) {
         let mut ticks = interval(INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         ticks.tick().await;
-        let (mut before, mut refusing) = (Seen::now(&reach), Refusing::default());
-        let mut begins = Some(Mark::begin());
+        let (mut before, mut refusing) = (Snapshot::now(&reach), RefusalTracker::default());
+        let mut begins = Some(HistoryEvent::begin());
         loop {
             ticks.tick().await;
-            let now = Seen::now(&reach);
+            let now = Snapshot::now(&reach);
             if now.status.models.iter().any(|model| model.state == "moved") {
                 // What the next supervisor serves is not seen here.
                 continue;
             }
-            let mut sample = Sample::between(&before, &now, SystemTime::now(), &mut refusing);
+            let mut sample = HistorySample::between(&before, &now, SystemTime::now(), &mut refusing);
             sample.marks.splice(..0, begins.take());
             self.push(&sample);
             before = now;
         }
     }
 
-    fn push(&self, sample: &Sample) {
+    fn push(&self, sample: &HistorySample) {
         let json =
             serde_json::to_string(sample).expect("keys of samples are texts, which is all that can fail");
         self.keep(Bytes::from(format!("data: {json}\n\n")));

@@ -4,8 +4,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 
-use super::Seen;
-use super::marks::{self, Mark, Refusing};
+use super::Snapshot;
+use super::events::{self, HistoryEvent, RefusalTracker};
 use super::parts::even_parts;
 use crate::status::{GpuStatus, ModelStatus};
 use shadowslice_datapath::pipeline::{Counts, Look};
@@ -14,7 +14,7 @@ use shadowslice_shared::logged::rounded;
 
 /// What is absent is nothing or zero.
 #[derive(Debug, PartialEq, Serialize)]
-pub(super) struct Sample {
+pub(super) struct HistorySample {
     /// In ms since 1970.
     time: u64,
     version: &'static str,
@@ -24,7 +24,7 @@ pub(super) struct Sample {
     gpus: Vec<GpuSample>,
     models: Vec<ModelSample>,
     #[serde(skip_serializing_if = "is_nothing")]
-    pub(super) marks: Vec<Mark>,
+    pub(super) marks: Vec<HistoryEvent>,
 }
 
 #[derive(Debug, PartialEq, Serialize)]
@@ -87,8 +87,13 @@ fn is_nothing<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-impl Sample {
-    pub(super) fn between(before: &Seen, now: &Seen, at: SystemTime, refusing: &mut Refusing) -> Self {
+impl HistorySample {
+    pub(super) fn between(
+        before: &Snapshot,
+        now: &Snapshot,
+        at: SystemTime,
+        refusing: &mut RefusalTracker,
+    ) -> Self {
         let status = &now.status;
         let span = now.at.saturating_duration_since(before.at);
         let parts = parts(&status.gpus, &status.models);
@@ -107,7 +112,7 @@ impl Sample {
             policy: now.plan.policy.clone(),
             gpus: status.gpus.iter().map(GpuSample::of).collect(),
             models: models.collect(),
-            marks: marks::between(&before.status, status, &now.plan, refusing),
+            marks: events::between(&before.status, status, &now.plan, refusing),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The metrics of real GPUs. NVML gives no values for an emulated GPU.
 
 use super::table::one;
-use super::text::{Metric, Sample, counter, gauge};
+use super::text::{Metric, MetricSample, counter, gauge};
 use crate::status::{GpuMemory, GpuStatus, MIB, NvmlStatus};
 
 pub(super) const METRICS: &[Metric<GpuStatus>] = &[
@@ -22,14 +22,14 @@ pub(super) const METRICS: &[Metric<GpuStatus>] = &[
     }),
 ];
 
-pub(super) fn told(gpu: &GpuStatus, value: impl Fn(&NvmlStatus) -> Option<f64>) -> Vec<Sample> {
+pub(super) fn told(gpu: &GpuStatus, value: impl Fn(&NvmlStatus) -> Option<f64>) -> Vec<MetricSample> {
     one(gpu.nvml.as_ref().and_then(value))
 }
 
-pub(super) fn utilisation(gpu: &GpuStatus) -> Vec<Sample> {
+pub(super) fn utilisation(gpu: &GpuStatus) -> Vec<MetricSample> {
     told(gpu, |nvml| nvml.utilisation_percent.map(|percent| f64::from(percent) / 100.0))
 }
 
-pub(super) fn memory(gpu: &GpuStatus, mib: impl Fn(GpuMemory) -> u64) -> Vec<Sample> {
+pub(super) fn memory(gpu: &GpuStatus, mib: impl Fn(GpuMemory) -> u64) -> Vec<MetricSample> {
     told(gpu, |nvml| nvml.memory.map(|memory| (mib(memory) * MIB) as f64))
 }

@@ -36,7 +36,7 @@ pub struct Certificate {
 }
 
 #[derive(Debug)]
-pub struct Policy {
+pub struct PolicyMetrics {
     pub name: String,
     /// How long its decisions took, since the start.
     pub took: Total,
@@ -44,7 +44,7 @@ pub struct Policy {
 
 /// What is measured of the supervisor, and of its host.
 #[derive(Debug, Clone)]
-pub struct Own {
+pub struct SupervisorMetrics {
     /// Lines of the log that found no room.
     pub log_dropped: u64,
     /// Lines of the access log that were dropped; `None` if there is no such log.
@@ -66,10 +66,10 @@ pub struct Own {
 /// The supervisor's own metrics come before Triton's.
 pub fn render(
     models: &[ModelMetrics],
-    policy: Option<&Policy>,
+    policy: Option<&PolicyMetrics>,
     traces: Option<Counts>,
     gpus: &[GpuStatus],
-    own: &Own,
+    own: &SupervisorMetrics,
 ) -> String {
     let mut text = String::new();
     write_all(&mut text, table::MODELS, models, |model| {
@@ -93,7 +93,7 @@ pub fn render(
 }
 
 #[cfg(test)]
-mod lacks_tests;
+mod absent_tests;
 #[cfg(test)]
 mod names_tests;
 #[cfg(test)]

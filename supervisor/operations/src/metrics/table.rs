@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::text::{Metric, Sample, counter, gauge, histogram, summary};
-use super::{Certificate, ModelMetrics, Own, Policy};
+use super::text::{Metric, MetricSample, counter, gauge, histogram, summary};
+use super::{Certificate, ModelMetrics, PolicyMetrics, SupervisorMetrics};
 use crate::access_log::DroppedLines;
 use crate::own_process::ProcessUsage;
 use crate::status::{LoadedStatus, MIB};
@@ -196,12 +196,12 @@ pub(super) const MODELS: &[Metric<ModelMetrics>] = &[
 ];
 
 /// Without values where no policy decides.
-pub(super) const POLICY: &[Metric<Policy>] =
+pub(super) const POLICY: &[Metric<PolicyMetrics>] =
     &[summary("shadowslice_decision_duration_seconds", "How long the policy took to decide.", |policy| {
         total(&policy.took)
     })];
 
-pub(super) const OWN: &[Metric<Own>] = &[
+pub(super) const OWN: &[Metric<SupervisorMetrics>] = &[
     gauge(
         "shadowslice_request_memory_bytes",
         "Memory reserved for requests and answers on their way.",
@@ -267,7 +267,7 @@ pub(super) const HOST: &[Metric<HostCounts>] = &[
             let codes = HTTP_CODES.iter().map(u16::to_string).chain(["other".to_owned()]);
             let http = codes.zip(host.http).map(|(code, count)| ("http", code, count));
             let grpc = host.grpc.iter().enumerate().map(|(code, &count)| ("grpc", code.to_string(), count));
-            let sample = |(protocol, code, count): (&str, String, u64)| Sample {
+            let sample = |(protocol, code, count): (&str, String, u64)| MetricSample {
                 suffix: "",
                 labels: vec![("protocol", protocol.to_owned()), ("code", code)],
                 value: count as f64,
@@ -313,7 +313,7 @@ fn causes(model: &ModelMetrics) -> [(&'static str, &Outcomes); 3] {
     [("hand", by_hand), ("worker", by_worker), ("policy", by_policy)]
 }
 
-fn repartitions(model: &ModelMetrics) -> Vec<Sample> {
+fn repartitions(model: &ModelMetrics) -> Vec<MetricSample> {
     let of = |(cause, outcomes): (&str, &Outcomes)| {
         let Outcomes { completed, aborted, refused, .. } = *outcomes;
         let counts = [("completed", completed), ("aborted", aborted), ("refused", refused)];
@@ -322,16 +322,16 @@ fn repartitions(model: &ModelMetrics) -> Vec<Sample> {
     causes(model).into_iter().flat_map(of).collect()
 }
 
-fn by_cause(causes: &[(&'static str, &Outcomes)], of: impl Fn(&Outcomes) -> &Total) -> Vec<Sample> {
+fn by_cause(causes: &[(&'static str, &Outcomes)], of: impl Fn(&Outcomes) -> &Total) -> Vec<MetricSample> {
     causes.iter().flat_map(|(cause, outcomes)| with_cause(cause, total(of(outcomes)))).collect()
 }
 
-fn with_cause(cause: &str, mut samples: Vec<Sample>) -> Vec<Sample> {
+fn with_cause(cause: &str, mut samples: Vec<MetricSample>) -> Vec<MetricSample> {
     samples.iter_mut().for_each(|sample| sample.labels.insert(0, ("cause", cause.to_owned())));
     samples
 }
 
-fn waiting(model: &ModelMetrics) -> Vec<Sample> {
+fn waiting(model: &ModelMetrics) -> Vec<MetricSample> {
     let count = |reason| model.waits.iter().filter(|wait| **wait == reason).count() as u64;
     let counts = WaitReason::ALL.map(|reason| (reason.name(), count(reason)));
     by("reason", &counts.into_iter().filter(|(_, count)| *count > 0).collect::<Vec<_>>())
@@ -339,7 +339,7 @@ fn waiting(model: &ModelMetrics) -> Vec<Sample> {
 
 /// Workers of one role are added up. A worker whose memory is not known has no value, as 0 would be
 /// false.
-fn gpu_memory(model: &ModelMetrics) -> Vec<Sample> {
+fn gpu_memory(model: &ModelMetrics) -> Vec<MetricSample> {
     let mut by_role = BTreeMap::new();
     for worker in &model.status.workers {
         if let Some(mib) = worker.memory_mib {
@@ -349,14 +349,14 @@ fn gpu_memory(model: &ModelMetrics) -> Vec<Sample> {
     by("role", &by_role.into_iter().collect::<Vec<_>>())
 }
 
-fn memory_by_kind(model: &ModelMetrics) -> Vec<Sample> {
+fn memory_by_kind(model: &ModelMetrics) -> Vec<MetricSample> {
     let kinds = || model.status.workers.iter().filter_map(|worker| worker.report.memory);
     let Some(weights) = kinds().map(|memory| memory.weights_mib).max() else { return Vec::new() };
     let scratch = kinds().map(|memory| memory.scratch_mib).sum::<u64>();
     by("kind", &[("weights", weights * MIB), ("scratch", scratch * MIB)])
 }
 
-fn outcomes(model: &ModelMetrics) -> Vec<Sample> {
+fn outcomes(model: &ModelMetrics) -> Vec<MetricSample> {
     let requests = &model.status.requests;
     let counts = [
         ("succeeded", requests.succeeded),
@@ -368,16 +368,16 @@ fn outcomes(model: &ModelMetrics) -> Vec<Sample> {
     by("outcome", &counts)
 }
 
-fn refusals(model: &ModelMetrics) -> Vec<Sample> {
+fn refusals(model: &ModelMetrics) -> Vec<MetricSample> {
     by("reason", &model.status.requests.refused.by_reason().collect::<Vec<_>>())
 }
 
-pub(super) fn one(value: impl Into<Option<f64>>) -> Vec<Sample> {
-    value.into().map(|value| Sample { suffix: "", labels: Vec::new(), value }).into_iter().collect()
+pub(super) fn one(value: impl Into<Option<f64>>) -> Vec<MetricSample> {
+    value.into().map(|value| MetricSample { suffix: "", labels: Vec::new(), value }).into_iter().collect()
 }
 
-pub(super) fn by(label: &'static str, counts: &[(&str, u64)]) -> Vec<Sample> {
-    let sample = |(of, count): &(&str, u64)| Sample {
+pub(super) fn by(label: &'static str, counts: &[(&str, u64)]) -> Vec<MetricSample> {
+    let sample = |(of, count): &(&str, u64)| MetricSample {
         suffix: "",
         labels: vec![(label, (*of).to_owned())],
         value: *count as f64,
@@ -388,16 +388,16 @@ pub(super) fn by(label: &'static str, counts: &[(&str, u64)]) -> Vec<Sample> {
 /// Digits of a file's SHA-256 in a label, enough to tell versions apart.
 const DIGITS: usize = 16;
 
-fn loaded(loaded: &LoadedStatus) -> Sample {
+fn loaded(loaded: &LoadedStatus) -> MetricSample {
     let path = ("path", loaded.path.display().to_string());
     let sha256 = loaded.sha256.as_deref().unwrap_or_default();
     let sha256 = ("sha256", sha256.chars().take(DIGITS).collect());
-    Sample { suffix: "", labels: vec![path, sha256], value: loaded.at_s }
+    MetricSample { suffix: "", labels: vec![path, sha256], value: loaded.at_s }
 }
 
-fn latencies(latency: &LatencyHistogram) -> Vec<Sample> {
+fn latencies(latency: &LatencyHistogram) -> Vec<MetricSample> {
     let bounded = latency.cumulative().map(|(bound, count)| (bound.as_secs_f64().to_string(), count));
-    let bucket = |(bound, count): (String, u64)| Sample {
+    let bucket = |(bound, count): (String, u64)| MetricSample {
         suffix: "_bucket",
         labels: vec![("le", bound)],
         value: count as f64,
@@ -406,17 +406,17 @@ fn latencies(latency: &LatencyHistogram) -> Vec<Sample> {
     all.chain(sum_and_count(latency.sum().as_secs_f64(), latency.count())).collect()
 }
 
-fn total(of: &Total) -> Vec<Sample> {
+fn total(of: &Total) -> Vec<MetricSample> {
     sum_and_count(of.time.as_secs_f64(), of.count).into()
 }
 
 /// Nothing of models that have not streamed.
-fn streamed(model: &ModelMetrics, samples: Vec<Sample>) -> Vec<Sample> {
+fn streamed(model: &ModelMetrics, samples: Vec<MetricSample>) -> Vec<MetricSample> {
     let has_streamed = model.totals.stream_steps.count > 0 || model.totals.streams_failed > 0;
     if has_streamed { samples } else { Vec::new() }
 }
 
-fn rows(model: &ModelMetrics) -> Vec<Sample> {
+fn rows(model: &ModelMetrics) -> Vec<MetricSample> {
     sum_and_count(batch_rows(model), model.totals.batch_execution.count).into()
 }
 
@@ -425,7 +425,7 @@ pub(super) fn batch_rows(model: &ModelMetrics) -> f64 {
     by_rows.map(|(&rows, steps)| u64::from(rows) * steps.infer.count).sum::<u64>() as f64
 }
 
-fn sum_and_count(sum: f64, count: u64) -> [Sample; 2] {
-    let sample = |suffix, value| Sample { suffix, labels: Vec::new(), value };
+fn sum_and_count(sum: f64, count: u64) -> [MetricSample; 2] {
+    let sample = |suffix, value| MetricSample { suffix, labels: Vec::new(), value };
     [sample("_sum", sum), sample("_count", count as f64)]
 }

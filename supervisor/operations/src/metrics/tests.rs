@@ -17,7 +17,7 @@ const fn only<const N: usize>(count: u64, at: usize) -> [u64; N] {
     counts
 }
 
-pub(super) const NOTHING: Own = Own {
+pub(super) const NOTHING: SupervisorMetrics = SupervisorMetrics {
     log_dropped: 0,
     access_log_dropped: Some(DroppedLines { queue_full: 1, unwritten: 2 }),
     request_memory: (1, 2),
@@ -100,10 +100,10 @@ fn executed(model: &mut ModelMetrics, rows: u32, took: Duration) {
     model.totals.batch_execution.add(took);
 }
 
-pub(super) fn policy() -> Policy {
+pub(super) fn policy() -> PolicyMetrics {
     let mut took = Total::default();
     took.add(Duration::from_micros(80));
-    Policy { name: "half+doors".to_owned(), took }
+    PolicyMetrics { name: "half+doors".to_owned(), took }
 }
 
 fn has(text: &str, line: &str) {
@@ -291,7 +291,7 @@ fn twenty_models_fill_less_than_205_kb() {
     let mut latency = LatencyHistogram::default();
     (0..1_000_000).for_each(|_| latency.record(Duration::from_nanos(123)));
     let models: Vec<_> = (0..20).map(|index| busy(index, &latency)).collect();
-    let own = Own { access_log_dropped: None, ..NOTHING };
+    let own = SupervisorMetrics { access_log_dropped: None, ..NOTHING };
     let text = render(&models, Some(&policy()), None, &[], &own);
     let told = |name: &str| text.contains(&format!("\n{name}"));
     let untold: Vec<_> = table::MODELS.iter().map(|metric| metric.name).filter(|name| !told(name)).collect();
@@ -458,7 +458,7 @@ fn tritons_metrics_say_the_same_under_its_names() {
         None,
         None,
         &[],
-        &Own { machine: MachineUsage { cpu_busy: Some(0.25), memory }, ..NOTHING },
+        &SupervisorMetrics { machine: MachineUsage { cpu_busy: Some(0.25), memory }, ..NOTHING },
     );
     for (name, value) in [
         ("request_success", "4"),

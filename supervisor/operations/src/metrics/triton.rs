@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::ModelMetrics;
 use super::gpus::{memory, told, utilisation};
 use super::table::{batch_rows, by, one};
-use super::text::{Metric, Sample, counter, escaped, gauge, write_all};
+use super::text::{Metric, MetricSample, counter, escaped, gauge, write_all};
 use crate::machine::MachineUsage;
 use crate::status::GpuStatus;
 use shadowslice_datapath::pipeline::Durations;
@@ -103,7 +103,7 @@ pub(super) fn write(text: &mut String, models: &[ModelMetrics], gpus: &[GpuStatu
 
 /// By Triton's reasons. A request that was accepted and failed did so for its worker, for want of a
 /// worker, or for its own input.
-fn failures(model: &ModelMetrics) -> Vec<Sample> {
+fn failures(model: &ModelMetrics) -> Vec<MetricSample> {
     let requests = &model.status.requests;
     let reasons = [
         ("REJECTED", requests.rejected),
@@ -114,6 +114,6 @@ fn failures(model: &ModelMetrics) -> Vec<Sample> {
     by("reason", &reasons)
 }
 
-fn us(model: &ModelMetrics, of: fn(&Durations) -> Duration) -> Vec<Sample> {
+fn us(model: &ModelMetrics, of: fn(&Durations) -> Duration) -> Vec<MetricSample> {
     one(of(&model.totals.durations).as_micros() as f64)
 }

@@ -16,8 +16,8 @@ use tokio::time::{sleep, timeout};
 use tonic::transport::{Channel, Endpoint};
 
 use super::attributes::text;
-use super::outage::{Outage, Word};
-use super::spans::{Wall, spans};
+use super::outage::{Outage, OutageNotice};
+use super::spans::{WallClock, spans};
 use shadowslice_config::Tracing;
 use shadowslice_datapath::clock::Clock;
 use shadowslice_datapath::trace::{Traced, Tracer};
@@ -154,7 +154,7 @@ impl Sender {
     async fn send(&mut self) {
         let requests = std::mem::take(&mut self.gathered);
         let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let wall = Wall { since_epoch, at: self.clock.now() };
+        let wall = WallClock { since_epoch, at: self.clock.now() };
         let mut next_id = || fastrand::u64(1..);
         let spans: Vec<Span> = requests.iter().flat_map(|one| spans(one, wall, &mut next_id)).collect();
         let count = spans.len() as u64;
@@ -196,14 +196,14 @@ impl Sender {
         let said = self.outage.dropped(now, self.clock.now());
         let word = if now == 0 && said.is_none() { self.outage.sent() } else { said };
         match word {
-            Some(Word::Dropped(spans)) => {
+            Some(OutageNotice::Dropped(spans)) => {
                 tracing::warn!(
                     dropped = spans,
                     why,
                     "spans were dropped: the collector of `tracing.otlp` did not take them in time"
                 );
             }
-            Some(Word::Over(spans)) => {
+            Some(OutageNotice::Over(spans)) => {
                 tracing::info!(dropped = spans, "the collector takes spans again")
             }
             None => {}

@@ -22,28 +22,28 @@ const SAMPLED: u32 = 0x101;
 const REMOTE: u32 = 0x200;
 
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Wall {
-    /// Since 1970, at [`Wall::at`].
+pub(super) struct WallClock {
+    /// Since 1970, at [`WallClock::at`].
     pub(super) since_epoch: Duration,
     pub(super) at: Timestamp,
 }
 
-impl Wall {
+impl WallClock {
     fn unix_ns(self, moment: Timestamp) -> u64 {
         let since = (self.since_epoch + moment.since(self.at)).saturating_sub(self.at.since(moment));
         u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
     }
 }
 
-struct Maker<'t> {
+struct SpanBuilder<'t> {
     traced: &'t Traced,
-    wall: Wall,
+    wall: WallClock,
     next_id: &'t mut dyn FnMut() -> u64,
 }
 
 /// The spans of a request, its own first. `next_id` gives the ids of its children.
-pub(super) fn spans(traced: &Traced, wall: Wall, next_id: &mut dyn FnMut() -> u64) -> Vec<Span> {
-    let mut maker = Maker { traced, wall, next_id };
+pub(super) fn spans(traced: &Traced, wall: WallClock, next_id: &mut dyn FnMut() -> u64) -> Vec<Span> {
+    let mut maker = SpanBuilder { traced, wall, next_id };
     let mut spans = vec![maker.request()];
     for one in &traced.journey.tries {
         let end = one.ran.as_ref().map_or(traced.ended, |ran| ran.sent);
@@ -55,7 +55,7 @@ pub(super) fn spans(traced: &Traced, wall: Wall, next_id: &mut dyn FnMut() -> u6
     spans
 }
 
-impl Maker<'_> {
+impl SpanBuilder<'_> {
     fn request(&mut self) -> Span {
         let Traced { span_id, parent, protocol, outcome, journey, began, ended, .. } = self.traced;
         let mut span = self.span(*span_id, "inference", (*began, *ended));

@@ -6,8 +6,10 @@ use super::*;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use shadowslice_datapath::trace::{Parent, RanAt, Try};
 
-const WALL: Wall =
-    Wall { since_epoch: Duration::from_secs(1000), at: Timestamp::after_origin(Duration::from_secs(10)) };
+const WALL: WallClock = WallClock {
+    since_epoch: Duration::from_secs(1000),
+    at: Timestamp::after_origin(Duration::from_secs(10)),
+};
 
 fn at(ms: u64) -> Timestamp {
     Timestamp::after_origin(Duration::from_millis(ms))

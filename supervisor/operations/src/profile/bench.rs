@@ -96,7 +96,7 @@ pub(super) struct Bench<'b> {
 }
 
 #[derive(Debug)]
-pub(super) struct Column {
+pub(super) struct ShareMeasurement {
     pub(super) sms: Sms,
     /// Per batch size, the median execution time in ms.
     pub(super) ms: Vec<(u32, f64)>,
@@ -122,7 +122,7 @@ impl Bench<'_> {
         Ok(())
     }
 
-    pub(super) async fn measure(&self, share: Percent) -> Result<Column, BenchError> {
+    pub(super) async fn measure(&self, share: Percent) -> Result<ShareMeasurement, BenchError> {
         let mut warm = self.start(Purpose::Serve, share, None).await?;
         let (socket, _answers) = warm.lane()?;
         let column = self.column(&warm, &socket, (warm.loaded.sms, Groups::WHOLE)).await?;
@@ -135,7 +135,7 @@ impl Bench<'_> {
         &self,
         division: &Division,
         shares: &[Percent],
-    ) -> Result<Vec<Column>, BenchError> {
+    ) -> Result<Vec<ShareMeasurement>, BenchError> {
         let partition = Partitioned { division: division.clone(), groups: Groups::WHOLE };
         let mut warm = self.start(Purpose::Serve, Percent::WHOLE, Some(partition)).await?;
         let (socket, _answers) = warm.lane()?;
@@ -164,10 +164,10 @@ impl Bench<'_> {
     /// Every batch size on these groups, which are ready and have so many SMs.
     async fn column(
         &self,
-        Warm { worker, loaded, warmed, .. }: &Warm,
+        WarmWorker { worker, loaded, warmed, .. }: &WarmWorker,
         socket: &BatchSocket,
         (sms, groups): (Sms, Groups),
-    ) -> Result<Column, BenchError> {
+    ) -> Result<ShareMeasurement, BenchError> {
         let plan = warm_up(self.model, None, loaded).map_err(|refusal| refused(&refusal))?;
         let mut ms = Vec::with_capacity(plan.sizes.len());
         for &size in &plan.sizes {
@@ -177,7 +177,12 @@ impl Bench<'_> {
         tracing::info!(sms = sms.0, ms = ?shown, "measured");
         let (all, weights, activations) = ((self.all_memory)(worker.pid), loaded.weights, warmed.activations);
         let context = all.saturating_sub(weights).saturating_sub(activations);
-        Ok(Column { sms, ms, boot: worker.boot_ms, memory: Memory { context, weights, activations } })
+        Ok(ShareMeasurement {
+            sms,
+            ms,
+            boot: worker.boot_ms,
+            memory: Memory { context, weights, activations },
+        })
     }
 
     async fn start(
@@ -185,7 +190,7 @@ impl Bench<'_> {
         purpose: Purpose,
         share: Percent,
         partition: Option<Partitioned>,
-    ) -> Result<Warm, BenchError> {
+    ) -> Result<WarmWorker, BenchError> {
         let (events, mut heard) = mpsc::channel(EVENTS);
         let Model { priority, memory_limit, .. } = *self.model;
         let grant =
@@ -233,7 +238,7 @@ impl Bench<'_> {
             Err(BenchError::Late(patience))
         });
         let (loaded, warmed) = booted?;
-        Ok(Warm { worker, events: heard, loaded, warmed })
+        Ok(WarmWorker { worker, events: heard, loaded, warmed })
     }
 
     /// The median execution time, in ms.
@@ -286,14 +291,14 @@ impl Bench<'_> {
     }
 }
 
-struct Warm {
+struct WarmWorker {
     worker: Worker,
     events: mpsc::Receiver<WorkerEvent>,
     loaded: Loaded,
     warmed: Warmed,
 }
 
-impl Warm {
+impl WarmWorker {
     fn lane(&mut self) -> Result<(Arc<BatchSocket>, AnswerSlab), BenchError> {
         self.worker.lane().ok_or_else(|| BenchError::Ended("it has no lane".to_owned()))
     }

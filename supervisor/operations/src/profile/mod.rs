@@ -2,11 +2,11 @@
 //! shares with the workers that would serve it.
 
 mod bench;
+mod driver_view;
 mod options;
 mod output;
 #[cfg(test)]
 mod tests;
-mod told;
 mod yaml;
 
 use std::path::{Path, PathBuf};
@@ -21,14 +21,14 @@ use tokio::signal::unix::{SignalKind, signal};
 use shadowslice_config as config;
 
 use crate::log::Log;
-use bench::{Bench, BenchError, Column};
-pub use options::Options;
+use bench::{Bench, BenchError, ShareMeasurement};
+use driver_view::DriverView;
+pub use options::ProfileOptions;
 use shadowslice_config::{Config, Model, WarmupInput};
 use shadowslice_control::host::{self, HostError, RunDir};
 use shadowslice_control::process::{BootMs, ReferenceError, ReferenceFile};
 use shadowslice_shared::errors;
 use shadowslice_shared::exit::{self, fail};
-use told::DriverView;
 
 #[derive(Debug, thiserror::Error)]
 enum ProfileError {
@@ -73,14 +73,14 @@ impl ProfileError {
 }
 
 /// Returns the exit code.
-pub fn run(options: &Options) -> u8 {
+pub fn run(options: &ProfileOptions) -> u8 {
     let log = Log::start();
     let measured = measure(options);
     log.end();
     measured.unwrap_or_else(|error| fail(&errors::chain(&error), error.code()))
 }
 
-fn measure(options: &Options) -> Result<u8, ProfileError> {
+fn measure(options: &ProfileOptions) -> Result<u8, ProfileError> {
     if let Some(path) = &options.output {
         output::may_be_written(path).map_err(|error| ProfileError::NoOutput(path.clone(), error))?;
     }
@@ -119,8 +119,8 @@ fn measure(options: &Options) -> Result<u8, ProfileError> {
 
 /// If this process is told to end, all that the measurement made goes, too.
 async fn unless_interrupted(
-    measuring: impl Future<Output = Result<Vec<Column>, ProfileError>>,
-) -> Result<Vec<Column>, ProfileError> {
+    measuring: impl Future<Output = Result<Vec<ShareMeasurement>, ProfileError>>,
+) -> Result<Vec<ShareMeasurement>, ProfileError> {
     let hear = |kind| signal(kind).map_err(ProfileError::Signals);
     let (mut interrupt, mut terminate) = (hear(SignalKind::interrupt())?, hear(SignalKind::terminate())?);
     tokio::select! {
@@ -141,7 +141,7 @@ async fn twice<T>(measure: impl AsyncFn() -> Result<T, BenchError>) -> Result<T,
     }
 }
 
-async fn all(bench: &Bench<'_>, mut shares: Vec<Percent>) -> Result<Vec<Column>, ProfileError> {
+async fn all(bench: &Bench<'_>, mut shares: Vec<Percent>) -> Result<Vec<ShareMeasurement>, ProfileError> {
     let failed = |share| {
         move |error| match error {
             BenchError::FreeAxes(which) => ProfileError::FreeAxes(which),
@@ -171,7 +171,7 @@ async fn all(bench: &Bench<'_>, mut shares: Vec<Percent>) -> Result<Vec<Column>,
     Ok(columns)
 }
 
-fn configuration(options: &Options, scratch: &Path) -> Result<Config, ProfileError> {
+fn configuration(options: &ProfileOptions, scratch: &Path) -> Result<Config, ProfileError> {
     let json = |path: &PathBuf| {
         let whole = std::path::absolute(path).map_err(ProfileError::Describe)?;
         Ok::<_, ProfileError>(serde_json::json!(whole))
@@ -215,7 +215,11 @@ fn configuration(options: &Options, scratch: &Path) -> Result<Config, ProfileErr
     }
 }
 
-fn assemble(model: &Model, columns: Vec<Column>, measured: Option<Source>) -> Result<Profile, ProfileError> {
+fn assemble(
+    model: &Model,
+    columns: Vec<ShareMeasurement>,
+    measured: Option<Source>,
+) -> Result<Profile, ProfileError> {
     let sizes: Vec<u32> =
         columns.first().map(|first| first.ms.iter().map(|&(size, _)| size).collect()).unwrap_or_default();
     let row = |index: usize| columns.iter().map(|column| column.ms[index].1).collect();
@@ -258,7 +262,7 @@ fn longest(one: Start, other: Start) -> Start {
     }
 }
 
-fn put(options: &Options, text: &str) -> Result<u8, ProfileError> {
+fn put(options: &ProfileOptions, text: &str) -> Result<u8, ProfileError> {
     match &options.output {
         Some(path) => {
             std::fs::write(path, text).map_err(|error| ProfileError::Write(path.clone(), error))?;

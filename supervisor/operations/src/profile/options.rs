@@ -31,7 +31,7 @@ const ADVICE: [(&str, &str); 6] = [
 
 /// The model to measure, and how.
 #[derive(Debug, clap::Args)]
-pub struct Options {
+pub struct ProfileOptions {
     /// The model's file: ONNX or Python.
     pub(super) model: PathBuf,
     /// The interpreter of a model in Python [default: python3].
@@ -74,7 +74,7 @@ pub struct Options {
     pub(super) output: Option<PathBuf>,
 }
 
-impl Options {
+impl ProfileOptions {
     /// The command line as far as it says what is measured.
     pub(super) fn command(&self) -> String {
         let shapes = self.shape.iter().map(|(input, axes)| {
@@ -169,10 +169,10 @@ mod tests {
     #[derive(Debug, clap::Parser)]
     struct Command {
         #[command(flatten)]
-        options: Options,
+        options: ProfileOptions,
     }
 
-    fn parsed(arguments: &[&str]) -> Result<Options, clap::Error> {
+    fn parsed(arguments: &[&str]) -> Result<ProfileOptions, clap::Error> {
         let all = [&["profile", "my model.onnx", "--device", "emulated"], arguments].concat();
         Command::try_parse_from(all).map(|command| command.options)
     }

@@ -5,10 +5,10 @@ use shadowslice_shared::units::Sms;
 
 use super::*;
 
-fn column(sms: u32, ms: &[f64]) -> Column {
+fn column(sms: u32, ms: &[f64]) -> ShareMeasurement {
     let ms = [1, 2, 4].into_iter().zip(ms.iter().copied()).collect();
     let boot = BootMs { spawn: f64::from(200 - sms), ..BootMs::default() };
-    Column { sms: Sms(sms), ms, boot, memory: Memory::default() }
+    ShareMeasurement { sms: Sms(sms), ms, boot, memory: Memory::default() }
 }
 
 #[test]
@@ -41,7 +41,7 @@ fn a_written_profile_reads_as_what_was_measured() {
 #[derive(Debug, clap::Parser)]
 struct Command {
     #[command(flatten)]
-    options: Options,
+    options: ProfileOptions,
 }
 
 #[test]

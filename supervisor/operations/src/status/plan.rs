@@ -1,6 +1,6 @@
 //! The changes that the policy would make, as text, 80 columns wide.
 
-use super::table::{Column, Long, WIDTH, aligned, block, left, right, wrapped};
+use super::table::{LongCell, TableColumn, WIDTH, aligned, block, left, right, wrapped};
 use crate::figures;
 use shadowslice_control::controller::{ModelPlan, PlanReport};
 
@@ -15,7 +15,7 @@ pub fn plan(report: &PlanReport) -> String {
     if !models.is_empty() {
         let span = models.iter().map(|model| model.recent.span_s).fold(0.0, f64::max);
         lines.push(format!("REQ/S to BUSY are over the last {}:", figures::span(span)));
-        let mut rows = aligned(&COLUMNS, models, WIDTH, Long::OwnLine).into_iter();
+        let mut rows = aligned(&COLUMNS, models, WIDTH, LongCell::OwnLine).into_iter();
         lines.extend(rows.next());
         for (row, model) in rows.zip(models) {
             lines.push(row);
@@ -57,7 +57,7 @@ fn place(model: &ModelPlan) -> String {
     text
 }
 
-const COLUMNS: [Column<ModelPlan>; 11] = [
+const COLUMNS: [TableColumn<ModelPlan>; 11] = [
     left(0, "MODEL", |model| model.name.clone()),
     right(0, "SHARE", |model| format!("{}%", model.share_percent)),
     right(0, "SMS", |model| model.sms.to_string()),

@@ -12,7 +12,7 @@ pub(crate) enum Align {
 /// A column: its head, and a row's text. Where there is no room, the column of the highest rank
 /// goes first, and columns of rank 0 stay.
 #[derive(Debug)]
-pub(crate) struct Column<R> {
+pub(crate) struct TableColumn<R> {
     pub(crate) rank: u8,
     pub(crate) head: &'static str,
     pub(crate) align: Align,
@@ -21,7 +21,7 @@ pub(crate) struct Column<R> {
 
 /// What becomes of a first cell that is too long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Long {
+pub(crate) enum LongCell {
     Cut,
     /// It gets a line of its own, above the rest of its row.
     OwnLine,
@@ -31,16 +31,21 @@ pub(crate) enum Long {
 const NARROW: usize = 10;
 const LEAST: usize = 4;
 
-pub(crate) const fn left<R>(rank: u8, head: &'static str, cell: fn(&R) -> String) -> Column<R> {
-    Column { rank, head, align: Align::Left, cell }
+pub(crate) const fn left<R>(rank: u8, head: &'static str, cell: fn(&R) -> String) -> TableColumn<R> {
+    TableColumn { rank, head, align: Align::Left, cell }
 }
 
-pub(crate) const fn right<R>(rank: u8, head: &'static str, cell: fn(&R) -> String) -> Column<R> {
-    Column { rank, head, align: Align::Right, cell }
+pub(crate) const fn right<R>(rank: u8, head: &'static str, cell: fn(&R) -> String) -> TableColumn<R> {
+    TableColumn { rank, head, align: Align::Right, cell }
 }
 
 /// The head and each row, at most `width` wide as long as the columns of rank 0 are not wider.
-pub(crate) fn aligned<R>(columns: &[Column<R>], rows: &[R], width: usize, long: Long) -> Vec<String> {
+pub(crate) fn aligned<R>(
+    columns: &[TableColumn<R>],
+    rows: &[R],
+    width: usize,
+    long: LongCell,
+) -> Vec<String> {
     let cells: Vec<Vec<String>> = columns.iter().map(|column| cells(column, rows)).collect();
     let mut widths: Vec<usize> = cells.iter().map(|cells| widest(cells)).collect();
     let mut kept: Vec<usize> = (0..columns.len()).collect();
@@ -59,7 +64,7 @@ pub(crate) fn aligned<R>(columns: &[Column<R>], rows: &[R], width: usize, long: 
     (0..=rows.len()).map(|row| line(columns, &cells, &widths, &kept, row, long)).collect()
 }
 
-fn cells<R>(column: &Column<R>, rows: &[R]) -> Vec<String> {
+fn cells<R>(column: &TableColumn<R>, rows: &[R]) -> Vec<String> {
     std::iter::once(column.head.to_owned()).chain(rows.iter().map(column.cell)).collect()
 }
 
@@ -68,12 +73,12 @@ fn widest(cells: &[String]) -> usize {
 }
 
 fn line<R>(
-    columns: &[Column<R>],
+    columns: &[TableColumn<R>],
     cells: &[Vec<String>],
     widths: &[usize],
     kept: &[usize],
     row: usize,
-    long: Long,
+    long: LongCell,
 ) -> String {
     let mut line = String::new();
     for &i in kept {
@@ -82,7 +87,7 @@ fn line<R>(
             line.push(' ');
         }
         match columns[i].align {
-            _ if cell.chars().count() > width && long == Long::OwnLine => {
+            _ if cell.chars().count() > width && long == LongCell::OwnLine => {
                 line.push_str(&format!("{cell}\n{:width$}", ""));
             }
             _ if cell.chars().count() > width => line.push_str(&cut(cell, width)),
@@ -144,7 +149,7 @@ pub(crate) fn block(text: &str, width: usize) -> Vec<String> {
 mod tests {
     use super::*;
 
-    const COLUMNS: [Column<(&str, u32)>; 3] = [
+    const COLUMNS: [TableColumn<(&str, u32)>; 3] = [
         left(0, "NAME", |row| row.0.to_owned()),
         right(0, "N", |row| row.1.to_string()),
         left(1, "MORE", |row| "x".repeat(row.1 as usize)),
@@ -153,12 +158,12 @@ mod tests {
     #[test]
     fn columns_are_as_wide_as_needed_and_leave_by_rank() {
         let rows = [("one", 7), ("a-long-name", 12)];
-        let all = aligned(&COLUMNS, &rows, 40, Long::Cut);
+        let all = aligned(&COLUMNS, &rows, 40, LongCell::Cut);
         assert_eq!(all, ["NAME         N MORE", "one          7 xxxxxxx", "a-long-name 12 xxxxxxxxxxxx"]);
-        assert_eq!(aligned(&COLUMNS, &rows, 10, Long::Cut), ["NAME     N", "one      7", "a-long… 12"]);
-        let own = aligned(&COLUMNS, &rows, 10, Long::OwnLine);
+        assert_eq!(aligned(&COLUMNS, &rows, 10, LongCell::Cut), ["NAME     N", "one      7", "a-long… 12"]);
+        let own = aligned(&COLUMNS, &rows, 10, LongCell::OwnLine);
         assert_eq!(own[2], "a-long-name\n        12");
-        assert_eq!(aligned(&COLUMNS, &[], 3, Long::Cut), ["NAME N"]);
+        assert_eq!(aligned(&COLUMNS, &[], 3, LongCell::Cut), ["NAME N"]);
     }
 
     #[test]

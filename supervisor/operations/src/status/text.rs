@@ -1,13 +1,13 @@
 //! The status as text, 80 columns wide.
 
-use super::table::{Column, Long, WIDTH, aligned, left, right, wrapped};
-use super::{ModelStatus, Status, SupervisorStatus, gpus};
+use super::table::{LongCell, TableColumn, WIDTH, aligned, left, right, wrapped};
+use super::{HostStatus, ModelStatus, SupervisorStatus, gpus};
 use crate::figures;
 use shadowslice_control::controller::{HandoverReport, ModelPlan};
 use shadowslice_datapath::readiness::Host;
 
-pub fn text(status: &Status) -> String {
-    let mut lines = aligned(&COLUMNS, &status.models, WIDTH, Long::OwnLine);
+pub fn text(status: &HostStatus) -> String {
+    let mut lines = aligned(&COLUMNS, &status.models, WIDTH, LongCell::OwnLine);
     let mut say = |line: &str| lines.extend(wrapped(line, WIDTH, 2));
     match status.host {
         Host::Serving if status.ready => {}
@@ -143,7 +143,7 @@ pub(crate) fn latency(model: &ModelStatus, ms: f64) -> String {
     model.slo.slack.map_or("-".to_owned(), |_| figures::ms(ms))
 }
 
-const COLUMNS: [Column<ModelStatus>; 11] = [
+const COLUMNS: [TableColumn<ModelStatus>; 11] = [
     left(0, "MODEL", |model| model.name.clone()),
     left(0, "STATE", state),
     right(0, "SHARE", share),
@@ -175,7 +175,7 @@ mod tests {
         let (version, config) = ("0.1.0".to_owned(), "/etc/shadowslice/shadowslice.yaml".into());
         let supervisor = Some(SupervisorStatus { version, pid: 4711, age_s: 10_000.0, config });
         let (host, gpus) = (Host::Serving, Vec::new());
-        text(&Status { supervisor, host, ready: true, upgrading: false, models, gpus })
+        text(&HostStatus { supervisor, host, ready: true, upgrading: false, models, gpus })
     }
 
     #[test]

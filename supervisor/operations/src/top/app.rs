@@ -4,36 +4,36 @@ use std::time::Duration;
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
-use super::facts::{Facts, Seen};
+use super::facts::{PollResult, TopSnapshot};
 
 #[derive(Debug, Default)]
 pub(super) struct App {
     pub(super) interval: Duration,
-    pub(super) facts: Option<Facts>,
+    pub(super) facts: Option<TopSnapshot>,
     /// The supervisor does not answer.
-    pub(super) away: Option<Away>,
-    last: Option<Seen>,
+    pub(super) away: Option<Unreachable>,
+    last: Option<PollResult>,
     /// By name, as models come and go.
     selected: Option<String>,
 }
 
 #[derive(Debug)]
-pub(super) struct Away {
+pub(super) struct Unreachable {
     pub(super) why: String,
     since: Duration,
     now: Duration,
 }
 
-impl Away {
+impl Unreachable {
     pub(super) fn lasts(&self) -> Duration {
         self.now.saturating_sub(self.since)
     }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Next {
-    Draw,
-    End,
+pub(super) enum KeyAction {
+    Redraw,
+    Quit,
 }
 
 impl App {
@@ -42,10 +42,10 @@ impl App {
     }
 
     /// `answer`: of the supervisor, or why there is none.
-    pub(super) fn hear(&mut self, answer: Result<Seen, String>, now: Duration) {
+    pub(super) fn hear(&mut self, answer: Result<PollResult, String>, now: Duration) {
         match answer {
             Ok(seen) => {
-                self.facts = Some(Facts::of(&seen, self.last.as_ref()));
+                self.facts = Some(TopSnapshot::of(&seen, self.last.as_ref()));
                 self.last = Some(seen);
                 self.away = None;
             }
@@ -53,23 +53,23 @@ impl App {
                 // Counters of the next supervisor have nothing to do with these.
                 self.last = None;
                 let since = self.away.as_ref().map_or(now, |away| away.since);
-                self.away = Some(Away { why, since, now });
+                self.away = Some(Unreachable { why, since, now });
             }
         }
     }
 
-    pub(super) fn press(&mut self, key: KeyEvent) -> Next {
+    pub(super) fn press(&mut self, key: KeyEvent) -> KeyAction {
         let control = key.modifiers.contains(KeyModifiers::CONTROL);
         match key.code {
-            KeyCode::Char('c') if control => return Next::End,
-            KeyCode::Char('q') | KeyCode::Esc => return Next::End,
+            KeyCode::Char('c') if control => return KeyAction::Quit,
+            KeyCode::Char('q') | KeyCode::Esc => return KeyAction::Quit,
             KeyCode::Char('j') | KeyCode::Down => self.select(|place| place.saturating_add(1)),
             KeyCode::Char('k') | KeyCode::Up => self.select(|place| place.saturating_sub(1)),
             KeyCode::Home => self.select(|_| 0),
             KeyCode::End => self.select(|_| usize::MAX),
             _ => {}
         }
-        Next::Draw
+        KeyAction::Redraw
     }
 
     /// The first model, unless another one was chosen that is still there.

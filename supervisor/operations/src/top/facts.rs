@@ -1,19 +1,19 @@
 //! What is shown: one answer of the supervisor, and what happened since the answer before.
 
 use super::interval::Interval;
-use crate::status::{GpuStatus, ModelStatus, Status, SupervisorStatus};
+use crate::status::{GpuStatus, HostStatus, ModelStatus, SupervisorStatus};
 use shadowslice_control::controller::{ModelPlan, PlanReport};
 use shadowslice_datapath::readiness::Host;
 
 /// What the supervisor answers at one time.
 #[derive(Debug, Clone)]
-pub(crate) struct Seen {
-    pub(super) status: Status,
+pub(crate) struct PollResult {
+    pub(super) status: HostStatus,
     pub(super) plan: PlanReport,
 }
 
 #[derive(Debug, Clone)]
-pub(super) struct Facts {
+pub(super) struct TopSnapshot {
     pub(super) supervisor: Option<SupervisorStatus>,
     pub(super) host: Host,
     pub(super) ready: bool,
@@ -51,8 +51,8 @@ impl ModelFacts {
     }
 }
 
-impl Facts {
-    pub(super) fn of(seen: &Seen, before: Option<&Seen>) -> Self {
+impl TopSnapshot {
+    pub(super) fn of(seen: &PollResult, before: Option<&PollResult>) -> Self {
         let models = seen.status.models.iter().enumerate().map(|(place, model)| ModelFacts {
             key: key(place),
             status: model.clone(),
@@ -76,7 +76,7 @@ impl Facts {
     }
 }
 
-fn since(model: &ModelStatus, before: &Seen) -> Option<Interval> {
+fn since(model: &ModelStatus, before: &PollResult) -> Option<Interval> {
     let earlier = before.status.models.iter().find(|earlier| earlier.name == model.name)?;
     Interval::between(earlier, model)
 }

@@ -1,6 +1,6 @@
 //! GPUs: who has which SMs, memory by kind, power.
 
-use super::facts::{Facts, ModelFacts};
+use super::facts::{ModelFacts, TopSnapshot};
 use crate::figures;
 use crate::status::table::{block, cut};
 use crate::status::{GpuStatus, notes_of_gpu};
@@ -10,7 +10,7 @@ use shadowslice_shared::groups::Groups;
 const WIDE: usize = 130;
 
 /// All of one GPU.
-pub(super) fn full(facts: &Facts, gpu: &GpuStatus, width: usize) -> Vec<String> {
+pub(super) fn full(facts: &TopSnapshot, gpu: &GpuStatus, width: usize) -> Vec<String> {
     let name = gpu.nvml.as_ref().map_or(gpu.device.as_str(), |nvml| nvml.name.as_str());
     let backend = if gpu.backend == name { String::new() } else { format!(" {},", gpu.backend) };
     let mut head = format!("GPU {}  {name},{backend} {} SMs", gpu.index, gpu.sms);
@@ -33,7 +33,7 @@ pub(super) fn full(facts: &Facts, gpu: &GpuStatus, width: usize) -> Vec<String> 
 }
 
 /// One line.
-pub(super) fn short(facts: &Facts, gpu: &GpuStatus, width: usize) -> String {
+pub(super) fn short(facts: &TopSnapshot, gpu: &GpuStatus, width: usize) -> String {
     let models: Vec<_> = facts.on(gpu.index).collect();
     let grouped = models.iter().all(|model| groups_of(model).is_some());
     let groups = gpu.groups.as_ref().map_or(0, Vec::len);
@@ -108,7 +108,7 @@ fn power(gpu: &GpuStatus) -> Option<String> {
 
 /// Weights are there once for each model; what neither weights nor scratch is are contexts, kernels
 /// and recordings, and all that others have there.
-fn memory(facts: &Facts, gpu: &GpuStatus) -> String {
+fn memory(facts: &TopSnapshot, gpu: &GpuStatus) -> String {
     let told = |model: &ModelFacts| {
         let told = model.status.workers.iter().filter_map(|worker| worker.report.memory);
         told.fold((0, 0), |(weights, scratch), memory| {

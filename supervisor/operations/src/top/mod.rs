@@ -13,4 +13,4 @@ mod run;
 mod tests;
 mod view;
 
-pub use run::{Options, run};
+pub use run::{TopOptions, run};

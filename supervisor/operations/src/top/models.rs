@@ -2,16 +2,16 @@
 
 use super::facts::ModelFacts;
 use crate::figures;
-use crate::status::table::{Column, Long, aligned, left, right};
+use crate::status::table::{LongCell, TableColumn, aligned, left, right};
 use crate::status::{in_slo, latency, share, state};
 use shadowslice_datapath::pipeline::Rates;
 
 /// The head, and a row for each model. What has no room leaves by its rank.
 pub(super) fn table(models: &[ModelFacts], width: usize) -> Vec<String> {
-    aligned(&COLUMNS, models, width, Long::Cut)
+    aligned(&COLUMNS, models, width, LongCell::Cut)
 }
 
-const COLUMNS: [Column<ModelFacts>; 18] = [
+const COLUMNS: [TableColumn<ModelFacts>; 18] = [
     left(0, "MODEL", |model| model.status.name.clone()),
     left(0, "M", |model| model.key.to_string()),
     left(1, "STATE", |model| state(&model.status)),

@@ -1,7 +1,7 @@
 //! How many lines each part of the screen gets.
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Wants {
+pub(super) struct LineNeeds {
     pub(super) models: usize,
     /// With all of each GPU, and with one line for each.
     pub(super) gpus: (usize, usize),
@@ -9,7 +9,7 @@ pub(super) struct Wants {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Room {
+pub(super) struct LineBudget {
     /// Besides the table's head.
     pub(super) models: usize,
     pub(super) gpus: usize,
@@ -22,7 +22,7 @@ const FIRST_MODELS: usize = 5;
 const FIRST_DETAILS: usize = 7;
 
 /// `lines`: without the title, the table's head and the last line.
-pub(super) fn share_out(lines: usize, wants: Wants) -> Room {
+pub(super) fn share_out(lines: usize, wants: LineNeeds) -> LineBudget {
     let models = wants.models.min(FIRST_MODELS);
     let details = wants.details.min(FIRST_DETAILS);
     let full_gpus = models + details + wants.gpus.0 <= lines;
@@ -35,7 +35,7 @@ pub(super) fn share_out(lines: usize, wants: Wants) -> Room {
     let models = wants.models.min(models + spare);
     // More models before more details.
     let more = (wants.models - models).min(details.saturating_sub(FIRST_DETAILS));
-    Room { models: models + more, gpus, full_gpus, details: details - more }
+    LineBudget { models: models + more, gpus, full_gpus, details: details - more }
 }
 
 #[cfg(test)]
@@ -48,7 +48,7 @@ mod tests {
             for (models, gpus, details) in
                 [(0, 0, 0), (1, 1, 9), (3, 1, 12), (20, 1, 12), (20, 8, 9), (2, 4, 30)]
             {
-                let wants = Wants { models, gpus: (gpus * 3, gpus), details };
+                let wants = LineNeeds { models, gpus: (gpus * 3, gpus), details };
                 let room = share_out(lines, wants);
                 let used = room.models + room.gpus + room.details;
                 assert!(used <= lines, "{lines} {wants:?} {room:?}");
@@ -62,9 +62,9 @@ mod tests {
 
     #[test]
     fn on_a_usual_terminal_one_gpu_is_shown_in_full_and_many_by_a_line_each() {
-        let room = |models, gpus| share_out(21, Wants { models, gpus: (gpus * 3, gpus), details: 11 });
-        assert_eq!(room(2, 1), Room { models: 2, gpus: 3, full_gpus: true, details: 11 });
-        assert_eq!(room(20, 1), Room { models: 11, gpus: 3, full_gpus: true, details: 7 });
-        assert_eq!(room(20, 8), Room { models: 6, gpus: 8, full_gpus: false, details: 7 });
+        let room = |models, gpus| share_out(21, LineNeeds { models, gpus: (gpus * 3, gpus), details: 11 });
+        assert_eq!(room(2, 1), LineBudget { models: 2, gpus: 3, full_gpus: true, details: 11 });
+        assert_eq!(room(20, 1), LineBudget { models: 11, gpus: 3, full_gpus: true, details: 7 });
+        assert_eq!(room(20, 8), LineBudget { models: 6, gpus: 8, full_gpus: false, details: 7 });
     }
 }

@@ -13,10 +13,10 @@ use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyEvent};
 use ratatui::text::Text;
 
-use super::app::{App, Next};
-use super::facts::Seen;
+use super::app::{App, KeyAction};
+use super::facts::PollResult;
 use super::view;
-use crate::admin::{self, Ask, Reply};
+use crate::admin::{self, ControlReply, ControlRequest};
 use shadowslice_shared::errors;
 use shadowslice_shared::exit::{self, fail};
 
@@ -29,7 +29,7 @@ const PAGE: u16 = 80;
 const WAITING: usize = 64;
 
 #[derive(Debug, clap::Args)]
-pub struct Options {
+pub struct TopOptions {
     /// How often the supervisor is asked, e.g. 500ms; at least 100ms.
     #[arg(long, default_value = "1s", value_parser = interval)]
     interval: Duration,
@@ -43,24 +43,24 @@ fn interval(text: &str) -> Result<Duration, String> {
     if interval < SHORTEST { Err("the shortest is 100ms".to_owned()) } else { Ok(interval) }
 }
 
-enum Heard {
-    Answer(Result<Seen, String>),
+enum TopEvent {
+    Answer(Result<PollResult, String>),
     Key(KeyEvent),
     Resized,
     Signal(Signal),
     /// A thread failed, as when the terminal is gone, or panicked.
-    Broken(Broken),
+    Failed(TopError),
 }
 
 #[derive(Debug, thiserror::Error)]
-enum Broken {
+enum TopError {
     #[error("the terminal cannot be used")]
     Terminal(#[from] io::Error),
     #[error("the thread {0} panicked: {1}")]
     Panicked(String, String),
 }
 
-impl Broken {
+impl TopError {
     fn code(&self) -> u8 {
         match self {
             Self::Terminal(_) => exit::UNAVAILABLE,
@@ -69,7 +69,7 @@ impl Broken {
     }
 }
 
-pub fn run(options: &Options, run_dir: &Path) -> u8 {
+pub fn run(options: &TopOptions, run_dir: &Path) -> u8 {
     let began = Instant::now();
     if options.once || !io::stdout().is_terminal() {
         return once(options.interval, run_dir, began);
@@ -89,21 +89,21 @@ fn once(interval: Duration, run_dir: &Path, began: Instant) -> u8 {
     let mut app = App::new(interval);
     for heard in hears.iter().take(2) {
         match heard {
-            Heard::Answer(Ok(seen)) => app.hear(Ok(seen), began.elapsed()),
-            Heard::Answer(Err(why)) => return fail(&why, exit::UNAVAILABLE),
-            Heard::Broken(broken) => return fail(&errors::chain(&broken), broken.code()),
-            Heard::Key(_) | Heard::Resized | Heard::Signal(_) => {}
+            TopEvent::Answer(Ok(seen)) => app.hear(Ok(seen), began.elapsed()),
+            TopEvent::Answer(Err(why)) => return fail(&why, exit::UNAVAILABLE),
+            TopEvent::Failed(broken) => return fail(&errors::chain(&broken), broken.code()),
+            TopEvent::Key(_) | TopEvent::Resized | TopEvent::Signal(_) => {}
         }
     }
     let lines = view::page(&app, PAGE);
     exit::print(&lines.iter().map(|line| format!("{}\n", line.to_string().trim_end())).collect::<String>())
 }
 
-fn look(run_dir: &Path) -> Result<Seen, String> {
+fn look(run_dir: &Path) -> Result<PollResult, String> {
     let ask = |what| admin::ask(run_dir, &what).map_err(|error| errors::chain(&error));
-    match (ask(Ask::Status)?, ask(Ask::Plan)?) {
-        (Reply::Status(status), Reply::Plan(plan)) => Ok(Seen { status, plan }),
-        (Reply::Refused(why), _) | (_, Reply::Refused(why)) => Err(why),
+    match (ask(ControlRequest::Status)?, ask(ControlRequest::Plan)?) {
+        (ControlReply::Status(status), ControlReply::Plan(plan)) => Ok(PollResult { status, plan }),
+        (ControlReply::Refused(why), _) | (_, ControlReply::Refused(why)) => Err(why),
         _ => Err("the supervisor answered another question; are both binaries from one build?".to_owned()),
     }
 }
@@ -142,14 +142,14 @@ impl Drop for Screen {
     }
 }
 
-fn live(interval: Duration, run_dir: &Path, began: Instant) -> Result<u8, Broken> {
+fn live(interval: Duration, run_dir: &Path, began: Instant) -> Result<u8, TopError> {
     let (heard, hears) = mpsc::sync_channel(WAITING);
     // Blocked before other threads begin, so that only the one that waits for them gets them.
     let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGQUIT]);
     signals.thread_block().map_err(io::Error::from)?;
     let mut screen = Screen::take()?;
     start("signals", &heard, move |heard| {
-        signals.wait().map(|signal| heard.send(Heard::Signal(signal)).is_ok()).map_err(io::Error::from)?;
+        signals.wait().map(|signal| heard.send(TopEvent::Signal(signal)).is_ok()).map_err(io::Error::from)?;
         Ok(())
     })?;
     start("keys", &heard, keys)?;
@@ -157,15 +157,20 @@ fn live(interval: Duration, run_dir: &Path, began: Instant) -> Result<u8, Broken
     serve(&mut screen, App::new(interval), began, &hears)
 }
 
-fn serve(screen: &mut Screen, mut app: App, began: Instant, hears: &Receiver<Heard>) -> Result<u8, Broken> {
+fn serve(
+    screen: &mut Screen,
+    mut app: App,
+    began: Instant,
+    hears: &Receiver<TopEvent>,
+) -> Result<u8, TopError> {
     screen.draw(&app)?;
     for heard in hears {
         match heard {
-            Heard::Answer(answer) => app.hear(answer, began.elapsed()),
-            Heard::Key(key) if app.press(key) == Next::End => return Ok(0),
-            Heard::Key(_) | Heard::Resized => {}
-            Heard::Signal(signal) => return Ok(128 + u8::try_from(signal as i32).unwrap_or(0)),
-            Heard::Broken(broken) => return Err(broken),
+            TopEvent::Answer(answer) => app.hear(answer, began.elapsed()),
+            TopEvent::Key(key) if app.press(key) == KeyAction::Quit => return Ok(0),
+            TopEvent::Key(_) | TopEvent::Resized => {}
+            TopEvent::Signal(signal) => return Ok(128 + u8::try_from(signal as i32).unwrap_or(0)),
+            TopEvent::Failed(broken) => return Err(broken),
         }
         screen.draw(&app)?;
     }
@@ -175,18 +180,18 @@ fn serve(screen: &mut Screen, mut app: App, began: Instant, hears: &Receiver<Hea
 /// A thread that tells if it ends otherwise than by having done its work.
 fn start(
     name: &str,
-    heard: &SyncSender<Heard>,
-    work: impl FnOnce(&SyncSender<Heard>) -> io::Result<()> + Send + 'static,
+    heard: &SyncSender<TopEvent>,
+    work: impl FnOnce(&SyncSender<TopEvent>) -> io::Result<()> + Send + 'static,
 ) -> io::Result<()> {
     let heard = heard.clone();
     let named = name.to_owned();
     let body = move || {
         let broken = match panic::catch_unwind(AssertUnwindSafe(|| work(&heard))) {
             Ok(Ok(())) => return,
-            Ok(Err(error)) => Broken::Terminal(error),
-            Err(panicked) => Broken::Panicked(named, said(&*panicked)),
+            Ok(Err(error)) => TopError::Terminal(error),
+            Err(panicked) => TopError::Panicked(named, said(&*panicked)),
         };
-        heard.send(Heard::Broken(broken)).ok();
+        heard.send(TopEvent::Failed(broken)).ok();
     };
     thread::Builder::new().name(name.to_owned()).spawn(body).map(drop)
 }
@@ -197,11 +202,11 @@ fn said(panicked: &(dyn Any + Send)) -> String {
 }
 
 /// Until nobody hears.
-fn keys(heard: &SyncSender<Heard>) -> io::Result<()> {
+fn keys(heard: &SyncSender<TopEvent>) -> io::Result<()> {
     loop {
         let next = match event::read()? {
-            Event::Key(key) => Heard::Key(key),
-            Event::Resize(..) => Heard::Resized,
+            Event::Key(key) => TopEvent::Key(key),
+            Event::Resize(..) => TopEvent::Resized,
             _ => continue,
         };
         if heard.send(next).is_err() {
@@ -211,12 +216,12 @@ fn keys(heard: &SyncSender<Heard>) -> io::Result<()> {
 }
 
 /// Asks until the returned end is dropped.
-fn ask_on(run_dir: &Path, interval: Duration, heard: &SyncSender<Heard>) -> io::Result<SyncSender<()>> {
+fn ask_on(run_dir: &Path, interval: Duration, heard: &SyncSender<TopEvent>) -> io::Result<SyncSender<()>> {
     let (goes_on, ends) = mpsc::sync_channel(1);
     let run_dir = run_dir.to_owned();
     start("asks", heard, move |heard| {
         loop {
-            let told = heard.send(Heard::Answer(look(&run_dir)));
+            let told = heard.send(TopEvent::Answer(look(&run_dir)));
             if told.is_err() || ends.recv_timeout(interval) != Err(RecvTimeoutError::Timeout) {
                 return Ok(());
             }

@@ -4,8 +4,8 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::Line;
 
 use super::app::App;
-use super::facts::{Facts, ModelFacts};
-use super::room::{Room, Wants, share_out};
+use super::facts::{ModelFacts, TopSnapshot};
+use super::room::{LineBudget, LineNeeds, share_out};
 use super::{details, gpus, models};
 use crate::figures::span;
 use crate::status::supervisor;
@@ -34,7 +34,7 @@ pub(super) fn screen(app: &App, width: u16, height: u16) -> Vec<Line<'static>> {
     let selected = app.selected();
     let details = facts.models.get(selected).map(|model| details::lines(model, width)).unwrap_or_default();
     let full: Vec<_> = facts.gpus.iter().map(|gpu| gpus::full(facts, gpu, width)).collect();
-    let wants = Wants {
+    let wants = LineNeeds {
         models: facts.models.len(),
         gpus: (full.iter().map(Vec::len).sum(), facts.gpus.len()),
         details: details.len(),
@@ -70,7 +70,7 @@ fn filled(mut lines: Vec<Line<'static>>, last: Line<'static>, height: usize) -> 
     lines
 }
 
-fn title(app: &App, facts: &Facts, (first, shown): (usize, usize), width: usize) -> Line<'static> {
+fn title(app: &App, facts: &TopSnapshot, (first, shown): (usize, usize), width: usize) -> Line<'static> {
     let host = match facts.host {
         Host::Serving if facts.ready => "ready",
         Host::Serving => "not ready",
@@ -92,7 +92,7 @@ fn title(app: &App, facts: &Facts, (first, shown): (usize, usize), width: usize)
 }
 
 /// The rows around the selected one, and the place of the first.
-fn window(facts: &Facts, selected: usize, rows: usize, width: usize) -> (usize, Vec<Line<'static>>) {
+fn window(facts: &TopSnapshot, selected: usize, rows: usize, width: usize) -> (usize, Vec<Line<'static>>) {
     let first = selected.saturating_sub(rows / 2).min(facts.models.len().saturating_sub(rows));
     let mut table = models::table(&facts.models, width).into_iter();
     let head = table.next().unwrap_or_default();
@@ -116,9 +116,9 @@ fn style(model: &ModelFacts) -> Style {
 
 /// From the selected model's GPU on, where there is no room for all.
 fn gpu_lines(
-    facts: &Facts,
+    facts: &TopSnapshot,
     full: Vec<Vec<String>>,
-    room: Room,
+    room: LineBudget,
     selected: usize,
     width: usize,
 ) -> Vec<Line<'static>> {

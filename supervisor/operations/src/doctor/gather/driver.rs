@@ -4,17 +4,17 @@ use std::path::Path;
 
 use nix::unistd::{AccessFlags, eaccess};
 
-use super::processes::Processes;
-use crate::doctor::facts::{DeviceFile, Driver, Trouble};
+use super::processes::ProcessTable;
+use crate::doctor::facts::{DeviceFile, DriverFacts, Problem};
 use shadowslice_control::nvml::{Host, Library};
 
 const EXPECTED: [&str; 3] = ["shadowslice-worker", "nvidia-cuda-mps-server", "nvidia-cuda-mps-control"];
 
-pub(super) fn facts(processes: &Processes) -> Driver {
+pub(super) fn facts(processes: &ProcessTable) -> DriverFacts {
     let nvml = Library::open().and_then(|library| library.host());
-    let nvml = nvml.map_err(|error| Trouble::of(&error));
+    let nvml = nvml.map_err(|error| Problem::of(&error));
     let strangers = nvml.as_ref().map(|host| strangers(host, processes)).unwrap_or_default();
-    Driver { nvml, files: files(), strangers }
+    DriverFacts { nvml, files: files(), strangers }
 }
 
 fn files() -> Vec<DeviceFile> {
@@ -38,7 +38,7 @@ fn is_device(name: &str) -> bool {
 }
 
 /// A process that this user cannot see has no name.
-fn strangers(host: &Host, processes: &Processes) -> Vec<(u32, String)> {
+fn strangers(host: &Host, processes: &ProcessTable) -> Vec<(u32, String)> {
     let gpus = host.gpus.iter().flatten();
     let pids = gpus.flat_map(|gpu| &gpu.usage.processes).map(|process| process.pid);
     let name = |pid: u32| {

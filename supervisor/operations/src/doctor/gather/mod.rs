@@ -12,13 +12,13 @@ mod system;
 
 pub(super) use partitions::partitions;
 
-use super::facts::Facts;
+use super::facts::HostFacts;
 use shadowslice_config::Config;
 
-pub(super) fn facts(config: Option<&Config>) -> Facts {
+pub(super) fn facts(config: Option<&Config>) -> HostFacts {
     let processes = processes::all();
     let system = system::facts(config);
-    Facts {
+    HostFacts {
         driver: driver::facts(&processes),
         mps: mps::facts(&processes),
         engine: engine::facts(config, &system.worker),

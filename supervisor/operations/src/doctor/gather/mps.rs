@@ -8,8 +8,8 @@ use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
 
 use super::command;
-use super::processes::{Processes, is_our_own, variable};
-use crate::doctor::facts::{Control, Mps, MpsKind, MpsProcess, PipeDirectory};
+use super::processes::{ProcessTable, is_our_own, variable};
+use crate::doctor::facts::{MpsControlProgram, MpsFacts, MpsKind, MpsProcess, PipeDirectory};
 use shadowslice_control::backend::control_program;
 
 const CONTROL: &str = "nvidia-cuda-mps-control";
@@ -19,10 +19,10 @@ const PIPE_VARIABLE: &str = "CUDA_MPS_PIPE_DIRECTORY";
 /// Where CUDA and the control program look for each other by default, in one version or another.
 const DEFAULT_PIPES: [&str; 2] = ["/tmp/nvidia-mps", "/run/nvidia-mps"];
 
-pub(super) fn facts(processes: &Processes) -> Mps {
+pub(super) fn facts(processes: &ProcessTable) -> MpsFacts {
     let path = in_path(&control_program(), &std::env::var_os("PATH").unwrap_or_default());
     let server = path.as_ref().is_some_and(|path| path.with_file_name(SERVER).is_file());
-    Mps { control: path.map(control), server, foreign: foreign(processes), pipes: pipes() }
+    MpsFacts { control: path.map(control), server, foreign: foreign(processes), pipes: pipes() }
 }
 
 fn in_path(program: &Path, path: &OsStr) -> Option<PathBuf> {
@@ -32,10 +32,10 @@ fn in_path(program: &Path, path: &OsStr) -> Option<PathBuf> {
     std::env::split_paths(path).map(|dir| dir.join(program)).find(|path| path.is_file())
 }
 
-fn control(path: PathBuf) -> Control {
+fn control(path: PathBuf) -> MpsControlProgram {
     let said = command::output(&path, &["-v"]);
     let version = said.and_then(|said| version(&said).ok_or(said));
-    Control { version, path }
+    MpsControlProgram { version, path }
 }
 
 /// The number in a line such as `... Binary version: 13000`.
@@ -46,7 +46,7 @@ fn version(said: &str) -> Option<u32> {
     numbers.find_map(|number| number.parse().ok().filter(|number| *number >= 1000))
 }
 
-fn foreign(processes: &Processes) -> Vec<MpsProcess> {
+fn foreign(processes: &ProcessTable) -> Vec<MpsProcess> {
     let kind = |name: &str| match name {
         CONTROL => Some(MpsKind::Control),
         SERVER => Some(MpsKind::Server),

@@ -10,7 +10,7 @@ use nix::sys::statvfs::statvfs;
 use nix::unistd::{AccessFlags, eaccess, geteuid};
 
 use crate::admin::SOCKET;
-use crate::doctor::facts::{RunDir, System, Trouble};
+use crate::doctor::facts::{Problem, RunDir, SystemFacts};
 use shadowslice_config as config;
 use shadowslice_config::Config;
 use shadowslice_control::host;
@@ -22,8 +22,8 @@ const VARIABLES: [&str; 2] = ["CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_MAX_CONNECTIO
 
 const SHARED_MEMORY: &str = "/dev/shm";
 
-pub(super) fn facts(config: Option<&Config>) -> System {
-    System {
+pub(super) fn facts(config: Option<&Config>) -> SystemFacts {
+    SystemFacts {
         variables: variables(std::env::vars_os()),
         uid: geteuid().as_raw(),
         may_raise_priority: may_raise_priority(),
@@ -32,7 +32,7 @@ pub(super) fn facts(config: Option<&Config>) -> System {
         locked_memory: limit(Resource::RLIMIT_MEMLOCK, |(soft, _)| soft),
         shared_memory: shared_memory(),
         run_dir: run_dir(config),
-        worker: host::worker_program().map_err(|error| Trouble::of(&error)),
+        worker: host::worker_program().map_err(|error| Problem::of(&error)),
     }
 }
 

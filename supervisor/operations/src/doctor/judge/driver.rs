@@ -1,8 +1,8 @@
 //! NVIDIA's driver and its GPUs.
 
 use crate::doctor::check::Check;
-use crate::doctor::facts::{Driver, EngineFacts, MIB};
-use crate::doctor::need::Need;
+use crate::doctor::facts::{DriverFacts, EngineFacts, MIB};
+use crate::doctor::requirements::Requirements;
 use shadowslice_config::CudaDevice;
 use shadowslice_control::nvml::{ComputeMode, Gpu, Host};
 
@@ -11,7 +11,7 @@ const LEAST_CAPABILITY: (i32, i32) = (7, 0);
 
 const MAX_NAMED: usize = 5;
 
-pub(super) fn checks(driver: &Driver, engine: &EngineFacts, need: &Need) -> Vec<Check> {
+pub(super) fn checks(driver: &DriverFacts, engine: &EngineFacts, need: &Requirements) -> Vec<Check> {
     let host = match &driver.nvml {
         Ok(host) => host,
         // Without a driver, the parts that come with it are missing, too.
@@ -39,7 +39,7 @@ fn libcuda(engine: &EngineFacts) -> Option<Check> {
     })
 }
 
-fn files(driver: &Driver) -> Check {
+fn files(driver: &DriverFacts) -> Check {
     let name = "device files";
     let closed: Vec<_> = driver.files.iter().filter(|file| !file.open).map(|file| &*file.name).collect();
     let is_there = |name: &str| driver.files.iter().any(|file| file.name == name);
@@ -68,7 +68,7 @@ fn files(driver: &Driver) -> Check {
     Check::ok(name, format!("{} can be read and written", names.join(", ")))
 }
 
-fn gpus(host: &Host, driver: &Driver, need: &Need) -> Vec<Check> {
+fn gpus(host: &Host, driver: &DriverFacts, need: &Requirements) -> Vec<Check> {
     let known = host.gpus.iter().flatten();
     let lost = host.gpus.iter().enumerate().filter_map(|(index, gpu)| Some((index, gpu.as_ref().err()?)));
     let lost = lost.map(|(index, why)| {
@@ -106,7 +106,7 @@ fn absent(device: &CudaDevice, host: &Host) -> Check {
     )
 }
 
-fn of_gpu(gpu: &Gpu, driver: &Driver, need: &Need) -> Vec<Check> {
+fn of_gpu(gpu: &Gpu, driver: &DriverFacts, need: &Requirements) -> Vec<Check> {
     let index = gpu.identity.index;
     vec![
         presence(index, gpu),
@@ -133,7 +133,7 @@ fn presence(index: u32, gpu: &Gpu) -> Check {
     Check::ok(name, what)
 }
 
-fn others(index: u32, gpu: &Gpu, driver: &Driver) -> Check {
+fn others(index: u32, gpu: &Gpu, driver: &DriverFacts) -> Check {
     let name = format!("gpu {index} processes");
     let stranger = |pid: u32| driver.strangers.iter().find(|(stranger, _)| *stranger == pid);
     let strangers: Vec<_> = gpu

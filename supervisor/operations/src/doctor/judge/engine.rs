@@ -1,7 +1,7 @@
 //! ONNX Runtime and its providers.
 
 use crate::doctor::check::Check;
-use crate::doctor::facts::{Driver, EngineFacts};
+use crate::doctor::facts::{DriverFacts, EngineFacts};
 use shadowslice_control::backend::{Libraries, OnnxRuntime};
 
 const GET_GPU_BUILD: &str = "have the libraries of one ONNX Runtime for GPUs in one folder (Python's `onnxruntime-gpu` has them in `onnxruntime/capi`)";
@@ -44,7 +44,7 @@ pub(super) fn library(engine: &EngineFacts) -> Vec<Check> {
     engine.onnxruntime().map(check).into_iter().collect()
 }
 
-pub(super) fn cuda(engine: &EngineFacts, driver: &Driver) -> Vec<Check> {
+pub(super) fn cuda(engine: &EngineFacts, driver: &DriverFacts) -> Vec<Check> {
     match (engine.loaded(), engine.onnxruntime()) {
         (Some(libraries), Some(Ok(loaded))) => {
             vec![provider(&loaded.cuda, driver), cudnn(&libraries.cudnn, &loaded.cuda)]
@@ -53,7 +53,7 @@ pub(super) fn cuda(engine: &EngineFacts, driver: &Driver) -> Vec<Check> {
     }
 }
 
-fn provider(loaded: &Result<Option<u32>, String>, driver: &Driver) -> Check {
+fn provider(loaded: &Result<Option<u32>, String>, driver: &DriverFacts) -> Check {
     let name = "cuda provider";
     let offered = driver.nvml.as_ref().ok().map(|host| host.cuda);
     match (loaded, offered) {

@@ -1,10 +1,10 @@
 //! CUDA MPS.
 
 use crate::doctor::check::Check;
-use crate::doctor::facts::{Driver, Mps, MpsKind, MpsProcess, System};
+use crate::doctor::facts::{DriverFacts, MpsFacts, MpsKind, MpsProcess, SystemFacts};
 use shadowslice_control::nvml::ComputeMode;
 
-pub(super) fn checks(mps: &Mps, driver: &Driver, system: &System) -> Vec<Check> {
+pub(super) fn checks(mps: &MpsFacts, driver: &DriverFacts, system: &SystemFacts) -> Vec<Check> {
     let mut checks = vec![program(mps), daemons(mps, driver, system)];
     checks.extend(mps.pipes.iter().filter(|pipes| !pipes.alive).map(|pipes| {
         let path = pipes.path.display();
@@ -17,7 +17,7 @@ pub(super) fn checks(mps: &Mps, driver: &Driver, system: &System) -> Vec<Check> 
     checks
 }
 
-fn program(mps: &Mps) -> Check {
+fn program(mps: &MpsFacts) -> Check {
     let name = "mps";
     let Some(control) = &mps.control else {
         return Check::fault(
@@ -44,7 +44,7 @@ fn program(mps: &Mps) -> Check {
     }
 }
 
-fn daemons(mps: &Mps, driver: &Driver, system: &System) -> Check {
+fn daemons(mps: &MpsFacts, driver: &DriverFacts, system: &SystemFacts) -> Check {
     let name = "mps daemons";
     if mps.foreign.is_empty() {
         return Check::ok(name, "none but ours");

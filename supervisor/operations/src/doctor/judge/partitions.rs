@@ -1,7 +1,7 @@
 //! Shares that change inside the worker, and the needs of half precision for that.
 
 use crate::doctor::check::Check;
-use crate::doctor::facts::{Driver, Partitions};
+use crate::doctor::facts::{DriverFacts, PartitionMeasurement};
 use shadowslice_control::nvml::CudaVersion;
 
 /// From this version of CUDA on the driver divides a GPU's SMs inside a process.
@@ -10,7 +10,7 @@ const LEAST_CUDA: CudaVersion = CudaVersion { major: 12, minor: 4 };
 /// Hopper's compute capability, on which half precision was found wrong at a percentage.
 const HOPPER: (i32, i32) = (9, 0);
 
-pub(super) fn checks(measured: Option<&[Partitions]>, driver: &Driver) -> Vec<Check> {
+pub(super) fn checks(measured: Option<&[PartitionMeasurement]>, driver: &DriverFacts) -> Vec<Check> {
     let Ok(host) = &driver.nvml else { return Vec::new() };
     let mut checks = match measured {
         Some(measured) => measured.iter().map(of_gpu).collect(),
@@ -35,7 +35,7 @@ pub(super) fn checks(measured: Option<&[Partitions]>, driver: &Driver) -> Vec<Ch
     checks
 }
 
-fn of_gpu(Partitions { device, groups }: &Partitions) -> Check {
+fn of_gpu(PartitionMeasurement { device, groups }: &PartitionMeasurement) -> Check {
     let name = format!("partitions of GPU {device}");
     match groups {
         Ok(Ok(sizes)) => {

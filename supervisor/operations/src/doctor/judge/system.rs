@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use crate::doctor::check::Check;
-use crate::doctor::facts::{MIB, RunDir, System};
-use crate::doctor::need::Need;
+use crate::doctor::facts::{MIB, RunDir, SystemFacts};
+use crate::doctor::requirements::Requirements;
 
 /// The size of `/dev/shm` that Docker gives a container by default, in bytes; hardly enough for
 /// CUDA's own use.
@@ -19,18 +19,18 @@ const MAX_PIPE_DIRECTORY: usize = 75;
 /// The longest way from the run directory to a pipe directory.
 const PIPES: &str = "private/mps63/pipe";
 
-pub(super) fn of_gpus(system: &System) -> Vec<Check> {
+pub(super) fn of_gpus(system: &SystemFacts) -> Vec<Check> {
     vec![environment(system), shared_memory(system), locked_memory(system)]
 }
 
-pub(super) fn of_mps(system: &System) -> Vec<Check> {
+pub(super) fn of_mps(system: &SystemFacts) -> Vec<Check> {
     match &system.run_dir {
         RunDir::Usable(path) | RunDir::Taken(path) => vec![pipes(path)],
         RunDir::Unknown | RunDir::Unusable(..) => Vec::new(),
     }
 }
 
-pub(super) fn checks(system: &System, need: &Need) -> Vec<Check> {
+pub(super) fn checks(system: &SystemFacts, need: &Requirements) -> Vec<Check> {
     vec![
         user(system),
         priority(system),
@@ -40,7 +40,7 @@ pub(super) fn checks(system: &System, need: &Need) -> Vec<Check> {
     ]
 }
 
-pub(super) fn emulated(system: &System) -> Check {
+pub(super) fn emulated(system: &SystemFacts) -> Check {
     let name = "emulated devices";
     match system.worker {
         Ok(_) => Check::ok(name, "work here; they need no GPU (`gpus: [{device: emulated, sms: 132}]`)"),
@@ -48,7 +48,7 @@ pub(super) fn emulated(system: &System) -> Check {
     }
 }
 
-fn environment(system: &System) -> Check {
+fn environment(system: &SystemFacts) -> Check {
     let name = "environment";
     let set = |inherited: bool| {
         let set = system.variables.iter().filter(move |(name, _)| (name == INHERITED) == inherited);
@@ -72,7 +72,7 @@ fn environment(system: &System) -> Check {
     )
 }
 
-fn shared_memory(system: &System) -> Check {
+fn shared_memory(system: &SystemFacts) -> Check {
     let name = "shared memory";
     match system.shared_memory {
         None => Check::warning(
@@ -89,7 +89,7 @@ fn shared_memory(system: &System) -> Check {
     }
 }
 
-fn locked_memory(system: &System) -> Check {
+fn locked_memory(system: &SystemFacts) -> Check {
     let limit =
         system.locked_memory.map_or("no limit".to_owned(), |bytes| format!("at most {} KiB", bytes / 1024));
     Check::ok("locked memory", limit)
@@ -110,12 +110,12 @@ fn pipes(run_dir: &Path) -> Check {
     }
 }
 
-fn user(system: &System) -> Check {
+fn user(system: &SystemFacts) -> Check {
     let user = if system.uid == 0 { "root".to_owned() } else { format!("uid {}", system.uid) };
     Check::ok("user", user)
 }
 
-fn priority(system: &System) -> Check {
+fn priority(system: &SystemFacts) -> Check {
     let name = "cpu priority";
     if system.may_raise_priority {
         return Check::ok(name, "shadows can start at the lowest and rise when they serve");
@@ -127,7 +127,7 @@ fn priority(system: &System) -> Check {
     )
 }
 
-fn open_files(system: &System, need: &Need) -> Check {
+fn open_files(system: &SystemFacts, need: &Requirements) -> Check {
     let name = "open files";
     match system.open_files {
         Some(limit) if limit < need.descriptors => Check::warning(

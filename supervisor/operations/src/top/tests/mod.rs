@@ -10,7 +10,7 @@ use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use ratatui::text::Text;
 use serde_json::{Value, json};
 
-use super::app::{App, Next};
+use super::app::{App, KeyAction};
 use super::view;
 use answers::{boot, busy, gpu, merge, model, seen};
 
@@ -48,7 +48,7 @@ fn has(screen: &str, all: &[&str]) {
     }
 }
 
-fn press(app: &mut App, code: KeyCode) -> Next {
+fn press(app: &mut App, code: KeyCode) -> KeyAction {
     app.press(KeyEvent::new(code, KeyModifiers::NONE))
 }
 
@@ -76,7 +76,7 @@ fn an_idle_and_a_busy_model_at_the_usual_size() {
             "q ends",
         ],
     );
-    assert_eq!(press(&mut app, KeyCode::Char('j')), Next::Draw);
+    assert_eq!(press(&mut app, KeyCode::Char('j')), KeyAction::Redraw);
     has(
         &shown(&app, USUAL),
         &[
@@ -174,9 +174,9 @@ fn a_supervisor_that_is_gone_is_told_of_and_the_last_facts_stay() {
 #[test]
 fn keys_end_it_or_choose_a_model_that_stays_chosen() {
     let mut app = app(two, &[gpu(0, true)]);
-    assert_eq!([KeyCode::Char('q'), KeyCode::Esc].map(|key| press(&mut app, key)), [Next::End; 2]);
-    assert_eq!(app.press(KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL)), Next::End);
-    assert_eq!(press(&mut app, KeyCode::Char('c')), Next::Draw);
+    assert_eq!([KeyCode::Char('q'), KeyCode::Esc].map(|key| press(&mut app, key)), [KeyAction::Quit; 2]);
+    assert_eq!(app.press(KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL)), KeyAction::Quit);
+    assert_eq!(press(&mut app, KeyCode::Char('c')), KeyAction::Redraw);
     press(&mut app, KeyCode::Down);
     press(&mut app, KeyCode::Down);
     assert_eq!(app.selected(), 1);

@@ -5,7 +5,7 @@ use super::*;
 fn a_certificate_has_its_file_and_its_end() {
     let certificate =
         Certificate { file: "/etc/tls \"x\".pem".to_owned(), kind: "client_ca", expires: 4_102_444_800 };
-    let own = Own { certificates: vec![certificate], ..NOTHING };
+    let own = SupervisorMetrics { certificates: vec![certificate], ..NOTHING };
     let text = render(&[], None, None, &[], &own);
     let line = "shadowslice_certificate_expiry_timestamp_seconds{file=\"/etc/tls \\\"x\\\".pem\",kind=\"client_ca\"} 4102444800";
     assert!(text.lines().any(|told| told == line), "{text}");

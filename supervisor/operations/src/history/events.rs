@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use crate::status::{ModelStatus, Status, change_text};
+use crate::status::{HostStatus, ModelStatus, change_text};
 use shadowslice_control::controller::PlanReport;
 use shadowslice_datapath::readiness::Host;
 
@@ -16,7 +16,7 @@ const LONGEST: usize = 300;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Kind {
+pub(super) enum HistoryEventKind {
     /// A share changed.
     Change,
     /// A share was to change, and did not, or was changed back.
@@ -29,27 +29,27 @@ pub(super) enum Kind {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub(super) struct Mark {
-    kind: Kind,
+pub(super) struct HistoryEvent {
+    kind: HistoryEventKind,
     /// `None` of a GPU, and of the host.
     #[serde(skip_serializing_if = "Option::is_none")]
     model: Option<String>,
     text: String,
 }
 
-impl Mark {
+impl HistoryEvent {
     /// This supervisor serves from now on.
     pub(super) fn begin() -> Self {
         let text =
             format!("supervisor {}, version {}, begins", std::process::id(), env!("CARGO_PKG_VERSION"));
-        Self::of_host(Kind::State, text)
+        Self::of_host(HistoryEventKind::State, text)
     }
 
-    fn of(model: &ModelStatus, kind: Kind, text: String) -> Self {
+    fn of(model: &ModelStatus, kind: HistoryEventKind, text: String) -> Self {
         Self { model: Some(model.name.clone()), ..Self::of_host(kind, text) }
     }
 
-    fn of_host(kind: Kind, mut text: String) -> Self {
+    fn of_host(kind: HistoryEventKind, mut text: String) -> Self {
         if let Some((cut, _)) = text.char_indices().nth(LONGEST) {
             text.truncate(cut);
             text.push('…');
@@ -60,20 +60,23 @@ impl Mark {
 
 /// The samples since the last refusal, by model and reason.
 #[derive(Debug, Default)]
-pub(super) struct Refusing(BTreeMap<(String, &'static str), u32>);
+pub(super) struct RefusalTracker(BTreeMap<(String, &'static str), u32>);
 
 pub(super) fn between(
-    before: &Status,
-    now: &Status,
+    before: &HostStatus,
+    now: &HostStatus,
     plan: &PlanReport,
-    refusing: &mut Refusing,
-) -> Vec<Mark> {
+    refusing: &mut RefusalTracker,
+) -> Vec<HistoryEvent> {
     let mut marks = Vec::new();
     marks.extend(host(before, now));
     for gpu in &now.gpus {
         let earlier = before.gpus.get(gpu.index).and_then(|earlier| earlier.why.as_ref());
         if let Some(why) = gpu.why.as_ref().filter(|why| Some(*why) != earlier) {
-            marks.push(Mark::of_host(Kind::State, format!("GPU {} takes no workers: {why}", gpu.index)));
+            marks.push(HistoryEvent::of_host(
+                HistoryEventKind::State,
+                format!("GPU {} takes no workers: {why}", gpu.index),
+            ));
         }
     }
     for model in &now.models {
@@ -89,22 +92,22 @@ pub(super) fn between(
     }
     let gone = |earlier: &&ModelStatus| now.models.iter().all(|model| model.name != earlier.name);
     let gone = before.models.iter().filter(gone);
-    marks.extend(gone.map(|model| Mark::of(model, Kind::State, "removed".to_owned())));
+    marks.extend(gone.map(|model| HistoryEvent::of(model, HistoryEventKind::State, "removed".to_owned())));
     refusing.0.retain(|(name, _), _| now.models.iter().any(|model| model.name == *name));
     marks
 }
 
-fn host(before: &Status, now: &Status) -> Option<Mark> {
+fn host(before: &HostStatus, now: &HostStatus) -> Option<HistoryEvent> {
     let told = match now.host {
         host if host == before.host => return None,
         Host::Serving => "the host serves",
         Host::Drained => "the host is drained",
         Host::Stopping => "the host is stopping",
     };
-    Some(Mark::of_host(Kind::State, told.to_owned()))
+    Some(HistoryEvent::of_host(HistoryEventKind::State, told.to_owned()))
 }
 
-fn death(before: &ModelStatus, now: &ModelStatus) -> Option<Mark> {
+fn death(before: &ModelStatus, now: &ModelStatus) -> Option<HistoryEvent> {
     let died = now.worker_deaths.checked_sub(before.worker_deaths).filter(|died| *died > 0)?;
     let why = now.last_death.as_deref().unwrap_or("no cause is known");
     let text = if died == 1 {
@@ -112,10 +115,10 @@ fn death(before: &ModelStatus, now: &ModelStatus) -> Option<Mark> {
     } else {
         format!("{died} workers died; the last: {why}")
     };
-    Some(Mark::of(now, Kind::Death, text))
+    Some(HistoryEvent::of(now, HistoryEventKind::Death, text))
 }
 
-fn change(before: &ModelStatus, now: &ModelStatus, plan: &PlanReport) -> Option<Mark> {
+fn change(before: &ModelStatus, now: &ModelStatus, plan: &PlanReport) -> Option<HistoryEvent> {
     let ended = |model: &ModelStatus| {
         let changes = &model.handovers;
         changes.completed + changes.aborted + changes.rolled_back
@@ -127,25 +130,25 @@ fn change(before: &ModelStatus, now: &ModelStatus, plan: &PlanReport) -> Option<
     if count > 1 {
         text.push_str(&format!(" (the last of {count})"));
     }
-    let kind = if last.outcome == "completed" { Kind::Change } else { Kind::Failure };
-    Some(Mark::of(now, kind, text))
+    let kind = if last.outcome == "completed" { HistoryEventKind::Change } else { HistoryEventKind::Failure };
+    Some(HistoryEvent::of(now, kind, text))
 }
 
 /// Restarts are told by the deaths before them.
-fn state(before: Option<&ModelStatus>, now: &ModelStatus) -> Option<Mark> {
+fn state(before: Option<&ModelStatus>, now: &ModelStatus) -> Option<HistoryEvent> {
     let was = before.map_or("", |before| before.state.as_str());
     if now.state == was || matches!(now.state.as_str(), "restarting" | "stopping") {
         return None;
     }
     if was == "restarting" && now.state == "ready" {
-        return Some(Mark::of(now, Kind::State, "serves again".to_owned()));
+        return Some(HistoryEvent::of(now, HistoryEventKind::State, "serves again".to_owned()));
     }
     let why = now.why.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
-    Some(Mark::of(now, Kind::State, format!("{}{why}", now.state)))
+    Some(HistoryEvent::of(now, HistoryEventKind::State, format!("{}{why}", now.state)))
 }
 
-impl Refusing {
-    fn begin(&mut self, before: &ModelStatus, now: &ModelStatus) -> Option<Mark> {
+impl RefusalTracker {
+    fn begin(&mut self, before: &ModelStatus, now: &ModelStatus) -> Option<HistoryEvent> {
         let earlier: BTreeMap<_, _> = before.requests.refused.by_reason().collect();
         let mut begun = Vec::new();
         for (why, count) in now.requests.refused.by_reason() {
@@ -161,7 +164,12 @@ impl Refusing {
                 }
             }
         }
-        (!begun.is_empty())
-            .then(|| Mark::of(now, Kind::Refusals, format!("refuses requests: {}", begun.join(", "))))
+        (!begun.is_empty()).then(|| {
+            HistoryEvent::of(
+                now,
+                HistoryEventKind::Refusals,
+                format!("refuses requests: {}", begun.join(", ")),
+            )
+        })
     }
 }

@@ -7,7 +7,7 @@ const USUAL_DESCRIPTORS: u64 = 4096;
 
 /// A missing part that is not needed is only a note.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Need {
+pub(super) struct Requirements {
     /// The real GPUs; `None` for all that the host has.
     pub(super) gpus: Option<Vec<CudaDevice>>,
     pub(super) mps: bool,
@@ -17,7 +17,7 @@ pub(super) struct Need {
     pub(super) descriptors: u64,
 }
 
-impl Need {
+impl Requirements {
     /// All that serving ONNX models on shares of real GPUs needs, unless they ask for more.
     pub(super) fn everything() -> Self {
         Self {
