@@ -82,7 +82,7 @@ async fn a_share_set_by_hand_is_held_until_it_is_released() {
     assert_eq!(model.more["wanted_percent"], 50);
     assert!(model.more["verdict"].as_str().unwrap().contains("held"));
     let words = server.said(&["release", "one"]).await.unwrap();
-    assert!(words.contains("is free"), "{words}");
+    assert!(words.contains("is released"), "{words}");
     let back = |model: &Model| model.share_percent == 50 && model.more["held"] == false;
     server.wait_status("one", "the policy's share", back).await.unwrap();
     assert!(server.said(&["release", "one"]).await.unwrap().contains("already"));
