@@ -313,7 +313,7 @@ fn ask(ask: &ControlRequest, json: bool, at: RunDir) -> u8 {
         Ok(run_dir) => run_dir,
         Err(code) => return code,
     };
-    match admin::ask(&run_dir, ask) {
+    match admin::send(&run_dir, ask) {
         Ok(reply) => show(ask, reply, json),
         Err(error) => fail(&errors::chain(&error), exit::UNAVAILABLE),
     }

@@ -129,7 +129,7 @@ async fn a_model_that_cannot_move_serves_on_and_says_why() {
     let why = refused(&server, &["move", "fixed", "0"]).await.unwrap();
     assert!(why.contains("the configuration puts 'fixed' on GPU 1"), "{why}");
     assert!(refused(&server, &["move", "digits", "2"]).await.unwrap().contains("there is no GPU 2"));
-    assert!(refused(&server, &["move", "digit", "1"]).await.unwrap().contains("there is no model 'digit'"));
+    assert!(refused(&server, &["move", "digit", "1"]).await.unwrap().contains("model 'digit' not found"));
     assert_eq!(ask(server.client(), "fixed", &echo_case(1), 0.0).await, Outcome::Right);
     server.stop().await.unwrap();
 }

@@ -1,10 +1,10 @@
-//! The control socket: one JSON document a line, a request and its answer, for `status`, `resize`
-//! and the other commands to a running supervisor.
+//! The control socket, for `status`, `resize` and the other commands to a running supervisor. A request and its reply
+//! are one line of JSON each.
 
 mod client;
 mod server;
 
-pub use client::{ControlClientError, ask};
+pub use client::{ControlClientError, send};
 pub use server::{Admin, AdminContext, ControlSocketError, Upgrade};
 
 use serde::{Deserialize, Serialize};
@@ -15,10 +15,13 @@ use shadowslice_control::models::ReloadReport;
 
 pub use shadowslice_config::CONTROL_SOCKET as SOCKET;
 
+/// The largest request, in bytes.
 pub const MAX_REQUEST_BYTES: u64 = 64 * 1024;
 
-pub const MAX_ANSWER_BYTES: u64 = 16 * 1024 * 1024;
+/// The largest reply, in bytes.
+pub const MAX_REPLY_BYTES: u64 = 16 * 1024 * 1024;
 
+/// A request on the control socket.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum ControlRequest {
@@ -27,21 +30,21 @@ pub enum ControlRequest {
         model: String,
         share_percent: u32,
     },
-    /// Whether the policy may change the share.
+    /// Keeps the policy from changing the share, or allows it again.
     Hold {
         model: String,
         held: bool,
     },
     Plan,
     Reload,
-    /// Have a model on this GPU, by its place in the configuration.
+    /// Moves a model to a GPU, by the GPU's index in the configuration.
     Move {
         model: String,
         gpu: usize,
     },
-    /// Another process of the binary that is installed now takes over.
+    /// Starts the installed binary, which takes over from this process.
     Upgrade,
-    /// Whether the host, or one model, is to get no more requests, though it serves.
+    /// Reports the host, or one model, as not ready, or as ready again.
     Drain {
         model: Option<String>,
         drained: bool,
@@ -49,8 +52,9 @@ pub enum ControlRequest {
 }
 
 impl ControlRequest {
-    /// What is to change, and of which model (`*` for the host); `None` if nothing is.
-    fn order(&self) -> Option<(&'static str, &str)> {
+    /// Returns the name of a changing request, and its model or `*` for the host. Returns `None` for a request that only
+    /// reads.
+    fn command(&self) -> Option<(&'static str, &str)> {
         match self {
             Self::Status | Self::Plan => None,
             Self::Resize { model, .. } => Some(("resize", model)),
@@ -72,33 +76,33 @@ pub enum ControlReply {
     Status(HostStatus),
     Handover {
         report: HandoverReport,
-        /// Whether the share is held from now on, as a policy would change it again.
+        /// True if the share is held from now on, so that the policy does not change it again.
         held: bool,
     },
     Held {
         held: bool,
-        /// Whether this changed it.
+        /// True if the request changed it.
         news: bool,
     },
     Drained {
         drained: bool,
-        /// Whether this changed it.
+        /// True if the request changed it.
         news: bool,
     },
     Placed {
         gpu: usize,
-        /// Whether this changed it.
+        /// True if the request changed it.
         news: bool,
     },
     Plan(PlanReport),
     Reloaded(ReloadReport),
     Upgraded {
-        /// The process that serves now.
+        /// The process id of the supervisor that has taken over.
         pid: u32,
     },
-    /// The configuration's faults, each a line.
+    /// The configuration's errors, one a line.
     Faulty(String),
-    /// The share is in force already.
+    /// The requested share was in force already.
     Unchanged {
         why: String,
         held: bool,

@@ -54,12 +54,12 @@ struct Snapshot {
 }
 
 impl Snapshot {
-    fn now(reach: &AdminContext) -> Self {
-        let models = reach.models();
+    fn now(context: &AdminContext) -> Self {
+        let models = context.models();
         let look = |name: &String, look: Option<Look>| Some((name.clone(), look?));
         let looks =
             models.served.iter().filter_map(|served| look(&served.model.name, served.pipeline.look()));
-        Self { at: Instant::now(), looks: looks.collect(), status: reach.status(), plan: reach.plan() }
+        Self { at: Instant::now(), looks: looks.collect(), status: context.status(), plan: context.plan() }
     }
 }
 
@@ -109,15 +109,15 @@ impl History {
     }
 
     /// For ever.
-    pub async fn write(&self, reach: Arc<AdminContext>) {
+    pub async fn write(&self, context: Arc<AdminContext>) {
         let mut ticks = interval(INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         ticks.tick().await;
-        let (mut before, mut refusing) = (Snapshot::now(&reach), RefusalTracker::default());
+        let (mut before, mut refusing) = (Snapshot::now(&context), RefusalTracker::default());
         let mut begins = Some(HistoryEvent::begin());
         loop {
             ticks.tick().await;
-            let now = Snapshot::now(&reach);
+            let now = Snapshot::now(&context);
             if now.status.models.iter().any(|model| model.state == "moved") {
                 // What the next supervisor serves is not seen here.
                 continue;

@@ -1,6 +1,6 @@
 //! Tables and sentences that fit a width.
 
-/// As wide as any terminal is.
+/// The width of text output, in columns: any terminal has as many.
 pub(crate) const WIDTH: usize = 80;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -9,8 +9,8 @@ pub(crate) enum Align {
     Right,
 }
 
-/// A column: its head, and a row's text. Where there is no room, the column of the highest rank
-/// goes first, and columns of rank 0 stay.
+/// A column of a table of rows `R`: its head, and the function from a row to its cell. If the table is too wide, columns
+/// are left out, those of the highest rank first. Columns of rank 0 stay.
 #[derive(Debug)]
 pub(crate) struct TableColumn<R> {
     pub(crate) rank: u8,
@@ -19,16 +19,17 @@ pub(crate) struct TableColumn<R> {
     pub(crate) cell: fn(&R) -> String,
 }
 
-/// What becomes of a first cell that is too long.
+/// The treatment of a first cell that is too long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LongCell {
     Cut,
-    /// It gets a line of its own, above the rest of its row.
+    /// The cell gets its own line, above the rest of its row.
     OwnLine,
 }
 
-/// The first column is narrowed to this before columns leave, and to the least where none can.
+/// The width to which the first column shrinks before other columns are left out.
 const NARROW: usize = 10;
+/// The width to which the first column shrinks when no other column can be left out.
 const LEAST: usize = 4;
 
 pub(crate) const fn left<R>(rank: u8, head: &'static str, cell: fn(&R) -> String) -> TableColumn<R> {
@@ -39,7 +40,7 @@ pub(crate) const fn right<R>(rank: u8, head: &'static str, cell: fn(&R) -> Strin
     TableColumn { rank, head, align: Align::Right, cell }
 }
 
-/// The head and each row, at most `width` wide as long as the columns of rank 0 are not wider.
+/// Returns the head and each row as lines of at most `width`, unless the columns of rank 0 are wider.
 pub(crate) fn aligned<R>(
     columns: &[TableColumn<R>],
     rows: &[R],
@@ -98,7 +99,7 @@ fn line<R>(
     line.trim_end().to_owned()
 }
 
-/// At most `width` characters; the last one tells that there were more.
+/// Cuts a text to `width` characters; an ellipsis replaces the rest.
 pub(crate) fn cut(text: &str, width: usize) -> String {
     if text.chars().count() <= width {
         return text.to_owned();
@@ -107,8 +108,8 @@ pub(crate) fn cut(text: &str, width: usize) -> String {
     if width == 0 { kept } else { kept + "…" }
 }
 
-/// Lines of at most `width`, all but the first indented. Longer words are broken. What could steer
-/// a terminal is replaced, as others may have written some of it.
+/// Wraps a text into lines of at most `width` and indents all but the first. Longer words are broken. Control characters
+/// are replaced, as parts of the text may come from clients or models.
 pub(crate) fn wrapped(text: &str, width: usize, indent: usize) -> Vec<String> {
     let plain = |letter: char| if letter.is_control() && !letter.is_whitespace() { '?' } else { letter };
     let text: String = text.chars().map(plain).collect();
@@ -140,7 +141,7 @@ pub(crate) fn wrapped(text: &str, width: usize, indent: usize) -> Vec<String> {
     lines
 }
 
-/// [`wrapped`], with all lines indented by two.
+/// Wraps a text as [`wrapped`] does, with all lines indented by two.
 pub(crate) fn block(text: &str, width: usize) -> Vec<String> {
     wrapped(text, width.saturating_sub(2), 0).iter().map(|line| format!("  {line}")).collect()
 }
@@ -156,7 +157,7 @@ mod tests {
     ];
 
     #[test]
-    fn columns_are_as_wide_as_needed_and_leave_by_rank() {
+    fn columns_are_as_wide_as_needed_and_are_left_out_by_rank() {
         let rows = [("one", 7), ("a-long-name", 12)];
         let all = aligned(&COLUMNS, &rows, 40, LongCell::Cut);
         assert_eq!(all, ["NAME         N MORE", "one          7 xxxxxxx", "a-long-name 12 xxxxxxxxxxxx"]);

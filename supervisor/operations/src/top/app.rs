@@ -1,4 +1,4 @@
-//! What is shown, and what keys do.
+//! The state of `top`: the last reply, the selected model, and the actions of keys.
 
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use super::facts::{PollResult, TopSnapshot};
 pub(super) struct App {
     pub(super) interval: Duration,
     pub(super) facts: Option<TopSnapshot>,
-    /// The supervisor does not answer.
+    /// The outage, if the supervisor does not reply.
     pub(super) away: Option<Unreachable>,
     last: Option<PollResult>,
-    /// By name, as models come and go.
+    /// The name of the selected model. A name stays right when models are added or removed.
     selected: Option<String>,
 }
 
@@ -41,16 +41,16 @@ impl App {
         Self { interval, ..Self::default() }
     }
 
-    /// `answer`: of the supervisor, or why there is none.
-    pub(super) fn hear(&mut self, answer: Result<PollResult, String>, now: Duration) {
-        match answer {
+    /// Takes the supervisor's reply, or the reason why none came.
+    pub(super) fn update(&mut self, reply: Result<PollResult, String>, now: Duration) {
+        match reply {
             Ok(seen) => {
                 self.facts = Some(TopSnapshot::of(&seen, self.last.as_ref()));
                 self.last = Some(seen);
                 self.away = None;
             }
             Err(why) => {
-                // Counters of the next supervisor have nothing to do with these.
+                // The counters of the next supervisor start anew, so no difference to these makes sense.
                 self.last = None;
                 let since = self.away.as_ref().map_or(now, |away| away.since);
                 self.away = Some(Unreachable { why, since, now });
@@ -72,7 +72,7 @@ impl App {
         KeyAction::Redraw
     }
 
-    /// The first model, unless another one was chosen that is still there.
+    /// Returns the index of the selected model, or 0 if that model does not exist any more.
     pub(super) fn selected(&self) -> usize {
         let models = self.facts.iter().flat_map(|facts| &facts.models);
         let chosen = |name: &String| models.clone().position(|model| model.status.name == *name);

@@ -1,17 +1,18 @@
-//! What is shown: one answer of the supervisor, and what happened since the answer before.
+//! The data on the screen: one reply of the supervisor, and the difference to the reply before it.
 
 use super::interval::Interval;
 use crate::status::{GpuStatus, HostStatus, ModelStatus, SupervisorStatus};
 use shadowslice_control::controller::{ModelPlan, PlanReport};
 use shadowslice_datapath::readiness::Host;
 
-/// What the supervisor answers at one time.
+/// The supervisor's reply to one poll.
 #[derive(Debug, Clone)]
 pub(crate) struct PollResult {
     pub(super) status: HostStatus,
     pub(super) plan: PlanReport,
 }
 
+/// The data from which a screen is drawn.
 #[derive(Debug, Clone)]
 pub(super) struct TopSnapshot {
     pub(super) supervisor: Option<SupervisorStatus>,
@@ -25,17 +26,17 @@ pub(super) struct TopSnapshot {
 
 #[derive(Debug, Clone)]
 pub(super) struct ModelFacts {
-    /// Stands for the model in the maps of GPUs.
+    /// The letter of the model in the maps of GPUs.
     pub(super) key: char,
     pub(super) status: ModelStatus,
-    /// `None` where no policy decides, or none has decided yet.
+    /// The policy's plan; `None` without a policy or before its first decision.
     pub(super) plan: Option<ModelPlan>,
-    /// `None` after a single answer.
+    /// The time since the previous reply; `None` after a single reply.
     pub(super) since: Option<Interval>,
 }
 
 impl ModelFacts {
-    /// No request in the last interval; before there is one, none in the last minute or two.
+    /// Returns true if no request came in the last interval, or in the last minute or two after a single reply.
     pub(super) fn is_idle(&self) -> bool {
         self.since.map_or_else(|| self.status.is_idle(), |since| since.idle)
     }
@@ -44,8 +45,8 @@ impl ModelFacts {
         self.status.state == "ready"
     }
 
-    /// More of its requests miss the SLO than may.
-    pub(super) fn misses(&self) -> bool {
+    /// Returns true if the model violates its SLO.
+    pub(super) fn violates_slo(&self) -> bool {
         let slo = &self.status.slo;
         !self.is_idle() && slo.attainment.is_some_and(|met| met * 100.0 < slo.percentile)
     }
@@ -70,7 +71,7 @@ impl TopSnapshot {
         }
     }
 
-    /// The models of a GPU, by its place in the configuration.
+    /// Returns the models with workers on a GPU, by the GPU's index in the configuration.
     pub(super) fn on(&self, gpu: usize) -> impl Iterator<Item = &ModelFacts> {
         self.models.iter().filter(move |model| model.status.gpu == gpu && !model.status.workers.is_empty())
     }
@@ -81,7 +82,7 @@ fn since(model: &ModelStatus, before: &PollResult) -> Option<Interval> {
     Interval::between(earlier, model)
 }
 
-/// A letter for each of the first 52 models.
+/// Returns a letter for each of the first 52 models, and `#` for the others.
 fn key(place: usize) -> char {
     ('a'..='z').chain('A'..='Z').nth(place).unwrap_or('#')
 }

@@ -1,4 +1,4 @@
-//! GPUs: who has which SMs, memory by kind, power.
+//! The GPUs: their models by SMs, memory by kind, and power.
 
 use super::facts::{ModelFacts, TopSnapshot};
 use crate::figures;
@@ -6,10 +6,10 @@ use crate::status::table::{block, cut};
 use crate::status::{GpuStatus, notes_of_gpu};
 use shadowslice_shared::groups::Groups;
 
-/// From here on a GPU's line has room for letters beside each other.
+/// The width, in columns, from which a GPU's single line has room for several letters in a group.
 const WIDE: usize = 130;
 
-/// All of one GPU.
+/// Returns all lines of one GPU.
 pub(super) fn full(facts: &TopSnapshot, gpu: &GpuStatus, width: usize) -> Vec<String> {
     let name = gpu.nvml.as_ref().map_or(gpu.device.as_str(), |nvml| nvml.name.as_str());
     let backend = if gpu.backend == name { String::new() } else { format!(" {},", gpu.backend) };
@@ -32,7 +32,7 @@ pub(super) fn full(facts: &TopSnapshot, gpu: &GpuStatus, width: usize) -> Vec<St
     lines
 }
 
-/// One line.
+/// Returns a single line about one GPU.
 pub(super) fn short(facts: &TopSnapshot, gpu: &GpuStatus, width: usize) -> String {
     let models: Vec<_> = facts.on(gpu.index).collect();
     let grouped = models.iter().all(|model| groups_of(model).is_some());
@@ -41,21 +41,21 @@ pub(super) fn short(facts: &TopSnapshot, gpu: &GpuStatus, width: usize) -> Strin
         Some(_) if grouped => map(&models, groups, if width < WIDE { groups } else { groups * 4 }),
         _ => bar(&models, 21),
     };
-    let lacks = if gpu.why.is_some() { ", takes no workers" } else { "" };
+    let closed = if gpu.why.is_some() { ", accepts no workers" } else { "" };
     let power = power(gpu).map(|power| format!("  {power}")).unwrap_or_default();
     let memory = gpu.nvml.as_ref().and_then(|nvml| nvml.memory);
     let memory = memory.map(|memory| {
         format!("  {} of {} used", figures::mib(memory.used_mib), figures::mib(memory.total_mib))
     });
-    cut(&format!("GPU {} {}{lacks}{power}{}", gpu.index, who.trim_end(), memory.unwrap_or_default()), width)
+    cut(&format!("GPU {} {}{closed}{power}{}", gpu.index, who.trim_end(), memory.unwrap_or_default()), width)
 }
 
 fn groups_of(model: &ModelFacts) -> Option<Groups> {
     model.status.groups.as_ref()?.parse().ok()
 }
 
-/// A cell for each group, with the letters of the models that have it: `.` for none, a number where
-/// there is no room for so many letters.
+/// Draws a cell for each group, with the letters of its models: `.` for none, and their number if the letters do not
+/// fit.
 fn map(models: &[&ModelFacts], groups: usize, room: usize) -> String {
     let width = (room / groups.max(1)).clamp(1, 6);
     let has = |group: usize| {
@@ -65,7 +65,7 @@ fn map(models: &[&ModelFacts], groups: usize, room: usize) -> String {
     (0..groups).map(|group| format!("{:<width$}", cell(&has(group), width))).collect()
 }
 
-/// With a space after it, where it has two columns or more.
+/// Returns the text of a cell. A cell of two columns or more keeps the last one free.
 fn cell(letters: &str, width: usize) -> String {
     let room = width.saturating_sub(1).max(1);
     match letters.len() {
@@ -81,7 +81,8 @@ fn cut_letters(letters: &str, count: usize) -> String {
     letters.chars().take(count).collect()
 }
 
-/// Shares beside each other, to the length of the whole GPU or of their sum.
+/// Draws shares beside each other. The bar's length stands for the whole GPU, or for the sum of the shares if that is
+/// larger.
 fn bar(models: &[&ModelFacts], room: usize) -> String {
     let sum: u32 = models.iter().map(|model| model.status.share_percent).sum();
     let said = if sum > 0 { format!(" {sum}%") } else { " no share".to_owned() };
@@ -106,17 +107,17 @@ fn power(gpu: &GpuStatus) -> Option<String> {
     (!parts.is_empty()).then(|| parts.join(", "))
 }
 
-/// Weights are there once for each model; what neither weights nor scratch is are contexts, kernels
-/// and recordings, and all that others have there.
+/// Describes the GPU's memory by kind. A model's workers share one copy of its weights. `other` are contexts, kernels,
+/// recordings, and the memory of other programs.
 fn memory(facts: &TopSnapshot, gpu: &GpuStatus) -> String {
-    let told = |model: &ModelFacts| {
-        let told = model.status.workers.iter().filter_map(|worker| worker.report.memory);
-        told.fold((0, 0), |(weights, scratch), memory| {
+    let of_model = |model: &ModelFacts| {
+        let memories = model.status.workers.iter().filter_map(|worker| worker.report.memory);
+        memories.fold((0, 0), |(weights, scratch), memory| {
             (memory.weights_mib.max(weights), scratch + memory.scratch_mib)
         })
     };
     let (weights, scratch) =
-        facts.on(gpu.index).map(told).fold((0, 0), |sum, model| (sum.0 + model.0, sum.1 + model.1));
+        facts.on(gpu.index).map(of_model).fold((0, 0), |sum, model| (sum.0 + model.0, sum.1 + model.1));
     let kinds = format!("memory weights {}, scratch {}", figures::mib(weights), figures::mib(scratch));
     match gpu.nvml.as_ref().and_then(|nvml| nvml.memory) {
         Some(memory) => {
@@ -126,6 +127,6 @@ fn memory(facts: &TopSnapshot, gpu: &GpuStatus) -> String {
             format!("{kinds}, other {}, free {free:.1} of {total:.1} GiB", figures::mib(other))
         }
         None if weights + scratch > 0 => kinds,
-        None => "memory not known".to_owned(),
+        None => "memory unknown".to_owned(),
     }
 }

@@ -1,5 +1,5 @@
-//! `shadowslice top`: what models and GPUs do, live. What is shown follows from facts alone; `run`
-//! asks, draws and reads keys.
+//! `shadowslice top`: models and GPUs, live in a terminal. `run` polls the supervisor, reads keys and draws; the other
+//! modules turn replies into lines and do no I/O.
 
 mod app;
 mod details;

@@ -6,7 +6,7 @@ use crate::status::table::{LongCell, TableColumn, aligned, left, right};
 use crate::status::{in_slo, latency, share, state};
 use shadowslice_datapath::pipeline::Rates;
 
-/// The head, and a row for each model. What has no room leaves by its rank.
+/// Returns the table's head, and a row for each model. Columns that do not fit are left out by their rank.
 pub(super) fn table(models: &[ModelFacts], width: usize) -> Vec<String> {
     aligned(&COLUMNS, models, width, LongCell::Cut)
 }
@@ -34,7 +34,7 @@ const COLUMNS: [TableColumn<ModelFacts>; 18] = [
     right(13, "DEATHS", |model| figures::count(model.status.worker_deaths)),
 ];
 
-/// How the share changes.
+/// Returns the way in which the share changes.
 fn by(model: &ModelFacts) -> String {
     match model.status.mechanism.as_str() {
         "in-process" => "inside",
@@ -61,7 +61,7 @@ fn busy(model: &ModelFacts, figure: impl Fn() -> String) -> String {
     if model.is_idle() { "-".to_owned() } else { figure() }
 }
 
-/// The change that ended last; how long ago, if its share is in force.
+/// Describes the last change: its age if its share is in force, otherwise its outcome.
 fn last_change(model: &ModelFacts) -> String {
     let status = &model.status;
     let Some(last) = &status.handovers.last else {

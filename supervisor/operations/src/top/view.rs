@@ -1,23 +1,23 @@
-//! The screen, as lines of a width.
+//! The whole screen, as styled lines.
 
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::Line;
 
 use super::app::App;
 use super::facts::{ModelFacts, TopSnapshot};
-use super::room::{LineBudget, LineNeeds, share_out};
+use super::room::{LineBudget, LineNeeds, distribute};
 use super::{details, gpus, models};
 use crate::figures::span;
 use crate::status::supervisor;
 use crate::status::table::{cut, wrapped};
 use shadowslice_datapath::readiness::Host;
 
-const KEYS: &str = "q ends, j/k or arrows select a model";
+const KEYS: &str = "q quits, j/k or arrows select a model";
 
 const BOLD: Style = Style::new().add_modifier(Modifier::BOLD);
 const PLAIN: Style = Style::new();
 
-/// What a terminal of this size shows.
+/// Returns the screen of a terminal of this size.
 pub(super) fn screen(app: &App, width: u16, height: u16) -> Vec<Line<'static>> {
     let (width, height) = (usize::from(width), usize::from(height));
     if width == 0 {
@@ -26,7 +26,7 @@ pub(super) fn screen(app: &App, width: u16, height: u16) -> Vec<Line<'static>> {
     let last = last_line(app, width);
     let Some(facts) = &app.facts else {
         let mut lines = vec![Line::styled(cut("shadowslice top", width), BOLD)];
-        let said = app.away.as_ref().map_or("asking the supervisor", |away| away.why.as_str());
+        let said = app.away.as_ref().map_or("connecting to the supervisor", |away| away.why.as_str());
         lines.extend(wrapped(said, width, 2).into_iter().map(Line::from));
         lines.truncate(height.saturating_sub(1));
         return filled(lines, last, height);
@@ -39,7 +39,7 @@ pub(super) fn screen(app: &App, width: u16, height: u16) -> Vec<Line<'static>> {
         gpus: (full.iter().map(Vec::len).sum(), facts.gpus.len()),
         details: details.len(),
     };
-    let room = share_out(height.saturating_sub(3), wants);
+    let room = distribute(height.saturating_sub(3), wants);
     let (first, shown) = window(facts, selected, room.models, width);
     let mut lines = vec![title(app, facts, (first, room.models), width)];
     lines.extend(shown);
@@ -49,7 +49,7 @@ pub(super) fn screen(app: &App, width: u16, height: u16) -> Vec<Line<'static>> {
     filled(lines, last, height)
 }
 
-/// Everything, however many lines that takes, without a terminal.
+/// Returns everything as a page of any length, for output without a terminal.
 pub(super) fn page(app: &App, width: u16) -> Vec<Line<'static>> {
     let width = usize::from(width);
     let Some(facts) = &app.facts else { return Vec::new() };
@@ -91,7 +91,7 @@ fn title(app: &App, facts: &TopSnapshot, (first, shown): (usize, usize), width: 
     Line::styled(cut(&text, width), BOLD)
 }
 
-/// The rows around the selected one, and the place of the first.
+/// Returns the rows around the selected one, with the table's head, and the index of the first row.
 fn window(facts: &TopSnapshot, selected: usize, rows: usize, width: usize) -> (usize, Vec<Line<'static>>) {
     let first = selected.saturating_sub(rows / 2).min(facts.models.len().saturating_sub(rows));
     let mut table = models::table(&facts.models, width).into_iter();
@@ -108,13 +108,13 @@ fn window(facts: &TopSnapshot, selected: usize, rows: usize, width: usize) -> (u
 fn style(model: &ModelFacts) -> Style {
     match model {
         model if !model.is_ready() => PLAIN.fg(Color::Red),
-        model if model.misses() => PLAIN.fg(Color::Yellow),
+        model if model.violates_slo() => PLAIN.fg(Color::Yellow),
         model if model.is_idle() => PLAIN.add_modifier(Modifier::DIM),
         _ => PLAIN,
     }
 }
 
-/// From the selected model's GPU on, where there is no room for all.
+/// Returns the lines of the GPUs. If they do not all fit, they start with the selected model's GPU.
 fn gpu_lines(
     facts: &TopSnapshot,
     full: Vec<Vec<String>>,
@@ -133,7 +133,7 @@ fn gpu_lines(
     lines.into_iter().take(room.gpus).map(|line| Line::styled(cut(&line, width), style(&line))).collect()
 }
 
-/// The first of them; the last line says that there are more.
+/// Cuts the lines to the room; the last line tells the reader that there are more.
 fn shortened(mut lines: Vec<String>, room: usize, width: usize) -> Vec<Line<'static>> {
     if lines.len() > room && room > 1 {
         lines.truncate(room - 1);
@@ -150,7 +150,7 @@ fn last_line(app: &App, width: usize) -> Line<'static> {
             let lasts = away.lasts().as_secs_f64();
             let lasts = if lasts > 0.0 { format!(" for {}", span(lasts)) } else { String::new() };
             let every = span(app.interval.as_secs_f64());
-            let said = format!("no supervisor{lasts}; asked every {every}: {}", away.why);
+            let said = format!("no supervisor{lasts}; retrying every {every}: {}", away.why);
             Line::styled(cut(&said, width), PLAIN.fg(Color::Red).add_modifier(Modifier::REVERSED))
         }
     }
