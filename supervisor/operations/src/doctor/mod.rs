@@ -1,5 +1,5 @@
-//! `shadowslice doctor`: what a host offers, and how to get the missing parts. `gather` looks at
-//! the host and leaves [`HostFacts`](facts::HostFacts); `judge` makes checks of them and is pure.
+//! `shadowslice doctor`: checks a host and gives advice. `gather` collects [`HostFacts`](facts::HostFacts); `judge` turns
+//! them into checks and is pure.
 
 mod check;
 mod facts;
@@ -16,16 +16,16 @@ use shadowslice_config as config;
 use shadowslice_shared::errors;
 use shadowslice_shared::exit::{self, fail};
 
-/// The extent of the check, and the form of its result.
+/// The command-line options of `doctor`.
 #[derive(Debug, clap::Args)]
 pub struct DoctorOptions {
-    /// Count as faults only what this configuration needs [default: what real GPUs need].
+    /// The configuration whose needs count as faults [default: the needs of real GPUs].
     config: Option<PathBuf>,
-    /// As JSON, for scripts.
+    /// Print JSON, for scripts.
     #[arg(long)]
     json: bool,
-    /// Measure on each GPU whether partitions inside processes keep apart: it is kept busy for a
-    /// few seconds. Other programs there are slowed down meanwhile, and falsify the result.
+    /// Measure on each GPU whether partitions inside processes are isolated. This starts an MPS daemon and keeps the GPU
+    /// busy for a few seconds. Other programs on the GPU slow down meanwhile, and falsify the result.
     #[arg(long)]
     partitions: bool,
 }

@@ -1,4 +1,4 @@
-//! The doctor's judgement of made-up hosts.
+//! Tests of the checks of made-up hosts.
 
 use std::path::PathBuf;
 
@@ -32,11 +32,11 @@ fn gpu(index: u32) -> Gpu {
     }
 }
 
-fn trouble(finding: &str) -> Problem {
+fn problem(finding: &str) -> Problem {
     Problem { finding: finding.to_owned(), advice: "do something".to_owned() }
 }
 
-/// An H200 where nothing is wrong.
+/// Returns a host with an H200 and no problem.
 fn h200() -> HostFacts {
     let file = |name: &str| DeviceFile { name: name.to_owned(), open: true };
     let nvml = Host {
@@ -72,11 +72,11 @@ fn h200() -> HostFacts {
     }
 }
 
-/// A host as it comes, without NVIDIA's anything.
+/// Returns a fresh host without NVIDIA's driver and libraries.
 fn plain() -> HostFacts {
     let mut facts = h200();
     facts.driver =
-        DriverFacts { nvml: Err(trouble("NVML cannot be loaded")), files: Vec::new(), strangers: Vec::new() };
+        DriverFacts { nvml: Err(problem("NVML cannot be loaded")), files: Vec::new(), strangers: Vec::new() };
     facts.mps = MpsFacts { control: None, server: false, foreign: Vec::new(), pipes: Vec::new() };
     loaded(&mut facts).libcuda = Err("libcuda.so.1: cannot open shared object file".to_owned());
     loaded(&mut facts).cudnn = Err("libcudnn.so.9: cannot open shared object file".to_owned());
@@ -96,7 +96,7 @@ fn the_gpu(facts: &mut HostFacts) -> &mut Gpu {
     facts.driver.nvml.as_mut().unwrap().gpus[0].as_mut().unwrap()
 }
 
-/// The findings that are not fine, as `level name`.
+/// Returns the warnings and faults, as `level name`.
 fn complaints(facts: &HostFacts, need: &Requirements) -> Vec<String> {
     let complaint = |check: Check| match check.level {
         Level::Ok => None,
@@ -106,7 +106,7 @@ fn complaints(facts: &HostFacts, need: &Requirements) -> Vec<String> {
     judge(facts, need).into_iter().filter_map(complaint).collect()
 }
 
-/// The same, where everything is needed.
+/// Returns the warnings and faults of a changed host, if everything is needed.
 fn wrong(change: impl Fn(&mut HostFacts)) -> Vec<String> {
     let mut facts = h200();
     change(&mut facts);
@@ -132,24 +132,24 @@ fn an_h200_with_mps_is_fine() {
 }
 
 #[test]
-fn a_host_without_a_gpu_is_told_each_cause_once_and_what_works() {
+fn a_host_without_a_gpu_has_each_cause_once_and_emulation() {
     let told = complaints(&plain(), &Requirements::everything());
     assert_eq!(told, ["fault driver", "fault mps", "fault cuda provider", "warning cudnn"]);
-    assert!(check(&plain(), "emulated devices").finding.starts_with("work here"));
+    assert!(check(&plain(), "emulated devices").finding.starts_with("work on this host"));
 }
 
 #[test]
-fn what_a_configuration_does_not_need_is_a_note() {
+fn a_part_that_the_configuration_does_not_need_is_no_fault() {
     assert_eq!(complaints(&plain(), &emulated()), Vec::<String>::new());
     let driver = judge(&plain(), &emulated()).into_iter().find(|check| check.name == "driver").unwrap();
     assert!(driver.finding.contains("not needed"), "{driver:?}");
     let mut facts = plain();
-    facts.engine.library = Err(trouble("not found"));
+    facts.engine.library = Err(problem("not found"));
     assert_eq!(complaints(&facts, &emulated()), ["fault onnxruntime"]);
     let echo = Requirements { onnxruntime: false, ..emulated() };
     assert_eq!(complaints(&facts, &echo), Vec::<String>::new());
-    facts.system.worker = Err(trouble("no worker"));
-    assert_eq!(complaints(&facts, &echo), ["fault worker"], "which nothing goes without");
+    facts.system.worker = Err(problem("no worker"));
+    assert_eq!(complaints(&facts, &echo), ["fault worker"], "every configuration needs the worker");
 }
 
 #[test]
@@ -193,7 +193,7 @@ fn gpus_that_cannot_be_shared() {
 }
 
 #[test]
-fn others_on_a_gpu_are_named() {
+fn other_processes_on_a_gpu_are_named() {
     let mut facts = h200();
     facts.driver.strangers = (1..9).map(|pid| (pid, "python3".to_owned())).collect();
     the_gpu(&mut facts).usage.processes.extend((1..9).map(|pid| GpuProcess { pid, bytes: Some(9 * MIB) }));
@@ -218,7 +218,7 @@ fn a_driver_that_is_only_partly_there() {
     assert_eq!(wrong(file("nvidiactl", true)), ["fault device files"]);
     assert_eq!(wrong(file("nvidia0", false)), ["fault device files"]);
     let mut facts = h200();
-    facts.driver.nvml = Err(trouble("driver and library are of different versions"));
+    facts.driver.nvml = Err(problem("driver and library are of different versions"));
     assert_eq!(complaints(&facts, &Requirements::everything()), ["fault driver"], "the files are fine");
 }
 
@@ -231,7 +231,7 @@ fn mps_has_both_programs_and_a_version() {
 }
 
 #[test]
-fn foreign_daemons_are_worse_where_only_one_server_fits() {
+fn foreign_daemons_are_a_fault_if_the_gpu_accepts_only_one_server() {
     let process = |kind, pid| MpsProcess { kind, pid, uid: 1000, pipes: Some("/tmp/nvidia-mps".to_owned()) };
     let with = |mode, foreign: Vec<MpsProcess>| {
         let mut facts = h200();
@@ -257,7 +257,8 @@ fn a_dead_daemons_directory_is_to_be_removed_and_a_living_ones_is_not() {
 
 #[test]
 fn the_host_around_the_gpus() {
-    for (variable, told) in [("CUDA_VISIBLE_DEVICES", "not heed"), ("CUDA_DEVICE_MAX_CONNECTIONS", "inherit")]
+    for (variable, told) in
+        [("CUDA_VISIBLE_DEVICES", "ignores it"), ("CUDA_DEVICE_MAX_CONNECTIONS", "inherit")]
     {
         let mut facts = h200();
         facts.system.variables = vec![(variable.to_owned(), "1".to_owned())];
@@ -293,19 +294,19 @@ fn a_run_directory_may_be_too_long_for_mps_but_not_for_emulation() {
 }
 
 #[test]
-fn an_onnx_runtime_that_does_not_do() {
+fn an_unusable_onnx_runtime_is_a_fault() {
     let mut facts = h200();
     loaded(&mut facts).onnxruntime = Some(Err("libonnxruntime.so: file too short".to_owned()));
     assert_eq!(complaints(&facts, &Requirements::everything()), ["fault onnxruntime"]);
     assert!(check(&facts, "onnxruntime").finding.contains("file too short"));
-    facts.engine.library = Err(trouble("not found"));
+    facts.engine.library = Err(problem("not found"));
     loaded(&mut facts).onnxruntime = None;
     assert_eq!(complaints(&facts, &Requirements::everything()), ["fault onnxruntime"]);
     assert_eq!(check(&facts, "onnxruntime").finding, "not found");
 }
 
 #[test]
-fn a_provider_that_is_not_there_is_told_from_a_library_that_it_lacks() {
+fn a_missing_provider_differs_from_a_missing_library() {
     let advice = |why: &str| {
         let mut facts = h200();
         onnxruntime(&mut facts).cuda = Err(why.to_owned());
@@ -336,16 +337,20 @@ fn a_missing_cudnn_is_a_fault_if_the_provider_cannot_be_loaded_without_it() {
 }
 
 #[test]
-fn a_worker_that_does_not_say_what_it_can_load_is_a_fault_of_its_own() {
+fn a_worker_that_does_not_report_its_libraries_is_a_separate_fault() {
     let mut facts = h200();
-    facts.engine.loaded = Some(Err(trouble("it was killed")));
+    facts.engine.loaded = Some(Err(problem("it was killed")));
     assert_eq!(complaints(&facts, &Requirements::everything()), ["fault libraries"]);
     assert_eq!(check(&facts, "libraries").finding, "it was killed");
     let echo = Requirements { onnxruntime: false, ..emulated() };
     assert_eq!(complaints(&facts, &echo), Vec::<String>::new());
     facts.engine.loaded = None;
-    facts.system.worker = Err(trouble("no worker"));
-    assert_eq!(complaints(&facts, &Requirements::everything()), ["fault worker"], "told once");
+    facts.system.worker = Err(problem("no worker"));
+    assert_eq!(
+        complaints(&facts, &Requirements::everything()),
+        ["fault worker"],
+        "the cause is reported once"
+    );
 }
 
 #[test]
@@ -361,8 +366,8 @@ fn tensorrt_matters_if_a_model_asks_for_it() {
     let mut facts = h200();
     assert_eq!(complaints(&facts, &Requirements::everything()), Vec::<String>::new());
     assert_eq!(complaints(&facts, &wanted), ["fault tensorrt"]);
-    let lacks = "Failed to load it with error: libnvinfer.so.10: cannot open shared object file";
-    onnxruntime(&mut facts).tensorrt = Err(lacks.to_owned());
+    let missing = "Failed to load it with error: libnvinfer.so.10: cannot open shared object file";
+    onnxruntime(&mut facts).tensorrt = Err(missing.to_owned());
     assert_eq!(complaints(&facts, &wanted), ["fault tensorrt"]);
     assert!(check(&facts, "tensorrt").finding.contains("libnvinfer.so.10"));
     onnxruntime(&mut facts).tensorrt = Ok(());
@@ -381,7 +386,7 @@ fn without_shares_mps_does_not_matter() {
 }
 
 #[test]
-fn errors_are_split_into_what_is_found_and_what_to_do() {
+fn errors_are_split_into_finding_and_advice() {
     #[derive(Debug, thiserror::Error)]
     #[error("the door is shut; push; harder")]
     struct Shut(#[source] std::fmt::Error);
@@ -415,7 +420,7 @@ fn a_configuration_needs_what_its_models_need() {
     assert_eq!(told(&split), [true, true, true, false, false]);
     let echoes = need(&format!("gpus: [{{device: 0}}]\nmodels: [{echo}}}]\n"));
     assert_eq!(told(&echoes), [true, true, false, false, false]);
-    assert!(real.descriptors > 16_384, "as many as connections may come");
+    assert!(real.descriptors > 16_384, "each connection needs a descriptor");
 }
 
 #[test]
@@ -432,17 +437,20 @@ fn lines_to_read_and_json_for_scripts() {
 }
 
 #[test]
-fn partitions_are_told_as_they_were_measured_and_half_precision_is_warned_of_on_hopper() {
+fn partitions_are_reported_as_measured_and_half_precision_on_hopper() {
     let measured = |groups| {
         let mut facts = h200();
         facts.partitions = Some(vec![PartitionMeasurement { device: "0".to_owned(), groups }]);
         facts
     };
     let fine = check(&measured(Ok(Ok([vec![8; 15], vec![12]].concat()))), "partitions of GPU 0");
-    assert_eq!((fine.level, &*fine.finding), (Level::Ok, "16 groups of 132 SMs keep apart in two processes"));
+    assert_eq!(
+        (fine.level, &*fine.finding),
+        (Level::Ok, "16 groups of 132 SMs are isolated between processes")
+    );
     let met = measured(Ok(Err("partitions do not keep apart (60 us alone, 3000 apart)".to_owned())));
     assert_eq!(complaints(&met, &Requirements::everything()), ["warning partitions of GPU 0"]);
-    let unmeasured = measured(Err(trouble("MPS does not start")));
+    let unmeasured = measured(Err(problem("MPS does not start")));
     assert_eq!(complaints(&unmeasured, &Requirements::everything()), ["fault partitions of GPU 0"]);
     let old = |facts: &mut HostFacts| {
         facts.driver.nvml.as_mut().unwrap().cuda = CudaVersion { major: 12, minor: 2 };

@@ -1,4 +1,4 @@
-//! What happened between two statuses, with its reason.
+//! The events between two statuses, with their reasons.
 
 use std::collections::BTreeMap;
 
@@ -8,40 +8,42 @@ use crate::status::{HostStatus, ModelStatus, change_text};
 use shadowslice_control::controller::PlanReport;
 use shadowslice_datapath::readiness::Host;
 
-/// Refusals that go on are told again after so many samples without one.
-const QUIET: u32 = 15;
+/// The samples without a refusal after which the next refusal is an event again.
+const QUIET_SAMPLES: u32 = 15;
 
-/// The longest text, in characters.
-const LONGEST: usize = 300;
+/// The longest text of an event, in characters.
+const MAX_TEXT: usize = 300;
 
+/// The kind of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum HistoryEventKind {
     /// A share changed.
     Change,
-    /// A share was to change, and did not, or was changed back.
+    /// A change of a share failed or was rolled back.
     Failure,
     Death,
-    /// A model begins to refuse requests.
+    /// A model starts to refuse requests.
     Refusals,
-    /// What a model, a GPU or the host says of itself.
+    /// The state of a model, a GPU or the host changed.
     State,
 }
 
+/// An event on the page.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct HistoryEvent {
     kind: HistoryEventKind,
-    /// `None` of a GPU, and of the host.
+    /// The model; `None` for an event of a GPU or the host.
     #[serde(skip_serializing_if = "Option::is_none")]
     model: Option<String>,
     text: String,
 }
 
 impl HistoryEvent {
-    /// This supervisor serves from now on.
+    /// Returns the event of this supervisor's start.
     pub(super) fn begin() -> Self {
         let text =
-            format!("supervisor {}, version {}, begins", std::process::id(), env!("CARGO_PKG_VERSION"));
+            format!("supervisor {}, version {}, started", std::process::id(), env!("CARGO_PKG_VERSION"));
         Self::of_host(HistoryEventKind::State, text)
     }
 
@@ -50,7 +52,7 @@ impl HistoryEvent {
     }
 
     fn of_host(kind: HistoryEventKind, mut text: String) -> Self {
-        if let Some((cut, _)) = text.char_indices().nth(LONGEST) {
+        if let Some((cut, _)) = text.char_indices().nth(MAX_TEXT) {
             text.truncate(cut);
             text.push('…');
         }
@@ -58,7 +60,7 @@ impl HistoryEvent {
     }
 }
 
-/// The samples since the last refusal, by model and reason.
+/// The number of samples since the last refusal, by model and reason.
 #[derive(Debug, Default)]
 pub(super) struct RefusalTracker(BTreeMap<(String, &'static str), u32>);
 
@@ -75,14 +77,14 @@ pub(super) fn between(
         if let Some(why) = gpu.why.as_ref().filter(|why| Some(*why) != earlier) {
             marks.push(HistoryEvent::of_host(
                 HistoryEventKind::State,
-                format!("GPU {} takes no workers: {why}", gpu.index),
+                format!("GPU {} accepts no workers: {why}", gpu.index),
             ));
         }
     }
     for model in &now.models {
         let nothing = ModelStatus { name: model.name.clone(), ..ModelStatus::default() };
         let earlier = before.models.iter().find(|earlier| earlier.name == model.name);
-        // Another instance of the model counts from zero.
+        // The counters of a replaced model start from zero.
         let same = earlier.filter(|earlier| model.requests.since(&earlier.requests).is_some());
         let counted = same.unwrap_or(&nothing);
         marks.extend(death(counted, model));
@@ -98,13 +100,13 @@ pub(super) fn between(
 }
 
 fn host(before: &HostStatus, now: &HostStatus) -> Option<HistoryEvent> {
-    let told = match now.host {
+    let text = match now.host {
         host if host == before.host => return None,
-        Host::Serving => "the host serves",
+        Host::Serving => "the host is undrained",
         Host::Drained => "the host is drained",
         Host::Stopping => "the host is stopping",
     };
-    Some(HistoryEvent::of_host(HistoryEventKind::State, told.to_owned()))
+    Some(HistoryEvent::of_host(HistoryEventKind::State, text.to_owned()))
 }
 
 fn death(before: &ModelStatus, now: &ModelStatus) -> Option<HistoryEvent> {
@@ -113,7 +115,7 @@ fn death(before: &ModelStatus, now: &ModelStatus) -> Option<HistoryEvent> {
     let text = if died == 1 {
         format!("a worker died: {why}")
     } else {
-        format!("{died} workers died; the last: {why}")
+        format!("{died} workers died; cause of the last death: {why}")
     };
     Some(HistoryEvent::of(now, HistoryEventKind::Death, text))
 }
@@ -134,14 +136,14 @@ fn change(before: &ModelStatus, now: &ModelStatus, plan: &PlanReport) -> Option<
     Some(HistoryEvent::of(now, kind, text))
 }
 
-/// Restarts are told by the deaths before them.
+/// Returns the event of a changed state. Restarts have none, as the deaths before them are events.
 fn state(before: Option<&ModelStatus>, now: &ModelStatus) -> Option<HistoryEvent> {
     let was = before.map_or("", |before| before.state.as_str());
     if now.state == was || matches!(now.state.as_str(), "restarting" | "stopping") {
         return None;
     }
     if was == "restarting" && now.state == "ready" {
-        return Some(HistoryEvent::of(now, HistoryEventKind::State, "serves again".to_owned()));
+        return Some(HistoryEvent::of(now, HistoryEventKind::State, "ready again".to_owned()));
     }
     let why = now.why.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
     Some(HistoryEvent::of(now, HistoryEventKind::State, format!("{}{why}", now.state)))
@@ -159,7 +161,7 @@ impl RefusalTracker {
                 }
             } else if let Some(quiet) = self.0.get_mut(&key) {
                 *quiet += 1;
-                if *quiet >= QUIET {
+                if *quiet >= QUIET_SAMPLES {
                     self.0.remove(&key);
                 }
             }

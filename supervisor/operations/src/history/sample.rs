@@ -1,4 +1,4 @@
-//! One sample: how models and GPUs are, and what happened since the sample before.
+//! A sample: the state of models and GPUs, and the events since the previous sample.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -12,10 +12,10 @@ use shadowslice_datapath::pipeline::{Counts, Look};
 use shadowslice_datapath::readiness::Host;
 use shadowslice_shared::logged::rounded;
 
-/// What is absent is nothing or zero.
+/// A sample as the page receives it. Empty and zero fields are left out.
 #[derive(Debug, PartialEq, Serialize)]
 pub(super) struct HistorySample {
-    /// In ms since 1970.
+    /// The time of the sample, in ms since 1970.
     time: u64,
     version: &'static str,
     host: Host,
@@ -50,7 +50,7 @@ struct ModelSample {
     state: String,
     share_percent: u32,
     sms: u32,
-    /// See [`even_parts`].
+    /// The model's part of the GPU's SMs; see [`even_parts`].
     part_sms: f64,
     #[serde(skip_serializing_if = "is_nothing")]
     groups: Option<String>,
@@ -63,7 +63,7 @@ struct ModelSample {
     p50_ms: Option<f64>,
     #[serde(skip_serializing_if = "is_nothing")]
     p99_ms: Option<f64>,
-    /// Requests a second, by how they ended.
+    /// The requests per second that were answered within the SLO.
     #[serde(skip_serializing_if = "is_nothing")]
     in_time: f64,
     #[serde(skip_serializing_if = "is_nothing")]
@@ -74,7 +74,7 @@ struct ModelSample {
     failed: f64,
     #[serde(skip_serializing_if = "is_nothing")]
     queue: usize,
-    /// Requests a second over the last 10 s, as `status` has them: all, and refused ones.
+    /// The requests per second over the last 10 s, as in `status`.
     #[serde(skip_serializing_if = "is_nothing")]
     rate: f64,
     #[serde(skip_serializing_if = "is_nothing")]
@@ -151,7 +151,7 @@ impl ModelSample {
         part_sms: f64,
         span: Duration,
     ) -> Self {
-        // A model that was replaced counts from zero.
+        // The counters of a replaced model start from zero.
         let counts = before.and_then(|before| model.requests.since(&before.requests));
         let Counts { succeeded, within_slo, rejected, failed, .. } = counts.unwrap_or(model.requests);
         let overload = model.overload.as_ref().map(|why| format!("overloaded: {why}"));

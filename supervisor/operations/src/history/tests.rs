@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::status::ModelStatus;
 
-/// Seconds after the first, with one emulated GPU of 132 SMs in groups of 44.
+/// Returns the state `second` seconds after the first, with an emulated GPU of 132 SMs in groups of 44.
 fn seen(second: u64, models: Vec<Value>) -> Snapshot {
     let gpu = json!({"index": 0, "device": "emulated", "uuid": null, "backend": "emulated", "sms": 132,
         "groups": [44, 44, 44], "mps_server_pid": null, "why": null, "nvml": null});
@@ -61,7 +61,7 @@ fn told(sample: &Value) -> Vec<(String, String)> {
 }
 
 #[test]
-fn an_overload_and_the_rates_of_status_are_told() {
+fn a_sample_has_the_overload_and_the_rates_of_status() {
     let rates = json!({"window_s": 10.4, "requests": 180.0, "refused": 80.0, "failed": 0.0});
     let why = "a copy serves 100 requests/s within the SLO at most, 180 arrive (over the last 10 s)";
     let now = seen(2, vec![model("m", json!({"rates": rates, "overload": why}))]);
@@ -72,7 +72,7 @@ fn an_overload_and_the_rates_of_status_are_told() {
 }
 
 #[test]
-fn rates_are_by_the_time_between_and_what_is_idle_has_none() {
+fn rates_are_per_second_and_an_idle_model_has_none() {
     let before =
         seen(0, vec![model("busy", json!({"requests": counts(10, 10, 0)})), model("idle", json!({}))]);
     let more = json!({"requests": counts(50, 40, 6), "queue": 3});
@@ -113,14 +113,14 @@ fn parts_of_sms_add_up_to_what_is_used() {
 }
 
 #[test]
-fn what_happened_is_told_once_with_its_reason() {
+fn events_come_once_with_their_reason() {
     let kinds = |told: &[(String, String)]| told.iter().map(|(kind, _)| kind.clone()).collect::<Vec<_>>();
     let died = json!({"worker_deaths": 1, "last_death": "killed by SIGKILL", "state": "restarting"});
     let death = marks(model("m", json!({})), model("m", died.clone()));
     assert_eq!(death, [("death".to_owned(), "a worker died: killed by SIGKILL".to_owned())]);
     assert_eq!(marks(model("m", died.clone()), model("m", died.clone())), []);
     let back = json!({"worker_deaths": 1, "last_death": "killed by SIGKILL"});
-    assert_eq!(marks(model("m", died), model("m", back)), [("state".to_owned(), "serves again".to_owned())]);
+    assert_eq!(marks(model("m", died), model("m", back)), [("state".to_owned(), "ready again".to_owned())]);
     let unready = marks(model("m", json!({})), model("m", json!({"state": "unready", "why": "no file"})));
     assert_eq!(unready, [("state".to_owned(), "unready: no file".to_owned())]);
     let last = |outcome: &str| {
@@ -136,11 +136,11 @@ fn what_happened_is_told_once_with_its_reason() {
 }
 
 #[test]
-fn refusals_are_told_as_they_begin_and_again_after_half_a_minute_without() {
+fn refusals_are_an_event_at_first_and_again_after_half_a_minute_without() {
     let mut refusing = RefusalTracker::default();
     let mut before = seen(0, vec![model("m", json!({}))]);
     let mut all = Vec::new();
-    // In samples: refusals at 1, 2, 6 and 40.
+    // Refusals come in samples 1, 2, 6 and 40.
     for second in 1..=50 {
         let late = [1, 2, 6, 40].iter().filter(|at| **at <= second).count() as u64;
         let now = seen(second, vec![model("m", json!({"requests": counts(0, 0, late)}))]);
@@ -161,7 +161,7 @@ fn models_come_and_go() {
 }
 
 #[test]
-fn an_hour_is_kept_and_a_page_gets_all_of_it_once() {
+fn an_hour_is_stored_and_a_page_receives_all_of_it_once() {
     let history = History::new();
     let sample = |second| {
         let now = seen(second, vec![model("m", json!({"why": "x".repeat(50)}))]);
@@ -176,7 +176,7 @@ fn an_hour_is_kept_and_a_page_gets_all_of_it_once() {
         history.push(&sample(second));
     }
     let (kept, mut news) = history.follow();
-    assert_eq!(kept.len(), SAMPLES);
+    assert_eq!(kept.len(), MAX_SAMPLES);
     assert!(kept[0].starts_with(b"data: {\"time\":200000,") && kept[0].ends_with(b"}\n\n"));
     history.push(&sample(2000));
     assert!(news.try_recv().unwrap().starts_with(b"data: {\"time\":2000000,"));
@@ -184,11 +184,11 @@ fn an_hour_is_kept_and_a_page_gets_all_of_it_once() {
 }
 
 #[test]
-fn what_one_supervisor_leaves_the_next_one_shows_first() {
+fn the_next_supervisor_shows_the_samples_of_the_previous_one_first() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("history");
     let (first, next) = (History::new(), History::new());
-    assert!(next.take(&file).is_err(), "nothing is left");
+    assert!(next.take(&file).is_err(), "the file does not exist");
     let now = seen(2, vec![model("m", json!({"why": "two\n\nlines"}))]);
     let sample = HistorySample::between(&now, &now, SystemTime::UNIX_EPOCH, &mut RefusalTracker::default());
     first.push(&sample);
@@ -201,7 +201,7 @@ fn what_one_supervisor_leaves_the_next_one_shows_first() {
 }
 
 #[test]
-fn samples_of_many_models_take_no_more_than_their_bound() {
+fn samples_of_many_models_stay_within_the_limit() {
     let history = History::new();
     let many = (0..500).map(|place| model(&format!("model-{place}"), json!({"why": "x".repeat(200)})));
     let now = seen(2, many.collect());
@@ -210,5 +210,5 @@ fn samples_of_many_models_take_no_more_than_their_bound() {
         history.push(&sample);
     }
     let bytes: usize = history.follow().0.iter().map(Bytes::len).sum();
-    assert!(bytes <= BYTES && bytes > BYTES * 9 / 10, "{bytes}");
+    assert!(bytes <= MAX_BYTES && bytes > MAX_BYTES * 9 / 10, "{bytes}");
 }

@@ -10,7 +10,7 @@ use shadowslice_control::controller::{HandoverReport, Handovers, WorkerMemory, W
 use shadowslice_datapath::pipeline::{Durations, LatencyHistogram, Steps};
 use shadowslice_datapath::tally::HostCounts;
 
-/// Counts of which only one is not zero.
+/// Returns counts that are zero except for the one at `at`.
 const fn only<const N: usize>(count: u64, at: usize) -> [u64; N] {
     let mut counts = [0; N];
     counts[at] = count;
@@ -36,7 +36,7 @@ pub(super) const NOTHING: SupervisorMetrics = SupervisorMetrics {
         cpu_s: None,
         resident: None,
         open_files: None,
-        most_open_files: None,
+        max_open_files: None,
         started: None,
     },
 };
@@ -94,7 +94,7 @@ pub(super) fn model(name: &str) -> ModelMetrics {
     ModelMetrics { status, totals: Totals::default(), changes: Changes::default(), waits: Vec::new() }
 }
 
-/// A batch was answered.
+/// Records an answered batch.
 fn executed(model: &mut ModelMetrics, rows: u32, took: Duration) {
     model.totals.by_rows.entry(rows).or_default().infer.count += 1;
     model.totals.batch_execution.add(took);
@@ -248,7 +248,7 @@ fn a_models_name_cannot_break_out_of_its_quotes() {
     has(&text, r#"shadowslice_batches_total{model="a\"} 9\nb\\n é",gpu="1"} 0"#);
 }
 
-/// Everything that a model may have, with large figures.
+/// Returns a model with a value for every metric, all of them large.
 fn busy(index: usize, latency: &LatencyHistogram) -> ModelMetrics {
     let mut model = model(&format!("resnet50-v1.5-{index}"));
     let count = 123_456_789;
@@ -269,7 +269,7 @@ fn busy(index: usize, latency: &LatencyHistogram) -> ModelMetrics {
     let Changes { by_hand, by_policy, by_worker, stall } = &mut model.changes;
     [by_hand, by_policy, by_worker].into_iter().for_each(|outcomes| outcomes.effect = total);
     *stall = total;
-    // A worker waits now and then, and the metric is absent otherwise.
+    // Workers wait rarely, and the metric is absent otherwise.
     model.waits = if index == 0 { vec![WaitReason::Memory] } else { Vec::new() };
     let by_rows = BTreeMap::from([(8, Steps { infer: total, ..Steps::default() })]);
     let latency = latency.clone();
@@ -293,9 +293,10 @@ fn twenty_models_fill_less_than_205_kb() {
     let models: Vec<_> = (0..20).map(|index| busy(index, &latency)).collect();
     let own = SupervisorMetrics { access_log_dropped: None, ..NOTHING };
     let text = render(&models, Some(&policy()), None, &[], &own);
-    let told = |name: &str| text.contains(&format!("\n{name}"));
-    let untold: Vec<_> = table::MODELS.iter().map(|metric| metric.name).filter(|name| !told(name)).collect();
-    assert!(untold.is_empty(), "{untold:?} have no values");
+    let is_shown = |name: &str| text.contains(&format!("\n{name}"));
+    let names = table::MODELS.iter().map(|metric| metric.name);
+    let missing: Vec<_> = names.filter(|name| !is_shown(name)).collect();
+    assert!(missing.is_empty(), "{missing:?} have no values");
     assert!(text.len() < 205_000, "{} bytes", text.len());
 }
 

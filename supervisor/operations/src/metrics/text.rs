@@ -1,9 +1,10 @@
 //! The text format of Prometheus, version 0.0.4.
 
+/// A metric: its description, and the function from a subject `S` to its samples.
 pub(super) struct Metric<S> {
     pub(super) name: &'static str,
     pub(super) kind: &'static str,
-    /// No backslash and no line end: it is written as it is.
+    /// The help text. It is not escaped, so it must contain no backslash and no line end.
     pub(super) help: &'static str,
     pub(super) samples: fn(&S) -> Vec<MetricSample>,
 }
@@ -32,7 +33,7 @@ pub(super) const fn histogram<S>(
     Metric { name, kind: "histogram", help, samples }
 }
 
-/// Of sum and count, without quantiles.
+/// Defines a summary with a sum and a count, without quantiles.
 pub(super) const fn summary<S>(
     name: &'static str,
     help: &'static str,

@@ -1,42 +1,45 @@
-//! The log's lines about a collector that is away: not a line for every batch, but for every
-//! change. Pure.
+//! Decides when the log reports an outage of the collector: at its begin, once a minute, and at its end. Pure.
 
 use std::time::Duration;
 
 use shadowslice_shared::units::Timestamp;
 
-/// The log is told of dropped spans this often at most.
-const QUIET: Duration = Duration::from_secs(60);
+/// The shortest time between two reports of dropped spans.
+const REPORT_INTERVAL: Duration = Duration::from_secs(60);
 
+/// The state of the current outage.
 #[derive(Debug, Default)]
 pub(super) struct Outage {
-    unsaid: u64,
-    said: Option<Timestamp>,
+    /// The dropped spans that have not been reported.
+    unreported: u64,
+    last_report: Option<Timestamp>,
     failing: bool,
 }
 
+/// A line to log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum OutageNotice {
-    /// So many since this was last said.
+    /// Spans were dropped: their number since the last report.
     Dropped(u64),
-    /// It works again; so many were dropped that were not reported yet.
+    /// The collector works again; the number of dropped spans that have not been reported.
     Over(u64),
 }
 
 impl Outage {
+    /// Adds dropped spans, and returns a report if one is due.
     pub(super) fn dropped(&mut self, spans: u64, now: Timestamp) -> Option<OutageNotice> {
-        self.unsaid += spans;
+        self.unreported += spans;
         self.failing |= spans > 0;
-        let due = self.said.is_none_or(|said| now.since(said) >= QUIET);
-        (due && self.unsaid > 0).then(|| {
-            self.said = Some(now);
-            OutageNotice::Dropped(std::mem::take(&mut self.unsaid))
+        let is_due = self.last_report.is_none_or(|last| now.since(last) >= REPORT_INTERVAL);
+        (is_due && self.unreported > 0).then(|| {
+            self.last_report = Some(now);
+            OutageNotice::Dropped(std::mem::take(&mut self.unreported))
         })
     }
 
-    /// Spans were taken, and no span was dropped since the last time.
+    /// Records that the collector accepted spans and none was dropped. Returns a report at the end of an outage.
     pub(super) fn sent(&mut self) -> Option<OutageNotice> {
-        std::mem::take(&mut self.failing).then(|| OutageNotice::Over(std::mem::take(&mut self.unsaid)))
+        std::mem::take(&mut self.failing).then(|| OutageNotice::Over(std::mem::take(&mut self.unreported)))
     }
 }
 
@@ -45,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_outage_is_told_once_a_minute_and_at_its_end() {
+    fn an_outage_is_reported_once_a_minute_and_at_its_end() {
         let at = |seconds| Timestamp::after_origin(Duration::from_secs(seconds));
         let mut outage = Outage::default();
         assert_eq!((outage.sent(), outage.dropped(0, at(1))), (None, None));

@@ -1,4 +1,4 @@
-//! Turns a request's steps into spans. Pure.
+//! Turns the steps of a request into spans. Pure.
 //!
 //! ```text
 //! inference ─┬─ queue ─ batch (a worker that died) ─ queue ─ batch
@@ -16,14 +16,16 @@ use shadowslice_shared::units::Timestamp;
 use super::attributes::{number, text};
 use shadowslice_datapath::trace::{Ending, Handover, Journey, Lost, Outcome, Protocol, Ran, Traced};
 
-/// The flag of a trace that is sampled, and that whether the parent is remote is known.
+/// The flags of a span in a sampled trace: sampled (0x1), and remoteness of the parent known (0x100).
 const SAMPLED: u32 = 0x101;
 
+/// The flag of a span whose parent is remote.
 const REMOTE: u32 = 0x200;
 
+/// A reading of the wall clock, to convert timestamps.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct WallClock {
-    /// Since 1970, at [`WallClock::at`].
+    /// The time since 1970, at [`WallClock::at`].
     pub(super) since_epoch: Duration,
     pub(super) at: Timestamp,
 }
@@ -41,7 +43,7 @@ struct SpanBuilder<'t> {
     next_id: &'t mut dyn FnMut() -> u64,
 }
 
-/// The spans of a request, its own first. `next_id` gives the ids of its children.
+/// Returns the spans of a request: its own, then its children with ids from `next_id`.
 pub(super) fn spans(traced: &Traced, wall: WallClock, next_id: &mut dyn FnMut() -> u64) -> Vec<Span> {
     let mut maker = SpanBuilder { traced, wall, next_id };
     let mut spans = vec![maker.request()];
@@ -176,7 +178,7 @@ fn of_journey(journey: &Journey) -> Vec<KeyValue> {
     known.chain(stored).chain([number("shadowslice.retries", *retries)]).chain(refused).collect()
 }
 
-/// A fault of the server is an error, as OpenTelemetry's conventions for servers say.
+/// Returns an error status for faults of the server only, as OpenTelemetry's conventions for servers require.
 fn status(outcome: Outcome, journey: &Journey) -> Option<Status> {
     let faulty = match outcome {
         Outcome::Cancelled => false,
@@ -207,10 +209,10 @@ fn ending(ending: Ending) -> &'static str {
 
 fn lost(why: Lost) -> &'static str {
     match why {
-        Lost::Died => "the worker died, or hung",
+        Lost::Died => "the worker died or hung",
         Lost::TakenBack => "a hand-over took the batch back",
         Lost::Failed => "the engine failed on the batch",
-        Lost::Nonsense => "the worker's answer made no sense",
+        Lost::Nonsense => "the worker's answer was invalid",
     }
 }
 

@@ -15,7 +15,7 @@ fn at(ms: u64) -> Timestamp {
     Timestamp::after_origin(Duration::from_millis(ms))
 }
 
-/// Nanoseconds since 1970, as the wall has them.
+/// Converts ms on the monotonic clock to ns since 1970.
 fn unix(ms: u64) -> u64 {
     (990_000 + ms) * 1_000_000
 }
@@ -61,7 +61,7 @@ fn said(span: &Span, key: &str) -> Option<String> {
     })
 }
 
-/// Name, parent, begin and end in ms.
+/// Returns the name, the parent, and the begin and end in ms, of each span.
 fn outline(spans: &[Span]) -> Vec<(&str, u64, u64, u64)> {
     let ms = |ns: u64| ns / 1_000_000 - 990_000;
     let one =

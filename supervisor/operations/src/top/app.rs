@@ -50,7 +50,7 @@ impl App {
                 self.away = None;
             }
             Err(why) => {
-                // The counters of the next supervisor start anew, so no difference to these makes sense.
+                // The counters of the next supervisor start from zero, so a difference to these is meaningless.
                 self.last = None;
                 let since = self.away.as_ref().map_or(now, |away| away.since);
                 self.away = Some(Unreachable { why, since, now });

@@ -1,4 +1,4 @@
-//! NVIDIA's driver and the GPUs.
+//! The facts about NVIDIA's driver and the GPUs.
 
 use std::path::Path;
 
@@ -31,13 +31,13 @@ fn files() -> Vec<DeviceFile> {
     names.into_iter().map(file).collect()
 }
 
-/// Whether CUDA opens it: the control file, unified memory, and the GPUs by number.
+/// Checks if CUDA opens a device file of this name: the control file, unified memory, or a GPU by its number.
 fn is_device(name: &str) -> bool {
     let number = |rest: &str| !rest.is_empty() && rest.bytes().all(|byte| byte.is_ascii_digit());
     matches!(name, "nvidiactl" | "nvidia-uvm") || name.strip_prefix("nvidia").is_some_and(number)
 }
 
-/// A process that this user cannot see has no name.
+/// Returns the unexpected processes on the GPUs. A process that this user cannot see is named `unknown`.
 fn strangers(host: &Host, processes: &ProcessTable) -> Vec<(u32, String)> {
     let gpus = host.gpus.iter().flatten();
     let pids = gpus.flat_map(|gpu| &gpu.usage.processes).map(|process| process.pid);

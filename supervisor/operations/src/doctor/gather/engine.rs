@@ -1,4 +1,4 @@
-//! ONNX Runtime and the libraries that it needs.
+//! The facts about ONNX Runtime and the libraries that it needs.
 
 use std::path::PathBuf;
 

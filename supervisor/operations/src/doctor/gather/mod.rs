@@ -1,6 +1,6 @@
-//! Looking at the host. Nothing is changed or made, except a daemon of MPS if a measurement of
-//! partitions is asked for. This process loads NVML; a worker's process tries the other libraries,
-//! since a vendor's library may run code when it is loaded.
+//! Collects facts about the host. Nothing is changed. Only a measurement of partitions starts processes, among them an
+//! MPS daemon. This process loads NVML; a worker process loads the other libraries, as a vendor's library may run code
+//! when it is loaded.
 
 mod command;
 mod driver;

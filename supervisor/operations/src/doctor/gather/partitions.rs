@@ -1,5 +1,5 @@
-//! Whether partitions inside processes keep apart, measured as `serve` does it: under a daemon of
-//! MPS that ends with the measurement.
+//! The measurement of whether partitions inside processes are isolated. It runs as in `serve`, under an MPS daemon that
+//! ends with the measurement.
 
 use std::path::Path;
 
@@ -24,12 +24,12 @@ pub(in crate::doctor) fn partitions(
 
 fn measure(worker: &Path, device: CudaDevice) -> Result<Result<Vec<u32>, String>, Problem> {
     let private = tempfile::tempdir().map_err(|error| Problem {
-        finding: format!("there is no folder for a daemon of MPS: {error}"),
-        advice: "make the temporary directory writable".to_owned(),
+        finding: format!("cannot create a folder for the MPS daemon: {error}"),
+        advice: "make the temporary directory writable, or set TMPDIR".to_owned(),
     })?;
     let gpu = Gpu::Cuda { device, partition: Partitioning::Mps };
     let gpus = host::gpus(&[gpu], private.path(), worker, false, &[]).map_err(|error| Problem::of(&error))?;
     let division = gpus.first().map(|gpu| gpu.division().map(|division| division.sizes().to_vec()));
-    let Some(division) = division else { return Ok(Err("there is no GPU".to_owned())) };
+    let Some(division) = division else { return Ok(Err("no GPU was found".to_owned())) };
     Ok(division.map(|sizes| sizes.iter().map(|sms| sms.0).collect()).map_err(str::to_owned))
 }

@@ -1,4 +1,4 @@
-//! ProcessTable, as `/proc` shows them to this user.
+//! The processes that this user can see in `/proc`.
 
 use std::collections::BTreeMap;
 
@@ -8,13 +8,13 @@ const MAX_ANCESTORS: usize = 16;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ProcessEntry {
-    /// The file name of its program, as it was called.
+    /// The file name of the program, from its arguments.
     pub(super) name: String,
     pub(super) uid: u32,
     parent: i32,
 }
 
-/// By process id.
+/// The processes by their ids.
 pub(super) type ProcessTable = BTreeMap<i32, ProcessEntry>;
 
 pub(super) fn all() -> ProcessTable {
@@ -29,13 +29,13 @@ fn seen(process: &procfs::process::Process) -> Option<ProcessEntry> {
     Some(ProcessEntry { name, uid: process.uid().ok()?, parent: stat.ppid })
 }
 
-/// The name in `/proc/PID/stat` is cut short; the program's name is in the arguments, which
-/// processes of the kernel do not have.
+/// Returns the file name of the program. `short`, the name in `/proc/PID/stat`, is cut, and serves only for kernel
+/// threads, which have no arguments.
 fn name<'n>(program: &'n str, short: &'n str) -> &'n str {
     program.rsplit('/').next().filter(|name| !name.is_empty()).unwrap_or(short)
 }
 
-/// Whether a running supervisor started it.
+/// Checks if a running supervisor started the process, directly or through others.
 pub(super) fn is_our_own(pid: i32, processes: &ProcessTable) -> bool {
     let parent = |pid: &i32| processes.get(pid).map(|process| process.parent);
     let line = std::iter::successors(Some(pid), parent).skip(1).take(MAX_ANCESTORS);
@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_supervisor_started_through_others_is_its_own() {
+    fn descendants_of_a_supervisor_are_its_own() {
         let process = |name: &str, parent| ProcessEntry { name: name.to_owned(), uid: 0, parent };
         let all = ProcessTable::from([
             (1, process("init", 0)),

@@ -1,4 +1,4 @@
-//! The meaning of a host's facts for serving there. Pure.
+//! Turns the facts about a host into checks. Pure.
 
 mod driver;
 mod engine;
@@ -10,7 +10,7 @@ use super::check::Check;
 use super::facts::HostFacts;
 use super::requirements::Requirements;
 
-/// Every check; a check comes before the checks that rest on it.
+/// Returns all checks. A check comes before the checks that depend on it.
 pub(super) fn judge(facts: &HostFacts, need: &Requirements) -> Vec<Check> {
     let HostFacts { driver, mps, system, engine, partitions } = facts;
     [
