@@ -26,17 +26,17 @@ use simulate::{Mechanism, Setup};
 /// A failure that ends the program.
 type Failure = Box<dyn Error + Send + Sync>;
 
-/// Judges the adaptive policy in simulations, and writes a page that says which aim is met. On two
-/// cores it takes about six minutes.
+/// Evaluates the adaptive policy in simulations, and writes a page that shows which goals it meets. On
+/// two cores, this takes about six minutes.
 #[derive(Debug, Parser)]
 #[command(name = "shadowslice-policy-eval")]
 struct Options {
     #[command(flatten)]
     setup: Setup,
-    /// Where the page goes
+    /// The file for the page
     #[arg(long, default_value = "docs/judgement.md")]
     page: PathBuf,
-    /// When it was judged, and the state of the code, as the page shall say it
+    /// The date and the version of the code, as text on the page
     #[arg(long, default_value = "an unknown state of the code")]
     state: String,
 }

@@ -101,7 +101,7 @@ fn a_change_that_failed_is_not_taken_for_the_one_in_force() {
     };
     let screen = shown(&app(models, &[gpu(0, true)]), LARGE);
     has(&screen, &["100>60% hand, aborted"]);
-    has(&screen, &["aborted; by hand; the new worker did not start; the share is in force for 12 s"]);
+    has(&screen, &["aborted; by hand; the new worker did not start; share in force for 12 s"]);
 }
 
 #[test]
