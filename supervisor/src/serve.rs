@@ -179,7 +179,7 @@ async fn serve(
         models: models.clone(),
         commands: commands.clone(),
         upgrades: upgrade,
-        rising: risen.clone(),
+        upgrading: risen.clone(),
         gpus: context.gpus.clone(),
         readings: context.readings,
         controller: config.controller,
@@ -217,7 +217,7 @@ async fn serve(
         metrics::SupervisorMetrics {
             log_dropped: log_dropped(),
             access_log_dropped: access_log_dropped.as_ref().map(|dropped| dropped()),
-            request_memory: (reserved, limit),
+            request_memory: metrics::MemoryReservation { reserved, limit },
             host: host_counts(),
             last_reload: None,
             peers_refused: refusals.count(),

@@ -68,7 +68,9 @@ fn rendered(reach: &AdminContext, tracer: Option<&Tracer>, own: metrics::Supervi
         metrics::PolicyMetrics { name: report.policy, took }
     });
     let since_1970 = |at: SystemTime| at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
-    let last_reload = models.last_reload.map(|last| (since_1970(last.at), last.succeeded));
+    let last_reload = models
+        .last_reload
+        .map(|last| metrics::ReloadOutcome { at: since_1970(last.at), succeeded: last.succeeded });
     let own = metrics::SupervisorMetrics { last_reload, ..own };
     let traces = tracer.map(Tracer::counts);
     metrics::render(&shown, policy.as_ref(), traces, &status.gpus, &own)

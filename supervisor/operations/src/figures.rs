@@ -70,8 +70,8 @@ mod tests {
     #[test]
     fn times_are_rounded_and_have_their_unit() {
         let spans = [0.0, 0.000_35, 0.0059, 0.42, 1.0, 1.23, 45.4, 300.0, 10_000.0, 900_000.0];
-        let said = ["0 us", "350 us", "5.9 ms", "420 ms", "1 s", "1.2 s", "45 s", "5 min", "3 h", "10 d"];
-        assert_eq!(spans.map(span), said);
+        let expected = ["0 us", "350 us", "5.9 ms", "420 ms", "1 s", "1.2 s", "45 s", "5 min", "3 h", "10 d"];
+        assert_eq!(spans.map(span), expected);
     }
 
     #[test]

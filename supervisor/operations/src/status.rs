@@ -293,8 +293,8 @@ pub fn of_model(
     gpus: &[Watched],
     plan: Option<&ModelPlan>,
 ) -> ModelStatus {
-    let seen = pipeline.report();
-    let PipelineReport { open, latencies, pending: (queue, in_flight), .. } = seen;
+    let pipeline_report = pipeline.report();
+    let PipelineReport { open, latencies, pending: (queue, in_flight), .. } = pipeline_report;
     let slo_ms = model.slo.latency.as_secs_f64() * 1e3;
     let shadow = report.mechanism == "shadow";
     let cannot_resize =
@@ -318,7 +318,7 @@ pub fn of_model(
         gpu_auto: model.gpu_auto,
         need: None,
         share_percent: report.share.get(),
-        share_age_s: changed.then(|| seen.at.since(report.since).as_secs_f64()),
+        share_age_s: changed.then(|| pipeline_report.at.since(report.since).as_secs_f64()),
         sms: report.sms,
         mechanism: report.mechanism.to_owned(),
         no_partition: report.no_partition.clone(),
@@ -332,10 +332,10 @@ pub fn of_model(
         worker_deaths: report.worker_deaths,
         last_death: report.last_death.clone(),
         worker_restarts: report.worker_restarts,
-        requests: seen.counts,
-        batches: seen.batches,
-        queue_wait_s: seen.queue_wait.as_secs_f64(),
-        execution_ms: seen
+        requests: pipeline_report.counts,
+        batches: pipeline_report.batches,
+        queue_wait_s: pipeline_report.queue_wait.as_secs_f64(),
+        execution_ms: pipeline_report
             .execution
             .into_iter()
             .map(|(rows, took)| (rows, took.as_secs_f64() * 1e3))
@@ -347,13 +347,13 @@ pub fn of_model(
             attainment: open.then_some(latencies.attainment),
             slack: latencies.slo_percentile_ms.filter(|_| open).map(|ms| 1.0 - ms / slo_ms),
         },
-        rates: Some(seen.rates),
+        rates: Some(pipeline_report.rates),
         overload: None,
         cannot_resize,
         loaded: None,
         files_changed: false,
         batch_limit: report.batch_limit.as_ref().map(at_most),
-        stalled: seen.stalled.map(stalled),
+        stalled: pipeline_report.stalled.map(stalled),
         no_standby: report.no_standby.clone(),
         handovers: report.handovers.clone(),
     }

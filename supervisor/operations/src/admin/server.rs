@@ -54,7 +54,7 @@ pub struct AdminContext {
     pub commands: mpsc::Sender<Command>,
     pub upgrades: mpsc::Sender<Upgrade>,
     /// True while the next supervisor starts. It would not learn of changes that are made meanwhile.
-    pub rising: watch::Receiver<bool>,
+    pub upgrading: watch::Receiver<bool>,
     /// The GPUs in the order of the configuration.
     pub gpus: Vec<Arc<dyn GpuBackend>>,
     pub readings: Arc<Readings>,
@@ -109,7 +109,7 @@ impl AdminContext {
             supervisor: Some(SupervisorStatus::own(self.since, &self.config)),
             host: self.router.host(),
             ready: self.router.ready(),
-            upgrading: *self.rising.borrow(),
+            upgrading: *self.upgrading.borrow(),
             models: served.chain(unloaded).collect(),
             gpus: gpus.map(|(index, (gpu, watched))| status::of_gpu(index, &**gpu, watched)).collect(),
         }
@@ -242,8 +242,8 @@ async fn handle(stream: UnixStream, peer: &Peer, context: &AdminContext) -> io::
     let (read, mut write) = stream.into_split();
     let mut lines = BufReader::new(read.take(MAX_REQUEST_BYTES));
     let mut line = Vec::new();
-    let asked = tokio::time::timeout(REQUEST_TIMEOUT, lines.read_until(b'\n', &mut line)).await;
-    asked.map_err(|_| io::ErrorKind::TimedOut)??;
+    let read = tokio::time::timeout(REQUEST_TIMEOUT, lines.read_until(b'\n', &mut line)).await;
+    read.map_err(|_| io::ErrorKind::TimedOut)??;
     let answer = match serde_json::from_slice::<ControlRequest>(&line) {
         Ok(request) => audited(request, peer, context).await,
         Err(error) => ControlReply::Refused(format!("invalid request: {error}")),
@@ -278,7 +278,7 @@ async fn reply_to(request: ControlRequest, context: &AdminContext) -> ControlRep
         | ControlRequest::Hold { .. }
         | ControlRequest::Reload
         | ControlRequest::Move { .. }
-            if *context.rising.borrow() =>
+            if *context.upgrading.borrow() =>
         {
             Err(WishRefused::Succession.to_string())
         }
@@ -375,7 +375,7 @@ async fn command<T>(
 }
 
 async fn upgrade(context: &AdminContext) -> Result<ControlReply, String> {
-    if *context.rising.borrow() {
+    if *context.upgrading.borrow() {
         return Err("an upgrade is already in progress".to_owned());
     }
     let (reply, outcome) = oneshot::channel();

@@ -52,8 +52,15 @@ impl Problem {
 pub(super) struct DriverFacts {
     pub(super) nvml: Result<nvml::Host, Problem>,
     pub(super) files: Vec<DeviceFile>,
-    /// The processes on the GPUs that are neither workers nor of MPS, by process id and name.
-    pub(super) strangers: Vec<(u32, String)>,
+    /// The processes on the GPUs that are neither workers nor of MPS.
+    pub(super) foreign: Vec<ForeignProcess>,
+}
+
+/// A process of another program on a GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct ForeignProcess {
+    pub(super) pid: u32,
+    pub(super) name: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]

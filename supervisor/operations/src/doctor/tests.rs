@@ -51,7 +51,7 @@ fn h200() -> HostFacts {
         driver: DriverFacts {
             nvml: Ok(nvml),
             files: ["nvidia-uvm", "nvidia0", "nvidiactl"].map(file).into(),
-            strangers: Vec::new(),
+            foreign: Vec::new(),
         },
         mps: MpsFacts { control: Some(control), server: true, foreign: Vec::new(), pipes: Vec::new() },
         system: SystemFacts {
@@ -76,7 +76,7 @@ fn h200() -> HostFacts {
 fn plain() -> HostFacts {
     let mut facts = h200();
     facts.driver =
-        DriverFacts { nvml: Err(problem("NVML cannot be loaded")), files: Vec::new(), strangers: Vec::new() };
+        DriverFacts { nvml: Err(problem("NVML cannot be loaded")), files: Vec::new(), foreign: Vec::new() };
     facts.mps = MpsFacts { control: None, server: false, foreign: Vec::new(), pipes: Vec::new() };
     loaded(&mut facts).libcuda = Err("libcuda.so.1: cannot open shared object file".to_owned());
     loaded(&mut facts).cudnn = Err("libcudnn.so.9: cannot open shared object file".to_owned());
@@ -195,7 +195,7 @@ fn gpus_that_cannot_be_shared() {
 #[test]
 fn other_processes_on_a_gpu_are_named() {
     let mut facts = h200();
-    facts.driver.strangers = (1..9).map(|pid| (pid, "python3".to_owned())).collect();
+    facts.driver.foreign = (1..9).map(|pid| ForeignProcess { pid, name: "python3".to_owned() }).collect();
     the_gpu(&mut facts).usage.processes.extend((1..9).map(|pid| GpuProcess { pid, bytes: Some(9 * MIB) }));
     let told = check(&facts, "gpu 0 processes");
     assert_eq!(told.level, Level::Warning);

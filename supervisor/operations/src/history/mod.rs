@@ -49,16 +49,21 @@ struct Snapshot {
     status: HostStatus,
     plan: PlanReport,
     /// The latencies since the last sample, by the model's name.
-    looks: BTreeMap<String, Look>,
+    latencies: BTreeMap<String, Look>,
 }
 
 impl Snapshot {
     fn now(context: &AdminContext) -> Self {
         let models = context.models();
-        let look = |name: &String, look: Option<Look>| Some((name.clone(), look?));
-        let looks =
-            models.served.iter().filter_map(|served| look(&served.model.name, served.pipeline.look()));
-        Self { at: Instant::now(), looks: looks.collect(), status: context.status(), plan: context.plan() }
+        let latency = |name: &String, latency: Option<Look>| Some((name.clone(), latency?));
+        let latencies =
+            models.served.iter().filter_map(|served| latency(&served.model.name, served.pipeline.look()));
+        Self {
+            at: Instant::now(),
+            latencies: latencies.collect(),
+            status: context.status(),
+            plan: context.plan(),
+        }
     }
 }
 

@@ -99,8 +99,8 @@ impl HistorySample {
         let parts = parts(&status.gpus, &status.models);
         let models = status.models.iter().zip(parts).map(|(model, part)| {
             let earlier = before.status.models.iter().find(|earlier| earlier.name == model.name);
-            let look = now.looks.get(&model.name).copied();
-            ModelSample::of(model, earlier, look, part, span)
+            let latency = now.latencies.get(&model.name).copied();
+            ModelSample::of(model, earlier, latency, part, span)
         });
         Self {
             time: at
@@ -147,7 +147,7 @@ impl ModelSample {
     fn of(
         model: &ModelStatus,
         before: Option<&ModelStatus>,
-        look: Option<Look>,
+        latency: Option<Look>,
         part_sms: f64,
         span: Duration,
     ) -> Self {
@@ -168,8 +168,8 @@ impl ModelSample {
             held: model.held,
             slo_ms: model.slo.latency_ms,
             percentile: model.slo.percentile,
-            p50_ms: look.map(|look| rounded(look.p50_ms)),
-            p99_ms: look.map(|look| rounded(look.p99_ms)),
+            p50_ms: latency.map(|latency| rounded(latency.p50_ms)),
+            p99_ms: latency.map(|latency| rounded(latency.p99_ms)),
             in_time: a_second(within_slo),
             late: a_second(succeeded.saturating_sub(within_slo)),
             refused: a_second(rejected),

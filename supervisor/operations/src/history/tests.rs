@@ -16,7 +16,7 @@ fn seen(second: u64, models: Vec<Value>) -> Snapshot {
     let status = HostStatus { models, ..serde_json::from_value(status).unwrap() };
     let plan = json!({"policy": "adaptive", "act": true, "interval_ms": 100.0, "decisions": 1, "models": []});
     let at = *BEGAN + Duration::from_secs(second);
-    Snapshot { at, status, plan: serde_json::from_value(plan).unwrap(), looks: BTreeMap::new() }
+    Snapshot { at, status, plan: serde_json::from_value(plan).unwrap(), latencies: BTreeMap::new() }
 }
 
 static BEGAN: std::sync::LazyLock<Instant> = std::sync::LazyLock::new(Instant::now);
@@ -77,7 +77,7 @@ fn rates_are_per_second_and_an_idle_model_has_none() {
         seen(0, vec![model("busy", json!({"requests": counts(10, 10, 0)})), model("idle", json!({}))]);
     let more = json!({"requests": counts(50, 40, 6), "queue": 3});
     let mut now = seen(2, vec![model("busy", more), model("idle", json!({}))]);
-    now.looks.insert("busy".to_owned(), Look { p50_ms: 4.2571, p99_ms: 1234.6 });
+    now.latencies.insert("busy".to_owned(), Look { p50_ms: 4.2571, p99_ms: 1234.6 });
     let sample = between(&before, &now, &mut RefusalTracker::default());
     let busy = &sample["models"][0];
     assert_eq!((&busy["in_time"], &busy["late"], &busy["refused"]), (&15.0.into(), &5.0.into(), &3.0.into()));

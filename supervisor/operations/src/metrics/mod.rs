@@ -50,18 +50,34 @@ pub struct SupervisorMetrics {
     pub log_dropped: u64,
     /// The lines of the access log that were dropped; `None` without an access log.
     pub access_log_dropped: Option<DroppedLines>,
-    /// The memory that requests and answers occupy, and its limit, in bytes.
-    pub request_memory: (u64, u64),
+    /// The memory of requests and answers.
+    pub request_memory: MemoryReservation,
     /// The responses to clients, and the requests that limits refused.
     pub host: HostCounts,
-    /// The time of the last reload, in s since 1970, and true if all of its changes are in force.
-    pub last_reload: Option<(f64, bool)>,
+    /// The last reload of the configuration.
+    pub last_reload: Option<ReloadOutcome>,
     /// The connections and calls of peers without permission.
     pub peers_refused: u64,
     /// The certificates of all listeners.
     pub certificates: Vec<Certificate>,
     pub machine: MachineUsage,
     pub process: ProcessUsage,
+}
+
+/// A reservation of memory with its limit, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryReservation {
+    pub reserved: u64,
+    pub limit: u64,
+}
+
+/// The outcome of a reload of the configuration.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ReloadOutcome {
+    /// The time of the reload, in s since 1970.
+    pub at: f64,
+    /// True if all changes are in force.
+    pub succeeded: bool,
 }
 
 /// Renders all metrics: the supervisor's own, then those with Triton's names.

@@ -197,10 +197,10 @@ pub(super) const POLICY: &[Metric<PolicyMetrics>] =
 
 pub(super) const OWN: &[Metric<SupervisorMetrics>] = &[
     gauge("shadowslice_request_memory_bytes", "Memory reserved for requests and answers in flight.", |own| {
-        one(own.request_memory.0 as f64)
+        one(own.request_memory.reserved as f64)
     }),
     gauge("shadowslice_request_memory_limit_bytes", "Limit of that memory: limits.memory.", |own| {
-        one(own.request_memory.1 as f64)
+        one(own.request_memory.limit as f64)
     }),
     counter(
         "shadowslice_log_lines_dropped_total",
@@ -224,12 +224,12 @@ pub(super) const OWN: &[Metric<SupervisorMetrics>] = &[
     gauge(
         "shadowslice_last_reload_timestamp_seconds",
         "Time at which the configuration was last read, at the start or by a reload, in s since 1970.",
-        |own| one(own.last_reload.map(|(at, _)| at)),
+        |own| one(own.last_reload.map(|reload| reload.at)),
     ),
     gauge(
         "shadowslice_last_reload_success",
         "1 if all changes of the last reload are in force; 0 if it failed.",
-        |own| one(own.last_reload.map(|(_, succeeded)| f64::from(succeeded))),
+        |own| one(own.last_reload.map(|reload| f64::from(reload.succeeded))),
     ),
 ];
 

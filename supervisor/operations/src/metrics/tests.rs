@@ -20,8 +20,8 @@ const fn only<const N: usize>(count: u64, at: usize) -> [u64; N] {
 pub(super) const NOTHING: SupervisorMetrics = SupervisorMetrics {
     log_dropped: 0,
     access_log_dropped: Some(DroppedLines { queue_full: 1, unwritten: 2 }),
-    request_memory: (1, 2),
-    last_reload: Some((1.5, false)),
+    request_memory: MemoryReservation { reserved: 1, limit: 2 },
+    last_reload: Some(ReloadOutcome { at: 1.5, succeeded: false }),
     host: HostCounts {
         connections: 3,
         connections_closed: 4,

@@ -33,7 +33,7 @@ use shadowslice_shared::exit::{self, fail};
 #[derive(Debug, thiserror::Error)]
 enum ProfileError {
     #[error("{0}")]
-    Asked(String),
+    Options(String),
     #[error("cannot write the configuration for the measurement; set TMPDIR to a writable folder")]
     Describe(#[source] std::io::Error),
     #[error("cannot measure on this host")]
@@ -65,7 +65,7 @@ enum ProfileError {
 impl ProfileError {
     fn code(&self) -> u8 {
         match self {
-            Self::Asked(_) | Self::FreeAxes(_) => exit::CONFIG,
+            Self::Options(_) | Self::FreeAxes(_) => exit::CONFIG,
             Self::Bench(..) | Self::Table(_) | Self::Interrupted => exit::REFUSED,
             _ => exit::UNAVAILABLE,
         }
@@ -212,10 +212,10 @@ fn configuration(options: &ProfileOptions, scratch: &Path) -> Result<Config, Pro
     // JSON is valid YAML, and configurations are read from files.
     let file = scratch.join("profile.yaml");
     std::fs::write(&file, document.to_string()).map_err(ProfileError::Describe)?;
-    let asked = |why: &str| ProfileError::Asked(options::with_options(why, &file));
-    let config = config::load_here(&file).map_err(|error| asked(&errors::chain(&error)))?;
+    let invalid = |why: &str| ProfileError::Options(options::with_options(why, &file));
+    let config = config::load_here(&file).map_err(|error| invalid(&errors::chain(&error)))?;
     match &config.models[0].broken {
-        Some(why) => Err(asked(why)),
+        Some(why) => Err(invalid(why)),
         None => Ok(config),
     }
 }

@@ -172,8 +172,8 @@ mod tests {
         });
         assert_eq!(serde_json::to_value(&nvml).unwrap(), json);
         let line = line(&gpu(Some(nvml))).unwrap();
-        let said = "GPU 3 (NVIDIA H200): 900 of 2048 MiB used, busy 37% of the time, 2 errors";
-        assert!(line.starts_with(said), "{line}");
+        let expected = "GPU 3 (NVIDIA H200): 900 of 2048 MiB used, busy 37% of the time, 2 errors";
+        assert!(line.starts_with(expected), "{line}");
         assert_eq!(super::line(&gpu(None)), None);
     }
 

@@ -119,32 +119,32 @@ mod tests {
         }
     }
 
-    fn said(models: Vec<ModelPlan>) -> String {
+    fn output(models: Vec<ModelPlan>) -> String {
         let (policy, act) = ("adaptive".to_owned(), true);
         plan(&PlanReport { policy, act, interval_ms: 100.0, decisions: 94, models })
     }
 
     #[test]
     fn each_model_has_a_row_and_its_reason_below() {
-        let said = said(vec![model("speech")]);
-        let lines: Vec<_> = said.lines().collect();
+        let output = output(vec![model("speech")]);
+        let lines: Vec<_> = output.lines().collect();
         assert_eq!(lines[1], "REQ/S to BUSY cover the last 14 s:");
         assert_eq!(lines[2], "MODEL  SHARE SMS WANTED SMS VERDICT REQ/S MISSED BUSY REFUSES KEPT BY");
         assert_eq!(lines[3], "speech  100% 132    79% 104 shrink     99  20.0%  97% late    -");
-        assert!(lines[4].starts_with("  it makes room for digits"), "{said}");
+        assert!(lines[4].starts_with("  it makes room for digits"), "{output}");
         let shared = lines[4..].join(" ").split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(
             lines[5].starts_with("  ") && shared.contains("groups 0-12, partly shared with digits"),
-            "{said}"
+            "{output}"
         );
     }
 
     #[test]
     fn an_overload_follows_the_reason() {
         let overload = Some("a copy serves 9 requests/s within the SLO at most".to_owned());
-        let said = said(vec![ModelPlan { overload, ..model("speech") }]);
-        let said = said.split_whitespace().collect::<Vec<_>>().join(" ");
-        assert!(said.contains("before that; overloaded: a copy serves 9 requests/s"), "{said}");
+        let output = output(vec![ModelPlan { overload, ..model("speech") }]);
+        let output = output.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(output.contains("before that; overloaded: a copy serves 9 requests/s"), "{output}");
     }
 
     #[test]
@@ -152,9 +152,9 @@ mod tests {
         let recent = RecentReport { span_s: 14.2, ..RecentReport::default() };
         let name = "a-model-with-a-name-that-is-rather-long".to_owned();
         let not_ordered = Some("the last order failed (no memory); tried again in 4 s ".repeat(4));
-        let said = said(vec![ModelPlan { recent, name, not_ordered, ..model("") }, model("other")]);
-        assert!(said.contains(" idle "), "{said}");
-        assert!(said.contains("obstacle") && said.contains("tried again in 4 s"), "{said}");
-        assert_eq!(said.lines().find(|line| line.chars().count() > WIDTH), None, "{said}");
+        let output = output(vec![ModelPlan { recent, name, not_ordered, ..model("") }, model("other")]);
+        assert!(output.contains(" idle "), "{output}");
+        assert!(output.contains("obstacle") && output.contains("tried again in 4 s"), "{output}");
+        assert_eq!(output.lines().find(|line| line.chars().count() > WIDTH), None, "{output}");
     }
 }

@@ -171,7 +171,7 @@ mod tests {
         ModelStatus { name, state, share_percent: 100, sms: 132, slo, ..ModelStatus::default() }
     }
 
-    fn said(models: Vec<ModelStatus>) -> String {
+    fn output(models: Vec<ModelStatus>) -> String {
         let (version, config) = ("0.1.0".to_owned(), "/etc/shadowslice/shadowslice.yaml".into());
         let supervisor = Some(SupervisorStatus { version, pid: 4711, age_s: 10_000.0, config });
         let (host, gpus) = (Host::Serving, Vec::new());
@@ -183,12 +183,12 @@ mod tests {
         let slo = SloStatus { attainment: Some(0.9837), slack: Some(0.5), ..model("b").slo };
         let busy =
             ModelStatus { slo, latency_ms: Latency { p50: 4.26, p99: 95.2 }, held: true, ..model("busy") };
-        let said = said(vec![model("quiet"), busy]);
-        let lines: Vec<_> = said.lines().collect();
+        let output = output(vec![model("quiet"), busy]);
+        let lines: Vec<_> = output.lines().collect();
         assert_eq!(lines[1].split_whitespace().skip(8).collect::<Vec<_>>(), ["idle", "-", "-"]);
         assert_eq!(lines[2].split_whitespace().skip(8).collect::<Vec<_>>(), ["4.3", "95", "98.3%"]);
-        assert!(lines[2].contains(" 100%h "), "{said}");
-        assert!(lines[3].starts_with("busy is held at 100%"), "{said}");
+        assert!(lines[2].contains(" 100%h "), "{output}");
+        assert!(lines[3].starts_with("busy is held at 100%"), "{output}");
         assert_eq!(
             lines[4..],
             ["supervisor 0.1.0, pid 4711, up 3 h, with /etc/shadowslice/shadowslice.yaml"]
@@ -204,8 +204,8 @@ mod tests {
         let slo = SloStatus { attainment: Some(0.9999), slack: Some(-9.0), ..long.slo.clone() };
         long = ModelStatus { slo, latency_ms: Latency { p50: 98_765.0, p99: 1e6 }, held: true, ..long };
         long.name.truncate(80);
-        let said = said(vec![model("short"), long.clone()]);
-        assert!(said.lines().any(|line| line == long.name), "{said}");
-        assert_eq!(said.lines().find(|line| line.chars().count() > WIDTH), None, "{said}");
+        let output = output(vec![model("short"), long.clone()]);
+        assert!(output.lines().any(|line| line == long.name), "{output}");
+        assert_eq!(output.lines().find(|line| line.chars().count() > WIDTH), None, "{output}");
     }
 }

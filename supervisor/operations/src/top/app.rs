@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
-use super::facts::{PollResult, TopSnapshot};
+use super::snapshot::{PollResult, TopSnapshot};
 
 #[derive(Debug, Default)]
 pub(super) struct App {
     pub(super) interval: Duration,
-    pub(super) facts: Option<TopSnapshot>,
+    pub(super) snapshot: Option<TopSnapshot>,
     /// The outage, if the supervisor does not reply.
     pub(super) away: Option<Unreachable>,
     last: Option<PollResult>,
@@ -44,9 +44,9 @@ impl App {
     /// Takes the supervisor's reply, or the reason why none came.
     pub(super) fn update(&mut self, reply: Result<PollResult, String>, now: Duration) {
         match reply {
-            Ok(seen) => {
-                self.facts = Some(TopSnapshot::of(&seen, self.last.as_ref()));
-                self.last = Some(seen);
+            Ok(result) => {
+                self.snapshot = Some(TopSnapshot::of(&result, self.last.as_ref()));
+                self.last = Some(result);
                 self.away = None;
             }
             Err(why) => {
@@ -74,14 +74,14 @@ impl App {
 
     /// Returns the index of the selected model, or 0 if that model does not exist any more.
     pub(super) fn selected(&self) -> usize {
-        let models = self.facts.iter().flat_map(|facts| &facts.models);
+        let models = self.snapshot.iter().flat_map(|snapshot| &snapshot.models);
         let chosen = |name: &String| models.clone().position(|model| model.status.name == *name);
         self.selected.as_ref().and_then(chosen).unwrap_or(0)
     }
 
     fn select(&mut self, to: impl Fn(usize) -> usize) {
-        let Some(facts) = &self.facts else { return };
-        let place = to(self.selected()).min(facts.models.len().saturating_sub(1));
-        self.selected = facts.models.get(place).map(|model| model.status.name.clone());
+        let Some(snapshot) = &self.snapshot else { return };
+        let place = to(self.selected()).min(snapshot.models.len().saturating_sub(1));
+        self.selected = snapshot.models.get(place).map(|model| model.status.name.clone());
     }
 }

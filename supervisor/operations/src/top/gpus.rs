@@ -1,6 +1,6 @@
 //! The GPUs: their models by SMs, memory by kind, and power.
 
-use super::facts::{ModelFacts, TopSnapshot};
+use super::snapshot::{ModelSnapshot, TopSnapshot};
 use crate::figures;
 use crate::status::table::{block, cut};
 use crate::status::{GpuStatus, notes_of_gpu};
@@ -10,7 +10,7 @@ use shadowslice_shared::groups::Groups;
 const WIDE: usize = 130;
 
 /// Returns all lines of one GPU.
-pub(super) fn full(facts: &TopSnapshot, gpu: &GpuStatus, width: usize) -> Vec<String> {
+pub(super) fn full(snapshot: &TopSnapshot, gpu: &GpuStatus, width: usize) -> Vec<String> {
     let name = gpu.nvml.as_ref().map_or(gpu.device.as_str(), |nvml| nvml.name.as_str());
     let backend = if gpu.backend == name { String::new() } else { format!(" {},", gpu.backend) };
     let mut head = format!("GPU {}  {name},{backend} {} SMs", gpu.index, gpu.sms);
@@ -20,21 +20,21 @@ pub(super) fn full(facts: &TopSnapshot, gpu: &GpuStatus, width: usize) -> Vec<St
     let mut lines = vec![cut(&head, width)];
     let room = width.saturating_sub(9);
     let (in_groups, by_percentage): (Vec<_>, Vec<_>) =
-        facts.on(gpu.index).partition(|model| groups_of(model).is_some());
+        snapshot.on(gpu.index).partition(|model| groups_of(model).is_some());
     if let Some(sizes) = gpu.groups.as_ref().filter(|_| !in_groups.is_empty()) {
         lines.push(format!("  SMs    {}", map(&in_groups, sizes.len(), room)));
     }
     if !by_percentage.is_empty() {
         lines.push(format!("  shares {}", bar(&by_percentage, room)));
     }
-    lines.extend(block(&memory(facts, gpu), width));
+    lines.extend(block(&memory(snapshot, gpu), width));
     lines.extend(notes_of_gpu(gpu).iter().flat_map(|note| block(note, width)));
     lines
 }
 
 /// Returns a single line about one GPU.
-pub(super) fn short(facts: &TopSnapshot, gpu: &GpuStatus, width: usize) -> String {
-    let models: Vec<_> = facts.on(gpu.index).collect();
+pub(super) fn short(snapshot: &TopSnapshot, gpu: &GpuStatus, width: usize) -> String {
+    let models: Vec<_> = snapshot.on(gpu.index).collect();
     let grouped = models.iter().all(|model| groups_of(model).is_some());
     let groups = gpu.groups.as_ref().map_or(0, Vec::len);
     let who = match &gpu.groups {
@@ -50,16 +50,16 @@ pub(super) fn short(facts: &TopSnapshot, gpu: &GpuStatus, width: usize) -> Strin
     cut(&format!("GPU {} {}{closed}{power}{}", gpu.index, who.trim_end(), memory.unwrap_or_default()), width)
 }
 
-fn groups_of(model: &ModelFacts) -> Option<Groups> {
+fn groups_of(model: &ModelSnapshot) -> Option<Groups> {
     model.status.groups.as_ref()?.parse().ok()
 }
 
 /// Draws a cell for each group, with the letters of its models: `.` for none, and their number if the letters do not
 /// fit.
-fn map(models: &[&ModelFacts], groups: usize, room: usize) -> String {
+fn map(models: &[&ModelSnapshot], groups: usize, room: usize) -> String {
     let width = (room / groups.max(1)).clamp(1, 6);
     let has = |group: usize| {
-        let has = |model: &&&ModelFacts| groups_of(model).is_some_and(|groups| groups.contains(group));
+        let has = |model: &&&ModelSnapshot| groups_of(model).is_some_and(|groups| groups.contains(group));
         models.iter().filter(has).map(|model| model.key).collect::<String>()
     };
     (0..groups).map(|group| format!("{:<width$}", cell(&has(group), width))).collect()
@@ -83,15 +83,15 @@ fn cut_letters(letters: &str, count: usize) -> String {
 
 /// Draws shares beside each other. The bar's length stands for the whole GPU, or for the sum of the shares if that is
 /// larger.
-fn bar(models: &[&ModelFacts], room: usize) -> String {
+fn bar(models: &[&ModelSnapshot], room: usize) -> String {
     let sum: u32 = models.iter().map(|model| model.status.share_percent).sum();
-    let said = if sum > 0 { format!(" {sum}%") } else { " no share".to_owned() };
-    let room = room.saturating_sub(said.len()).min(50);
+    let text = if sum > 0 { format!(" {sum}%") } else { " no share".to_owned() };
+    let room = room.saturating_sub(text.len()).min(50);
     let cells = |percent: u32| (percent as usize * room).div_ceil(sum.max(100) as usize);
     let letters: String =
         models.iter().map(|model| model.key.to_string().repeat(cells(model.status.share_percent))).collect();
     let letters = letters.chars().take(room);
-    format!("{}{said}", letters.chain(std::iter::repeat('.')).take(room).collect::<String>())
+    format!("{}{text}", letters.chain(std::iter::repeat('.')).take(room).collect::<String>())
 }
 
 fn power(gpu: &GpuStatus) -> Option<String> {
@@ -109,15 +109,15 @@ fn power(gpu: &GpuStatus) -> Option<String> {
 
 /// Describes the GPU's memory by kind. A model's workers share one copy of its weights. `other` are contexts, kernels,
 /// recordings, and the memory of other programs.
-fn memory(facts: &TopSnapshot, gpu: &GpuStatus) -> String {
-    let of_model = |model: &ModelFacts| {
+fn memory(snapshot: &TopSnapshot, gpu: &GpuStatus) -> String {
+    let of_model = |model: &ModelSnapshot| {
         let memories = model.status.workers.iter().filter_map(|worker| worker.report.memory);
         memories.fold((0, 0), |(weights, scratch), memory| {
             (memory.weights_mib.max(weights), scratch + memory.scratch_mib)
         })
     };
     let (weights, scratch) =
-        facts.on(gpu.index).map(of_model).fold((0, 0), |sum, model| (sum.0 + model.0, sum.1 + model.1));
+        snapshot.on(gpu.index).map(of_model).fold((0, 0), |sum, model| (sum.0 + model.0, sum.1 + model.1));
     let kinds = format!("memory weights {}, scratch {}", figures::mib(weights), figures::mib(scratch));
     match gpu.nvml.as_ref().and_then(|nvml| nvml.memory) {
         Some(memory) => {

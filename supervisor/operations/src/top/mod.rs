@@ -3,12 +3,12 @@
 
 mod app;
 mod details;
-mod facts;
 mod gpus;
 mod interval;
 mod models;
 mod room;
 mod run;
+mod snapshot;
 #[cfg(test)]
 mod tests;
 mod view;

@@ -14,7 +14,7 @@ use ratatui::crossterm::event::{self, Event, KeyEvent};
 use ratatui::text::Text;
 
 use super::app::{App, KeyAction};
-use super::facts::PollResult;
+use super::snapshot::PollResult;
 use super::view;
 use crate::admin::{self, ControlReply, ControlRequest};
 use shadowslice_shared::errors;
@@ -90,7 +90,7 @@ fn once(interval: Duration, run_dir: &Path, began: Instant) -> u8 {
     let mut app = App::new(interval);
     for event in event_rx.iter().take(2) {
         match event {
-            TopEvent::Reply(Ok(seen)) => app.update(Ok(seen), began.elapsed()),
+            TopEvent::Reply(Ok(result)) => app.update(Ok(result), began.elapsed()),
             TopEvent::Reply(Err(why)) => return fail(&why, exit::UNAVAILABLE),
             TopEvent::Failed(broken) => return fail(&errors::chain(&broken), broken.code()),
             TopEvent::Key(_) | TopEvent::Resized | TopEvent::Signal(_) => {}

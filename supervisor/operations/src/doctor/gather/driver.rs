@@ -5,7 +5,7 @@ use std::path::Path;
 use nix::unistd::{AccessFlags, eaccess};
 
 use super::processes::ProcessTable;
-use crate::doctor::facts::{DeviceFile, DriverFacts, Problem};
+use crate::doctor::facts::{DeviceFile, DriverFacts, ForeignProcess, Problem};
 use shadowslice_control::nvml::{Host, Library};
 
 const EXPECTED: [&str; 3] = ["shadowslice-worker", "nvidia-cuda-mps-server", "nvidia-cuda-mps-control"];
@@ -13,8 +13,8 @@ const EXPECTED: [&str; 3] = ["shadowslice-worker", "nvidia-cuda-mps-server", "nv
 pub(super) fn facts(processes: &ProcessTable) -> DriverFacts {
     let nvml = Library::open().and_then(|library| library.host());
     let nvml = nvml.map_err(|error| Problem::of(&error));
-    let strangers = nvml.as_ref().map(|host| strangers(host, processes)).unwrap_or_default();
-    DriverFacts { nvml, files: files(), strangers }
+    let foreign = nvml.as_ref().map(|host| foreign(host, processes)).unwrap_or_default();
+    DriverFacts { nvml, files: files(), foreign }
 }
 
 fn files() -> Vec<DeviceFile> {
@@ -38,14 +38,15 @@ fn is_device(name: &str) -> bool {
 }
 
 /// Returns the unexpected processes on the GPUs. A process that this user cannot see is named `unknown`.
-fn strangers(host: &Host, processes: &ProcessTable) -> Vec<(u32, String)> {
+fn foreign(host: &Host, processes: &ProcessTable) -> Vec<ForeignProcess> {
     let gpus = host.gpus.iter().flatten();
     let pids = gpus.flat_map(|gpu| &gpu.usage.processes).map(|process| process.pid);
     let name = |pid: u32| {
         let process = i32::try_from(pid).ok().and_then(|pid| processes.get(&pid));
         process.map_or_else(|| "unknown".to_owned(), |process| process.name.clone())
     };
-    pids.map(|pid| (pid, name(pid))).filter(|(_, name)| !EXPECTED.contains(&name.as_str())).collect()
+    let all = pids.map(|pid| ForeignProcess { pid, name: name(pid) });
+    all.filter(|process| !EXPECTED.contains(&process.name.as_str())).collect()
 }
 
 #[cfg(test)]

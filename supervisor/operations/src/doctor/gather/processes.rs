@@ -19,10 +19,10 @@ pub(super) type ProcessTable = BTreeMap<i32, ProcessEntry>;
 
 pub(super) fn all() -> ProcessTable {
     let all = procfs::process::all_processes().into_iter().flatten().flatten();
-    all.filter_map(|process| Some((process.pid, seen(&process)?))).collect()
+    all.filter_map(|process| Some((process.pid, entry(&process)?))).collect()
 }
 
-fn seen(process: &procfs::process::Process) -> Option<ProcessEntry> {
+fn entry(process: &procfs::process::Process) -> Option<ProcessEntry> {
     let stat = process.stat().ok()?;
     let arguments = process.cmdline().unwrap_or_default();
     let name = name(arguments.first().map_or("", String::as_str), &stat.comm).to_owned();

@@ -1,7 +1,7 @@
 //! The checks of NVIDIA's driver and its GPUs.
 
 use crate::doctor::check::Check;
-use crate::doctor::facts::{DriverFacts, EngineFacts, MIB};
+use crate::doctor::facts::{DriverFacts, EngineFacts, ForeignProcess, MIB};
 use crate::doctor::requirements::Requirements;
 use shadowslice_config::CudaDevice;
 use shadowslice_control::nvml::{ComputeMode, Gpu, Host};
@@ -132,23 +132,23 @@ fn presence(index: u32, gpu: &Gpu) -> Check {
 
 fn others(index: u32, gpu: &Gpu, driver: &DriverFacts) -> Check {
     let name = format!("gpu {index} processes");
-    let stranger = |pid: u32| driver.strangers.iter().find(|(stranger, _)| *stranger == pid);
-    let strangers: Vec<_> = gpu
+    let find = |pid: u32| driver.foreign.iter().find(|foreign| foreign.pid == pid);
+    let foreign: Vec<_> = gpu
         .usage
         .processes
         .iter()
         .filter_map(|process| {
-            let (pid, name) = stranger(process.pid)?;
+            let ForeignProcess { pid, name } = find(process.pid)?;
             let memory = process.bytes.map(|bytes| format!(", {} MiB", bytes / MIB)).unwrap_or_default();
             Some(format!("{name} (pid {pid}{memory})"))
         })
         .collect();
-    if strangers.is_empty() {
+    if foreign.is_empty() {
         return Check::ok(name, "no foreign processes");
     }
-    let more = strangers.len().saturating_sub(MAX_NAMED);
+    let more = foreign.len().saturating_sub(MAX_NAMED);
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-    let named = strangers[..strangers.len().min(MAX_NAMED)].join(", ");
+    let named = foreign[..foreign.len().min(MAX_NAMED)].join(", ");
     Check::warning(
         name,
         format!("other processes use this GPU: {named}{more}"),

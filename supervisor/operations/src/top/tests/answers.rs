@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::super::facts::PollResult;
+use super::super::snapshot::PollResult;
 use crate::status::{HostStatus, ModelStatus};
 use shadowslice_control::controller::PlanReport;
 

@@ -120,15 +120,15 @@ fn an_unready_model_has_its_reason_and_shares_by_percentage_are_a_bar() {
         json!({"state": "unready", "why": "8 workers in a row did not start", "next_try_s": 4.2, "slo": slo});
     let by_percentage = json!({"groups": null, "mechanism": "shadow", "share_percent": 50});
     let models = |_| vec![model("broken", unready.clone()), model("speech", by_percentage.clone())];
-    let mut facts = app(models, &[gpu(0, false)]);
-    let screen = shown(&facts, USUAL);
+    let mut snapshot = app(models, &[gpu(0, false)]);
+    let screen = shown(&snapshot, USUAL);
     has(&screen, &["broken a unready 100% 132 inside - - - - 0 -"]);
     has(&screen, &["broken is unready for 12 s (next try in 4 s): 8 workers in a row did not start"]);
     has(&screen, &["shares bbbbbbbbbbbbbbbbbbbbbbbbb......................... 50%"]);
     let silent = json!({"workers": [{"role": "incumbent", "pid": 1, "share_percent": 50, "sms": 66,
         "phase": "serving", "restarts": 0, "boot_ms": boot(), "memory_mib": null, "memory": null}]});
-    facts = app(|_| vec![model("speech", silent.clone())], &[gpu(0, false)]);
-    has(&shown(&facts, USUAL), &["memory unknown"]);
+    snapshot = app(|_| vec![model("speech", silent.clone())], &[gpu(0, false)]);
+    has(&shown(&snapshot, USUAL), &["memory unknown"]);
 }
 
 #[test]

@@ -20,12 +20,12 @@ pub(super) struct TopSnapshot {
     pub(super) ready: bool,
     pub(super) policy: String,
     pub(super) act: bool,
-    pub(super) models: Vec<ModelFacts>,
+    pub(super) models: Vec<ModelSnapshot>,
     pub(super) gpus: Vec<GpuStatus>,
 }
 
 #[derive(Debug, Clone)]
-pub(super) struct ModelFacts {
+pub(super) struct ModelSnapshot {
     /// The letter of the model in the maps of GPUs.
     pub(super) key: char,
     pub(super) status: ModelStatus,
@@ -35,7 +35,7 @@ pub(super) struct ModelFacts {
     pub(super) since: Option<Interval>,
 }
 
-impl ModelFacts {
+impl ModelSnapshot {
     /// Returns true if no request came in the last interval, or in the last minute or two after a single reply.
     pub(super) fn is_idle(&self) -> bool {
         self.since.map_or_else(|| self.status.is_idle(), |since| since.idle)
@@ -53,26 +53,26 @@ impl ModelFacts {
 }
 
 impl TopSnapshot {
-    pub(super) fn of(seen: &PollResult, before: Option<&PollResult>) -> Self {
-        let models = seen.status.models.iter().enumerate().map(|(place, model)| ModelFacts {
+    pub(super) fn of(result: &PollResult, before: Option<&PollResult>) -> Self {
+        let models = result.status.models.iter().enumerate().map(|(place, model)| ModelSnapshot {
             key: key(place),
             status: model.clone(),
-            plan: seen.plan.models.iter().find(|plan| plan.name == model.name).cloned(),
+            plan: result.plan.models.iter().find(|plan| plan.name == model.name).cloned(),
             since: before.and_then(|before| since(model, before)),
         });
         Self {
-            supervisor: seen.status.supervisor.clone(),
-            host: seen.status.host,
-            ready: seen.status.ready,
-            policy: seen.plan.policy.clone(),
-            act: seen.plan.act,
+            supervisor: result.status.supervisor.clone(),
+            host: result.status.host,
+            ready: result.status.ready,
+            policy: result.plan.policy.clone(),
+            act: result.plan.act,
             models: models.collect(),
-            gpus: seen.status.gpus.clone(),
+            gpus: result.status.gpus.clone(),
         }
     }
 
     /// Returns the models with workers on a GPU, by the GPU's index in the configuration.
-    pub(super) fn on(&self, gpu: usize) -> impl Iterator<Item = &ModelFacts> {
+    pub(super) fn on(&self, gpu: usize) -> impl Iterator<Item = &ModelSnapshot> {
         self.models.iter().filter(move |model| model.status.gpu == gpu && !model.status.workers.is_empty())
     }
 }
