@@ -42,14 +42,15 @@ pub type Failure = Box<dyn Error + Send + Sync>;
 /// Measures an echo request through the whole system: requests per second, latency, and CPU time per
 /// request, for both protocols and several numbers of connections.
 ///
-/// Every connection sends a request, waits for its answer, compares each byte of it, and sends the next one
-/// (a closed loop). The settings take turns, so that noise of the machine affects all of them alike. The
-/// table shows the median and the range of the rounds. If there are rounds in which other programs used less
-/// than a tenth of the machine, it shows only these. A bare HTTP and a bare gRPC server, which only echo, are
-/// measured in the same rounds for comparison.
+/// Every connection sends a request, waits for its answer, compares each byte of it, and sends the
+/// next one (a closed loop). The settings take turns, so that noise of the machine affects all of
+/// them alike. The table shows the median and the range of the rounds. If there are rounds in which
+/// other programs used less than a tenth of the machine, it shows only these. A bare HTTP and a
+/// bare gRPC server, which only echo, are measured in the same rounds for comparison.
 ///
-/// CPU times are user and system times, as the kernel accounts them to the processes. The load comes from this
-/// process, on one thread. Its CPU time is shown as well, because it takes cores from the server.
+/// CPU times are user and system times, as the kernel accounts them to the processes. The load
+/// comes from this process, on one thread. Its CPU time is shown as well, because it takes cores
+/// from the server.
 #[derive(Debug, Parser)]
 #[command(name = "cargo bench --bench echo --", args_conflicts_with_subcommands = true)]
 struct Arguments {
@@ -71,7 +72,8 @@ struct Options {
     /// The rounds of every setting
     #[arg(long, env = "SHADOWSLICE_BENCH_ROUNDS", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
-    /// The total time for further rounds if other programs used more than a tenth of the machine, in seconds
+    /// The total time for further rounds if other programs used more than a tenth of the machine,
+    /// in seconds
     #[arg(long, env = "SHADOWSLICE_BENCH_PATIENCE", default_value = "60", value_parser = patience)]
     patience: Duration,
     /// The numbers of connections

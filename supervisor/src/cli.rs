@@ -22,10 +22,10 @@ use shadowslice_shared::units::Percent;
 
 /// Serves models on shared GPUs: one worker process for each model, resized while it serves.
 ///
-/// The supervisor starts a worker for each model of a configuration and gives it a share of the GPU's SMs. It answers
-/// the Open Inference Protocol over HTTP and gRPC, on Unix sockets and TCP. A share changes between two batches. If the
-/// model and the GPU allow it, the worker moves to other SMs. Otherwise a shadow worker starts at the new share, warms
-/// up and takes over the traffic.
+/// The supervisor starts a worker for each model of a configuration and gives it a share of the
+/// GPU's SMs. It answers the Open Inference Protocol over HTTP and gRPC, on Unix sockets and TCP. A
+/// share changes between two batches. If the model and the GPU allow it, the worker moves to other
+/// SMs. Otherwise a shadow worker starts at the new share, warms up and takes over the traffic.
 #[derive(Debug, Parser)]
 #[command(
     version,
@@ -41,9 +41,10 @@ struct Cli {
 enum Command {
     /// Serve the models of a configuration, in the foreground, until SIGTERM or SIGINT.
     ///
-    /// After the signal, the supervisor answers the requests that it has accepted, and exits. If `timeouts.lame_duck` is
-    /// set, the supervisor first reports that it is not ready and keeps serving for that time after SIGTERM. A second
-    /// signal ends this time early; a further signal stops the supervisor at once.
+    /// After the signal, the supervisor answers the requests that it has accepted, and exits. If
+    /// `timeouts.lame_duck` is set, the supervisor first reports that it is not ready and keeps
+    /// serving for that time after SIGTERM. A second signal ends this time early; a further signal
+    /// stops the supervisor at once.
     Serve {
         /// The configuration file.
         config: PathBuf,
@@ -57,9 +58,9 @@ enum Command {
     },
     /// Report every error in a configuration, as file:line:column: message.
     ///
-    /// With --run, `check` also starts each model, one after the other, with the worker and the sandbox that serve it, on
-    /// its GPU. The model runs a batch of each size, and its outputs are verified; then its worker stops. Exit code 1
-    /// means that a model cannot be served.
+    /// With --run, `check` also starts each model, one after the other, with the worker and the
+    /// sandbox that serve it, on its GPU. The model runs a batch of each size, and its outputs are
+    /// verified; then its worker stops. Exit code 1 means that a model cannot be served.
     Check {
         /// The configuration file.
         config: PathBuf,
@@ -69,15 +70,16 @@ enum Command {
         /// Do not import Python models, which can take half a minute each.
         #[arg(long)]
         no_import: bool,
-        /// Start each model once, and show its tensors, batch sizes and times, or why it cannot be served.
+        /// Start each model once, and show its tensors, batch sizes and times, or why it cannot be
+        /// served.
         #[arg(long, conflicts_with_all = ["print", "no_import"])]
         run: bool,
     },
     /// Show each model's state, share, requests and latency.
     ///
-    /// DONE, FAILED and REFUSED count requests since the start. P50 MS, P99 MS and IN SLO cover the last minute or two;
-    /// `idle` means that no request came. An h after the SHARE means that the share is held. `top` and `--json` show
-    /// more.
+    /// DONE, FAILED and REFUSED count requests since the start. P50 MS, P99 MS and IN SLO cover the
+    /// last minute or two; `idle` means that no request came. An h after the SHARE means that the
+    /// share is held. `top` and `--json` show more.
     Status {
         /// Print JSON, for scripts.
         #[arg(long)]
@@ -87,10 +89,11 @@ enum Command {
     },
     /// Show models and GPUs live in the terminal.
     ///
-    /// For each model, `top` shows its state, share, SMs, load, latencies, queue, refusals and last change, with rates over
-    /// the last 10 s. For each GPU, it shows the models on its SMs, the memory and the power. The letter in column M
-    /// marks the model on the GPU's SMs. `inside` in column BY means that the share changes inside the worker. Press j/k
-    /// or the arrow keys to select a model, and q to quit.
+    /// For each model, `top` shows its state, share, SMs, load, latencies, queue, refusals and last
+    /// change, with rates over the last 10 s. For each GPU, it shows the models on its SMs, the
+    /// memory and the power. The letter in column M marks the model on the GPU's SMs. `inside` in
+    /// column BY means that the share changes inside the worker. Press j/k or the arrow keys to
+    /// select a model, and q to quit.
     Top {
         #[command(flatten)]
         options: top::TopOptions,
@@ -99,9 +102,9 @@ enum Command {
     },
     /// Change a model's share, and wait until the new share is in force.
     ///
-    /// The worker moves to other SMs. If it cannot, a shadow worker starts at the new share, warms up and verifies its
-    /// outputs while the incumbent serves, then takes over between two batches. The policy does not change that share
-    /// until `shadowslice release`.
+    /// The worker moves to other SMs. If it cannot, a shadow worker starts at the new share, warms
+    /// up and verifies its outputs while the incumbent serves, then takes over between two batches.
+    /// The policy does not change that share until `shadowslice release`.
     Resize {
         /// The model's name.
         model: String,
@@ -115,8 +118,8 @@ enum Command {
     },
     /// Reload the configuration file: add, remove and change models while the supervisor serves.
     ///
-    /// If the file has errors (exit code 78), or if one of its changes requires a restart, nothing changes. SIGHUP also
-    /// reloads the file.
+    /// If the file has errors (exit code 78), or if one of its changes requires a restart, nothing
+    /// changes. SIGHUP also reloads the file.
     Reload {
         /// Print JSON, for scripts.
         #[arg(long)]
@@ -126,9 +129,9 @@ enum Command {
     },
     /// Move a model (with `gpu: auto`) to another GPU, and wait until it is ready.
     ///
-    /// New workers start on that GPU and verify their outputs while the current workers serve, then take over. If the new
-    /// workers do not become ready, the model stays on its GPU. Later, the supervisor moves the model by itself only if a
-    /// model violates its SLO.
+    /// New workers start on that GPU and verify their outputs while the current workers serve, then
+    /// take over. If the new workers do not become ready, the model stays on its GPU. Later, the
+    /// supervisor moves the model by itself only if a model violates its SLO.
     Move {
         /// The model's name.
         model: String,
@@ -139,17 +142,19 @@ enum Command {
     },
     /// Replace the running supervisor with the installed version, while it serves clients.
     ///
-    /// The new supervisor reads the configuration file and starts its own workers beside the running supervisor. It takes
-    /// over one model after the other, then the connections. The old supervisor answers the requests that it has, and
-    /// exits. If a model does not become ready in the new supervisor, all models return to the old one. Settings that
-    /// require a restart, such as listeners and limits, may differ.
+    /// The new supervisor reads the configuration file and starts its own workers beside the
+    /// running supervisor. It takes over one model after the other, then the connections. The old
+    /// supervisor answers the requests that it has, and exits. If a model does not become ready in
+    /// the new supervisor, all models return to the old one. Settings that require a restart, such
+    /// as listeners and limits, may differ.
     Upgrade {
         #[command(flatten)]
         at: RunDir,
     },
     /// Keep the policy from changing a model's share, until you release it.
     ///
-    /// A hand-over in progress completes. `resize` also changes a held share, and holds the share that it sets.
+    /// A hand-over in progress completes. `resize` also changes a held share, and holds the share
+    /// that it sets.
     Hold {
         /// The model's name.
         model: String,
@@ -165,7 +170,8 @@ enum Command {
     },
     /// Report the host, or one model, as not ready, so that load balancers send requests elsewhere.
     ///
-    /// Requests that still arrive are served. The drain lasts until `shadowslice undrain`, or until the supervisor exits.
+    /// Requests that still arrive are served. The drain lasts until `shadowslice undrain`, or until
+    /// the supervisor exits.
     Drain {
         /// The model's name [default: the whole host].
         model: Option<String>,
@@ -181,8 +187,9 @@ enum Command {
     },
     /// Show which shares the policy would change now, and why.
     ///
-    /// For each model, `plan` shows the share in force, the share that the policy wants, the reason, and what prevents the
-    /// change. With `act: false` in the configuration, the policy changes no share and only reports.
+    /// For each model, `plan` shows the share in force, the share that the policy wants, the
+    /// reason, and what prevents the change. With `act: false` in the configuration, the policy
+    /// changes no share and only reports.
     Plan {
         /// Print JSON, for scripts.
         #[arg(long)]
@@ -192,23 +199,26 @@ enum Command {
     },
     /// Check what this host offers, and show how to fix what is missing.
     ///
-    /// A fault (exit code 69) keeps models from being served on real GPUs. If you give a configuration, only what it needs
-    /// counts as a fault. `doctor` changes nothing on the host.
+    /// A fault (exit code 69) keeps models from being served on real GPUs. If you give a
+    /// configuration, only what it needs counts as a fault. `doctor` changes nothing on the host.
     Doctor(doctor::DoctorOptions),
     /// Compute which GPUs should run which models, as JSON; nothing changes.
     ///
-    /// SPEC is one JSON object. `gpus` lists the GPUs, each with `host`, `gpu`, `sms` and `memory_mib`. `models` lists the
-    /// models, each with `name`, `copies` (default 1), `priority` (default 1, the highest), the GPUs that it is `on` (host
-    /// and gpu), and what a copy needs. Give this need as `sms`, `memory_mib`, `shadow_mib` and `bandwidth` (0 to 1), or
-    /// as a `profile` (a path), `slo_ms`, the `rate` of all copies in requests per second, and `max_batch` (default 32).
+    /// SPEC is one JSON object. `gpus` lists the GPUs, each with `host`, `gpu`, `sms` and
+    /// `memory_mib`. `models` lists the models, each with `name`, `copies` (default 1), `priority`
+    /// (default 1, the highest), the GPUs that it is `on` (host and gpu), and what a copy needs.
+    /// Give this need as `sms`, `memory_mib`, `shadow_mib` and `bandwidth` (0 to 1), or as a
+    /// `profile` (a path), `slo_ms`, the `rate` of all copies in requests per second, and
+    /// `max_batch` (default 32).
     Place {
         /// A JSON file, or - for standard input.
         spec: PathBuf,
     },
-    /// Measure a model's time and memory on a device, over batch sizes and shares, and write its profile.
+    /// Measure a model's time and memory on a device, over batch sizes and shares, and write its
+    /// profile.
     ///
-    /// `profile` starts workers as `serve` does, for one share after the other. Nothing else should use the device
-    /// meanwhile.
+    /// `profile` starts workers as `serve` does, for one share after the other. Nothing else should
+    /// use the device meanwhile.
     Profile(Box<profile::ProfileOptions>),
     /// Print a script for a shell that completes this program's commands, options and values.
     ///
@@ -224,7 +234,8 @@ enum Command {
 
 #[derive(Debug, clap::Args)]
 struct RunDir {
-    /// The running supervisor's run_dir [default: the one that `serve` uses if its configuration gives none].
+    /// The running supervisor's run_dir [default: the one that `serve` uses if its configuration
+    /// gives none].
     #[arg(long, env = "SHADOWSLICE_RUN_DIR")]
     run_dir: Option<PathBuf>,
 }

@@ -39,11 +39,13 @@ const PROFILED_RATIO: u64 = 5;
 #[derive(Debug, Parser)]
 #[command(name = "shadowslice-costs")]
 struct Options {
-    /// The folder of the binaries to measure, with their name on the page, such as `before=target/before`; repeat
-    /// this option for each build [default: the folder of this program]
+    /// The folder of the binaries to measure, with their name on the page, such as
+    /// `before=target/before`; repeat this option for each build [default: the folder of this
+    /// program]
     #[arg(long, value_name = "NAME=DIR")]
     binaries: Vec<Binaries>,
-    /// The number of small requests in a measurement; a tenth of it for large requests, a fifth for profiled ones
+    /// The number of small requests in a measurement; a tenth of it for large requests, a fifth for
+    /// profiled ones
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(100..=10_000_000))]
     requests: u64,
     /// Measure only the settings whose names contain this text, such as `http unix 64 B`

@@ -37,7 +37,8 @@ struct Options {
     /// The time over which an idle supervisor's CPU time is measured, in seconds
     #[arg(long, default_value_t = 20.0)]
     idle_seconds: f64,
-    /// The time without clients before the last reading of memory, in seconds; the allocator may release memory meanwhile
+    /// The time without clients before the last reading of memory, in seconds; the allocator may
+    /// release memory meanwhile
     #[arg(long, default_value_t = 15.0)]
     rest_seconds: f64,
     /// The parts to measure

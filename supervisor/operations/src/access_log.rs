@@ -1,7 +1,8 @@
 //! The access log: a line of JSON for each answered request, written by its own thread.
 //!
-//! Lines wait in a bounded queue. If the queue is full or the file cannot be written, lines are dropped and counted. The
-//! file is reopened after SIGHUP, and when its name belongs to another file, as after a rotation.
+//! Lines wait in a bounded queue. If the queue is full or the file cannot be written, lines are
+//! dropped and counted. The file is reopened after SIGHUP, and when its name belongs to another
+//! file, as after a rotation.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -263,7 +264,8 @@ impl AccessLogSink {
         if self.is_torn {
             self.lines.insert(0, b'\n');
         }
-        // Whole lines go out in one write, as another supervisor can write to the same file during an upgrade.
+        // Whole lines go out in one write, as another supervisor can write to the same file during
+        // an upgrade.
         match self.file.write_all(&self.lines) {
             Ok(()) => self.is_torn = false,
             Err(error) => {

@@ -1,5 +1,5 @@
-//! The supervisor's interfaces for operators: control socket, status, `top`, `doctor`, `profile`, metrics, logs and
-//! traces.
+//! The supervisor's interfaces for operators: control socket, status, `top`, `doctor`, `profile`,
+//! metrics, logs and traces.
 
 pub mod access_log;
 pub mod admin;

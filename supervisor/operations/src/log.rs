@@ -1,5 +1,5 @@
-//! The log. Lines go to standard error through a bounded queue, so a reader that stops reading stops only the log. If the
-//! queue is full, lines are dropped and counted.
+//! The log. Lines go to standard error through a bounded queue, so a reader that stops reading
+//! stops only the log. If the queue is full, lines are dropped and counted.
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::mpsc::sync_channel;
@@ -15,7 +15,8 @@ const MAX_QUEUED_LINES: usize = 8192;
 /// The time within which the reader must take the last lines at the end.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Returns the filter from RUST_LOG. Audit messages pass at every level, unless RUST_LOG has `audit=off`.
+/// Returns the filter from RUST_LOG. Audit messages pass at every level, unless RUST_LOG has
+/// `audit=off`.
 fn filter() -> EnvFilter {
     let level = std::env::var("RUST_LOG").ok().filter(|level| !level.is_empty());
     let wanted = level.and_then(|level| EnvFilter::try_new(format!("audit=info,{level}")).ok());
@@ -84,8 +85,8 @@ impl Log {
         Self { writer, dropped }
     }
 
-    /// Stops the log when its lines are written. Returns false if nobody reads standard error; then the caller must write
-    /// nothing more there.
+    /// Stops the log when its lines are written. Returns false if nobody reads standard error; then
+    /// the caller must write nothing more there.
     pub fn end(self) -> bool {
         finish(self.writer, "log-end")
     }

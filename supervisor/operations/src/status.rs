@@ -109,8 +109,8 @@ pub struct ModelStatus {
     pub drained: bool,
     /// The reason why the model is unready, or why its worker cannot start.
     pub why: Option<String>,
-    /// The time until an unready model is tried again, in seconds, and 0 during a try. `None` if its files or its
-    /// configuration must change first.
+    /// The time until an unready model is tried again, in seconds, and 0 during a try. `None` if
+    /// its files or its configuration must change first.
     #[serde(default)]
     pub next_try_s: Option<f64>,
     pub gpu: usize,
@@ -136,7 +136,8 @@ pub struct ModelStatus {
     #[serde(default)]
     pub groups: Option<String>,
     pub held: bool,
-    /// The share that the policy wants, in percent; `None` without a policy or before its first decision.
+    /// The share that the policy wants, in percent; `None` without a policy or before its first
+    /// decision.
     pub wanted_percent: Option<u32>,
     /// The policy's reason for the share that it wants.
     pub verdict: Option<String>,
@@ -156,8 +157,8 @@ pub struct ModelStatus {
     /// The sum of the queue waits of all answered requests, until their batches were sent, in seconds.
     #[serde(default)]
     pub queue_wait_s: f64,
-    /// The execution time of a batch at the share in force, in ms, by its rows: a mean that gives recent batches more
-    /// weight.
+    /// The execution time of a batch at the share in force, in ms, by its rows: a mean that gives
+    /// recent batches more weight.
     pub execution_ms: BTreeMap<u32, f64>,
     /// The latency from acceptance to answer, over the last minute or two.
     pub latency_ms: Latency,
@@ -260,16 +261,18 @@ pub struct SloStatus {
     pub latency_ms: f64,
     /// The percentage of requests that must meet the latency.
     pub percentile: f64,
-    /// The requests answered within the latency / the requests offered, over the last minute or two; `None` while the
-    /// model accepts no requests.
+    /// The requests answered within the latency / the requests offered, over the last minute or
+    /// two; `None` while the model accepts no requests.
     pub attainment: Option<f64>,
-    /// The unused part of the SLO's latency at its percentile, over the same time. Negative if the model violates its
-    /// SLO; `None` while the model accepts no requests, and if no request was answered.
+    /// The unused part of the SLO's latency at its percentile, over the same time. Negative if the
+    /// model violates its SLO; `None` while the model accepts no requests, and if no request was
+    /// answered.
     pub slack: Option<f64>,
 }
 
 impl ModelStatus {
-    /// Returns true if the model accepts requests, has none, and was offered none in the last minute or two.
+    /// Returns true if the model accepts requests, has none, and was offered none in the last
+    /// minute or two.
     pub fn is_idle(&self) -> bool {
         let offered = self.slo.slack.is_some() || self.slo.attainment.is_none_or(|met| met < 1.0);
         self.queue == 0 && self.in_flight == 0 && !offered

@@ -31,41 +31,47 @@ use trace::Trace;
 
 /// Simulate how policies would share the GPUs of a configuration.
 ///
-/// The simulation needs profiles, but no GPUs and no model files. The policies run the same code as in the supervisor.
+/// The simulation needs profiles, but no GPUs and no model files. The policies run the same code as
+/// in the supervisor.
 #[derive(Debug, clap::Parser)]
 #[command(version, max_term_width = 100)]
 pub(crate) struct Options {
     /// The configuration, with emulated GPUs and a profile for every model.
     config: PathBuf,
-    /// The load: poisson, gamma, mmpp, diurnal, step, flash, anti, surge, zipf, or a .csv file with one arrival per
-    /// line as `seconds,model`. Several loads run one after the other.
+    /// The load: poisson, gamma, mmpp, diurnal, step, flash, anti, surge, zipf, or a .csv file with
+    /// one arrival per line as `seconds,model`. Several loads run one after the other.
     #[arg(long, required = true, num_args = 1.., value_name = "LOAD")]
     load: Vec<Source>,
-    /// The policy: adaptive, unpartitioned, static, equal, half, priority-half, gslice, gpulet. With the suffix `+doors`,
-    /// requests that cannot be answered in time are refused. `layouts` runs each layout that adaptive can try, fixed for
-    /// the whole run; `layout:halves` is one of them.
+    /// The policy: adaptive, unpartitioned, static, equal, half, priority-half, gslice, gpulet.
+    /// With the suffix `+doors`, requests that cannot be answered in time are refused. `layouts`
+    /// runs each layout that adaptive can try, fixed for the whole run; `layout:halves` is one of
+    /// them.
     #[arg(long, num_args = 1.., value_name = "POLICY", default_value = "adaptive")]
     policy: Vec<Contender>,
     /// The seed of all random numbers.
     #[arg(long, num_args = 1.., value_name = "SEED", default_value = "1")]
     seed: Vec<u64>,
-    /// The length of named loads, and the used part of loads from files, in seconds [default: 120 and all].
+    /// The length of named loads, and the used part of loads from files, in seconds [default: 120
+    /// and all].
     #[arg(long, value_parser = seconds, allow_negative_numbers = true)]
     seconds: Option<f64>,
-    /// The part of each GPU that a named load uses on average, if each request costs as little as possible.
+    /// The part of each GPU that a named load uses on average, if each request costs as little as
+    /// possible.
     #[arg(long, value_parser = utilisation, allow_negative_numbers = true, default_value = "0.7")]
     utilisation: f64,
-    /// The differences of the simulated world from the profiles: some of form, scale, noise, starts, proportional, slices,
-    /// separated by commas.
+    /// The differences of the simulated world from the profiles: some of form, scale, noise,
+    /// starts, proportional, slices, separated by commas.
     #[arg(long, value_name = "DIFFERENCES", default_value = "profile")]
     truth: Difference,
-    /// The policy's knowledge: profile, truth, none, or some of form, scale, starts, separated by commas.
+    /// The policy's knowledge: profile, truth, none, or some of form, scale, starts, separated by
+    /// commas.
     #[arg(long, value_name = "BELIEF", default_value = "profile")]
     belief: Belief,
     /// Ignore that models slow each other down by their use of memory bandwidth, as emulated GPUs do.
     #[arg(long)]
     no_interference: bool,
-    /// Also write the arrivals to this file, for --load, to replay them elsewhere. Works with one load and one seed.
+    /// Also write the arrivals to this file, for --load, to replay them elsewhere. Works with one
+    /// load and one seed.
     #[arg(long, value_name = "FILE.csv", value_parser = csv)]
     write_arrivals: Option<PathBuf>,
     /// Print the policy's decisions to standard error, one line for each change.

@@ -31,15 +31,16 @@ use simulated::Simulator;
 /// A failure that ends the program.
 type Failure = Box<dyn Error + Send + Sync>;
 
-/// Compares `shadowslice-simulate` with `shadowslice serve` on the emulated device, and writes a page that shows
-/// how well they agree.
+/// Compares `shadowslice-simulate` with `shadowslice serve` on the emulated device, and writes a
+/// page that shows how well they agree.
 ///
-/// Each load is drawn once. It is simulated, and sent to a fresh supervisor once in each round. The cases take turns, so
-/// that noise of the machine affects all of them alike.
+/// Each load is drawn once. It is simulated, and sent to a fresh supervisor once in each round. The
+/// cases take turns, so that noise of the machine affects all of them alike.
 #[derive(Debug, Parser)]
 #[command(name = "shadowslice-beside")]
 pub(crate) struct Options {
-    /// The configuration with the mix of models, without `controller`; its profiles are in `profiles` beside it
+    /// The configuration with the mix of models, without `controller`; its profiles are in
+    /// `profiles` beside it
     #[arg(long, default_value = "configs/beside.yaml")]
     config: PathBuf,
     /// The length of each load, in seconds

@@ -33,7 +33,8 @@ pub(crate) const LAYOUT: &str = "layout:";
 /// The ways in which the world differs from the profiles. A policy knows only the profiles.
 pub(crate) const WORLD: &str = "form,scale,noise,starts";
 
-/// A load that does not change, and for how long it comes where it is looked whether shares come to rest.
+/// A load that does not change, and for how long it comes where it is looked whether shares come to
+/// rest.
 pub(crate) const STEADY: &str = "poisson";
 pub(crate) const STEADY_SECONDS: u32 = 90;
 

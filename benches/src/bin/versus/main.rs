@@ -32,10 +32,11 @@ use page::Versions;
 use rows::{ROWS, Row};
 use servers::Servers;
 
-/// Compares `shadowslice serve` with NVIDIA Triton, and writes a page with the goals and whether they are met.
+/// Compares `shadowslice serve` with NVIDIA Triton, and writes a page with the goals and whether
+/// they are met.
 ///
-/// Both servers run all the time. The cases take turns, in reverse order in every other round, so that noise
-/// of the machine affects both alike. The bytes of every answer are compared.
+/// Both servers run all the time. The cases take turns, in reverse order in every other round, so
+/// that noise of the machine affects both alike. The bytes of every answer are compared.
 #[derive(Debug, Parser)]
 #[command(name = "shadowslice-versus")]
 pub(crate) struct Options {

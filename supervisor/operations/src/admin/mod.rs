@@ -1,5 +1,5 @@
-//! The control socket, for `status`, `resize` and the other commands to a running supervisor. A request and its reply
-//! are one line of JSON each.
+//! The control socket, for `status`, `resize` and the other commands to a running supervisor. A
+//! request and its reply are one line of JSON each.
 
 mod client;
 mod server;
@@ -52,8 +52,8 @@ pub enum ControlRequest {
 }
 
 impl ControlRequest {
-    /// Returns the name of a changing request, and its model or `*` for the host. Returns `None` for a request that only
-    /// reads.
+    /// Returns the name of a changing request, and its model or `*` for the host. Returns `None`
+    /// for a request that only reads.
     fn command(&self) -> Option<(&'static str, &str)> {
         match self {
             Self::Status | Self::Plan => None,

@@ -158,8 +158,9 @@ pub struct Admin {
 }
 
 impl Admin {
-    /// Binds the socket in `run_dir`. The caller holds the lock of `run_dir`, so an existing socket belongs to a dead
-    /// supervisor, unless it is `inherited`. Besides root and this user, `others` may send commands.
+    /// Binds the socket in `run_dir`. The caller holds the lock of `run_dir`, so an existing socket
+    /// belongs to a dead supervisor, unless it is `inherited`. Besides root and this user, `others`
+    /// may send commands.
     pub fn bind(
         run_dir: &Path,
         others: Option<&Peers>,

@@ -25,8 +25,8 @@ pub(super) struct HostFacts {
 pub(super) struct PartitionMeasurement {
     /// The GPU, as the configuration names it.
     pub(super) device: String,
-    /// The SMs of each group, or the reason why partitions cannot be used. The outer error says why nothing could be
-    /// measured.
+    /// The SMs of each group, or the reason why partitions cannot be used. The outer error says why
+    /// nothing could be measured.
     pub(super) groups: Result<Result<Vec<u32>, String>, Problem>,
 }
 
@@ -38,8 +38,8 @@ pub(super) struct Problem {
 }
 
 impl Problem {
-    /// Splits an error of this program into finding and advice. The text before the first semicolon says what failed, the
-    /// text after it what to do, and the causes say why.
+    /// Splits an error of this program into finding and advice. The text before the first semicolon
+    /// says what failed, the text after it what to do, and the causes say why.
     pub(super) fn of(error: &dyn Error) -> Self {
         let text = error.to_string();
         let (finding, advice) = text.split_once("; ").unwrap_or((&text, ""));

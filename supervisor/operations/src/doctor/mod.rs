@@ -1,5 +1,5 @@
-//! `shadowslice doctor`: checks a host and gives advice. `gather` collects [`HostFacts`](facts::HostFacts); `judge` turns
-//! them into checks and is pure.
+//! `shadowslice doctor`: checks a host and gives advice. `gather` collects
+//! [`HostFacts`](facts::HostFacts); `judge` turns them into checks and is pure.
 
 mod check;
 mod facts;
@@ -24,8 +24,9 @@ pub struct DoctorOptions {
     /// Print JSON, for scripts.
     #[arg(long)]
     json: bool,
-    /// Measure on each GPU whether partitions inside processes are isolated. This starts an MPS daemon and keeps the GPU
-    /// busy for a few seconds. Other programs on the GPU slow down meanwhile, and falsify the result.
+    /// Measure on each GPU whether partitions inside processes are isolated. This starts an MPS
+    /// daemon and keeps the GPU busy for a few seconds. Other programs on the GPU slow down
+    /// meanwhile, and falsify the result.
     #[arg(long)]
     partitions: bool,
 }

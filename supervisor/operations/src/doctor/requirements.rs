@@ -2,7 +2,8 @@
 
 use shadowslice_config::{Config, CudaDevice, Engine, Gpu, Model, Partitioning, Provider};
 
-/// The file descriptors that are assumed to be needed without a configuration, which would limit the connections.
+/// The file descriptors that are assumed to be needed without a configuration, which would limit
+/// the connections.
 const USUAL_DESCRIPTORS: u64 = 4096;
 
 /// The needed parts of a host. A missing part is a fault only if it is needed.

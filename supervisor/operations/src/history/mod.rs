@@ -1,6 +1,7 @@
 //! The last hour of all models and GPUs, as samples for the page that draws them.
 //!
-//! Each sample is stored as the message that open pages receive, so a page that opens later receives the same messages.
+//! Each sample is stored as the message that open pages receive, so a page that opens later
+//! receives the same messages.
 
 mod events;
 mod parts;
@@ -99,8 +100,8 @@ impl History {
         fs::write(file, stored.concat())
     }
 
-    /// Reads the samples of the previous supervisor from a file, and removes the file. This supervisor's samples follow
-    /// them.
+    /// Reads the samples of the previous supervisor from a file, and removes the file. This
+    /// supervisor's samples follow them.
     pub fn take(&self, file: &Path) -> io::Result<()> {
         let mut left = Vec::new();
         File::open(file)?.take(MAX_BYTES as u64).read_to_end(&mut left)?;

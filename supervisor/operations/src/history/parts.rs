@@ -3,8 +3,9 @@
 use crate::status::{GpuStatus, ModelStatus};
 use shadowslice_shared::groups::Groups;
 
-/// Returns, for each model, the SMs that it would get if all models were busy. SMs that several models can use are divided
-/// evenly. A share without groups can use any SMs, so it counts as a part of each SM.
+/// Returns, for each model, the SMs that it would get if all models were busy. SMs that several
+/// models can use are divided evenly. A share without groups can use any SMs, so it counts as a
+/// part of each SM.
 pub(super) fn even_parts(gpu: &GpuStatus, models: &[&ModelStatus]) -> Vec<f64> {
     let whole = [gpu.sms];
     let sizes = gpu.groups.as_deref().unwrap_or(&whole);

@@ -11,7 +11,8 @@ use shadowslice_control::controller::{Changes, Outcomes, WaitReason};
 use shadowslice_datapath::pipeline::{LatencyHistogram, Total};
 use shadowslice_datapath::tally::{HTTP_CODES, HostCounts, HostLimit};
 
-/// The metrics of models. The values of a metric can be added up, as no event is counted under two labels.
+/// The metrics of models. The values of a metric can be added up, as no event is counted under two
+/// labels.
 pub(super) const MODELS: &[Metric<ModelMetrics>] = &[
     gauge(
         "shadowslice_model_ready",
@@ -329,7 +330,8 @@ fn waiting(model: &ModelMetrics) -> Vec<MetricSample> {
     by("reason", &counts.into_iter().filter(|(_, count)| *count > 0).collect::<Vec<_>>())
 }
 
-/// Returns the memory of the workers, added up by role. Workers with unknown memory are left out, as 0 would be wrong.
+/// Returns the memory of the workers, added up by role. Workers with unknown memory are left out,
+/// as 0 would be wrong.
 fn gpu_memory(model: &ModelMetrics) -> Vec<MetricSample> {
     let mut by_role = BTreeMap::new();
     for worker in &model.status.workers {

@@ -100,8 +100,8 @@ pub(super) fn write(text: &mut String, models: &[ModelMetrics], gpus: &[GpuStatu
     write_all(text, MACHINE, &[machine], |_| String::new());
 }
 
-/// Returns the failed requests by Triton's reasons. Accepted requests that failed count as `BACKEND`: their worker failed
-/// or was missing, or their input was invalid.
+/// Returns the failed requests by Triton's reasons. Accepted requests that failed count as
+/// `BACKEND`: their worker failed or was missing, or their input was invalid.
 fn failures(model: &ModelMetrics) -> Vec<MetricSample> {
     let requests = &model.status.requests;
     let reasons = [

@@ -184,8 +184,8 @@ impl Sender {
             }
             Err(status) => {
                 self.tracer.count(|counts| counts.unsent += count);
-                // A dead connection would go unnoticed for minutes, and some servers reject keep-alive pings. So each
-                // failure leads to a new connection.
+                // A dead connection would go unnoticed for minutes, and some servers reject
+                // keep-alive pings. So each failure leads to a new connection.
                 self.client = TraceServiceClient::new(self.endpoint.connect_lazy());
                 errors::chain(&status)
             }

@@ -1,4 +1,5 @@
-//! Decides when the log reports an outage of the collector: at its begin, once a minute, and at its end. Pure.
+//! Decides when the log reports an outage of the collector: at its begin, once a minute, and at its
+//! end. Pure.
 
 use std::time::Duration;
 
@@ -37,7 +38,8 @@ impl Outage {
         })
     }
 
-    /// Records that the collector accepted spans and none was dropped. Returns a report at the end of an outage.
+    /// Records that the collector accepted spans and none was dropped. Returns a report at the end
+    /// of an outage.
     pub(super) fn sent(&mut self) -> Option<OutageNotice> {
         std::mem::take(&mut self.failing).then(|| OutageNotice::Over(std::mem::take(&mut self.unreported)))
     }

@@ -178,7 +178,8 @@ fn of_journey(journey: &Journey) -> Vec<KeyValue> {
     known.chain(stored).chain([number("shadowslice.retries", *retries)]).chain(refused).collect()
 }
 
-/// Returns an error status for faults of the server only, as OpenTelemetry's conventions for servers require.
+/// Returns an error status for faults of the server only, as OpenTelemetry's conventions for
+/// servers require.
 fn status(outcome: Outcome, journey: &Journey) -> Option<Status> {
     let faulty = match outcome {
         Outcome::Cancelled => false,

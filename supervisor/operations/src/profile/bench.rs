@@ -1,5 +1,5 @@
-//! Measures a model: starts a worker as `serve` does, and runs batches on one partition after another, or at a single
-//! share.
+//! Measures a model: starts a worker as `serve` does, and runs batches on one partition after
+//! another, or at a single share.
 
 use shadowslice_shared::logged;
 use std::collections::BTreeMap;

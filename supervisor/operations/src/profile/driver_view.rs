@@ -44,8 +44,9 @@ impl DriverView {
     }
 }
 
-/// Returns the UTC date, as ISO 8601, that is `days` days after 1970-01-01. Counts the civil calendar from March, so that
-/// the leap day comes last (Howard Hinnant, chrono-Compatible Low-Level Date Algorithms).
+/// Returns the UTC date, as ISO 8601, that is `days` days after 1970-01-01. Counts the civil
+/// calendar from March, so that the leap day comes last (Howard Hinnant, chrono-Compatible
+/// Low-Level Date Algorithms).
 fn date(days: u64) -> String {
     let days = days + 719_468;
     let (era, day_of_era) = (days / 146_097, days % 146_097);

@@ -1,5 +1,5 @@
-//! `shadowslice profile`: measures a model's times and memory on a device, over batch sizes and shares, with the workers
-//! that would serve it.
+//! `shadowslice profile`: measures a model's times and memory on a device, over batch sizes and
+//! shares, with the workers that would serve it.
 
 mod bench;
 mod driver_view;
@@ -117,7 +117,8 @@ fn measure(options: &ProfileOptions) -> Result<u8, ProfileError> {
     put(options, &yaml::write(&profile, &comment))
 }
 
-/// Runs the measurement until it ends or a signal comes. A signal drops the measurement with its workers and files.
+/// Runs the measurement until it ends or a signal comes. A signal drops the measurement with its
+/// workers and files.
 async fn unless_interrupted(
     measuring: impl Future<Output = Result<Vec<ShareMeasurement>, ProfileError>>,
 ) -> Result<Vec<ShareMeasurement>, ProfileError> {
@@ -130,7 +131,8 @@ async fn unless_interrupted(
     }
 }
 
-/// Measures, and repeats the measurement if the first worker found that the model must be loaded in another form.
+/// Measures, and repeats the measurement if the first worker found that the model must be loaded in
+/// another form.
 async fn measure_with_retry<T>(measure: impl AsyncFn() -> Result<T, BenchError>) -> Result<T, BenchError> {
     match measure().await {
         Err(BenchError::OtherForm(why)) => {

@@ -52,7 +52,8 @@ pub struct ProfileOptions {
     /// The shares to measure, with or without `%`.
     #[arg(long, value_delimiter = ',', default_value = "6,12,20,30,45,60,80,100")]
     pub(super) shares: Vec<Percent>,
-    /// The largest batch size; powers of two up to this size are measured. Use 0 for a model without a batch axis.
+    /// The largest batch size; powers of two up to this size are measured. Use 0 for a model
+    /// without a batch axis.
     #[arg(long, allow_negative_numbers = true)]
     pub(super) max_batch: Option<u32>,
     /// The shape of an input with dynamic axes, without the batch axis. You can repeat this option.
@@ -122,8 +123,8 @@ pub(super) fn advice(text: &str) -> String {
     ADVICE.iter().fold(text.to_owned(), |text, (key, option)| text.replace(key, option))
 }
 
-/// Returns the inputs with dynamic axes other than the batch axis and without a given shape, with advice. The time of a
-/// batch depends on these axes, so their lengths cannot be made up.
+/// Returns the inputs with dynamic axes other than the batch axis and without a given shape, with
+/// advice. The time of a batch depends on these axes, so their lengths cannot be made up.
 pub(super) fn free_axes(
     inputs: &[TensorSpec],
     batched: bool,

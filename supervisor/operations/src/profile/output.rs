@@ -4,8 +4,8 @@ use std::fs::{self, OpenOptions};
 use std::io::{self, ErrorKind};
 use std::path::Path;
 
-/// Checks that a file could be written at this path. As the measurement may fail, an existing file stays unchanged, and
-/// no file is created.
+/// Checks that a file could be written at this path. As the measurement may fail, an existing file
+/// stays unchanged, and no file is created.
 pub(super) fn check_writable(path: &Path) -> io::Result<()> {
     if path.file_name().is_none() || path.as_os_str().as_encoded_bytes().ends_with(b"/") {
         return Err(ErrorKind::IsADirectory.into());

@@ -38,7 +38,8 @@ pub struct GpuMemory {
 pub struct WorkerStatus {
     #[serde(flatten)]
     pub report: WorkerReport,
-    /// The GPU memory of the process, in MiB; `None` on an emulated GPU, and while NVML does not give it.
+    /// The GPU memory of the process, in MiB; `None` on an emulated GPU, and while NVML does not
+    /// give it.
     pub memory_mib: Option<u64>,
 }
 
@@ -50,9 +51,9 @@ pub(super) fn of_workers(workers: &[WorkerReport], gpu: Option<&Watched>) -> Vec
     workers.iter().map(status).collect()
 }
 
-/// Returns the reason if the GPU has too little memory for another worker of a model with these workers. A new worker
-/// takes as much as the serving worker has without weights, or `need` bytes if that is unknown. The standby would stop
-/// and give up its memory.
+/// Returns the reason if the GPU has too little memory for another worker of a model with these
+/// workers. A new worker takes as much as the serving worker has without weights, or `need` bytes
+/// if that is unknown. The standby would stop and give up its memory.
 pub(super) fn no_room(workers: &[WorkerReport], need: Option<u64>, gpu: Option<&Watched>) -> Option<String> {
     let usage = gpu?.reading.as_ref()?.usage.as_ref()?;
     let of = |role: &str| workers.iter().find(|worker| worker.role == role);

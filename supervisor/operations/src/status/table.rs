@@ -9,8 +9,8 @@ pub(crate) enum Align {
     Right,
 }
 
-/// A column of a table of rows `R`: its head, and the function from a row to its cell. If the table is too wide, columns
-/// are left out, those of the highest rank first. Columns of rank 0 stay.
+/// A column of a table of rows `R`: its head, and the function from a row to its cell. If the table
+/// is too wide, columns are left out, those of the highest rank first. Columns of rank 0 stay.
 #[derive(Debug)]
 pub(crate) struct TableColumn<R> {
     pub(crate) rank: u8,
@@ -108,8 +108,8 @@ pub(crate) fn cut(text: &str, width: usize) -> String {
     if width == 0 { kept } else { kept + "…" }
 }
 
-/// Wraps a text into lines of at most `width` and indents all but the first. Longer words are broken. Control characters
-/// are replaced, as parts of the text may come from clients or models.
+/// Wraps a text into lines of at most `width` and indents all but the first. Longer words are
+/// broken. Control characters are replaced, as parts of the text may come from clients or models.
 pub(crate) fn wrapped(text: &str, width: usize, indent: usize) -> Vec<String> {
     let plain = |letter: char| if letter.is_control() && !letter.is_whitespace() { '?' } else { letter };
     let text: String = text.chars().map(plain).collect();

@@ -50,7 +50,8 @@ impl App {
                 self.away = None;
             }
             Err(why) => {
-                // The counters of the next supervisor start from zero, so a difference to these is meaningless.
+                // The counters of the next supervisor start from zero, so a difference to these is
+                // meaningless.
                 self.last = None;
                 let since = self.away.as_ref().map_or(now, |away| away.since);
                 self.away = Some(Unreachable { why, since, now });

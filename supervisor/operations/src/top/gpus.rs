@@ -54,8 +54,8 @@ fn groups_of(model: &ModelSnapshot) -> Option<Groups> {
     model.status.groups.as_ref()?.parse().ok()
 }
 
-/// Draws a cell for each group, with the letters of its models: `.` for none, and their number if the letters do not
-/// fit.
+/// Draws a cell for each group, with the letters of its models: `.` for none, and their number if
+/// the letters do not fit.
 fn map(models: &[&ModelSnapshot], groups: usize, room: usize) -> String {
     let width = (room / groups.max(1)).clamp(1, 6);
     let has = |group: usize| {
@@ -81,8 +81,8 @@ fn cut_letters(letters: &str, count: usize) -> String {
     letters.chars().take(count).collect()
 }
 
-/// Draws shares beside each other. The bar's length stands for the whole GPU, or for the sum of the shares if that is
-/// larger.
+/// Draws shares beside each other. The bar's length stands for the whole GPU, or for the sum of the
+/// shares if that is larger.
 fn bar(models: &[&ModelSnapshot], room: usize) -> String {
     let sum: u32 = models.iter().map(|model| model.status.share_percent).sum();
     let text = if sum > 0 { format!(" {sum}%") } else { " no share".to_owned() };
@@ -107,8 +107,8 @@ fn power(gpu: &GpuStatus) -> Option<String> {
     (!parts.is_empty()).then(|| parts.join(", "))
 }
 
-/// Describes the GPU's memory by kind. A model's workers share one copy of its weights. `other` are contexts, kernels,
-/// recordings, and the memory of other programs.
+/// Describes the GPU's memory by kind. A model's workers share one copy of its weights. `other` are
+/// contexts, kernels, recordings, and the memory of other programs.
 fn memory(snapshot: &TopSnapshot, gpu: &GpuStatus) -> String {
     let of_model = |model: &ModelSnapshot| {
         let memories = model.status.workers.iter().filter_map(|worker| worker.report.memory);

@@ -6,7 +6,8 @@ use crate::status::table::{LongCell, TableColumn, aligned, left, right};
 use crate::status::{in_slo, latency, share, state};
 use shadowslice_datapath::pipeline::Rates;
 
-/// Returns the table's head, and a row for each model. Columns that do not fit are left out by their rank.
+/// Returns the table's head, and a row for each model. Columns that do not fit are left out by
+/// their rank.
 pub(super) fn table(models: &[ModelSnapshot], width: usize) -> Vec<String> {
     aligned(&COLUMNS, models, width, LongCell::Cut)
 }

@@ -115,8 +115,8 @@ struct Screen(DefaultTerminal);
 impl Screen {
     fn take() -> io::Result<Self> {
         let screen = ratatui::try_init().map(Self).inspect_err(|_| ratatui::restore());
-        // The hook of ratatui restores the terminal and prints. The panics of other threads arrive as events, and are
-        // printed after the terminal is restored.
+        // The hook of ratatui restores the terminal and prints. The panics of other threads arrive
+        // as events, and are printed after the terminal is restored.
         let restoring_hook = panic::take_hook();
         let drawing = thread::current().id();
         panic::set_hook(Box::new(move |info| {
@@ -146,7 +146,8 @@ impl Drop for Screen {
 
 fn live(interval: Duration, run_dir: &Path, began: Instant) -> Result<u8, TopError> {
     let (event_tx, event_rx) = mpsc::sync_channel(EVENT_CAPACITY);
-    // The signals are blocked before other threads start, so that only the waiting thread receives them.
+    // The signals are blocked before other threads start, so that only the waiting thread receives
+    // them.
     let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGQUIT]);
     signals.thread_block().map_err(io::Error::from)?;
     let mut screen = Screen::take()?;

@@ -36,7 +36,8 @@ pub(super) struct ModelSnapshot {
 }
 
 impl ModelSnapshot {
-    /// Returns true if no request came in the last interval, or in the last minute or two after a single reply.
+    /// Returns true if no request came in the last interval, or in the last minute or two after a
+    /// single reply.
     pub(super) fn is_idle(&self) -> bool {
         self.since.map_or_else(|| self.status.is_idle(), |since| since.idle)
     }

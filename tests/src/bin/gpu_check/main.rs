@@ -1,5 +1,5 @@
-//! `make gpu-check`: the proof on a GPU host, in stages that can be resumed, with figures as JSON and as
-//! a page. It drives the real binaries over their sockets.
+//! `make gpu-check`: the proof on a GPU host, in stages that can be resumed, with figures as JSON
+//! and as a page. It drives the real binaries over their sockets.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "it writes to its user's terminal")]
 
 mod contention;
@@ -74,7 +74,8 @@ struct Arguments {
     /// Run only the mix of this name in the stages `policies` and `mixes`; you can repeat this option.
     #[arg(long = "scenario")]
     scenarios: Vec<String>,
-    /// A YAML file with mixes for the stage `mixes`, instead of those in tests/gpu/mixes; you can repeat this option.
+    /// A YAML file with mixes for the stage `mixes`, instead of those in tests/gpu/mixes; you can
+    /// repeat this option.
     #[arg(long = "mixes")]
     mixes: Vec<PathBuf>,
     /// The factor for the rates of all clients that do not wait for answers.
@@ -86,8 +87,8 @@ struct Arguments {
     /// Run only this policy in the stages `policies` and `mixes`; you can repeat this option.
     #[arg(long = "policy", value_parser = PossibleValuesParser::new(policies::names()))]
     policies: Vec<String>,
-    /// The rounds in which the stages `policies` and `mixes` measure each policy. Every other round has the reverse
-    /// order, as a host has busy times.
+    /// The rounds in which the stages `policies` and `mixes` measure each policy. Every other round
+    /// has the reverse order, as a host has busy times.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
     /// The time limit of the whole run, in seconds. Stages are cut short, and keep their measurements.

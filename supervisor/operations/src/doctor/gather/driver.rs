@@ -31,13 +31,15 @@ fn files() -> Vec<DeviceFile> {
     names.into_iter().map(file).collect()
 }
 
-/// Checks if CUDA opens a device file of this name: the control file, unified memory, or a GPU by its number.
+/// Checks if CUDA opens a device file of this name: the control file, unified memory, or a GPU by
+/// its number.
 fn is_device(name: &str) -> bool {
     let number = |rest: &str| !rest.is_empty() && rest.bytes().all(|byte| byte.is_ascii_digit());
     matches!(name, "nvidiactl" | "nvidia-uvm") || name.strip_prefix("nvidia").is_some_and(number)
 }
 
-/// Returns the unexpected processes on the GPUs. A process that this user cannot see is named `unknown`.
+/// Returns the unexpected processes on the GPUs. A process that this user cannot see is named
+/// `unknown`.
 fn foreign(host: &Host, processes: &ProcessTable) -> Vec<ForeignProcess> {
     let gpus = host.gpus.iter().flatten();
     let pids = gpus.flat_map(|gpu| &gpu.usage.processes).map(|process| process.pid);

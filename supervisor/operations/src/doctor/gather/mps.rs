@@ -74,7 +74,8 @@ fn has_listener(path: &Path) -> bool {
         let socket = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)?;
         connect(socket.as_raw_fd(), &address)
     });
-    // Other failures (another kind of socket, no permission, a full backlog) mean that a process listens.
+    // Other failures (another kind of socket, no permission, a full backlog) mean that a process
+    // listens.
     !matches!(tried, Err(Errno::ECONNREFUSED | Errno::ENOENT | Errno::ENOTSOCK))
 }
 

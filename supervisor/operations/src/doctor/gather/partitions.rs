@@ -1,5 +1,5 @@
-//! The measurement of whether partitions inside processes are isolated. It runs as in `serve`, under an MPS daemon that
-//! ends with the measurement.
+//! The measurement of whether partitions inside processes are isolated. It runs as in `serve`,
+//! under an MPS daemon that ends with the measurement.
 
 use std::path::Path;
 

@@ -29,8 +29,8 @@ fn entry(process: &procfs::process::Process) -> Option<ProcessEntry> {
     Some(ProcessEntry { name, uid: process.uid().ok()?, parent: stat.ppid })
 }
 
-/// Returns the file name of the program. `short`, the name in `/proc/PID/stat`, is cut, and serves only for kernel
-/// threads, which have no arguments.
+/// Returns the file name of the program. `short`, the name in `/proc/PID/stat`, is cut, and serves
+/// only for kernel threads, which have no arguments.
 fn name<'n>(program: &'n str, short: &'n str) -> &'n str {
     program.rsplit('/').next().filter(|name| !name.is_empty()).unwrap_or(short)
 }

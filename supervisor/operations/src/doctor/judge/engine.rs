@@ -75,7 +75,8 @@ fn is_of_the_build(why: &str) -> bool {
     why.contains("not enabled in this build") || why.split_whitespace().any(is_at_fault)
 }
 
-/// Checks cuDNN. Newer providers load cuDNN when a model first needs it; older providers need it to be loaded.
+/// Checks cuDNN. Newer providers load cuDNN when a model first needs it; older providers need it to
+/// be loaded.
 fn cudnn(loaded: &Result<(), String>, provider: &Result<Option<u32>, String>) -> Check {
     let name = "cudnn";
     let Err(why) = loaded else { return Check::ok(name, "can be loaded") };

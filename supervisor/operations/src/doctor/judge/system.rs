@@ -6,13 +6,16 @@ use crate::doctor::check::Check;
 use crate::doctor::facts::{MIB, RunDir, SystemFacts};
 use crate::doctor::requirements::Requirements;
 
-/// The size of `/dev/shm` in a Docker container by default, in bytes. It is hardly enough for CUDA itself.
+/// The size of `/dev/shm` in a Docker container by default, in bytes. It is hardly enough for CUDA
+/// itself.
 const SMALL_SHARED_MEMORY: u64 = 64 * MIB;
 
-/// The variable that workers inherit. The supervisor sets the variables for GPUs and shares for each worker.
+/// The variable that workers inherit. The supervisor sets the variables for GPUs and shares for
+/// each worker.
 const INHERITED: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
 
-/// The longest path of a pipe directory that MPS is known to accept, in bytes. It contains MPS's sockets.
+/// The longest path of a pipe directory that MPS is known to accept, in bytes. It contains MPS's
+/// sockets.
 const MAX_PIPE_DIRECTORY: usize = 75;
 
 /// The longest path from the run directory to a pipe directory.
