@@ -133,8 +133,8 @@ fn an_h200_with_mps_is_fine() {
 
 #[test]
 fn a_host_without_a_gpu_has_each_cause_once_and_emulation() {
-    let told = complaints(&plain(), &Requirements::everything());
-    assert_eq!(told, ["fault driver", "fault mps", "fault cuda provider", "warning cudnn"]);
+    let report = complaints(&plain(), &Requirements::everything());
+    assert_eq!(report, ["fault driver", "fault mps", "fault cuda provider", "warning cudnn"]);
     assert!(check(&plain(), "emulated devices").finding.starts_with("work on this host"));
 }
 
@@ -197,10 +197,10 @@ fn other_processes_on_a_gpu_are_named() {
     let mut facts = h200();
     facts.driver.foreign = (1..9).map(|pid| ForeignProcess { pid, name: "python3".to_owned() }).collect();
     the_gpu(&mut facts).usage.processes.extend((1..9).map(|pid| GpuProcess { pid, bytes: Some(9 * MIB) }));
-    let told = check(&facts, "gpu 0 processes");
-    assert_eq!(told.level, Level::Warning);
-    assert!(told.finding.contains("python3 (pid 1, 9 MiB)"), "{told:?}");
-    assert!(told.finding.ends_with("and 3 more") && !told.finding.contains("507"), "{told:?}");
+    let report = check(&facts, "gpu 0 processes");
+    assert_eq!(report.level, Level::Warning);
+    assert!(report.finding.contains("python3 (pid 1, 9 MiB)"), "{report:?}");
+    assert!(report.finding.ends_with("and 3 more") && !report.finding.contains("507"), "{report:?}");
 }
 
 #[test]
@@ -240,10 +240,10 @@ fn foreign_daemons_are_a_fault_if_the_gpu_accepts_only_one_server() {
         check(&facts, "mps daemons")
     };
     let both = vec![process(MpsKind::Control, 41), process(MpsKind::Server, 42)];
-    let told = with(ComputeMode::Default, both.clone());
-    assert_eq!(told.level, Level::Warning);
+    let report = with(ComputeMode::Default, both.clone());
+    assert_eq!(report.level, Level::Warning);
     let named = "daemon 41 of uid 1000 in /tmp/nvidia-mps, server 42 of uid 1000 in /tmp/nvidia-mps";
-    assert!(told.finding.ends_with(named), "{told:?}");
+    assert!(report.finding.ends_with(named), "{report:?}");
     assert_eq!(with(ComputeMode::ExclusiveProcess, both[..1].to_vec()).level, Level::Warning);
     assert_eq!(with(ComputeMode::ExclusiveProcess, both).level, Level::Fault);
 }
@@ -257,13 +257,13 @@ fn a_dead_daemons_directory_is_to_be_removed_and_a_living_ones_is_not() {
 
 #[test]
 fn the_host_around_the_gpus() {
-    for (variable, told) in
+    for (variable, report) in
         [("CUDA_VISIBLE_DEVICES", "ignores it"), ("CUDA_DEVICE_MAX_CONNECTIONS", "inherit")]
     {
         let mut facts = h200();
         facts.system.variables = vec![(variable.to_owned(), "1".to_owned())];
         let check = check(&facts, "environment");
-        assert!(check.level == Level::Warning && check.finding.contains(told), "{check:?}");
+        assert!(check.level == Level::Warning && check.finding.contains(report), "{check:?}");
     }
     assert_eq!(wrong(|facts| facts.system.shared_memory = Some(64 * MIB)), ["warning shared memory"]);
     assert_eq!(wrong(|facts| facts.system.shared_memory = None), ["warning shared memory"]);
@@ -311,9 +311,9 @@ fn a_missing_provider_differs_from_a_missing_library() {
         let mut facts = h200();
         onnxruntime(&mut facts).cuda = Err(why.to_owned());
         assert_eq!(complaints(&facts, &Requirements::everything()), ["fault cuda provider"]);
-        let told = check(&facts, "cuda provider");
-        assert_eq!(told.finding, why);
-        told.advice.unwrap()
+        let report = check(&facts, "cuda provider");
+        assert_eq!(report.finding, why);
+        report.advice.unwrap()
     };
     let cpu = "CUDA execution provider is not enabled in this build";
     let own = "Failed to load library /opt/libonnxruntime_providers_cuda.so with error: /opt/libonnxruntime_providers_cuda.so: file too short";
@@ -406,20 +406,20 @@ fn a_configuration_needs_what_its_models_need() {
     };
     let echo =
         "{name: e, engine: emulated, slo: 20ms, tensors: [{input: x, output: y, datatype: FP32, shape: [1]}]";
-    let told = |need: &Requirements| [need.gpu(), need.mps, need.onnxruntime, need.cuda, need.tensorrt];
+    let report = |need: &Requirements| [need.gpu(), need.mps, need.onnxruntime, need.cuda, need.tensorrt];
     let onnx = |gpus: &str, more: &str| {
         need(&format!("gpus: [{gpus}]\nmodels: [{{path: m.onnx, slo: 20ms{more}}}]\n"))
     };
-    assert_eq!(told(&onnx("{device: emulated}", "")), [false, false, true, false, false]);
+    assert_eq!(report(&onnx("{device: emulated}", "")), [false, false, true, false, false]);
     let real = onnx("{device: 3}", "");
     assert_eq!(real.gpus, Some(vec![CudaDevice::Index(3)]));
-    assert_eq!(told(&real), [true, true, true, true, false]);
+    assert_eq!(report(&real), [true, true, true, true, false]);
     let tensorrt = onnx("{device: 3, partition: none}", ", providers: [tensorrt]");
-    assert_eq!(told(&tensorrt), [true, false, true, true, true]);
+    assert_eq!(report(&tensorrt), [true, false, true, true, true]);
     let split = onnx("{device: emulated}, {device: 0}", ", gpu: 0");
-    assert_eq!(told(&split), [true, true, true, false, false]);
+    assert_eq!(report(&split), [true, true, true, false, false]);
     let echoes = need(&format!("gpus: [{{device: 0}}]\nmodels: [{echo}}}]\n"));
-    assert_eq!(told(&echoes), [true, true, false, false, false]);
+    assert_eq!(report(&echoes), [true, true, false, false, false]);
     assert!(real.descriptors > 16_384, "each connection needs a descriptor");
 }
 
@@ -429,11 +429,11 @@ fn lines_to_read_and_json_for_scripts() {
     let report = Checks { checks };
     assert_eq!(report.lines(), "ok       user: root\nfault    mps: not there; install it");
     let json: serde_json::Value = serde_json::from_str(&report.json()).unwrap();
-    let told = serde_json::json!({"checks": [
+    let report = serde_json::json!({"checks": [
         {"name": "user", "level": "ok", "finding": "root", "advice": null},
         {"name": "mps", "level": "fault", "finding": "not there", "advice": "install it"},
     ]});
-    assert_eq!(json, told);
+    assert_eq!(json, report);
 }
 
 #[test]

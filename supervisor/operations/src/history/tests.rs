@@ -51,10 +51,10 @@ fn between(before: &Snapshot, now: &Snapshot, refusing: &mut RefusalTracker) -> 
 
 fn marks(before: Value, now: Value) -> Vec<(String, String)> {
     let sample = between(&seen(0, vec![before]), &seen(2, vec![now]), &mut RefusalTracker::default());
-    told(&sample)
+    events_of(&sample)
 }
 
-fn told(sample: &Value) -> Vec<(String, String)> {
+fn events_of(sample: &Value) -> Vec<(String, String)> {
     let text = |mark: &Value, key: &str| mark[key].as_str().unwrap().to_owned();
     let marks = sample.get("marks").and_then(Value::as_array).cloned().unwrap_or_default();
     marks.iter().map(|mark| (text(mark, "kind"), text(mark, "text"))).collect()
@@ -66,9 +66,9 @@ fn a_sample_has_the_overload_and_the_rates_of_status() {
     let why = "a copy serves 100 requests/s within the SLO at most, 180 arrive (over the last 10 s)";
     let now = seen(2, vec![model("m", json!({"rates": rates, "overload": why}))]);
     let sample = between(&seen(0, vec![model("m", json!({}))]), &now, &mut RefusalTracker::default());
-    let told = &sample["models"][0];
-    assert_eq!((&told["rate"], &told["refusals"]), (&180.0.into(), &80.0.into()));
-    assert_eq!(told["why"], format!("overloaded: {why}"));
+    let model = &sample["models"][0];
+    assert_eq!((&model["rate"], &model["refusals"]), (&180.0.into(), &80.0.into()));
+    assert_eq!(model["why"], format!("overloaded: {why}"));
 }
 
 #[test]
@@ -92,11 +92,11 @@ fn a_model_that_was_replaced_counts_from_zero() {
     let before = seen(0, vec![model("m", json!({"requests": counts(1000, 1000, 90)}))]);
     let now = seen(2, vec![model("m", json!({"requests": counts(20, 20, 0)}))]);
     let sample = between(&before, &now, &mut RefusalTracker::default());
-    assert_eq!((&sample["models"][0]["in_time"], told(&sample)), (&10.0.into(), Vec::new()));
+    assert_eq!((&sample["models"][0]["in_time"], events_of(&sample)), (&10.0.into(), Vec::new()));
 }
 
 #[test]
-fn parts_of_sms_add_up_to_what_is_used() {
+fn parts_of_sms_add_up_to_the_used_sms() {
     let parts = |models: Vec<Value>| -> Vec<f64> {
         let now = seen(2, models);
         let sample = between(&seen(0, Vec::new()), &now, &mut RefusalTracker::default());
@@ -114,7 +114,7 @@ fn parts_of_sms_add_up_to_what_is_used() {
 
 #[test]
 fn events_come_once_with_their_reason() {
-    let kinds = |told: &[(String, String)]| told.iter().map(|(kind, _)| kind.clone()).collect::<Vec<_>>();
+    let kinds = |events: &[(String, String)]| events.iter().map(|(kind, _)| kind.clone()).collect::<Vec<_>>();
     let died = json!({"worker_deaths": 1, "last_death": "killed by SIGKILL", "state": "restarting"});
     let death = marks(model("m", json!({})), model("m", died.clone()));
     assert_eq!(death, [("death".to_owned(), "a worker died: killed by SIGKILL".to_owned())]);
@@ -144,8 +144,8 @@ fn refusals_are_an_event_at_first_and_again_after_half_a_minute_without() {
     for second in 1..=50 {
         let late = [1, 2, 6, 40].iter().filter(|at| **at <= second).count() as u64;
         let now = seen(second, vec![model("m", json!({"requests": counts(0, 0, late)}))]);
-        let told = told(&between(&before, &now, &mut refusing));
-        all.extend(told.into_iter().map(|(_, text)| (second, text)));
+        let events = events_of(&between(&before, &now, &mut refusing));
+        all.extend(events.into_iter().map(|(_, text)| (second, text)));
         before = now;
     }
     let text = "refuses requests: late".to_owned();
@@ -155,9 +155,9 @@ fn refusals_are_an_event_at_first_and_again_after_half_a_minute_without() {
 #[test]
 fn models_come_and_go() {
     let (none, one) = (seen(0, Vec::new()), seen(2, vec![model("m", json!({}))]));
-    assert_eq!(told(&between(&none, &one, &mut RefusalTracker::default()))[0].1, "ready");
+    assert_eq!(events_of(&between(&none, &one, &mut RefusalTracker::default()))[0].1, "ready");
     let gone = Snapshot { at: one.at + Duration::from_secs(2), ..none };
-    assert_eq!(told(&between(&one, &gone, &mut RefusalTracker::default()))[0].1, "removed");
+    assert_eq!(events_of(&between(&one, &gone, &mut RefusalTracker::default()))[0].1, "removed");
 }
 
 #[test]

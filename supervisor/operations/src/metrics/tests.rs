@@ -111,7 +111,7 @@ fn has(text: &str, line: &str) {
 }
 
 #[test]
-fn says_what_the_status_says() {
+fn models_have_the_figures_of_their_status() {
     let text = render(&[model("m")], None, None, &[], &NOTHING);
     for (name, value) in [
         ("model_ready", "1"),
@@ -145,7 +145,7 @@ fn says_what_the_status_says() {
 }
 
 #[test]
-fn what_a_policy_wants_and_did_is_told_once_there_is_one() {
+fn the_policys_share_and_changes_are_shown_if_there_is_a_policy() {
     let mut model = model("m");
     let text = render(std::slice::from_ref(&model), None, None, &[], &NOTHING);
     assert!(!text.contains("wanted_ratio{") && !text.contains("decision_duration_seconds_"), "{text}");
@@ -168,7 +168,7 @@ fn what_a_policy_wants_and_did_is_told_once_there_is_one() {
 }
 
 #[test]
-fn traces_are_counted_where_requests_are_traced() {
+fn traces_are_counted_if_requests_are_traced() {
     let name = "shadowslice_trace_spans_total{";
     assert!(!render(&[model("m")], None, None, &[], &NOTHING).contains(name));
     let counted = Counts { exported: 5, queue_full: 1, unsent: 2, rejected: 3 };
@@ -179,7 +179,7 @@ fn traces_are_counted_where_requests_are_traced() {
 }
 
 #[test]
-fn only_a_model_that_serves_is_ready() {
+fn only_a_serving_model_is_ready() {
     for state in ["loading", "restarting", "unready", "stopping"] {
         let mut model = model("m");
         model.status.state = state.to_owned();
@@ -332,7 +332,7 @@ fn workers_of_one_role_share_a_value_and_unknown_memory_has_none() {
 }
 
 #[test]
-fn a_gpu_tells_what_nvml_says_and_an_emulated_one_nothing() {
+fn a_gpu_has_the_readings_of_nvml_and_an_emulated_one_none() {
     let memory = GpuMemory { used_mib: 2, free_mib: 3, total_mib: 6 };
     let mut nvml = NvmlStatus {
         uuid: "GPU-5a7c".to_owned(),
@@ -418,28 +418,28 @@ fn batches_have_their_sizes_and_times_and_requests_their_wait() {
 }
 
 #[test]
-fn streams_are_told_of_models_that_stream() {
+fn only_models_that_stream_have_metrics_of_streams() {
     let mut model = model("m");
-    let told = |model: &ModelMetrics| render(std::slice::from_ref(model), None, None, &[], &NOTHING);
-    assert!(!told(&model).contains("shadowslice_stream_answer_seconds_count{"));
+    let rendered = |model: &ModelMetrics| render(std::slice::from_ref(model), None, None, &[], &NOTHING);
+    assert!(!rendered(&model).contains("shadowslice_stream_answer_seconds_count{"));
     model.totals.stream_steps.add(Duration::from_millis(5));
     model.totals.streams_failed = 2;
     let own = "model=\"m\",gpu=\"1\"";
-    has(&told(&model), &format!("shadowslice_stream_answer_seconds_sum{{{own}}} 0.005"));
-    has(&told(&model), &format!("shadowslice_streams_failed_total{{{own}}} 2"));
+    has(&rendered(&model), &format!("shadowslice_stream_answer_seconds_sum{{{own}}} 0.005"));
+    has(&rendered(&model), &format!("shadowslice_streams_failed_total{{{own}}} 2"));
 }
 
 #[test]
-fn slack_is_told_once_something_was_answered_and_may_be_negative() {
+fn slack_is_shown_after_an_answer_and_can_be_negative() {
     let mut model = model("m");
-    let told = |model: &ModelMetrics| render(std::slice::from_ref(model), None, None, &[], &NOTHING);
-    assert!(!told(&model).contains("slack_ratio{"));
+    let rendered = |model: &ModelMetrics| render(std::slice::from_ref(model), None, None, &[], &NOTHING);
+    assert!(!rendered(&model).contains("slack_ratio{"));
     model.status.slo.slack = Some(-0.5);
-    has(&told(&model), "shadowslice_slo_slack_ratio{model=\"m\",gpu=\"1\"} -0.5");
+    has(&rendered(&model), "shadowslice_slo_slack_ratio{model=\"m\",gpu=\"1\"} -0.5");
 }
 
 #[test]
-fn tritons_metrics_say_the_same_under_its_names() {
+fn tritons_metrics_have_the_same_values() {
     let mut model = model("m");
     for rows in [4, 6] {
         executed(&mut model, rows, Duration::ZERO);

@@ -12,7 +12,7 @@ fn column(sms: u32, ms: &[f64]) -> ShareMeasurement {
 }
 
 #[test]
-fn a_written_profile_reads_as_what_was_measured() {
+fn a_written_profile_reads_as_the_measured_one() {
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str, text: &str| {
         let path = folder.path().join(name);

@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_model_without_room_for_a_shadow_says_what_it_needs() {
+    fn a_model_without_room_for_a_shadow_has_a_reason() {
         let usage = |free: u64, standby: Option<u64>| Usage {
             memory: Memory { used: 0, free: free << 30, total: 0 },
             utilisation_percent: None,

@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_cuda_opens_counts() {
+    fn only_files_that_cuda_opens_count() {
         let names =
             ["nvidia0", "nvidia15", "nvidiactl", "nvidia-uvm", "nvidia", "nvidia-modeset", "nvidia-caps"];
         assert_eq!(names.map(is_device), [true, true, true, true, false, false, false]);
