@@ -35,7 +35,7 @@ def fault(path: Path) -> str | None:
 
 if __name__ == "__main__":
     folder = sys.argv[2:]
-    _worker.raise_walls(folder)
+    _worker.enter_sandbox(folder)
     _folders.lead_to(Path(folder[0]) if folder else None, on_gpu=False)
     why = fault(Path(sys.argv[1]))
     print(why or "", end="")

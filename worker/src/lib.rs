@@ -16,8 +16,8 @@ pub mod inputs;
 mod parent;
 pub mod probe;
 pub mod proof;
+pub mod sandbox;
 pub mod serve;
-pub mod walls;
 
 /// Writes one line for the supervisor to log.
 pub fn say(line: &str) {

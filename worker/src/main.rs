@@ -4,9 +4,9 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use shadowslice_shared::errors::chain;
-use shadowslice_worker::boot::{Connected, Fault};
+use shadowslice_worker::boot::{ConnectedWorker, WorkerError};
 use shadowslice_worker::probe::Probe;
-use shadowslice_worker::{say, walls};
+use shadowslice_worker::{sandbox, say};
 
 /// As sysexits has it.
 const EX_USAGE: u8 = 64;
@@ -47,9 +47,9 @@ fn find_out(probe: Probe) -> ExitCode {
 fn serve(user: Option<u32>) -> ExitCode {
     match run(user) {
         // The supervisor is gone, so there is nothing to report.
-        Ok(()) | Err(Fault::SupervisorGone) => ExitCode::SUCCESS,
+        Ok(()) | Err(WorkerError::SupervisorGone) => ExitCode::SUCCESS,
         // The supervisor was told why.
-        Err(Fault::Refused(_)) => ExitCode::FAILURE,
+        Err(WorkerError::Refused(_)) => ExitCode::FAILURE,
         Err(fault) => {
             complain(&chain(&fault));
             ExitCode::FAILURE
@@ -57,14 +57,14 @@ fn serve(user: Option<u32>) -> ExitCode {
     }
 }
 
-fn run(user: Option<u32>) -> Result<(), Fault> {
-    if let Err(error) = walls::begin() {
+fn run(user: Option<u32>) -> Result<(), WorkerError> {
+    if let Err(error) = sandbox::harden_process() {
         say(&format!("other processes of its user can read it: {error}"));
     }
     if let Some(user) = user {
-        walls::become_user(user).map_err(Fault::User)?;
+        sandbox::become_user(user).map_err(WorkerError::User)?;
     }
-    match Connected::new(None)?.load()?.warm()? {
+    match ConnectedWorker::new(None)?.load()?.warm()? {
         Some(warm) => Ok(warm.serve()?),
         None => Ok(()),
     }

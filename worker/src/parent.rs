@@ -17,13 +17,13 @@ const END_WITHIN: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
 
 /// The process that has started this one.
 #[derive(Debug)]
-pub(crate) struct Parent {
+pub(crate) struct ParentProcess {
     pid: rustix::process::Pid,
     /// Readable once it has ended.
     ended: OwnedFd,
 }
 
-impl Parent {
+impl ParentProcess {
     /// `None` if it is out of sight, in another PID namespace.
     pub(crate) fn find() -> io::Result<Option<Self>> {
         let Some(pid) = getppid() else { return Ok(None) };

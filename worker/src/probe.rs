@@ -13,7 +13,7 @@ use shadowslice_shared::groups::Groups;
 
 use crate::device::cuda::{self, CudaFault, CudaGpu, isolation};
 use crate::engine::try_libraries;
-use crate::walls;
+use crate::sandbox;
 
 #[derive(Debug, PartialEq, Eq)]
 pub enum Probe {
@@ -26,7 +26,7 @@ pub enum Probe {
     /// Which libraries can be loaded; ONNX Runtime's from this file.
     Libraries(Option<PathBuf>),
     /// What a worker could do to this process, this socket and this file.
-    Walls(i32, PathBuf, PathBuf),
+    Sandbox(i32, PathBuf, PathBuf),
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -52,7 +52,7 @@ impl Probe {
             ["hold", groups] => groups.parse().ok().map(Groups::from_bits).map(Self::Hold),
             ["libraries"] => Some(Self::Libraries(None)),
             ["walls", pid, socket, file] => {
-                pid.parse().ok().map(|pid| Self::Walls(pid, socket.into(), file.into()))
+                pid.parse().ok().map(|pid| Self::Sandbox(pid, socket.into(), file.into()))
             }
             ["libraries", path] => Some(Self::Libraries(Some(path.into()))),
             _ => None,
@@ -72,7 +72,7 @@ impl Probe {
                 isolation::hold(&*CudaGpu::open()?, groups)?;
                 line(&json!({}))
             }
-            Self::Walls(pid, socket, file) => line(&walls::found(pid, &socket, &file)),
+            Self::Sandbox(pid, socket, file) => line(&sandbox::report(pid, &socket, &file)),
             Self::Libraries(onnxruntime) => line(&try_libraries(onnxruntime.as_deref())),
         }
     }
@@ -116,7 +116,7 @@ mod tests {
         assert_eq!(read("hold -1"), None);
         assert_eq!(read("libraries"), Some(Probe::Libraries(None)));
         assert_eq!(read("libraries /a/b.so"), Some(Probe::Libraries(Some("/a/b.so".into()))));
-        assert_eq!(read("walls 7 /a /b"), Some(Probe::Walls(7, "/a".into(), "/b".into())));
+        assert_eq!(read("walls 7 /a /b"), Some(Probe::Sandbox(7, "/a".into(), "/b".into())));
         assert_eq!(read("walls x /a /b"), None);
         assert_eq!(read("what"), None);
     }

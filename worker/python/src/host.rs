@@ -11,7 +11,7 @@ use shadowslice_shared::boot::BootRefusal;
 use shadowslice_shared::tensor::TensorSpec;
 use shadowslice_worker::answer::AnswerSlot;
 use shadowslice_worker::engine::{
-    Basis, GivenInput, Host, HostRecording, Ran, RecordedOutput, Setting, Signature,
+    EngineAnswer, GivenInput, HostRecording, LoadRequest, ModelHost, ProofBasis, RecordedOutput, Signature,
 };
 use shadowslice_worker::inputs::Inputs;
 
@@ -53,8 +53,11 @@ impl PythonHost {
     }
 }
 
-impl Host for PythonHost {
-    fn load(&mut self, Setting { name, path, cache, on_gpu }: Setting<'_>) -> Result<Signature, BootRefusal> {
+impl ModelHost for PythonHost {
+    fn load(
+        &mut self,
+        LoadRequest { name, path, cache, on_gpu }: LoadRequest<'_>,
+    ) -> Result<Signature, BootRefusal> {
         let found = Python::attach(|py| -> PyResult<Found> {
             self.runner.bind(py).call_method1("load", (name, path, cache, on_gpu))?.extract()
         });
@@ -63,14 +66,14 @@ impl Host for PythonHost {
         Ok(Signature { inputs: specs(inputs)?, optional: Vec::new(), outputs: specs(outputs)?, streams })
     }
 
-    fn basis(&mut self) -> Result<Basis, BootRefusal> {
+    fn basis(&mut self) -> Result<ProofBasis, BootRefusal> {
         let found = Python::attach(|py| -> PyResult<Grounds> {
             self.runner.bind(py).call_method0("basis")?.extract()
         });
         let (found, why) = found.map_err(|error| BootRefusal::Setup(error.to_string()))?;
         let (deterministic, inputs) = found.ok_or(BootRefusal::Model(why))?;
         let given = |(shape, bytes)| GivenInput { shape, bytes };
-        Ok(Basis { deterministic, inputs: inputs.map(|inputs| inputs.into_iter().map(given).collect()) })
+        Ok(ProofBasis { deterministic, inputs: inputs.map(|inputs| inputs.into_iter().map(given).collect()) })
     }
 
     fn warmed_up(&mut self) {
@@ -102,7 +105,7 @@ impl Host for PythonHost {
         inputs: &Inputs<'_>,
         slot: &mut AnswerSlot<'_>,
         cuda: Option<usize>,
-    ) -> Result<Ran, RunFailure> {
+    ) -> Result<EngineAnswer, RunFailure> {
         let told = Python::attach(|py| -> PyResult<Told> {
             let tensors: Vec<Bound<'_, PyAny>> = (0..inputs.specs().len())
                 .map(|input| tensor(py, inputs, (input, self.lasting)))
@@ -137,7 +140,7 @@ impl Host for PythonHost {
         stream: u64,
         slot: &mut AnswerSlot<'_>,
         cuda: Option<usize>,
-    ) -> Result<Ran, RunFailure> {
+    ) -> Result<EngineAnswer, RunFailure> {
         let told = Python::attach(|py| -> PyResult<Told> {
             self.runner.bind(py).call_method1("step", (stream, cuda))?.extract()
         });
@@ -155,11 +158,11 @@ impl Host for PythonHost {
     }
 }
 
-fn ran(told: PyResult<Told>, slot: &mut AnswerSlot<'_>) -> Result<Ran, RunFailure> {
+fn ran(told: PyResult<Told>, slot: &mut AnswerSlot<'_>) -> Result<EngineAnswer, RunFailure> {
     match told.map_err(|error| RunFailure::Engine(error.to_string()))? {
         // The arrays live as long as `_kept`.
         (Some((outputs, _kept, more)), ..) => {
-            Ok(Ran { outputs: outputs.into_iter().map(|output| put(output, slot)).collect(), more })
+            Ok(EngineAnswer { outputs: outputs.into_iter().map(|output| put(output, slot)).collect(), more })
         }
         (None, true, why) => Err(RunFailure::Input(why)),
         (None, false, why) => Err(RunFailure::Engine(why)),

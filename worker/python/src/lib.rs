@@ -9,8 +9,8 @@ use std::path::PathBuf;
 
 use pyo3::prelude::*;
 use shadowslice_shared::errors::chain;
-use shadowslice_worker::boot::{Connected, Fault};
-use shadowslice_worker::{say, walls};
+use shadowslice_worker::boot::{ConnectedWorker, WorkerError};
+use shadowslice_worker::{sandbox, say};
 
 use host::PythonHost;
 
@@ -22,8 +22,8 @@ fn serve(py: Python<'_>, runner: Py<PyAny>, user: Option<u32>) -> u8 {
     // While the worker waits, the model's own threads run.
     py.detach(|| match run(runner, user) {
         // The supervisor is gone, so there is nothing to report; or it was told why.
-        Ok(()) | Err(Fault::SupervisorGone) => 0,
-        Err(Fault::Refused(_)) => 1,
+        Ok(()) | Err(WorkerError::SupervisorGone) => 0,
+        Err(WorkerError::Refused(_)) => 1,
         Err(fault) => {
             say(&format!("error: {}", chain(&fault)));
             1
@@ -31,15 +31,15 @@ fn serve(py: Python<'_>, runner: Py<PyAny>, user: Option<u32>) -> u8 {
     })
 }
 
-fn run(runner: Py<PyAny>, user: Option<u32>) -> Result<(), Fault> {
-    if let Err(error) = walls::begin() {
+fn run(runner: Py<PyAny>, user: Option<u32>) -> Result<(), WorkerError> {
+    if let Err(error) = sandbox::harden_process() {
         say(&format!("other processes of its user can read it: {error}"));
     }
     if let Some(user) = user {
-        walls::become_user(user).map_err(Fault::User)?;
+        sandbox::become_user(user).map_err(WorkerError::User)?;
     }
     let host = Box::new(PythonHost::new(runner));
-    match Connected::new(Some(host))?.load()?.warm()? {
+    match ConnectedWorker::new(Some(host))?.load()?.warm()? {
         Some(warm) => Ok(warm.serve()?),
         None => Ok(()),
     }
@@ -47,14 +47,14 @@ fn run(runner: Py<PyAny>, user: Option<u32>) -> Result<(), Fault> {
 
 /// A worker's walls, around a process that only looks at a model and writes to these folders.
 #[pyfunction]
-fn raise_walls(writable: Vec<PathBuf>) {
-    walls::begin().ok();
+fn enter_sandbox(writable: Vec<PathBuf>) {
+    sandbox::harden_process().ok();
     // What does not stand is told when a worker starts.
-    walls::raise(&writable);
+    sandbox::enter(&writable);
 }
 
 #[pymodule]
 fn _worker(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add_function(wrap_pyfunction!(raise_walls, module)?)?;
+    module.add_function(wrap_pyfunction!(enter_sandbox, module)?)?;
     module.add_function(wrap_pyfunction!(serve, module)?)
 }

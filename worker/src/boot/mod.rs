@@ -1,7 +1,7 @@
-//! From the first word to a worker that can serve: [`Connected`], then [`Loaded`], then [`Warm`],
+//! From the first word to a worker that can serve: [`ConnectedWorker`], then [`LoadedWorker`], then [`WarmWorker`],
 //! each made from the one before. If a step fails, the worker tells the supervisor.
 
-mod link;
+mod channel;
 mod partitions;
 
 use std::collections::BTreeMap;
@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use shadowslice_shared::batch::IN_FLIGHT;
 use shadowslice_shared::boot::{
-    Assignment, BootRefusal, DeviceMemory, DeviceSpec, EngineSpec, LoadTimes, Loaded as LoadedModel, Order,
-    Partitioned, Purpose, SHARE_VARIABLE, WarmUp, Warmed, WorkerSays,
+    Assignment, BootRefusal, DeviceMemory, DeviceSpec, EngineSpec, LoadTimes, Loaded, Order, Partitioned,
+    Purpose, SHARE_VARIABLE, WarmUp, Warmed, WorkerSays,
 };
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::slab::{AnswerWriter, ReadableSlab, SlabError};
@@ -22,54 +22,54 @@ use shadowslice_shared::slab::{AnswerWriter, ReadableSlab, SlabError};
 use crate::answer::AnswerSlots;
 use crate::clock::{after, now_ns, wait_until};
 use crate::descriptors::{Descriptors, adopt};
-use crate::device::Device;
+use crate::device::ComputeDevice;
 use crate::device::cuda::pinned;
-use crate::engine::{Engine, Host, Libraries, Means, Signature};
-use crate::parent::Parent;
-use crate::proof::{self, Trial, Unproven};
-use crate::serve::Warm;
-use crate::{say, walls};
-pub use link::Fault;
-pub use link::Link;
+use crate::engine::{EngineResources, Libraries, ModelEngine, ModelHost, Signature};
+use crate::parent::ParentProcess;
+use crate::proof::{self, ProofError, Prover};
+use crate::serve::WarmWorker;
+use crate::{sandbox, say};
+pub use channel::BootChannel;
+pub use channel::WorkerError;
 use shadowslice_shared::errors::chain;
 
 #[derive(Debug)]
-pub struct Connected {
-    link: Link,
+pub struct ConnectedWorker {
+    channel: BootChannel,
     descriptors: Descriptors,
-    host: Option<Box<dyn Host>>,
-    parent: Option<Parent>,
+    host: Option<Box<dyn ModelHost>>,
+    parent: Option<ParentProcess>,
 }
 
-impl Connected {
+impl ConnectedWorker {
     /// With the descriptors that the supervisor has passed to this process, and the program that
     /// runs models that no engine here runs.
-    pub fn new(host: Option<Box<dyn Host>>) -> Result<Self, Fault> {
-        let (boot, descriptors) = adopt().map_err(Fault::Connect)?;
+    pub fn new(host: Option<Box<dyn ModelHost>>) -> Result<Self, WorkerError> {
+        let (boot, descriptors) = adopt().map_err(WorkerError::Connect)?;
         // Before the first order, which comes only while the supervisor lives.
-        let parent = Parent::find().unwrap_or_else(unwatched);
-        Ok(Self { link: Link::open(boot)?, descriptors, host, parent })
+        let parent = ParentProcess::find().unwrap_or_else(unwatched);
+        Ok(Self { channel: BootChannel::open(boot)?, descriptors, host, parent })
     }
 
     /// On an emulated device this takes at least as long as the assignment's profile says for
     /// starting a process and loading.
-    pub fn load(self) -> Result<Loaded, Fault> {
-        let Self { link, descriptors, host, parent } = self;
-        let Order::Load(assignment) = link.order()? else { return Err(link.out_of_step()) };
+    pub fn load(self) -> Result<LoadedWorker, WorkerError> {
+        let Self { channel, descriptors, host, parent } = self;
+        let Order::Load(assignment) = channel.order()? else { return Err(channel.out_of_step()) };
         let begun_ns = now_ns();
-        let breaches = walls::raise(&walls::writable(&assignment.engine, assignment.on_gpu()));
+        let breaches = sandbox::enter(&sandbox::writable_folders(&assignment.engine, assignment.on_gpu()));
         if assignment.purpose.is_reference() {
             // Once a model is enough.
             breaches.iter().for_each(|breach| say(&chain(breach)));
         }
-        parent.map_or(Ok(()), Parent::end_with_it).unwrap_or_else(unwatched);
+        parent.map_or(Ok(()), ParentProcess::end_with_it).unwrap_or_else(unwatched);
         let (parts, took, weights) =
-            Parts::load(descriptors, host, &assignment).map_err(|refusal| link.refuse(refusal))?;
+            Parts::load(descriptors, host, &assignment).map_err(|refusal| channel.refuse(refusal))?;
         let times = parts.device.start_times(assignment.profile.as_ref());
         wait_until(after(begun_ns, times.process.saturating_add(times.load)), &parts.socket)?;
         let took = emulated(took, times.process, between(begun_ns, now_ns()));
         let Signature { inputs, optional, outputs, streams } = parts.signature.clone();
-        link.say(WorkerSays::Loaded(LoadedModel {
+        channel.say(WorkerSays::Loaded(Loaded {
             inputs,
             optional,
             outputs,
@@ -79,13 +79,13 @@ impl Connected {
             weights,
         }))?;
         let Assignment { purpose, partition, .. } = *assignment;
-        Ok(Loaded { link, purpose, partition, warm: times.warm, parts })
+        Ok(LoadedWorker { channel, purpose, partition, warm: times.warm, parts })
     }
 }
 
 #[derive(Debug)]
-pub struct Loaded {
-    link: Link,
+pub struct LoadedWorker {
+    channel: BootChannel,
     purpose: Purpose,
     partition: Option<Partitioned>,
     /// The least time that warming takes on the emulated device.
@@ -93,22 +93,22 @@ pub struct Loaded {
     parts: Parts,
 }
 
-impl Loaded {
+impl LoadedWorker {
     /// `None` from a worker that only computes the reference answers: it has done its work then.
     ///
     /// Warm-up runs take no SMs of the emulated GPU from other workers, and none of its time.
-    pub fn warm(mut self) -> Result<Option<Warm>, Fault> {
-        let Order::Warm(warm_up) = self.link.order()? else { return Err(self.link.out_of_step()) };
+    pub fn warm(mut self) -> Result<Option<WarmWorker>, WorkerError> {
+        let Order::Warm(warm_up) = self.channel.order()? else { return Err(self.channel.out_of_step()) };
         let deadline_ns = after(now_ns(), self.warm);
         let aim = (self.purpose, self.partition.as_ref());
-        let warmed = self.parts.prove(aim, &warm_up, &self.link).map_err(|unproven| match unproven {
-            Unproven::Refused(refusal) => self.link.refuse(self.parts.perhaps_otherwise(refusal)),
-            Unproven::HungUp => Fault::SupervisorGone,
+        let warmed = self.parts.prove(aim, &warm_up, &self.channel).map_err(|unproven| match unproven {
+            ProofError::Refused(refusal) => self.channel.refuse(self.parts.perhaps_otherwise(refusal)),
+            ProofError::HungUp => WorkerError::SupervisorGone,
         })?;
-        self.parts.engine.warmed_up().map_err(|refusal| self.link.refuse(refusal))?;
+        self.parts.engine.warmed_up().map_err(|refusal| self.channel.refuse(refusal))?;
         wait_until(deadline_ns, &self.parts.socket)?;
         let proof = warmed.proof.max(self.warm);
-        self.link.say(WorkerSays::Warmed(Warmed { proof, ..warmed }))?;
+        self.channel.say(WorkerSays::Warmed(Warmed { proof, ..warmed }))?;
         Ok((!self.purpose.is_reference()).then(|| self.parts.into_warm(warm_up.batched)))
     }
 }
@@ -132,9 +132,9 @@ fn between(begun_ns: u64, ended_ns: u64) -> Duration {
 
 #[derive(Debug)]
 struct Parts {
-    engine: Engine,
+    engine: ModelEngine,
     signature: Signature,
-    device: Device,
+    device: ComputeDevice,
     requests: ReadableSlab,
     slots: AnswerSlots,
     responses: OwnedFd,
@@ -150,7 +150,7 @@ struct Parts {
 impl Parts {
     fn load(
         descriptors: Descriptors,
-        host: Option<Box<dyn Host>>,
+        host: Option<Box<dyn ModelHost>>,
         assignment: &Assignment,
     ) -> Result<(Self, LoadTimes, u64), BootRefusal> {
         let setup = |fault: SlabError| BootRefusal::Setup(chain(&fault));
@@ -159,9 +159,9 @@ impl Parts {
         let on_gpu = assignment.on_gpu();
         let libraries = Libraries::load(&assignment.engine, on_gpu)?;
         let loaded_ns = now_ns();
-        let device = Device::open(assignment, pool)?;
+        let device = ComputeDevice::open(assignment, pool)?;
         let opened_ns = now_ns();
-        if let Err(breach) = walls::close_connections()
+        if let Err(breach) = sandbox::deny_connections()
             && assignment.purpose.is_reference()
         {
             say(&chain(&breach));
@@ -177,14 +177,14 @@ impl Parts {
         }
         let memory = device.take_memory(assignment.profile.as_ref(), weights.as_ref())?;
         let free = device.free_memory();
-        let means = Means {
+        let means = EngineResources {
             gpu: device.gpu().cloned(),
             weights,
             host,
             partitioned: assignment.partition.is_some(),
             model: &assignment.model,
         };
-        let (engine, mut signature) = Engine::load(&assignment.engine, &libraries, means)?;
+        let (engine, mut signature) = ModelEngine::load(&assignment.engine, &libraries, means)?;
         if assignment.device == DeviceSpec::Cuda {
             // A reference worker computes on the CPU, which takes them. The workers that serve do not.
             signature.optional.clear();
@@ -221,8 +221,8 @@ impl Parts {
         &mut self,
         (purpose, partition): (Purpose, Option<&Partitioned>),
         warm_up: &WarmUp,
-        link: &Link,
-    ) -> Result<Warmed, Unproven> {
+        channel: &BootChannel,
+    ) -> Result<Warmed, ProofError> {
         let answers = ReadableSlab::map(self.responses.as_fd(), self.response_bytes)
             .map_err(|fault| BootRefusal::Setup(chain(&fault)))?;
         let on_gpu = self.device.gpu().is_some();
@@ -230,14 +230,14 @@ impl Parts {
         // Without a GPU, slots are nothing but places for the answer.
         let (socket, slots_tried) = (Some(self.socket.as_fd()), if on_gpu { IN_FLIGHT as u8 } else { 1 });
         let (inputs, given) = (BTreeMap::new(), None);
-        let mut trial = Trial {
+        let mut prover = Prover {
             engine,
             signature,
             slots,
             answers: &answers,
             warm_up,
             socket,
-            link: Some(link),
+            channel: Some(channel),
             slots_tried,
             inputs,
             file: self.model_file.as_deref(),
@@ -248,23 +248,23 @@ impl Parts {
         let begun_ns = now_ns();
         let free = self.device.free_memory();
         match purpose {
-            Purpose::Serve if on_gpu => proof::warm(&mut trial, Some(&self.reference))?,
+            Purpose::Serve if on_gpu => proof::warm(&mut prover, Some(&self.reference))?,
             Purpose::Serve | Purpose::Reference => {}
             // So that nothing is recorded: the reference answers must not depend on recordings.
-            Purpose::DeviceReference => trial.engine.warmed_up()?,
+            Purpose::DeviceReference => prover.engine.warmed_up()?,
         }
         let warm_ns = now_ns();
         let mut warmed = Warmed { warmup: between(begun_ns, warm_ns), ..Warmed::default() };
         match purpose {
             Purpose::Reference | Purpose::DeviceReference => {
-                warmed.times = proof::write_reference(&mut trial, &self.reference)?;
+                warmed.times = proof::write_reference(&mut prover, &self.reference)?;
             }
-            Purpose::Serve => warmed.times = proof::prove(&mut trial, &self.reference, Groups::WHOLE)?,
+            Purpose::Serve => warmed.times = proof::prove(&mut prover, &self.reference, Groups::WHOLE)?,
         }
         if let Some(partition) = partition {
-            let proven = partitions::prove(&mut trial, &self.reference, partition, &warmed.times)?;
+            let proven = partitions::prove(&mut prover, &self.reference, partition, &warmed.times)?;
             let mut failures = proven.counts.iter().filter_map(|proof| proof.result.clone().err());
-            if let Some(why) = failures.next().filter(|_| trial.engine.channels_last()) {
+            if let Some(why) = failures.next().filter(|_| prover.engine.channels_last()) {
                 return Err(BootRefusal::NoPartitions(why).into());
             }
             warmed.partitions = Some(proven);
@@ -292,8 +292,8 @@ impl Parts {
         }
     }
 
-    fn into_warm(self, batched: bool) -> Warm {
+    fn into_warm(self, batched: bool) -> WarmWorker {
         let Self { engine, signature, device, requests, slots, socket, .. } = self;
-        Warm { engine, signature, batched, device, requests, slots, socket }
+        WarmWorker { engine, signature, batched, device, requests, slots, socket }
     }
 }

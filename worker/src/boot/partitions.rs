@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use shadowslice_shared::boot::{BootRefusal, PartitionProof, Partitioned, ProvenPartitions, WarmTime};
 use shadowslice_shared::groups::Groups;
 
-use crate::engine::Engine;
-use crate::proof::{self, Trial, Unproven};
+use crate::engine::ModelEngine;
+use crate::proof::{self, ProofError, Prover};
 
 /// The time for the proofs of all partitions. A model that needs more has fewer partitions, the
 /// largest ones.
@@ -25,19 +25,19 @@ const OTHERWISE: &str = "this process finds other groups of SMs than those befor
 /// The answers of the whole GPU have been proven, with `times`. Also makes the partition ready
 /// that the worker begins with.
 pub(super) fn prove(
-    trial: &mut Trial<'_>,
+    prover: &mut Prover<'_>,
     reference: &File,
     Partitioned { division, groups }: &Partitioned,
     times: &[WarmTime],
-) -> Result<ProvenPartitions, Unproven> {
-    if let Engine::OnGpu(engine) = &*trial.engine {
-        let movable = engine.movable(&trial.signature.inputs, trial.warm_up.batched);
+) -> Result<ProvenPartitions, ProofError> {
+    if let ModelEngine::OnGpu(engine) = &*prover.engine {
+        let movable = engine.movable(&prover.signature.inputs, prover.warm_up.batched);
         movable.map_err(BootRefusal::NoPartitions)?;
         if engine.division() != Some(division) {
             return Err(BootRefusal::NoPartitions(OTHERWISE.to_owned()).into());
         }
     }
-    if let Engine::Hosted(hosted) = &*trial.engine {
+    if let ModelEngine::Hosted(hosted) = &*prover.engine {
         hosted.movable().map_err(BootRefusal::NoPartitions)?;
         if hosted.division().is_some_and(|found| found != division) {
             return Err(BootRefusal::NoPartitions(OTHERWISE.to_owned()).into());
@@ -45,14 +45,14 @@ pub(super) fn prove(
     }
     let (mut proofs, begun) = (Vec::new(), Instant::now());
     // Without SMs of its own to run on, a batch runs alike on each partition.
-    let alike = !trial.engine.runs_on_groups();
+    let alike = !prover.engine.runs_on_groups();
     for count in (1..=division.count()).rev() {
         let result = if alike || count == division.count() {
             Ok(times.to_vec())
         } else if begun.elapsed() > PROOFS {
             Err(TOO_SLOW.to_owned())
         } else {
-            try_on(trial, reference, Groups::first(count))?
+            try_on(prover, reference, Groups::first(count))?
         };
         proofs.push(PartitionProof { groups: count, result });
     }
@@ -63,11 +63,11 @@ pub(super) fn prove(
     {
         return Err(BootRefusal::NoPartitions(why).into());
     }
-    Ok(ProvenPartitions { counts: proofs, ready: begin(trial.engine, *groups) })
+    Ok(ProvenPartitions { counts: proofs, ready: begin(prover.engine, *groups) })
 }
 
 /// Makes as large a part of the partition ready as the model can have, and returns that part.
-fn begin(engine: &mut Engine, groups: Groups) -> Groups {
+fn begin(engine: &mut ModelEngine, groups: Groups) -> Groups {
     if groups == Groups::WHOLE {
         return groups;
     }
@@ -87,21 +87,21 @@ fn begin(engine: &mut Engine, groups: Groups) -> Groups {
 }
 
 fn try_on(
-    trial: &mut Trial<'_>,
+    prover: &mut Prover<'_>,
     reference: &File,
     groups: Groups,
-) -> Result<Result<Vec<WarmTime>, String>, Unproven> {
-    if let Some(Err(why)) = trial.engine.prepare(groups).map(|prepared| prepared.result) {
-        trial.engine.forget(groups);
+) -> Result<Result<Vec<WarmTime>, String>, ProofError> {
+    if let Some(Err(why)) = prover.engine.prepare(groups).map(|prepared| prepared.result) {
+        prover.engine.forget(groups);
         return Ok(Err(why.to_string()));
     }
-    let proven = proof::prove(trial, reference, groups);
-    trial.engine.forget(groups);
+    let proven = proof::prove(prover, reference, groups);
+    prover.engine.forget(groups);
     match proven {
         Ok(times) if times.is_empty() => Ok(Err(SMALLEST_UNFIT.to_owned())),
         Ok(times) => Ok(Ok(times)),
         // A kernel that does not fit makes the run fail, too.
-        Err(Unproven::Refused(refusal)) => Ok(Err(refusal.to_string())),
+        Err(ProofError::Refused(refusal)) => Ok(Err(refusal.to_string())),
         Err(unproven) => Err(unproven),
     }
 }

@@ -18,8 +18,8 @@ use shadowslice_shared::pool::{Pool, SEATS};
 use shadowslice_shared::profile::Execution;
 use shadowslice_shared::units::{Percent, Sms};
 
-use super::Started;
-use super::timeline::Progress;
+use super::StartedBatch;
+use super::timeline::BatchProgress;
 use crate::clock::{now_ns, timespec};
 use shadowslice_shared::errors::chain;
 
@@ -71,7 +71,7 @@ impl EmulatedGpu {
         self.own.sms
     }
 
-    pub fn start(&mut self, rows: u32, groups: Groups, sent_ns: u64) -> Started {
+    pub fn start(&mut self, rows: u32, groups: Groups, sent_ns: u64) -> StartedBatch {
         let seen_ns = now_ns();
         let own = self.share.unwrap_or_else(|| self.gpu.occupant(groups).with(self.priority));
         let execution = self.execution.as_ref();
@@ -80,11 +80,11 @@ impl EmulatedGpu {
             Some(_) => self.free_ns.max(sent_ns.min(seen_ns)),
             None => seen_ns,
         };
-        Started { at_ns, seen_ns, rows }
+        StartedBatch { at_ns, seen_ns, rows }
     }
 
     /// If computing the answer took longer than the profile says, the batch took that long.
-    pub fn finish(&mut self, started: Started) -> Duration {
+    pub fn finish(&mut self, started: StartedBatch) -> Duration {
         let computed_ns = started.at_ns.saturating_add(now_ns().saturating_sub(started.seen_ns));
         let planned_ns = match &self.execution {
             Some(execution) => self.wait_through(execution, started),
@@ -123,9 +123,9 @@ impl EmulatedGpu {
     }
 
     /// Returns when the batch was through, at the speeds that the pool gave.
-    fn wait_through(&self, execution: &Execution, started: Started) -> u64 {
+    fn wait_through(&self, execution: &Execution, started: StartedBatch) -> u64 {
         let pool = &self.pool;
-        let mut progress = Progress::start(started.at_ns, self.time(execution, started.rows));
+        let mut progress = BatchProgress::start(started.at_ns, self.time(execution, started.rows));
         loop {
             let generation = pool.generation().load(Ordering::Acquire);
             progress.change(now_ns(), self.time(execution, started.rows));

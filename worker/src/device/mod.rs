@@ -19,7 +19,7 @@ use cuda::CudaGpu;
 use emulated::EmulatedGpu;
 
 #[derive(Debug)]
-pub enum Device {
+pub enum ComputeDevice {
     /// Computes reference answers, and adds no time.
     Host,
     Emulated(EmulatedGpu),
@@ -28,7 +28,7 @@ pub enum Device {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use = "the batch is through when it was handed to `finish`"]
-pub struct Started {
+pub struct StartedBatch {
     /// On the device's timeline.
     at_ns: u64,
     /// By the clock, when its answer began to be computed.
@@ -36,7 +36,7 @@ pub struct Started {
     rows: u32,
 }
 
-impl Device {
+impl ComputeDevice {
     pub fn open(assignment: &Assignment, pool: Option<OwnedFd>) -> Result<Self, BootRefusal> {
         match (assignment.purpose, assignment.device) {
             (Purpose::Reference, _) => Ok(Self::Host),
@@ -93,18 +93,18 @@ impl Device {
         }
     }
 
-    pub fn start(&mut self, rows: u32, groups: Groups, sent_ns: u64) -> Started {
+    pub fn start(&mut self, rows: u32, groups: Groups, sent_ns: u64) -> StartedBatch {
         match self {
             Self::Host | Self::Cuda(_) => {
                 let now = now_ns();
-                Started { at_ns: now, seen_ns: now, rows }
+                StartedBatch { at_ns: now, seen_ns: now, rows }
             }
             Self::Emulated(gpu) => gpu.start(rows, groups, sent_ns),
         }
     }
 
     /// Returns how long the batch executed. Its answer has been computed already.
-    pub fn finish(&mut self, started: Started) -> Duration {
+    pub fn finish(&mut self, started: StartedBatch) -> Duration {
         match self {
             Self::Host | Self::Cuda(_) => Duration::from_nanos(now_ns().saturating_sub(started.at_ns)),
             Self::Emulated(gpu) => gpu.finish(started),

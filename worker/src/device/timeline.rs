@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 #[derive(Debug)]
-pub struct Progress {
+pub struct BatchProgress {
     /// Up to when the parts done were counted.
     at_ns: u64,
     /// 0 to 1.
@@ -13,7 +13,7 @@ pub struct Progress {
     whole_ns: f64,
 }
 
-impl Progress {
+impl BatchProgress {
     /// `whole`: what the batch takes in all, if nothing changes.
     pub fn start(at_ns: u64, whole: Duration) -> Self {
         Self { at_ns, done: 0.0, whole_ns: nanos(whole) }
@@ -50,7 +50,7 @@ mod tests {
 
     #[test]
     fn others_slow_a_batch_only_while_they_are_there() {
-        let mut progress = Progress::start(0, TEN);
+        let mut progress = BatchProgress::start(0, TEN);
         progress.change(4 * MS, Duration::from_millis(20));
         // 6 of its 10 ms are left, at half the speed.
         assert_eq!(progress.end_ns(), 16 * MS);
@@ -60,7 +60,7 @@ mod tests {
 
     #[test]
     fn changes_that_change_nothing_do_not_move_the_end() {
-        let mut progress = Progress::start(0, TEN);
+        let mut progress = BatchProgress::start(0, TEN);
         for step in 0..10_000 {
             progress.change(step * 1_000, TEN);
         }
@@ -69,7 +69,7 @@ mod tests {
 
     #[test]
     fn time_that_goes_back_or_past_the_end_adds_no_work() {
-        let mut progress = Progress::start(8 * MS, TEN);
+        let mut progress = BatchProgress::start(8 * MS, TEN);
         progress.change(MS, TEN);
         assert_eq!(progress.end_ns(), 18 * MS);
         progress.change(50 * MS, 10 * TEN);

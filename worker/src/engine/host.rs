@@ -7,13 +7,13 @@ use serde::{Deserialize, Serialize};
 use shadowslice_shared::batch::RunFailure;
 use shadowslice_shared::boot::BootRefusal;
 
-use super::{Ran, Signature};
+use super::{EngineAnswer, Signature};
 use crate::answer::AnswerSlot;
 use crate::inputs::Inputs;
 
 /// What the host is told before it loads a model.
 #[derive(Debug, Clone, Copy)]
-pub struct Setting<'a> {
+pub struct LoadRequest<'a> {
     /// The model's name.
     pub name: &'a str,
     pub path: &'a Path,
@@ -25,7 +25,7 @@ pub struct Setting<'a> {
 
 /// What a model's proof goes by, besides the reference answers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Basis {
+pub struct ProofBasis {
     /// Whether the same input always has the same answer.
     pub deterministic: bool,
     /// In place of values that are made up, in the order of the model's inputs.
@@ -40,7 +40,7 @@ pub struct GivenInput {
     pub bytes: Vec<u8>,
 }
 
-impl Default for Basis {
+impl Default for ProofBasis {
     fn default() -> Self {
         Self { deterministic: true, inputs: None }
     }
@@ -67,11 +67,11 @@ pub struct RecordedOutput {
 }
 
 /// Called by the one thread that serves.
-pub trait Host: Debug + Send {
-    fn load(&mut self, setting: Setting<'_>) -> Result<Signature, BootRefusal>;
+pub trait ModelHost: Debug + Send {
+    fn load(&mut self, setting: LoadRequest<'_>) -> Result<Signature, BootRefusal>;
 
     /// Called only where the reference answers are computed. From now on `run` gives these.
-    fn basis(&mut self) -> Result<Basis, BootRefusal>;
+    fn basis(&mut self) -> Result<ProofBasis, BootRefusal>;
 
     /// From now on inputs lie in memory that stays as long as the process serves.
     fn warmed_up(&mut self);
@@ -90,7 +90,7 @@ pub trait Host: Debug + Send {
         inputs: &Inputs<'_>,
         slot: &mut AnswerSlot<'_>,
         cuda: Option<usize>,
-    ) -> Result<Ran, RunFailure>;
+    ) -> Result<EngineAnswer, RunFailure>;
 
     /// Records what `run` does on the GPU with inputs of these shapes, which it has run before. `None`
     /// if the model is not to be recorded.
@@ -103,7 +103,7 @@ pub trait Host: Debug + Send {
         stream: u64,
         slot: &mut AnswerSlot<'_>,
         cuda: Option<usize>,
-    ) -> Result<Ran, RunFailure>;
+    ) -> Result<EngineAnswer, RunFailure>;
 
     /// Returns whether what failed last may come of values that were made up.
     fn may_need_warmup(&self) -> bool;

@@ -8,8 +8,8 @@ use shadowslice_shared::batch::{Prepared, RunFailure, Step};
 use shadowslice_shared::boot::BootRefusal;
 use shadowslice_shared::groups::{Division, Groups};
 
-use super::recorded::{Form, Recorded, fitting};
-use super::{Basis, Host, Ran, Setting, Signature};
+use super::recorded::{InputShapes, RecordedGraph, fitting};
+use super::{EngineAnswer, LoadRequest, ModelHost, ProofBasis, Signature};
 use crate::answer::AnswerSlot;
 use crate::device::cuda::CudaGpu;
 use crate::device::cuda::graph::{Executable, UploadStream};
@@ -20,17 +20,17 @@ use shadowslice_shared::errors::chain;
 #[derive(Debug)]
 pub struct Hosted {
     // Before the host, whose recordings they are.
-    recorded: Vec<Recorded>,
+    recorded: Vec<RecordedGraph>,
     /// What has run and may be recorded; `None` once it serves.
-    forms: Option<Vec<Form>>,
+    forms: Option<Vec<InputShapes>>,
     /// Where the share is a partition of a real GPU.
-    partitions: Option<Partitions>,
-    host: Box<dyn Host>,
+    partitions: Option<HostedPartitions>,
+    host: Box<dyn ModelHost>,
     gpu: Option<Arc<CudaGpu>>,
 }
 
 #[derive(Debug)]
-struct Partitions {
+struct HostedPartitions {
     groups: SmGroups,
     uploads: UploadStream,
     /// Never given up, as the driver would keep their memory all the same.
@@ -48,13 +48,13 @@ struct Partition {
 
 impl Hosted {
     pub(super) fn load(
-        mut host: Box<dyn Host>,
-        setting: Setting<'_>,
+        mut host: Box<dyn ModelHost>,
+        setting: LoadRequest<'_>,
         gpu: Option<&Arc<CudaGpu>>,
         partitioned: bool,
     ) -> Result<(Self, Signature), BootRefusal> {
         let signature = host.load(setting)?;
-        let partitions = gpu.filter(|_| partitioned).map(Partitions::of).transpose()?;
+        let partitions = gpu.filter(|_| partitioned).map(HostedPartitions::of).transpose()?;
         let (recorded, forms) = (Vec::new(), Some(Vec::new()));
         Ok((Self { recorded, forms, partitions, host, gpu: gpu.cloned() }, signature))
     }
@@ -73,7 +73,7 @@ impl Hosted {
         self.partitions.as_ref().map(|partitions| partitions.groups.division())
     }
 
-    pub(super) fn basis(&mut self) -> Result<Basis, BootRefusal> {
+    pub(super) fn basis(&mut self) -> Result<ProofBasis, BootRefusal> {
         self.host.basis()
     }
 
@@ -104,7 +104,7 @@ impl Hosted {
         let (Some(gpu), Some(forms)) = (&self.gpu, &mut self.forms) else { return Ok(()) };
         for form in forms.extract_if(.., |form| form.rows() == size) {
             let record = |shapes: &[Vec<i64>]| self.host.record(shapes);
-            self.recorded.extend(Recorded::new(gpu, form, record)?);
+            self.recorded.extend(RecordedGraph::new(gpu, form, record)?);
         }
         Ok(())
     }
@@ -114,14 +114,18 @@ impl Hosted {
         self.host.warmed_up();
     }
 
-    pub(super) fn run(&mut self, inputs: &Inputs<'_>, slot: &mut AnswerSlot<'_>) -> Result<Ran, RunFailure> {
+    pub(super) fn run(
+        &mut self,
+        inputs: &Inputs<'_>,
+        slot: &mut AnswerSlot<'_>,
+    ) -> Result<EngineAnswer, RunFailure> {
         if let (Some(index), Some(gpu)) = (fitting(&self.recorded, inputs), &self.gpu) {
             let partition = self.partition(inputs.groups())?;
             let executable = partition.map(|partition| partition.executables.get(index).ok_or_else(unready));
             return self.recorded[index].run(gpu, executable.transpose()?, (inputs, slot));
         }
         if let Some(forms) = &mut self.forms
-            && let form = Form::of(inputs)
+            && let form = InputShapes::of(inputs)
             && !forms.contains(&form)
         {
             forms.push(form);
@@ -130,7 +134,11 @@ impl Hosted {
         self.host.run(inputs, slot, cuda)
     }
 
-    pub(super) fn step(&mut self, step: &Step, slot: &mut AnswerSlot<'_>) -> Result<Ran, RunFailure> {
+    pub(super) fn step(
+        &mut self,
+        step: &Step,
+        slot: &mut AnswerSlot<'_>,
+    ) -> Result<EngineAnswer, RunFailure> {
         let cuda = self.stream_on(step.groups)?;
         self.host.step(step.stream, slot, cuda)
     }
@@ -159,14 +167,14 @@ fn unready() -> RunFailure {
     RunFailure::BadBatch("its partition is not ready".to_owned())
 }
 
-impl Partitions {
+impl HostedPartitions {
     fn of(gpu: &Arc<CudaGpu>) -> Result<Self, BootRefusal> {
         let groups = SmGroups::of(gpu).map_err(|undivided| BootRefusal::NoPartitions(chain(&undivided)))?;
         let uploads = UploadStream::new(gpu).map_err(|fault| BootRefusal::Setup(chain(&fault)))?;
         Ok(Self { groups, uploads, made: BTreeMap::new() })
     }
 
-    fn make(&mut self, groups: Groups, recorded: &mut [Recorded]) -> Result<(), String> {
+    fn make(&mut self, groups: Groups, recorded: &mut [RecordedGraph]) -> Result<(), String> {
         if groups == Groups::WHOLE {
             return Ok(());
         }

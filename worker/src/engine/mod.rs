@@ -19,19 +19,19 @@ use shadowslice_shared::tensor::TensorSpec;
 use crate::answer::AnswerSlot;
 use crate::device::cuda::{CudaFault, CudaGpu};
 use crate::inputs::Inputs;
-pub use host::{Basis, GivenInput, Host, HostRecording, RecordedOutput, Setting};
+pub use host::{GivenInput, HostRecording, LoadRequest, ModelHost, ProofBasis, RecordedOutput};
 pub use hosted::Hosted;
-use onnxruntime::Kept;
-pub use onnxruntime::{Constants, OnGpu, try_libraries};
-use onnxruntime::{Library, OnnxRuntime};
+use onnxruntime::RetainedModel;
+pub use onnxruntime::{Constants, GpuEngine, try_libraries};
+use onnxruntime::{Library, OnnxSession};
 use shadowslice_shared::errors::chain;
 
 #[derive(Debug)]
-pub enum Engine {
+pub enum ModelEngine {
     Emulated,
     /// ONNX Runtime on the host's processor.
-    OnnxRuntime(Box<OnnxRuntime>),
-    OnGpu(Box<OnGpu>),
+    OnnxRuntime(Box<OnnxSession>),
+    OnGpu(Box<GpuEngine>),
     Hosted(Hosted),
 }
 
@@ -77,13 +77,13 @@ impl Signature {
 
 /// An answer: one output after the other.
 #[derive(Debug)]
-pub struct Ran {
+pub struct EngineAnswer {
     pub outputs: Vec<Output>,
     /// Whether it is one of a stream that goes on. At a stream's end there are no outputs.
     pub more: bool,
 }
 
-impl Ran {
+impl EngineAnswer {
     fn whole(outputs: Vec<Output>) -> Self {
         Self { outputs, more: false }
     }
@@ -91,21 +91,21 @@ impl Ran {
 
 /// What an engine may use.
 #[derive(Debug)]
-pub struct Means<'a> {
+pub struct EngineResources<'a> {
     pub gpu: Option<Arc<CudaGpu>>,
     /// The socket over which the model's weights come and go.
     pub weights: Option<OwnedFd>,
-    pub host: Option<Box<dyn Host>>,
+    pub host: Option<Box<dyn ModelHost>>,
     pub partitioned: bool,
     /// Its name.
     pub model: &'a str,
 }
 
-impl Engine {
+impl ModelEngine {
     pub fn load(
         spec: &EngineSpec,
         libraries: &Libraries,
-        Means { gpu, weights, host, partitioned, model }: Means<'_>,
+        EngineResources { gpu, weights, host, partitioned, model }: EngineResources<'_>,
     ) -> Result<(Self, Signature), BootRefusal> {
         match (spec, libraries) {
             (EngineSpec::Emulated { tensors, batched }, _) => {
@@ -114,7 +114,8 @@ impl Engine {
             (EngineSpec::Python { path, cache, .. }, _) => {
                 let no_host = || BootRefusal::Setup("this program runs no Python models".to_owned());
                 let host = host.ok_or_else(no_host)?;
-                let setting = Setting { name: model, path, cache: cache.as_deref(), on_gpu: gpu.is_some() };
+                let setting =
+                    LoadRequest { name: model, path, cache: cache.as_deref(), on_gpu: gpu.is_some() };
                 let (hosted, signature) = Hosted::load(host, setting, gpu.as_ref(), partitioned)?;
                 Ok((Self::Hosted(hosted), signature))
             }
@@ -123,12 +124,12 @@ impl Engine {
                 Libraries::OnnxRuntime(library),
             ) => {
                 if let Some(gpu) = gpu {
-                    let kept = Kept { folder: optimised.as_deref(), weights };
+                    let kept = RetainedModel { folder: optimised.as_deref(), weights };
                     let (engine, signature) =
-                        OnGpu::load(library, path, kept, *threads, (providers, gpu), partitioned)?;
+                        GpuEngine::load(library, path, kept, *threads, (providers, gpu), partitioned)?;
                     return Ok((Self::OnGpu(Box::new(engine)), signature));
                 }
-                let (engine, signature) = OnnxRuntime::load(library, path, *threads)?;
+                let (engine, signature) = OnnxSession::load(library, path, *threads)?;
                 Ok((Self::OnnxRuntime(Box::new(engine)), signature))
             }
             (EngineSpec::OnnxRuntime { .. }, Libraries::None) => {
@@ -199,9 +200,9 @@ impl Engine {
     }
 
     /// Called only where the reference answers are computed, before the first of them.
-    pub fn basis(&mut self) -> Result<Basis, BootRefusal> {
+    pub fn basis(&mut self) -> Result<ProofBasis, BootRefusal> {
         match self {
-            Self::Emulated | Self::OnnxRuntime(_) | Self::OnGpu(_) => Ok(Basis::default()),
+            Self::Emulated | Self::OnnxRuntime(_) | Self::OnGpu(_) => Ok(ProofBasis::default()),
             Self::Hosted(host) => host.basis(),
         }
     }
@@ -273,22 +274,26 @@ impl Engine {
         }
     }
 
-    pub fn run(&mut self, inputs: &Inputs<'_>, slot: &mut AnswerSlot<'_>) -> Result<Ran, RunFailure> {
+    pub fn run(
+        &mut self,
+        inputs: &Inputs<'_>,
+        slot: &mut AnswerSlot<'_>,
+    ) -> Result<EngineAnswer, RunFailure> {
         let ran = match self {
-            Self::Emulated => Ran::whole(echo::run(inputs, slot)),
-            Self::OnnxRuntime(engine) => Ran::whole(engine.run(inputs, slot)?),
+            Self::Emulated => EngineAnswer::whole(echo::run(inputs, slot)),
+            Self::OnnxRuntime(engine) => EngineAnswer::whole(engine.run(inputs, slot)?),
             Self::Hosted(hosted) => hosted.run(inputs, slot)?,
             Self::OnGpu(engine) => {
                 let outputs = engine.begin(inputs, slot)?;
                 engine.gpu().synchronize().map_err(|fault| RunFailure::Engine(chain(&fault)))?;
-                return Ok(Ran::whole(outputs));
+                return Ok(EngineAnswer::whole(outputs));
             }
         };
         slot.check().map(|()| ran)
     }
 
     /// The next answer of a stream.
-    pub fn step(&mut self, step: &Step, slot: &mut AnswerSlot<'_>) -> Result<Ran, RunFailure> {
+    pub fn step(&mut self, step: &Step, slot: &mut AnswerSlot<'_>) -> Result<EngineAnswer, RunFailure> {
         let ran = match self {
             Self::Hosted(hosted) => hosted.step(step, slot)?,
             Self::Emulated | Self::OnnxRuntime(_) | Self::OnGpu(_) => return Err(no_stream()),

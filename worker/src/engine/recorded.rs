@@ -7,22 +7,22 @@ use shadowslice_shared::batch::RunFailure;
 
 use super::fetch::fetch;
 use super::host::{HostRecording, RecordedOutput};
-use super::{Ran, broken};
+use super::{EngineAnswer, broken};
 use crate::answer::AnswerSlot;
-use crate::device::cuda::graph::{Executable, Recording, Unmovable, UploadStream};
+use crate::device::cuda::graph::{Executable, MoveError, Recording, UploadStream};
 use crate::device::cuda::partition::PartitionStream;
 use crate::device::cuda::{CudaFault, CudaGpu};
 use crate::inputs::Inputs;
 
 /// The shapes of a batch's inputs.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Form {
+pub(super) struct InputShapes {
     /// `None` for a model without a batch axis.
     rows: Option<u32>,
     shapes: Vec<Vec<i64>>,
 }
 
-impl Form {
+impl InputShapes {
     pub(super) fn of(inputs: &Inputs<'_>) -> Self {
         let shapes = (0..inputs.specs().len()).map(|input| inputs.row_shape(input).to_vec());
         Self { rows: inputs.rows(), shapes: shapes.collect() }
@@ -45,19 +45,19 @@ impl Form {
 }
 
 #[derive(Debug)]
-pub(super) struct Recorded {
-    form: Form,
+pub(super) struct RecordedGraph {
+    form: InputShapes,
     inputs: Vec<NonNull<u8>>,
     outputs: Vec<RecordedOutput>,
     recording: Recording,
     whole: Executable,
 }
 
-impl Recorded {
+impl RecordedGraph {
     /// `record` is asked with whole shapes.
     pub(super) fn new(
         gpu: &CudaGpu,
-        form: Form,
+        form: InputShapes,
         record: impl FnOnce(&[Vec<i64>]) -> Result<Option<HostRecording>, RunFailure>,
     ) -> Result<Option<Self>, RunFailure> {
         let Some(HostRecording { graph, inputs, outputs }) = record(&form.whole())? else {
@@ -70,7 +70,7 @@ impl Recorded {
         Ok(Some(Self { form, inputs, outputs, recording, whole }))
     }
 
-    pub(super) fn movable(&self) -> Result<(), Unmovable> {
+    pub(super) fn movable(&self) -> Result<(), MoveError> {
         self.recording.movable()
     }
 
@@ -88,7 +88,7 @@ impl Recorded {
         gpu: &CudaGpu,
         partition: Option<&Executable>,
         (inputs, slot): (&Inputs<'_>, &mut AnswerSlot<'_>),
-    ) -> Result<Ran, RunFailure> {
+    ) -> Result<EngineAnswer, RunFailure> {
         self.copy_in(gpu, inputs).map_err(|fault| broken(&fault))?;
         gpu.start(inputs.slot()).map_err(|fault| broken(&fault))?;
         gpu.replay(partition.unwrap_or(&self.whole)).map_err(|fault| broken(&fault))?;
@@ -99,7 +99,7 @@ impl Recorded {
         });
         let outputs = outputs.collect::<Result<_, _>>()?;
         gpu.synchronize().map_err(|fault| broken(&fault))?;
-        Ok(Ran::whole(outputs))
+        Ok(EngineAnswer::whole(outputs))
     }
 
     fn copy_in(&self, gpu: &CudaGpu, inputs: &Inputs<'_>) -> Result<(), CudaFault> {
@@ -118,7 +118,7 @@ impl Recorded {
 }
 
 /// The smallest that holds the batch, by its place in the list.
-pub(super) fn fitting(recorded: &[Recorded], inputs: &Inputs<'_>) -> Option<usize> {
+pub(super) fn fitting(recorded: &[RecordedGraph], inputs: &Inputs<'_>) -> Option<usize> {
     let fits = recorded.iter().enumerate().filter(|(_, recorded)| recorded.form.holds(inputs));
     fits.min_by_key(|(_, recorded)| recorded.form.rows).map(|(index, _)| index)
 }

@@ -6,7 +6,7 @@ use shadowslice_shared::tensor::Datatype;
 use super::reference::ReferenceOutput;
 
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub(super) enum Wrong {
+pub(super) enum AnswerMismatch {
     #[error("has the shape {got:?} instead of {want:?}")]
     Shape { got: Vec<i64>, want: Vec<i64> },
     #[error("differs from the reference")]
@@ -40,20 +40,20 @@ pub(super) fn compare(
     want: &ReferenceOutput,
     got: &ReferenceOutput,
     slack: f64,
-) -> Result<f64, Wrong> {
+) -> Result<f64, AnswerMismatch> {
     if want.shape != got.shape {
-        return Err(Wrong::Shape { got: got.shape.clone(), want: want.shape.clone() });
+        return Err(AnswerMismatch::Shape { got: got.shape.clone(), want: want.shape.clone() });
     }
     match (floats(datatype, &want.bytes), floats(datatype, &got.bytes)) {
         (Some(want), Some(got)) if want.len() == got.len() => {
             compare_floats(&want, &got, tolerance(datatype) * slack)
         }
         _ if want.bytes == got.bytes => Ok(0.0),
-        _ => Err(Wrong::Differs),
+        _ => Err(AnswerMismatch::Differs),
     }
 }
 
-fn compare_floats(want: &[f64], got: &[f64], allowed: f64) -> Result<f64, Wrong> {
+fn compare_floats(want: &[f64], got: &[f64], allowed: f64) -> Result<f64, AnswerMismatch> {
     let finite = want.iter().filter(|value| value.is_finite());
     let largest = finite.fold(0.0_f64, |largest, value| largest.max(value.abs()));
     // Inputs are of size 1, so an output of nothing but zeros is measured by that.
@@ -65,11 +65,11 @@ fn compare_floats(want: &[f64], got: &[f64], allowed: f64) -> Result<f64, Wrong>
             continue;
         }
         if !want.is_finite() || !got.is_finite() {
-            return Err(Wrong::NotANumber { index, got, want });
+            return Err(AnswerMismatch::NotANumber { index, got, want });
         }
         let off = (want - got).abs() / scale;
         if off > allowed {
-            return Err(Wrong::Far { index, got, want, off, allowed });
+            return Err(AnswerMismatch::Far { index, got, want, off, allowed });
         }
         farthest = farthest.max(off);
     }
@@ -99,17 +99,20 @@ mod tests {
         ReferenceOutput { shape: vec![i64::try_from(values.len()).unwrap()], bytes }
     }
 
-    fn compared(want: &[f32], got: &[f32]) -> Result<f64, Wrong> {
+    fn compared(want: &[f32], got: &[f32]) -> Result<f64, AnswerMismatch> {
         compare(Datatype::Fp32, &fp32(want), &fp32(got), 1.0)
     }
 
     #[test]
     fn floats_are_held_against_the_largest_of_them() {
         assert!(compared(&[100.0, 0.0], &[100.5, 0.9]).is_ok());
-        assert!(matches!(compared(&[100.0, 0.0], &[100.0, 1.1]), Err(Wrong::Far { index: 1, .. })));
-        assert!(matches!(compared(&[1e-6, 0.0], &[1e-6, 1e-7]), Err(Wrong::Far { .. })), "small outputs too");
+        assert!(matches!(compared(&[100.0, 0.0], &[100.0, 1.1]), Err(AnswerMismatch::Far { index: 1, .. })));
+        assert!(
+            matches!(compared(&[1e-6, 0.0], &[1e-6, 1e-7]), Err(AnswerMismatch::Far { .. })),
+            "small outputs too"
+        );
         assert!(compared(&[0.0], &[1e-4]).is_ok());
-        assert!(matches!(compared(&[0.0], &[0.5]), Err(Wrong::Far { .. })));
+        assert!(matches!(compared(&[0.0], &[0.5]), Err(AnswerMismatch::Far { .. })));
     }
 
     #[test]
@@ -117,7 +120,10 @@ mod tests {
         let (nan, infinity) = (f32::NAN, f32::INFINITY);
         assert!(compared(&[nan, infinity], &[nan, infinity]).is_ok());
         for (want, got) in [(nan, 0.0), (0.0, nan), (infinity, -infinity), (1.0, infinity), (infinity, 1.0)] {
-            assert!(matches!(compared(&[want], &[got]), Err(Wrong::NotANumber { .. })), "{want} {got}");
+            assert!(
+                matches!(compared(&[want], &[got]), Err(AnswerMismatch::NotANumber { .. })),
+                "{want} {got}"
+            );
         }
     }
 
@@ -126,9 +132,12 @@ mod tests {
         let answer = |bytes: &[u8]| ReferenceOutput { shape: vec![1], bytes: bytes.to_vec() };
         assert!(compare(Datatype::Int32, &answer(&[1, 0, 0, 0]), &answer(&[1, 0, 0, 0]), 1.0).is_ok());
         let off = compare(Datatype::Int32, &answer(&[1, 0, 0, 0]), &answer(&[2, 0, 0, 0]), 1.0);
-        assert_eq!(off, Err(Wrong::Differs));
-        assert_eq!(compare(Datatype::Fp32, &answer(&[0; 8]), &answer(&[0; 4]), 1.0), Err(Wrong::Differs));
-        assert!(matches!(compared(&[1.0], &[1.0, 1.0]), Err(Wrong::Shape { .. })));
+        assert_eq!(off, Err(AnswerMismatch::Differs));
+        assert_eq!(
+            compare(Datatype::Fp32, &answer(&[0; 8]), &answer(&[0; 4]), 1.0),
+            Err(AnswerMismatch::Differs)
+        );
+        assert!(matches!(compared(&[1.0], &[1.0, 1.0]), Err(AnswerMismatch::Shape { .. })));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What batches of a trial are made of: values that are made up, or those that the model gives.
+//! What batches of a prover are made of: values that are made up, or those that the model gives.
 
 use std::os::fd::AsFd;
 
@@ -9,14 +9,14 @@ use shadowslice_shared::slab::{ALIGNMENT, ReadableSlab, SlabError, WritableSlab}
 use shadowslice_shared::tensor::{Datatype, TensorSpec, elements};
 
 use super::made_up::{self, Fill};
-use super::{Run, Trial};
+use super::{ProofBatch, Prover};
 use crate::engine::{Constants, GivenInput};
 
 /// The most elements that are made up for an input: some gigabytes.
 const MAX_ELEMENTS: usize = 1 << 30;
 
 #[derive(Debug)]
-pub struct MadeUp {
+pub struct ProofInputs {
     pub(super) fill: Fill,
     open_axis: i64,
     values: Vec<Option<InputValues>>,
@@ -25,18 +25,18 @@ pub struct MadeUp {
     pub(super) requests: Vec<BatchRequest>,
 }
 
-impl MadeUp {
-    /// Returns whether the trial would make up the same inputs again.
-    pub(super) fn is_of(&self, fill: Fill, trial: &Trial<'_>) -> bool {
-        self.fill == fill && self.open_axis == trial.open_axis && self.values == trial.values
+impl ProofInputs {
+    /// Returns whether the prover would make up the same inputs again.
+    pub(super) fn is_of(&self, fill: Fill, prover: &Prover<'_>) -> bool {
+        self.fill == fill && self.open_axis == prover.open_axis && self.values == prover.values
     }
 }
 
 /// The shape of a tensor without the batch axis, and its bytes.
-pub(super) type Tensor = (Vec<i64>, Vec<u8>);
+pub(super) type InputTensor = (Vec<i64>, Vec<u8>);
 
-impl Trial<'_> {
-    pub(super) fn make_up(&self, run: Run) -> Result<MadeUp, BootRefusal> {
+impl Prover<'_> {
+    pub(super) fn make_up(&self, run: ProofBatch) -> Result<ProofInputs, BootRefusal> {
         let tensors = self.tensors(run)?;
         self.laid_out(run, std::iter::once((run.size, tensors.as_slice())))
     }
@@ -67,16 +67,16 @@ impl Trial<'_> {
     }
 
     /// Returns the inputs of a batch, each with all of its rows.
-    pub(super) fn tensors(&self, run: Run) -> Result<Vec<Tensor>, BootRefusal> {
+    pub(super) fn tensors(&self, run: ProofBatch) -> Result<Vec<InputTensor>, BootRefusal> {
         self.try_tensors(run).map_err(|why| unmakeable(run.size, &why))
     }
 
     /// Lays requests, each with its number of rows, into a slab of their own.
     pub(super) fn laid_out<'t>(
         &self,
-        run: Run,
-        requests: impl Iterator<Item = (u32, &'t [Tensor])>,
-    ) -> Result<MadeUp, BootRefusal> {
+        run: ProofBatch,
+        requests: impl Iterator<Item = (u32, &'t [InputTensor])>,
+    ) -> Result<ProofInputs, BootRefusal> {
         let (mut bytes, mut shapes, mut laid_out) = (Vec::new(), Vec::new(), Vec::new());
         for (rows, tensors) in requests {
             let mut inputs = Vec::with_capacity(tensors.len());
@@ -96,10 +96,13 @@ impl Trial<'_> {
         slab.write(0, &bytes).expect("it was made for these bytes");
         let slab = ReadableSlab::map(slab.as_fd(), len).map_err(setup)?;
         let (open_axis, values) = (self.open_axis, self.values.clone());
-        Ok(MadeUp { fill: run.fill, open_axis, values, slab, shapes, requests: laid_out })
+        Ok(ProofInputs { fill: run.fill, open_axis, values, slab, shapes, requests: laid_out })
     }
 
-    fn try_tensors(&self, Run { size, fill, draw, .. }: Run) -> Result<Vec<Tensor>, String> {
+    fn try_tensors(
+        &self,
+        ProofBatch { size, fill, draw, .. }: ProofBatch,
+    ) -> Result<Vec<InputTensor>, String> {
         let WarmUp { shapes, batched, .. } = self.warm_up;
         let inputs = self.given.as_ref().map_or(shapes.len(), Vec::len);
         if inputs != self.signature.inputs.len() {
@@ -131,7 +134,11 @@ fn unmakeable(size: u32, why: &str) -> BootRefusal {
 }
 
 /// `size` rows of the one that is given.
-fn repeated(GivenInput { shape, bytes }: &GivenInput, batched: bool, size: u32) -> Result<Tensor, String> {
+fn repeated(
+    GivenInput { shape, bytes }: &GivenInput,
+    batched: bool,
+    size: u32,
+) -> Result<InputTensor, String> {
     match (batched, &shape[..]) {
         (false, _) => Ok((shape.clone(), bytes.clone())),
         (true, [1, row @ ..]) => Ok((row.to_vec(), bytes.repeat(size as usize))),

@@ -23,12 +23,12 @@ use shadowslice_shared::slab::ReadableSlab;
 use shadowslice_shared::tensor::TensorSpec;
 
 use crate::answer::AnswerSlots;
-use crate::boot::Link;
+use crate::boot::BootChannel;
 use crate::clock::{HungUp, now_ns, still_wanted};
-use crate::engine::{Basis, Engine, GivenInput, Ran, Signature};
+use crate::engine::{EngineAnswer, GivenInput, ModelEngine, ProofBasis, Signature};
 use crate::inputs::Inputs;
 use crate::say;
-use inputs::MadeUp;
+use inputs::ProofInputs;
 pub use made_up::Draw;
 use made_up::Fill;
 use reference::{Reference, ReferenceOutput, SizeAnswers};
@@ -41,23 +41,23 @@ const PROVED_ANSWERS: usize = 4;
 /// and pooling of whole networks need some hundreds.
 const OPEN_AXES: [i64; 4] = [1, 8, 64, 256];
 
-/// A model on trial. It answers as it does in service.
+/// A model on prover. It answers as it does in service.
 #[derive(Debug)]
-pub struct Trial<'a> {
-    pub engine: &'a mut Engine,
+pub struct Prover<'a> {
+    pub engine: &'a mut ModelEngine,
     pub signature: &'a Signature,
     pub slots: &'a AnswerSlots,
     /// The memory of the slots, to read.
     pub answers: &'a ReadableSlab,
     pub warm_up: &'a WarmUp,
-    /// Closes when the supervisor no longer waits for the trial; `None` if it always does.
+    /// Closes when the supervisor no longer waits for the prover; `None` if it always does.
     pub socket: Option<BorrowedFd<'a>>,
-    /// Tells the supervisor how far the trial is; `None` if nobody wants to know.
-    pub link: Option<&'a Link>,
+    /// Tells the supervisor how far the prover is; `None` if nobody wants to know.
+    pub channel: Option<&'a BootChannel>,
     /// How many slots are tried: all, if batches of each slot have places of their own.
     pub slots_tried: u8,
     /// The inputs made up so far; to make inputs takes longer than to run them.
-    pub inputs: BTreeMap<(u32, Draw), Rc<MadeUp>>,
+    pub inputs: BTreeMap<(u32, Draw), Rc<ProofInputs>>,
     /// The model's file, if it is an ONNX model.
     pub file: Option<&'a Path>,
     /// Per input: the values that the operator gives, or that the reference worker found; they come
@@ -71,7 +71,7 @@ pub struct Trial<'a> {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Run {
+struct ProofBatch {
     size: u32,
     fill: Fill,
     draw: Draw,
@@ -80,14 +80,14 @@ struct Run {
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum Unproven {
+pub enum ProofError {
     #[error(transparent)]
     Refused(#[from] BootRefusal),
     #[error("the supervisor has hung up")]
     HungUp,
 }
 
-impl From<HungUp> for Unproven {
+impl From<HungUp> for ProofError {
     fn from(_: HungUp) -> Self {
         Self::HungUp
     }
@@ -103,18 +103,18 @@ struct Attempt {
 
 /// Writes the reference answers, and returns how long each size took. If a model cannot run on some
 /// made-up inputs, as when it divides by them, others are tried.
-pub fn write_reference(trial: &mut Trial<'_>, file: &File) -> Result<Vec<WarmTime>, BootRefusal> {
-    let basis = trial.engine.basis()?;
-    trial.given.clone_from(&basis.inputs);
+pub fn write_reference(prover: &mut Prover<'_>, file: &File) -> Result<Vec<WarmTime>, BootRefusal> {
+    let basis = prover.engine.basis()?;
+    prover.given.clone_from(&basis.inputs);
     let mut first = None;
-    let mut found = first_that_runs(trial, &basis, trial.made_up_attempts(&OPEN_AXES[..1]), &mut first);
-    if found.is_none() && trial.may_need_others(first.as_ref()) {
-        let further = [trial.made_up_attempts(trial.further_lengths()), trial.attempts_of_file()].concat();
-        found = first_that_runs(trial, &basis, further, &mut first);
+    let mut found = first_that_runs(prover, &basis, prover.made_up_attempts(&OPEN_AXES[..1]), &mut first);
+    if found.is_none() && prover.may_need_others(first.as_ref()) {
+        let further = [prover.made_up_attempts(prover.further_lengths()), prover.attempts_of_file()].concat();
+        found = first_that_runs(prover, &basis, further, &mut first);
     }
     if let Some((reference, times)) = found {
-        if times.iter().any(|time| time.rows > 1 && !trial.is_useless(time.took)) {
-            trial.check_rows(&reference.basis, reference.fill, &times)?;
+        if times.iter().any(|time| time.rows > 1 && !prover.is_useless(time.took)) {
+            prover.check_rows(&reference.basis, reference.fill, &times)?;
         }
         reference.write(file).map_err(|fault| BootRefusal::Setup(chain(&fault)))?;
         return Ok(times);
@@ -122,10 +122,10 @@ pub fn write_reference(trial: &mut Trial<'_>, file: &File) -> Result<Vec<WarmTim
     Err(first.unwrap_or_else(|| BootRefusal::Setup("no values could be made up".to_owned())))
 }
 
-fn with_advice(trial: &Trial<'_>, refusal: BootRefusal) -> BootRefusal {
+fn with_advice(prover: &Prover<'_>, refusal: BootRefusal) -> BootRefusal {
     match refusal {
-        BootRefusal::WarmUp { size, why } if trial.given.is_none() => {
-            let advice = trial.engine.if_made_up_fails().map_or_else(|| trial.advice(), str::to_owned);
+        BootRefusal::WarmUp { size, why } if prover.given.is_none() => {
+            let advice = prover.engine.if_made_up_fails().map_or_else(|| prover.advice(), str::to_owned);
             BootRefusal::WarmUp { size, why: format!("{why}{advice}") }
         }
         refusal => refusal,
@@ -133,18 +133,18 @@ fn with_advice(trial: &Trial<'_>, refusal: BootRefusal) -> BootRefusal {
 }
 
 fn first_that_runs(
-    trial: &mut Trial<'_>,
-    basis: &Basis,
+    prover: &mut Prover<'_>,
+    basis: &ProofBasis,
     attempts: Vec<Attempt>,
     first: &mut Option<BootRefusal>,
 ) -> Option<(Reference, Vec<WarmTime>)> {
     attempts.into_iter().find_map(|Attempt { fill, open_axis, values }| {
-        (trial.open_axis, trial.values) = (open_axis, values);
-        match reference_of(trial, basis, fill) {
+        (prover.open_axis, prover.values) = (open_axis, values);
+        match reference_of(prover, basis, fill) {
             Ok(found) => Some(found),
             Err(refusal) => {
                 // Advice is asked for now: the engine knows its last failure only.
-                first.get_or_insert_with(|| with_advice(trial, refusal));
+                first.get_or_insert_with(|| with_advice(prover, refusal));
                 None
             }
         }
@@ -152,24 +152,24 @@ fn first_that_runs(
 }
 
 fn reference_of(
-    trial: &mut Trial<'_>,
-    basis: &Basis,
+    prover: &mut Prover<'_>,
+    basis: &ProofBasis,
     fill: Fill,
 ) -> Result<(Reference, Vec<WarmTime>), BootRefusal> {
     let mut basis = basis.clone();
-    let mut sizes = Vec::with_capacity(trial.warm_up.sizes.len());
+    let mut sizes = Vec::with_capacity(prover.warm_up.sizes.len());
     let mut times = Vec::new();
-    for &size in &trial.warm_up.sizes {
-        trial.begin(size);
-        let run = Run { size, fill, draw: Draw::Proof, slot: 0, groups: Groups::WHOLE };
-        let (answers, mut took) = trial.run(run)?;
+    for &size in &prover.warm_up.sizes {
+        prover.begin(size);
+        let run = ProofBatch { size, fill, draw: Draw::Proof, slot: 0, groups: Groups::WHOLE };
+        let (answers, mut took) = prover.run(run)?;
         if answers.is_empty() {
             let why = "its stream ends without an answer, which proves nothing".to_owned();
             return Err(BootRefusal::WarmUp { size, why });
         }
-        if sizes.is_empty() && basis.deterministic && trial.signature.streams == 0 {
-            let (again, _) = trial.run(run)?;
-            if let Err(BootRefusal::Proof { why, .. }) = off(trial, &answers, &again, size) {
+        if sizes.is_empty() && basis.deterministic && prover.signature.streams == 0 {
+            let (again, _) = prover.run(run)?;
+            if let Err(BootRefusal::Proof { why, .. }) = off(prover, &answers, &again, size) {
                 basis.deterministic = false;
                 say(&format!(
                     "the model answers the same input differently ({why}): its answers are taken for random \
@@ -178,16 +178,16 @@ fn reference_of(
             }
         }
         sizes.push(SizeAnswers { size, answers });
-        if trial.is_useless(took) {
+        if prover.is_useless(took) {
             // A first run may take longer.
-            took = took.min(trial.run(run)?.1);
+            took = took.min(prover.run(run)?.1);
         }
         times.push(WarmTime { rows: size, took, error: 0.0 });
-        if trial.is_useless(took) {
+        if prover.is_useless(took) {
             break;
         }
     }
-    let (open_axis, values) = (trial.open_axis, trial.values.clone());
+    let (open_axis, values) = (prover.open_axis, prover.values.clone());
     Ok((Reference { basis, fill, open_axis, values, sizes }, times))
 }
 
@@ -195,51 +195,51 @@ fn reference_of(
 /// memory taken, kernels loaded and chosen, executions recorded. The inputs are of the reference
 /// answers' kind, because the model may not run on another, but have other values. Without
 /// reference answers the first kind is used.
-pub fn warm(trial: &mut Trial<'_>, file: Option<&File>) -> Result<(), Unproven> {
+pub fn warm(prover: &mut Prover<'_>, file: Option<&File>) -> Result<(), ProofError> {
     let fill = match file {
-        Some(file) => trial.read(file)?.fill,
+        Some(file) => prover.read(file)?.fill,
         None => Fill::ALL[0],
     };
     // The largest first: the others fit into the memory that it took.
-    for &size in trial.warm_up.sizes.iter().rev() {
-        trial.begin(size);
-        for slot in (0..trial.slots_tried).rev() {
-            trial.still_wanted()?;
-            trial.run(Run { size, fill, draw: Draw::WarmUp, slot, groups: Groups::WHOLE })?;
+    for &size in prover.warm_up.sizes.iter().rev() {
+        prover.begin(size);
+        for slot in (0..prover.slots_tried).rev() {
+            prover.still_wanted()?;
+            prover.run(ProofBatch { size, fill, draw: Draw::WarmUp, slot, groups: Groups::WHOLE })?;
         }
     }
-    for &size in trial.warm_up.sizes.iter().rev() {
-        trial.still_wanted()?;
+    for &size in prover.warm_up.sizes.iter().rev() {
+        prover.still_wanted()?;
         let failed = |failure: RunFailure| BootRefusal::WarmUp { size, why: failure.to_string() };
-        trial.engine.record(size).map_err(failed)?;
+        prover.engine.record(size).map_err(failed)?;
     }
     Ok(())
 }
 
 /// Returns how long each size took, up to the first one that does not fit on the groups.
-pub fn prove(trial: &mut Trial<'_>, file: &File, groups: Groups) -> Result<Vec<WarmTime>, Unproven> {
-    let Reference { basis, fill, sizes, .. } = trial.read(file)?;
-    let mut times = Vec::with_capacity(trial.warm_up.sizes.len());
-    for &size in &trial.warm_up.sizes {
-        if !trial.engine.fits(groups, size) {
+pub fn prove(prover: &mut Prover<'_>, file: &File, groups: Groups) -> Result<Vec<WarmTime>, ProofError> {
+    let Reference { basis, fill, sizes, .. } = prover.read(file)?;
+    let mut times = Vec::with_capacity(prover.warm_up.sizes.len());
+    for &size in &prover.warm_up.sizes {
+        if !prover.engine.fits(groups, size) {
             break;
         }
         if groups == Groups::WHOLE {
-            trial.begin(size);
+            prover.begin(size);
         }
         let known = sizes.iter().find(|answers| answers.size == size).map(|answers| &answers.answers);
-        let (streams, outputs) = (trial.signature.streams > 0, trial.signature.outputs.len());
+        let (streams, outputs) = (prover.signature.streams > 0, prover.signature.outputs.len());
         let expected = known.filter(|expected| streams || expected.len() == outputs);
         let expected = expected.ok_or_else(|| {
             BootRefusal::Setup(format!("the reference answers are not this model's at batch size {size}"))
         })?;
         let mut time = WarmTime { rows: size, took: Duration::MAX, error: 0.0 };
-        for slot in (0..trial.slots_tried).rev() {
-            trial.still_wanted()?;
-            let (answers, took) = trial.run(Run { size, fill, draw: Draw::Proof, slot, groups })?;
+        for slot in (0..prover.slots_tried).rev() {
+            prover.still_wanted()?;
+            let (answers, took) = prover.run(ProofBatch { size, fill, draw: Draw::Proof, slot, groups })?;
             time.took = time.took.min(took);
             if basis.deterministic {
-                time.error = time.error.max(off(trial, expected, &answers, size)?);
+                time.error = time.error.max(off(prover, expected, &answers, size)?);
             }
         }
         times.push(time);
@@ -249,22 +249,22 @@ pub fn prove(trial: &mut Trial<'_>, file: &File, groups: Groups) -> Result<Vec<W
 
 /// Returns how far answers lie from the reference; an error if too far.
 fn off(
-    trial: &Trial<'_>,
+    prover: &Prover<'_>,
     expected: &[ReferenceOutput],
     answers: &[ReferenceOutput],
     size: u32,
 ) -> Result<f64, BootRefusal> {
     if expected.len() != answers.len() {
-        let per = trial.signature.outputs.len().max(1);
+        let per = prover.signature.outputs.len().max(1);
         let (got, want) = (answers.len() / per, expected.len() / per);
         let why = format!("the stream ends after {got} answers instead of {want}");
         return Err(BootRefusal::Proof { size, why });
     }
     let mut farthest = 0.0_f64;
-    let specs = trial.signature.outputs.iter().cycle();
+    let specs = prover.signature.outputs.iter().cycle();
     for ((spec, expected), answer) in specs.zip(expected).zip(answers) {
         let off = compare::compare(spec.datatype, expected, answer, 1.0).map_err(|wrong| {
-            let why = format!("output `{}` {wrong}{}", spec.name, trial.engine.if_it_differs());
+            let why = format!("output `{}` {wrong}{}", spec.name, prover.engine.if_it_differs());
             BootRefusal::Proof { size, why }
         })?;
         farthest = farthest.max(off);
@@ -272,11 +272,11 @@ fn off(
     Ok(farthest)
 }
 
-impl Trial<'_> {
+impl Prover<'_> {
     /// Tells the supervisor which size runs. If that fails, the next look at the socket says why.
     fn begin(&self, size: u32) {
-        if let Some(link) = self.link {
-            let _hung_up = link.say(WorkerSays::Warming { rows: size });
+        if let Some(channel) = self.channel {
+            let _hung_up = channel.say(WorkerSays::Warming { rows: size });
         }
     }
 
@@ -352,17 +352,17 @@ impl Trial<'_> {
         )
     }
 
-    fn run(&mut self, run: Run) -> Result<(Vec<ReferenceOutput>, Duration), BootRefusal> {
+    fn run(&mut self, run: ProofBatch) -> Result<(Vec<ReferenceOutput>, Duration), BootRefusal> {
         let made_up = self.made_up(run)?;
         self.run_on(run, &made_up)
     }
 
     fn run_on(
         &mut self,
-        run: Run,
-        made_up: &MadeUp,
+        run: ProofBatch,
+        made_up: &ProofInputs,
     ) -> Result<(Vec<ReferenceOutput>, Duration), BootRefusal> {
-        let Run { slot, groups, .. } = run;
+        let ProofBatch { slot, groups, .. } = run;
         let (shapes, requests) = (made_up.shapes.clone(), made_up.requests.clone());
         let batch = Batch { id: 0, slot, sent_ns: 0, groups, shapes, requests, optional: Vec::new() };
         let failed = |failure| match failure {
@@ -372,7 +372,7 @@ impl Trial<'_> {
         let inputs = Inputs::check(&batch, &made_up.slab, self.signature.all_inputs(), self.warm_up.batched)
             .map_err(failed)?;
         let begun_ns = now_ns();
-        let Ran { outputs, mut more } =
+        let EngineAnswer { outputs, mut more } =
             self.engine.run(&inputs, &mut self.slots.slot(batch.slot)).map_err(failed)?;
         let waited = Duration::from_nanos(now_ns().saturating_sub(begun_ns));
         let took = self.engine.executed(run.slot).unwrap_or(waited);
@@ -400,7 +400,7 @@ impl Trial<'_> {
         outputs.into_iter().map(read).collect()
     }
 
-    fn made_up(&mut self, run: Run) -> Result<Rc<MadeUp>, BootRefusal> {
+    fn made_up(&mut self, run: ProofBatch) -> Result<Rc<ProofInputs>, BootRefusal> {
         let key = (run.size, run.draw);
         if let Some(known) = self.inputs.get(&key).filter(|known| known.is_of(run.fill, self)) {
             return Ok(Rc::clone(known));

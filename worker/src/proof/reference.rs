@@ -8,11 +8,11 @@ use serde::{Deserialize, Serialize};
 use shadowslice_shared::boot::InputValues;
 
 use super::made_up::Fill;
-use crate::engine::Basis;
+use crate::engine::ProofBasis;
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Reference {
-    pub(super) basis: Basis,
+    pub(super) basis: ProofBasis,
     /// Of inputs that are made up.
     pub(super) fill: Fill,
     /// The length of axes that neither the model nor the operator fixes.
@@ -71,7 +71,7 @@ mod tests {
     fn reference() -> Reference {
         let answer = ReferenceOutput { shape: vec![2], bytes: vec![1, 2, 3, 250] };
         let input = GivenInput { shape: vec![1, 2], bytes: vec![7, 8] };
-        let basis = Basis { deterministic: false, inputs: Some(vec![input]) };
+        let basis = ProofBasis { deterministic: false, inputs: Some(vec![input]) };
         Reference {
             basis,
             fill: Fill::Ones,

@@ -13,11 +13,11 @@ use shadowslice_shared::tensor::{Datatype, byte_strings, push_byte_string};
 
 use super::compare::compare;
 use super::extremes::{Extreme, extreme};
-use super::inputs::Tensor;
+use super::inputs::InputTensor;
 use super::made_up::{Draw, Fill};
 use super::reference::ReferenceOutput;
-use super::{Run, Trial};
-use crate::engine::Basis;
+use super::{ProofBatch, Prover};
+use crate::engine::ProofBasis;
 use shadowslice_shared::groups::Groups;
 
 /// How many times as far as from the reference a row's answer may lie from that of the row alone,
@@ -33,11 +33,11 @@ const MOST_ROWS: u32 = 4;
 /// A batch that takes longer is slow: then the smallest one must do.
 const QUICK: Duration = Duration::from_secs(1);
 
-impl Trial<'_> {
+impl Prover<'_> {
     /// Runs a batch of some rows, and each row alone.
     pub(super) fn check_rows(
         &mut self,
-        basis: &Basis,
+        basis: &ProofBasis,
         fill: Fill,
         times: &[WarmTime],
     ) -> Result<(), BootRefusal> {
@@ -56,7 +56,7 @@ impl Trial<'_> {
                 )),
             };
         }
-        let run = Run { size, fill, draw: Draw::Proof, slot: 0, groups: Groups::WHOLE };
+        let run = ProofBatch { size, fill, draw: Draw::Proof, slot: 0, groups: Groups::WHOLE };
         let rows = self.rows_of(run)?;
         let mut alone = Vec::with_capacity(rows.len());
         for row in &rows {
@@ -64,7 +64,7 @@ impl Trial<'_> {
         }
         let orders = [(0..rows.len()).collect::<Vec<_>>(), (0..rows.len()).rev().collect()];
         for order in orders {
-            let batch: Vec<&Vec<Tensor>> = order.iter().map(|&row| &rows[row]).collect();
+            let batch: Vec<&Vec<InputTensor>> = order.iter().map(|&row| &rows[row]).collect();
             let together = self.run_rows(run, &batch)?;
             let expected = joined(order.iter().map(|&row| &alone[row]));
             self.compare_rows(&expected, &together, size)?;
@@ -79,14 +79,14 @@ impl Trial<'_> {
     /// others.
     fn check_beside_extremes(
         &mut self,
-        run: Run,
-        rows: &[Vec<Tensor>],
+        run: ProofBatch,
+        rows: &[Vec<InputTensor>],
         alone: &[ReferenceOutput],
     ) -> Result<(), BootRefusal> {
         let Some((last, others)) = rows.split_last() else { return Ok(()) };
         for which in [Extreme::Floats, Extreme::Integers] {
             let Some(extreme) = self.extreme_row(which, run.fill, last) else { continue };
-            let batch: Vec<&Vec<Tensor>> = others.iter().chain([&extreme]).collect();
+            let batch: Vec<&Vec<InputTensor>> = others.iter().chain([&extreme]).collect();
             // A model may refuse such values, as one that looks them up in a table.
             let Ok(mut together) = self.run_rows(run, &batch) else { continue };
             for (spec, output) in self.signature.outputs.iter().zip(&mut together) {
@@ -98,7 +98,7 @@ impl Trial<'_> {
     }
 
     /// Returns that row with extreme values; `None` if it stays as it is.
-    fn extreme_row(&self, which: Extreme, fill: Fill, row: &[Tensor]) -> Option<Vec<Tensor>> {
+    fn extreme_row(&self, which: Extreme, fill: Fill, row: &[InputTensor]) -> Option<Vec<InputTensor>> {
         // On a GPU an index beyond its table may end the worker.
         let may_refuse = self.file.is_some();
         let inputs = self.signature.inputs.iter().zip(row).enumerate();
@@ -108,7 +108,7 @@ impl Trial<'_> {
                 extreme(which, spec.datatype, bytes, is_made_up.then_some(fill).filter(|_| may_refuse));
             (shape.clone(), with)
         });
-        let changed: Vec<Tensor> = changed.collect();
+        let changed: Vec<InputTensor> = changed.collect();
         (changed != row).then_some(changed)
     }
 
@@ -133,7 +133,7 @@ impl Trial<'_> {
     }
 
     /// Splits the inputs of a batch into its rows.
-    fn rows_of(&self, run: Run) -> Result<Vec<Vec<Tensor>>, BootRefusal> {
+    fn rows_of(&self, run: ProofBatch) -> Result<Vec<Vec<InputTensor>>, BootRefusal> {
         let mut rows = vec![Vec::new(); run.size as usize];
         let tensors = self.tensors(run)?;
         for (spec, (shape, bytes)) in self.signature.inputs.iter().zip(tensors) {
@@ -145,7 +145,11 @@ impl Trial<'_> {
     }
 
     /// Each row is a request.
-    fn run_rows(&mut self, run: Run, rows: &[&Vec<Tensor>]) -> Result<Vec<ReferenceOutput>, BootRefusal> {
+    fn run_rows(
+        &mut self,
+        run: ProofBatch,
+        rows: &[&Vec<InputTensor>],
+    ) -> Result<Vec<ReferenceOutput>, BootRefusal> {
         let made_up = self.laid_out(run, rows.iter().map(|row| (1, row.as_slice())))?;
         Ok(self.run_on(run, &made_up)?.0)
     }

@@ -14,23 +14,23 @@ use shadowslice_shared::batch::{
 use shadowslice_shared::slab::ReadableSlab;
 
 use crate::answer::AnswerSlots;
-use crate::device::Device;
+use crate::device::ComputeDevice;
 use crate::device::cuda::CudaFault;
-use crate::engine::{Engine, Ran, Signature};
+use crate::engine::{EngineAnswer, ModelEngine, Signature};
 use crate::inputs::Inputs;
-use on_gpu::OnGpu;
+use on_gpu::GpuServeLoop;
 use shadowslice_shared::errors::chain;
 
 /// An engine's error text is cut to this, so that an answer always fits into its message.
 const MAX_REASON_BYTES: usize = 4096;
 
 #[derive(Debug)]
-pub struct Warm {
-    pub(crate) engine: Engine,
+pub struct WarmWorker {
+    pub(crate) engine: ModelEngine,
     pub(crate) signature: Signature,
     /// Whether the first axis of every tensor is the batch.
     pub(crate) batched: bool,
-    pub(crate) device: Device,
+    pub(crate) device: ComputeDevice,
     pub(crate) requests: ReadableSlab,
     pub(crate) slots: AnswerSlots,
     pub(crate) socket: OwnedFd,
@@ -49,11 +49,11 @@ pub enum ServeFault {
     Gpu(#[source] CudaFault),
 }
 
-impl Warm {
+impl WarmWorker {
     pub fn serve(self) -> Result<(), ServeFault> {
         match self.engine {
-            Engine::OnGpu(engine) => {
-                OnGpu::new(*engine, self.signature, self.batched, self.requests, self.slots)
+            ModelEngine::OnGpu(engine) => {
+                GpuServeLoop::new(*engine, self.signature, self.batched, self.requests, self.slots)
                     .serve(&self.socket)
             }
             _ => self.one_by_one(),
@@ -117,9 +117,13 @@ impl Warm {
 
     /// After a failure on a GPU that is lost to this process there is no answer, but this process's
     /// end: another worker can run the batch.
-    fn answered(&self, id: u64, ran: Result<(Duration, Ran), RunFailure>) -> Result<Answer, ServeFault> {
+    fn answered(
+        &self,
+        id: u64,
+        ran: Result<(Duration, EngineAnswer), RunFailure>,
+    ) -> Result<Answer, ServeFault> {
         let failure = match ran {
-            Ok((execution, Ran { outputs, more })) => {
+            Ok((execution, EngineAnswer { outputs, more })) => {
                 return Ok(Answer { id, execution_us: micros(execution), result: Ok(outputs), more });
             }
             Err(failure) => failure,
@@ -131,14 +135,14 @@ impl Warm {
     }
 
     /// A batch that fails takes none of the device's time.
-    fn run(&mut self, batch: &Batch) -> Result<(Duration, Ran), RunFailure> {
+    fn run(&mut self, batch: &Batch) -> Result<(Duration, EngineAnswer), RunFailure> {
         let inputs = Inputs::check(batch, &self.requests, self.signature.all_inputs(), self.batched)?;
         let started = self.device.start(inputs.rows().unwrap_or(1), batch.groups, batch.sent_ns);
         let ran = self.engine.run(&inputs, &mut self.slots.slot(batch.slot))?;
         Ok((self.device.finish(started), ran))
     }
 
-    fn step(&mut self, step: &Step) -> Result<(Duration, Ran), RunFailure> {
+    fn step(&mut self, step: &Step) -> Result<(Duration, EngineAnswer), RunFailure> {
         if usize::from(step.slot) >= IN_FLIGHT {
             return Err(RunFailure::BadBatch(format!("there is no slot {}", step.slot)));
         }

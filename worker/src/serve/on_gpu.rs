@@ -16,20 +16,20 @@ use shadowslice_shared::slab::ReadableSlab;
 
 use super::{ServeFault, failed, length, micros, read, say};
 use crate::answer::AnswerSlots;
-use crate::engine::{OnGpu as Engine, Signature, no_stream};
+use crate::engine::{GpuEngine, Signature, no_stream};
 use crate::inputs::Inputs;
 
-pub(super) struct OnGpu {
-    engine: Engine,
+pub(super) struct GpuServeLoop {
+    engine: GpuEngine,
     signature: Signature,
     batched: bool,
     requests: ReadableSlab,
     slots: AnswerSlots,
     /// Batches on the GPU, in the order in which they end.
-    flying: VecDeque<Flying>,
+    flying: VecDeque<PendingBatch>,
 }
 
-struct Flying {
+struct PendingBatch {
     id: u64,
     slot: u8,
     groups: Groups,
@@ -41,9 +41,9 @@ struct Ready {
     through: bool,
 }
 
-impl OnGpu {
+impl GpuServeLoop {
     pub(super) fn new(
-        engine: Engine,
+        engine: GpuEngine,
         signature: Signature,
         batched: bool,
         requests: ReadableSlab,
@@ -120,7 +120,7 @@ impl OnGpu {
         }
         match self.launch(batch) {
             Ok(outputs) => {
-                self.flying.push_back(Flying {
+                self.flying.push_back(PendingBatch {
                     id: batch.id,
                     slot: batch.slot,
                     groups: batch.groups,
@@ -152,7 +152,7 @@ impl OnGpu {
         while let Some(first) = self.flying.front() {
             let executed = self.engine.gpu().executed(first.slot).map_err(ServeFault::Gpu)?;
             let Some(execution) = executed else { break };
-            let Some(Flying { id, outputs, .. }) = self.flying.pop_front() else { break };
+            let Some(PendingBatch { id, outputs, .. }) = self.flying.pop_front() else { break };
             if !say(socket, &FromWorker::Answer(answered(id, execution, outputs)), message)? {
                 return Ok(false);
             }

@@ -9,7 +9,7 @@ use super::{CudaFault, CudaGpu, fault, open};
 
 /// What a GPU is, as its driver says.
 #[derive(Debug, serde::Serialize)]
-pub struct Facts {
+pub struct GpuFacts {
     /// SMs that this process may use.
     pub sms: u32,
     /// Whether this process is a client of MPS.
@@ -36,7 +36,7 @@ pub fn initialise() -> Result<(), BootRefusal> {
 }
 
 /// Asks the driver.
-pub fn facts(gpu: &CudaGpu) -> Result<Facts, CudaFault> {
+pub fn facts(gpu: &CudaGpu) -> Result<GpuFacts, CudaFault> {
     let asked = fault("be asked what it is");
     let mps = gpu.context.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MPS_ENABLED);
     let mut driver = 0;
@@ -44,7 +44,7 @@ pub fn facts(gpu: &CudaGpu) -> Result<Facts, CudaFault> {
     unsafe { sys::cuDriverGetVersion(&mut driver) }.result().map_err(&asked)?;
     let (memory_free, memory_total) = gpu.memory()?;
     let bytes = gpu.context.uuid().map_err(&asked)?.bytes;
-    Ok(Facts {
+    Ok(GpuFacts {
         sms: gpu.sms().0,
         mps: mps.unwrap_or(0) != 0,
         name: gpu.context.name().map_err(&asked)?,

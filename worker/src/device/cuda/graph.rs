@@ -54,7 +54,7 @@ impl fmt::Debug for Executable {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Unmovable {
+pub enum MoveError {
     /// A kernel of an older kind, which belongs to the context that loaded it.
     #[error("a kernel in it is bound to its context")]
     BoundKernel,
@@ -143,15 +143,15 @@ impl Recording {
         Ok(Executable { executable, context: Arc::clone(&self.context), _partition: partition })
     }
 
-    pub fn movable(&self) -> Result<(), Unmovable> {
-        self.nodes().map_err(Unmovable::Driver)?.into_iter().try_for_each(|node| {
-            match type_of(node).map_err(Unmovable::Driver)? {
+    pub fn movable(&self) -> Result<(), MoveError> {
+        self.nodes().map_err(MoveError::Driver)?.into_iter().try_for_each(|node| {
+            match type_of(node).map_err(MoveError::Driver)? {
                 KERNEL => {
-                    let kernel = kernel_of(node).map_err(Unmovable::Driver)?;
-                    if kernel.kern.is_null() { Err(Unmovable::BoundKernel) } else { Ok(()) }
+                    let kernel = kernel_of(node).map_err(MoveError::Driver)?;
+                    if kernel.kern.is_null() { Err(MoveError::BoundKernel) } else { Ok(()) }
                 }
                 COPY | FILL | EMPTY | ALLOT | FREE => Ok(()),
-                other => Err(Unmovable::Node(other)),
+                other => Err(MoveError::Node(other)),
             }
         })
     }

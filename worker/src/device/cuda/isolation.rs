@@ -14,7 +14,7 @@ use cudarc::driver::{DriverError, result, sys};
 use serde::Serialize;
 use shadowslice_shared::groups::{Division, Groups};
 
-use super::partition::{GreenStream, SmGroups, Undivided};
+use super::partition::{DivisionError, GreenStream, SmGroups};
 use super::{CudaFault, CudaGpu, fault};
 
 const TIMES: usize = 21;
@@ -52,7 +52,7 @@ again:
 #[derive(Debug, thiserror::Error)]
 pub enum IsolationError {
     #[error(transparent)]
-    Undivided(#[from] Undivided),
+    DivisionError(#[from] DivisionError),
     #[error("partitions cannot be measured")]
     Gpu(#[from] CudaFault),
     #[error("another process cannot be started or heard")]
@@ -77,7 +77,7 @@ pub fn measure(gpu: &CudaGpu, mut holder: Command) -> Result<Isolation, Isolatio
     let division = groups.division().clone();
     let held = Groups::first(division.count() / 2);
     let others: Groups = (0..division.count()).filter(|&group| !held.contains(group)).collect();
-    let spin = Spin::load(gpu)?;
+    let spin = SpinKernel::load(gpu)?;
     let time = |on: Groups| {
         let context = groups.context(on)?;
         let stream = context.stream()?;
@@ -96,16 +96,16 @@ pub fn measure(gpu: &CudaGpu, mut holder: Command) -> Result<Isolation, Isolatio
     time(others)?;
     let alone_us = time(others)?;
     holder.arg(held.bits().to_string()).stdin(Stdio::piped()).stdout(Stdio::piped());
-    let holding = Holding::wait_for(holder.spawn()?)?;
+    let holding = HolderProcess::wait_for(holder.spawn()?)?;
     let apart_us = time(others)?;
     let together_us = time(held)?;
     holding.end()?;
     Ok(Isolation { division, alone_us, apart_us, together_us })
 }
 
-struct Holding(Child);
+struct HolderProcess(Child);
 
-impl Holding {
+impl HolderProcess {
     fn wait_for(mut child: Child) -> std::io::Result<Self> {
         let said = child.stdout.take().map(BufReader::new);
         let holding = Self(child);
@@ -126,7 +126,7 @@ pub fn hold(gpu: &CudaGpu, held: Groups) -> Result<(), IsolationError> {
     let groups = SmGroups::of(gpu)?;
     let context = groups.context(held)?;
     let stream = context.stream()?;
-    let spin = Spin::load(gpu)?;
+    let spin = SpinKernel::load(gpu)?;
     let blocks = 2 * groups.division().sms(held).0;
     let (ended, end) = std::sync::mpsc::sync_channel(1);
     std::thread::spawn(move || {
@@ -153,12 +153,12 @@ pub fn hold(gpu: &CudaGpu, held: Groups) -> Result<(), IsolationError> {
     Ok(spin.finish(&stream)?)
 }
 
-struct Spin {
+struct SpinKernel {
     module: sys::CUmodule,
     function: sys::CUfunction,
 }
 
-impl Spin {
+impl SpinKernel {
     fn load(gpu: &CudaGpu) -> Result<Self, CudaFault> {
         let failed = fault("load a kernel");
         gpu.bind()?;
@@ -195,7 +195,7 @@ impl Spin {
     }
 }
 
-impl Drop for Spin {
+impl Drop for SpinKernel {
     fn drop(&mut self) {
         // SAFETY: ours; what ran of it has been waited for.
         unsafe { sys::cuModuleUnload(self.module) }.result().ok();

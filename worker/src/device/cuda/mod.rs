@@ -15,7 +15,7 @@ pub mod partition;
 pub mod pinned;
 pub mod region;
 
-pub use facts::{Facts, facts, initialise};
+pub use facts::{GpuFacts, facts, initialise};
 
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -48,13 +48,13 @@ pub struct CudaGpu {
     context: Arc<CudaContext>,
     compute: Arc<CudaStream>,
     copies: Arc<CudaStream>,
-    flights: [Flight; IN_FLIGHT],
+    flights: [BatchEvents; IN_FLIGHT],
     through: OwnedFd,
     sms: Sms,
 }
 
 /// One for each batch that may be on the GPU at once.
-struct Flight {
+struct BatchEvents {
     copied: CudaEvent,
     start: CudaEvent,
     end: CudaEvent,
@@ -62,7 +62,7 @@ struct Flight {
 
 /// A place in the work that was put on the compute stream.
 #[derive(Debug)]
-pub struct Mark(CudaEvent);
+pub struct StreamMark(CudaEvent);
 
 impl fmt::Debug for CudaGpu {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -85,7 +85,7 @@ impl CudaGpu {
         let through = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let system = DriverError(sys::CUresult::CUDA_ERROR_OPERATING_SYSTEM);
         let through = through.map_err(|_| fault("make an event file")(system))?;
-        let flights = [Flight::new(&context)?, Flight::new(&context)?];
+        let flights = [BatchEvents::new(&context)?, BatchEvents::new(&context)?];
         let sms = Sms(u32::try_from(sms).unwrap_or(0));
         Ok(Self { context, compute, copies, flights, through, sms })
     }
@@ -190,8 +190,8 @@ impl CudaGpu {
     }
 
     /// Behind all that was put on the compute stream so far.
-    pub fn mark(&self) -> Result<Mark, CudaFault> {
-        self.compute.record_event(None).map(Mark).map_err(fault("mark what it has to do"))
+    pub fn mark(&self) -> Result<StreamMark, CudaFault> {
+        self.compute.record_event(None).map(StreamMark).map_err(fault("mark what it has to do"))
     }
 
     pub fn synchronize(&self) -> Result<(), CudaFault> {
@@ -204,7 +204,7 @@ impl CudaGpu {
     }
 }
 
-impl Mark {
+impl StreamMark {
     /// Returns when the GPU is through with all before the mark, or is lost and runs nothing of it
     /// any more.
     pub fn wait(self) {
@@ -220,7 +220,7 @@ impl Drop for CudaGpu {
     }
 }
 
-impl Flight {
+impl BatchEvents {
     fn new(context: &Arc<CudaContext>) -> Result<Self, CudaFault> {
         let event = |flags| context.new_event(Some(flags)).map_err(fault("make an event"));
         Ok(Self {

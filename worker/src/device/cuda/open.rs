@@ -14,7 +14,7 @@ const SERVER_PATIENCE: Duration = Duration::from_secs(10);
 const SERVER_POLL: Duration = Duration::from_millis(20);
 
 #[derive(Debug, thiserror::Error)]
-pub(super) enum OpenError {
+pub(super) enum GpuOpenError {
     #[error(
         "NVIDIA's driver is not there: libcuda.so.1 cannot be loaded; install the driver, or use an emulated device"
     )]
@@ -28,22 +28,22 @@ pub(super) enum OpenError {
 }
 
 /// Of the first GPU that the process sees: the primary context, which engines use too.
-pub(super) fn context() -> Result<Arc<CudaContext>, OpenError> {
+pub(super) fn context() -> Result<Arc<CudaContext>, GpuOpenError> {
     load_driver()?;
     let deadline_ns = after(now_ns(), SERVER_PATIENCE);
     loop {
         match CudaContext::new(0).and_then(waits_asleep) {
             Ok(context) => return Ok(context),
             Err(error) if !is_not_ready(error) => return Err(opened(error)),
-            Err(error) if now_ns() > deadline_ns => return Err(OpenError::NotReady(error)),
+            Err(error) if now_ns() > deadline_ns => return Err(GpuOpenError::NotReady(error)),
             Err(_) => pause(),
         }
     }
 }
 
-pub(super) fn load_driver() -> Result<(), OpenError> {
+pub(super) fn load_driver() -> Result<(), GpuOpenError> {
     // SAFETY: loading NVIDIA's library runs its initialisers, which is what a CUDA program does.
-    if unsafe { sys::is_culib_present() } { Ok(()) } else { Err(OpenError::NoDriver) }
+    if unsafe { sys::is_culib_present() } { Ok(()) } else { Err(GpuOpenError::NoDriver) }
 }
 
 /// Has a thread that waits for the GPU leave its core to others.
@@ -58,10 +58,10 @@ fn is_not_ready(error: DriverError) -> bool {
     matches!(error.0, CUDA_ERROR_MPS_SERVER_NOT_READY | CUDA_ERROR_MPS_CONNECTION_FAILED)
 }
 
-fn opened(error: DriverError) -> OpenError {
+fn opened(error: DriverError) -> GpuOpenError {
     match error.0 {
-        sys::CUresult::CUDA_ERROR_NO_DEVICE | sys::CUresult::CUDA_ERROR_INVALID_DEVICE => OpenError::NoGpu,
-        _ => OpenError::Driver(error),
+        sys::CUresult::CUDA_ERROR_NO_DEVICE | sys::CUresult::CUDA_ERROR_INVALID_DEVICE => GpuOpenError::NoGpu,
+        _ => GpuOpenError::Driver(error),
     }
 }
 

@@ -48,7 +48,7 @@ impl fmt::Debug for GreenContext {
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum Undivided {
+pub enum DivisionError {
     /// It is too old, or the process has a share of the GPU by percentage.
     #[error("the driver does not divide the GPU's SMs (CUDA 12.4 or later is needed, and a share of 100 %)")]
     Driver(#[source] DriverError),
@@ -57,11 +57,11 @@ pub enum Undivided {
 }
 
 impl SmGroups {
-    pub fn of(gpu: &CudaGpu) -> Result<Self, Undivided> {
-        let resources = split(gpu).map_err(Undivided::Driver)?;
+    pub fn of(gpu: &CudaGpu) -> Result<Self, DivisionError> {
+        let resources = split(gpu).map_err(DivisionError::Driver)?;
         // SAFETY: resources of the kind SM carry a count of SMs.
         let sizes = resources.iter().map(|group| Sms(unsafe { group.__bindgen_anon_1.sm.smCount }));
-        let division = Division::new(sizes.collect()).ok_or(Undivided::TooFew(gpu.sms()))?;
+        let division = Division::new(sizes.collect()).ok_or(DivisionError::TooFew(gpu.sms()))?;
         Ok(Self { resources, division, context: Arc::clone(&gpu.context) })
     }
 

@@ -14,7 +14,7 @@ use super::{CudaFault, CudaGpu, fault};
 const DESCRIPTOR: sys::CUmemAllocationHandleType =
     sys::CUmemAllocationHandleType_enum::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
-pub struct Region {
+pub struct SharedRegion {
     start: NonNull<u8>,
     /// What is mapped, which is more than was asked for.
     mapped: usize,
@@ -24,18 +24,18 @@ pub struct Region {
     context: Arc<CudaContext>,
 }
 
-impl fmt::Debug for Region {
+impl fmt::Debug for SharedRegion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Region").field("mapped", &self.mapped).finish_non_exhaustive()
+        f.debug_struct("SharedRegion").field("mapped", &self.mapped).finish_non_exhaustive()
     }
 }
 
 // SAFETY: the driver lets any thread use a mapping and end it, and nothing here changes.
-unsafe impl Send for Region {}
+unsafe impl Send for SharedRegion {}
 // SAFETY: as above.
-unsafe impl Sync for Region {}
+unsafe impl Sync for SharedRegion {}
 
-impl Region {
+impl SharedRegion {
     /// New memory for `bytes` bytes, into which `fill` writes; then it cannot be written any more.
     pub fn filled<E: From<CudaFault>>(
         gpu: &CudaGpu,
@@ -119,7 +119,7 @@ impl Region {
     }
 }
 
-impl Drop for Region {
+impl Drop for SharedRegion {
     fn drop(&mut self) {
         // If the context is beyond use, its mappings are gone with it.
         if self.context.bind_to_thread().is_ok() {
@@ -141,7 +141,7 @@ struct Mapping {
 
 #[derive(Debug)]
 pub struct Writer<'r> {
-    region: &'r Region,
+    region: &'r SharedRegion,
     bytes: usize,
 }
 

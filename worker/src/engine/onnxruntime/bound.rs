@@ -12,7 +12,7 @@ use ort::{AsPointer, ortsys};
 use shadowslice_shared::batch::RunFailure;
 use shadowslice_shared::tensor::{TensorSpec, elements};
 
-use super::output::{Layout, layout};
+use super::output::{RowLayout, layout};
 use super::{element_type, failed};
 use crate::device::cuda::buffer::DeviceBuffer;
 use crate::device::cuda::graph::{Executable, Recording};
@@ -38,14 +38,14 @@ impl BatchForm {
 /// The places of batches of one form. They share no memory with anything that is computed, so that
 /// a batch can arrive while the one before executes.
 #[derive(Debug)]
-pub(super) struct Bound {
+pub(super) struct BoundBatch {
     pub(super) kind: BatchForm,
-    pub(super) session: SessionOf,
-    pub(super) how: How,
+    pub(super) session: SessionRef,
+    pub(super) how: ExecutionMode,
     pub(super) inputs: Vec<Rc<DeviceBuffer>>,
 }
 
-impl Bound {
+impl BoundBatch {
     /// Drops the outputs of the last batch that was not a recording's. The GPU must be through with
     /// them; the next batch gets others.
     pub(super) fn drop_outputs(
@@ -54,8 +54,8 @@ impl Bound {
         memory: &MemoryInfo<'static>,
     ) -> Result<(), RunFailure> {
         match &mut self.how {
-            How::Eager(binding) => allot_outputs(binding, outputs, memory),
-            How::Recorded(_) => Ok(()),
+            ExecutionMode::Eager(binding) => allot_outputs(binding, outputs, memory),
+            ExecutionMode::Recorded(_) => Ok(()),
         }
     }
 }
@@ -71,43 +71,43 @@ fn allot_outputs(
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct SessionOf {
+pub(super) struct SessionRef {
     pub(super) index: usize,
     /// Whether all its work happens on the GPU, so that it can be recorded.
     pub(super) recordable: bool,
 }
 
 #[derive(Debug)]
-pub(super) enum How {
+pub(super) enum ExecutionMode {
     /// Operator by operator, by ONNX Runtime, which allots the outputs.
     Eager(Box<IoBinding>),
     /// As it was recorded, into outputs that stay where they are. ONNX Runtime chooses the
     /// algorithms of a convolution anew whenever the batch size changes; a recording does not.
-    Recorded(Recorded),
+    Recorded(RecordedBatch),
 }
 
 #[derive(Debug)]
-pub(super) struct Recorded {
+pub(super) struct RecordedBatch {
     /// On all SMs of the process.
     pub(super) whole: Executable,
     pub(super) recording: usize,
-    pub(super) outputs: Vec<Fixed>,
+    pub(super) outputs: Vec<OutputBuffer>,
 }
 
 #[derive(Debug)]
-pub(super) struct Fixed {
-    pub(super) layout: Layout,
+pub(super) struct OutputBuffer {
+    pub(super) layout: RowLayout,
     pub(super) buffer: Rc<DeviceBuffer>,
 }
 
 /// The largest buffer so far for each slot's inputs and outputs. A slot has one batch at a time, so
 /// batches of all sizes use the same.
 #[derive(Debug, Default)]
-pub(super) struct Buffers(BTreeMap<(u8, Tensor), Rc<DeviceBuffer>>);
+pub(super) struct Buffers(BTreeMap<(u8, TensorId), Rc<DeviceBuffer>>);
 
 /// Which tensor of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Tensor {
+enum TensorId {
     Input(usize),
     Output(usize),
 }
@@ -116,7 +116,7 @@ impl Buffers {
     fn of(
         &mut self,
         slot: u8,
-        tensor: Tensor,
+        tensor: TensorId,
         bytes: usize,
         gpu: &CudaGpu,
     ) -> Result<Rc<DeviceBuffer>, CudaFault> {
@@ -129,7 +129,7 @@ impl Buffers {
     }
 }
 
-pub(super) struct Maker<'m> {
+pub(super) struct Binder<'m> {
     pub(super) allocator: &'m Allocator,
     pub(super) memory: &'m MemoryInfo<'static>,
     pub(super) gpu: &'m CudaGpu,
@@ -139,34 +139,34 @@ pub(super) struct Maker<'m> {
 pub(super) struct Recorder<'m> {
     pub(super) session: &'m mut Session,
     pub(super) options: &'m RunOptions,
-    pub(super) maker: Maker<'m>,
+    pub(super) maker: Binder<'m>,
 }
 
-impl Maker<'_> {
+impl Binder<'_> {
     pub(super) fn bind(
         &mut self,
         session: &Session,
-        (kind, of): (BatchForm, SessionOf),
+        (kind, of): (BatchForm, SessionRef),
         inputs: &[TensorSpec],
         outputs: &[TensorSpec],
-    ) -> Result<Bound, RunFailure> {
+    ) -> Result<BoundBatch, RunFailure> {
         let mut binding = session.create_binding().map_err(|fault| failed(&fault))?;
         let mut buffers = Vec::with_capacity(inputs.len());
         for (input, (spec, row)) in inputs.iter().zip(&kind.shapes).enumerate() {
             let shape: Vec<i64> = kind.rows.map(i64::from).into_iter().chain(row.iter().copied()).collect();
-            let (buffer, tensor) = self.place(spec, &shape, (kind.slot, Tensor::Input(input)))?;
+            let (buffer, tensor) = self.place(spec, &shape, (kind.slot, TensorId::Input(input)))?;
             binding.bind_input(&spec.name, &tensor).map_err(|fault| failed(&fault))?;
             buffers.push(buffer);
         }
         allot_outputs(&mut binding, outputs, self.memory)?;
-        Ok(Bound { kind, session: of, how: How::Eager(Box::new(binding)), inputs: buffers })
+        Ok(BoundBatch { kind, session: of, how: ExecutionMode::Eager(Box::new(binding)), inputs: buffers })
     }
 
     fn place(
         &mut self,
         spec: &TensorSpec,
         shape: &[i64],
-        (slot, tensor): (u8, Tensor),
+        (slot, tensor): (u8, TensorId),
     ) -> Result<(Rc<DeviceBuffer>, DynTensor), RunFailure> {
         let size = spec.datatype.size().expect("strings are not bound");
         let bytes = elements(shape).and_then(|count| count.checked_mul(size));
@@ -203,11 +203,11 @@ impl Recorder<'_> {
     /// has happened.
     pub(super) fn record(
         &mut self,
-        bound: &mut Bound,
+        bound: &mut BoundBatch,
         outputs: &[TensorSpec],
         copies: usize,
     ) -> Result<Vec<Recording>, RunFailure> {
-        let How::Eager(binding) = &mut bound.how else { return Ok(Vec::new()) };
+        let ExecutionMode::Eager(binding) = &mut bound.how else { return Ok(Vec::new()) };
         let answer = self.session.run_binding_with_options(binding, self.options);
         let answer = answer.map_err(|fault| failed(&fault))?;
         let mut layouts = Vec::with_capacity(outputs.len());
@@ -222,9 +222,9 @@ impl Recorder<'_> {
             let rows = bound.kind.rows.map(i64::from);
             let shape: Vec<i64> = rows.into_iter().chain(layout.shape.iter().copied()).collect();
             let (buffer, tensor) =
-                self.maker.place(spec, &shape, (bound.kind.slot, Tensor::Output(output)))?;
+                self.maker.place(spec, &shape, (bound.kind.slot, TensorId::Output(output)))?;
             binding.bind_output(&spec.name, tensor).map_err(|fault| failed(&fault))?;
-            fixed.push(Fixed { layout, buffer });
+            fixed.push(OutputBuffer { layout, buffer });
         }
         let mut record = || {
             let work = || self.session.run_binding_with_options(binding, self.options).map(drop);
@@ -238,7 +238,7 @@ impl Recorder<'_> {
         };
         let copies = (0..copies).map(|_| record()).collect::<Result<Option<Vec<_>>, _>>()?;
         let whole = recording.ready().map_err(|fault| broken(&fault))?;
-        bound.how = How::Recorded(Recorded { whole, recording: 0, outputs: fixed });
+        bound.how = ExecutionMode::Recorded(RecordedBatch { whole, recording: 0, outputs: fixed });
         copies
             .ok_or_else(|| RunFailure::Engine("it was recorded once, and could not be once more".to_owned()))
     }

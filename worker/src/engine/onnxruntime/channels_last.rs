@@ -15,7 +15,7 @@ use prost::bytes::Buf;
 use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
 use prost::encoding::{encode_key, encode_varint, int64, string};
 
-use super::model_file::{ExternalTensor, Node, read};
+use super::model_file::{ExternalTensor, NodeProto, read};
 
 /// What ONNX Runtime calls operators whose activations it has turned.
 const TURNED: &str = "com.ms.internal.nhwc";
@@ -51,7 +51,7 @@ pub(super) fn turn(model: &Path, weights: &Path) -> io::Result<()> {
 
 /// The tensors that are the weights of turned convolutions, and nothing else.
 fn convolved_only<'t>(
-    nodes: &[Node],
+    nodes: &[NodeProto],
     tensors: impl Iterator<Item = &'t ExternalTensor>,
 ) -> BTreeMap<&'t str, &'t ExternalTensor> {
     let mut turned: BTreeMap<_, _> = tensors.map(|tensor| (tensor.name.as_str(), tensor)).collect();
@@ -65,7 +65,7 @@ fn convolved_only<'t>(
     turned
 }
 
-fn is_turned_convolution(node: &Node) -> bool {
+fn is_turned_convolution(node: &NodeProto) -> bool {
     node.operator == "Conv" && node.domain == TURNED
 }
 
@@ -112,7 +112,7 @@ fn graph(graph: &[u8], turned: &BTreeMap<&str, &ExternalTensor>) -> io::Result<V
     each_field(graph, |field| {
         match field.number {
             NODE => {
-                let node: Node = prost::Message::decode(field.content).map_err(io::Error::other)?;
+                let node: NodeProto = prost::Message::decode(field.content).map_err(io::Error::other)?;
                 let weights = node.inputs.get(1).filter(|_| is_turned_convolution(&node));
                 let mut content = field.content.to_vec();
                 if weights.is_some_and(|name| turned.contains_key(name.as_str())) {
@@ -197,7 +197,7 @@ mod tests {
     }
 
     impl Files {
-        fn new(nodes: Vec<Node>) -> Self {
+        fn new(nodes: Vec<NodeProto>) -> Self {
             let folder = tempfile::tempdir().unwrap();
             let (model, weights) = (folder.path().join("model.onnx"), folder.path().join("weights"));
             let tensors = vec![external("w", &SHAPE, (0, 48)), external("v", &SHAPE, (48, 48))];

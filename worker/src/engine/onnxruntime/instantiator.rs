@@ -9,31 +9,31 @@ use shadowslice_shared::groups::{Groups, READY_PARTITIONS};
 
 use crate::device::cuda::graph::{Executable, Recording, UploadStream};
 use crate::device::cuda::partition::GreenContext;
-use crate::device::cuda::{CudaFault, CudaGpu, Mark};
+use crate::device::cuda::{CudaFault, CudaGpu, StreamMark};
 
 /// In place of a recording's number: no recording goes first, or none at all is needed any more.
 pub(super) const NONE_FIRST: usize = usize::MAX;
 pub(super) const NO_MORE: usize = usize::MAX - 1;
 
 #[derive(Debug)]
-pub(super) struct Order {
+pub(super) struct InstantiateOrder {
     pub(super) seat: usize,
     pub(super) groups: Groups,
     pub(super) context: Arc<GreenContext>,
     pub(super) first: Arc<AtomicUsize>,
     /// Recordings that were ready at that seat before.
-    pub(super) before: Option<Left>,
+    pub(super) before: Option<StaleExecutables>,
 }
 
 /// Recordings by number, and when the GPU is through with them.
 #[derive(Debug)]
-pub(super) struct Left {
+pub(super) struct StaleExecutables {
     pub(super) executables: Vec<Option<Executable>>,
-    pub(super) through: Option<Mark>,
+    pub(super) through: Option<StreamMark>,
 }
 
 #[derive(Debug)]
-pub(super) enum Made {
+pub(super) enum InstantiatorEvent {
     Recording(Groups, usize, Result<Executable, CudaFault>),
     /// All recordings that there will be.
     All(Groups),
@@ -41,23 +41,23 @@ pub(super) enum Made {
 
 /// A copy of all of a model's recordings, which can be ready on one partition.
 #[derive(Debug, Default)]
-struct Seat(Vec<Recording>);
+struct RecordingSet(Vec<Recording>);
 
 #[derive(Debug)]
 struct Unfinished {
-    order: Order,
+    order: InstantiateOrder,
     left: Vec<usize>,
 }
 
 #[derive(Debug)]
 pub(super) struct Instantiator {
-    seats: Vec<Seat>,
+    seats: Vec<RecordingSet>,
     uploads: UploadStream,
     unfinished: Vec<Unfinished>,
     gpu: Arc<CudaGpu>,
 }
 
-impl Left {
+impl StaleExecutables {
     fn free(&mut self, number: usize) {
         self.wait();
         drop(self.executables.get_mut(number).and_then(Option::take));
@@ -70,7 +70,7 @@ impl Left {
     }
 }
 
-impl Drop for Left {
+impl Drop for StaleExecutables {
     fn drop(&mut self) {
         self.wait();
     }
@@ -89,7 +89,7 @@ impl Unfinished {
 
 impl Instantiator {
     pub(super) fn new(gpu: Arc<CudaGpu>) -> Result<Self, CudaFault> {
-        let seats = (0..READY_PARTITIONS).map(|_| Seat::default()).collect();
+        let seats = (0..READY_PARTITIONS).map(|_| RecordingSet::default()).collect();
         let uploads = UploadStream::new(&gpu)?;
         Ok(Self { seats, uploads, unfinished: Vec::new(), gpu })
     }
@@ -103,14 +103,18 @@ impl Instantiator {
         number
     }
 
-    pub(super) fn finish(&mut self, order: Order, mut tell: impl FnMut(Made)) {
+    pub(super) fn finish(&mut self, order: InstantiateOrder, mut tell: impl FnMut(InstantiatorEvent)) {
         self.begin(order);
         while !self.unfinished.is_empty() {
             self.step(&mut tell);
         }
     }
 
-    pub(super) fn work(mut self, orders: &Receiver<Order>, mut tell: impl FnMut(Made)) {
+    pub(super) fn work(
+        mut self,
+        orders: &Receiver<InstantiateOrder>,
+        mut tell: impl FnMut(InstantiatorEvent),
+    ) {
         // Without the context every order fails, and the failure is reported.
         self.gpu.bind().ok();
         loop {
@@ -126,12 +130,12 @@ impl Instantiator {
         }
     }
 
-    fn begin(&mut self, order: Order) {
+    fn begin(&mut self, order: InstantiateOrder) {
         let left = (0..self.seats[order.seat].0.len()).collect();
         self.unfinished.push(Unfinished { order, left });
     }
 
-    fn step(&mut self, tell: &mut impl FnMut(Made)) {
+    fn step(&mut self, tell: &mut impl FnMut(InstantiatorEvent)) {
         // Of equally urgent orders, the last one given goes first.
         let next = (0..self.unfinished.len()).max_by_key(|&index| self.unfinished[index].urgency());
         let Some(index) = next else { return };
@@ -139,7 +143,7 @@ impl Instantiator {
         let urgent = order.first.load(Ordering::Acquire);
         if urgent == NO_MORE || left.is_empty() {
             let Unfinished { order, .. } = self.unfinished.remove(index);
-            return tell(Made::All(order.groups));
+            return tell(InstantiatorEvent::All(order.groups));
         }
         let next = left.iter().position(|&number| number == urgent).unwrap_or(0);
         let number = left.remove(next);
@@ -148,6 +152,6 @@ impl Instantiator {
         }
         let recording = &mut self.seats[order.seat].0[number];
         let made = recording.ready_on(&order.context, &self.uploads);
-        tell(Made::Recording(order.groups, number, made));
+        tell(InstantiatorEvent::Recording(order.groups, number, made));
     }
 }

@@ -12,10 +12,10 @@ use ort::value::{Outlet, ValueType};
 use shadowslice_shared::boot::{BootRefusal, Provider};
 
 use super::bound::BatchForm;
-use super::optimised::{Form, LARGE, Optimised, WEIGHTS};
+use super::optimised::{LARGE, Optimised, OptimisedForm, WEIGHTS};
 use super::scratch::Scratch;
 use super::weights::Weights;
-use super::{OnnxRuntime, Signature, channels_last, options, providers};
+use super::{OnnxSession, Signature, channels_last, options, providers};
 use crate::device::cuda::CudaGpu;
 use shadowslice_shared::errors::chain;
 
@@ -52,7 +52,7 @@ impl Loader {
         fallback: Fallback,
         lengths: &Lengths,
         scratch: Scratch,
-    ) -> Result<(OnnxRuntime, Signature), BootRefusal> {
+    ) -> Result<(OnnxSession, Signature), BootRefusal> {
         let loaded = self.session_as_it_is(fallback, lengths, scratch);
         if loaded.is_err() && std::mem::replace(&mut self.channels_last, false) {
             return self.session_as_it_is(fallback, lengths, scratch);
@@ -65,9 +65,9 @@ impl Loader {
         fallback: Fallback,
         lengths: &Lengths,
         scratch: Scratch,
-    ) -> Result<(OnnxRuntime, Signature), BootRefusal> {
+    ) -> Result<(OnnxSession, Signature), BootRefusal> {
         let Some(optimised) = &self.optimised else {
-            return OnnxRuntime::commit(self.builder(fallback, lengths, scratch)?, &self.model);
+            return OnnxSession::commit(self.builder(fallback, lengths, scratch)?, &self.model);
         };
         let name = self.name(fallback, lengths);
         let form = match optimised.form(&name) {
@@ -91,7 +91,7 @@ impl Loader {
         };
         self.unshared =
             Some(format!("its optimised form cannot be kept or used, which takes time and memory: {unkept}"));
-        OnnxRuntime::commit(self.builder(fallback, lengths, scratch)?, &self.model)
+        OnnxSession::commit(self.builder(fallback, lengths, scratch)?, &self.model)
     }
 
     fn optimise(&self, fallback: Fallback, lengths: &Lengths, file: &Path) -> Result<(), BootRefusal> {
@@ -104,7 +104,7 @@ impl Loader {
         let builder = builder.with_config_entry(key("file_name"), WEIGHTS).map_err(refused)?;
         let builder =
             builder.with_config_entry(key("min_size_in_bytes"), LARGE.to_string()).map_err(refused)?;
-        OnnxRuntime::commit(builder, &self.model)?;
+        OnnxSession::commit(builder, &self.model)?;
         match self.channels_last {
             true => channels_last::turn(file, &file.with_file_name(WEIGHTS))
                 .map_err(|error| BootRefusal::Setup(format!("its weights cannot be turned: {error}"))),
@@ -114,15 +114,15 @@ impl Loader {
 
     fn session_of(
         &mut self,
-        form: &Form,
+        form: &OptimisedForm,
         builder: SessionBuilder,
-    ) -> Result<(OnnxRuntime, Signature), String> {
+    ) -> Result<(OnnxSession, Signature), String> {
         let said = |fault: ort::Error<SessionBuilder>| fault.message().to_owned();
         let mut builder = builder.with_optimization_level(GraphOptimizationLevel::Disable).map_err(said)?;
         for (name, value) in self.weights.of(form, &self.gpu).map_err(|error| chain(&error))? {
             builder = builder.with_initializer(name, value).map_err(said)?;
         }
-        OnnxRuntime::commit(builder, &form.model()).map_err(|refusal| refusal.to_string())
+        OnnxSession::commit(builder, &form.model()).map_err(|refusal| refusal.to_string())
     }
 
     /// The file that says what the model's operators are.

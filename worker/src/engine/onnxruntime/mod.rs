@@ -40,8 +40,8 @@ use crate::inputs::Inputs;
 pub use constants::Constants;
 use gather::GatherBuffer;
 pub use libraries::try_libraries;
-pub(super) use on_gpu::Kept;
-pub use on_gpu::OnGpu;
+pub use on_gpu::GpuEngine;
+pub(super) use on_gpu::RetainedModel;
 use shadowslice_shared::errors::chain;
 
 /// Before any library is loaded: what a GPU's libraries cannot be told later. `kept`: where the
@@ -88,13 +88,13 @@ fn linker_says(fault: &dyn Error) -> String {
 }
 
 #[derive(Debug)]
-pub struct OnnxRuntime {
+pub struct OnnxSession {
     session: Session,
     outputs: Vec<TensorSpec>,
     buffers: Vec<GatherBuffer>,
 }
 
-impl OnnxRuntime {
+impl OnnxSession {
     /// `threads`: within an operator on the host's processor.
     pub fn load(library: &Library, model: &Path, threads: u32) -> Result<(Self, Signature), BootRefusal> {
         let builder = options(&library.environment, threads).map_err(BootRefusal::Model)?;

@@ -10,27 +10,27 @@ use prost::Message;
 #[derive(Message)]
 pub(super) struct ModelProto {
     #[prost(message, optional, tag = "7")]
-    graph: Option<Graph>,
+    graph: Option<GraphProto>,
     #[prost(message, repeated, tag = "25")]
-    functions: Vec<Function>,
+    functions: Vec<FunctionProto>,
 }
 
 #[derive(Message)]
-struct Function {
+struct FunctionProto {
     #[prost(message, repeated, tag = "7")]
-    nodes: Vec<Node>,
+    nodes: Vec<NodeProto>,
 }
 
 #[derive(Message)]
-struct Graph {
+struct GraphProto {
     #[prost(message, repeated, tag = "1")]
-    nodes: Vec<Node>,
+    nodes: Vec<NodeProto>,
     #[prost(message, repeated, tag = "5")]
-    initializers: Vec<Tensor>,
+    initializers: Vec<TensorProto>,
 }
 
 #[derive(Clone, Message)]
-pub(super) struct Tensor {
+pub(super) struct TensorProto {
     #[prost(int64, repeated, tag = "1")]
     shape: Vec<i64>,
     #[prost(int32, tag = "2")]
@@ -38,11 +38,11 @@ pub(super) struct Tensor {
     #[prost(string, tag = "8")]
     name: String,
     #[prost(message, repeated, tag = "13")]
-    external: Vec<Property>,
+    external: Vec<ExternalEntry>,
 }
 
 #[derive(Clone, Message)]
-struct Property {
+struct ExternalEntry {
     #[prost(string, tag = "1")]
     key: String,
     #[prost(string, tag = "2")]
@@ -115,11 +115,11 @@ pub(super) fn read(model: &Path) -> io::Result<ModelProto> {
 
 impl ModelProto {
     /// Those of the main graph.
-    pub(super) fn nodes(&self) -> &[Node] {
+    pub(super) fn nodes(&self) -> &[NodeProto] {
         self.graph.as_ref().map_or(&[], |graph| &graph.nodes)
     }
 
-    fn tensors(&self) -> &[Tensor] {
+    fn tensors(&self) -> &[TensorProto] {
         self.graph.as_ref().map_or(&[], |graph| &graph.initializers)
     }
 
@@ -138,15 +138,15 @@ impl ModelProto {
     /// for which cuDNN then compiles kernels, or operators that then cannot be recorded.
     pub(super) fn is_convolutional(&self) -> bool {
         let nodes = self.nodes();
-        let nested = |node: &Node| node.attributes.iter().any(Attribute::has_graph);
+        let nested = |node: &NodeProto| node.attributes.iter().any(AttributeProto::has_graph);
         if !self.functions.is_empty() || nodes.iter().any(nested) {
             return false;
         }
-        let weights: BTreeMap<&str, &Tensor> =
+        let weights: BTreeMap<&str, &TensorProto> =
             self.tensors().iter().map(|tensor| (tensor.name.as_str(), tensor)).collect();
-        let plain = |node: &&Node| {
+        let plain = |node: &&NodeProto| {
             let weights = node.inputs.get(1).and_then(|name| weights.get(name.as_str()));
-            let grouped = |held: &Attribute| held.name == "group" && held.number > 1;
+            let grouped = |held: &AttributeProto| held.name == "group" && held.number > 1;
             node.operator == "Conv"
                 && weights
                     .is_some_and(|weights| weights.shape.len() == 4 && [1, 10].contains(&weights.element))
@@ -186,46 +186,46 @@ const TRIED: [&str; 19] = [
 
 /// The name of a tensor, of which these are the bytes.
 pub(super) fn name_of(tensor: &[u8]) -> io::Result<String> {
-    Tensor::decode(tensor).map(|tensor| tensor.name).map_err(io::Error::other)
+    TensorProto::decode(tensor).map(|tensor| tensor.name).map_err(io::Error::other)
 }
 
-fn placed(tensor: &Tensor) -> Option<ExternalTensor> {
+fn placed(tensor: &TensorProto) -> Option<ExternalTensor> {
     let property = |key: &str| {
         tensor.external.iter().find(|property| property.key == key).map(|property| property.value.as_str())
     };
     let file = PathBuf::from(property("location")?);
     let offset = property("offset").map_or(Some(0), |offset| offset.parse().ok())?;
     let bytes = property("length").and_then(|length| length.parse().ok());
-    let Tensor { shape, element, name, .. } = tensor.clone();
+    let TensorProto { shape, element, name, .. } = tensor.clone();
     Some(ExternalTensor { name, element, shape, file, offset, bytes })
 }
 
 #[derive(Message)]
-pub(super) struct Node {
+pub(super) struct NodeProto {
     #[prost(string, repeated, tag = "1")]
     pub(super) inputs: Vec<String>,
     #[prost(string, tag = "4")]
     pub(super) operator: String,
     #[prost(message, repeated, tag = "5")]
-    attributes: Vec<Attribute>,
+    attributes: Vec<AttributeProto>,
     #[prost(string, tag = "7")]
     pub(super) domain: String,
 }
 
 /// The graphs in it are the branches of an `If`, or the body of a loop.
 #[derive(Message)]
-struct Attribute {
+struct AttributeProto {
     #[prost(string, tag = "1")]
     name: String,
     #[prost(int64, tag = "3")]
     number: i64,
     #[prost(message, optional, tag = "6")]
-    graph: Option<Graph>,
+    graph: Option<GraphProto>,
     #[prost(message, repeated, tag = "11")]
-    graphs: Vec<Graph>,
+    graphs: Vec<GraphProto>,
 }
 
-impl Attribute {
+impl AttributeProto {
     fn has_graph(&self) -> bool {
         self.graph.is_some() || !self.graphs.is_empty()
     }
@@ -240,7 +240,7 @@ pub(super) fn remembers_shapes(model: &Path) -> bool {
 }
 
 /// Recursion goes no deeper than decoding allows.
-fn any_remembers(nodes: &[Node]) -> bool {
+fn any_remembers(nodes: &[NodeProto]) -> bool {
     nodes.iter().any(|node| {
         let mut inner = node.attributes.iter().flat_map(|held| held.graph.iter().chain(&held.graphs));
         remembers(&node.operator) || inner.any(|graph| any_remembers(&graph.nodes))
@@ -253,9 +253,9 @@ fn remembers(operator: &str) -> bool {
 
 /// An FP32 tensor, whose bytes begin at this place in the file `weights` and are so many.
 #[cfg(test)]
-pub(super) fn external(name: &str, shape: &[i64], (offset, bytes): (u64, u64)) -> Tensor {
-    let property = |key: &str, value: String| Property { key: key.to_owned(), value };
-    Tensor {
+pub(super) fn external(name: &str, shape: &[i64], (offset, bytes): (u64, u64)) -> TensorProto {
+    let property = |key: &str, value: String| ExternalEntry { key: key.to_owned(), value };
+    TensorProto {
         shape: shape.to_vec(),
         element: 1,
         name: name.to_owned(),
@@ -268,15 +268,15 @@ pub(super) fn external(name: &str, shape: &[i64], (offset, bytes): (u64, u64)) -
 }
 
 #[cfg(test)]
-pub(super) fn node(operator: &str, domain: &str, inputs: &[&str]) -> Node {
+pub(super) fn node(operator: &str, domain: &str, inputs: &[&str]) -> NodeProto {
     let inputs = inputs.iter().map(|&name| name.to_owned()).collect();
-    Node { inputs, operator: operator.to_owned(), attributes: Vec::new(), domain: domain.to_owned() }
+    NodeProto { inputs, operator: operator.to_owned(), attributes: Vec::new(), domain: domain.to_owned() }
 }
 
 #[cfg(test)]
 impl ModelProto {
-    pub(super) fn of(nodes: Vec<Node>, initializers: Vec<Tensor>) -> Self {
-        Self { graph: Some(Graph { nodes, initializers }), functions: Vec::new() }
+    pub(super) fn of(nodes: Vec<NodeProto>, initializers: Vec<TensorProto>) -> Self {
+        Self { graph: Some(GraphProto { nodes, initializers }), functions: Vec::new() }
     }
 }
 
@@ -288,13 +288,13 @@ mod tests {
     fn networks_of_convolutions_are_told_from_others() {
         let convolution = |weights: &str| node("Conv", "", &["x", weights]);
         let grouped = |number| {
-            let group = Attribute { name: "group".to_owned(), number, graph: None, graphs: Vec::new() };
-            Node { attributes: vec![group], ..convolution("w") }
+            let group = AttributeProto { name: "group".to_owned(), number, graph: None, graphs: Vec::new() };
+            NodeProto { attributes: vec![group], ..convolution("w") }
         };
-        let is = |nodes: Vec<Node>| {
+        let is = |nodes: Vec<NodeProto>| {
             let weights = [external("w", &[8, 3, 3, 3], (0, 864)), external("line", &[8, 3, 3], (0, 288))];
-            let half = Tensor { element: 10, name: "half".to_owned(), ..weights[0].clone() };
-            let double = Tensor { element: 11, name: "double".to_owned(), ..weights[0].clone() };
+            let half = TensorProto { element: 10, name: "half".to_owned(), ..weights[0].clone() };
+            let double = TensorProto { element: 11, name: "double".to_owned(), ..weights[0].clone() };
             ModelProto::of(nodes, [weights.to_vec(), vec![half, double]].concat()).is_convolutional()
         };
         let product = || node("Gemm", "", &["x", "m"]);
@@ -308,9 +308,9 @@ mod tests {
         }
         assert!(!is(vec![convolution("w"), node("Resize", "", &["x"])]), "it was not tried");
         assert!(!is(vec![]));
-        let branch = Graph { nodes: vec![product()], initializers: Vec::new() };
-        let branch = Attribute { graph: Some(branch), ..Attribute::default() };
-        let choice = Node { attributes: vec![branch], ..node("If", "", &["x"]) };
+        let branch = GraphProto { nodes: vec![product()], initializers: Vec::new() };
+        let branch = AttributeProto { graph: Some(branch), ..AttributeProto::default() };
+        let choice = NodeProto { attributes: vec![branch], ..node("If", "", &["x"]) };
         assert!(!is(vec![convolution("w"), convolution("w"), choice]));
     }
 
@@ -318,8 +318,9 @@ mod tests {
     fn operators_are_found_and_what_is_no_model_may_have_any() {
         let folder = tempfile::tempdir().unwrap();
         let has = |operators: &[&str]| {
-            let node = |operator: &&str| Node { operator: (*operator).to_owned(), ..Node::default() };
-            let graph = Graph { nodes: operators.iter().map(node).collect(), initializers: Vec::new() };
+            let node =
+                |operator: &&str| NodeProto { operator: (*operator).to_owned(), ..NodeProto::default() };
+            let graph = GraphProto { nodes: operators.iter().map(node).collect(), initializers: Vec::new() };
             let path = folder.path().join("model.onnx");
             let model = ModelProto { graph: Some(graph), functions: Vec::new() };
             std::fs::write(&path, model.encode_to_vec()).unwrap();

@@ -14,17 +14,19 @@ use shadowslice_shared::boot::{BootRefusal, DeviceMemory, Provider};
 use shadowslice_shared::groups::{Division, Groups};
 use shadowslice_shared::tensor::{Datatype, TensorSpec};
 
-use super::bound::{BatchForm, Bound, Buffers, Fixed, How, Maker, Recorded, Recorder};
+use super::bound::{
+    BatchForm, Binder, BoundBatch, Buffers, ExecutionMode, OutputBuffer, RecordedBatch, Recorder,
+};
 use super::loader::Loader;
 use super::optimised::Optimised;
-use super::partitions::Partitions;
+use super::partitions::RecordedPartitions;
 use super::scratch;
 use super::sessions::Sessions;
 use super::weights::Weights;
-use super::{Library, OnnxRuntime, Signature, failed, output};
+use super::{Library, OnnxSession, Signature, failed, output};
 use crate::answer::AnswerSlot;
 use crate::device::cuda::CudaGpu;
-use crate::device::cuda::graph::{Executable, Recording, Unmovable};
+use crate::device::cuda::graph::{Executable, MoveError, Recording};
 use crate::device::cuda::partition::SmGroups;
 use crate::engine::broken;
 use crate::engine::fetch::fetch;
@@ -32,7 +34,7 @@ use crate::inputs::Inputs;
 use shadowslice_shared::errors::chain;
 
 #[derive(Debug, Default)]
-pub struct Kept<'k> {
+pub struct RetainedModel<'k> {
     /// The folder of its optimised forms.
     pub folder: Option<&'k Path>,
     /// The socket over which its weights on the GPU come and go.
@@ -42,14 +44,14 @@ pub struct Kept<'k> {
 /// Forms of batches that keep their places. Warmed-up sizes are about a dozen, in two slots.
 const MAX_BOUND: usize = 64;
 
-pub struct OnGpu {
+pub struct GpuEngine {
     // In the order in which they must be dropped: the sessions' parts before the sessions, the GPU
     // last.
-    bound: Vec<Bound>,
+    bound: Vec<BoundBatch>,
     buffers: Buffers,
     /// `None` where the model's share is not a partition inside the process.
-    partitions: Option<Partitions>,
-    unmovable: Option<Unmovable>,
+    partitions: Option<RecordedPartitions>,
+    unmovable: Option<MoveError>,
     /// Of the batch recorded last; other sizes have about as many.
     kernels: Option<u32>,
     options: RunOptions,
@@ -59,19 +61,19 @@ pub struct OnGpu {
     gpu: Arc<CudaGpu>,
 }
 
-impl fmt::Debug for OnGpu {
+impl fmt::Debug for GpuEngine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OnGpu").field("gpu", &self.gpu).finish_non_exhaustive()
+        f.debug_struct("GpuEngine").field("gpu", &self.gpu).finish_non_exhaustive()
     }
 }
 
-impl OnGpu {
+impl GpuEngine {
     /// `threads`: within operators that run on the host's processor. `partitioned`: the model's
     /// share is a partition inside the process.
     pub fn load(
         library: &Library,
         model: &Path,
-        kept: Kept<'_>,
+        kept: RetainedModel<'_>,
         threads: u32,
         (providers, gpu): (&[Provider], Arc<CudaGpu>),
         partitioned: bool,
@@ -106,7 +108,7 @@ impl OnGpu {
         let memory = memory().map_err(setup)?;
         let undivided = |why| BootRefusal::NoPartitions(chain(&why));
         let groups = partitioned.then(|| SmGroups::of(&gpu)).transpose().map_err(undivided)?;
-        let partitions = groups.map(|groups| Partitions::new(groups, Arc::clone(&gpu))).transpose();
+        let partitions = groups.map(|groups| RecordedPartitions::new(groups, Arc::clone(&gpu))).transpose();
         let partitions = partitions.map_err(|fault| BootRefusal::Setup(chain(&fault)))?;
         let (bound, buffers, unmovable, kernels) = (Vec::new(), Buffers::default(), None, None);
         let engine = Self {
@@ -151,7 +153,7 @@ impl OnGpu {
     }
 
     pub fn division(&self) -> Option<&Division> {
-        self.partitions.as_ref().map(Partitions::division)
+        self.partitions.as_ref().map(RecordedPartitions::division)
     }
 
     /// Whether all that was warmed up can be moved to partitions, and nothing else can come.
@@ -168,7 +170,7 @@ impl OnGpu {
                 spec.name
             ));
         }
-        let eager = self.bound.iter().find(|bound| matches!(bound.how, How::Eager(_)));
+        let eager = self.bound.iter().find(|bound| matches!(bound.how, ExecutionMode::Eager(_)));
         match eager {
             Some(bound) if !bound.session.recordable => Err(format!(
                 "some of it is computed on the host's processor, which a recording would not repeat: {}",
@@ -205,8 +207,8 @@ impl OnGpu {
         };
         let mut sized = self.bound.iter().filter(|bound| bound.kind.rows.unwrap_or(1) == rows);
         sized.all(|bound| match &bound.how {
-            How::Recorded(recorded) => partitions.fits(groups, recorded.recording),
-            How::Eager(_) => false,
+            ExecutionMode::Recorded(recorded) => partitions.fits(groups, recorded.recording),
+            ExecutionMode::Eager(_) => false,
         })
     }
 
@@ -259,7 +261,7 @@ impl OnGpu {
     /// not lie where a recording writes.
     pub fn record(&mut self, size: u32) -> Result<(), RunFailure> {
         self.gpu.synchronize().map_err(|fault| broken(&fault))?;
-        let wanted = |bound: &Bound| bound.session.recordable && bound.kind.rows.unwrap_or(1) == size;
+        let wanted = |bound: &BoundBatch| bound.session.recordable && bound.kind.rows.unwrap_or(1) == size;
         for index in (0..self.bound.len()).filter(|&index| wanted(&self.bound[index])).collect::<Vec<_>>() {
             self.record_bound(index)?;
         }
@@ -268,7 +270,10 @@ impl OnGpu {
 
     pub fn warmed_up(&mut self) -> Result<(), BootRefusal> {
         self.sessions.warmed_up(&self.bound)?;
-        self.partitions.as_mut().map_or(Ok(()), Partitions::warmed_up).map_err(BootRefusal::NoPartitions)
+        self.partitions
+            .as_mut()
+            .map_or(Ok(()), RecordedPartitions::warmed_up)
+            .map_err(BootRefusal::NoPartitions)
     }
 
     fn run_bound(
@@ -277,7 +282,7 @@ impl OnGpu {
         slot: &mut AnswerSlot<'_>,
     ) -> Result<Vec<Output>, RunFailure> {
         let index = self.bound(inputs)?;
-        if let How::Eager(_) = self.bound[index].how {
+        if let ExecutionMode::Eager(_) = self.bound[index].how {
             self.whole_only(inputs.groups())?;
         }
         self.copy_in(inputs, index)?;
@@ -286,17 +291,17 @@ impl OnGpu {
         gpu.start(inputs.slot()).map_err(|fault| broken(&fault))?;
         let specs = model.outputs.iter();
         match &bound[index].how {
-            How::Recorded(recorded) => {
+            ExecutionMode::Recorded(recorded) => {
                 let executable = executable(partitions.as_mut(), recorded, inputs.groups())?;
                 gpu.replay(executable).map_err(|fault| broken(&fault))?;
-                let fetched = specs.zip(&recorded.outputs).map(|(spec, Fixed { layout, buffer })| {
+                let fetched = specs.zip(&recorded.outputs).map(|(spec, OutputBuffer { layout, buffer })| {
                     let row = layout.row * size_of(spec);
                     // SAFETY: the recording is for at least as many rows, and alone writes its buffer.
                     unsafe { fetch(&layout.shape, row, buffer.start(), inputs, (gpu, slot)) }
                 });
                 fetched.collect()
             }
-            How::Eager(binding) => {
+            ExecutionMode::Eager(binding) => {
                 let rows = bound[index].kind.rows;
                 let answer = model.session.run_binding_with_options(binding, options);
                 let answer = answer.map_err(|fault| failed(&fault))?;
@@ -322,7 +327,7 @@ impl OnGpu {
         let shapes = (0..inputs.specs().len()).map(|input| inputs.row_shape(input).to_vec()).collect();
         let kind = BatchForm { slot: inputs.slot(), rows: inputs.rows(), shapes };
         let exact = self.sessions.warming();
-        let fits = |bound: &Bound| if exact { bound.kind == kind } else { bound.kind.holds(&kind) };
+        let fits = |bound: &BoundBatch| if exact { bound.kind == kind } else { bound.kind.holds(&kind) };
         let fitting = self.bound.iter().enumerate().filter(|(_, bound)| fits(bound));
         if let Some((found, _)) = fitting.min_by_key(|(_, bound)| bound.kind.rows) {
             return Ok(found);
@@ -338,9 +343,9 @@ impl OnGpu {
         }
         let of = self.sessions.of(&kind, &self.bound)?;
         let Self { sessions, allocator, memory, gpu, buffers, .. } = self;
-        let OnnxRuntime { session: model, outputs, .. } = &sessions.at(of);
+        let OnnxSession { session: model, outputs, .. } = &sessions.at(of);
         let bound =
-            Maker { allocator, memory, gpu, buffers }.bind(model, (kind, of), inputs.specs(), outputs)?;
+            Binder { allocator, memory, gpu, buffers }.bind(model, (kind, of), inputs.specs(), outputs)?;
         self.bound.push(bound);
         Ok(self.bound.len() - 1)
     }
@@ -359,11 +364,11 @@ impl OnGpu {
             gpu,
         } = self;
         let bound = &mut bound[index];
-        let OnnxRuntime { session, outputs, .. } = sessions.at_mut(bound.session);
-        let copies = partitions.as_ref().map_or(0, Partitions::copies);
-        let maker = Maker { allocator, memory, gpu, buffers };
+        let OnnxSession { session, outputs, .. } = sessions.at_mut(bound.session);
+        let copies = partitions.as_ref().map_or(0, RecordedPartitions::copies);
+        let maker = Binder { allocator, memory, gpu, buffers };
         let copies = Recorder { session, maker, options }.record(bound, outputs, copies)?;
-        if let (Some(partitions), How::Recorded(recorded)) = (partitions, &mut bound.how) {
+        if let (Some(partitions), ExecutionMode::Recorded(recorded)) = (partitions, &mut bound.how) {
             *kernels = copies.first().and_then(Recording::kernels);
             *unmovable = unmovable.or(copies.iter().find_map(|copy| copy.movable().err()));
             recorded.recording = partitions.add(copies);
@@ -410,8 +415,8 @@ fn optimised(
 }
 
 fn executable<'e>(
-    partitions: Option<&'e mut Partitions>,
-    recorded: &'e Recorded,
+    partitions: Option<&'e mut RecordedPartitions>,
+    recorded: &'e RecordedBatch,
     groups: Groups,
 ) -> Result<&'e Executable, RunFailure> {
     if groups == Groups::WHOLE {

@@ -45,13 +45,13 @@ pub(super) struct Optimised {
 }
 
 #[derive(Debug)]
-pub(super) struct Form {
+pub(super) struct OptimisedForm {
     folder: PathBuf,
-    pub(super) tensors: Vec<Tensor>,
+    pub(super) tensors: Vec<StoredTensor>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Tensor {
+pub(super) struct StoredTensor {
     pub(super) name: String,
     pub(super) element: i32,
     pub(super) shape: Vec<i64>,
@@ -64,7 +64,7 @@ pub(super) struct Tensor {
 struct Description {
     /// Of the optimised graph's file.
     model: Fingerprint,
-    tensors: Vec<Tensor>,
+    tensors: Vec<StoredTensor>,
 }
 
 /// Files of a model as they were when their content was read.
@@ -125,8 +125,8 @@ impl Optimised {
     }
 
     /// `None` also if the form is damaged.
-    pub(super) fn form(&self, name: &str) -> Option<Form> {
-        Form::read(self.folder.join(digest_of(name)))
+    pub(super) fn form(&self, name: &str) -> Option<OptimisedForm> {
+        OptimisedForm::read(self.folder.join(digest_of(name)))
     }
 
     /// Has `save` write the optimised graph to this file and its weights beside it, and keeps both
@@ -135,7 +135,7 @@ impl Optimised {
         &self,
         name: &str,
         save: impl FnOnce(&Path) -> Result<(), E>,
-    ) -> Result<io::Result<Form>, E> {
+    ) -> Result<io::Result<OptimisedForm>, E> {
         let own = format!("{}.{}", digest_of(name), std::process::id());
         let (draft, place) = (self.folder.join(own), self.folder.join(digest_of(name)));
         // What a process left that was killed.
@@ -150,12 +150,12 @@ impl Optimised {
         Ok(describe(&draft).and_then(|()| {
             fs::remove_dir_all(&place).ok();
             fs::rename(&draft, &place)?;
-            Form::read(place).ok_or_else(|| io::Error::other("it cannot be read back"))
+            OptimisedForm::read(place).ok_or_else(|| io::Error::other("it cannot be read back"))
         }))
     }
 }
 
-impl Form {
+impl OptimisedForm {
     fn read(folder: PathBuf) -> Option<Self> {
         let description: Description =
             serde_json::from_slice(&fs::read(folder.join("form.json")).ok()?).ok()?;
@@ -169,7 +169,7 @@ impl Form {
     }
 
     /// Fails also if the bytes are damaged.
-    pub(super) fn bytes(&self, tensor: &Tensor) -> io::Result<Vec<u8>> {
+    pub(super) fn bytes(&self, tensor: &StoredTensor) -> io::Result<Vec<u8>> {
         let size = usize::try_from(tensor.bytes).map_err(io::Error::other)?;
         let mut bytes = vec![0; size];
         File::open(self.folder.join(WEIGHTS))?.read_exact_at(&mut bytes, tensor.offset)?;
@@ -199,7 +199,7 @@ fn describe(draft: &Path) -> io::Result<()> {
         let mut content = vec![0; usize::try_from(bytes).map_err(io::Error::other)?];
         weights.read_exact_at(&mut content, offset)?;
         let fingerprint = fingerprint(&content);
-        tensors.push(Tensor { name, element, shape, offset, bytes, fingerprint });
+        tensors.push(StoredTensor { name, element, shape, offset, bytes, fingerprint });
     }
     let description = Description { model: fingerprint(&fs::read(&model)?), tensors };
     fs::write(draft.join("form.json"), serde_json::to_vec(&description)?)

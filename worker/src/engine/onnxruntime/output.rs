@@ -18,7 +18,7 @@ pub(super) fn split(
     inputs: &Inputs<'_>,
     slot: &mut AnswerSlot<'_>,
 ) -> Result<Output, RunFailure> {
-    let Layout { shape, row } = layout(spec, value, inputs.rows())?;
+    let RowLayout { shape, row } = layout(spec, value, inputs.rows())?;
     let counts = (0..inputs.requests()).map(|request| row * inputs.rows_of(request) as usize);
     let parts = match spec.datatype.size() {
         Some(size) => put_numbers(bytes(value)?, counts.map(|count| count * size), slot)
@@ -43,14 +43,18 @@ pub(super) fn on_device(value: &DynValue) -> Result<Option<NonNull<u8>>, RunFail
 }
 
 #[derive(Debug)]
-pub(super) struct Layout {
+pub(super) struct RowLayout {
     /// Without the batch axis.
     pub(super) shape: Vec<i64>,
     /// Elements of a row.
     pub(super) row: usize,
 }
 
-pub(super) fn layout(spec: &TensorSpec, value: &DynValue, rows: Option<u32>) -> Result<Layout, RunFailure> {
+pub(super) fn layout(
+    spec: &TensorSpec,
+    value: &DynValue,
+    rows: Option<u32>,
+) -> Result<RowLayout, RunFailure> {
     let ValueType::Tensor { ty, shape, .. } = value.dtype() else { return Err(odd(spec, "is no tensor")) };
     if datatype(*ty) != Some(spec.datatype) {
         return Err(odd(spec, &format!("holds {ty} instead of {}", spec.datatype)));
@@ -62,7 +66,7 @@ pub(super) fn layout(spec: &TensorSpec, value: &DynValue, rows: Option<u32>) -> 
         ))
     })?;
     let row = elements(shape).ok_or_else(|| odd(spec, "has an impossible shape"))?;
-    Ok(Layout { shape: shape.to_vec(), row })
+    Ok(RowLayout { shape: shape.to_vec(), row })
 }
 
 fn odd(spec: &TensorSpec, what: &str) -> RunFailure {

@@ -22,7 +22,9 @@ use std::thread::JoinHandle;
 use shadowslice_shared::batch::Prepared;
 use shadowslice_shared::groups::{Division, Groups, Part, READY_PARTITIONS};
 
-use super::instantiator::{Instantiator, Left, Made, NO_MORE, NONE_FIRST, Order};
+use super::instantiator::{
+    InstantiateOrder, Instantiator, InstantiatorEvent, NO_MORE, NONE_FIRST, StaleExecutables,
+};
 use crate::device::cuda::graph::{Executable, Recording};
 use crate::device::cuda::partition::{GreenContext, SmGroups};
 use crate::device::cuda::{CudaFault, CudaGpu};
@@ -42,34 +44,34 @@ struct Partition {
 }
 
 #[derive(Debug)]
-enum Maker {
+enum InstantiatorHandle {
     /// While the worker warms up.
     Here(Option<Box<Instantiator>>),
     Thread {
-        orders: Option<SyncSender<Order>>,
-        made: Receiver<Made>,
+        orders: Option<SyncSender<InstantiateOrder>>,
+        made: Receiver<InstantiatorEvent>,
         thread: Option<JoinHandle<()>>,
     },
 }
 
 #[derive(Debug)]
-pub(super) struct Partitions {
+pub(super) struct RecordedPartitions {
     groups: SmGroups,
     contexts: BTreeMap<Groups, Arc<GreenContext>>,
     ready: BTreeMap<Groups, Partition>,
     /// Executables at seats that are free now.
-    left: BTreeMap<usize, Left>,
+    left: BTreeMap<usize, StaleExecutables>,
     /// Results that were not asked for yet, some of which came while a batch waited for a
     /// recording.
     news: VecDeque<Prepared>,
     /// The recordings that cannot be made ready on partitions of a number of groups, by that number.
     /// Kernels in clusters of 16 blocks fit on no partition.
     unfit: BTreeMap<usize, BTreeSet<usize>>,
-    maker: Maker,
+    maker: InstantiatorHandle,
     gpu: Arc<CudaGpu>,
 }
 
-impl Partitions {
+impl RecordedPartitions {
     pub(super) fn new(groups: SmGroups, gpu: Arc<CudaGpu>) -> Result<Self, CudaFault> {
         let workshop = Instantiator::new(Arc::clone(&gpu))?;
         Ok(Self {
@@ -79,7 +81,7 @@ impl Partitions {
             left: BTreeMap::new(),
             news: VecDeque::new(),
             unfit: BTreeMap::new(),
-            maker: Maker::Here(Some(Box::new(workshop))),
+            maker: InstantiatorHandle::Here(Some(Box::new(workshop))),
             gpu,
         })
     }
@@ -95,7 +97,7 @@ impl Partitions {
     /// While the worker warms up; returns the execution's number.
     pub(super) fn add(&mut self, copies: Vec<Recording>) -> usize {
         match &mut self.maker {
-            Maker::Here(Some(workshop)) => workshop.add(copies),
+            InstantiatorHandle::Here(Some(workshop)) => workshop.add(copies),
             _ => NONE_FIRST,
         }
     }
@@ -115,10 +117,10 @@ impl Partitions {
         };
         let first = Arc::new(AtomicUsize::new(NONE_FIRST));
         let before = self.left.remove(&seat);
-        let order = Order { seat, groups, context, first: Arc::clone(&first), before };
+        let order = InstantiateOrder { seat, groups, context, first: Arc::clone(&first), before };
         let partition = Partition { seat, executables: Vec::new(), first, complete: false, failed: None };
         match &mut self.maker {
-            Maker::Here(workshop) => {
+            InstantiatorHandle::Here(workshop) => {
                 let mut made = Vec::new();
                 workshop.as_mut()?.finish(order, |news| made.push(news));
                 self.ready.insert(groups, partition);
@@ -128,14 +130,16 @@ impl Partitions {
                 let failed = failed.clone().filter(|_| none);
                 Some(Prepared { groups, result: failed.map_or(Ok(()), Err) })
             }
-            Maker::Thread { orders, .. } => match orders.as_ref().map(|orders| orders.send(order)) {
-                // The channel has room for an order for each seat, so this does not wait.
-                Some(Ok(())) => {
-                    self.ready.insert(groups, partition);
-                    Some(Prepared { groups, result: Ok(()) })
+            InstantiatorHandle::Thread { orders, .. } => {
+                match orders.as_ref().map(|orders| orders.send(order)) {
+                    // The channel has room for an order for each seat, so this does not wait.
+                    Some(Ok(())) => {
+                        self.ready.insert(groups, partition);
+                        Some(Prepared { groups, result: Ok(()) })
+                    }
+                    _ => Some(refused(groups, "the thread that makes partitions has ended")),
                 }
-                _ => Some(refused(groups, "the thread that makes partitions has ended")),
-            },
+            }
         }
     }
 
@@ -153,16 +157,16 @@ impl Partitions {
 
     pub(super) fn made(&mut self) -> Option<Prepared> {
         while self.news.is_empty() {
-            let Maker::Thread { made, .. } = &self.maker else { return None };
+            let InstantiatorHandle::Thread { made, .. } = &self.maker else { return None };
             let made = made.try_recv().ok()?;
             self.take(made);
         }
         self.news.pop_front()
     }
 
-    fn take(&mut self, made: Made) {
+    fn take(&mut self, made: InstantiatorEvent) {
         match made {
-            Made::Recording(groups, number, Ok(executable)) => {
+            InstantiatorEvent::Recording(groups, number, Ok(executable)) => {
                 if let Some(Partition { executables, .. }) = self.ready.get_mut(&groups) {
                     if executables.len() <= number {
                         executables.resize_with(number + 1, || None);
@@ -170,20 +174,20 @@ impl Partitions {
                     executables[number] = Some(executable);
                 }
             }
-            Made::Recording(groups, number, Err(fault)) => {
+            InstantiatorEvent::Recording(groups, number, Err(fault)) => {
                 let Some(partition) = self.ready.get_mut(&groups) else { return };
                 let why = chain(&fault);
                 let unfit = self.unfit.entry(groups.count()).or_default();
                 match self.maker {
-                    Maker::Here(_) => {
+                    InstantiatorHandle::Here(_) => {
                         unfit.insert(number);
                         partition.failed.get_or_insert(why);
                     }
-                    Maker::Thread { .. } if unfit.contains(&number) => {}
-                    Maker::Thread { .. } => self.news.push_back(refused(groups, &why)),
+                    InstantiatorHandle::Thread { .. } if unfit.contains(&number) => {}
+                    InstantiatorHandle::Thread { .. } => self.news.push_back(refused(groups, &why)),
                 }
             }
-            Made::All(groups) => {
+            InstantiatorEvent::All(groups) => {
                 let Some(partition) = self.ready.get_mut(&groups) else { return };
                 partition.complete = true;
             }
@@ -209,7 +213,7 @@ impl Partitions {
                 break;
             }
             partition.first.store(recording, Ordering::Release);
-            let Maker::Thread { made, .. } = &self.maker else { break };
+            let InstantiatorHandle::Thread { made, .. } = &self.maker else { break };
             let made = made.recv().ok()?;
             self.take(made);
         }
@@ -221,14 +225,14 @@ impl Partitions {
         // The thread may be at a recording, which must end first: one at most.
         while self.ready.get(&groups).is_some_and(|partition| !partition.complete) {
             self.ready[&groups].first.store(NO_MORE, Ordering::Release);
-            let Maker::Thread { made, .. } = &self.maker else { break };
+            let InstantiatorHandle::Thread { made, .. } = &self.maker else { break };
             let Ok(made) = made.recv() else { break };
             self.take(made);
         }
         let Some(partition) = self.ready.remove(&groups) else { return };
         // If no mark can be made, the GPU is lost and runs nothing of the partition.
         let through = in_use.then(|| self.gpu.mark().ok()).flatten();
-        self.left.insert(partition.seat, Left { executables: partition.executables, through });
+        self.left.insert(partition.seat, StaleExecutables { executables: partition.executables, through });
     }
 
     /// From now on a thread makes partitions ready.
@@ -238,7 +242,7 @@ impl Partitions {
         for groups in parts.filter(|&groups| groups != Groups::WHOLE) {
             self.context(groups)?;
         }
-        if let Maker::Here(workshop) = &mut self.maker
+        if let InstantiatorHandle::Here(workshop) = &mut self.maker
             && let Some(workshop) = workshop.take()
         {
             let (orders, ordered) = sync_channel(READY_PARTITIONS);
@@ -252,13 +256,13 @@ impl Partitions {
             let thread = std::thread::Builder::new().name("partitions".to_owned());
             let thread = thread.spawn(move || workshop.work(&ordered, tell));
             let thread = thread.map_err(|error| format!("no thread can be started: {error}"))?;
-            self.maker = Maker::Thread { orders: Some(orders), made, thread: Some(thread) };
+            self.maker = InstantiatorHandle::Thread { orders: Some(orders), made, thread: Some(thread) };
         }
         Ok(())
     }
 }
 
-impl Drop for Maker {
+impl Drop for InstantiatorHandle {
     fn drop(&mut self) {
         let Self::Thread { orders, made, thread } = self else { return };
         drop(orders.take());

@@ -6,14 +6,14 @@ use ort::value::ValueType;
 use shadowslice_shared::batch::RunFailure;
 use shadowslice_shared::boot::BootRefusal;
 
-use super::bound::{BatchForm, Bound, How, SessionOf};
+use super::bound::{BatchForm, BoundBatch, ExecutionMode, SessionRef};
 use super::loader::{Fallback, Lengths, Loader, lengths};
 use super::scratch::Scratch;
-use super::{OnnxRuntime, Signature, model_file};
+use super::{OnnxSession, Signature, model_file};
 
 pub(super) struct Sessions {
     /// One at least.
-    all: Vec<OnnxRuntime>,
+    all: Vec<OnnxSession>,
     /// A session of each arena.
     arenas: BTreeMap<Scratch, usize>,
     loader: Loader,
@@ -62,19 +62,19 @@ impl Sessions {
         Ok((sessions, signature))
     }
 
-    pub(super) fn first(&self) -> &OnnxRuntime {
+    pub(super) fn first(&self) -> &OnnxSession {
         &self.all[0]
     }
 
-    pub(super) fn first_mut(&mut self) -> &mut OnnxRuntime {
+    pub(super) fn first_mut(&mut self) -> &mut OnnxSession {
         &mut self.all[0]
     }
 
-    pub(super) fn at(&self, of: SessionOf) -> &OnnxRuntime {
+    pub(super) fn at(&self, of: SessionRef) -> &OnnxSession {
         &self.all[of.index]
     }
 
-    pub(super) fn at_mut(&mut self, of: SessionOf) -> &mut OnnxRuntime {
+    pub(super) fn at_mut(&mut self, of: SessionRef) -> &mut OnnxSession {
         &mut self.all[of.index]
     }
 
@@ -101,7 +101,7 @@ impl Sessions {
     }
 
     /// A session of the arena that all share, and one of each other arena.
-    pub(super) fn arenas(&self) -> impl Iterator<Item = &OnnxRuntime> {
+    pub(super) fn arenas(&self) -> impl Iterator<Item = &OnnxSession> {
         self.arenas.values().map(|&index| &self.all[index])
     }
 
@@ -109,9 +109,9 @@ impl Sessions {
         matches!(self.phase, Phase::Warming(_))
     }
 
-    pub(super) fn warmed_up(&mut self, bound: &[Bound]) -> Result<(), BootRefusal> {
+    pub(super) fn warmed_up(&mut self, bound: &[BoundBatch]) -> Result<(), BootRefusal> {
         let Phase::Warming(sharing) = self.phase else { return Ok(()) };
-        let recorded = bound.iter().any(|bound| matches!(bound.how, How::Recorded(_)));
+        let recorded = bound.iter().any(|bound| matches!(bound.how, ExecutionMode::Recorded(_)));
         let spare = (sharing == Sharing::Fixed || !recorded).then_some(0);
         self.phase = Phase::Over { spare };
         if spare.is_none() && self.shapes_vary(bound) {
@@ -121,11 +121,11 @@ impl Sessions {
         Ok(())
     }
 
-    pub(super) fn of(&mut self, kind: &BatchForm, bound: &[Bound]) -> Result<SessionOf, RunFailure> {
-        let alike = |bound: &&Bound| bound.kind.rows == kind.rows && bound.kind.shapes == kind.shapes;
+    pub(super) fn of(&mut self, kind: &BatchForm, bound: &[BoundBatch]) -> Result<SessionRef, RunFailure> {
+        let alike = |bound: &&BoundBatch| bound.kind.rows == kind.rows && bound.kind.shapes == kind.shapes;
         let known = bound.iter().find(alike).map(|bound| bound.session);
-        let recordable = |index| SessionOf { index, recordable: true };
-        let plain = |index| SessionOf { index, recordable: false };
+        let recordable = |index| SessionRef { index, recordable: true };
+        let plain = |index| SessionRef { index, recordable: false };
         match self.phase {
             Phase::Warming(Sharing::All) => Ok(recordable(0)),
             Phase::Warming(Sharing::Shape) => match known {
@@ -166,7 +166,7 @@ impl Sessions {
         Ok(spare)
     }
 
-    fn shapes_vary(&self, bound: &[Bound]) -> bool {
+    fn shapes_vary(&self, bound: &[BoundBatch]) -> bool {
         let batched = bound.iter().any(|bound| bound.kind.rows.is_some());
         let mut inputs = self.all[0].session.inputs().iter();
         inputs.any(|input| match input.dtype() {

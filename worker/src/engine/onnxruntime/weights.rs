@@ -15,8 +15,8 @@ use sha2::{Digest, Sha256};
 use shadowslice_shared::errors::chain;
 use shadowslice_shared::weights::{self, Content, MAX_REGIONS};
 
-use super::optimised::{Fingerprint, Form, Tensor};
-use crate::device::cuda::region::Region;
+use super::optimised::{Fingerprint, OptimisedForm, StoredTensor};
+use crate::device::cuda::region::SharedRegion;
 use crate::device::cuda::{CudaFault, CudaGpu};
 
 /// Where kernels expect tensors to begin: CUDA's own allocations do.
@@ -46,19 +46,19 @@ pub(super) struct Weights {
 
 #[derive(Debug, Clone)]
 struct Place {
-    region: Arc<Region>,
+    region: Arc<SharedRegion>,
     offset: usize,
 }
 
 /// Tensors that lie one after the other in a region, by their fingerprints.
-struct Layout<'f> {
-    tensors: Vec<(usize, &'f Tensor)>,
+struct RegionLayout<'f> {
+    tensors: Vec<(usize, &'f StoredTensor)>,
     content: Content,
 }
 
-impl<'f> Layout<'f> {
-    fn of(tensors: impl Iterator<Item = &'f Tensor>) -> Self {
-        let once: BTreeMap<Fingerprint, &Tensor> =
+impl<'f> RegionLayout<'f> {
+    fn of(tensors: impl Iterator<Item = &'f StoredTensor>) -> Self {
+        let once: BTreeMap<Fingerprint, &StoredTensor> =
             tensors.map(|tensor| (tensor.fingerprint, tensor)).collect();
         let (mut offset, mut digest, mut tensors) = (0, Sha256::new(), Vec::new());
         for (fingerprint, tensor) in once {
@@ -90,7 +90,7 @@ impl Weights {
     /// there.
     pub(super) fn of(
         &mut self,
-        form: &Form,
+        form: &OptimisedForm,
         gpu: &CudaGpu,
     ) -> Result<Vec<(String, Arc<DynValue>)>, WeightsError> {
         self.bring(form, gpu)?;
@@ -109,9 +109,9 @@ impl Weights {
             .collect()
     }
 
-    fn bring(&mut self, form: &Form, gpu: &CudaGpu) -> Result<(), WeightsError> {
+    fn bring(&mut self, form: &OptimisedForm, gpu: &CudaGpu) -> Result<(), WeightsError> {
         let unknown = form.tensors.iter().filter(|tensor| !self.places.contains_key(&tensor.fingerprint));
-        let Layout { tensors, content } = Layout::of(unknown);
+        let RegionLayout { tensors, content } = RegionLayout::of(unknown);
         if content.bytes == 0 {
             return Ok(());
         }
@@ -132,10 +132,10 @@ impl Weights {
     }
 
     /// A kept region that cannot be mapped any more is made anew.
-    fn take_over(&mut self, content: &Content, gpu: &CudaGpu) -> Option<Region> {
+    fn take_over(&mut self, content: &Content, gpu: &CudaGpu) -> Option<SharedRegion> {
         let found = self.kept.iter().position(|region| region.content == *content)?;
         let weights::Region { file, .. } = self.kept.swap_remove(found);
-        let region = Region::import(gpu, file, usize::try_from(content.bytes).ok()?);
+        let region = SharedRegion::import(gpu, file, usize::try_from(content.bytes).ok()?);
         let lost = |error: &CudaFault| {
             self.unshared = Some(format!("it was lost and is loaded again: {}", chain(error)))
         };
@@ -144,14 +144,14 @@ impl Weights {
 
     fn make(
         &mut self,
-        form: &Form,
-        tensors: &[(usize, &Tensor)],
+        form: &OptimisedForm,
+        tensors: &[(usize, &StoredTensor)],
         content: &Content,
         gpu: &CudaGpu,
-    ) -> Result<Region, WeightsError> {
+    ) -> Result<SharedRegion, WeightsError> {
         let bytes =
             usize::try_from(content.bytes).map_err(|error| WeightsError::Read(io::Error::other(error)))?;
-        let region = Region::filled(gpu, bytes, |writer| {
+        let region = SharedRegion::filled(gpu, bytes, |writer| {
             for &(offset, tensor) in tensors {
                 let content = form.bytes(tensor).map_err(WeightsError::Read)?;
                 writer.write(offset, &content).map_err(WeightsError::Memory)?;
@@ -188,7 +188,7 @@ fn element(number: i32) -> Option<TensorElementType> {
 }
 
 fn value(
-    tensor: &Tensor,
+    tensor: &StoredTensor,
     place: &Place,
     element: TensorElementType,
     memory: &MemoryInfo<'static>,

@@ -11,7 +11,7 @@ use crate::clock::HungUp;
 use crate::serve::ServeFault;
 
 #[derive(Debug, thiserror::Error)]
-pub enum Fault {
+pub enum WorkerError {
     #[error("no supervisor has given this program what it needs; `shadowslice serve` starts it")]
     Connect(#[source] crate::descriptors::AdoptError),
     #[error("it cannot run as its model's user")]
@@ -24,41 +24,41 @@ pub enum Fault {
     Serve(#[from] ServeFault),
 }
 
-impl From<HungUp> for Fault {
+impl From<HungUp> for WorkerError {
     fn from(_: HungUp) -> Self {
         Self::SupervisorGone
     }
 }
 
 #[derive(Debug)]
-pub struct Link(UnixStream);
+pub struct BootChannel(UnixStream);
 
-impl Link {
-    pub(super) fn open(socket: OwnedFd) -> Result<Self, Fault> {
-        let link = Self(socket.into());
-        link.say(WorkerSays::Hello { protocol: PROTOCOL })?;
-        Ok(link)
+impl BootChannel {
+    pub(super) fn open(socket: OwnedFd) -> Result<Self, WorkerError> {
+        let channel = Self(socket.into());
+        channel.say(WorkerSays::Hello { protocol: PROTOCOL })?;
+        Ok(channel)
     }
 
-    pub(crate) fn say(&self, word: WorkerSays) -> Result<(), Fault> {
-        frame::send(&self.0, &word).map_err(|_| Fault::SupervisorGone)
+    pub(crate) fn say(&self, word: WorkerSays) -> Result<(), WorkerError> {
+        frame::send(&self.0, &word).map_err(|_| WorkerError::SupervisorGone)
     }
 
-    pub(super) fn refuse(&self, refusal: BootRefusal) -> Fault {
+    pub(super) fn refuse(&self, refusal: BootRefusal) -> WorkerError {
         match self.say(WorkerSays::Refused(refusal.clone())) {
-            Ok(()) => Fault::Refused(refusal),
+            Ok(()) => WorkerError::Refused(refusal),
             Err(gone) => gone,
         }
     }
 
-    pub(super) fn order(&self) -> Result<Order, Fault> {
+    pub(super) fn order(&self) -> Result<Order, WorkerError> {
         frame::receive(&self.0).map_err(|error| match error.kind() {
             io::ErrorKind::InvalidData => self.out_of_step(),
-            _ => Fault::SupervisorGone,
+            _ => WorkerError::SupervisorGone,
         })
     }
 
-    pub(super) fn out_of_step(&self) -> Fault {
+    pub(super) fn out_of_step(&self) -> WorkerError {
         let why = "an order was not the one expected; are supervisor and worker of the same version?";
         self.refuse(BootRefusal::Setup(why.to_owned()))
     }

@@ -28,14 +28,14 @@ use shadowslice_shared::boot::{EngineSpec, Provider};
 use shadowslice_shared::errors::chain;
 
 /// Added to the supervisor's `oom_score_adj`, in thousandths of the memory.
-const SOONER: i32 = 300;
-const SOONEST: i32 = 1000;
+const OOM_SCORE_INCREMENT: i32 = 300;
+const MAX_OOM_SCORE: i32 = 1000;
 
 type Cause = Box<dyn std::error::Error + Send + Sync>;
 
 /// Why walls do not stand: mostly for lack of the kernel's support.
 #[derive(Debug, thiserror::Error)]
-pub enum Breach {
+pub enum SandboxError {
     #[error("it may write files and signal processes as its user may")]
     Files(#[source] Cause),
     #[error("it may make any system call")]
@@ -54,27 +54,27 @@ pub fn become_user(user: u32) -> io::Result<()> {
 }
 
 /// For a process that has just begun: as much as needs no knowledge of the model.
-pub fn begin() -> Result<(), io::Error> {
+pub fn harden_process() -> Result<(), io::Error> {
     // It may be an interpreter, or started by the number of an open file. Another name does no harm.
     set_name(c"shadowslice-worker").ok();
     let place = "/proc/self/oom_score_adj";
     let now: i32 = std::fs::read_to_string(place)?.trim().parse().map_err(io::Error::other)?;
-    std::fs::write(place, (now + SOONER).min(SOONEST).to_string())?;
+    std::fs::write(place, (now + OOM_SCORE_INCREMENT).min(MAX_OOM_SCORE).to_string())?;
     // From here on the files in `/proc/self` are root's.
     Ok(set_dumpable(false)?)
 }
 
 /// Each wall that can be raised. Returns the others.
-pub fn raise(writable: &[PathBuf]) -> Vec<Breach> {
-    let files = files(writable).map_err(Breach::Files);
-    let capabilities = capabilities().map_err(Breach::Capabilities);
-    let calls = calls().map_err(Breach::Calls);
+pub fn enter(writable: &[PathBuf]) -> Vec<SandboxError> {
+    let files = restrict_files(writable).map_err(SandboxError::Files);
+    let capabilities = drop_capabilities().map_err(SandboxError::Capabilities);
+    let calls = restrict_system_calls().map_err(SandboxError::Calls);
     [files, capabilities, calls].into_iter().filter_map(Result::err).collect()
 }
 
 /// What a worker can do behind its walls.
 #[derive(Debug, Serialize)]
-pub struct Found {
+pub struct SandboxReport {
     /// Why walls do not stand.
     pub breaches: Vec<String>,
     pub signals: bool,
@@ -87,13 +87,13 @@ pub struct Found {
 
 /// Raises the walls, and tries them on this process, this socket that listens, and this file, which
 /// is made if it can be.
-pub fn found(pid: i32, socket: &Path, file: &Path) -> Found {
-    let begun = begin().err().map(|error| error.to_string());
-    let mut breaches = raise(&[]);
-    breaches.extend(close_connections().err());
+pub fn report(pid: i32, socket: &Path, file: &Path) -> SandboxReport {
+    let begun = harden_process().err().map(|error| error.to_string());
+    let mut breaches = enter(&[]);
+    breaches.extend(deny_connections().err());
     let breaches = breaches.iter().map(|breach| chain(breach));
     let other = nix::unistd::Pid::from_raw(pid);
-    Found {
+    SandboxReport {
         breaches: begun.into_iter().chain(breaches).collect(),
         signals: nix::sys::signal::kill(other, None).is_ok(),
         reads_processes: std::fs::read(format!("/proc/{pid}/environ")).is_ok(),
@@ -106,7 +106,7 @@ pub fn found(pid: i32, socket: &Path, file: &Path) -> Found {
 
 /// Where a worker with this engine writes. A folder that is not there cannot be let through, so
 /// each is made.
-pub fn writable(engine: &EngineSpec, on_gpu: bool) -> Vec<PathBuf> {
+pub fn writable_folders(engine: &EngineSpec, on_gpu: bool) -> Vec<PathBuf> {
     let mut folders: Vec<PathBuf> = ["/dev", "/proc/self"].map(PathBuf::from).to_vec();
     if on_gpu {
         // The driver's cache of kernels that it compiled, and its way to the MPS server.
@@ -134,7 +134,7 @@ pub fn writable(engine: &EngineSpec, on_gpu: bool) -> Vec<PathBuf> {
 
 /// Nothing is written outside of these folders, and no process outside is signalled, traced or
 /// read, whatever its user.
-fn files(writable: &[PathBuf]) -> Result<(), Cause> {
+fn restrict_files(writable: &[PathBuf]) -> Result<(), Cause> {
     let write = AccessFs::from_write(ABI::V3) | AccessFs::ResolveUnix;
     let status = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
@@ -150,14 +150,14 @@ fn files(writable: &[PathBuf]) -> Result<(), Cause> {
 }
 
 /// Root's workers keep the right to read files, as their models' files may be any user's.
-fn capabilities() -> io::Result<()> {
+fn drop_capabilities() -> io::Result<()> {
     set_no_new_privs()?;
     let kept = CapabilitySet::DAC_READ_SEARCH & rustix::thread::capabilities(None)?.permitted;
     let sets = CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() };
     Ok(set_capabilities(None, sets)?)
 }
 
-fn calls() -> Result<(), Cause> {
+fn restrict_system_calls() -> Result<(), Cause> {
     // A library that is told that there is no such call takes the older one.
     install(BTreeMap::from([(libc::SYS_clone3, Vec::new())]), libc::ENOSYS)?;
     let mut denied: BTreeMap<i64, Vec<SeccompRule>> = DENIED.iter().map(|&call| (call, Vec::new())).collect();
@@ -179,10 +179,10 @@ fn calls() -> Result<(), Cause> {
 
 /// For all threads, once the device is open: the driver's way to MPS stands by then. Others, such as
 /// the supervisor's own sockets, are out of reach.
-pub fn close_connections() -> Result<(), Breach> {
+pub fn deny_connections() -> Result<(), SandboxError> {
     let denied = BTreeMap::from([(libc::SYS_connect, Vec::new())]);
-    let program = program(denied, libc::EPERM).map_err(Breach::Calls)?;
-    seccompiler::apply_filter_all_threads(&program).map_err(|error| Breach::Calls(error.into()))
+    let program = program(denied, libc::EPERM).map_err(SandboxError::Calls)?;
+    seccompiler::apply_filter_all_threads(&program).map_err(|error| SandboxError::Calls(error.into()))
 }
 
 fn network(family: i32) -> Result<SeccompRule, seccompiler::BackendError> {
@@ -270,7 +270,7 @@ mod tests {
             providers: vec![Provider::TensorRt { cache: cache.clone() }, Provider::Cuda],
             optimised: Some(optimised.clone()),
         };
-        let folders = writable(&engine, false);
+        let folders = writable_folders(&engine, false);
         for made in [optimised, cache] {
             assert!(folders.contains(&made) && made.is_dir(), "{folders:?}");
         }
