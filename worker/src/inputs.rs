@@ -15,6 +15,15 @@ pub struct Inputs<'a> {
     rows: Option<u32>,
 }
 
+/// An optional input that a request gives.
+#[derive(Debug, Clone, Copy)]
+pub struct OptionalInput<'a> {
+    pub spec: &'a TensorSpec,
+    /// The whole shape; optional inputs have no batch axis.
+    pub shape: &'a [i64],
+    pub bytes: &'a [u8],
+}
+
 impl<'a> Inputs<'a> {
     /// `optional` are the inputs that a request may leave out. `batched` says whether the shapes of the
     /// others are preceded by a batch axis.
@@ -79,11 +88,11 @@ impl<'a> Inputs<'a> {
         Ok(())
     }
 
-    /// Returns the optional inputs that are given, each with its whole shape and its bytes.
-    pub fn optional(&self) -> impl Iterator<Item = (&'a TensorSpec, &'a [i64], &'a [u8])> {
+    /// Returns the optional inputs that the batch's request gives.
+    pub fn optional(&self) -> impl Iterator<Item = OptionalInput<'a>> {
         self.batch.optional.iter().map(|OptionalTensor { input, shape, part }| {
             let bytes = self.slab.bytes(part.offset, part.len).expect("`check` found it inside the slab");
-            (&self.optional[*input as usize], shape.as_slice(), bytes)
+            OptionalInput { spec: &self.optional[*input as usize], shape, bytes }
         })
     }
 
@@ -227,7 +236,7 @@ mod tests {
             Inputs::check(&batch, &slab, (&specs, &optional), true).map(|inputs| {
                 inputs
                     .optional()
-                    .map(|(spec, shape, bytes)| (spec.name.clone(), shape.to_vec(), bytes.len()))
+                    .map(|given| (given.spec.name.clone(), given.shape.to_vec(), given.bytes.len()))
                     .collect()
             })
         };

@@ -26,7 +26,7 @@ pub enum Probe {
     /// Which libraries can be loaded; ONNX Runtime's from this file.
     Libraries(Option<PathBuf>),
     /// What a worker could do to this process, this socket and this file.
-    Sandbox(i32, PathBuf, PathBuf),
+    Sandbox { pid: i32, socket: PathBuf, file: PathBuf },
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -52,7 +52,7 @@ impl Probe {
             ["hold", groups] => groups.parse().ok().map(Groups::from_bits).map(Self::Hold),
             ["libraries"] => Some(Self::Libraries(None)),
             ["walls", pid, socket, file] => {
-                pid.parse().ok().map(|pid| Self::Sandbox(pid, socket.into(), file.into()))
+                pid.parse().ok().map(|pid| Self::Sandbox { pid, socket: socket.into(), file: file.into() })
             }
             ["libraries", path] => Some(Self::Libraries(Some(path.into()))),
             _ => None,
@@ -72,7 +72,7 @@ impl Probe {
                 isolation::hold(&*CudaGpu::open()?, groups)?;
                 line(&json!({}))
             }
-            Self::Sandbox(pid, socket, file) => line(&sandbox::report(pid, &socket, &file)),
+            Self::Sandbox { pid, socket, file } => line(&sandbox::report(pid, &socket, &file)),
             Self::Libraries(onnxruntime) => line(&try_libraries(onnxruntime.as_deref())),
         }
     }
@@ -116,7 +116,8 @@ mod tests {
         assert_eq!(read("hold -1"), None);
         assert_eq!(read("libraries"), Some(Probe::Libraries(None)));
         assert_eq!(read("libraries /a/b.so"), Some(Probe::Libraries(Some("/a/b.so".into()))));
-        assert_eq!(read("walls 7 /a /b"), Some(Probe::Sandbox(7, "/a".into(), "/b".into())));
+        let sandbox = Probe::Sandbox { pid: 7, socket: "/a".into(), file: "/b".into() };
+        assert_eq!(read("walls 7 /a /b"), Some(sandbox));
         assert_eq!(read("walls x /a /b"), None);
         assert_eq!(read("what"), None);
     }

@@ -25,27 +25,138 @@ pub(crate) struct PythonHost {
     lasting: bool,
 }
 
-/// Name, datatype in the protocol's word, whole shape.
-type Spec = (String, String, Vec<i64>);
+/// The reply of `Runner.load`.
+#[derive(FromPyObject)]
+struct LoadReply {
+    /// The model's signature, or `None` if the model cannot be loaded.
+    #[pyo3(item(0))]
+    signature: Option<SignatureReply>,
+    /// The reason of a failure.
+    #[pyo3(item(1))]
+    why: String,
+}
 
-/// What `Runner.load` returns: the inputs, the outputs and how many streams it generates at a time, or
-/// why there are none.
-type Found = (Option<(Vec<Spec>, Vec<Spec>, u32)>, String);
+#[derive(FromPyObject)]
+struct SignatureReply {
+    #[pyo3(item(0))]
+    inputs: Vec<TensorReply>,
+    #[pyo3(item(1))]
+    outputs: Vec<TensorReply>,
+    /// The number of streams that the model generates at a time.
+    #[pyo3(item(2))]
+    streams: u32,
+}
 
-/// What `Runner.basis` returns: whether answers are always the same, and the inputs, each as shape and
-/// bytes, if the model gives some; or why there is none.
-type Grounds = (Option<(bool, Option<Vec<(Vec<i64>, Vec<u8>)>>)>, String);
+#[derive(FromPyObject)]
+struct TensorReply {
+    #[pyo3(item(0))]
+    name: String,
+    /// The datatype's name in the protocol, for example `FP32`.
+    #[pyo3(item(1))]
+    datatype: String,
+    /// The shape with the batch axis.
+    #[pyo3(item(2))]
+    shape: Vec<i64>,
+}
 
-/// One output: its shape without the batch axis, and each request's part, as address and length.
-type Answered = (Vec<i64>, Vec<(usize, usize)>);
+/// The reply of `Runner.basis`.
+#[derive(FromPyObject)]
+struct BasisReply {
+    /// The basis, or `None` if the model's `warmup` failed.
+    #[pyo3(item(0))]
+    basis: Option<ProofBasisReply>,
+    /// The reason of a failure.
+    #[pyo3(item(1))]
+    why: String,
+}
 
-/// What `Runner.run` and `Runner.step` return: the outputs, what keeps them, and whether there is more;
-/// or whether the input is at fault, and why.
-type Told = (Option<(Vec<Answered>, Py<PyAny>, bool)>, bool, String);
+#[derive(FromPyObject)]
+struct ProofBasisReply {
+    #[pyo3(item(0))]
+    deterministic: bool,
+    /// The inputs that the model gives itself, if it gives any.
+    #[pyo3(item(1))]
+    inputs: Option<Vec<InputReply>>,
+}
 
-/// What `Runner.record` returns: the graph, the inputs' addresses, and each output's row as shape, address
-/// and bytes, if the model is to be recorded; or why it cannot be.
-type Taken = (Option<(usize, Vec<usize>, Vec<(Vec<i64>, usize, usize)>)>, Option<String>);
+#[derive(FromPyObject)]
+struct InputReply {
+    #[pyo3(item(0))]
+    shape: Vec<i64>,
+    #[pyo3(item(1))]
+    bytes: Vec<u8>,
+}
+
+/// The reply of `Runner.run` and of `Runner.step`.
+#[derive(FromPyObject)]
+struct RunReply {
+    /// The answer, or `None` if the model failed.
+    #[pyo3(item(0))]
+    answer: Option<AnswerReply>,
+    /// True if the request's input caused the failure.
+    #[pyo3(item(1))]
+    is_input_fault: bool,
+    /// The reason of a failure.
+    #[pyo3(item(2))]
+    why: String,
+}
+
+#[derive(FromPyObject)]
+struct AnswerReply {
+    #[pyo3(item(0))]
+    outputs: Vec<OutputReply>,
+    /// The arrays that hold the outputs' bytes; they live as long as this reference.
+    #[pyo3(item(1))]
+    _arrays: Py<PyAny>,
+    /// True if the stream has further answers.
+    #[pyo3(item(2))]
+    more: bool,
+}
+
+#[derive(FromPyObject)]
+struct OutputReply {
+    /// The shape without the batch axis.
+    #[pyo3(item(0))]
+    shape: Vec<i64>,
+    /// The address and the length in bytes of each request's part.
+    #[pyo3(item(1))]
+    parts: Vec<(usize, usize)>,
+}
+
+/// The reply of `Runner.record`.
+#[derive(FromPyObject)]
+struct RecordReply {
+    /// The recording, or `None` if the model is not recorded.
+    #[pyo3(item(0))]
+    recording: Option<RecordingReply>,
+    /// The reason of a failure.
+    #[pyo3(item(1))]
+    why: Option<String>,
+}
+
+#[derive(FromPyObject)]
+struct RecordingReply {
+    /// The handle of the `CUgraph`.
+    #[pyo3(item(0))]
+    graph: usize,
+    /// The addresses of the inputs on the GPU.
+    #[pyo3(item(1))]
+    inputs: Vec<usize>,
+    #[pyo3(item(2))]
+    outputs: Vec<RecordedOutputReply>,
+}
+
+#[derive(FromPyObject)]
+struct RecordedOutputReply {
+    /// The shape without the batch axis.
+    #[pyo3(item(0))]
+    shape: Vec<i64>,
+    #[pyo3(item(1))]
+    address: usize,
+    /// The bytes of a row.
+    #[pyo3(item(2))]
+    row: usize,
+}
 
 impl PythonHost {
     pub(crate) fn new(runner: Py<PyAny>) -> Self {
@@ -58,21 +169,21 @@ impl ModelHost for PythonHost {
         &mut self,
         LoadRequest { name, path, cache, on_gpu }: LoadRequest<'_>,
     ) -> Result<Signature, BootRefusal> {
-        let found = Python::attach(|py| -> PyResult<Found> {
+        let reply = Python::attach(|py| -> PyResult<LoadReply> {
             self.runner.bind(py).call_method1("load", (name, path, cache, on_gpu))?.extract()
         });
-        let (found, why) = found.map_err(|error| BootRefusal::Setup(error.to_string()))?;
-        let (inputs, outputs, streams) = found.ok_or(BootRefusal::Model(why))?;
+        let LoadReply { signature, why } = reply.map_err(|error| BootRefusal::Setup(error.to_string()))?;
+        let SignatureReply { inputs, outputs, streams } = signature.ok_or(BootRefusal::Model(why))?;
         Ok(Signature { inputs: specs(inputs)?, optional: Vec::new(), outputs: specs(outputs)?, streams })
     }
 
     fn basis(&mut self) -> Result<ProofBasis, BootRefusal> {
-        let found = Python::attach(|py| -> PyResult<Grounds> {
+        let reply = Python::attach(|py| -> PyResult<BasisReply> {
             self.runner.bind(py).call_method0("basis")?.extract()
         });
-        let (found, why) = found.map_err(|error| BootRefusal::Setup(error.to_string()))?;
-        let (deterministic, inputs) = found.ok_or(BootRefusal::Model(why))?;
-        let given = |(shape, bytes)| GivenInput { shape, bytes };
+        let BasisReply { basis, why } = reply.map_err(|error| BootRefusal::Setup(error.to_string()))?;
+        let ProofBasisReply { deterministic, inputs } = basis.ok_or(BootRefusal::Model(why))?;
+        let given = |InputReply { shape, bytes }| GivenInput { shape, bytes };
         Ok(ProofBasis { deterministic, inputs: inputs.map(|inputs| inputs.into_iter().map(given).collect()) })
     }
 
@@ -106,9 +217,9 @@ impl ModelHost for PythonHost {
         slot: &mut AnswerSlot<'_>,
         cuda: Option<usize>,
     ) -> Result<EngineAnswer, RunFailure> {
-        let told = Python::attach(|py| -> PyResult<Told> {
+        let reply = Python::attach(|py| -> PyResult<RunReply> {
             let tensors: Vec<Bound<'_, PyAny>> = (0..inputs.specs().len())
-                .map(|input| tensor(py, inputs, (input, self.lasting)))
+                .map(|input| tensor(py, inputs, input, self.lasting))
                 .collect::<Result<_, _>>()?;
             let tensors = PyList::new(py, tensors)?;
             let shapes: Vec<Vec<i64>> =
@@ -118,19 +229,19 @@ impl ModelHost for PythonHost {
             let stream = inputs.id();
             self.runner.bind(py).call_method1("run", (tensors, shapes, rows, cuda, stream))?.extract()
         });
-        ran(told, slot)
+        answer(reply, slot)
     }
 
     fn record(&mut self, shapes: &[Vec<i64>]) -> Result<Option<HostRecording>, RunFailure> {
-        let taken = Python::attach(|py| -> PyResult<Taken> {
+        let reply = Python::attach(|py| -> PyResult<RecordReply> {
             self.runner.bind(py).call_method1("record", (shapes.to_vec(),))?.extract()
         });
-        let (recorded, why) = taken.map_err(|error| RunFailure::Engine(error.to_string()))?;
+        let RecordReply { recording, why } = reply.map_err(|error| RunFailure::Engine(error.to_string()))?;
         if let Some(why) = why {
             return Err(RunFailure::Engine(why));
         }
-        Ok(recorded.map(|(graph, inputs, outputs)| {
-            let output = |(shape, address, row)| RecordedOutput { shape, address, row };
+        Ok(recording.map(|RecordingReply { graph, inputs, outputs }| {
+            let output = |RecordedOutputReply { shape, address, row }| RecordedOutput { shape, address, row };
             HostRecording { graph, inputs, outputs: outputs.into_iter().map(output).collect() }
         }))
     }
@@ -141,15 +252,15 @@ impl ModelHost for PythonHost {
         slot: &mut AnswerSlot<'_>,
         cuda: Option<usize>,
     ) -> Result<EngineAnswer, RunFailure> {
-        let told = Python::attach(|py| -> PyResult<Told> {
+        let reply = Python::attach(|py| -> PyResult<RunReply> {
             self.runner.bind(py).call_method1("step", (stream, cuda))?.extract()
         });
-        ran(told, slot)
+        answer(reply, slot)
     }
 
     fn may_need_warmup(&self) -> bool {
-        let asked = Python::attach(|py| self.runner.bind(py).call_method0("may_need_warmup")?.extract());
-        asked.unwrap_or(true)
+        let reply = Python::attach(|py| self.runner.bind(py).call_method0("may_need_warmup")?.extract());
+        reply.unwrap_or(true)
     }
 
     fn close(&mut self, stream: u64) {
@@ -158,14 +269,15 @@ impl ModelHost for PythonHost {
     }
 }
 
-fn ran(told: PyResult<Told>, slot: &mut AnswerSlot<'_>) -> Result<EngineAnswer, RunFailure> {
-    match told.map_err(|error| RunFailure::Engine(error.to_string()))? {
-        // The arrays live as long as `_kept`.
-        (Some((outputs, _kept, more)), ..) => {
+fn answer(reply: PyResult<RunReply>, slot: &mut AnswerSlot<'_>) -> Result<EngineAnswer, RunFailure> {
+    let reply = reply.map_err(|error| RunFailure::Engine(error.to_string()))?;
+    match reply.answer {
+        // `_arrays` keeps the outputs' bytes alive until they are copied.
+        Some(AnswerReply { outputs, _arrays, more }) => {
             Ok(EngineAnswer { outputs: outputs.into_iter().map(|output| put(output, slot)).collect(), more })
         }
-        (None, true, why) => Err(RunFailure::Input(why)),
-        (None, false, why) => Err(RunFailure::Engine(why)),
+        None if reply.is_input_fault => Err(RunFailure::Input(reply.why)),
+        None => Err(RunFailure::Engine(reply.why)),
     }
 }
 
@@ -173,7 +285,8 @@ fn ran(told: PyResult<Told>, slot: &mut AnswerSlot<'_>) -> Result<EngineAnswer, 
 fn tensor<'py>(
     py: Python<'py>,
     inputs: &Inputs<'_>,
-    (input, lasting): (usize, bool),
+    input: usize,
+    lasting: bool,
 ) -> PyResult<Bound<'py, PyAny>> {
     if inputs.requests() > 1 || !lasting {
         let parts: Vec<&[u8]> = (0..inputs.requests()).map(|request| inputs.part(request, input)).collect();
@@ -188,7 +301,7 @@ fn tensor<'py>(
     unsafe { Bound::from_owned_ptr_or_err(py, view) }
 }
 
-fn put((shape, parts): Answered, slot: &mut AnswerSlot<'_>) -> Output {
+fn put(OutputReply { shape, parts }: OutputReply, slot: &mut AnswerSlot<'_>) -> Output {
     let bytes = |(address, length): (usize, usize)| match length {
         0 => &[][..],
         // SAFETY: `Runner.run` gives addresses of contiguous arrays of that many bytes, which the caller
@@ -198,10 +311,10 @@ fn put((shape, parts): Answered, slot: &mut AnswerSlot<'_>) -> Output {
     Output { shape, parts: parts.into_iter().map(|part| slot.put(bytes(part))).collect() }
 }
 
-fn specs(found: Vec<Spec>) -> Result<Vec<TensorSpec>, BootRefusal> {
-    let spec = |(name, datatype, shape): Spec| match datatype.parse() {
+fn specs(tensors: Vec<TensorReply>) -> Result<Vec<TensorSpec>, BootRefusal> {
+    let spec = |TensorReply { name, datatype, shape }| match datatype.parse() {
         Ok(datatype) => Ok(TensorSpec { name, datatype, shape }),
         Err(unknown) => Err(BootRefusal::Model(format!("tensor '{name}': {unknown}"))),
     };
-    found.into_iter().map(spec).collect()
+    tensors.into_iter().map(spec).collect()
 }

@@ -63,7 +63,7 @@ impl ConnectedWorker {
             breaches.iter().for_each(|breach| say(&chain(breach)));
         }
         parent.map_or(Ok(()), ParentProcess::end_with_it).unwrap_or_else(unwatched);
-        let (parts, took, weights) =
+        let LoadedParts { parts, times: took, weights } =
             Parts::load(descriptors, host, &assignment).map_err(|refusal| channel.refuse(refusal))?;
         let times = parts.device.start_times(assignment.profile.as_ref());
         wait_until(after(begun_ns, times.process.saturating_add(times.load)), &parts.socket)?;
@@ -100,8 +100,8 @@ impl LoadedWorker {
     pub fn warm(mut self) -> Result<Option<WarmWorker>, WorkerError> {
         let Order::Warm(warm_up) = self.channel.order()? else { return Err(self.channel.out_of_step()) };
         let deadline_ns = after(now_ns(), self.warm);
-        let aim = (self.purpose, self.partition.as_ref());
-        let warmed = self.parts.prove(aim, &warm_up, &self.channel).map_err(|unproven| match unproven {
+        let proven = self.parts.prove(self.purpose, self.partition.as_ref(), &warm_up, &self.channel);
+        let warmed = proven.map_err(|unproven| match unproven {
             ProofError::Refused(refusal) => self.channel.refuse(self.parts.perhaps_otherwise(refusal)),
             ProofError::HungUp => WorkerError::SupervisorGone,
         })?;
@@ -147,12 +147,20 @@ struct Parts {
     memory: DeviceMemory,
 }
 
+/// The result of a load.
+struct LoadedParts {
+    parts: Parts,
+    times: LoadTimes,
+    /// The GPU memory that loading the model took, in bytes; 0 without a real GPU.
+    weights: u64,
+}
+
 impl Parts {
     fn load(
         descriptors: Descriptors,
         host: Option<Box<dyn ModelHost>>,
         assignment: &Assignment,
-    ) -> Result<(Self, LoadTimes, u64), BootRefusal> {
+    ) -> Result<LoadedParts, BootRefusal> {
         let setup = |fault: SlabError| BootRefusal::Setup(chain(&fault));
         let Descriptors { batches, requests, responses, reference, pool, weights } = descriptors;
         let begun_ns = now_ns();
@@ -190,7 +198,7 @@ impl Parts {
             signature.optional.clear();
         }
         let weights = free.saturating_sub(device.free_memory());
-        let took = LoadTimes {
+        let times = LoadTimes {
             libraries: between(begun_ns, loaded_ns),
             context: between(loaded_ns, opened_ns),
             session: between(opened_ns, now_ns()),
@@ -214,12 +222,13 @@ impl Parts {
             model_file,
             memory,
         };
-        Ok((parts, took, weights))
+        Ok(LoadedParts { parts, times, weights })
     }
 
     fn prove(
         &mut self,
-        (purpose, partition): (Purpose, Option<&Partitioned>),
+        purpose: Purpose,
+        partition: Option<&Partitioned>,
         warm_up: &WarmUp,
         channel: &BootChannel,
     ) -> Result<Warmed, ProofError> {

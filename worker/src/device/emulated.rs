@@ -43,7 +43,8 @@ impl EmulatedGpu {
     /// `division`, with the partition that each batch names. Without execution times it adds no
     /// time of its own.
     pub fn open(
-        (sms, division): (Sms, Option<Division>),
+        sms: Sms,
+        division: Option<Division>,
         seat: u32,
         pool: Option<OwnedFd>,
         execution: Option<Execution>,
@@ -223,7 +224,7 @@ mod tests {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         std::io::Write::write_all(&mut file, &[0; 1 << 16]).unwrap();
         let unwritable = std::fs::File::open(file.path()).unwrap();
-        let refused = EmulatedGpu::open((Sms(100), None), 0, Some(unwritable.into()), None).unwrap_err();
+        let refused = EmulatedGpu::open(Sms(100), None, 0, Some(unwritable.into()), None).unwrap_err();
         assert!(refused.to_string().contains("EACCES"), "{refused}");
     }
 

@@ -43,7 +43,7 @@ impl ComputeDevice {
             (_, DeviceSpec::Emulated { sms, seat }) => {
                 let execution = assignment.profile.as_ref().map(|profile| profile.execution.clone());
                 let division = assignment.partition.as_ref().map(|partition| partition.division.clone());
-                EmulatedGpu::open((sms, division), seat, pool, execution).map(Self::Emulated)
+                EmulatedGpu::open(sms, division, seat, pool, execution).map(Self::Emulated)
             }
             (_, DeviceSpec::Cuda) => CudaGpu::open().map(Self::Cuda),
         }
@@ -60,7 +60,7 @@ impl ComputeDevice {
 
     /// Bytes; 0 where the device is no real GPU.
     pub fn free_memory(&self) -> u64 {
-        let free = self.gpu().and_then(|gpu| gpu.memory().ok()).map(|(free, _)| free as u64);
+        let free = self.gpu().and_then(|gpu| gpu.memory().ok()).map(|memory| memory.free as u64);
         free.unwrap_or(0)
     }
 

@@ -22,7 +22,8 @@ pub(super) unsafe fn fetch(
     row: usize,
     start: NonNull<u8>,
     inputs: &Inputs<'_>,
-    (gpu, slot): (&CudaGpu, &mut AnswerSlot<'_>),
+    gpu: &CudaGpu,
+    slot: &mut AnswerSlot<'_>,
 ) -> Result<Output, RunFailure> {
     let mut done = 0;
     let parts = (0..inputs.requests()).map(|request| {

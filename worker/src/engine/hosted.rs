@@ -122,7 +122,7 @@ impl Hosted {
         if let (Some(index), Some(gpu)) = (fitting(&self.recorded, inputs), &self.gpu) {
             let partition = self.partition(inputs.groups())?;
             let executable = partition.map(|partition| partition.executables.get(index).ok_or_else(unready));
-            return self.recorded[index].run(gpu, executable.transpose()?, (inputs, slot));
+            return self.recorded[index].run(gpu, executable.transpose()?, inputs, slot);
         }
         if let Some(forms) = &mut self.forms
             && let form = InputShapes::of(inputs)

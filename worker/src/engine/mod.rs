@@ -126,7 +126,7 @@ impl ModelEngine {
                 if let Some(gpu) = gpu {
                     let kept = RetainedModel { folder: optimised.as_deref(), weights };
                     let (engine, signature) =
-                        GpuEngine::load(library, path, kept, *threads, (providers, gpu), partitioned)?;
+                        GpuEngine::load(library, path, kept, *threads, providers, gpu, partitioned)?;
                     return Ok((Self::OnGpu(Box::new(engine)), signature));
                 }
                 let (engine, signature) = OnnxSession::load(library, path, *threads)?;

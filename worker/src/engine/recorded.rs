@@ -87,7 +87,8 @@ impl RecordedGraph {
         &self,
         gpu: &CudaGpu,
         partition: Option<&Executable>,
-        (inputs, slot): (&Inputs<'_>, &mut AnswerSlot<'_>),
+        inputs: &Inputs<'_>,
+        slot: &mut AnswerSlot<'_>,
     ) -> Result<EngineAnswer, RunFailure> {
         self.copy_in(gpu, inputs).map_err(|fault| broken(&fault))?;
         gpu.start(inputs.slot()).map_err(|fault| broken(&fault))?;
@@ -95,7 +96,7 @@ impl RecordedGraph {
         let outputs = self.outputs.iter().map(|RecordedOutput { shape, address, row }| {
             // SAFETY: the output has as many rows as the recording, which holds the batch, and which
             // alone writes there.
-            unsafe { fetch(shape, *row, place(*address), inputs, (gpu, slot)) }
+            unsafe { fetch(shape, *row, place(*address), inputs, gpu, slot) }
         });
         let outputs = outputs.collect::<Result<_, _>>()?;
         gpu.synchronize().map_err(|fault| broken(&fault))?;

@@ -8,7 +8,7 @@ use shadowslice_shared::errors::chain;
 use shadowslice_shared::slab::{ALIGNMENT, ReadableSlab, SlabError, WritableSlab};
 use shadowslice_shared::tensor::{Datatype, TensorSpec, elements};
 
-use super::made_up::{self, Fill};
+use super::made_up::{self, Fill, InputDraw};
 use super::{ProofBatch, Prover};
 use crate::engine::{Constants, GivenInput};
 
@@ -32,8 +32,13 @@ impl ProofInputs {
     }
 }
 
-/// The shape of a tensor without the batch axis, and its bytes.
-pub(super) type InputTensor = (Vec<i64>, Vec<u8>);
+/// An input of a batch, with all of its rows.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct InputTensor {
+    /// The shape without the batch axis.
+    pub(super) shape: Vec<i64>,
+    pub(super) bytes: Vec<u8>,
+}
 
 impl Prover<'_> {
     pub(super) fn make_up(&self, run: ProofBatch) -> Result<ProofInputs, BootRefusal> {
@@ -80,12 +85,12 @@ impl Prover<'_> {
         let (mut bytes, mut shapes, mut laid_out) = (Vec::new(), Vec::new(), Vec::new());
         for (rows, tensors) in requests {
             let mut inputs = Vec::with_capacity(tensors.len());
-            for (_, tensor) in tensors {
+            for tensor in tensors {
                 bytes.resize(bytes.len().next_multiple_of(ALIGNMENT as usize), 0);
-                inputs.push(Extent { offset: bytes.len() as u64, len: tensor.len() as u64 });
-                bytes.extend(tensor);
+                inputs.push(Extent { offset: bytes.len() as u64, len: tensor.bytes.len() as u64 });
+                bytes.extend(&tensor.bytes);
             }
-            shapes = tensors.iter().map(|(shape, _)| shape.clone()).collect();
+            shapes = tensors.iter().map(|tensor| tensor.shape.clone()).collect();
             laid_out.push(BatchRequest { rows, inputs });
         }
         // A slab cannot be empty.
@@ -118,12 +123,12 @@ impl Prover<'_> {
             let count = count
                 .filter(|&count| count <= MAX_ELEMENTS)
                 .ok_or_else(|| format!("input `{}` of shape {shape:?} has too many elements", spec.name))?;
-            let draw = (index, fill, draw);
-            let tensor = match self.values.get(index).and_then(Option::as_ref) {
+            let draw = InputDraw { input: index, fill, draw };
+            let bytes = match self.values.get(index).and_then(Option::as_ref) {
                 Some(values) => made_up::given(spec.datatype, count, size, draw, values),
                 None => made_up::tensor(spec.datatype, count, size, draw),
             };
-            Ok((shape, tensor))
+            Ok(InputTensor { shape, bytes })
         };
         self.signature.inputs.iter().zip(shapes).enumerate().map(tensor).collect()
     }
@@ -140,8 +145,8 @@ fn repeated(
     size: u32,
 ) -> Result<InputTensor, String> {
     match (batched, &shape[..]) {
-        (false, _) => Ok((shape.clone(), bytes.clone())),
-        (true, [1, row @ ..]) => Ok((row.to_vec(), bytes.repeat(size as usize))),
+        (false, _) => Ok(InputTensor { shape: shape.clone(), bytes: bytes.clone() }),
+        (true, [1, row @ ..]) => Ok(InputTensor { shape: row.to_vec(), bytes: bytes.repeat(size as usize) }),
         (true, _) => Err(format!("an input of shape {shape:?} is not one row")),
     }
 }
@@ -153,8 +158,9 @@ mod tests {
     #[test]
     fn the_row_is_repeated_along_the_batch_axis_if_there_is_one() {
         let input = |shape: &[i64]| GivenInput { shape: shape.to_vec(), bytes: vec![1, 2] };
-        assert_eq!(repeated(&input(&[1, 2]), true, 3), Ok((vec![2], vec![1, 2, 1, 2, 1, 2])));
-        assert_eq!(repeated(&input(&[2]), false, 1), Ok((vec![2], vec![1, 2])));
+        let tensor = |bytes: &[u8]| Ok(InputTensor { shape: vec![2], bytes: bytes.to_vec() });
+        assert_eq!(repeated(&input(&[1, 2]), true, 3), tensor(&[1, 2, 1, 2, 1, 2]));
+        assert_eq!(repeated(&input(&[2]), false, 1), tensor(&[1, 2]));
         assert!(repeated(&input(&[2, 1]), true, 3).is_err());
         assert!(repeated(&input(&[]), true, 3).is_err());
     }

@@ -102,11 +102,11 @@ impl Prover<'_> {
         // On a GPU an index beyond its table may end the worker.
         let may_refuse = self.file.is_some();
         let inputs = self.signature.inputs.iter().zip(row).enumerate();
-        let changed = inputs.map(|(input, (spec, (shape, bytes)))| {
+        let changed = inputs.map(|(input, (spec, InputTensor { shape, bytes }))| {
             let is_made_up = self.given.is_none() && self.values.get(input).is_none_or(Option::is_none);
             let with =
                 extreme(which, spec.datatype, bytes, is_made_up.then_some(fill).filter(|_| may_refuse));
-            (shape.clone(), with)
+            InputTensor { shape: shape.clone(), bytes: with }
         });
         let changed: Vec<InputTensor> = changed.collect();
         (changed != row).then_some(changed)
@@ -136,9 +136,9 @@ impl Prover<'_> {
     fn rows_of(&self, run: ProofBatch) -> Result<Vec<Vec<InputTensor>>, BootRefusal> {
         let mut rows = vec![Vec::new(); run.size as usize];
         let tensors = self.tensors(run)?;
-        for (spec, (shape, bytes)) in self.signature.inputs.iter().zip(tensors) {
+        for (spec, InputTensor { shape, bytes }) in self.signature.inputs.iter().zip(tensors) {
             for (row, bytes) in rows.iter_mut().zip(split(spec.datatype, &bytes, run.size as usize)) {
-                row.push((shape.clone(), bytes));
+                row.push(InputTensor { shape: shape.clone(), bytes });
             }
         }
         Ok(rows)

@@ -42,7 +42,7 @@ pub fn facts(gpu: &CudaGpu) -> Result<GpuFacts, CudaFault> {
     let mut driver = 0;
     // SAFETY: it writes one number.
     unsafe { sys::cuDriverGetVersion(&mut driver) }.result().map_err(&asked)?;
-    let (memory_free, memory_total) = gpu.memory()?;
+    let memory = gpu.memory()?;
     let bytes = gpu.context.uuid().map_err(&asked)?.bytes;
     Ok(GpuFacts {
         sms: gpu.sms().0,
@@ -50,8 +50,8 @@ pub fn facts(gpu: &CudaGpu) -> Result<GpuFacts, CudaFault> {
         name: gpu.context.name().map_err(&asked)?,
         uuid: uuid(bytes.map(|byte| byte as u8)),
         driver,
-        memory_total,
-        memory_free,
+        memory_total: memory.total,
+        memory_free: memory.free,
         division: SmGroups::of(gpu).ok().map(|groups| groups.division().clone()),
     })
 }

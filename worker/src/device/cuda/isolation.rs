@@ -128,11 +128,11 @@ pub fn hold(gpu: &CudaGpu, held: Groups) -> Result<(), IsolationError> {
     let stream = context.stream()?;
     let spin = SpinKernel::load(gpu)?;
     let blocks = 2 * groups.division().sms(held).0;
-    let (ended, end) = std::sync::mpsc::sync_channel(1);
+    let (stop_tx, stop_rx) = std::sync::mpsc::sync_channel(1);
     std::thread::spawn(move || {
         // An error ends it as well.
         std::io::stdin().read_to_end(&mut Vec::new()).ok();
-        ended.send(()).ok();
+        stop_tx.send(()).ok();
     });
     let marks = (0..AHEAD).map(|_| gpu.context.new_event(None).map_err(fault("make an event")));
     let marks = marks.collect::<Result<Vec<_>, _>>()?;
@@ -145,7 +145,7 @@ pub fn hold(gpu: &CudaGpu, held: Groups) -> Result<(), IsolationError> {
     marks.iter().try_for_each(launch)?;
     writeln!(std::io::stdout(), "holding")?;
     std::io::stdout().flush()?;
-    while end.try_recv().is_err() {
+    while stop_rx.try_recv().is_err() {
         let oldest = rounds.next().expect("a cycle does not end");
         oldest.synchronize().map_err(fault("finish a kernel"))?;
         launch(oldest)?;

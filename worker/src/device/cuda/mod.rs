@@ -60,6 +60,14 @@ struct BatchEvents {
     end: CudaEvent,
 }
 
+/// The memory of a GPU, in bytes.
+#[derive(Debug, Clone, Copy)]
+pub struct GpuMemory {
+    /// The bytes that no process uses.
+    pub free: usize,
+    pub total: usize,
+}
+
 /// A place in the work that was put on the compute stream.
 #[derive(Debug)]
 pub struct StreamMark(CudaEvent);
@@ -198,9 +206,9 @@ impl CudaGpu {
         self.context.synchronize().map_err(fault("go on"))
     }
 
-    /// Bytes: what is free, and all.
-    pub fn memory(&self) -> Result<(usize, usize), CudaFault> {
-        self.context.mem_get_info().map_err(fault("be asked for its memory"))
+    pub fn memory(&self) -> Result<GpuMemory, CudaFault> {
+        let (free, total) = self.context.mem_get_info().map_err(fault("be asked for its memory"))?;
+        Ok(GpuMemory { free, total })
     }
 }
 

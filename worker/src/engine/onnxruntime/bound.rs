@@ -146,7 +146,8 @@ impl Binder<'_> {
     pub(super) fn bind(
         &mut self,
         session: &Session,
-        (kind, of): (BatchForm, SessionRef),
+        kind: BatchForm,
+        of: SessionRef,
         inputs: &[TensorSpec],
         outputs: &[TensorSpec],
     ) -> Result<BoundBatch, RunFailure> {
@@ -154,7 +155,7 @@ impl Binder<'_> {
         let mut buffers = Vec::with_capacity(inputs.len());
         for (input, (spec, row)) in inputs.iter().zip(&kind.shapes).enumerate() {
             let shape: Vec<i64> = kind.rows.map(i64::from).into_iter().chain(row.iter().copied()).collect();
-            let (buffer, tensor) = self.place(spec, &shape, (kind.slot, TensorId::Input(input)))?;
+            let (buffer, tensor) = self.place(spec, &shape, kind.slot, TensorId::Input(input))?;
             binding.bind_input(&spec.name, &tensor).map_err(|fault| failed(&fault))?;
             buffers.push(buffer);
         }
@@ -166,7 +167,8 @@ impl Binder<'_> {
         &mut self,
         spec: &TensorSpec,
         shape: &[i64],
-        (slot, tensor): (u8, TensorId),
+        slot: u8,
+        tensor: TensorId,
     ) -> Result<(Rc<DeviceBuffer>, DynTensor), RunFailure> {
         let size = spec.datatype.size().expect("strings are not bound");
         let bytes = elements(shape).and_then(|count| count.checked_mul(size));
@@ -222,7 +224,7 @@ impl Recorder<'_> {
             let rows = bound.kind.rows.map(i64::from);
             let shape: Vec<i64> = rows.into_iter().chain(layout.shape.iter().copied()).collect();
             let (buffer, tensor) =
-                self.maker.place(spec, &shape, (bound.kind.slot, TensorId::Output(output)))?;
+                self.maker.place(spec, &shape, bound.kind.slot, TensorId::Output(output))?;
             binding.bind_output(&spec.name, tensor).map_err(|fault| failed(&fault))?;
             fixed.push(OutputBuffer { layout, buffer });
         }

@@ -34,9 +34,10 @@ pub(super) struct StaleExecutables {
 
 #[derive(Debug)]
 pub(super) enum InstantiatorEvent {
-    Recording(Groups, usize, Result<Executable, CudaFault>),
-    /// All recordings that there will be.
-    All(Groups),
+    /// The thread made one recording ready, or could not.
+    Recording { groups: Groups, number: usize, result: Result<Executable, CudaFault> },
+    /// The thread makes no further recordings ready on these groups.
+    Finished { groups: Groups },
 }
 
 /// A copy of all of a model's recordings, which can be ready on one partition.
@@ -103,28 +104,28 @@ impl Instantiator {
         number
     }
 
-    pub(super) fn finish(&mut self, order: InstantiateOrder, mut tell: impl FnMut(InstantiatorEvent)) {
+    pub(super) fn finish(&mut self, order: InstantiateOrder, mut report: impl FnMut(InstantiatorEvent)) {
         self.begin(order);
         while !self.unfinished.is_empty() {
-            self.step(&mut tell);
+            self.step(&mut report);
         }
     }
 
     pub(super) fn work(
         mut self,
-        orders: &Receiver<InstantiateOrder>,
-        mut tell: impl FnMut(InstantiatorEvent),
+        order_rx: &Receiver<InstantiateOrder>,
+        mut report: impl FnMut(InstantiatorEvent),
     ) {
         // Without the context every order fails, and the failure is reported.
         self.gpu.bind().ok();
         loop {
             let order = match self.unfinished.is_empty() {
-                true => orders.recv().map_err(|_| TryRecvError::Disconnected),
-                false => orders.try_recv(),
+                true => order_rx.recv().map_err(|_| TryRecvError::Disconnected),
+                false => order_rx.try_recv(),
             };
             match order {
                 Ok(order) => self.begin(order),
-                Err(TryRecvError::Empty) => self.step(&mut tell),
+                Err(TryRecvError::Empty) => self.step(&mut report),
                 Err(TryRecvError::Disconnected) => return,
             }
         }
@@ -135,7 +136,7 @@ impl Instantiator {
         self.unfinished.push(Unfinished { order, left });
     }
 
-    fn step(&mut self, tell: &mut impl FnMut(InstantiatorEvent)) {
+    fn step(&mut self, report: &mut impl FnMut(InstantiatorEvent)) {
         // Of equally urgent orders, the last one given goes first.
         let next = (0..self.unfinished.len()).max_by_key(|&index| self.unfinished[index].urgency());
         let Some(index) = next else { return };
@@ -143,7 +144,7 @@ impl Instantiator {
         let urgent = order.first.load(Ordering::Acquire);
         if urgent == NO_MORE || left.is_empty() {
             let Unfinished { order, .. } = self.unfinished.remove(index);
-            return tell(InstantiatorEvent::All(order.groups));
+            return report(InstantiatorEvent::Finished { groups: order.groups });
         }
         let next = left.iter().position(|&number| number == urgent).unwrap_or(0);
         let number = left.remove(next);
@@ -151,7 +152,7 @@ impl Instantiator {
             before.free(number);
         }
         let recording = &mut self.seats[order.seat].0[number];
-        let made = recording.ready_on(&order.context, &self.uploads);
-        tell(InstantiatorEvent::Recording(order.groups, number, made));
+        let result = recording.ready_on(&order.context, &self.uploads);
+        report(InstantiatorEvent::Recording { groups: order.groups, number, result });
     }
 }

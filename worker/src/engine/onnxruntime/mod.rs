@@ -36,7 +36,7 @@ use shadowslice_shared::tensor::{Datatype, TensorSpec};
 use self::optimised::Optimised;
 use super::Signature;
 use crate::answer::AnswerSlot;
-use crate::inputs::Inputs;
+use crate::inputs::{Inputs, OptionalInput};
 pub use constants::Constants;
 use gather::GatherBuffer;
 pub use libraries::try_libraries;
@@ -134,7 +134,7 @@ impl OnnxSession {
         let buffers = self.buffers.iter_mut().enumerate();
         let values = buffers.map(|(input, buffer)| input::value(inputs, input, buffer));
         let values = values.collect::<Result<Vec<_>, _>>()?;
-        let optional = inputs.optional().map(|(spec, shape, bytes)| {
+        let optional = inputs.optional().map(|OptionalInput { spec, shape, bytes }| {
             input::whole(spec.datatype, shape, bytes).map(|value| (spec.name.as_str(), value))
         });
         let optional = optional.collect::<Result<Vec<_>, _>>()?;

@@ -75,7 +75,8 @@ impl GpuEngine {
         model: &Path,
         kept: RetainedModel<'_>,
         threads: u32,
-        (providers, gpu): (&[Provider], Arc<CudaGpu>),
+        providers: &[Provider],
+        gpu: Arc<CudaGpu>,
         partitioned: bool,
     ) -> Result<(Self, Signature), BootRefusal> {
         let mut loader = Loader {
@@ -297,7 +298,7 @@ impl GpuEngine {
                 let fetched = specs.zip(&recorded.outputs).map(|(spec, OutputBuffer { layout, buffer })| {
                     let row = layout.row * size_of(spec);
                     // SAFETY: the recording is for at least as many rows, and alone writes its buffer.
-                    unsafe { fetch(&layout.shape, row, buffer.start(), inputs, (gpu, slot)) }
+                    unsafe { fetch(&layout.shape, row, buffer.start(), inputs, gpu, slot) }
                 });
                 fetched.collect()
             }
@@ -313,7 +314,7 @@ impl GpuEngine {
                         Some(start) => {
                             let row = layout.row * size_of(spec);
                             // SAFETY: the output is this batch's, and is freed on the compute stream.
-                            unsafe { fetch(&layout.shape, row, start, inputs, (gpu, slot)) }
+                            unsafe { fetch(&layout.shape, row, start, inputs, gpu, slot) }
                         }
                         None => output::split(spec, value, inputs, slot),
                     }
@@ -345,7 +346,7 @@ impl GpuEngine {
         let Self { sessions, allocator, memory, gpu, buffers, .. } = self;
         let OnnxSession { session: model, outputs, .. } = &sessions.at(of);
         let bound =
-            Binder { allocator, memory, gpu, buffers }.bind(model, (kind, of), inputs.specs(), outputs)?;
+            Binder { allocator, memory, gpu, buffers }.bind(model, kind, of, inputs.specs(), outputs)?;
         self.bound.push(bound);
         Ok(self.bound.len() - 1)
     }

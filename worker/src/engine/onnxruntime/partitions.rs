@@ -31,7 +31,7 @@ use crate::device::cuda::{CudaFault, CudaGpu};
 use shadowslice_shared::errors::chain;
 
 /// Results of the thread that were not taken yet; when there are so many, the thread waits.
-const MADE: usize = 256;
+const MAX_EVENTS: usize = 256;
 
 #[derive(Debug)]
 struct Partition {
@@ -48,8 +48,8 @@ enum InstantiatorHandle {
     /// While the worker warms up.
     Here(Option<Box<Instantiator>>),
     Thread {
-        orders: Option<SyncSender<InstantiateOrder>>,
-        made: Receiver<InstantiatorEvent>,
+        order_tx: Option<SyncSender<InstantiateOrder>>,
+        event_rx: Receiver<InstantiatorEvent>,
         thread: Option<JoinHandle<()>>,
     },
 }
@@ -73,7 +73,7 @@ pub(super) struct RecordedPartitions {
 
 impl RecordedPartitions {
     pub(super) fn new(groups: SmGroups, gpu: Arc<CudaGpu>) -> Result<Self, CudaFault> {
-        let workshop = Instantiator::new(Arc::clone(&gpu))?;
+        let instantiator = Instantiator::new(Arc::clone(&gpu))?;
         Ok(Self {
             groups,
             contexts: BTreeMap::new(),
@@ -81,7 +81,7 @@ impl RecordedPartitions {
             left: BTreeMap::new(),
             news: VecDeque::new(),
             unfit: BTreeMap::new(),
-            maker: InstantiatorHandle::Here(Some(Box::new(workshop))),
+            maker: InstantiatorHandle::Here(Some(Box::new(instantiator))),
             gpu,
         })
     }
@@ -97,7 +97,7 @@ impl RecordedPartitions {
     /// While the worker warms up; returns the execution's number.
     pub(super) fn add(&mut self, copies: Vec<Recording>) -> usize {
         match &mut self.maker {
-            InstantiatorHandle::Here(Some(workshop)) => workshop.add(copies),
+            InstantiatorHandle::Here(Some(instantiator)) => instantiator.add(copies),
             _ => NONE_FIRST,
         }
     }
@@ -120,18 +120,18 @@ impl RecordedPartitions {
         let order = InstantiateOrder { seat, groups, context, first: Arc::clone(&first), before };
         let partition = Partition { seat, executables: Vec::new(), first, complete: false, failed: None };
         match &mut self.maker {
-            InstantiatorHandle::Here(workshop) => {
-                let mut made = Vec::new();
-                workshop.as_mut()?.finish(order, |news| made.push(news));
+            InstantiatorHandle::Here(instantiator) => {
+                let mut events = Vec::new();
+                instantiator.as_mut()?.finish(order, |event| events.push(event));
                 self.ready.insert(groups, partition);
-                made.into_iter().for_each(|made| self.take(made));
+                events.into_iter().for_each(|event| self.take(event));
                 let Partition { executables, failed, .. } = self.ready.get(&groups)?;
                 let none = executables.iter().all(Option::is_none);
                 let failed = failed.clone().filter(|_| none);
                 Some(Prepared { groups, result: failed.map_or(Ok(()), Err) })
             }
-            InstantiatorHandle::Thread { orders, .. } => {
-                match orders.as_ref().map(|orders| orders.send(order)) {
+            InstantiatorHandle::Thread { order_tx, .. } => {
+                match order_tx.as_ref().map(|order_tx| order_tx.send(order)) {
                     // The channel has room for an order for each seat, so this does not wait.
                     Some(Ok(())) => {
                         self.ready.insert(groups, partition);
@@ -157,16 +157,16 @@ impl RecordedPartitions {
 
     pub(super) fn made(&mut self) -> Option<Prepared> {
         while self.news.is_empty() {
-            let InstantiatorHandle::Thread { made, .. } = &self.maker else { return None };
-            let made = made.try_recv().ok()?;
-            self.take(made);
+            let InstantiatorHandle::Thread { event_rx, .. } = &self.maker else { return None };
+            let event = event_rx.try_recv().ok()?;
+            self.take(event);
         }
         self.news.pop_front()
     }
 
-    fn take(&mut self, made: InstantiatorEvent) {
-        match made {
-            InstantiatorEvent::Recording(groups, number, Ok(executable)) => {
+    fn take(&mut self, event: InstantiatorEvent) {
+        match event {
+            InstantiatorEvent::Recording { groups, number, result: Ok(executable) } => {
                 if let Some(Partition { executables, .. }) = self.ready.get_mut(&groups) {
                     if executables.len() <= number {
                         executables.resize_with(number + 1, || None);
@@ -174,7 +174,7 @@ impl RecordedPartitions {
                     executables[number] = Some(executable);
                 }
             }
-            InstantiatorEvent::Recording(groups, number, Err(fault)) => {
+            InstantiatorEvent::Recording { groups, number, result: Err(fault) } => {
                 let Some(partition) = self.ready.get_mut(&groups) else { return };
                 let why = chain(&fault);
                 let unfit = self.unfit.entry(groups.count()).or_default();
@@ -187,7 +187,7 @@ impl RecordedPartitions {
                     InstantiatorHandle::Thread { .. } => self.news.push_back(refused(groups, &why)),
                 }
             }
-            InstantiatorEvent::All(groups) => {
+            InstantiatorEvent::Finished { groups } => {
                 let Some(partition) = self.ready.get_mut(&groups) else { return };
                 partition.complete = true;
             }
@@ -213,9 +213,9 @@ impl RecordedPartitions {
                 break;
             }
             partition.first.store(recording, Ordering::Release);
-            let InstantiatorHandle::Thread { made, .. } = &self.maker else { break };
-            let made = made.recv().ok()?;
-            self.take(made);
+            let InstantiatorHandle::Thread { event_rx, .. } = &self.maker else { break };
+            let event = event_rx.recv().ok()?;
+            self.take(event);
         }
         self.ready.get(&groups)?.executables.get(recording)?.as_ref()
     }
@@ -225,9 +225,9 @@ impl RecordedPartitions {
         // The thread may be at a recording, which must end first: one at most.
         while self.ready.get(&groups).is_some_and(|partition| !partition.complete) {
             self.ready[&groups].first.store(NO_MORE, Ordering::Release);
-            let InstantiatorHandle::Thread { made, .. } = &self.maker else { break };
-            let Ok(made) = made.recv() else { break };
-            self.take(made);
+            let InstantiatorHandle::Thread { event_rx, .. } = &self.maker else { break };
+            let Ok(event) = event_rx.recv() else { break };
+            self.take(event);
         }
         let Some(partition) = self.ready.remove(&groups) else { return };
         // If no mark can be made, the GPU is lost and runs nothing of the partition.
@@ -242,21 +242,22 @@ impl RecordedPartitions {
         for groups in parts.filter(|&groups| groups != Groups::WHOLE) {
             self.context(groups)?;
         }
-        if let InstantiatorHandle::Here(workshop) = &mut self.maker
-            && let Some(workshop) = workshop.take()
+        if let InstantiatorHandle::Here(instantiator) = &mut self.maker
+            && let Some(instantiator) = instantiator.take()
         {
-            let (orders, ordered) = sync_channel(READY_PARTITIONS);
-            let (done, made) = sync_channel(MADE);
+            let (order_tx, order_rx) = sync_channel(READY_PARTITIONS);
+            let (event_tx, event_rx) = sync_channel(MAX_EVENTS);
             let gpu = Arc::clone(&self.gpu);
-            let tell = move |news| {
+            let report = move |event| {
                 // This fails when the worker ends, which ends the thread, too.
-                done.send(news).ok();
+                event_tx.send(event).ok();
                 gpu.wake();
             };
             let thread = std::thread::Builder::new().name("partitions".to_owned());
-            let thread = thread.spawn(move || workshop.work(&ordered, tell));
+            let thread = thread.spawn(move || instantiator.work(&order_rx, report));
             let thread = thread.map_err(|error| format!("no thread can be started: {error}"))?;
-            self.maker = InstantiatorHandle::Thread { orders: Some(orders), made, thread: Some(thread) };
+            self.maker =
+                InstantiatorHandle::Thread { order_tx: Some(order_tx), event_rx, thread: Some(thread) };
         }
         Ok(())
     }
@@ -264,10 +265,10 @@ impl RecordedPartitions {
 
 impl Drop for InstantiatorHandle {
     fn drop(&mut self) {
-        let Self::Thread { orders, made, thread } = self else { return };
-        drop(orders.take());
+        let Self::Thread { order_tx, event_rx, thread } = self else { return };
+        drop(order_tx.take());
         // The thread may wait for room for its results.
-        while made.recv().is_ok() {}
+        while event_rx.recv().is_ok() {}
         if let Some(thread) = thread.take() {
             // A panic has been reported by the thread itself.
             thread.join().ok();
