@@ -1,6 +1,6 @@
-//! `shadowslice-worker --probe`: what a process finds on the GPU that its environment shows it, and
-//! which libraries it can load, as one line of JSON. The supervisor and measurements use it, and so
-//! need no CUDA of their own.
+//! `shadowslice-worker --probe`: prints, as one line of JSON, what this process finds on its GPU
+//! and which libraries it can load. The supervisor and the measurements call it, so that they need
+//! no CUDA themselves.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -17,15 +17,16 @@ use crate::sandbox;
 
 #[derive(Debug, PartialEq, Eq)]
 pub enum Probe {
-    /// What the GPU is, and how long it took to open it.
+    /// The GPU's properties, and the time that opening the GPU takes.
     Facts,
-    /// Whether partitions of two processes keep apart.
+    /// A test that partitions of two processes do not overlap.
     Partitions,
-    /// The other process of [`Probe::Partitions`].
+    /// The second process of [`Probe::Partitions`], which keeps these groups busy.
     Hold(Groups),
-    /// Which libraries can be loaded; ONNX Runtime's from this file.
+    /// The libraries that can be loaded. ONNX Runtime is loaded from this file.
     Libraries(Option<PathBuf>),
-    /// What a worker could do to this process, this socket and this file.
+    /// The attacks on this process, this socket and this file that the sandbox of a worker
+    /// prevents.
     Sandbox { pid: i32, socket: PathBuf, file: PathBuf },
 }
 
@@ -33,13 +34,13 @@ pub enum Probe {
 pub enum ProbeError {
     #[error(transparent)]
     Refused(#[from] BootRefusal),
-    #[error("the GPU cannot be probed")]
+    #[error("cannot probe the GPU")]
     Gpu(#[from] CudaFault),
     #[error(transparent)]
     Isolation(#[from] isolation::IsolationError),
-    #[error("this program's own file is not found")]
+    #[error("cannot find the program's own file")]
     OwnFile(#[source] std::io::Error),
-    #[error("the findings cannot be written as JSON")]
+    #[error("cannot encode the findings as JSON")]
     Json(#[from] serde_json::Error),
 }
 
@@ -59,7 +60,7 @@ impl Probe {
         }
     }
 
-    /// Returns one line of JSON.
+    /// Runs the probe, and returns its findings as one line of JSON.
     pub fn run(self) -> Result<String, ProbeError> {
         match self {
             Self::Facts => facts(),

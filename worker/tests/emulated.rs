@@ -47,7 +47,7 @@ fn without_a_supervisors_descriptors_it_says_so() {
     let output = Command::new(env!("CARGO_BIN_EXE_shadowslice-worker")).arg("--boot").output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     let said = String::from_utf8(output.stderr).unwrap();
-    assert!(said.starts_with("error: no supervisor has given this program what it needs"), "{said}");
+    assert!(said.starts_with("error: cannot take over the supervisor's descriptors"), "{said}");
 }
 
 #[test]

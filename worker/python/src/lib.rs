@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use pyo3::prelude::*;
 use shadowslice_shared::errors::chain;
 use shadowslice_worker::boot::{ConnectedWorker, WorkerError};
-use shadowslice_worker::{sandbox, say};
+use shadowslice_worker::{log_line, sandbox};
 
 use host::PythonHost;
 
@@ -25,7 +25,7 @@ fn serve(py: Python<'_>, runner: Py<PyAny>, user: Option<u32>) -> u8 {
         Ok(()) | Err(WorkerError::SupervisorGone) => 0,
         Err(WorkerError::Refused(_)) => 1,
         Err(fault) => {
-            say(&format!("error: {}", chain(&fault)));
+            log_line(&format!("error: {}", chain(&fault)));
             1
         }
     })
@@ -33,7 +33,7 @@ fn serve(py: Python<'_>, runner: Py<PyAny>, user: Option<u32>) -> u8 {
 
 fn run(runner: Py<PyAny>, user: Option<u32>) -> Result<(), WorkerError> {
     if let Err(error) = sandbox::harden_process() {
-        say(&format!("other processes of its user can read it: {error}"));
+        log_line(&format!("other processes of its user can read it: {error}"));
     }
     if let Some(user) = user {
         sandbox::become_user(user).map_err(WorkerError::User)?;

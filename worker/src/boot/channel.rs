@@ -1,4 +1,4 @@
-//! The boot channel to the supervisor.
+//! The channel over which a worker boots: orders from the supervisor, reports to it.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -12,13 +12,15 @@ use crate::serve::ServeFault;
 
 #[derive(Debug, thiserror::Error)]
 pub enum WorkerError {
-    #[error("no supervisor has given this program what it needs; `shadowslice serve` starts it")]
+    #[error(
+        "cannot take over the supervisor's descriptors; run `shadowslice serve CONFIG.yaml`, which starts the workers"
+    )]
     Connect(#[source] crate::descriptors::AdoptError),
-    #[error("it cannot run as its model's user")]
+    #[error("cannot change to the user of this worker's model")]
     User(#[source] std::io::Error),
-    #[error("the supervisor is gone")]
+    #[error("the supervisor has ended")]
     SupervisorGone,
-    #[error("the worker cannot go on")]
+    #[error("the worker cannot start")]
     Refused(#[source] BootRefusal),
     #[error(transparent)]
     Serve(#[from] ServeFault),
@@ -36,30 +38,31 @@ pub struct BootChannel(UnixStream);
 impl BootChannel {
     pub(super) fn open(socket: OwnedFd) -> Result<Self, WorkerError> {
         let channel = Self(socket.into());
-        channel.say(WorkerSays::Hello { protocol: PROTOCOL })?;
+        channel.send(WorkerSays::Hello { protocol: PROTOCOL })?;
         Ok(channel)
     }
 
-    pub(crate) fn say(&self, word: WorkerSays) -> Result<(), WorkerError> {
-        frame::send(&self.0, &word).map_err(|_| WorkerError::SupervisorGone)
+    pub(crate) fn send(&self, message: WorkerSays) -> Result<(), WorkerError> {
+        frame::send(&self.0, &message).map_err(|_| WorkerError::SupervisorGone)
     }
 
     pub(super) fn refuse(&self, refusal: BootRefusal) -> WorkerError {
-        match self.say(WorkerSays::Refused(refusal.clone())) {
+        match self.send(WorkerSays::Refused(refusal.clone())) {
             Ok(()) => WorkerError::Refused(refusal),
             Err(gone) => gone,
         }
     }
 
-    pub(super) fn order(&self) -> Result<Order, WorkerError> {
+    pub(super) fn receive_order(&self) -> Result<Order, WorkerError> {
         frame::receive(&self.0).map_err(|error| match error.kind() {
-            io::ErrorKind::InvalidData => self.out_of_step(),
+            io::ErrorKind::InvalidData => self.refuse_unexpected_order(),
             _ => WorkerError::SupervisorGone,
         })
     }
 
-    pub(super) fn out_of_step(&self) -> WorkerError {
-        let why = "an order was not the one expected; are supervisor and worker of the same version?";
+    pub(super) fn refuse_unexpected_order(&self) -> WorkerError {
+        let why =
+            "unexpected order from the supervisor; install a supervisor and a worker of the same version";
         self.refuse(BootRefusal::Setup(why.to_owned()))
     }
 }

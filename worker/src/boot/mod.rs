@@ -1,5 +1,5 @@
-//! From the first word to a worker that can serve: [`ConnectedWorker`], then [`LoadedWorker`], then [`WarmWorker`],
-//! each made from the one before. If a step fails, the worker tells the supervisor.
+//! The boot of a worker: [`ConnectedWorker`], then [`LoadedWorker`], then [`WarmWorker`], each made
+//! from the previous one. If a phase fails, the worker reports the reason to the supervisor.
 
 mod channel;
 mod partitions;
@@ -28,7 +28,7 @@ use crate::engine::{EngineResources, Libraries, ModelEngine, ModelHost, Signatur
 use crate::parent::ParentProcess;
 use crate::proof::{self, ProofError, Prover};
 use crate::serve::WarmWorker;
-use crate::{sandbox, say};
+use crate::{log_line, sandbox};
 pub use channel::BootChannel;
 pub use channel::WorkerError;
 use shadowslice_shared::errors::chain;
@@ -42,34 +42,37 @@ pub struct ConnectedWorker {
 }
 
 impl ConnectedWorker {
-    /// With the descriptors that the supervisor has passed to this process, and the program that
-    /// runs models that no engine here runs.
+    /// Takes over the descriptors that the supervisor has passed to this process. `host` runs the
+    /// models that no engine of this library runs.
     pub fn new(host: Option<Box<dyn ModelHost>>) -> Result<Self, WorkerError> {
         let (boot, descriptors) = adopt().map_err(WorkerError::Connect)?;
-        // Before the first order, which comes only while the supervisor lives.
-        let parent = ParentProcess::find().unwrap_or_else(unwatched);
+        // The first order proves that the supervisor lives, so the parent must be looked up before
+        // it.
+        let parent = ParentProcess::find().unwrap_or_else(log_unwatched);
         Ok(Self { channel: BootChannel::open(boot)?, descriptors, host, parent })
     }
 
-    /// On an emulated device this takes at least as long as the assignment's profile says for
-    /// starting a process and loading.
+    /// Loads the model as the supervisor orders. On an emulated device this takes at least the time
+    /// that the assignment's profile gives for starting a process and loading.
     pub fn load(self) -> Result<LoadedWorker, WorkerError> {
         let Self { channel, descriptors, host, parent } = self;
-        let Order::Load(assignment) = channel.order()? else { return Err(channel.out_of_step()) };
+        let Order::Load(assignment) = channel.receive_order()? else {
+            return Err(channel.refuse_unexpected_order());
+        };
         let begun_ns = now_ns();
         let breaches = sandbox::enter(&sandbox::writable_folders(&assignment.engine, assignment.on_gpu()));
         if assignment.purpose.is_reference() {
-            // Once a model is enough.
-            breaches.iter().for_each(|breach| say(&chain(breach)));
+            // One worker of a model reports these; the others would repeat them.
+            breaches.iter().for_each(|breach| log_line(&chain(breach)));
         }
-        parent.map_or(Ok(()), ParentProcess::end_with_it).unwrap_or_else(unwatched);
+        parent.map_or(Ok(()), ParentProcess::exit_with_parent).unwrap_or_else(log_unwatched);
         let LoadedParts { parts, times: took, weights } =
             Parts::load(descriptors, host, &assignment).map_err(|refusal| channel.refuse(refusal))?;
         let times = parts.device.start_times(assignment.profile.as_ref());
         wait_until(after(begun_ns, times.process.saturating_add(times.load)), &parts.socket)?;
-        let took = emulated(took, times.process, between(begun_ns, now_ns()));
+        let took = with_waits(took, times.process, between(begun_ns, now_ns()));
         let Signature { inputs, optional, outputs, streams } = parts.signature.clone();
-        channel.say(WorkerSays::Loaded(Loaded {
+        channel.send(WorkerSays::Loaded(Loaded {
             inputs,
             optional,
             outputs,
@@ -88,39 +91,44 @@ pub struct LoadedWorker {
     channel: BootChannel,
     purpose: Purpose,
     partition: Option<Partitioned>,
-    /// The least time that warming takes on the emulated device.
+    /// The minimum time that warming takes on the emulated device.
     warm: Duration,
     parts: Parts,
 }
 
 impl LoadedWorker {
-    /// `None` from a worker that only computes the reference answers: it has done its work then.
+    /// Warms the model up, and proves its answers. Returns `None` if this worker only computes the
+    /// reference answers: its work is done then.
     ///
-    /// Warm-up runs take no SMs of the emulated GPU from other workers, and none of its time.
+    /// Warm-up runs occupy no SMs of the emulated GPU, and take none of its time.
     pub fn warm(mut self) -> Result<Option<WarmWorker>, WorkerError> {
-        let Order::Warm(warm_up) = self.channel.order()? else { return Err(self.channel.out_of_step()) };
+        let Order::Warm(warm_up) = self.channel.receive_order()? else {
+            return Err(self.channel.refuse_unexpected_order());
+        };
         let deadline_ns = after(now_ns(), self.warm);
         let proven = self.parts.prove(self.purpose, self.partition.as_ref(), &warm_up, &self.channel);
         let warmed = proven.map_err(|unproven| match unproven {
-            ProofError::Refused(refusal) => self.channel.refuse(self.parts.perhaps_otherwise(refusal)),
+            ProofError::Refused(refusal) => self.channel.refuse(self.parts.with_other_layout(refusal)),
             ProofError::HungUp => WorkerError::SupervisorGone,
         })?;
         self.parts.engine.warmed_up().map_err(|refusal| self.channel.refuse(refusal))?;
         wait_until(deadline_ns, &self.parts.socket)?;
         let proof = warmed.proof.max(self.warm);
-        self.channel.say(WorkerSays::Warmed(Warmed { proof, ..warmed }))?;
+        self.channel.send(WorkerSays::Warmed(Warmed { proof, ..warmed }))?;
         Ok((!self.purpose.is_reference()).then(|| self.parts.into_warm(warm_up.batched)))
     }
 }
 
-fn unwatched<T: Default>(error: io::Error) -> T {
-    say(&format!("if its model hangs, it would outlive a supervisor that is killed: {error}"));
+fn log_unwatched<T: Default>(error: io::Error) -> T {
+    log_line(&format!(
+        "cannot watch the supervisor, so this worker would outlive it if the model hangs: {error}"
+    ));
     T::default()
 }
 
-/// How long each part of loading took, including the waits on an emulated device: `process` is the
-/// time to start a process, out of `all`.
-fn emulated(took: LoadTimes, process: Duration, all: Duration) -> LoadTimes {
+/// Adds the waits on an emulated device to the times of loading. `process` is the time to start a
+/// process, which is part of `all`.
+fn with_waits(took: LoadTimes, process: Duration, all: Duration) -> LoadTimes {
     let context = took.context.max(process);
     let before = took.libraries.saturating_add(context);
     LoadTimes { context, session: took.session.max(all.saturating_sub(before)), ..took }
@@ -141,9 +149,9 @@ struct Parts {
     response_bytes: u64,
     reference: File,
     socket: OwnedFd,
-    /// The file of an ONNX model.
+    /// The model's file, if it is an ONNX model.
     model_file: Option<PathBuf>,
-    /// What it has of an emulated GPU's memory.
+    /// The memory that this worker takes of an emulated GPU.
     memory: DeviceMemory,
 }
 
@@ -172,13 +180,13 @@ impl Parts {
         if let Err(breach) = sandbox::deny_connections()
             && assignment.purpose.is_reference()
         {
-            say(&chain(&breach));
+            log_line(&chain(&breach));
         }
         let requests = ReadableSlab::map(requests.as_fd(), assignment.request_bytes).map_err(setup)?;
         let slot_bytes = assignment.response_slot_bytes;
-        let response_bytes = slot_bytes
-            .checked_mul(IN_FLIGHT as u64)
-            .ok_or_else(|| BootRefusal::Setup(format!("slots of {slot_bytes} bytes are impossible")))?;
+        let response_bytes = slot_bytes.checked_mul(IN_FLIGHT as u64).ok_or_else(|| {
+            BootRefusal::Setup(format!("response slots of {slot_bytes} bytes are too large"))
+        })?;
         let writer = AnswerWriter::map(responses.as_fd(), response_bytes).map_err(setup)?;
         if let Some(gpu) = device.gpu() {
             pinned::pin(gpu, &requests, &writer);
@@ -194,7 +202,8 @@ impl Parts {
         };
         let (engine, mut signature) = ModelEngine::load(&assignment.engine, &libraries, means)?;
         if assignment.device == DeviceSpec::Cuda {
-            // A reference worker computes on the CPU, which takes them. The workers that serve do not.
+            // A reference worker computes on the CPU, which supports optional inputs. Workers that
+            // serve this model compute on a GPU, which does not.
             signature.optional.clear();
         }
         let weights = free.saturating_sub(device.free_memory());
@@ -236,7 +245,7 @@ impl Parts {
             .map_err(|fault| BootRefusal::Setup(chain(&fault)))?;
         let on_gpu = self.device.gpu().is_some();
         let (engine, signature, slots) = (&mut self.engine, &self.signature, &self.slots);
-        // Without a GPU, slots are nothing but places for the answer.
+        // Without a GPU a slot has no state besides its memory, so one slot stands for all.
         let (socket, slots_tried) = (Some(self.socket.as_fd()), if on_gpu { IN_FLIGHT as u8 } else { 1 });
         let (inputs, given) = (BTreeMap::new(), None);
         let mut prover = Prover {
@@ -259,7 +268,7 @@ impl Parts {
         match purpose {
             Purpose::Serve if on_gpu => proof::warm(&mut prover, Some(&self.reference))?,
             Purpose::Serve | Purpose::Reference => {}
-            // So that nothing is recorded: the reference answers must not depend on recordings.
+            // This prevents recordings, on which the reference answers must not depend.
             Purpose::DeviceReference => prover.engine.warmed_up()?,
         }
         let warm_ns = now_ns();
@@ -286,9 +295,10 @@ impl Parts {
         Ok(warmed)
     }
 
-    /// If channels last may be the cause of a refusal, the next worker does without them. At an MPS
-    /// percentage others are likelier: half precision is wrong there.
-    fn perhaps_otherwise(&self, refusal: BootRefusal) -> BootRefusal {
+    /// Has the next worker load the model with channels first, if channels last may be the cause of
+    /// this refusal. At an MPS percentage other causes are likelier, because half precision gives
+    /// wrong answers there.
+    fn with_other_layout(&self, refusal: BootRefusal) -> BootRefusal {
         let by_layout = matches!(refusal, BootRefusal::NoPartitions(_) | BootRefusal::Proof { .. });
         let percentage = std::env::var(SHARE_VARIABLE).is_ok_and(|share| share != "100");
         if !by_layout || percentage || !self.engine.channels_last() {
@@ -296,7 +306,7 @@ impl Parts {
         }
         let why = refusal.to_string();
         match self.engine.put_channels_first(&why) {
-            true => BootRefusal::OtherForm(format!("with channels last {why}")),
+            true => BootRefusal::OtherForm(format!("with channels last, {why}")),
             false => refusal,
         }
     }

@@ -27,7 +27,7 @@ use crate::boot::BootChannel;
 use crate::clock::{HungUp, now_ns, still_wanted};
 use crate::engine::{EngineAnswer, GivenInput, ModelEngine, ProofBasis, Signature};
 use crate::inputs::Inputs;
-use crate::say;
+use crate::log_line;
 use inputs::ProofInputs;
 pub use made_up::Draw;
 use made_up::Fill;
@@ -171,7 +171,7 @@ fn reference_of(
             let (again, _) = prover.run(run)?;
             if let Err(BootRefusal::Proof { why, .. }) = off(prover, &answers, &again, size) {
                 basis.deterministic = false;
-                say(&format!(
+                log_line(&format!(
                     "the model answers the same input differently ({why}): its answers are taken for random \
                      and are not compared with the reference"
                 ));
@@ -276,7 +276,7 @@ impl Prover<'_> {
     /// Tells the supervisor which size runs. If that fails, the next look at the socket says why.
     fn begin(&self, size: u32) {
         if let Some(channel) = self.channel {
-            let _hung_up = channel.say(WorkerSays::Warming { rows: size });
+            let _hung_up = channel.send(WorkerSays::Warming { rows: size });
         }
     }
 

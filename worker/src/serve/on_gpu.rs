@@ -1,5 +1,5 @@
-//! Serving on a GPU: while one batch executes, the next batch's inputs travel and its kernels are
-//! queued.
+//! The loop of a worker with a real GPU: while one batch executes, the next batch's inputs are
+//! copied and its kernels queued.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -14,7 +14,7 @@ use shadowslice_shared::batch::{
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::slab::ReadableSlab;
 
-use super::{ServeFault, failed, length, micros, read, say};
+use super::{ServeFault, failed, message_length, micros, read_command, send_report};
 use crate::answer::AnswerSlots;
 use crate::engine::{GpuEngine, Signature, no_stream};
 use crate::inputs::Inputs;
@@ -25,7 +25,7 @@ pub(super) struct GpuServeLoop {
     batched: bool,
     requests: ReadableSlab,
     slots: AnswerSlots,
-    /// Batches on the GPU, in the order in which they end.
+    /// The batches on the GPU, in the order in which they end.
     flying: VecDeque<PendingBatch>,
 }
 
@@ -36,7 +36,7 @@ struct PendingBatch {
     outputs: Vec<Output>,
 }
 
-struct Ready {
+struct PollResult {
     message: bool,
     through: bool,
 }
@@ -52,13 +52,13 @@ impl GpuServeLoop {
         Self { engine, signature, batched, requests, slots, flying: VecDeque::with_capacity(IN_FLIGHT) }
     }
 
-    /// Answers all that it began.
+    /// Serves until the supervisor closes the socket, and answers all batches that have started.
     pub(super) fn serve(mut self, socket: &OwnedFd) -> Result<(), ServeFault> {
         let mut message = vec![0; MAX_MESSAGE_BYTES];
         let mut more = true;
         while more || !self.flying.is_empty() {
             let ready = self.wait(socket, more)?;
-            if ready.through && !self.report_those_through(socket, &mut message)? {
+            if ready.through && !self.report_finished(socket, &mut message)? {
                 return Ok(());
             }
             if !ready.message {
@@ -69,11 +69,11 @@ impl GpuServeLoop {
             if matches!(received, Err(Errno::EAGAIN | Errno::EINTR)) {
                 continue;
             }
-            match length(received)? {
+            match message_length(received)? {
                 None => more = false,
                 Some(len) => {
-                    if let Some(report) = self.obey(read(&message, len))?
-                        && !say(socket, &report, &mut message)?
+                    if let Some(report) = self.execute(read_command(&message, len))?
+                        && !send_report(socket, &report, &mut message)?
                     {
                         return Ok(());
                     }
@@ -83,8 +83,8 @@ impl GpuServeLoop {
         Ok(())
     }
 
-    /// Returns a report only if the command is done already.
-    fn obey(&mut self, command: Result<Command, Answer>) -> Result<Option<FromWorker>, ServeFault> {
+    /// Executes a command, and returns a report if the command is done already.
+    fn execute(&mut self, command: Result<Command, Answer>) -> Result<Option<FromWorker>, ServeFault> {
         match command {
             Ok(Command::Run(batch)) => Ok(self.begin(&batch)?.map(FromWorker::Answer)),
             Ok(Command::Next(step)) => Ok(Some(FromWorker::Answer(failed(step.id, no_stream())))),
@@ -99,23 +99,23 @@ impl GpuServeLoop {
         }
     }
 
-    fn wait(&self, socket: &OwnedFd, more: bool) -> Result<Ready, ServeFault> {
+    fn wait(&self, socket: &OwnedFd, more: bool) -> Result<PollResult, ServeFault> {
         let through = self.engine.gpu().through();
         let mut watched = [PollFd::new(&through, PollFlags::IN), PollFd::new(socket, PollFlags::IN)];
-        // After its end a socket is always ready, which would end every wait at once.
+        // A closed socket is always ready, which would end every wait at once.
         let count = if more { 2 } else { 1 };
         match poll(&mut watched[..count], None) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(errno) => return Err(ServeFault::Wait(errno)),
         }
         let ready = |polled: &PollFd<'_>| !polled.revents().is_empty();
-        Ok(Ready { through: ready(&watched[0]), message: more && ready(&watched[1]) })
+        Ok(PollResult { through: ready(&watched[0]), message: more && ready(&watched[1]) })
     }
 
-    /// An answer comes back at once only if the launch failed.
+    /// Starts a batch. Returns an answer only if the launch failed.
     fn begin(&mut self, batch: &Batch) -> Result<Option<Answer>, ServeFault> {
         if self.flying.len() >= IN_FLIGHT {
-            let why = format!("{IN_FLIGHT} batches are under way, and there is no place for a further one");
+            let why = format!("{IN_FLIGHT} batches are in flight already");
             return Ok(Some(failed(batch.id, RunFailure::BadBatch(why))));
         }
         match self.launch(batch) {
@@ -129,7 +129,8 @@ impl GpuServeLoop {
                 Ok(None)
             }
             Err(failure) => {
-                // Any part of the batch on the GPU must be through before the slot is used again.
+                // Every part of the failed batch must have left the GPU before the slot is used
+                // again.
                 self.engine.gpu().synchronize().map_err(ServeFault::Gpu)?;
                 Ok(Some(failed(batch.id, failure)))
             }
@@ -141,11 +142,12 @@ impl GpuServeLoop {
         self.engine.begin(&inputs, &mut self.slots.slot(batch.slot))
     }
 
-    /// `false` if the supervisor is gone.
-    fn report_those_through(&mut self, socket: &OwnedFd, message: &mut [u8]) -> Result<bool, ServeFault> {
+    /// Reports partitions that are ready and batches that have ended. Returns false if the
+    /// supervisor has ended.
+    fn report_finished(&mut self, socket: &OwnedFd, message: &mut [u8]) -> Result<bool, ServeFault> {
         self.engine.gpu().look();
         while let Some(prepared) = self.engine.made() {
-            if !say(socket, &FromWorker::Prepared(prepared), message)? {
+            if !send_report(socket, &FromWorker::Prepared(prepared), message)? {
                 return Ok(false);
             }
         }
@@ -153,7 +155,7 @@ impl GpuServeLoop {
             let executed = self.engine.gpu().executed(first.slot).map_err(ServeFault::Gpu)?;
             let Some(execution) = executed else { break };
             let Some(PendingBatch { id, outputs, .. }) = self.flying.pop_front() else { break };
-            if !say(socket, &FromWorker::Answer(answered(id, execution, outputs)), message)? {
+            if !send_report(socket, &FromWorker::Answer(answered(id, execution, outputs)), message)? {
                 return Ok(false);
             }
         }
