@@ -200,7 +200,7 @@ impl ModelHost for PythonHost {
         why.map_err(|error| error.to_string())?.map_or(Ok(()), Err)
     }
 
-    fn movable(&self) -> Result<(), String> {
+    fn check_movable(&self) -> Result<(), String> {
         let why =
             Python::attach(|py| self.runner.bind(py).call_method0("movable")?.extract::<Option<String>>());
         why.map_err(|error| error.to_string())?.map_or(Ok(()), Err)

@@ -16,11 +16,11 @@ use crate::proof::{self, ProofError, Prover};
 
 /// The time limit for the proofs of all partitions. If a model needs more, only its largest
 /// partitions are proven.
-const PROOFS: Duration = Duration::from_secs(60);
+const PROOFS_TIMEOUT: Duration = Duration::from_secs(60);
 
 const TOO_SLOW: &str = "proving the larger partitions took more than a minute, so this one was not tried";
 const SMALLEST_UNFIT: &str = "the kernels of the smallest batch size do not fit on this number of SMs";
-const OTHERWISE: &str = "the driver groups the SMs in this process differently than in earlier ones";
+const OTHER_DIVISION: &str = "the driver groups the SMs in this process differently than in earlier ones";
 
 /// Proves each number of groups. The answers on the whole GPU are proven already, with `times`.
 /// Also prepares the partition with which the worker starts.
@@ -31,16 +31,16 @@ pub(super) fn prove(
     times: &[WarmTime],
 ) -> Result<ProvenPartitions, ProofError> {
     if let ModelEngine::OnGpu(engine) = &*prover.engine {
-        let movable = engine.movable(&prover.signature.inputs, prover.warm_up.batched);
+        let movable = engine.check_movable(&prover.signature.inputs, prover.warm_up.batched);
         movable.map_err(BootRefusal::NoPartitions)?;
         if engine.division() != Some(division) {
-            return Err(BootRefusal::NoPartitions(OTHERWISE.to_owned()).into());
+            return Err(BootRefusal::NoPartitions(OTHER_DIVISION.to_owned()).into());
         }
     }
     if let ModelEngine::Hosted(hosted) = &*prover.engine {
-        hosted.movable().map_err(BootRefusal::NoPartitions)?;
+        hosted.check_movable().map_err(BootRefusal::NoPartitions)?;
         if hosted.division().is_some_and(|found| found != division) {
-            return Err(BootRefusal::NoPartitions(OTHERWISE.to_owned()).into());
+            return Err(BootRefusal::NoPartitions(OTHER_DIVISION.to_owned()).into());
         }
     }
     let (mut proofs, begun) = (Vec::new(), Instant::now());
@@ -49,7 +49,7 @@ pub(super) fn prove(
     for count in (1..=division.count()).rev() {
         let result = if alike || count == division.count() {
             Ok(times.to_vec())
-        } else if begun.elapsed() > PROOFS {
+        } else if begun.elapsed() > PROOFS_TIMEOUT {
             Err(TOO_SLOW.to_owned())
         } else {
             try_on(prover, reference, Groups::first(count))?

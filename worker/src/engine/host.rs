@@ -77,7 +77,7 @@ pub trait ModelHost: Debug + Send {
     fn warmed_up(&mut self);
 
     /// Whether a batch can be run on a stream that it is given; else why not.
-    fn movable(&self) -> Result<(), String>;
+    fn check_movable(&self) -> Result<(), String>;
 
     /// Whether the model runs on this CUDA stream, by what it was proved with; else why not.
     fn try_on(&mut self, cuda: usize) -> Result<(), String>;

@@ -60,12 +60,12 @@ impl Hosted {
     }
 
     /// Whether batches can run on another part of the GPU than all of it; else why not.
-    pub fn movable(&self) -> Result<(), String> {
+    pub fn check_movable(&self) -> Result<(), String> {
         if self.partitions.is_none() {
             return Ok(());
         }
-        self.host.movable()?;
-        self.recorded.iter().try_for_each(|recorded| recorded.movable().map_err(|why| chain(&why)))
+        self.host.check_movable()?;
+        self.recorded.iter().try_for_each(|recorded| recorded.check_movable().map_err(|why| chain(&why)))
     }
 
     /// `None` where no real GPU is divided.
@@ -190,7 +190,8 @@ impl HostedPartitions {
             }
         };
         if partition.executables.is_empty() {
-            let ready = recorded.iter_mut().map(|recorded| recorded.ready_on(&partition.stream, uploads));
+            let ready =
+                recorded.iter_mut().map(|recorded| recorded.instantiate_on(&partition.stream, uploads));
             partition.executables = ready.collect::<Result<_, _>>().map_err(|fault| chain(&fault))?;
         }
         Ok(())

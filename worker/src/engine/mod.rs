@@ -148,10 +148,10 @@ impl ModelEngine {
     }
 
     /// `None` if no GPU measured it. The batch must be [through](Self::run).
-    pub fn executed(&self, slot: u8) -> Option<Duration> {
+    pub fn execution_time(&self, slot: u8) -> Option<Duration> {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) | Self::Hosted(_) => None,
-            Self::OnGpu(engine) => engine.gpu().executed(slot).ok().flatten(),
+            Self::OnGpu(engine) => engine.gpu().execution_time(slot).ok().flatten(),
         }
     }
 

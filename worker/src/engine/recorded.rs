@@ -65,21 +65,21 @@ impl RecordedGraph {
         };
         // SAFETY: the host keeps what it has recorded, and changes none of it.
         let recording = unsafe { gpu.copy_recording(graph) }.map_err(|fault| broken(&fault))?;
-        let whole = recording.ready().map_err(|fault| broken(&fault))?;
+        let whole = recording.instantiate().map_err(|fault| broken(&fault))?;
         let inputs = inputs.into_iter().map(place).collect();
         Ok(Some(Self { form, inputs, outputs, recording, whole }))
     }
 
-    pub(super) fn movable(&self) -> Result<(), MoveError> {
-        self.recording.movable()
+    pub(super) fn check_movable(&self) -> Result<(), MoveError> {
+        self.recording.check_movable()
     }
 
-    pub(super) fn ready_on(
+    pub(super) fn instantiate_on(
         &mut self,
         partition: &PartitionStream,
         uploads: &UploadStream,
     ) -> Result<Executable, CudaFault> {
-        self.recording.ready_on(partition.context(), uploads)
+        self.recording.instantiate_on(partition.context(), uploads)
     }
 
     /// Returns when the answer is in the slot. `partition`: this recording, ready on the batch's SMs.

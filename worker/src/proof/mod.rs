@@ -375,7 +375,7 @@ impl Prover<'_> {
         let EngineAnswer { outputs, mut more } =
             self.engine.run(&inputs, &mut self.slots.slot(batch.slot)).map_err(failed)?;
         let waited = Duration::from_nanos(now_ns().saturating_sub(begun_ns));
-        let took = self.engine.executed(run.slot).unwrap_or(waited);
+        let took = self.engine.execution_time(run.slot).unwrap_or(waited);
         let mut answers = self.written(outputs);
         for _ in 1..PROVED_ANSWERS {
             if !more {

@@ -26,7 +26,7 @@ pub(super) struct GpuServeLoop {
     requests: ReadableSlab,
     slots: AnswerSlots,
     /// The batches on the GPU, in the order in which they end.
-    flying: VecDeque<PendingBatch>,
+    in_flight: VecDeque<PendingBatch>,
 }
 
 struct PendingBatch {
@@ -38,7 +38,7 @@ struct PendingBatch {
 
 struct PollResult {
     message: bool,
-    through: bool,
+    completed: bool,
 }
 
 impl GpuServeLoop {
@@ -49,16 +49,16 @@ impl GpuServeLoop {
         requests: ReadableSlab,
         slots: AnswerSlots,
     ) -> Self {
-        Self { engine, signature, batched, requests, slots, flying: VecDeque::with_capacity(IN_FLIGHT) }
+        Self { engine, signature, batched, requests, slots, in_flight: VecDeque::with_capacity(IN_FLIGHT) }
     }
 
     /// Serves until the supervisor closes the socket, and answers all batches that have started.
     pub(super) fn serve(mut self, socket: &OwnedFd) -> Result<(), ServeFault> {
         let mut message = vec![0; MAX_MESSAGE_BYTES];
         let mut more = true;
-        while more || !self.flying.is_empty() {
+        while more || !self.in_flight.is_empty() {
             let ready = self.wait(socket, more)?;
-            if ready.through && !self.report_finished(socket, &mut message)? {
+            if ready.completed && !self.report_finished(socket, &mut message)? {
                 return Ok(());
             }
             if !ready.message {
@@ -91,7 +91,7 @@ impl GpuServeLoop {
             Ok(Command::Close(_)) => Ok(None),
             Ok(Command::Prepare(groups)) => Ok(self.engine.prepare(groups).map(FromWorker::Prepared)),
             Ok(Command::Forget(groups)) => {
-                let in_use = self.flying.iter().any(|batch| batch.groups == groups);
+                let in_use = self.in_flight.iter().any(|batch| batch.groups == groups);
                 self.engine.forget(groups, in_use);
                 Ok(None)
             }
@@ -100,8 +100,8 @@ impl GpuServeLoop {
     }
 
     fn wait(&self, socket: &OwnedFd, more: bool) -> Result<PollResult, ServeFault> {
-        let through = self.engine.gpu().through();
-        let mut watched = [PollFd::new(&through, PollFlags::IN), PollFd::new(socket, PollFlags::IN)];
+        let completed = self.engine.gpu().completions();
+        let mut watched = [PollFd::new(&completed, PollFlags::IN), PollFd::new(socket, PollFlags::IN)];
         // A closed socket is always ready, which would end every wait at once.
         let count = if more { 2 } else { 1 };
         match poll(&mut watched[..count], None) {
@@ -109,18 +109,18 @@ impl GpuServeLoop {
             Err(errno) => return Err(ServeFault::Wait(errno)),
         }
         let ready = |polled: &PollFd<'_>| !polled.revents().is_empty();
-        Ok(PollResult { through: ready(&watched[0]), message: more && ready(&watched[1]) })
+        Ok(PollResult { completed: ready(&watched[0]), message: more && ready(&watched[1]) })
     }
 
     /// Starts a batch. Returns an answer only if the launch failed.
     fn begin(&mut self, batch: &Batch) -> Result<Option<Answer>, ServeFault> {
-        if self.flying.len() >= IN_FLIGHT {
+        if self.in_flight.len() >= IN_FLIGHT {
             let why = format!("{IN_FLIGHT} batches are in flight already");
             return Ok(Some(failed(batch.id, RunFailure::BadBatch(why))));
         }
         match self.launch(batch) {
             Ok(outputs) => {
-                self.flying.push_back(PendingBatch {
+                self.in_flight.push_back(PendingBatch {
                     id: batch.id,
                     slot: batch.slot,
                     groups: batch.groups,
@@ -145,16 +145,16 @@ impl GpuServeLoop {
     /// Reports partitions that are ready and batches that have ended. Returns false if the
     /// supervisor has ended.
     fn report_finished(&mut self, socket: &OwnedFd, message: &mut [u8]) -> Result<bool, ServeFault> {
-        self.engine.gpu().look();
+        self.engine.gpu().clear_completions();
         while let Some(prepared) = self.engine.made() {
             if !send_report(socket, &FromWorker::Prepared(prepared), message)? {
                 return Ok(false);
             }
         }
-        while let Some(first) = self.flying.front() {
-            let executed = self.engine.gpu().executed(first.slot).map_err(ServeFault::Gpu)?;
+        while let Some(first) = self.in_flight.front() {
+            let executed = self.engine.gpu().execution_time(first.slot).map_err(ServeFault::Gpu)?;
             let Some(execution) = executed else { break };
-            let Some(PendingBatch { id, outputs, .. }) = self.flying.pop_front() else { break };
+            let Some(PendingBatch { id, outputs, .. }) = self.in_flight.pop_front() else { break };
             if !send_report(socket, &FromWorker::Answer(answered(id, execution, outputs)), message)? {
                 return Ok(false);
             }

@@ -16,11 +16,11 @@ use super::partition::GreenContext;
 use super::{CudaFault, CudaGpu, fault};
 
 const KERNEL: u32 = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_KERNEL as u32;
-const COPY: u32 = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEMCPY as u32;
-const FILL: u32 = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEMSET as u32;
+const MEMCPY: u32 = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEMCPY as u32;
+const MEMSET: u32 = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEMSET as u32;
 const EMPTY: u32 = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_EMPTY as u32;
-const ALLOT: u32 = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEM_ALLOC as u32;
-const FREE: u32 = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEM_FREE as u32;
+const MEM_ALLOC: u32 = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEM_ALLOC as u32;
+const MEM_FREE: u32 = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEM_FREE as u32;
 
 /// The memory that the work reads and writes must stay where it was.
 pub struct Recording {
@@ -115,19 +115,19 @@ impl fmt::Debug for UploadStream {
 
 impl Recording {
     /// On all SMs of the process, where it was recorded.
-    pub fn ready(&self) -> Result<Executable, CudaFault> {
-        self.instantiate(None)
+    pub fn instantiate(&self) -> Result<Executable, CudaFault> {
+        self.instantiate_with(None)
     }
 
     /// On the SMs of a partition, so that the first start takes no longer than later ones. The
     /// recording must be movable.
-    pub fn ready_on(
+    pub fn instantiate_on(
         &mut self,
         partition: &Arc<GreenContext>,
         uploads: &UploadStream,
     ) -> Result<Executable, CudaFault> {
         self.move_to(partition.context()).map_err(fault("move recorded work to a partition"))?;
-        let executable = self.instantiate(Some(Arc::clone(partition)))?;
+        let executable = self.instantiate_with(Some(Arc::clone(partition)))?;
         let stream = uploads.0.cu_stream();
         // SAFETY: both are alive, and of this process.
         let uploaded = unsafe { result::graph::upload(executable.executable, stream) };
@@ -135,7 +135,7 @@ impl Recording {
         Ok(executable)
     }
 
-    fn instantiate(&self, partition: Option<Arc<GreenContext>>) -> Result<Executable, CudaFault> {
+    fn instantiate_with(&self, partition: Option<Arc<GreenContext>>) -> Result<Executable, CudaFault> {
         let flags = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
         // SAFETY: the graph is ours and alive.
         let executable = unsafe { result::graph::instantiate(self.graph, flags) };
@@ -143,14 +143,14 @@ impl Recording {
         Ok(Executable { executable, context: Arc::clone(&self.context), _partition: partition })
     }
 
-    pub fn movable(&self) -> Result<(), MoveError> {
+    pub fn check_movable(&self) -> Result<(), MoveError> {
         self.nodes().map_err(MoveError::Driver)?.into_iter().try_for_each(|node| {
             match type_of(node).map_err(MoveError::Driver)? {
                 KERNEL => {
                     let kernel = kernel_of(node).map_err(MoveError::Driver)?;
                     if kernel.kern.is_null() { Err(MoveError::BoundKernel) } else { Ok(()) }
                 }
-                COPY | FILL | EMPTY | ALLOT | FREE => Ok(()),
+                MEMCPY | MEMSET | EMPTY | MEM_ALLOC | MEM_FREE => Ok(()),
                 other => Err(MoveError::Node(other)),
             }
         })
@@ -173,8 +173,8 @@ impl Recording {
                 unsafe { sys::cuGraphKernelNodeSetParams_v2(node, &kernel) }.result()
             }
             // The driver may use SMs for fills and copies, too.
-            FILL => move_fill(node, context),
-            COPY => move_copy(node, context),
+            MEMSET => move_memset(node, context),
+            MEMCPY => move_memcpy(node, context),
             _ => Ok(()),
         })
     }
@@ -208,7 +208,7 @@ fn kernel_of(node: sys::CUgraphNode) -> Result<sys::CUDA_KERNEL_NODE_PARAMS, Dri
     }
 }
 
-fn move_fill(node: sys::CUgraphNode, ctx: sys::CUcontext) -> Result<(), DriverError> {
+fn move_memset(node: sys::CUgraphNode, ctx: sys::CUcontext) -> Result<(), DriverError> {
     let mut fill = MaybeUninit::uninit();
     // SAFETY: the node is alive and a fill's; the driver describes all of it.
     let fill: sys::CUDA_MEMSET_NODE_PARAMS = unsafe {
@@ -217,10 +217,10 @@ fn move_fill(node: sys::CUgraphNode, ctx: sys::CUcontext) -> Result<(), DriverEr
     };
     let sys::CUDA_MEMSET_NODE_PARAMS { dst, pitch, value, elementSize, width, height } = fill;
     let memset = sys::CUDA_MEMSET_NODE_PARAMS_v2 { dst, pitch, value, elementSize, width, height, ctx };
-    set(node, sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEMSET, |params| params.memset = memset)
+    set_params(node, sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEMSET, |params| params.memset = memset)
 }
 
-fn move_copy(node: sys::CUgraphNode, context: sys::CUcontext) -> Result<(), DriverError> {
+fn move_memcpy(node: sys::CUgraphNode, context: sys::CUcontext) -> Result<(), DriverError> {
     let mut copy = MaybeUninit::uninit();
     // SAFETY: the node is alive and a copy's; the driver describes all of it.
     let copy = unsafe {
@@ -228,11 +228,11 @@ fn move_copy(node: sys::CUgraphNode, context: sys::CUcontext) -> Result<(), Driv
         copy.assume_init()
     };
     let memcpy = sys::CUDA_MEMCPY_NODE_PARAMS { flags: 0, reserved: 0, copyCtx: context, copyParams: copy };
-    set(node, sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEMCPY, |params| params.memcpy = memcpy)
+    set_params(node, sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEMCPY, |params| params.memcpy = memcpy)
 }
 
 /// `fill_in` writes over zeros.
-fn set(
+fn set_params(
     node: sys::CUgraphNode,
     kind: sys::CUgraphNodeType,
     fill_in: impl FnOnce(&mut sys::CUgraphNodeParams_st__bindgen_ty_1),

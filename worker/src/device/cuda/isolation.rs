@@ -17,17 +17,17 @@ use shadowslice_shared::groups::{Division, Groups};
 use super::partition::{DivisionError, GreenStream, SmGroups};
 use super::{CudaFault, CudaGpu, fault};
 
-const TIMES: usize = 21;
+const SAMPLES: usize = 21;
 
 /// How long the short kernel and one of the long ones spin, in cycles: some 20 us and 3 ms.
-const SHORT: u64 = 40_000;
-const LONG: u64 = 6_000_000;
+const SHORT_CYCLES: u64 = 40_000;
+const LONG_CYCLES: u64 = 6_000_000;
 
 /// Long kernels that wait behind the one that runs, so that there is no gap between them.
-const AHEAD: usize = 4;
+const QUEUED_KERNELS: usize = 4;
 
 /// Threads of a block. Two such blocks fill an SM.
-const THREADS: u32 = 1024;
+const BLOCK_THREADS: u32 = 1024;
 
 /// Spins for so many cycles of the SM's clock.
 const SPIN: &CStr = c"
@@ -82,15 +82,15 @@ pub fn measure(gpu: &CudaGpu, mut holder: Command) -> Result<Isolation, Isolatio
         let context = groups.context(on)?;
         let stream = context.stream()?;
         let blocks = division.sms(on).0;
-        let timed = (0..TIMES).map(|_| {
+        let timed = (0..SAMPLES).map(|_| {
             let begun = Instant::now();
-            spin.run(&stream, blocks, SHORT)?;
+            spin.run(&stream, blocks, SHORT_CYCLES)?;
             spin.finish(&stream)?;
             Ok(begun.elapsed().as_secs_f64() * 1e6)
         });
         let mut timed = timed.collect::<Result<Vec<f64>, CudaFault>>()?;
         timed.sort_by(f64::total_cmp);
-        Ok::<f64, CudaFault>(timed[TIMES / 2])
+        Ok::<f64, CudaFault>(timed[SAMPLES / 2])
     };
     // The first run is not like the others.
     time(others)?;
@@ -134,11 +134,11 @@ pub fn hold(gpu: &CudaGpu, held: Groups) -> Result<(), IsolationError> {
         std::io::stdin().read_to_end(&mut Vec::new()).ok();
         stop_tx.send(()).ok();
     });
-    let marks = (0..AHEAD).map(|_| gpu.context.new_event(None).map_err(fault("make an event")));
+    let marks = (0..QUEUED_KERNELS).map(|_| gpu.context.new_event(None).map_err(fault("make an event")));
     let marks = marks.collect::<Result<Vec<_>, _>>()?;
     let mut rounds = marks.iter().cycle();
     let launch = |mark: &cudarc::driver::CudaEvent| {
-        spin.run(&stream, blocks, LONG)?;
+        spin.run(&stream, blocks, LONG_CYCLES)?;
         // SAFETY: both are alive.
         unsafe { result::event::record(mark.cu_event(), stream.raw()) }.map_err(fault("mark a kernel"))
     };
@@ -180,7 +180,7 @@ impl SpinKernel {
             result::launch_kernel(
                 self.function,
                 (blocks, 1, 1),
-                (THREADS, 1, 1),
+                (BLOCK_THREADS, 1, 1),
                 0,
                 stream.raw(),
                 &mut arguments,

@@ -2,7 +2,7 @@
 //!
 //! Two streams: inputs travel on one while the batch before executes on the other, which also takes
 //! the answers back. A batch's part of the second lies between two events, which time it, and a
-//! callback at its end makes [`CudaGpu::through`] readable, so that a thread can wait for it and
+//! callback at its end makes [`CudaGpu::completions`] readable, so that a thread can wait for it and
 //! for further batches at once.
 #![allow(unsafe_code)] // calls into CUDA's driver
 
@@ -33,23 +33,23 @@ use shadowslice_shared::errors::chain;
 
 /// The context may be beyond use afterwards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the GPU cannot {what}")]
+#[error("CUDA failed to {operation}")]
 pub struct CudaFault {
-    what: &'static str,
+    operation: &'static str,
     #[source]
     source: DriverError,
 }
 
-fn fault(what: &'static str) -> impl Fn(DriverError) -> CudaFault {
-    move |source| CudaFault { what, source }
+fn fault(operation: &'static str) -> impl Fn(DriverError) -> CudaFault {
+    move |source| CudaFault { operation, source }
 }
 
 pub struct CudaGpu {
     context: Arc<CudaContext>,
     compute: Arc<CudaStream>,
     copies: Arc<CudaStream>,
-    flights: [BatchEvents; IN_FLIGHT],
-    through: OwnedFd,
+    events: [BatchEvents; IN_FLIGHT],
+    completions: OwnedFd,
     sms: Sms,
 }
 
@@ -90,12 +90,12 @@ impl CudaGpu {
         let sms = context.attribute(attribute).map_err(fault("be asked for its SMs"))?;
         let stream = || context.new_stream().map_err(fault("make a stream"));
         let (compute, copies) = (stream()?, stream()?);
-        let through = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let completions = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let system = DriverError(sys::CUresult::CUDA_ERROR_OPERATING_SYSTEM);
-        let through = through.map_err(|_| fault("make an event file")(system))?;
-        let flights = [BatchEvents::new(&context)?, BatchEvents::new(&context)?];
+        let completions = completions.map_err(|_| fault("make an event file")(system))?;
+        let events = [BatchEvents::new(&context)?, BatchEvents::new(&context)?];
         let sms = Sms(u32::try_from(sms).unwrap_or(0));
-        Ok(Self { context, compute, copies, flights, through, sms })
+        Ok(Self { context, compute, copies, events, completions, sms })
     }
 
     /// Those that MPS really gave, as the device says.
@@ -118,13 +118,13 @@ impl CudaGpu {
     }
 
     /// Readable when a batch is through.
-    pub fn through(&self) -> BorrowedFd<'_> {
-        self.through.as_fd()
+    pub fn completions(&self) -> BorrowedFd<'_> {
+        self.completions.as_fd()
     }
 
-    /// Makes [`CudaGpu::through`] readable though no batch is through.
+    /// Makes [`CudaGpu::completions`] readable though no batch is through.
     pub fn wake(&self) {
-        wake(&self.through);
+        wake(&self.completions);
     }
 
     /// Lets this thread call the driver.
@@ -132,10 +132,10 @@ impl CudaGpu {
         self.context.bind_to_thread().map_err(fault("be used by another thread"))
     }
 
-    /// Clears the signal of [`CudaGpu::through`]; then the caller looks which batches are through.
-    pub fn look(&self) {
+    /// Clears the signal of [`CudaGpu::completions`]; then the caller looks which batches are through.
+    pub fn clear_completions(&self) {
         // A read fails if there is no signal, which is as good.
-        rustix::io::read(&self.through, &mut [0; 8]).ok();
+        rustix::io::read(&self.completions, &mut [0; 8]).ok();
     }
 
     /// Without waiting.
@@ -155,10 +155,10 @@ impl CudaGpu {
 
     /// Work from here on belongs to the batch of this slot; its inputs are under way.
     pub fn start(&self, slot: u8) -> Result<(), CudaFault> {
-        let flight = &self.flights[usize::from(slot) % IN_FLIGHT];
-        flight.copied.record(&self.copies).map_err(fault("mark the end of a copy"))?;
-        self.compute.wait(&flight.copied).map_err(fault("wait for a copy"))?;
-        flight.start.record(&self.compute).map_err(fault("mark the start of a batch"))
+        let events = &self.events[usize::from(slot) % IN_FLIGHT];
+        events.copied.record(&self.copies).map_err(fault("mark the end of a copy"))?;
+        self.compute.wait(&events.copied).map_err(fault("wait for a copy"))?;
+        events.start.record(&self.compute).map_err(fault("mark the start of a batch"))
     }
 
     /// Once the answer is computed, without waiting.
@@ -179,21 +179,23 @@ impl CudaGpu {
 
     /// All of the batch of this slot has been put on the stream.
     pub fn end(&self, slot: u8) -> Result<(), CudaFault> {
-        let flight = &self.flights[usize::from(slot) % IN_FLIGHT];
-        flight.end.record(&self.compute).map_err(fault("mark the end of a batch"))?;
-        let file = self.through.as_fd().as_raw_fd() as usize as *mut std::ffi::c_void;
+        let events = &self.events[usize::from(slot) % IN_FLIGHT];
+        events.end.record(&self.compute).map_err(fault("mark the end of a batch"))?;
+        let file = self.completions.as_fd().as_raw_fd() as usize as *mut std::ffi::c_void;
         // SAFETY: the callback only writes to the event file, closed after the stream ended.
-        let launched = unsafe { result::stream::launch_host_function(self.compute.cu_stream(), tell, file) };
+        let launched = unsafe {
+            result::stream::launch_host_function(self.compute.cu_stream(), signal_completion, file)
+        };
         launched.map_err(fault("announce the end of a batch"))
     }
 
     /// `None` while the batch executes.
-    pub fn executed(&self, slot: u8) -> Result<Option<Duration>, CudaFault> {
-        let flight = &self.flights[usize::from(slot) % IN_FLIGHT];
-        if !flight.end.try_is_complete().map_err(fault("say whether a batch is through"))? {
+    pub fn execution_time(&self, slot: u8) -> Result<Option<Duration>, CudaFault> {
+        let events = &self.events[usize::from(slot) % IN_FLIGHT];
+        if !events.end.try_is_complete().map_err(fault("say whether a batch is through"))? {
             return Ok(None);
         }
-        let ms = flight.start.elapsed_ms(&flight.end).map_err(fault("time a batch"))?;
+        let ms = events.start.elapsed_ms(&events.end).map_err(fault("time a batch"))?;
         Ok(Some(Duration::from_secs_f32(ms.max(0.0) / 1e3)))
     }
 
@@ -240,7 +242,7 @@ impl BatchEvents {
 }
 
 /// Runs on a thread of CUDA's, which must not call CUDA.
-unsafe extern "C" fn tell(file: *mut std::ffi::c_void) {
+unsafe extern "C" fn signal_completion(file: *mut std::ffi::c_void) {
     let file = file.addr() as i32;
     // SAFETY: the event file is open as long as the stream is.
     wake(unsafe { BorrowedFd::borrow_raw(file) });

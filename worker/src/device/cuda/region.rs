@@ -11,7 +11,7 @@ use cudarc::driver::{CudaContext, result, sys};
 
 use super::{CudaFault, CudaGpu, fault};
 
-const DESCRIPTOR: sys::CUmemAllocationHandleType =
+const HANDLE_TYPE: sys::CUmemAllocationHandleType =
     sys::CUmemAllocationHandleType_enum::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
 pub struct SharedRegion {
@@ -52,7 +52,8 @@ impl SharedRegion {
         let mut number = -1_i32;
         // SAFETY: writes the number of a new descriptor, which has no other owner.
         let exported = unsafe {
-            let exported = sys::cuMemExportToShareableHandle((&raw mut number).cast(), memory, DESCRIPTOR, 0);
+            let exported =
+                sys::cuMemExportToShareableHandle((&raw mut number).cast(), memory, HANDLE_TYPE, 0);
             exported.result().map(|()| OwnedFd::from_raw_fd(number))
         };
         let file = exported.inspect_err(|_| release(memory)).map_err(fault("give a descriptor of memory"))?;
@@ -68,7 +69,7 @@ impl SharedRegion {
         let mut memory = 0;
         let number = file.as_raw_fd() as usize as *mut std::ffi::c_void;
         // SAFETY: the descriptor is open; the driver says whether it is one of memory.
-        let imported = unsafe { sys::cuMemImportFromShareableHandle(&raw mut memory, number, DESCRIPTOR) };
+        let imported = unsafe { sys::cuMemImportFromShareableHandle(&raw mut memory, number, HANDLE_TYPE) };
         imported.result().map_err(fault("take over memory"))?;
         let read = sys::CUmemAccess_flags_enum::CU_MEM_ACCESS_FLAGS_PROT_READ;
         Self::map(gpu, Mapping { file, memory, mapped }, read)
@@ -169,7 +170,7 @@ fn location(gpu: &CudaGpu) -> sys::CUmemLocation {
 fn properties(location: sys::CUmemLocation) -> sys::CUmemAllocationProp {
     sys::CUmemAllocationProp {
         type_: sys::CUmemAllocationType_enum::CU_MEM_ALLOCATION_TYPE_PINNED,
-        requestedHandleTypes: DESCRIPTOR,
+        requestedHandleTypes: HANDLE_TYPE,
         location,
         win32HandleMetaData: std::ptr::null_mut(),
         // SAFETY: plain numbers, for which zero means the default.

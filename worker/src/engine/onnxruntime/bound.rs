@@ -239,7 +239,7 @@ impl Recorder<'_> {
             return Ok(Vec::new());
         };
         let copies = (0..copies).map(|_| record()).collect::<Result<Option<Vec<_>>, _>>()?;
-        let whole = recording.ready().map_err(|fault| broken(&fault))?;
+        let whole = recording.instantiate().map_err(|fault| broken(&fault))?;
         bound.how = ExecutionMode::Recorded(RecordedBatch { whole, recording: 0, outputs: fixed });
         copies
             .ok_or_else(|| RunFailure::Engine("it was recorded once, and could not be once more".to_owned()))

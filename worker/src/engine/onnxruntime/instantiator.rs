@@ -152,7 +152,7 @@ impl Instantiator {
             before.free(number);
         }
         let recording = &mut self.seats[order.seat].0[number];
-        let result = recording.ready_on(&order.context, &self.uploads);
+        let result = recording.instantiate_on(&order.context, &self.uploads);
         report(InstantiatorEvent::Recording { groups: order.groups, number, result });
     }
 }

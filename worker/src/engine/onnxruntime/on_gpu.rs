@@ -158,7 +158,7 @@ impl GpuEngine {
     }
 
     /// Whether all that was warmed up can be moved to partitions, and nothing else can come.
-    pub fn movable(&self, inputs: &[TensorSpec], batched: bool) -> Result<(), String> {
+    pub fn check_movable(&self, inputs: &[TensorSpec], batched: bool) -> Result<(), String> {
         let strings = inputs.iter().chain(&self.sessions.first().outputs);
         if let Some(spec) = strings.into_iter().find(|spec| spec.datatype == Datatype::Bytes) {
             return Err(format!("`{}` holds strings, which the host's processor computes", spec.name));
@@ -224,7 +224,7 @@ impl GpuEngine {
         }
     }
 
-    /// Says where the answer will be once the GPU is [through](CudaGpu::executed) with this slot.
+    /// Says where the answer will be once the GPU is [through](CudaGpu::execution_time) with this slot.
     pub fn begin(
         &mut self,
         inputs: &Inputs<'_>,
@@ -371,7 +371,7 @@ impl GpuEngine {
         let copies = Recorder { session, maker, options }.record(bound, outputs, copies)?;
         if let (Some(partitions), ExecutionMode::Recorded(recorded)) = (partitions, &mut bound.how) {
             *kernels = copies.first().and_then(Recording::kernels);
-            *unmovable = unmovable.or(copies.iter().find_map(|copy| copy.movable().err()));
+            *unmovable = unmovable.or(copies.iter().find_map(|copy| copy.check_movable().err()));
             recorded.recording = partitions.add(copies);
         }
         Ok(())
