@@ -14,7 +14,7 @@ use rustix::process::{PidfdFlags, getppid, pidfd_open};
 
 /// The time that a worker may take to exit by itself after the end of its supervisor. A batch on
 /// the GPU must end, and a model may run code at its exit.
-const END_WITHIN: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
+const EXIT_TIMEOUT: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
 
 /// The process that has started this one.
 #[derive(Debug)]
@@ -44,7 +44,8 @@ impl ParentProcess {
             // The model has closed descriptors that it does not own, so nothing can be watched.
             return;
         }
-        poll(&mut [], Some(&END_WITHIN)).ok();
+        // A signal only shortens this wait.
+        poll(&mut [], Some(&EXIT_TIMEOUT)).ok();
         // SIGKILL, because exit handlers could hang as well. If it fails, nothing else would help.
         kill(Pid::this(), Signal::SIGKILL).ok();
     }

@@ -1,4 +1,4 @@
-//! What a worker runs on: how many SMs it was given, and when a batch is through.
+//! The device that a worker runs on: its SMs, and the time at which a batch ends.
 
 pub mod cuda;
 pub mod emulated;
@@ -20,18 +20,18 @@ use emulated::EmulatedGpu;
 
 #[derive(Debug)]
 pub enum ComputeDevice {
-    /// Computes reference answers, and adds no time.
+    /// The host's processor, which computes reference answers and adds no time.
     Host,
     Emulated(EmulatedGpu),
     Cuda(Arc<CudaGpu>),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[must_use = "the batch is through when it was handed to `finish`"]
+#[must_use = "the batch ends with `finish`"]
 pub struct StartedBatch {
-    /// On the device's timeline.
+    /// The start on the device's timeline, in ns since boot.
     at_ns: u64,
-    /// By the clock, when its answer began to be computed.
+    /// The time at which the computation began, in ns since boot.
     seen_ns: u64,
     rows: u32,
 }
@@ -49,7 +49,7 @@ impl ComputeDevice {
         }
     }
 
-    /// The SMs that the device really gave; none on the host.
+    /// Returns the number of SMs that the device really gave; 0 on the host.
     pub fn sms(&self) -> Sms {
         match self {
             Self::Host => Sms(0),
@@ -58,22 +58,25 @@ impl ComputeDevice {
         }
     }
 
-    /// Bytes; 0 where the device is no real GPU.
+    /// Returns the free memory in bytes; 0 if the device is not a real GPU.
     pub fn free_memory(&self) -> u64 {
         let free = self.gpu().and_then(|gpu| gpu.memory().ok()).map(|memory| memory.free as u64);
         free.unwrap_or(0)
     }
 
-    /// As an emulated GPU's profile says. `weights`: the socket over which a model's weights come
-    /// and go.
+    /// Takes the memory that an emulated GPU's profile gives. `weights` is the socket over which
+    /// the model's weights are exchanged.
     pub fn take_memory(
         &self,
         profile: Option<&Profile>,
         weights: Option<&OwnedFd>,
     ) -> Result<DeviceMemory, BootRefusal> {
         match (self, profile) {
-            (Self::Emulated(_), Some(profile)) => emulated_memory::take(weights, &profile.memory)
-                .map_err(|error| BootRefusal::Setup(format!("weights cannot be passed on: {error}"))),
+            (Self::Emulated(_), Some(profile)) => {
+                emulated_memory::take(weights, &profile.memory).map_err(|error| {
+                    BootRefusal::Setup(format!("cannot exchange weights with the supervisor: {error}"))
+                })
+            }
             _ => Ok(DeviceMemory::default()),
         }
     }
@@ -85,7 +88,7 @@ impl ComputeDevice {
         }
     }
 
-    /// The least times that starting takes on this device.
+    /// Returns the minimum times of a start on this device.
     pub fn start_times(&self, profile: Option<&Profile>) -> Start {
         match self {
             Self::Host | Self::Cuda(_) => Start::default(),
@@ -103,7 +106,7 @@ impl ComputeDevice {
         }
     }
 
-    /// Returns how long the batch executed. Its answer has been computed already.
+    /// Ends a batch whose answer has been computed, and returns its duration.
     pub fn finish(&mut self, started: StartedBatch) -> Duration {
         match self {
             Self::Host | Self::Cuda(_) => Duration::from_nanos(now_ns().saturating_sub(started.at_ns)),
@@ -111,7 +114,7 @@ impl ComputeDevice {
         }
     }
 
-    /// No further batch is there: the SMs are left to others.
+    /// Leaves the SMs to other workers until the next batch.
     pub fn idle(&mut self) {
         match self {
             Self::Host | Self::Cuda(_) => {}

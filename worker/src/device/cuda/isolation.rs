@@ -1,8 +1,9 @@
-//! Tests whether partitions of two processes keep apart if they share no group, and do not if they
-//! share all.
+//! A test that partitions of two processes do not overlap if they share no group, and overlap if
+//! they share all.
 //!
 //! One process holds half of the groups with work that never ends. The other process times a short
-//! kernel on the other half, and on the same half, where it has to wait for the long kernels.
+//! kernel on the other half, and then on the same half, where the kernel has to wait for the long
+//! ones.
 
 use std::ffi::CStr;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -19,17 +20,17 @@ use super::{CudaFault, CudaGpu, fault};
 
 const SAMPLES: usize = 21;
 
-/// How long the short kernel and one of the long ones spin, in cycles: some 20 us and 3 ms.
+/// The time that the short kernel and each long one spin, in cycles: about 20 us and 3 ms.
 const SHORT_CYCLES: u64 = 40_000;
 const LONG_CYCLES: u64 = 6_000_000;
 
-/// Long kernels that wait behind the one that runs, so that there is no gap between them.
+/// The number of long kernels in the queue, so that the GPU has no gap between them.
 const QUEUED_KERNELS: usize = 4;
 
-/// Threads of a block. Two such blocks fill an SM.
+/// The threads of a block. Two such blocks fill an SM.
 const BLOCK_THREADS: u32 = 1024;
 
-/// Spins for so many cycles of the SM's clock.
+/// A kernel that spins for a number of cycles of the SM's clock.
 const SPIN: &CStr = c"
 .version 7.0
 .target sm_60
@@ -53,25 +54,26 @@ again:
 pub enum IsolationError {
     #[error(transparent)]
     DivisionError(#[from] DivisionError),
-    #[error("partitions cannot be measured")]
+    #[error("cannot measure the partitions")]
     Gpu(#[from] CudaFault),
-    #[error("another process cannot be started or heard")]
+    #[error("cannot start a second process, or read its output")]
     Other(#[from] std::io::Error),
 }
 
-/// Medians.
+/// The median times of the short kernel.
 #[derive(Debug, Serialize)]
 pub struct Isolation {
     pub division: Division,
-    /// With no other process on the GPU.
+    /// The time without another process on the GPU.
     pub alone_us: f64,
-    /// While another process holds the other half.
+    /// The time while another process holds the other half.
     pub apart_us: f64,
-    /// While another process holds the same half.
+    /// The time while another process holds the same half.
     pub together_us: f64,
 }
 
-/// `holder` starts the other process, with the groups to hold as its last argument.
+/// Measures the times. `holder` starts the other process, and gets the groups to hold as its last
+/// argument.
 pub fn measure(gpu: &CudaGpu, mut holder: Command) -> Result<Isolation, IsolationError> {
     let groups = SmGroups::of(gpu)?;
     let division = groups.division().clone();
@@ -92,7 +94,7 @@ pub fn measure(gpu: &CudaGpu, mut holder: Command) -> Result<Isolation, Isolatio
         timed.sort_by(f64::total_cmp);
         Ok::<f64, CudaFault>(timed[SAMPLES / 2])
     };
-    // The first run is not like the others.
+    // The first run is slower than the others.
     time(others)?;
     let alone_us = time(others)?;
     holder.arg(held.bits().to_string()).stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -111,7 +113,7 @@ impl HolderProcess {
         let holding = Self(child);
         let mut line = String::new();
         said.map(|mut said| said.read_line(&mut line)).transpose()?;
-        let silent = || std::io::Error::other("it ended before it held its part of the GPU");
+        let silent = || std::io::Error::other("the process ended before it held its part of the GPU");
         if line.is_empty() { Err(silent()) } else { Ok(holding) }
     }
 
@@ -121,7 +123,7 @@ impl HolderProcess {
     }
 }
 
-/// Ends with standard input; reports on standard output once the groups are busy.
+/// Keeps the groups busy until standard input ends. Reports on standard output once they are busy.
 pub fn hold(gpu: &CudaGpu, held: Groups) -> Result<(), IsolationError> {
     let groups = SmGroups::of(gpu)?;
     let context = groups.context(held)?;
@@ -130,17 +132,18 @@ pub fn hold(gpu: &CudaGpu, held: Groups) -> Result<(), IsolationError> {
     let blocks = 2 * groups.division().sms(held).0;
     let (stop_tx, stop_rx) = std::sync::mpsc::sync_channel(1);
     std::thread::spawn(move || {
-        // An error ends it as well.
+        // A read error ends the process, too; if nobody receives, it ends already.
         std::io::stdin().read_to_end(&mut Vec::new()).ok();
         stop_tx.send(()).ok();
     });
-    let marks = (0..QUEUED_KERNELS).map(|_| gpu.context.new_event(None).map_err(fault("make an event")));
+    let marks = (0..QUEUED_KERNELS).map(|_| gpu.context.new_event(None).map_err(fault("create an event")));
     let marks = marks.collect::<Result<Vec<_>, _>>()?;
     let mut rounds = marks.iter().cycle();
     let launch = |mark: &cudarc::driver::CudaEvent| {
         spin.run(&stream, blocks, LONG_CYCLES)?;
         // SAFETY: both are alive.
-        unsafe { result::event::record(mark.cu_event(), stream.raw()) }.map_err(fault("mark a kernel"))
+        unsafe { result::event::record(mark.cu_event(), stream.raw()) }
+            .map_err(fault("record the end of a kernel"))
     };
     marks.iter().try_for_each(launch)?;
     writeln!(std::io::stdout(), "holding")?;
@@ -175,7 +178,8 @@ impl SpinKernel {
 
     fn run(&self, stream: &GreenStream<'_>, blocks: u32, mut cycles: u64) -> Result<(), CudaFault> {
         let mut arguments = [(&raw mut cycles).cast()];
-        // SAFETY: the kernel takes one number of 64 bits, which is read before the call returns.
+        // SAFETY: the kernel takes one 64-bit number, which the driver reads before the call
+        // returns.
         let launched = unsafe {
             result::launch_kernel(
                 self.function,
@@ -186,7 +190,7 @@ impl SpinKernel {
                 &mut arguments,
             )
         };
-        launched.map_err(fault("start a kernel"))
+        launched.map_err(fault("launch a kernel"))
     }
 
     fn finish(&self, stream: &GreenStream<'_>) -> Result<(), CudaFault> {
@@ -197,7 +201,8 @@ impl SpinKernel {
 
 impl Drop for SpinKernel {
     fn drop(&mut self) {
-        // SAFETY: ours; what ran of it has been waited for.
+        // SAFETY: this value owns the module, whose kernels have ended.
+        // If the call fails, the end of the process frees it.
         unsafe { sys::cuModuleUnload(self.module) }.result().ok();
     }
 }
