@@ -238,11 +238,11 @@ FAULTY = {
     "sandboxed": (doubled("", "__import__('subprocess').run(['true'])"), PROCESSES + " (docs/security.md)"),
     "undefined": (doubled("", "no_such_name"), "NameError: name 'no_such_name' is not defined"),
     "output_dtype": (doubled("", "batch['x'].astype(float)"), "output 'x' has dtype float64, and must have float32"),
-    "output_shape": (doubled("", "batch['x'][:, batch['x'][0] > 7]"), "needs a method `warmup`"),
+    "output_shape": (doubled("", "batch['x'][:, batch['x'][0] > 7]"), "add a method `warmup`"),
     "imports": ("import os\nos.fork()\n", PROCESSES),
     "silent": ("from shadowslice import Tensor\nclass A:\n    inputs = outputs = {'x': Tensor('INT32', [1])}\n"
                "    def generate(self, request):\n        for _ in range(request['x'][0] - 1): yield request\n",
-               "its stream ends without an answer, which proves nothing; a model that cannot take made-up values needs"),
+               "the stream ended without an answer, so it proves nothing; if the model cannot run on made-up values, add"),
     "no_warmup": (doubled("def warmup(self, batch): pass"), "{}:7: `warmup` must be a method `warmup(self)`"),
     "warmup_type": (doubled("def warmup(self): pass"), "{}:7: `warmup` of class A returned NoneType, and must"),
     "warmup_name": (doubled("def warmup(self): return {'y': 1}"), "{}:7: `warmup` of class A returned 'y', and there"),

@@ -246,7 +246,7 @@ impl Parts {
         let on_gpu = self.device.gpu().is_some();
         let (engine, signature, slots) = (&mut self.engine, &self.signature, &self.slots);
         // Without a GPU a slot has no state besides its memory, so one slot stands for all.
-        let (socket, slots_tried) = (Some(self.socket.as_fd()), if on_gpu { IN_FLIGHT as u8 } else { 1 });
+        let (socket, tried_slots) = (Some(self.socket.as_fd()), if on_gpu { IN_FLIGHT as u8 } else { 1 });
         let (inputs, given) = (BTreeMap::new(), None);
         let mut prover = Prover {
             engine,
@@ -256,7 +256,7 @@ impl Parts {
             warm_up,
             socket,
             channel: Some(channel),
-            slots_tried,
+            tried_slots,
             inputs,
             file: self.model_file.as_deref(),
             values: warm_up.values.clone(),
@@ -305,7 +305,7 @@ impl Parts {
             return refusal;
         }
         let why = refusal.to_string();
-        match self.engine.put_channels_first(&why) {
+        match self.engine.use_channels_first(&why) {
             true => BootRefusal::OtherForm(format!("with channels last, {why}")),
             false => refusal,
         }

@@ -110,7 +110,7 @@ impl EmulatedGpu {
         self.occupied = occupant.is_some();
         self.own = occupant.unwrap_or(self.own);
         self.pool.occupy(self.seat, occupant);
-        // Of two workers that start at once, at least one must see the other.
+        // Two workers that start at once must not both miss the other.
         fence(Ordering::SeqCst);
         if [before, occupant].into_iter().flatten().any(|own| self.meets_others(own)) {
             wake_all(&self.pool);

@@ -1,4 +1,5 @@
-//! What runs a model: takes a checked batch, writes the answer into its slot.
+//! The engines that run a model: an engine takes a checked batch, and writes the answer into its
+//! slot.
 
 mod echo;
 mod fetch;
@@ -35,7 +36,7 @@ pub enum ModelEngine {
     Hosted(Hosted),
 }
 
-/// Loaded before the device is known.
+/// The libraries of an engine, which are loaded before the device is known.
 #[derive(Debug)]
 pub enum Libraries {
     None,
@@ -43,7 +44,8 @@ pub enum Libraries {
 }
 
 impl Libraries {
-    /// With `gpu` also those that compute on GPUs. No GPU is touched.
+    /// Loads the libraries, with `gpu` also those that compute on GPUs. This does not touch the
+    /// GPU.
     pub fn load(spec: &EngineSpec, gpu: bool) -> Result<Self, BootRefusal> {
         match spec {
             EngineSpec::Emulated { .. } | EngineSpec::Python { .. } => Ok(Self::None),
@@ -57,14 +59,15 @@ impl Libraries {
     }
 }
 
-/// With whole shapes.
+/// The inputs and outputs of a model, with their whole shapes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Signature {
     pub inputs: Vec<TensorSpec>,
     /// The inputs that a request may leave out. They have no batch axis.
     pub optional: Vec<TensorSpec>,
     pub outputs: Vec<TensorSpec>,
-    /// How many streams it generates at a time; 0 for a model that gives one answer to a request.
+    /// The number of streams that the model generates at a time; 0 if the model gives one answer to
+    /// a request.
     pub streams: u32,
 }
 
@@ -75,29 +78,30 @@ impl Signature {
     }
 }
 
-/// An answer: one output after the other.
+/// An engine's answer to a batch, or one answer of a stream.
 #[derive(Debug)]
 pub struct EngineAnswer {
     pub outputs: Vec<Output>,
-    /// Whether it is one of a stream that goes on. At a stream's end there are no outputs.
+    /// True if the answer belongs to a stream that goes on. The last answer of a stream has no
+    /// outputs.
     pub more: bool,
 }
 
 impl EngineAnswer {
-    fn whole(outputs: Vec<Output>) -> Self {
+    fn complete(outputs: Vec<Output>) -> Self {
         Self { outputs, more: false }
     }
 }
 
-/// What an engine may use.
+/// The resources that an engine may use.
 #[derive(Debug)]
 pub struct EngineResources<'a> {
     pub gpu: Option<Arc<CudaGpu>>,
-    /// The socket over which the model's weights come and go.
+    /// The socket over which the model's weights are exchanged.
     pub weights: Option<OwnedFd>,
     pub host: Option<Box<dyn ModelHost>>,
     pub partitioned: bool,
-    /// Its name.
+    /// The model's name.
     pub model: &'a str,
 }
 
@@ -112,7 +116,7 @@ impl ModelEngine {
                 Ok((Self::Emulated, echo::signature(tensors, *batched)))
             }
             (EngineSpec::Python { path, cache, .. }, _) => {
-                let no_host = || BootRefusal::Setup("this program runs no Python models".to_owned());
+                let no_host = || BootRefusal::Setup("this program cannot run Python models".to_owned());
                 let host = host.ok_or_else(no_host)?;
                 let setting =
                     LoadRequest { name: model, path, cache: cache.as_deref(), on_gpu: gpu.is_some() };
@@ -133,12 +137,12 @@ impl ModelEngine {
                 Ok((Self::OnnxRuntime(Box::new(engine)), signature))
             }
             (EngineSpec::OnnxRuntime { .. }, Libraries::None) => {
-                Err(BootRefusal::Setup("ONNX Runtime's library was not loaded".to_owned()))
+                Err(BootRefusal::Setup("ONNX Runtime's library is not loaded".to_owned()))
             }
         }
     }
 
-    /// Returns whether batches run on groups of a real GPU's SMs.
+    /// Returns true if batches run on groups of a real GPU's SMs.
     pub fn runs_on_groups(&self) -> bool {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) => false,
@@ -147,7 +151,8 @@ impl ModelEngine {
         }
     }
 
-    /// `None` if no GPU measured it. The batch must be [through](Self::run).
+    /// Returns the time that a batch took, or `None` if no GPU measured it. The batch must have
+    /// [run](Self::run).
     pub fn execution_time(&self, slot: u8) -> Option<Duration> {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) | Self::Hosted(_) => None,
@@ -162,17 +167,19 @@ impl ModelEngine {
         }
     }
 
-    /// Whether its convolutions compute with channels last.
+    /// Returns true if the model's convolutions compute with channels last.
     pub fn channels_last(&self) -> bool {
         matches!(self, Self::OnGpu(engine) if engine.channels_last())
     }
 
-    /// Later workers are to load the model with channels first. False if that cannot be noted.
-    pub fn put_channels_first(&self, why: &str) -> bool {
-        matches!(self, Self::OnGpu(engine) if engine.put_channels_first(why))
+    /// Has later workers load the model with channels first. Returns false if the note for them
+    /// cannot be written.
+    pub fn use_channels_first(&self, why: &str) -> bool {
+        matches!(self, Self::OnGpu(engine) if engine.use_channels_first(why))
     }
 
-    /// Only where recording makes executions cheaper; every size has run before.
+    /// Records batches of this size, if recordings make them faster. Every size must have run
+    /// before.
     pub fn record(&mut self, size: u32) -> Result<(), RunFailure> {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) => Ok(()),
@@ -199,7 +206,8 @@ impl ModelEngine {
         }
     }
 
-    /// Called only where the reference answers are computed, before the first of them.
+    /// Returns the basis of the proof. Called only in workers that compute the reference answers,
+    /// before the first answer.
     pub fn basis(&mut self) -> Result<ProofBasis, BootRefusal> {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) | Self::OnGpu(_) => Ok(ProofBasis::default()),
@@ -207,8 +215,8 @@ impl ModelEngine {
         }
     }
 
-    /// What to do about answers that differ from the reference's, where that may be no fault.
-    pub fn if_it_differs(&self) -> &'static str {
+    /// Returns advice on answers that differ from the reference although the model may be right.
+    pub fn advice_on_difference(&self) -> &'static str {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) | Self::OnGpu(_) => "",
             Self::Hosted(_) => {
@@ -217,14 +225,14 @@ impl ModelEngine {
         }
     }
 
-    /// Returns what to do about a failure on made-up values, if those may be at fault. `None` for
-    /// engines to which the operator can give values.
-    pub fn if_made_up_fails(&self) -> Option<&'static str> {
+    /// Returns advice on a failure on made-up values; the advice is empty if the values are not the
+    /// cause. Returns `None` for engines whose values come from the configuration.
+    pub fn advice_on_failure(&self) -> Option<&'static str> {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) | Self::OnGpu(_) => None,
             Self::Hosted(hosted) if hosted.may_need_warmup() => Some(
-                "; a model that cannot take made-up values needs a method `warmup`, or values or a \
-                 file of arrays as `warmup` of its configuration",
+                "; if the model cannot run on made-up values, add a method `warmup` to its class, or \
+                 set `warmup` in its configuration to values or to a file of arrays",
             ),
             Self::Hosted(_) => Some(""),
         }
@@ -238,7 +246,8 @@ impl ModelEngine {
         }
     }
 
-    /// At once where the engine is not bound to SMs. `None` if the result comes later.
+    /// Prepares a partition. Returns `None` if the result comes later; it comes at once if the
+    /// engine is not bound to SMs.
     pub fn prepare(&mut self, groups: Groups) -> Option<Prepared> {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) => Some(Prepared { groups, result: Ok(()) }),
@@ -247,8 +256,8 @@ impl ModelEngine {
         }
     }
 
-    /// Returns whether batches of this many rows run on the partition, which must be ready, rather
-    /// than on the whole GPU.
+    /// Returns true if batches of this number of rows run on the partition, which must be ready.
+    /// Otherwise they run on the whole GPU.
     pub fn fits(&self, groups: Groups, rows: u32) -> bool {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) | Self::Hosted(_) => true,
@@ -256,8 +265,8 @@ impl ModelEngine {
         }
     }
 
-    /// Whether the model runs on groups that are ready; else why not. Where all groups are alike to an
-    /// engine, the proof has shown it.
+    /// Returns an error with the reason if the model does not run on these groups, which must be
+    /// ready. For most engines the proof has shown that for all groups.
     pub fn try_on(&mut self, groups: Groups) -> Result<(), String> {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) | Self::OnGpu(_) => Ok(()),
@@ -269,7 +278,8 @@ impl ModelEngine {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) => {}
             Self::Hosted(hosted) => hosted.forget(groups),
-            // While the worker does not serve yet, no batch is on its way.
+            // No batch is in flight, because a worker with this engine calls this before it serves
+            // only.
             Self::OnGpu(engine) => engine.forget(groups, false),
         }
     }
@@ -280,28 +290,28 @@ impl ModelEngine {
         slot: &mut AnswerSlot<'_>,
     ) -> Result<EngineAnswer, RunFailure> {
         let ran = match self {
-            Self::Emulated => EngineAnswer::whole(echo::run(inputs, slot)),
-            Self::OnnxRuntime(engine) => EngineAnswer::whole(engine.run(inputs, slot)?),
+            Self::Emulated => EngineAnswer::complete(echo::run(inputs, slot)),
+            Self::OnnxRuntime(engine) => EngineAnswer::complete(engine.run(inputs, slot)?),
             Self::Hosted(hosted) => hosted.run(inputs, slot)?,
             Self::OnGpu(engine) => {
                 let outputs = engine.begin(inputs, slot)?;
                 engine.gpu().synchronize().map_err(|fault| RunFailure::Engine(chain(&fault)))?;
-                return Ok(EngineAnswer::whole(outputs));
+                return Ok(EngineAnswer::complete(outputs));
             }
         };
         slot.check().map(|()| ran)
     }
 
-    /// The next answer of a stream.
+    /// Returns the next answer of a stream.
     pub fn step(&mut self, step: &Step, slot: &mut AnswerSlot<'_>) -> Result<EngineAnswer, RunFailure> {
         let ran = match self {
             Self::Hosted(hosted) => hosted.step(step, slot)?,
-            Self::Emulated | Self::OnnxRuntime(_) | Self::OnGpu(_) => return Err(no_stream()),
+            Self::Emulated | Self::OnnxRuntime(_) | Self::OnGpu(_) => return Err(no_stream_failure()),
         };
         slot.check().map(|()| ran)
     }
 
-    /// Nothing more is wanted of a stream, if it is still there.
+    /// Closes a stream, if it is still open.
     pub fn close(&mut self, stream: u64) {
         if let Self::Hosted(hosted) = self {
             hosted.close(stream);
@@ -309,12 +319,12 @@ impl ModelEngine {
     }
 }
 
-pub(crate) fn no_stream() -> RunFailure {
-    RunFailure::BadBatch("this model has no streams".to_owned())
+pub(crate) fn no_stream_failure() -> RunFailure {
+    RunFailure::BadBatch("the model has no streams".to_owned())
 }
 
-/// A call that the GPU failed fails the batch; synchronising shows whether the GPU can go on at
-/// all.
-fn broken(fault: &CudaFault) -> RunFailure {
+/// Returns the failure of a batch whose call the GPU failed. Synchronising shows whether the GPU
+/// still works.
+fn cuda_failure(fault: &CudaFault) -> RunFailure {
     RunFailure::Engine(chain(fault))
 }

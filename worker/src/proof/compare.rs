@@ -1,4 +1,4 @@
-//! Whether two answers are the same, as far as two correct machines agree.
+//! The comparison of two answers, with the tolerance within which two correct machines agree.
 
 use half::{bf16, f16};
 use shadowslice_shared::tensor::Datatype;
@@ -19,12 +19,13 @@ pub(super) enum AnswerMismatch {
     Far { index: usize, got: f64, want: f64, off: f64, allowed: f64 },
 }
 
-/// How far a float may lie from the reference, relative to the output's largest magnitude.
+/// Returns the allowed difference of a float from the reference, relative to the output's largest
+/// magnitude.
 ///
 /// Two correct kernels differ by the order of their sums and, on a GPU, by TF32, which keeps ten
 /// bits of each factor; through a deep network that adds up to some thousandths. Half precision
-/// starts there, and bfloat16, of eight bits, at ten times as much. A defective kernel is off by
-/// about 0.9.
+/// starts at that error, and bfloat16, with eight bits, at ten times that error. The answers of a
+/// defective kernel are off by about 0.9.
 fn tolerance(datatype: Datatype) -> f64 {
     match datatype {
         Datatype::Bf16 => 0.05,
@@ -33,8 +34,9 @@ fn tolerance(datatype: Datatype) -> f64 {
     }
 }
 
-/// Returns how far the answer lies from the reference, relative to the output's largest magnitude.
-/// Floats may lie `slack` times the usual distance away, all else must be equal.
+/// Returns the difference of the answer from the reference, relative to the output's largest
+/// magnitude. Floats may differ by `slack` times the usual tolerance; all other values must be
+/// equal.
 pub(super) fn compare(
     datatype: Datatype,
     want: &ReferenceOutput,
@@ -56,7 +58,7 @@ pub(super) fn compare(
 fn compare_floats(want: &[f64], got: &[f64], allowed: f64) -> Result<f64, AnswerMismatch> {
     let finite = want.iter().filter(|value| value.is_finite());
     let largest = finite.fold(0.0_f64, |largest, value| largest.max(value.abs()));
-    // Inputs are of size 1, so an output of nothing but zeros is measured by that.
+    // Inputs are of size 1, so that is the scale of an output that is all zeros.
     let scale = if largest > 0.0 { largest } else { 1.0 };
     let mut farthest = 0.0_f64;
     for (index, (&want, &got)) in want.iter().zip(got).enumerate() {
@@ -76,7 +78,7 @@ fn compare_floats(want: &[f64], got: &[f64], allowed: f64) -> Result<f64, Answer
     Ok(farthest)
 }
 
-/// `None` for other types than floats.
+/// Returns the values as floats, or `None` for datatypes that hold no floats.
 fn floats(datatype: Datatype, bytes: &[u8]) -> Option<Vec<f64>> {
     fn all<const N: usize>(bytes: &[u8], value: impl Fn([u8; N]) -> f64) -> Vec<f64> {
         bytes.as_chunks::<N>().0.iter().map(|&chunk| value(chunk)).collect()

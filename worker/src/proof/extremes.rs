@@ -1,30 +1,30 @@
-//! Rows of extreme values, beside which others must be answered as ever.
+//! Rows of extreme values, which must not change the answers to the other rows of their batch.
 
 use half::{bf16, f16};
 use shadowslice_shared::tensor::Datatype;
 
 use super::made_up::Fill;
 
-/// Floats of made-up rows are of size 1.
+/// The factor for floats, which are of size 1 in made-up rows.
 const FACTOR: f64 = 1e4;
 
-/// Half precision ends at 65,504.
+/// The factor for half precision, whose largest value is 65,504.
 const HALF_FACTOR: f64 = 100.0;
 
-/// Fits every type of integers, and is beyond most lengths and small tables.
+/// The extreme integer. It fits every integer datatype, and exceeds most lengths and small tables.
 const INTEGER: u8 = 100;
 
-/// The values that are extreme.
+/// The values that are extreme in a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Extreme {
-    /// Floats, and integers of 1 where others are 0 or 1.
+    /// Extreme floats. Integers become 1, if the others are 0 or 1.
     Floats,
     /// Large integers.
     Integers,
 }
 
-/// Returns a tensor's bytes with extreme values. Integers change only where they were made up as
-/// `fill` says, as others may have a meaning; strings never do.
+/// Returns a tensor's bytes with extreme values. Integers change only if they were made up with
+/// `fill`, because given ones may have a meaning. Strings never change.
 pub(super) fn extreme(which: Extreme, datatype: Datatype, bytes: &[u8], fill: Option<Fill>) -> Vec<u8> {
     let integer = match (which, fill) {
         (Extreme::Floats, Some(Fill::Bits)) => Some(1),

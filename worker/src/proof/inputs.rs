@@ -1,4 +1,5 @@
-//! What batches of a prover are made of: values that are made up, or those that the model gives.
+//! The inputs on which a worker proves its answers: made-up values, or those that the model or the
+//! operator gives.
 
 use std::os::fd::AsFd;
 
@@ -12,7 +13,7 @@ use super::made_up::{self, Fill, InputDraw};
 use super::{ProofBatch, Prover};
 use crate::engine::{Constants, GivenInput};
 
-/// The most elements that are made up for an input: some gigabytes.
+/// The maximum number of elements that are made up for an input: some gigabytes.
 const MAX_ELEMENTS: usize = 1 << 30;
 
 #[derive(Debug)]
@@ -26,7 +27,7 @@ pub struct ProofInputs {
 }
 
 impl ProofInputs {
-    /// Returns whether the prover would make up the same inputs again.
+    /// Returns true if the prover would make up the same inputs again.
     pub(super) fn is_of(&self, fill: Fill, prover: &Prover<'_>) -> bool {
         self.fill == fill && self.open_axis == prover.open_axis && self.values == prover.values
     }
@@ -46,8 +47,8 @@ impl Prover<'_> {
         self.laid_out(run, std::iter::once((run.size, tensors.as_slice())))
     }
 
-    /// Returns values from the model's file for the inputs that hold text or integers, several ways to
-    /// try one after the other. Values that the operator gives stay.
+    /// Returns values from the model's file for the inputs that hold text or integers, as
+    /// alternatives to try one after the other. Values that the operator gives do not change.
     pub(super) fn values_of_file(&self) -> Vec<Vec<Option<InputValues>>> {
         let Some(file) = self.file else { return Vec::new() };
         let Constants { whole, texts } = Constants::of(file);
@@ -76,7 +77,7 @@ impl Prover<'_> {
         self.try_tensors(run).map_err(|why| unmakeable(run.size, &why))
     }
 
-    /// Lays requests, each with its number of rows, into a slab of their own.
+    /// Writes requests, each with its number of rows, into a new slab.
     pub(super) fn laid_out<'t>(
         &self,
         run: ProofBatch,
@@ -93,12 +94,12 @@ impl Prover<'_> {
             shapes = tensors.iter().map(|tensor| tensor.shape.clone()).collect();
             laid_out.push(BatchRequest { rows, inputs });
         }
-        // A slab cannot be empty.
+        // A slab must not be empty.
         bytes.push(0);
         let len = bytes.len() as u64;
         let setup = |fault: SlabError| unmakeable(run.size, &chain(&fault));
         let slab = WritableSlab::create("shadowslice-warmup", len).map_err(setup)?;
-        slab.write(0, &bytes).expect("it was made for these bytes");
+        slab.write(0, &bytes).expect("the slab has room for these bytes");
         let slab = ReadableSlab::map(slab.as_fd(), len).map_err(setup)?;
         let (open_axis, values) = (self.open_axis, self.values.clone());
         Ok(ProofInputs { fill: run.fill, open_axis, values, slab, shapes, requests: laid_out })
@@ -111,7 +112,7 @@ impl Prover<'_> {
         let WarmUp { shapes, batched, .. } = self.warm_up;
         let inputs = self.given.as_ref().map_or(shapes.len(), Vec::len);
         if inputs != self.signature.inputs.len() {
-            return Err("the model has another number of inputs".to_owned());
+            return Err("the number of given inputs does not match the model".to_owned());
         }
         if let Some(given) = &self.given {
             return given.iter().map(|input| repeated(input, *batched, size)).collect();
@@ -135,10 +136,10 @@ impl Prover<'_> {
 }
 
 fn unmakeable(size: u32, why: &str) -> BootRefusal {
-    BootRefusal::Setup(format!("a warm-up at batch size {size} cannot be made: {why}"))
+    BootRefusal::Setup(format!("cannot create the warm-up inputs for batch size {size}: {why}"))
 }
 
-/// `size` rows of the one that is given.
+/// Repeats the given row `size` times.
 fn repeated(
     GivenInput { shape, bytes }: &GivenInput,
     batched: bool,
@@ -147,7 +148,7 @@ fn repeated(
     match (batched, &shape[..]) {
         (false, _) => Ok(InputTensor { shape: shape.clone(), bytes: bytes.clone() }),
         (true, [1, row @ ..]) => Ok(InputTensor { shape: row.to_vec(), bytes: bytes.repeat(size as usize) }),
-        (true, _) => Err(format!("an input of shape {shape:?} is not one row")),
+        (true, _) => Err(format!("an input of shape {shape:?} does not have one row")),
     }
 }
 

@@ -1,43 +1,44 @@
-//! Inputs that every worker of a model makes up alike.
+//! Made-up inputs, which are the same in every worker of a model.
 
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 use shadowslice_shared::boot::{ElementValue, InputValues};
 use shadowslice_shared::tensor::{Datatype, push_byte_string};
 
-/// The values of tensors that hold no floats.
+/// The values of tensors that do not hold floats.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Fill {
     /// 0 or 1, which are tokens of every vocabulary and indices into nearly every table.
     Bits,
     /// 1, by which every model can divide.
     Ones,
-    /// 0, which is an index even where there is only one row.
+    /// 0, which is an index even into a table of one row.
     Zeros,
 }
 
 impl Fill {
-    /// In the order in which they are tried.
+    /// All fills, in the order in which they are tried.
     pub(super) const ALL: [Self; 3] = [Self::Bits, Self::Ones, Self::Zeros];
 }
 
-/// The two differ, so that a result kept from one cannot pass for an answer to the other.
+/// The purpose for which values are drawn. Both purposes get different values, so that a result
+/// left over from one cannot pass for an answer to the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Draw {
     WarmUp,
     Proof,
 }
 
-/// The values of one input of a batch: which they are, not how many.
+/// The choice of values for one input of a batch.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct InputDraw {
-    /// The number of the input.
+    /// The index of the input.
     pub(super) input: usize,
     pub(super) fill: Fill,
     pub(super) draw: Draw,
 }
 
-/// Floats are uniform in -1 to 1, all else as `fill` says.
+/// Returns made-up values: floats are uniform in -1 to 1, all other values are those of `fill`.
 pub(super) fn tensor(
     datatype: Datatype,
     count: usize,
@@ -60,7 +61,7 @@ pub(super) fn tensor(
             Datatype::Fp64 => bytes.extend(float.to_le_bytes()),
             Datatype::Bytes => push_byte_string(&mut bytes, &[b'0' + bit]),
             _ => {
-                let size = datatype.size().expect("only strings differ in length");
+                let size = datatype.size().expect("only strings have no fixed size");
                 bytes.extend(u64::from(bit).to_le_bytes().into_iter().take(size));
             }
         }
@@ -112,7 +113,7 @@ pub(super) fn given(
     bytes
 }
 
-/// Integers that do not fit are cut, as in C.
+/// Appends a value. Integers that do not fit are cut, as in C.
 fn push(bytes: &mut Vec<u8>, datatype: Datatype, value: &ElementValue) {
     let (whole, number) = match value {
         ElementValue::Whole(whole) => (*whole, *whole as f64),
@@ -128,7 +129,8 @@ fn push(bytes: &mut Vec<u8>, datatype: Datatype, value: &ElementValue) {
     }
 }
 
-/// Steele, Lea and Flood's generator: fast, and good enough to let every weight count.
+/// The SplitMix64 generator of Steele, Lea and Flood. It is fast, and random enough to let every
+/// weight count.
 struct SplitMix64(u64);
 
 impl SplitMix64 {

@@ -1,10 +1,10 @@
-//! The proof that a row's answer is the same whatever rows are in its batch.
+//! The proof that a row's answer does not depend on the other rows of its batch.
 //!
 //! A first axis of any length may be a sequence instead of a batch, or a model may compute a mean,
-//! a softmax or a normalisation over its rows. The answers to different clients would be mixed
-//! silently. So the rows of one batch also run alone, in the opposite order, and beside a row of
-//! extreme values, which shows what only large values change: a maximum, or the scale of a dynamic
-//! quantization.
+//! a softmax or a normalisation over its rows. Then the answers to different clients would be mixed
+//! without any error. So the rows of one batch also run alone, in the opposite order, and beside a
+//! row of extreme values. The extreme row reveals what only large values change: a maximum, or the
+//! scale of a dynamic quantization.
 
 use std::time::Duration;
 
@@ -20,18 +20,17 @@ use super::{ProofBatch, Prover};
 use crate::engine::ProofBasis;
 use shadowslice_shared::groups::Groups;
 
-/// How many times as far as from the reference a row's answer may lie from that of the row alone,
-/// where the operator asks for batches. Models with dynamic quantization scale by the whole batch,
-/// which costs some hundredths with rows of a kind; rows that depend on each other are off by much
-/// more.
-const SLACK: f64 = 10.0;
+/// The factor on the usual tolerance for the comparison with the row alone, if the operator asks
+/// for batches. Models with dynamic quantization scale by the whole batch, which causes errors of
+/// some hundredths among similar rows. Rows that depend on each other cause much larger ones.
+const TOLERANCE_FACTOR: f64 = 10.0;
 
-/// Rows that are compared, if a batch of so many is quick. Rows of a sequence may depend on the one
-/// before the last.
-const MOST_ROWS: u32 = 4;
+/// The maximum number of rows to compare, if a batch of that size is quick. Rows of a sequence may
+/// depend on the row before the previous one.
+const MAX_COMPARED_ROWS: u32 = 4;
 
-/// A batch that takes longer is slow: then the smallest one must do.
-const QUICK: Duration = Duration::from_secs(1);
+/// The maximum time of a quick batch. If all are slower, the smallest batch is compared.
+const MAX_QUICK_TIME: Duration = Duration::from_secs(1);
 
 impl Prover<'_> {
     /// Runs a batch of some rows, and each row alone.
@@ -50,8 +49,8 @@ impl Prover<'_> {
             return match self.warm_up.batch_is_given {
                 true => Ok(()),
                 false => Err(BootRefusal::RowsDepend(
-                    "its answers are random, so that nothing shows whether rows depend on each other; \
-                     if they do not, set batch.max"
+                    "the model's answers are random, so shadowslice cannot tell whether rows depend on each \
+                     other; if they do not, set batch.max"
                         .to_owned(),
                 )),
             };
@@ -75,8 +74,8 @@ impl Prover<'_> {
         self.check_beside_extremes(run, &rows, &joined(alone[..rows.len() - 1].iter()))
     }
 
-    /// Runs the rows with an extreme one in the place of the last. `alone` has the answers to the
-    /// others.
+    /// Runs the rows with an extreme row in place of the last. `alone` are the answers to the other
+    /// rows.
     fn check_beside_extremes(
         &mut self,
         run: ProofBatch,
@@ -87,7 +86,7 @@ impl Prover<'_> {
         for which in [Extreme::Floats, Extreme::Integers] {
             let Some(extreme) = self.extreme_row(which, run.fill, last) else { continue };
             let batch: Vec<&Vec<InputTensor>> = others.iter().chain([&extreme]).collect();
-            // A model may refuse such values, as one that looks them up in a table.
+            // A model may refuse extreme values, for example if it looks them up in a table.
             let Ok(mut together) = self.run_rows(run, &batch) else { continue };
             for (spec, output) in self.signature.outputs.iter().zip(&mut together) {
                 output.bytes = split(spec.datatype, &output.bytes, rows.len())[..others.len()].concat();
@@ -97,9 +96,9 @@ impl Prover<'_> {
         Ok(())
     }
 
-    /// Returns that row with extreme values; `None` if it stays as it is.
+    /// Returns the row with extreme values, or `None` if that changes nothing.
     fn extreme_row(&self, which: Extreme, fill: Fill, row: &[InputTensor]) -> Option<Vec<InputTensor>> {
-        // On a GPU an index beyond its table may end the worker.
+        // On a GPU an index outside its table may end the worker.
         let may_refuse = self.file.is_some();
         let inputs = self.signature.inputs.iter().zip(row).enumerate();
         let changed = inputs.map(|(input, (spec, InputTensor { shape, bytes }))| {
@@ -120,11 +119,11 @@ impl Prover<'_> {
     ) -> Result<(), BootRefusal> {
         let outputs = self.signature.outputs.iter().zip(alone).zip(together);
         for ((spec, alone), together) in outputs {
-            let slack = if self.warm_up.batch_is_given { SLACK } else { 1.0 };
+            let slack = if self.warm_up.batch_is_given { TOLERANCE_FACTOR } else { 1.0 };
             compare(spec.datatype, alone, together, slack).map_err(|wrong| {
                 BootRefusal::RowsDepend(format!(
-                    "an answer depends on the other rows of its batch: in a batch of {size} rows, output \
-                     `{}` {wrong} for the same rows alone",
+                    "an answer depends on the other rows of its batch: unlike for the same rows alone, in a \
+                     batch of {size} rows output `{}` {wrong}",
                     spec.name
                 ))
             })?;
@@ -144,7 +143,7 @@ impl Prover<'_> {
         Ok(rows)
     }
 
-    /// Each row is a request.
+    /// Runs rows as one batch, in which each row is a request.
     fn run_rows(
         &mut self,
         run: ProofBatch,
@@ -155,14 +154,14 @@ impl Prover<'_> {
     }
 }
 
-/// Returns how many rows are compared, of the batches that took these times.
+/// Returns the number of rows to compare, given the times of the batches.
 fn rows_to_compare(times: &[WarmTime]) -> Option<u32> {
     let several = || times.iter().filter(|time| time.rows > 1);
-    let quick = several().rfind(|time| time.rows <= MOST_ROWS && time.took <= QUICK);
+    let quick = several().rfind(|time| time.rows <= MAX_COMPARED_ROWS && time.took <= MAX_QUICK_TIME);
     quick.or_else(|| several().next()).map(|time| time.rows)
 }
 
-/// Returns the same outputs with the rows of all answers, one after the other.
+/// Returns the outputs with the rows of all answers, one after the other.
 fn joined<'a>(answers: impl Iterator<Item = &'a Vec<ReferenceOutput>>) -> Vec<ReferenceOutput> {
     let mut joined: Vec<ReferenceOutput> = Vec::new();
     for answer in answers {

@@ -16,7 +16,7 @@ use shadowslice_shared::slab::ReadableSlab;
 
 use super::{ServeFault, failed, message_length, micros, read_command, send_report};
 use crate::answer::AnswerSlots;
-use crate::engine::{GpuEngine, Signature, no_stream};
+use crate::engine::{GpuEngine, Signature, no_stream_failure};
 use crate::inputs::Inputs;
 
 pub(super) struct GpuServeLoop {
@@ -87,7 +87,7 @@ impl GpuServeLoop {
     fn execute(&mut self, command: Result<Command, Answer>) -> Result<Option<FromWorker>, ServeFault> {
         match command {
             Ok(Command::Run(batch)) => Ok(self.begin(&batch)?.map(FromWorker::Answer)),
-            Ok(Command::Next(step)) => Ok(Some(FromWorker::Answer(failed(step.id, no_stream())))),
+            Ok(Command::Next(step)) => Ok(Some(FromWorker::Answer(failed(step.id, no_stream_failure())))),
             Ok(Command::Close(_)) => Ok(None),
             Ok(Command::Prepare(groups)) => Ok(self.engine.prepare(groups).map(FromWorker::Prepared)),
             Ok(Command::Forget(groups)) => {

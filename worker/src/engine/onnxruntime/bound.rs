@@ -13,11 +13,11 @@ use shadowslice_shared::batch::RunFailure;
 use shadowslice_shared::tensor::{TensorSpec, elements};
 
 use super::output::{RowLayout, layout};
-use super::{element_type, failed};
+use super::{element_type, run_failure};
 use crate::device::cuda::buffer::DeviceBuffer;
 use crate::device::cuda::graph::{Executable, Recording};
 use crate::device::cuda::{CudaFault, CudaGpu};
-use crate::engine::broken;
+use crate::engine::cuda_failure;
 
 /// What batches have in common that use the same places.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -67,7 +67,7 @@ fn allot_outputs(
     memory: &MemoryInfo<'static>,
 ) -> Result<(), RunFailure> {
     let mut allot = |spec: &TensorSpec| binding.bind_output_to_device(&spec.name, memory);
-    outputs.iter().try_for_each(|spec| allot(spec).map_err(|fault| failed(&fault)))
+    outputs.iter().try_for_each(|spec| allot(spec).map_err(|fault| run_failure(&fault)))
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -151,12 +151,12 @@ impl Binder<'_> {
         inputs: &[TensorSpec],
         outputs: &[TensorSpec],
     ) -> Result<BoundBatch, RunFailure> {
-        let mut binding = session.create_binding().map_err(|fault| failed(&fault))?;
+        let mut binding = session.create_binding().map_err(|fault| run_failure(&fault))?;
         let mut buffers = Vec::with_capacity(inputs.len());
         for (input, (spec, row)) in inputs.iter().zip(&kind.shapes).enumerate() {
             let shape: Vec<i64> = kind.rows.map(i64::from).into_iter().chain(row.iter().copied()).collect();
             let (buffer, tensor) = self.place(spec, &shape, kind.slot, TensorId::Input(input))?;
-            binding.bind_input(&spec.name, &tensor).map_err(|fault| failed(&fault))?;
+            binding.bind_input(&spec.name, &tensor).map_err(|fault| run_failure(&fault))?;
             buffers.push(buffer);
         }
         allot_outputs(&mut binding, outputs, self.memory)?;
@@ -175,8 +175,8 @@ impl Binder<'_> {
         let bytes = bytes.ok_or_else(|| {
             RunFailure::Engine(format!("`{}` has an impossible shape {shape:?}", spec.name))
         })?;
-        let buffer = self.buffers.of(slot, tensor, bytes, self.gpu).map_err(|fault| broken(&fault))?;
-        let tensor = self.tensor(spec, shape, &buffer, bytes).map_err(|fault| failed(&fault))?;
+        let buffer = self.buffers.of(slot, tensor, bytes, self.gpu).map_err(|fault| cuda_failure(&fault))?;
+        let tensor = self.tensor(spec, shape, &buffer, bytes).map_err(|fault| run_failure(&fault))?;
         Ok((buffer, tensor))
     }
 
@@ -211,26 +211,26 @@ impl Recorder<'_> {
     ) -> Result<Vec<Recording>, RunFailure> {
         let ExecutionMode::Eager(binding) = &mut bound.how else { return Ok(Vec::new()) };
         let answer = self.session.run_binding_with_options(binding, self.options);
-        let answer = answer.map_err(|fault| failed(&fault))?;
+        let answer = answer.map_err(|fault| run_failure(&fault))?;
         let mut layouts = Vec::with_capacity(outputs.len());
         for spec in outputs {
             let Some(value) = answer.get(&spec.name) else { return Ok(Vec::new()) };
             layouts.push(layout(spec, value, bound.kind.rows)?);
         }
         drop(answer);
-        self.maker.gpu.synchronize().map_err(|fault| broken(&fault))?;
+        self.maker.gpu.synchronize().map_err(|fault| cuda_failure(&fault))?;
         let mut fixed = Vec::with_capacity(outputs.len());
         for (output, (spec, layout)) in outputs.iter().zip(layouts).enumerate() {
             let rows = bound.kind.rows.map(i64::from);
             let shape: Vec<i64> = rows.into_iter().chain(layout.shape.iter().copied()).collect();
             let (buffer, tensor) =
                 self.maker.place(spec, &shape, bound.kind.slot, TensorId::Output(output))?;
-            binding.bind_output(&spec.name, tensor).map_err(|fault| failed(&fault))?;
+            binding.bind_output(&spec.name, tensor).map_err(|fault| run_failure(&fault))?;
             fixed.push(OutputBuffer { layout, buffer });
         }
         let mut record = || {
             let work = || self.session.run_binding_with_options(binding, self.options).map(drop);
-            self.maker.gpu.record(work).map_err(|fault| broken(&fault))
+            self.maker.gpu.record(work).map_err(|fault| cuda_failure(&fault))
         };
         let Some(recording) = record()? else {
             allot_outputs(binding, outputs, self.maker.memory)?;
@@ -239,7 +239,7 @@ impl Recorder<'_> {
             return Ok(Vec::new());
         };
         let copies = (0..copies).map(|_| record()).collect::<Result<Option<Vec<_>>, _>>()?;
-        let whole = recording.instantiate().map_err(|fault| broken(&fault))?;
+        let whole = recording.instantiate().map_err(|fault| cuda_failure(&fault))?;
         bound.how = ExecutionMode::Recorded(RecordedBatch { whole, recording: 0, outputs: fixed });
         copies
             .ok_or_else(|| RunFailure::Engine("it was recorded once, and could not be once more".to_owned()))

@@ -10,7 +10,7 @@ use shadowslice_shared::tensor::Datatype;
 use zerocopy::{FromBytes, Immutable, KnownLayout, TryFromBytes};
 
 use super::gather::GatherBuffer;
-use super::{failed, strings};
+use super::{run_failure, strings};
 use crate::inputs::Inputs;
 
 /// One request's tensor is read in place, several requests' are stacked in `buffer`.
@@ -74,7 +74,7 @@ fn view<'b, T>(shape: Vec<i64>, elements: &'b [T]) -> Result<SessionInputValue<'
 where
     T: PrimitiveTensorElementType + Clone + Debug + 'static,
 {
-    let tensor = TensorRef::from_array_view((shape, elements)).map_err(|fault| failed(&fault))?;
+    let tensor = TensorRef::from_array_view((shape, elements)).map_err(|fault| run_failure(&fault))?;
     Ok(tensor.into())
 }
 

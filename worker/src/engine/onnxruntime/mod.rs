@@ -144,7 +144,7 @@ impl OnnxSession {
             let names = inputs.specs().iter().map(|spec| spec.name.as_str());
             self.session.run(names.zip(values).chain(optional).collect::<Vec<_>>())
         };
-        let answer = answer.map_err(|fault| failed(&fault))?;
+        let answer = answer.map_err(|fault| run_failure(&fault))?;
         let outputs = self.outputs.iter().enumerate();
         outputs.map(|(index, spec)| output::split(spec, &answer[index], inputs, slot)).collect()
     }
@@ -248,7 +248,7 @@ fn element_type(datatype: Datatype) -> TensorElementType {
 
 /// The model has run on inputs of its own making before, so an argument that is invalid now is the
 /// request's.
-fn failed(fault: &ort::Error) -> RunFailure {
+fn run_failure(fault: &ort::Error) -> RunFailure {
     let why = fault.message().to_owned();
     match fault.code() {
         ErrorCode::InvalidArgument => RunFailure::Input(why),

@@ -23,12 +23,12 @@ use super::partitions::RecordedPartitions;
 use super::scratch;
 use super::sessions::Sessions;
 use super::weights::Weights;
-use super::{Library, OnnxSession, Signature, failed, output};
+use super::{Library, OnnxSession, Signature, output, run_failure};
 use crate::answer::AnswerSlot;
 use crate::device::cuda::CudaGpu;
 use crate::device::cuda::graph::{Executable, MoveError, Recording};
 use crate::device::cuda::partition::SmGroups;
-use crate::engine::broken;
+use crate::engine::cuda_failure;
 use crate::engine::fetch::fetch;
 use crate::inputs::Inputs;
 use shadowslice_shared::errors::chain;
@@ -136,8 +136,8 @@ impl GpuEngine {
     }
 
     /// Later workers are to load the model with channels first. False if that cannot be noted.
-    pub fn put_channels_first(&self, why: &str) -> bool {
-        self.sessions.put_channels_first(why)
+    pub fn use_channels_first(&self, why: &str) -> bool {
+        self.sessions.use_channels_first(why)
     }
 
     pub fn memory(&self) -> DeviceMemory {
@@ -233,13 +233,13 @@ impl GpuEngine {
         let outputs = if self.has_strings(inputs) {
             // Strings live on the host; ONNX Runtime moves what it needs.
             self.whole_only(inputs.groups())?;
-            self.gpu.start(inputs.slot()).map_err(|fault| broken(&fault))?;
+            self.gpu.start(inputs.slot()).map_err(|fault| cuda_failure(&fault))?;
             self.sessions.first_mut().run(inputs, slot)?
         } else {
             self.run_bound(inputs, slot)?
         };
         slot.check()?;
-        self.gpu.end(inputs.slot()).map_err(|fault| broken(&fault))?;
+        self.gpu.end(inputs.slot()).map_err(|fault| cuda_failure(&fault))?;
         Ok(outputs)
     }
 
@@ -261,7 +261,7 @@ impl GpuEngine {
     /// All sizes must have run before the first is recorded, because what they keep for later must
     /// not lie where a recording writes.
     pub fn record(&mut self, size: u32) -> Result<(), RunFailure> {
-        self.gpu.synchronize().map_err(|fault| broken(&fault))?;
+        self.gpu.synchronize().map_err(|fault| cuda_failure(&fault))?;
         let wanted = |bound: &BoundBatch| bound.session.recordable && bound.kind.rows.unwrap_or(1) == size;
         for index in (0..self.bound.len()).filter(|&index| wanted(&self.bound[index])).collect::<Vec<_>>() {
             self.record_bound(index)?;
@@ -289,12 +289,12 @@ impl GpuEngine {
         self.copy_in(inputs, index)?;
         let Self { bound, partitions, sessions, gpu, options, .. } = self;
         let model = sessions.at_mut(bound[index].session);
-        gpu.start(inputs.slot()).map_err(|fault| broken(&fault))?;
+        gpu.start(inputs.slot()).map_err(|fault| cuda_failure(&fault))?;
         let specs = model.outputs.iter();
         match &bound[index].how {
             ExecutionMode::Recorded(recorded) => {
                 let executable = executable(partitions.as_mut(), recorded, inputs.groups())?;
-                gpu.replay(executable).map_err(|fault| broken(&fault))?;
+                gpu.replay(executable).map_err(|fault| cuda_failure(&fault))?;
                 let fetched = specs.zip(&recorded.outputs).map(|(spec, OutputBuffer { layout, buffer })| {
                     let row = layout.row * size_of(spec);
                     // SAFETY: the recording is for at least as many rows, and alone writes its buffer.
@@ -305,7 +305,7 @@ impl GpuEngine {
             ExecutionMode::Eager(binding) => {
                 let rows = bound[index].kind.rows;
                 let answer = model.session.run_binding_with_options(binding, options);
-                let answer = answer.map_err(|fault| failed(&fault))?;
+                let answer = answer.map_err(|fault| run_failure(&fault))?;
                 let fetched = specs.map(|spec| {
                     let missing = || RunFailure::Engine(format!("output `{}` is missing", spec.name));
                     let value = answer.get(&spec.name).ok_or_else(missing)?;
@@ -334,7 +334,7 @@ impl GpuEngine {
             return Ok(found);
         }
         // Batches on their way may use what is dropped now.
-        self.gpu.synchronize().map_err(|fault| broken(&fault))?;
+        self.gpu.synchronize().map_err(|fault| cuda_failure(&fault))?;
         // In scratch, where they would part what the next batch needs in one piece.
         for bound in &mut self.bound {
             bound.drop_outputs(&self.sessions.at(bound.session).outputs, &self.memory)?;
@@ -389,7 +389,8 @@ impl GpuEngine {
                 // parts. Only the batch in this slot uses it, and a part in the slab stays as it is
                 // until that batch is answered. A part elsewhere is not registered with the driver,
                 // which has a copy of its own when the call returns.
-                unsafe { self.gpu.copy_in(part, place.start().add(done)) }.map_err(|fault| broken(&fault))?;
+                unsafe { self.gpu.copy_in(part, place.start().add(done)) }
+                    .map_err(|fault| cuda_failure(&fault))?;
                 done += part.len();
             }
         }

@@ -120,7 +120,7 @@ impl Optimised {
     }
 
     /// Later loads of this model are with channels first. False if that cannot be noted.
-    pub(super) fn put_channels_first(&self, why: &str) -> bool {
+    pub(super) fn use_channels_first(&self, why: &str) -> bool {
         fs::write(self.folder.join(CHANNELS_FIRST), why).is_ok()
     }
 
@@ -386,7 +386,7 @@ mod tests {
         let model = model_file::ModelProto::of(vec![convolution], vec![weights]);
         fs::write(&files.model, model.encode_to_vec()).unwrap();
         assert!(files.optimised().channels_last);
-        assert!(files.optimised().put_channels_first("it fits on no partition"));
+        assert!(files.optimised().use_channels_first("it fits on no partition"));
         assert!(!files.optimised().channels_last);
         assert!(Optimised::is_convolutional(&files.cache, &files.model));
         files.write("weights", &[2; 64]);

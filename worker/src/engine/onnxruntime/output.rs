@@ -8,7 +8,7 @@ use shadowslice_shared::batch::{Extent, Output, RunFailure};
 use shadowslice_shared::tensor::{TensorSpec, elements};
 
 use super::strings::Strings;
-use super::{datatype, failed};
+use super::{datatype, run_failure};
 use crate::answer::AnswerSlot;
 use crate::inputs::Inputs;
 
@@ -25,7 +25,7 @@ pub(super) fn split(
             .ok_or_else(|| odd(spec, "is shorter than its shape"))?,
         None => {
             let total = row * inputs.rows().unwrap_or(1) as usize;
-            put_strings(&Strings::of(value, total).map_err(|fault| failed(&fault))?, counts, slot)
+            put_strings(&Strings::of(value, total).map_err(|fault| run_failure(&fault))?, counts, slot)
         }
     };
     Ok(Output { shape, parts })
@@ -34,7 +34,7 @@ pub(super) fn split(
 /// The address of an output that ONNX Runtime allotted; `None` if it is on the host, as a constant
 /// may be.
 pub(super) fn on_device(value: &DynValue) -> Result<Option<NonNull<u8>>, RunFailure> {
-    let tensor = value.view().downcast::<DynTensorValueType>().map_err(|fault| failed(&fault))?;
+    let tensor = value.view().downcast::<DynTensorValueType>().map_err(|fault| run_failure(&fault))?;
     if tensor.memory_info().is_cpu_accessible() {
         return Ok(None);
     }
@@ -111,7 +111,7 @@ fn row_shape(shape: &[i64], rows: Option<u32>) -> Option<&[i64]> {
 
 /// Read as bytes because only the model could ensure that its booleans are 0 or 1.
 fn bytes(value: &DynValue) -> Result<&[u8], RunFailure> {
-    let tensor = value.view().downcast::<DynTensorValueType>().map_err(|fault| failed(&fault))?;
+    let tensor = value.view().downcast::<DynTensorValueType>().map_err(|fault| run_failure(&fault))?;
     let size = tensor.size().ok_or_else(|| RunFailure::Engine("an output has no size".to_owned()))?;
     if size == 0 {
         return Ok(&[]);

@@ -96,8 +96,8 @@ impl Sessions {
         self.loader.channels_last
     }
 
-    pub(super) fn put_channels_first(&self, why: &str) -> bool {
-        self.loader.optimised.as_ref().is_some_and(|optimised| optimised.put_channels_first(why))
+    pub(super) fn use_channels_first(&self, why: &str) -> bool {
+        self.loader.optimised.as_ref().is_some_and(|optimised| optimised.use_channels_first(why))
     }
 
     /// A session of the arena that all share, and one of each other arena.

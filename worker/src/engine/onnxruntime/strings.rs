@@ -11,7 +11,7 @@ use ort::{AsPointer, ortsys};
 use shadowslice_shared::batch::RunFailure;
 use shadowslice_shared::tensor::{byte_strings, elements, push_byte_string};
 
-use super::failed;
+use super::run_failure;
 use crate::inputs::Inputs;
 
 pub(super) fn tensor(
@@ -22,7 +22,7 @@ pub(super) fn tensor(
     let name = &inputs.specs()[input].name;
     let row = elements(inputs.row_shape(input)).expect("`Inputs` checked it");
     let mut tensor = DynTensor::new(&Allocator::default(), TensorElementType::String, shape)
-        .map_err(|fault| failed(&fault))?;
+        .map_err(|fault| run_failure(&fault))?;
     let mut index = 0;
     for request in 0..inputs.requests() {
         let strings = byte_strings(inputs.part(request, input))
@@ -33,7 +33,7 @@ pub(super) fn tensor(
                 ))
             })?;
         for string in strings {
-            set(&mut tensor, index, string).map_err(|fault| failed(&fault))?;
+            set(&mut tensor, index, string).map_err(|fault| run_failure(&fault))?;
             index += 1;
         }
     }
