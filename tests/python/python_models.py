@@ -234,7 +234,7 @@ FAULTY = {
     "raises": ("from shadowslice import Tensor\nclass A:\n    inputs = outputs = {'x': Tensor('FP32', [1])}\n"
                "    def load(self, context): raise OSError('no weights')\n"
                "    def infer(self, batch): return batch\n", "OSError: no weights"),
-    "made_up": (doubled("", "1 // 0"), "needs a method `warmup`"),
+    "made_up": (doubled("", "1 // 0"), "add a method `warmup`"),
     "sandboxed": (doubled("", "__import__('subprocess').run(['true'])"), PROCESSES + " (docs/security.md)"),
     "undefined": (doubled("", "no_such_name"), "NameError: name 'no_such_name' is not defined"),
     "output_dtype": (doubled("", "batch['x'].astype(float)"), "output 'x' has dtype float64, and must have float32"),
@@ -528,7 +528,7 @@ class PythonModels(unittest.TestCase):
                 wait_until(lambda: SERVER.model(name)["state"] == "unready")
                 said = SERVER.model(name)["why"]
                 self.assertIn(why.format(SERVER.folder / f"{name}.py"), said)
-                self.assertEqual("needs a method `warmup`" in said, name in HELPED_BY_WARMUP, said)
+                self.assertEqual("add a method `warmup`" in said, name in HELPED_BY_WARMUP, said)
 
     def test_shadows_and_deaths_under_load_lose_nothing(self):
         stop, outcomes = threading.Event(), []

@@ -1,4 +1,4 @@
-//! What a model's file says of its operators and its large tensors.
+//! The operators and the large tensors in a model's file.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use prost::Message;
 
-/// The part of a model's file that is needed here; the numbers are ONNX's.
+/// The fields of a model's file that are needed here, with ONNX's numbers.
 #[derive(Message)]
 pub(super) struct ModelProto {
     #[prost(message, optional, tag = "7")]
@@ -52,17 +52,17 @@ struct ExternalEntry {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ExternalTensor {
     pub(super) name: String,
-    /// The number that ONNX has for the type of its elements.
+    /// ONNX's number of the elements' datatype.
     pub(super) element: i32,
     pub(super) shape: Vec<i64>,
-    /// The file, as a path from the model's folder.
+    /// The path of the file, relative to the model's folder.
     pub(super) file: PathBuf,
     pub(super) offset: u64,
-    /// `None`: to the end of the file.
+    /// The length in bytes, or `None` if the tensor extends to the end of the file.
     pub(super) bytes: Option<u64>,
 }
 
-/// The part of a model's file that says which inputs have a shape.
+/// The fields of a model's file that tell which inputs have a shape.
 #[derive(Message)]
 struct ModelInputs {
     #[prost(message, optional, tag = "7")]
@@ -95,12 +95,12 @@ struct TensorType {
     shape: Option<Axes>,
 }
 
-/// A shape, whose axes are not read: a scalar has none.
+/// A shape, whose axes are not read because a scalar has none.
 #[derive(Message)]
 struct Axes {}
 
-/// Returns the first of these inputs that is a tensor without a shape, so that its rank is not known.
-/// A file that cannot be read has none.
+/// Returns the first of these inputs that is a tensor without a shape, whose rank is therefore
+/// unknown. Returns `None` also if the file cannot be read.
 pub(super) fn input_without_rank(model: &Path, names: &[&str]) -> Option<String> {
     let model = ModelInputs::decode(std::fs::read(model).ok()?.as_slice()).ok()?;
     let without_shape =
@@ -114,7 +114,7 @@ pub(super) fn read(model: &Path) -> io::Result<ModelProto> {
 }
 
 impl ModelProto {
-    /// Those of the main graph.
+    /// Returns the nodes of the main graph.
     pub(super) fn nodes(&self) -> &[NodeProto] {
         self.graph.as_ref().map_or(&[], |graph| &graph.nodes)
     }
@@ -123,19 +123,20 @@ impl ModelProto {
         self.graph.as_ref().map_or(&[], |graph| &graph.initializers)
     }
 
-    /// Those of the main graph.
+    /// Returns the external tensors of the main graph.
     pub(super) fn external_tensors(&self) -> Vec<ExternalTensor> {
         self.tensors().iter().filter_map(placed).collect()
     }
 
-    /// The files beside the model's own that it consists of.
+    /// Returns the files next to the model's own file that belong to the model.
     pub(super) fn further_files(&self) -> BTreeSet<PathBuf> {
         self.external_tensors().into_iter().map(|tensor| tensor.file).collect()
     }
 
-    /// Whether it is made of convolutions in two dimensions more than of products of matrices, and
-    /// otherwise of operators that were tried with channels last. Not with convolutions in groups,
-    /// for which cuDNN then compiles kernels, or operators that then cannot be recorded.
+    /// Returns true if the model has more convolutions in two dimensions than products of matrices,
+    /// and otherwise only operators that were tried with channels last. Grouped convolutions do not
+    /// count, because cuDNN compiles kernels for them, nor do operators that cannot be recorded
+    /// with channels last.
     pub(super) fn is_convolutional(&self) -> bool {
         let nodes = self.nodes();
         let nested = |node: &NodeProto| node.attributes.iter().any(AttributeProto::has_graph);
@@ -154,15 +155,16 @@ impl ModelProto {
         };
         let of = |names: &[&str]| nodes.iter().filter(|node| names.contains(&node.operator.as_str())).count();
         let convolutions = nodes.iter().filter(plain).count();
-        convolutions > of(&PRODUCTS) && convolutions + of(&PRODUCTS) + of(&TRIED) == nodes.len()
+        convolutions > of(&MATRIX_PRODUCTS)
+            && convolutions + of(&MATRIX_PRODUCTS) + of(&TESTED_OPERATORS) == nodes.len()
     }
 }
 
-/// Products of matrices.
-const PRODUCTS: [&str; 2] = ["Gemm", "MatMul"];
+/// The operators that multiply matrices.
+const MATRIX_PRODUCTS: [&str; 2] = ["Gemm", "MatMul"];
 
-/// What networks of convolutions consist of besides.
-const TRIED: [&str; 19] = [
+/// The other operators of networks of convolutions.
+const TESTED_OPERATORS: [&str; 19] = [
     "Add",
     "AveragePool",
     "BatchNormalization",
@@ -184,7 +186,7 @@ const TRIED: [&str; 19] = [
     "Softmax",
 ];
 
-/// The name of a tensor, of which these are the bytes.
+/// Returns the name of an encoded tensor.
 pub(super) fn name_of(tensor: &[u8]) -> io::Result<String> {
     TensorProto::decode(tensor).map(|tensor| tensor.name).map_err(io::Error::other)
 }
@@ -212,7 +214,7 @@ pub(super) struct NodeProto {
     pub(super) domain: String,
 }
 
-/// The graphs in it are the branches of an `If`, or the body of a loop.
+/// An attribute of a node. Its graphs are the branches of an `If`, or the body of a loop.
 #[derive(Message)]
 struct AttributeProto {
     #[prost(string, tag = "1")]
@@ -231,15 +233,15 @@ impl AttributeProto {
     }
 }
 
-/// Whether ONNX Runtime's provider for CUDA keeps something for the last shape that an operator
-/// saw, such as the plan of a convolution. The next shape replaces that, and frees the kernels that
-/// a recording would start. A file that cannot be read may have such operators.
+/// Returns true if ONNX Runtime's provider for CUDA may store something for the last shape that an
+/// operator saw, such as the plan of a convolution. The next shape replaces that, and frees the
+/// kernels that a recording would start. A file that cannot be read may have such operators.
 pub(super) fn remembers_shapes(model: &Path) -> bool {
     let Ok(ModelProto { graph: Some(graph), functions }) = read(model) else { return true };
     any_remembers(&graph.nodes) || functions.iter().any(|function| any_remembers(&function.nodes))
 }
 
-/// Recursion goes no deeper than decoding allows.
+/// Searches nodes and their graphs. Decoding bounds the depth of the recursion.
 fn any_remembers(nodes: &[NodeProto]) -> bool {
     nodes.iter().any(|node| {
         let mut inner = node.attributes.iter().flat_map(|held| held.graph.iter().chain(&held.graphs));
@@ -251,7 +253,7 @@ fn remembers(operator: &str) -> bool {
     operator.contains("Conv") || matches!(operator, "RNN" | "LSTM" | "GRU")
 }
 
-/// An FP32 tensor, whose bytes begin at this place in the file `weights` and are so many.
+/// Returns an FP32 tensor in the file `weights`, at this offset and of this length in bytes.
 #[cfg(test)]
 pub(super) fn external(name: &str, shape: &[i64], (offset, bytes): (u64, u64)) -> TensorProto {
     let property = |key: &str, value: String| ExternalEntry { key: key.to_owned(), value };
@@ -331,7 +333,7 @@ mod tests {
         assert!(remembers_shapes(&folder.path().join("nothing")));
     }
 
-    /// A field of so many bytes.
+    /// Returns a field with these bytes.
     fn field(number: u32, bytes: &[u8]) -> Vec<u8> {
         let mut field = Vec::new();
         prost::encoding::bytes::encode(number, &bytes.to_vec(), &mut field);

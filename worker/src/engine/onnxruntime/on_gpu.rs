@@ -1,5 +1,5 @@
-//! A model on a real GPU: inputs go from the request slab straight to tensors on the GPU, answers
-//! straight back into the response slab, and nothing waits on the way.
+//! A model on a real GPU. Inputs are copied from the request slab directly to tensors on the GPU,
+//! and answers directly into the response slab; no call waits for the GPU.
 #![allow(unsafe_code)] // copies between slabs and the tensors of ONNX Runtime
 
 use std::fmt;
@@ -35,24 +35,25 @@ use shadowslice_shared::errors::chain;
 
 #[derive(Debug, Default)]
 pub struct RetainedModel<'k> {
-    /// The folder of its optimised forms.
+    /// The folder of the model's optimised forms.
     pub folder: Option<&'k Path>,
-    /// The socket over which its weights on the GPU come and go.
+    /// The socket over which weights on the GPU are exchanged.
     pub weights: Option<OwnedFd>,
 }
 
-/// Forms of batches that keep their places. Warmed-up sizes are about a dozen, in two slots.
+/// The maximum number of forms whose tensors stay bound. A warmed-up model has about a dozen sizes,
+/// in two slots.
 const MAX_BOUND: usize = 64;
 
 pub struct GpuEngine {
-    // In the order in which they must be dropped: the sessions' parts before the sessions, the GPU
+    // The fields are in the order in which they must be dropped: tensors before sessions, the GPU
     // last.
     bound: Vec<BoundBatch>,
     buffers: Buffers,
-    /// `None` where the model's share is not a partition inside the process.
+    /// The partitions, or `None` if the model's share is not a partition inside the process.
     partitions: Option<RecordedPartitions>,
     unmovable: Option<MoveError>,
-    /// Of the batch recorded last; other sizes have about as many.
+    /// The number of kernels of the last recorded batch; other sizes have about as many.
     kernels: Option<u32>,
     options: RunOptions,
     allocator: Allocator,
@@ -68,8 +69,8 @@ impl fmt::Debug for GpuEngine {
 }
 
 impl GpuEngine {
-    /// `threads`: within operators that run on the host's processor. `partitioned`: the model's
-    /// share is a partition inside the process.
+    /// Loads a model. `threads` is the number of threads within operators that run on the host's
+    /// processor. `partitioned` is true if the model's share is a partition inside the process.
     pub fn load(
         library: &Library,
         model: &Path,
@@ -135,7 +136,8 @@ impl GpuEngine {
         self.sessions.channels_last()
     }
 
-    /// Later workers are to load the model with channels first. False if that cannot be noted.
+    /// Has later workers load the model with channels first. Returns false if the note for them
+    /// cannot be written.
     pub fn use_channels_first(&self, why: &str) -> bool {
         self.sessions.use_channels_first(why)
     }
@@ -157,7 +159,7 @@ impl GpuEngine {
         self.partitions.as_ref().map(RecordedPartitions::division)
     }
 
-    /// Whether all that was warmed up can be moved to partitions, and nothing else can come.
+    /// Returns an error with the reason unless all batches can run on partitions.
     pub fn check_movable(&self, inputs: &[TensorSpec], batched: bool) -> Result<(), String> {
         let strings = inputs.iter().chain(&self.sessions.first().outputs);
         if let Some(spec) = strings.into_iter().find(|spec| spec.datatype == Datatype::Bytes) {
@@ -174,12 +176,12 @@ impl GpuEngine {
         let eager = self.bound.iter().find(|bound| matches!(bound.how, ExecutionMode::Eager(_)));
         match eager {
             Some(bound) if !bound.session.recordable => Err(format!(
-                "some of it is computed on the host's processor, which a recording would not repeat: {}",
+                "the host's processor computes a part of the model, which a recording would not repeat: {}",
                 self.sessions
-                    .on_host()
-                    .unwrap_or("a dynamic axis of an input has no name, or several lengths")
+                    .host_fallback_reason()
+                    .unwrap_or("a dynamic axis of an input has no name, or one name has several lengths")
             )),
-            Some(_) => Err("its execution cannot be recorded as a CUDA graph".to_owned()),
+            Some(_) => Err("the model cannot be recorded as a CUDA graph".to_owned()),
             None => self.unmovable.as_ref().map_or(Ok(()), |why| Err(chain(why))),
         }
     }
@@ -189,31 +191,31 @@ impl GpuEngine {
         self.kernels
     }
 
-    /// The result comes from this call or from [`made`](Self::made).
+    /// Prepares a partition. The result comes from this call or from [`made`](Self::made).
     pub fn prepare(&mut self, groups: Groups) -> Option<Prepared> {
         match &mut self.partitions {
             Some(partitions) => partitions.prepare(groups),
             None => {
-                let why = "the worker has a share by percentage".to_owned();
+                let why = "the worker's share is a percentage, not a partition".to_owned();
                 Some(Prepared { groups, result: Err(why) })
             }
         }
     }
 
-    /// Returns whether batches of this many rows run on the partition, which must be ready, rather
-    /// than on all SMs.
+    /// Returns true if batches of this number of rows run on the partition, which must be ready.
+    /// Otherwise they run on all SMs.
     pub fn fits(&self, groups: Groups, rows: u32) -> bool {
         let Some(partitions) = self.partitions.as_ref().filter(|_| groups != Groups::WHOLE) else {
             return true;
         };
-        let mut sized = self.bound.iter().filter(|bound| bound.kind.rows.unwrap_or(1) == rows);
+        let mut sized = self.bound.iter().filter(|bound| bound.form.rows.unwrap_or(1) == rows);
         sized.all(|bound| match &bound.how {
             ExecutionMode::Recorded(recorded) => partitions.fits(groups, recorded.recording),
             ExecutionMode::Eager(_) => false,
         })
     }
 
-    /// A partition that was made ready since the last call, or that could not be.
+    /// Returns the result for a partition since the last call, if there is one.
     pub fn made(&mut self) -> Option<Prepared> {
         self.partitions.as_mut()?.made()
     }
@@ -224,15 +226,16 @@ impl GpuEngine {
         }
     }
 
-    /// Says where the answer will be once the GPU is [through](CudaGpu::execution_time) with this slot.
+    /// Starts a batch, and returns the parts of its answer. They are written once the GPU has
+    /// [finished](CudaGpu::execution_time) the batch of this slot.
     pub fn begin(
         &mut self,
         inputs: &Inputs<'_>,
         slot: &mut AnswerSlot<'_>,
     ) -> Result<Vec<Output>, RunFailure> {
         let outputs = if self.has_strings(inputs) {
-            // Strings live on the host; ONNX Runtime moves what it needs.
-            self.whole_only(inputs.groups())?;
+            // Strings are on the host; ONNX Runtime copies what it needs.
+            self.refuse_partition(inputs.groups())?;
             self.gpu.start(inputs.slot()).map_err(|fault| cuda_failure(&fault))?;
             self.sessions.first_mut().run(inputs, slot)?
         } else {
@@ -248,21 +251,21 @@ impl GpuEngine {
         all.any(|spec| spec.datatype == Datatype::Bytes)
     }
 
-    /// A batch that is not recorded runs on all SMs of the process.
-    fn whole_only(&self, groups: Groups) -> Result<(), RunFailure> {
+    /// Refuses partitions: a batch that is not recorded runs on all SMs of the process.
+    fn refuse_partition(&self, groups: Groups) -> Result<(), RunFailure> {
         if groups == Groups::WHOLE {
             return Ok(());
         }
         Err(RunFailure::Engine(
-            "a batch of this shape was not recorded, and only what was keeps to a partition".into(),
+            "a batch of this shape is not recorded, so it cannot run on a partition".into(),
         ))
     }
 
-    /// All sizes must have run before the first is recorded, because what they keep for later must
-    /// not lie where a recording writes.
+    /// Records batches of this size. All sizes must have run before the first is recorded, because
+    /// memory that they keep must not lie where a recording writes.
     pub fn record(&mut self, size: u32) -> Result<(), RunFailure> {
         self.gpu.synchronize().map_err(|fault| cuda_failure(&fault))?;
-        let wanted = |bound: &BoundBatch| bound.session.recordable && bound.kind.rows.unwrap_or(1) == size;
+        let wanted = |bound: &BoundBatch| bound.session.recordable && bound.form.rows.unwrap_or(1) == size;
         for index in (0..self.bound.len()).filter(|&index| wanted(&self.bound[index])).collect::<Vec<_>>() {
             self.record_bound(index)?;
         }
@@ -284,7 +287,7 @@ impl GpuEngine {
     ) -> Result<Vec<Output>, RunFailure> {
         let index = self.bound(inputs)?;
         if let ExecutionMode::Eager(_) = self.bound[index].how {
-            self.whole_only(inputs.groups())?;
+            self.refuse_partition(inputs.groups())?;
         }
         self.copy_in(inputs, index)?;
         let Self { bound, partitions, sessions, gpu, options, .. } = self;
@@ -297,13 +300,14 @@ impl GpuEngine {
                 gpu.replay(executable).map_err(|fault| cuda_failure(&fault))?;
                 let fetched = specs.zip(&recorded.outputs).map(|(spec, OutputBuffer { layout, buffer })| {
                     let row = layout.row * size_of(spec);
-                    // SAFETY: the recording is for at least as many rows, and alone writes its buffer.
+                    // SAFETY: the recording has at least the batch's number of rows, and alone
+                    // writes its buffer.
                     unsafe { fetch(&layout.shape, row, buffer.start(), inputs, gpu, slot) }
                 });
                 fetched.collect()
             }
             ExecutionMode::Eager(binding) => {
-                let rows = bound[index].kind.rows;
+                let rows = bound[index].form.rows;
                 let answer = model.session.run_binding_with_options(binding, options);
                 let answer = answer.map_err(|fault| run_failure(&fault))?;
                 let fetched = specs.map(|spec| {
@@ -313,7 +317,8 @@ impl GpuEngine {
                     match output::on_device(value)? {
                         Some(start) => {
                             let row = layout.row * size_of(spec);
-                            // SAFETY: the output is this batch's, and is freed on the compute stream.
+                            // SAFETY: the output belongs to this batch, and is freed on the compute
+                            // stream.
                             unsafe { fetch(&layout.shape, row, start, inputs, gpu, slot) }
                         }
                         None => output::split(spec, value, inputs, slot),
@@ -326,27 +331,27 @@ impl GpuEngine {
 
     fn bound(&mut self, inputs: &Inputs<'_>) -> Result<usize, RunFailure> {
         let shapes = (0..inputs.specs().len()).map(|input| inputs.row_shape(input).to_vec()).collect();
-        let kind = BatchForm { slot: inputs.slot(), rows: inputs.rows(), shapes };
+        let form = BatchForm { slot: inputs.slot(), rows: inputs.rows(), shapes };
         let exact = self.sessions.warming();
-        let fits = |bound: &BoundBatch| if exact { bound.kind == kind } else { bound.kind.holds(&kind) };
+        let fits = |bound: &BoundBatch| if exact { bound.form == form } else { bound.form.holds(&form) };
         let fitting = self.bound.iter().enumerate().filter(|(_, bound)| fits(bound));
-        if let Some((found, _)) = fitting.min_by_key(|(_, bound)| bound.kind.rows) {
+        if let Some((found, _)) = fitting.min_by_key(|(_, bound)| bound.form.rows) {
             return Ok(found);
         }
-        // Batches on their way may use what is dropped now.
+        // Batches in flight may use what is dropped now.
         self.gpu.synchronize().map_err(|fault| cuda_failure(&fault))?;
-        // In scratch, where they would part what the next batch needs in one piece.
+        // Old outputs would fragment the scratch memory, and the next batch needs large blocks.
         for bound in &mut self.bound {
             bound.drop_outputs(&self.sessions.at(bound.session).outputs, &self.memory)?;
         }
         if self.bound.len() >= MAX_BOUND {
             self.bound.pop();
         }
-        let of = self.sessions.of(&kind, &self.bound)?;
+        let of = self.sessions.of(&form, &self.bound)?;
         let Self { sessions, allocator, memory, gpu, buffers, .. } = self;
         let OnnxSession { session: model, outputs, .. } = &sessions.at(of);
         let bound =
-            Binder { allocator, memory, gpu, buffers }.bind(model, kind, of, inputs.specs(), outputs)?;
+            Binder { allocator, memory, gpu, buffers }.bind(model, form, of, inputs.specs(), outputs)?;
         self.bound.push(bound);
         Ok(self.bound.len() - 1)
     }
@@ -385,10 +390,10 @@ impl GpuEngine {
             };
             let mut done = 0;
             for part in parts {
-                // SAFETY: there is room for a batch at least as large; `Inputs` has measured its
-                // parts. Only the batch in this slot uses it, and a part in the slab stays as it is
-                // until that batch is answered. A part elsewhere is not registered with the driver,
-                // which has a copy of its own when the call returns.
+                // SAFETY: there is room for a batch at least as large, and `Inputs` has checked the
+                // lengths of its parts. Only the batch in this slot uses that memory, and a part in
+                // the slab does not change until the batch is answered. A part elsewhere is not
+                // registered with the driver, which has copied it when the call returns.
                 unsafe { self.gpu.copy_in(part, place.start().add(done)) }
                     .map_err(|fault| cuda_failure(&fault))?;
                 done += part.len();
@@ -399,10 +404,11 @@ impl GpuEngine {
 }
 
 fn size_of(spec: &TensorSpec) -> usize {
-    spec.datatype.size().expect("strings are not bound")
+    spec.datatype.size().expect("tensors of strings are not bound")
 }
 
-/// TensorRT keeps its engines itself.
+/// Opens the folder of the model's optimised forms. Returns `None` with TensorRT, which stores its
+/// engines itself.
 fn optimised(
     folder: &Path,
     model: &Path,
@@ -427,7 +433,7 @@ fn executable<'e>(
     let partitions = partitions.filter(|partitions| partitions.has(groups));
     let partitions = partitions
         .ok_or_else(|| RunFailure::BadBatch(format!("the partition of groups {groups} is not ready")))?;
-    // A recording that does not fit there runs on all SMs. If the warm-up has not shown that, it is
-    // reported now.
+    // A recording that does not fit there runs on all SMs. If the warm-up has not found that, the
+    // thread's report does.
     Ok(partitions.get(groups, recorded.recording).unwrap_or(&recorded.whole))
 }

@@ -1,4 +1,4 @@
-//! The sessions of a model on a GPU, and which batches run in which.
+//! The sessions of a model on a GPU, and the choice of a session for each batch.
 
 use std::collections::BTreeMap;
 
@@ -12,32 +12,32 @@ use super::scratch::Scratch;
 use super::{OnnxSession, Signature, model_file};
 
 pub(super) struct Sessions {
-    /// One at least.
+    /// All sessions; there is at least one.
     all: Vec<OnnxSession>,
-    /// A session of each arena.
+    /// The index of one session per arena.
     arenas: BTreeMap<Scratch, usize>,
     loader: Loader,
     phase: Phase,
-    on_host: Option<String>,
+    host_fallback_reason: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    /// Batches that come later may never come again.
+    /// The warm-up, whose batches are recorded.
     Warming(Sharing),
-    /// Recording is over. A batch that has no place yet gets one in this session; no recording
-    /// depends on its state, or writes to its memory.
-    Over { spare: Option<usize> },
+    /// The time after the warm-up, when nothing is recorded. A batch of a new form runs in this
+    /// session: no recording depends on its state or writes to its memory.
+    Done { spare: Option<usize> },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Sharing {
     All,
-    /// Batches of one shape, because sessions keep something for the last shape that they saw.
+    /// Batches of one shape share a session, because sessions store something for the last shape.
     Shape,
-    /// Batches of one shape, in a session with that length for every axis: otherwise some work,
-    /// such as computing shapes, is done on the host, and a recording would not repeat it. The
-    /// first session leaves all axes open, and is not recorded.
+    /// Batches of one shape share a session in which every axis has a fixed length. With open axes
+    /// some work, such as computing shapes, runs on the host, and a recording would not repeat it.
+    /// The first session leaves all axes open, and is not recorded.
     Fixed,
 }
 
@@ -49,8 +49,8 @@ impl Sessions {
                 let apart = model_file::remembers_shapes(&loader.graph());
                 (session, signature, if apart { Sharing::Shape } else { Sharing::All }, Scratch::Shared)
             }
-            // Either the GPU cannot compute all of the model, or the model cannot be loaded at all;
-            // the next attempt tells.
+            // Either the GPU does not support all operators, or the model cannot be loaded at all;
+            // the next attempt tells which.
             Err(_) => {
                 let (session, signature) =
                     loader.session(Fallback::Allowed, &Lengths::new(), Scratch::Own)?;
@@ -58,7 +58,8 @@ impl Sessions {
             }
         };
         let (all, arenas) = (vec![session], BTreeMap::from([(scratch, 0)]));
-        let sessions = Self { all, arenas, loader, phase: Phase::Warming(sharing), on_host: None };
+        let sessions =
+            Self { all, arenas, loader, phase: Phase::Warming(sharing), host_fallback_reason: None };
         Ok((sessions, signature))
     }
 
@@ -78,16 +79,16 @@ impl Sessions {
         &mut self.all[of.index]
     }
 
-    pub(super) fn on_host(&self) -> Option<&str> {
-        self.on_host.as_deref()
+    pub(super) fn host_fallback_reason(&self) -> Option<&str> {
+        self.host_fallback_reason.as_deref()
     }
 
-    /// Why the weights are not all shared with other workers and sessions.
+    /// Returns the reason why the weights are not all shared with other workers and sessions.
     pub(super) fn unshared(&self) -> Option<&str> {
         self.loader.unshared.as_deref().or(self.loader.weights.unshared())
     }
 
-    /// Bytes on the GPU, and of those the bytes that were brought there from here.
+    /// Returns the bytes of all weights on the GPU, and of those that this worker brought there.
     pub(super) fn weights(&self) -> (u64, u64) {
         self.loader.weights.bytes()
     }
@@ -100,7 +101,7 @@ impl Sessions {
         self.loader.optimised.as_ref().is_some_and(|optimised| optimised.use_channels_first(why))
     }
 
-    /// A session of the arena that all share, and one of each other arena.
+    /// Returns a session of the shared arena, and one of each other arena.
     pub(super) fn arenas(&self) -> impl Iterator<Item = &OnnxSession> {
         self.arenas.values().map(|&index| &self.all[index])
     }
@@ -113,16 +114,17 @@ impl Sessions {
         let Phase::Warming(sharing) = self.phase else { return Ok(()) };
         let recorded = bound.iter().any(|bound| matches!(bound.how, ExecutionMode::Recorded(_)));
         let spare = (sharing == Sharing::Fixed || !recorded).then_some(0);
-        self.phase = Phase::Over { spare };
+        self.phase = Phase::Done { spare };
         if spare.is_none() && self.shapes_vary(bound) {
-            // Not when the first such batch waits for it.
+            // The session is loaded now, so that the first batch of a new form does not wait for
+            // it.
             self.spare().map_err(|failure| BootRefusal::Setup(failure.to_string()))?;
         }
         Ok(())
     }
 
-    pub(super) fn of(&mut self, kind: &BatchForm, bound: &[BoundBatch]) -> Result<SessionRef, RunFailure> {
-        let alike = |bound: &&BoundBatch| bound.kind.rows == kind.rows && bound.kind.shapes == kind.shapes;
+    pub(super) fn of(&mut self, form: &BatchForm, bound: &[BoundBatch]) -> Result<SessionRef, RunFailure> {
+        let alike = |bound: &&BoundBatch| bound.form.rows == form.rows && bound.form.shapes == form.shapes;
         let known = bound.iter().find(alike).map(|bound| bound.session);
         let recordable = |index| SessionRef { index, recordable: true };
         let plain = |index| SessionRef { index, recordable: false };
@@ -136,15 +138,16 @@ impl Sessions {
                 }
             },
             Phase::Warming(Sharing::Fixed) => {
-                let lengths = lengths(&self.all[0].session, kind);
+                let lengths = lengths(&self.all[0].session, form);
                 let fixed = match (known, lengths) {
                     (Some(session), _) => Some(session),
-                    // Some of the session may need the host's processor all the same.
+                    // A session with fixed lengths may still need the host's processor for some
+                    // operators.
                     (None, Some(lengths)) => {
                         match self.load_another(Fallback::Forbidden, &lengths, Scratch::Shared) {
                             Ok(index) => Some(recordable(index)),
                             Err(failure) => {
-                                self.on_host = Some(failure.to_string());
+                                self.host_fallback_reason = Some(failure.to_string());
                                 None
                             }
                         }
@@ -153,21 +156,21 @@ impl Sessions {
                 };
                 Ok(fixed.unwrap_or(plain(0)))
             }
-            Phase::Over { .. } => self.spare().map(plain),
+            Phase::Done { .. } => self.spare().map(plain),
         }
     }
 
     fn spare(&mut self) -> Result<usize, RunFailure> {
-        if let Phase::Over { spare: Some(spare) } = self.phase {
+        if let Phase::Done { spare: Some(spare) } = self.phase {
             return Ok(spare);
         }
         let spare = self.load_another(Fallback::Allowed, &Lengths::new(), Scratch::Own)?;
-        self.phase = Phase::Over { spare: Some(spare) };
+        self.phase = Phase::Done { spare: Some(spare) };
         Ok(spare)
     }
 
     fn shapes_vary(&self, bound: &[BoundBatch]) -> bool {
-        let batched = bound.iter().any(|bound| bound.kind.rows.is_some());
+        let batched = bound.iter().any(|bound| bound.form.rows.is_some());
         let mut inputs = self.all[0].session.inputs().iter();
         inputs.any(|input| match input.dtype() {
             ValueType::Tensor { shape, .. } => {

@@ -1,5 +1,5 @@
 //! A model's large tensors on the GPU: one copy for all sessions of all its workers, which the
-//! supervisor keeps.
+//! supervisor keeps alive.
 #![allow(unsafe_code)] // tensors over memory that ONNX Runtime does not own
 
 use std::collections::BTreeMap;
@@ -19,27 +19,27 @@ use super::optimised::{Fingerprint, OptimisedForm, StoredTensor};
 use crate::device::cuda::region::SharedRegion;
 use crate::device::cuda::{CudaFault, CudaGpu};
 
-/// Where kernels expect tensors to begin: CUDA's own allocations do.
+/// The alignment of tensors in bytes, which is that of CUDA's own allocations.
 const ALIGNMENT: u64 = 256;
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum WeightsError {
-    #[error("the kept weights cannot be read")]
+    #[error("cannot read the stored weights")]
     Read(#[source] io::Error),
-    #[error("there is no memory for the weights")]
+    #[error("cannot allocate memory for the weights on the GPU")]
     Memory(#[from] CudaFault),
-    #[error("ONNX Runtime takes no tensor: {0}")]
+    #[error("ONNX Runtime rejects a tensor of the weights: {0}")]
     Tensor(String),
 }
 
 #[derive(Debug)]
 pub(super) struct Weights {
     places: BTreeMap<Fingerprint, Place>,
-    kept: Vec<weights::Region>,
+    kept_regions: Vec<weights::Region>,
     supervisor: Option<OwnedFd>,
-    /// Why a region is not the one that other workers have.
+    /// The reason why a region is not shared with other workers.
     unshared: Option<String>,
-    /// Bytes of all regions, and of those that were made here.
+    /// The bytes of all regions, and of those that this worker brought.
     bytes: u64,
     brought: u64,
 }
@@ -50,7 +50,7 @@ struct Place {
     offset: usize,
 }
 
-/// Tensors that lie one after the other in a region, by their fingerprints.
+/// The layout of a new region: tensors in the order of their fingerprints.
 struct RegionLayout<'f> {
     tensors: Vec<(usize, &'f StoredTensor)>,
     content: Content,
@@ -71,11 +71,11 @@ impl<'f> RegionLayout<'f> {
 }
 
 impl Weights {
-    /// The supervisor has sent what it keeps to this socket.
+    /// Receives the regions that the supervisor keeps for the model, which wait in this socket.
     pub(super) fn new(supervisor: Option<OwnedFd>) -> Self {
         let next = || weights::receive(supervisor.as_ref()?).ok()?;
-        let kept = std::iter::from_fn(next).take(MAX_REGIONS).collect();
-        Self { places: BTreeMap::new(), kept, supervisor, unshared: None, bytes: 0, brought: 0 }
+        let kept_regions = std::iter::from_fn(next).take(MAX_REGIONS).collect();
+        Self { places: BTreeMap::new(), kept_regions, supervisor, unshared: None, bytes: 0, brought: 0 }
     }
 
     pub(super) fn unshared(&self) -> Option<&str> {
@@ -86,8 +86,8 @@ impl Weights {
         (self.bytes, self.brought)
     }
 
-    /// For a session that is dropped before this. Tensors that are not on the GPU yet are brought
-    /// there.
+    /// Returns the tensors of a form for a session, which must be dropped before this value. Copies
+    /// tensors to the GPU that are not there yet.
     pub(super) fn of(
         &mut self,
         form: &OptimisedForm,
@@ -131,13 +131,16 @@ impl Weights {
         Ok(())
     }
 
-    /// A kept region that cannot be mapped any more is made anew.
+    /// Maps a region that the supervisor keeps. If that fails, the caller creates a new region.
     fn take_over(&mut self, content: &Content, gpu: &CudaGpu) -> Option<SharedRegion> {
-        let found = self.kept.iter().position(|region| region.content == *content)?;
-        let weights::Region { file, .. } = self.kept.swap_remove(found);
+        let found = self.kept_regions.iter().position(|region| region.content == *content)?;
+        let weights::Region { file, .. } = self.kept_regions.swap_remove(found);
         let region = SharedRegion::import(gpu, file, usize::try_from(content.bytes).ok()?);
         let lost = |error: &CudaFault| {
-            self.unshared = Some(format!("it was lost and is loaded again: {}", chain(error)))
+            self.unshared = Some(format!(
+                "a shared region cannot be mapped, so this worker loads its weights again: {}",
+                chain(error)
+            ))
         };
         region.inspect_err(lost).ok()
     }
@@ -159,7 +162,7 @@ impl Weights {
             Ok::<(), WeightsError>(())
         })?;
         if let Some(supervisor) = &self.supervisor {
-            // Not handed over, it serves this worker alone.
+            // If the region cannot be handed over, only this worker uses it.
             if let Err(error) = weights::send(supervisor, content, region.file()) {
                 self.unshared = Some(error.to_string());
             }
@@ -197,11 +200,11 @@ fn value(
     let (start, bytes) = (start.cast(), tensor.bytes as usize);
     let (memory, shape) = (memory.ptr(), &tensor.shape);
     let mut value = std::ptr::null_mut();
-    // SAFETY: the tensor lies there, in memory that outlives the value: sessions are dropped before
-    // the weights. A size that does not fit the shape is an error.
+    // SAFETY: the tensor is in memory that outlives the value: sessions are dropped before the
+    // weights. ONNX Runtime returns an error if the size does not fit the shape.
     ortsys![unsafe CreateTensorWithDataAsOrtValue(memory, start, bytes, shape.as_ptr(), shape.len(), element.into(), &mut value)?];
-    let value = NonNull::new(value).expect("the call above made it");
-    // SAFETY: it is a tensor, and has no other owner. No allocator has made its memory; `ort` wants
-    // one named, and uses it for nothing but tensors that it makes itself.
+    let value = NonNull::new(value).expect("the call above created the value");
+    // SAFETY: the value is a tensor, and has no other owner. No allocator has created its memory;
+    // `ort` requires one, and only uses it for tensors that it creates itself.
     Ok(unsafe { DynValue::from_ptr(value, Some(&Allocator::default())) })
 }
