@@ -1,7 +1,7 @@
 """Says why a model cannot be loaded, as far as its class tells:
 ``PYTHON -m shadowslice.check PATH [FOLDER]``.
 
-The file is imported behind a worker's walls, with the folder for temporary files and caches; no
+The file is imported in a worker's sandbox, with the folder for temporary files and caches; no
 object is made.
 """
 

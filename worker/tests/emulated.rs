@@ -1,4 +1,4 @@
-//! The real program on the emulated engine: boot, proof, batches, and everything that goes wrong.
+//! Tests of the worker with the emulated engine: boot, proof, batches, and failures.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod support;
@@ -19,7 +19,7 @@ use support::{
     Setup, Worker, corrupt, echo, echo_warm_up, fp32, reference, reference_file, serving, strings,
 };
 
-/// A batch of one row takes `ms` on `sms` SMs.
+/// Returns a profile in which a batch of one row takes `ms` on `sms` SMs.
 fn profile(sms: u32, ms: f64, start: Start) -> Profile {
     let execution = Execution::new(vec![Sms(sms)], vec![Row { batch: 1, ms: vec![ms] }]).unwrap();
     Profile {
@@ -128,7 +128,7 @@ fn execution_takes_what_the_profile_says_and_the_seat_is_left_afterwards() {
     worker.send(&batch);
     let answer = worker.receive();
     assert_eq!(answer.execution_us, 6_000, "two rows, in proportion");
-    // The worker leaves its seat when it finds no further batch.
+    // The worker leaves its seat when no further batch waits.
     while worker.pool.in_use() != 0 {
         std::thread::yield_now();
     }
@@ -235,7 +235,7 @@ fn a_warm_up_of_another_number_of_inputs_is_refused() {
     assert!(matches!(refusal, BootRefusal::Setup(_)), "{refusal:?}");
 }
 
-/// A worker that has a partition of 132 SMs as its share. A batch of one row takes 10 ms on 40 SMs.
+/// Starts a worker whose share is a partition of 132 SMs. A batch of one row takes 10 ms on 40 SMs.
 fn partitioned() -> Worker {
     let division = Division::of(Sms(132)).unwrap();
     let partition = Partitioned { division, groups: Groups::first(5) };
@@ -259,11 +259,11 @@ fn a_partition_is_in_force_with_the_batch_that_names_it() {
         assert_eq!(worker.prepare(groups), Ok(()));
         assert_eq!(took(groups), us, "{groups}");
     }
-    // A neighbour on the first two groups slows batches there, and hardly any elsewhere.
+    // A neighbour on the first two groups slows batches there, and hardly slows others.
     let neighbour = Gpu::new(Sms(132)).occupant(Groups::first(2));
     worker.pool.occupy(9, Some(Occupant { turn: 5e-6, ..neighbour }));
     let (beside, apart) = (took(Groups::first(2)), took(far));
-    // 2,000 kernels wait for 5 us each; elsewhere 16 of 132 SMs are busy.
+    // Each of 2,000 kernels waits for 5 us; elsewhere 16 of 132 SMs are busy.
     let elsewhere = (10_000.0 * (1.0 + 0.2 * 16.0 / 132.0)) as u64;
     assert!(beside.abs_diff(35_000) <= 1 && apart.abs_diff(elsewhere) <= 1, "{beside} and {apart} us");
     assert!(worker.stop().success());

@@ -1,5 +1,5 @@
-//! Calls between the worker and the package's `Runner`.
-#![allow(unsafe_code)] // memory that both sides see without a copy
+//! The calls from the worker to the `Runner` of the Python package.
+#![allow(unsafe_code)] // memory that Rust and Python share without a copy
 
 use std::ffi::{c_char, c_int};
 
@@ -15,14 +15,14 @@ use shadowslice_worker::engine::{
 };
 use shadowslice_worker::inputs::Inputs;
 
-/// `PyBUF_READ`, which the stable interface of older interpreters does not name.
+/// `PyBUF_READ`, which the stable interface of older interpreters does not define.
 const READ: c_int = 0x100;
 
 #[derive(Debug)]
 pub(crate) struct PythonHost {
     runner: Py<PyAny>,
-    /// Whether inputs lie in memory that stays.
-    lasting: bool,
+    /// True if inputs lie in the request slab, which stays mapped. Warm-up inputs do not.
+    stays_mapped: bool,
 }
 
 /// The reply of `Runner.load`.
@@ -160,7 +160,7 @@ struct RecordedOutputReply {
 
 impl PythonHost {
     pub(crate) fn new(runner: Py<PyAny>) -> Self {
-        Self { runner, lasting: false }
+        Self { runner, stays_mapped: false }
     }
 }
 
@@ -188,8 +188,8 @@ impl ModelHost for PythonHost {
     }
 
     fn warmed_up(&mut self) {
-        self.lasting = true;
-        // Else it keeps more than it needs.
+        self.stays_mapped = true;
+        // If this fails, the runner keeps more memory than it needs.
         Python::attach(|py| self.runner.bind(py).call_method0("warmed_up").map(drop)).ok();
     }
 
@@ -207,7 +207,7 @@ impl ModelHost for PythonHost {
     }
 
     fn left(&mut self) {
-        // What is not freed is used again.
+        // If this fails, the memory stays allocated and is used again.
         Python::attach(|py| self.runner.bind(py).call_method0("left").map(drop)).ok();
     }
 
@@ -219,7 +219,7 @@ impl ModelHost for PythonHost {
     ) -> Result<EngineAnswer, RunFailure> {
         let reply = Python::attach(|py| -> PyResult<RunReply> {
             let tensors: Vec<Bound<'_, PyAny>> = (0..inputs.specs().len())
-                .map(|input| tensor(py, inputs, input, self.lasting))
+                .map(|input| tensor(py, inputs, input, self.stays_mapped))
                 .collect::<Result<_, _>>()?;
             let tensors = PyList::new(py, tensors)?;
             let shapes: Vec<Vec<i64>> =
@@ -264,7 +264,7 @@ impl ModelHost for PythonHost {
     }
 
     fn close(&mut self, stream: u64) {
-        // What its generator raises is in the log.
+        // The log has what the generator raises.
         Python::attach(|py| self.runner.bind(py).call_method1("close", (stream,)).map(drop)).ok();
     }
 }
@@ -281,31 +281,32 @@ fn answer(reply: PyResult<RunReply>, slot: &mut AnswerSlot<'_>) -> Result<Engine
     }
 }
 
-/// The bytes of an input in one piece: in place if they lie in one, in memory that stays.
+/// Returns the contiguous bytes of an input. Bytes that are contiguous already, in memory that
+/// stays mapped, are not copied.
 fn tensor<'py>(
     py: Python<'py>,
     inputs: &Inputs<'_>,
     input: usize,
-    lasting: bool,
+    stays_mapped: bool,
 ) -> PyResult<Bound<'py, PyAny>> {
-    if inputs.requests() > 1 || !lasting {
+    if inputs.requests() > 1 || !stays_mapped {
         let parts: Vec<&[u8]> = (0..inputs.requests()).map(|request| inputs.part(request, input)).collect();
         return Ok(PyBytes::new(py, &parts.concat()).into_any());
     }
     let part = inputs.part(0, input);
     let length = isize::try_from(part.len())?;
-    // SAFETY: the request slab stays mapped as long as the process serves, so that a view which a model
-    // keeps is one of valid memory, whatever lies there later. Nothing is written through it.
+    // SAFETY: the request slab stays mapped while the process serves, so a view that a model keeps
+    // remains valid, whatever its bytes are later. Nothing is written through the view.
     let view = unsafe { PyMemoryView_FromMemory(part.as_ptr().cast::<c_char>().cast_mut(), length, READ) };
-    // SAFETY: a new reference, or null with an exception set.
+    // SAFETY: the pointer is a new reference, or null with an exception set.
     unsafe { Bound::from_owned_ptr_or_err(py, view) }
 }
 
 fn put(OutputReply { shape, parts }: OutputReply, slot: &mut AnswerSlot<'_>) -> Output {
     let bytes = |(address, length): (usize, usize)| match length {
         0 => &[][..],
-        // SAFETY: `Runner.run` gives addresses of contiguous arrays of that many bytes, which the caller
-        // keeps alive, and which nobody writes before the next batch.
+        // SAFETY: `Runner.run` returns the addresses of contiguous arrays with this number of
+        // bytes. The caller keeps them alive, and nobody writes to them before the next batch.
         _ => unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance::<u8>(address), length) },
     };
     Output { shape, parts: parts.into_iter().map(|part| slot.put(bytes(part))).collect() }

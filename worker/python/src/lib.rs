@@ -1,7 +1,7 @@
 //! The worker's library as the Python module `shadowslice._worker`.
 //!
-//! All of a worker's phases are those of `shadowslice-worker`: the boot, the proof, the batches. Only
-//! what loads and runs the model is Python, in the package `shadowslice`.
+//! The phases are those of `shadowslice-worker`: boot, proof and batches. Only the loading and
+//! running of the model is in Python, in the package `shadowslice`.
 
 mod host;
 
@@ -14,14 +14,16 @@ use shadowslice_worker::{log_line, sandbox};
 
 use host::PythonHost;
 
-/// Serves as the supervisor orders, until there is no more work. `runner` has the methods `load` and
-/// `run` of the package's `Runner`; `user` is whom the process becomes first. Returns the exit code.
+/// Serves as the supervisor orders, until the supervisor closes the socket, and returns the exit
+/// code. `runner` is a `Runner` of the package. The process first changes to `user`, if one is
+/// given.
 #[pyfunction]
 #[pyo3(signature = (runner, user = None))]
 fn serve(py: Python<'_>, runner: Py<PyAny>, user: Option<u32>) -> u8 {
-    // While the worker waits, the model's own threads run.
+    // The model's own threads run while the worker waits.
     py.detach(|| match run(runner, user) {
-        // The supervisor is gone, so there is nothing to report; or it was told why.
+        // If the supervisor has ended, nobody is left to read a report. After a refusal it has the
+        // reason.
         Ok(()) | Err(WorkerError::SupervisorGone) => 0,
         Err(WorkerError::Refused(_)) => 1,
         Err(fault) => {
@@ -33,7 +35,9 @@ fn serve(py: Python<'_>, runner: Py<PyAny>, user: Option<u32>) -> u8 {
 
 fn run(runner: Py<PyAny>, user: Option<u32>) -> Result<(), WorkerError> {
     if let Err(error) = sandbox::harden_process() {
-        log_line(&format!("other processes of its user can read it: {error}"));
+        log_line(&format!(
+            "cannot harden this process, so other processes of the same user can read its memory: {error}"
+        ));
     }
     if let Some(user) = user {
         sandbox::become_user(user).map_err(WorkerError::User)?;
@@ -45,11 +49,11 @@ fn run(runner: Py<PyAny>, user: Option<u32>) -> Result<(), WorkerError> {
     }
 }
 
-/// A worker's walls, around a process that only looks at a model and writes to these folders.
+/// Enters a worker's sandbox, in a process that only checks a model and writes to these folders.
 #[pyfunction]
 fn enter_sandbox(writable: Vec<PathBuf>) {
+    // Failures need no report here: each worker that starts reports them.
     sandbox::harden_process().ok();
-    // What does not stand is told when a worker starts.
     sandbox::enter(&writable);
 }
 

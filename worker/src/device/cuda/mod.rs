@@ -62,7 +62,7 @@ struct BatchEvents {
 
 /// The memory of a GPU, in bytes.
 #[derive(Debug, Clone, Copy)]
-pub struct GpuMemory {
+pub struct CudaMemory {
     /// The bytes that no process uses.
     pub free: usize,
     pub total: usize,
@@ -211,9 +211,9 @@ impl CudaGpu {
         self.context.synchronize().map_err(fault("finish its work"))
     }
 
-    pub fn memory(&self) -> Result<GpuMemory, CudaFault> {
+    pub fn memory(&self) -> Result<CudaMemory, CudaFault> {
         let (free, total) = self.context.mem_get_info().map_err(fault("read the size of the memory"))?;
-        Ok(GpuMemory { free, total })
+        Ok(CudaMemory { free, total })
     }
 }
 
