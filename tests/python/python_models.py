@@ -67,6 +67,7 @@ class Moods:
 
     def raises(self, _): raise RuntimeError("a broken model")
     def refuses(self, _): raise InvalidInput("it is unlucky")
+    def coloured(self, _): raise InvalidInput("\\x1b[31mred\\x00\\n\\tnext\\x9b " + "\\u00e4" * 10_000)
     def exits(self, _): sys.exit(3)
     def dies(self, _): os.kill(os.getpid(), signal.SIGSEGV)
     def forks(self, _): os.fork()
@@ -429,6 +430,14 @@ class PythonModels(unittest.TestCase):
         self.assertEqual(SERVER.worker("moods"), before)
         self.assertTrue(np.isnan(self.ask("nan").as_numpy("y")).all())
         np.testing.assert_array_equal(self.ask("strided").as_numpy("y"), [[0, 4]])
+
+    def test_the_text_of_an_exception_is_bounded_and_has_no_control_characters(self):
+        with self.assertRaises(InferenceServerException) as caught:
+            self.ask("coloured")
+        text = caught.exception.message()
+        self.assertRegex(text, r"\[31mred\n\tnext ä+$")
+        self.assertNotRegex(text, r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+        self.assertLessEqual(len(text.encode()), 2048)
 
     def test_caches_and_home_are_the_folder_that_can_be_written(self):
         self.assertEqual(self.ask("places").as_numpy("text")[0, 0], b"True 1")

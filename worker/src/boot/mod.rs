@@ -245,8 +245,7 @@ impl Parts {
             .map_err(|fault| BootRefusal::Setup(chain(&fault)))?;
         let on_gpu = self.device.gpu().is_some();
         let (engine, signature, slots) = (&mut self.engine, &self.signature, &self.slots);
-        // Without a GPU a slot has no state besides its memory, so one slot stands for all.
-        let (socket, tried_slots) = (Some(self.socket.as_fd()), if on_gpu { IN_FLIGHT as u8 } else { 1 });
+        let socket = Some(self.socket.as_fd());
         let (inputs, given) = (BTreeMap::new(), None);
         let mut prover = Prover {
             engine,
@@ -256,7 +255,7 @@ impl Parts {
             warm_up,
             socket,
             channel: Some(channel),
-            tried_slots,
+            on_gpu,
             inputs,
             file: self.model_file.as_deref(),
             values: warm_up.values.clone(),

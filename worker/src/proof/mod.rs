@@ -16,7 +16,7 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
-use shadowslice_shared::batch::{Batch, Extent, Output, RunFailure, Step};
+use shadowslice_shared::batch::{Batch, Extent, IN_FLIGHT, Output, RunFailure, Step};
 use shadowslice_shared::boot::{BootRefusal, InputValues, WarmTime, WarmUp, WorkerSays};
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::slab::ReadableSlab;
@@ -56,8 +56,9 @@ pub struct Prover<'a> {
     pub socket: Option<BorrowedFd<'a>>,
     /// The channel that tells the supervisor the progress, or `None` if nobody needs it.
     pub channel: Option<&'a BootChannel>,
-    /// The number of slots to try: all, if each slot has its own buffers.
-    pub tried_slots: u8,
+    /// True if the model executes on a real GPU. Batches of each slot then have their own memory, so
+    /// the proof tries every slot.
+    pub on_gpu: bool,
     /// The inputs made up so far, because making inputs takes longer than running them.
     pub inputs: BTreeMap<(u32, Draw), Rc<ProofInputs>>,
     /// The model's file, if it is an ONNX model.
@@ -206,7 +207,7 @@ pub fn warm(prover: &mut Prover<'_>, file: Option<&File>) -> Result<(), ProofErr
     // The largest size comes first: the others fit into the memory that it allocates.
     for &size in prover.warm_up.sizes.iter().rev() {
         prover.begin(size);
-        for slot in (0..prover.tried_slots).rev() {
+        for slot in (0..prover.slots()).rev() {
             prover.still_wanted()?;
             prover.run(ProofBatch { size, fill, draw: Draw::WarmUp, slot, groups: Groups::WHOLE })?;
         }
@@ -240,7 +241,7 @@ pub fn prove(prover: &mut Prover<'_>, file: &File, groups: Groups) -> Result<Vec
             ))
         })?;
         let mut time = WarmTime { rows: size, took: Duration::MAX, error: 0.0 };
-        for slot in (0..prover.tried_slots).rev() {
+        for slot in (0..prover.slots()).rev() {
             prover.still_wanted()?;
             let (answers, took) = prover.run(ProofBatch { size, fill, draw: Draw::Proof, slot, groups })?;
             time.took = time.took.min(took);
@@ -288,6 +289,12 @@ impl Prover<'_> {
         }
     }
 
+    /// Returns true if a value that the model refuses only causes an error. On a GPU an index outside
+    /// its table may end the worker.
+    fn survives_any_value(&self) -> bool {
+        !self.on_gpu
+    }
+
     fn is_useless(&self, took: Duration) -> bool {
         self.warm_up.useful.is_some_and(|useful| took > useful)
     }
@@ -296,6 +303,11 @@ impl Prover<'_> {
     /// workers, and cannot be interrupted.
     fn still_wanted(&self) -> Result<(), HungUp> {
         self.socket.map_or(Ok(()), still_wanted)
+    }
+
+    /// Returns the number of slots to try.
+    fn slots(&self) -> u8 {
+        if self.on_gpu { IN_FLIGHT as u8 } else { 1 }
     }
 
     fn read(&mut self, file: &File) -> Result<Reference, BootRefusal> {

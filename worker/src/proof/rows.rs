@@ -12,7 +12,7 @@ use shadowslice_shared::boot::{BootRefusal, WarmTime};
 use shadowslice_shared::tensor::{Datatype, byte_strings, push_byte_string};
 
 use super::compare::compare;
-use super::extremes::{Extreme, extreme};
+use super::extremes::{Extreme, extreme, neighbour};
 use super::inputs::InputTensor;
 use super::made_up::{Draw, Fill};
 use super::reference::ReferenceOutput;
@@ -57,10 +57,16 @@ impl Prover<'_> {
         }
         let run = ProofBatch { size, fill, draw: Draw::Proof, slot: 0, groups: Groups::WHOLE };
         let rows = self.rows_of(run)?;
-        let mut alone = Vec::with_capacity(rows.len());
-        for row in &rows {
-            alone.push(self.run_rows(run, &[row])?);
-        }
+        let varied = self.varied(fill, &rows);
+        // A model may refuse changed values, for example if it looks them up in a table.
+        let (rows, alone) = match self.run_alone(run, &varied) {
+            Ok(alone) => (varied, alone),
+            Err(_) if varied != rows => {
+                let alone = self.run_alone(run, &rows)?;
+                (rows, alone)
+            }
+            Err(refusal) => return Err(refusal),
+        };
         let orders = [(0..rows.len()).collect::<Vec<_>>(), (0..rows.len()).rev().collect()];
         for order in orders {
             let batch: Vec<&Vec<InputTensor>> = order.iter().map(|&row| &rows[row]).collect();
@@ -72,6 +78,38 @@ impl Prover<'_> {
             return Ok(());
         }
         self.check_beside_extremes(run, &rows, &joined(alone[..rows.len() - 1].iter()))
+    }
+
+    /// Runs each row as its own batch.
+    fn run_alone(
+        &mut self,
+        run: ProofBatch,
+        rows: &[Vec<InputTensor>],
+    ) -> Result<Vec<Vec<ReferenceOutput>>, BootRefusal> {
+        rows.iter().map(|row| self.run_rows(run, &[row])).collect()
+    }
+
+    /// Changes every second row of the inputs that hold the same text or integers in all rows, because
+    /// equal rows do not show whether they depend on each other.
+    fn varied(&self, fill: Fill, rows: &[Vec<InputTensor>]) -> Vec<Vec<InputTensor>> {
+        let mut varied = rows.to_vec();
+        for (input, spec) in self.signature.inputs.iter().enumerate() {
+            let are_equal = rows.iter().all(|row| row[input] == rows[0][input]);
+            let is_made_up = self.is_made_up(input);
+            // If both 0 and 1 were drawn, the model accepts both.
+            let is_safe = is_made_up && fill == Fill::Bits;
+            if are_equal && (is_safe || self.survives_any_value()) {
+                for row in varied.iter_mut().skip(1).step_by(2) {
+                    row[input].bytes = neighbour(spec.datatype, &row[input].bytes, is_safe);
+                }
+            }
+        }
+        varied
+    }
+
+    /// Returns true if an input holds made-up values, which have no meaning.
+    fn is_made_up(&self, input: usize) -> bool {
+        self.given.is_none() && self.values.get(input).is_none_or(Option::is_none)
     }
 
     /// Runs the rows with an extreme row in place of the last. `alone` are the answers to the other
@@ -98,13 +136,10 @@ impl Prover<'_> {
 
     /// Returns the row with extreme values, or `None` if that changes nothing.
     fn extreme_row(&self, which: Extreme, fill: Fill, row: &[InputTensor]) -> Option<Vec<InputTensor>> {
-        // On a GPU an index outside its table may end the worker.
-        let may_refuse = self.file.is_some();
         let inputs = self.signature.inputs.iter().zip(row).enumerate();
         let changed = inputs.map(|(input, (spec, InputTensor { shape, bytes }))| {
-            let is_made_up = self.given.is_none() && self.values.get(input).is_none_or(Option::is_none);
-            let with =
-                extreme(which, spec.datatype, bytes, is_made_up.then_some(fill).filter(|_| may_refuse));
+            let may_change = self.is_made_up(input) && self.survives_any_value();
+            let with = extreme(which, spec.datatype, bytes, may_change.then_some(fill));
             InputTensor { shape: shape.clone(), bytes: with }
         });
         let changed: Vec<InputTensor> = changed.collect();
