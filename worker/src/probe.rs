@@ -11,7 +11,7 @@ use serde_json::json;
 use shadowslice_shared::boot::BootRefusal;
 use shadowslice_shared::groups::Groups;
 
-use crate::device::cuda::{self, CudaFault, CudaGpu, isolation};
+use crate::device::cuda::{self, CudaError, CudaGpu, isolation};
 use crate::engine::try_libraries;
 use crate::sandbox;
 
@@ -35,7 +35,7 @@ pub enum ProbeError {
     #[error(transparent)]
     Refused(#[from] BootRefusal),
     #[error("cannot probe the GPU")]
-    Gpu(#[from] CudaFault),
+    Gpu(#[from] CudaError),
     #[error(transparent)]
     Isolation(#[from] isolation::IsolationError),
     #[error("cannot find the program's own file")]

@@ -265,7 +265,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn folders_for_kept_forms_are_made_before_the_walls_stand() {
+    fn cache_folders_are_created_before_the_sandbox() {
         let folder = tempfile::tempdir().unwrap();
         let [optimised, cache] = ["optimised", "engines"].map(|name| folder.path().join(name));
         let engine = EngineSpec::OnnxRuntime {

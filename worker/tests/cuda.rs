@@ -16,14 +16,14 @@ use support::{Setup, fp32, on_gpu, onnxruntime, serving};
 
 /// Writes a model that multiplies rows of 256 values 40 times with a matrix. Each time rotates them
 /// by one place.
-fn turner(folder: &tempfile::TempDir) -> std::path::PathBuf {
+fn rotator(folder: &tempfile::TempDir) -> std::path::PathBuf {
     let mut matrix = vec![0.0_f32; 256 * 256];
     (0..256).for_each(|row| matrix[row * 256 + (row + 1) % 256] = 1.0);
     let [x, y] = ["x", "y40"].map(|name| Value::tensor(name, element::FLOAT, &[-1, 256]));
     let name = |step: usize| -> &'static str { if step == 0 { "x" } else { format!("y{step}").leak() } };
     let node = |step| Node("MatMul", vec![name(step), "w"].leak(), vec![name(step + 1)].leak());
     let nodes: Vec<Node> = (0..40).map(node).collect();
-    let path = folder.path().join("turner.onnx");
+    let path = folder.path().join("rotator.onnx");
     std::fs::write(&path, model(&nodes, &[weights("w", &[256, 256], &matrix)], &[x], &[y])).unwrap();
     path
 }
@@ -32,7 +32,7 @@ fn row(number: u32) -> Vec<f32> {
     (0..256).map(|place| (number * 7 + place) as f32 % 61.0).collect()
 }
 
-fn turned(row: &[f32]) -> Vec<f32> {
+fn rotated(row: &[f32]) -> Vec<f32> {
     (0..256).map(|place| row[(place + 256 - 40) % 256]).collect()
 }
 
@@ -47,7 +47,7 @@ fn two_batches_in_flight_get_their_own_answers_for_a_thousand_rounds() {
     assert!(on_gpu(), "set SHADOWSLICE_TEST_DEVICE=cuda");
     let folder = tempfile::tempdir().unwrap();
     let warm_up = warm_up(&[1, 2, 4, 8]);
-    let worker = serving(Setup::new(onnxruntime(turner(&folder))), &warm_up);
+    let worker = serving(Setup::new(onnxruntime(rotator(&folder))), &warm_up);
     let rows = |number: u32| 1 + number % 3;
     let values = |number: u32| row(number).repeat(rows(number) as usize);
     let send = |number: u32| {
@@ -71,7 +71,7 @@ fn two_batches_in_flight_get_their_own_answers_for_a_thousand_rounds() {
         let outputs = worker.read(answer).unwrap();
         send(number + 2);
         let wanted = row(number);
-        assert_eq!(outputs[0].1, [fp32(&turned(&wanted).repeat(rows(number) as usize))], "batch {number}");
+        assert_eq!(outputs[0].1, [fp32(&rotated(&wanted).repeat(rows(number) as usize))], "batch {number}");
     }
     worker.receive();
     worker.receive();
@@ -97,13 +97,13 @@ fn a_thousand_batches_on_changing_partitions_are_answered_rightly_and_take_no_me
     let warm_up = warm_up(&[1, 2, 4, 8]);
     let partition = partitioned(Groups::first(3));
     let count = partition.division.count();
-    let setup = Setup { partition: Some(partition), ..Setup::new(onnxruntime(turner(&folder))) };
+    let setup = Setup { partition: Some(partition), ..Setup::new(onnxruntime(rotator(&folder))) };
     let worker = serving(setup, &warm_up);
     let run = |number: u32, groups: Groups| {
         let bytes = fp32(&row(number).repeat(8));
         let batch = Batch { groups, ..worker.batch(&[&[256]], &[(8, vec![bytes])]) };
         let outputs = worker.run(&batch).unwrap();
-        assert_eq!(outputs[0].1, [fp32(&turned(&row(number)).repeat(8))], "batch {number} on {groups}");
+        assert_eq!(outputs[0].1, [fp32(&rotated(&row(number)).repeat(8))], "batch {number} on {groups}");
     };
     run(0, Groups::first(3));
     let free = || probe()["memory_free"].as_i64().unwrap();
@@ -141,9 +141,9 @@ impl Holding {
         let mut holder = Command::new(env!("CARGO_BIN_EXE_shadowslice-worker"));
         holder.args(["--probe", "hold"]).arg(groups.bits().to_string());
         let mut child = holder.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let mut said = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut said).unwrap();
-        assert_eq!(said.trim(), "holding");
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line.trim(), "holding");
         Self(child)
     }
 }
@@ -173,7 +173,7 @@ fn nothing_of_a_batch_runs_on_sms_that_it_was_not_given() {
         model(&[Node("Identity", &["x"], &["y"])], &[], std::slice::from_ref(&x), std::slice::from_ref(&y));
     let fills = model(&[Node("Dropout", &["x"], &["y", "mask"])], &[], &[x], &[y, mask]);
     let models = [
-        ("kernels", turner(&folder)),
+        ("kernels", rotator(&folder)),
         ("copy", write("copy.onnx", copies)),
         ("fill", write("fill.onnx", fills)),
     ];

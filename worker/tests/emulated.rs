@@ -33,21 +33,21 @@ fn profile(sms: u32, ms: f64, start: Start) -> Profile {
 }
 
 #[test]
-fn started_by_hand_it_says_who_starts_it() {
+fn started_by_hand_it_names_the_program_to_run() {
     for arguments in [&[][..], &["serve", "x"], &["--boot", "x"]] {
         let output = Command::new(env!("CARGO_BIN_EXE_shadowslice-worker")).args(arguments).output().unwrap();
         assert_eq!(output.status.code(), Some(64), "{arguments:?}");
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert!(said.starts_with("error: ") && said.contains("shadowslice serve"), "{said}");
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert!(stderr.starts_with("error: ") && stderr.contains("shadowslice serve"), "{stderr}");
     }
 }
 
 #[test]
-fn without_a_supervisors_descriptors_it_says_so() {
+fn without_a_supervisors_descriptors_it_fails() {
     let output = Command::new(env!("CARGO_BIN_EXE_shadowslice-worker")).arg("--boot").output().unwrap();
     assert_eq!(output.status.code(), Some(1));
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert!(said.starts_with("error: cannot take over the supervisor's descriptors"), "{said}");
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(stderr.starts_with("error: cannot take over the supervisor's descriptors"), "{stderr}");
 }
 
 #[test]
@@ -98,7 +98,7 @@ fn garbage_is_refused_and_harms_nothing() {
 }
 
 #[test]
-fn an_answer_that_does_not_fit_says_how_much_would() {
+fn an_answer_that_does_not_fit_reports_the_needed_room() {
     let worker = serving(Setup::new(echo()), &echo_warm_up());
     let rows = u32::try_from(support::SLOT_BYTES / 16 + 1).unwrap();
     let large = vec![vec![0; rows as usize * 16], strings(&vec![&b""[..]; rows as usize])];
@@ -182,8 +182,8 @@ fn a_supervisor_that_vanishes_ends_the_worker_quietly_in_every_phase() {
     for (phase, setup) in phases.into_iter().zip([slow(), slow(), Setup::new(echo())]) {
         let worker = Worker::start(setup, &reference_file());
         phase(&worker);
-        let (status, said) = worker.abandon();
-        assert_eq!((status.code(), said.as_str()), (Some(0), ""));
+        let (status, stderr) = worker.abandon();
+        assert_eq!((status.code(), stderr.as_str()), (Some(0), ""));
     }
 }
 
@@ -199,7 +199,7 @@ fn a_wrong_answer_is_refused() {
 }
 
 #[test]
-fn one_that_nobody_waits_for_proves_nothing() {
+fn a_worker_that_nobody_waits_for_proves_nothing() {
     let file = reference(&echo(), &echo_warm_up());
     corrupt(&file);
     let worker = Worker::start(Setup::new(echo()), &file);
@@ -211,13 +211,13 @@ fn one_that_nobody_waits_for_proves_nothing() {
 }
 
 #[test]
-fn a_missing_garbled_or_foreign_reference_is_refused() {
+fn missing_damaged_or_foreign_reference_answers_are_refused() {
     let missing = reference_file();
-    let garbled = reference_file();
-    garbled.write_all_at(&[0xff; 100], 0).unwrap();
+    let damaged = reference_file();
+    damaged.write_all_at(&[0xff; 100], 0).unwrap();
     let fewer = WarmUp { sizes: vec![1], ..echo_warm_up() };
     let foreign = reference(&echo(), &fewer);
-    for file in [missing, garbled, foreign] {
+    for file in [missing, damaged, foreign] {
         let worker = Worker::start(Setup::new(echo()), &file);
         worker.load().unwrap();
         let refusal = worker.warm(echo_warm_up()).unwrap_err();

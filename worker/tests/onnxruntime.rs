@@ -188,7 +188,7 @@ fn an_output_whose_first_axis_is_not_the_batch_is_named() {
 }
 
 #[test]
-fn what_onnx_runtime_refuses_is_said_in_its_words_and_harms_nothing() {
+fn refusals_of_onnx_runtime_are_passed_on_and_harm_nothing() {
     let model = file(&linear([1.0; 4]));
     let worker = serving(Setup::new(onnxruntime(model.path.clone())), &warm_up(&[&[2]]));
     let wide = worker.batch(&[&[3]], &[(1, vec![fp32(&[1.0; 3])])]);
@@ -243,7 +243,7 @@ fn real_answers_take_as_long_as_the_profile_says() {
 }
 
 #[test]
-fn a_library_that_is_none_is_refused() {
+fn a_file_that_is_not_a_library_is_refused() {
     let model = file(&identity(element::FLOAT, &[-1, 3]));
     let with = |library: &str| EngineSpec::OnnxRuntime {
         library: library.into(),

@@ -22,11 +22,11 @@ fn a_worker_can_do_nothing_to_others() {
 
     let mut worker = Command::new(env!("CARGO_BIN_EXE_shadowslice-worker"));
     worker.args(["--probe", "walls", &pid.to_string()]).arg(&socket).arg(folder.path().join("file"));
-    let said = worker.output().unwrap();
+    let output = worker.output().unwrap();
     other.kill().unwrap();
     other.wait().unwrap();
-    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
-    let found: serde_json::Value = serde_json::from_slice(&said.stdout).unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let found: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let breaches = found["breaches"].as_array().unwrap();
     let old_kernel = |breach: &serde_json::Value| breach.as_str().unwrap().contains("has no Landlock");
     assert!(breaches.iter().all(old_kernel), "{found}");

@@ -8,7 +8,7 @@ use shadowslice_shared::boot::{BootRefusal, Order, PROTOCOL, WorkerSays};
 use shadowslice_shared::frame;
 
 use crate::clock::HungUp;
-use crate::serve::ServeFault;
+use crate::serve::ServeError;
 
 #[derive(Debug, thiserror::Error)]
 pub enum WorkerError {
@@ -23,7 +23,7 @@ pub enum WorkerError {
     #[error("the worker cannot start")]
     Refused(#[source] BootRefusal),
     #[error(transparent)]
-    Serve(#[from] ServeFault),
+    Serve(#[from] ServeError),
 }
 
 impl From<HungUp> for WorkerError {
@@ -49,7 +49,7 @@ impl BootChannel {
     pub(super) fn refuse(&self, refusal: BootRefusal) -> WorkerError {
         match self.send(WorkerSays::Refused(refusal.clone())) {
             Ok(()) => WorkerError::Refused(refusal),
-            Err(gone) => gone,
+            Err(error) => error,
         }
     }
 

@@ -18,7 +18,7 @@ use shadowslice_shared::groups::Groups;
 use shadowslice_shared::tensor::TensorSpec;
 
 use crate::answer::AnswerSlot;
-use crate::device::cuda::{CudaFault, CudaGpu};
+use crate::device::cuda::{CudaError, CudaGpu};
 use crate::inputs::Inputs;
 pub use host::{GivenInput, HostRecording, LoadRequest, ModelHost, ProofBasis, RecordedOutput};
 pub use hosted::Hosted;
@@ -325,6 +325,6 @@ pub(crate) fn no_stream_failure() -> RunFailure {
 
 /// Returns the failure of a batch whose call the GPU failed. Synchronising shows whether the GPU
 /// still works.
-fn cuda_failure(fault: &CudaFault) -> RunFailure {
+fn cuda_failure(fault: &CudaError) -> RunFailure {
     RunFailure::Engine(chain(fault))
 }

@@ -11,7 +11,7 @@ use super::{EngineAnswer, cuda_failure};
 use crate::answer::AnswerSlot;
 use crate::device::cuda::graph::{Executable, MoveError, Recording, UploadStream};
 use crate::device::cuda::partition::PartitionStream;
-use crate::device::cuda::{CudaFault, CudaGpu};
+use crate::device::cuda::{CudaError, CudaGpu};
 use crate::inputs::Inputs;
 
 /// The shapes of a batch's inputs.
@@ -79,7 +79,7 @@ impl RecordedGraph {
         &mut self,
         partition: &PartitionStream,
         uploads: &UploadStream,
-    ) -> Result<Executable, CudaFault> {
+    ) -> Result<Executable, CudaError> {
         self.recording.instantiate_on(partition.context(), uploads)
     }
 
@@ -105,7 +105,7 @@ impl RecordedGraph {
         Ok(EngineAnswer::complete(outputs))
     }
 
-    fn copy_in(&self, gpu: &CudaGpu, inputs: &Inputs<'_>) -> Result<(), CudaFault> {
+    fn copy_in(&self, gpu: &CudaGpu, inputs: &Inputs<'_>) -> Result<(), CudaError> {
         for (input, &place) in self.inputs.iter().enumerate() {
             let mut done = 0;
             for request in 0..inputs.requests() {

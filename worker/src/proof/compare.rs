@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_must_be_the_same() {
+    fn infinities_and_nan_must_be_the_same() {
         let (nan, infinity) = (f32::NAN, f32::INFINITY);
         assert!(compared(&[nan, infinity], &[nan, infinity]).is_ok());
         for (want, got) in [(nan, 0.0), (0.0, nan), (infinity, -infinity), (1.0, infinity), (infinity, 1.0)] {

@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_or_cut_file_is_garbled() {
+    fn an_empty_or_cut_file_cannot_be_decoded() {
         let file = tempfile::tempfile().unwrap();
         assert!(matches!(Reference::read(&file), Err(ReferenceError::Decode(_))));
         reference().write(&file).unwrap();

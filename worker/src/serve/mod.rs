@@ -16,7 +16,7 @@ use shadowslice_shared::slab::ReadableSlab;
 
 use crate::answer::AnswerSlots;
 use crate::device::ComputeDevice;
-use crate::device::cuda::CudaFault;
+use crate::device::cuda::CudaError;
 use crate::engine::{EngineAnswer, ModelEngine, Signature};
 use crate::inputs::Inputs;
 use on_gpu::GpuServeLoop;
@@ -39,7 +39,7 @@ pub struct WarmWorker {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum ServeFault {
+pub enum ServeError {
     #[error("cannot receive batches from the supervisor")]
     Receive(#[source] Errno),
     #[error("cannot send answers to the supervisor")]
@@ -48,11 +48,11 @@ pub enum ServeFault {
     Wait(#[source] rustix::io::Errno),
     /// The GPU is unusable for this process; another process may still use it.
     #[error("this process has lost its GPU")]
-    Gpu(#[source] CudaFault),
+    Gpu(#[source] CudaError),
 }
 
 impl WarmWorker {
-    pub fn serve(self) -> Result<(), ServeFault> {
+    pub fn serve(self) -> Result<(), ServeError> {
         match self.engine {
             ModelEngine::OnGpu(engine) => {
                 GpuServeLoop::new(*engine, self.signature, self.batched, self.requests, self.slots)
@@ -62,7 +62,7 @@ impl WarmWorker {
         }
     }
 
-    fn one_by_one(mut self) -> Result<(), ServeFault> {
+    fn one_by_one(mut self) -> Result<(), ServeError> {
         let mut message = vec![0; MAX_MESSAGE_BYTES];
         while let Some(len) = self.receive(&mut message)? {
             let report = match read_command(&message, len) {
@@ -106,7 +106,7 @@ impl WarmWorker {
     /// Waits for the next message, and returns its length, which exceeds the buffer's if the
     /// message did not fit. Returns `None` if the supervisor has closed the socket. Frees the
     /// device for other workers only if no batch waits already.
-    fn receive(&mut self, message: &mut [u8]) -> Result<Option<usize>, ServeFault> {
+    fn receive(&mut self, message: &mut [u8]) -> Result<Option<usize>, ServeError> {
         let socket = self.socket.as_raw_fd();
         let mut received = recv(socket, message, MsgFlags::MSG_TRUNC | MsgFlags::MSG_DONTWAIT);
         if received == Err(Errno::EAGAIN) {
@@ -125,7 +125,7 @@ impl WarmWorker {
         &self,
         id: u64,
         ran: Result<(Duration, EngineAnswer), RunFailure>,
-    ) -> Result<Answer, ServeFault> {
+    ) -> Result<Answer, ServeError> {
         let failure = match ran {
             Ok((execution, EngineAnswer { outputs, more })) => {
                 return Ok(Answer { id, execution_us: micros(execution), result: Ok(outputs), more });
@@ -133,7 +133,7 @@ impl WarmWorker {
             Err(failure) => failure,
         };
         if let Some(gpu) = self.device.gpu() {
-            gpu.synchronize().map_err(ServeFault::Gpu)?;
+            gpu.synchronize().map_err(ServeError::Gpu)?;
         }
         Ok(failed(id, failure))
     }
@@ -156,11 +156,11 @@ impl WarmWorker {
     }
 }
 
-fn message_length(received: nix::Result<usize>) -> Result<Option<usize>, ServeFault> {
+fn message_length(received: nix::Result<usize>) -> Result<Option<usize>, ServeError> {
     match received {
         Ok(0) | Err(Errno::ECONNRESET) => Ok(None),
         Ok(len) => Ok(Some(len)),
-        Err(errno) => Err(ServeFault::Receive(errno)),
+        Err(errno) => Err(ServeError::Receive(errno)),
     }
 }
 
@@ -173,7 +173,7 @@ fn read_command(message: &[u8], len: usize) -> Result<Command, Answer> {
 }
 
 /// Returns false if the supervisor has ended.
-fn send_report(socket: &OwnedFd, report: &FromWorker, message: &mut [u8]) -> Result<bool, ServeFault> {
+fn send_report(socket: &OwnedFd, report: &FromWorker, message: &mut [u8]) -> Result<bool, ServeError> {
     let bytes = match encode(report, message) {
         Ok(bytes) => bytes.len(),
         Err(_) => encode(&too_long(report), message).expect("a short reason fits into a message").len(),
@@ -181,7 +181,7 @@ fn send_report(socket: &OwnedFd, report: &FromWorker, message: &mut [u8]) -> Res
     match send(socket.as_raw_fd(), &message[..bytes], MsgFlags::MSG_NOSIGNAL) {
         Ok(_) => Ok(true),
         Err(Errno::EPIPE | Errno::ECONNRESET) => Ok(false),
-        Err(errno) => Err(ServeFault::Send(errno)),
+        Err(errno) => Err(ServeError::Send(errno)),
     }
 }
 

@@ -14,7 +14,7 @@ use shadowslice_shared::batch::{
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::slab::ReadableSlab;
 
-use super::{ServeFault, failed, message_length, micros, read_command, send_report};
+use super::{ServeError, failed, message_length, micros, read_command, send_report};
 use crate::answer::AnswerSlots;
 use crate::engine::{GpuEngine, Signature, no_stream_failure};
 use crate::inputs::Inputs;
@@ -53,7 +53,7 @@ impl GpuServeLoop {
     }
 
     /// Serves until the supervisor closes the socket, and answers all batches that have started.
-    pub(super) fn serve(mut self, socket: &OwnedFd) -> Result<(), ServeFault> {
+    pub(super) fn serve(mut self, socket: &OwnedFd) -> Result<(), ServeError> {
         let mut message = vec![0; MAX_MESSAGE_BYTES];
         let mut more = true;
         while more || !self.in_flight.is_empty() {
@@ -84,7 +84,7 @@ impl GpuServeLoop {
     }
 
     /// Executes a command, and returns a report if the command is done already.
-    fn execute(&mut self, command: Result<Command, Answer>) -> Result<Option<FromWorker>, ServeFault> {
+    fn execute(&mut self, command: Result<Command, Answer>) -> Result<Option<FromWorker>, ServeError> {
         match command {
             Ok(Command::Run(batch)) => Ok(self.begin(&batch)?.map(FromWorker::Answer)),
             Ok(Command::Next(step)) => Ok(Some(FromWorker::Answer(failed(step.id, no_stream_failure())))),
@@ -99,21 +99,21 @@ impl GpuServeLoop {
         }
     }
 
-    fn wait(&self, socket: &OwnedFd, more: bool) -> Result<PollResult, ServeFault> {
+    fn wait(&self, socket: &OwnedFd, more: bool) -> Result<PollResult, ServeError> {
         let completed = self.engine.gpu().completions();
         let mut watched = [PollFd::new(&completed, PollFlags::IN), PollFd::new(socket, PollFlags::IN)];
         // A closed socket is always ready, which would end every wait at once.
         let count = if more { 2 } else { 1 };
         match poll(&mut watched[..count], None) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(errno) => return Err(ServeFault::Wait(errno)),
+            Err(errno) => return Err(ServeError::Wait(errno)),
         }
         let ready = |polled: &PollFd<'_>| !polled.revents().is_empty();
         Ok(PollResult { completed: ready(&watched[0]), message: more && ready(&watched[1]) })
     }
 
     /// Starts a batch. Returns an answer only if the launch failed.
-    fn begin(&mut self, batch: &Batch) -> Result<Option<Answer>, ServeFault> {
+    fn begin(&mut self, batch: &Batch) -> Result<Option<Answer>, ServeError> {
         if self.in_flight.len() >= IN_FLIGHT {
             let why = format!("{IN_FLIGHT} batches are in flight already");
             return Ok(Some(failed(batch.id, RunFailure::BadBatch(why))));
@@ -131,7 +131,7 @@ impl GpuServeLoop {
             Err(failure) => {
                 // Every part of the failed batch must have left the GPU before the slot is used
                 // again.
-                self.engine.gpu().synchronize().map_err(ServeFault::Gpu)?;
+                self.engine.gpu().synchronize().map_err(ServeError::Gpu)?;
                 Ok(Some(failed(batch.id, failure)))
             }
         }
@@ -144,7 +144,7 @@ impl GpuServeLoop {
 
     /// Reports partitions that are ready and batches that have ended. Returns false if the
     /// supervisor has ended.
-    fn report_finished(&mut self, socket: &OwnedFd, message: &mut [u8]) -> Result<bool, ServeFault> {
+    fn report_finished(&mut self, socket: &OwnedFd, message: &mut [u8]) -> Result<bool, ServeError> {
         self.engine.gpu().clear_completions();
         while let Some(prepared) = self.engine.made() {
             if !send_report(socket, &FromWorker::Prepared(prepared), message)? {
@@ -152,7 +152,7 @@ impl GpuServeLoop {
             }
         }
         while let Some(first) = self.in_flight.front() {
-            let executed = self.engine.gpu().execution_time(first.slot).map_err(ServeFault::Gpu)?;
+            let executed = self.engine.gpu().execution_time(first.slot).map_err(ServeError::Gpu)?;
             let Some(execution) = executed else { break };
             let Some(PendingBatch { id, outputs, .. }) = self.in_flight.pop_front() else { break };
             if !send_report(socket, &FromWorker::Answer(answered(id, execution, outputs)), message)? {

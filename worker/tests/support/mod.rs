@@ -133,7 +133,7 @@ impl Worker {
         loop {
             match frame::receive(&self.boot)? {
                 WorkerSays::Warming { .. } => {}
-                said => return Ok(said),
+                message => return Ok(message),
             }
         }
     }

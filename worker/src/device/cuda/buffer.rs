@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, result};
 
-use super::{CudaFault, CudaGpu, fault};
+use super::{CudaError, CudaGpu, cuda_error};
 
 pub struct DeviceBuffer {
     start: NonNull<u8>,
@@ -22,8 +22,8 @@ impl fmt::Debug for DeviceBuffer {
 
 impl DeviceBuffer {
     /// Allocates `bytes` bytes, at least one, and sets them to zero.
-    pub fn zeroed(gpu: &CudaGpu, bytes: usize) -> Result<Self, CudaFault> {
-        let failed = fault("allocate memory");
+    pub fn zeroed(gpu: &CudaGpu, bytes: usize) -> Result<Self, CudaError> {
+        let failed = cuda_error("allocate memory");
         // SAFETY: a new allocation affects no other; it is freed with the value.
         let address = unsafe { result::malloc_sync(bytes.max(1)) }.map_err(&failed)?;
         let start = NonNull::new(address as *mut u8).expect("the driver gives no memory at address zero");

@@ -5,7 +5,7 @@ use shadowslice_shared::boot::BootRefusal;
 use shadowslice_shared::groups::Division;
 
 use super::partition::SmGroups;
-use super::{CudaFault, CudaGpu, fault, open};
+use super::{CudaError, CudaGpu, cuda_error, open};
 
 /// The properties of a GPU, as the driver reports them.
 #[derive(Debug, serde::Serialize)]
@@ -36,18 +36,18 @@ pub fn initialise() -> Result<(), BootRefusal> {
 }
 
 /// Reads the properties of the GPU.
-pub fn facts(gpu: &CudaGpu) -> Result<GpuFacts, CudaFault> {
-    let asked = fault("read the GPU's properties");
+pub fn facts(gpu: &CudaGpu) -> Result<GpuFacts, CudaError> {
+    let failed = cuda_error("read the GPU's properties");
     let mps = gpu.context.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MPS_ENABLED);
     let mut driver = 0;
     // SAFETY: the call writes one number.
-    unsafe { sys::cuDriverGetVersion(&mut driver) }.result().map_err(&asked)?;
+    unsafe { sys::cuDriverGetVersion(&mut driver) }.result().map_err(&failed)?;
     let memory = gpu.memory()?;
-    let bytes = gpu.context.uuid().map_err(&asked)?.bytes;
+    let bytes = gpu.context.uuid().map_err(&failed)?.bytes;
     Ok(GpuFacts {
         sms: gpu.sms().0,
         mps: mps.unwrap_or(0) != 0,
-        name: gpu.context.name().map_err(&asked)?,
+        name: gpu.context.name().map_err(&failed)?,
         uuid: uuid(bytes.map(|byte| byte as u8)),
         driver,
         memory_total: memory.total,

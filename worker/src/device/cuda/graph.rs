@@ -13,7 +13,7 @@ use std::sync::Arc;
 use cudarc::driver::{CudaContext, CudaStream, DriverError, result, sys};
 
 use super::partition::GreenContext;
-use super::{CudaFault, CudaGpu, fault};
+use super::{CudaError, CudaGpu, cuda_error};
 
 const KERNEL: u32 = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_KERNEL as u32;
 const MEMCPY: u32 = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEMCPY as u32;
@@ -66,9 +66,9 @@ pub enum MoveError {
 
 impl CudaGpu {
     /// Records the work without executing it. Returns `None` if the work cannot be recorded.
-    pub fn record<E>(&self, work: impl FnOnce() -> Result<(), E>) -> Result<Option<Recording>, CudaFault> {
+    pub fn record<E>(&self, work: impl FnOnce() -> Result<(), E>) -> Result<Option<Recording>, CudaError> {
         let relaxed = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        self.compute.begin_capture(relaxed).map_err(fault("record a batch"))?;
+        self.compute.begin_capture(relaxed).map_err(cuda_error("record a batch"))?;
         let worked = work();
         // A forbidden operation ends the recording, and makes this call fail.
         // SAFETY: the stream is ours, and has been recording since the call above.
@@ -83,18 +83,18 @@ impl CudaGpu {
     /// # Safety
     ///
     /// The handle is that of a living `CUgraph`, which nothing changes during this call.
-    pub unsafe fn copy_recording(&self, handle: usize) -> Result<Recording, CudaFault> {
+    pub unsafe fn copy_recording(&self, handle: usize) -> Result<Recording, CudaError> {
         let (from, mut graph) = (std::ptr::with_exposed_provenance_mut(handle), null_mut());
         // SAFETY: the caller guarantees the handle, and the driver fills in the other one.
         let copied = unsafe { sys::cuGraphClone(&mut graph, from) }.result();
-        copied.map_err(fault("copy a recorded graph"))?;
+        copied.map_err(cuda_error("copy a recorded graph"))?;
         Ok(Recording { graph, context: Arc::clone(&self.context) })
     }
 
-    pub fn replay(&self, executable: &Executable) -> Result<(), CudaFault> {
+    pub fn replay(&self, executable: &Executable) -> Result<(), CudaError> {
         // SAFETY: both belong to this process, and live during the call.
         let launched = unsafe { result::graph::launch(executable.executable, self.compute.cu_stream()) };
-        launched.map_err(fault("launch a recorded graph"))
+        launched.map_err(cuda_error("launch a recorded graph"))
     }
 }
 
@@ -102,8 +102,8 @@ impl CudaGpu {
 pub struct UploadStream(Arc<CudaStream>);
 
 impl UploadStream {
-    pub fn new(gpu: &CudaGpu) -> Result<Self, CudaFault> {
-        gpu.context.new_stream().map(Self).map_err(fault("create a stream"))
+    pub fn new(gpu: &CudaGpu) -> Result<Self, CudaError> {
+        gpu.context.new_stream().map(Self).map_err(cuda_error("create a stream"))
     }
 }
 
@@ -115,7 +115,7 @@ impl fmt::Debug for UploadStream {
 
 impl Recording {
     /// Returns an executable on all SMs of the process, on which the work was recorded.
-    pub fn instantiate(&self) -> Result<Executable, CudaFault> {
+    pub fn instantiate(&self) -> Result<Executable, CudaError> {
         self.instantiate_with(None)
     }
 
@@ -125,21 +125,21 @@ impl Recording {
         &mut self,
         partition: &Arc<GreenContext>,
         uploads: &UploadStream,
-    ) -> Result<Executable, CudaFault> {
-        self.move_to(partition.context()).map_err(fault("move a recorded graph to a partition"))?;
+    ) -> Result<Executable, CudaError> {
+        self.move_to(partition.context()).map_err(cuda_error("move a recorded graph to a partition"))?;
         let executable = self.instantiate_with(Some(Arc::clone(partition)))?;
         let stream = uploads.0.cu_stream();
         // SAFETY: both belong to this process, and live during the call.
         let uploaded = unsafe { result::graph::upload(executable.executable, stream) };
-        uploaded.and_then(|()| uploads.0.synchronize()).map_err(fault("upload a recorded graph"))?;
+        uploaded.and_then(|()| uploads.0.synchronize()).map_err(cuda_error("upload a recorded graph"))?;
         Ok(executable)
     }
 
-    fn instantiate_with(&self, partition: Option<Arc<GreenContext>>) -> Result<Executable, CudaFault> {
+    fn instantiate_with(&self, partition: Option<Arc<GreenContext>>) -> Result<Executable, CudaError> {
         let flags = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
         // SAFETY: the graph is ours and alive.
         let executable = unsafe { result::graph::instantiate(self.graph, flags) };
-        let executable = executable.map_err(fault("instantiate a recorded graph"))?;
+        let executable = executable.map_err(cuda_error("instantiate a recorded graph"))?;
         Ok(Executable { executable, context: Arc::clone(&self.context), _partition: partition })
     }
 

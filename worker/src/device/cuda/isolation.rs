@@ -16,7 +16,7 @@ use serde::Serialize;
 use shadowslice_shared::groups::{Division, Groups};
 
 use super::partition::{DivisionError, GreenStream, SmGroups};
-use super::{CudaFault, CudaGpu, fault};
+use super::{CudaError, CudaGpu, cuda_error};
 
 const SAMPLES: usize = 21;
 
@@ -55,7 +55,7 @@ pub enum IsolationError {
     #[error(transparent)]
     DivisionError(#[from] DivisionError),
     #[error("cannot measure the partitions")]
-    Gpu(#[from] CudaFault),
+    Gpu(#[from] CudaError),
     #[error("cannot start a second process, or read its output")]
     Other(#[from] std::io::Error),
 }
@@ -90,9 +90,9 @@ pub fn measure(gpu: &CudaGpu, mut holder: Command) -> Result<Isolation, Isolatio
             spin.finish(&stream)?;
             Ok(begun.elapsed().as_secs_f64() * 1e6)
         });
-        let mut timed = timed.collect::<Result<Vec<f64>, CudaFault>>()?;
+        let mut timed = timed.collect::<Result<Vec<f64>, CudaError>>()?;
         timed.sort_by(f64::total_cmp);
-        Ok::<f64, CudaFault>(timed[SAMPLES / 2])
+        Ok::<f64, CudaError>(timed[SAMPLES / 2])
     };
     // The first run is slower than the others.
     time(others)?;
@@ -109,12 +109,12 @@ struct HolderProcess(Child);
 
 impl HolderProcess {
     fn wait_for(mut child: Child) -> std::io::Result<Self> {
-        let said = child.stdout.take().map(BufReader::new);
+        let stdout = child.stdout.take().map(BufReader::new);
         let holding = Self(child);
         let mut line = String::new();
-        said.map(|mut said| said.read_line(&mut line)).transpose()?;
-        let silent = || std::io::Error::other("the process ended before it held its part of the GPU");
-        if line.is_empty() { Err(silent()) } else { Ok(holding) }
+        stdout.map(|mut stdout| stdout.read_line(&mut line)).transpose()?;
+        let exited = || std::io::Error::other("the process ended before it held its part of the GPU");
+        if line.is_empty() { Err(exited()) } else { Ok(holding) }
     }
 
     fn end(mut self) -> std::io::Result<()> {
@@ -136,21 +136,22 @@ pub fn hold(gpu: &CudaGpu, held: Groups) -> Result<(), IsolationError> {
         std::io::stdin().read_to_end(&mut Vec::new()).ok();
         stop_tx.send(()).ok();
     });
-    let marks = (0..QUEUED_KERNELS).map(|_| gpu.context.new_event(None).map_err(fault("create an event")));
+    let marks =
+        (0..QUEUED_KERNELS).map(|_| gpu.context.new_event(None).map_err(cuda_error("create an event")));
     let marks = marks.collect::<Result<Vec<_>, _>>()?;
     let mut rounds = marks.iter().cycle();
     let launch = |mark: &cudarc::driver::CudaEvent| {
         spin.run(&stream, blocks, LONG_CYCLES)?;
         // SAFETY: both are alive.
         unsafe { result::event::record(mark.cu_event(), stream.raw()) }
-            .map_err(fault("record the end of a kernel"))
+            .map_err(cuda_error("record the end of a kernel"))
     };
     marks.iter().try_for_each(launch)?;
     writeln!(std::io::stdout(), "holding")?;
     std::io::stdout().flush()?;
     while stop_rx.try_recv().is_err() {
         let oldest = rounds.next().expect("a cycle does not end");
-        oldest.synchronize().map_err(fault("finish a kernel"))?;
+        oldest.synchronize().map_err(cuda_error("finish a kernel"))?;
         launch(oldest)?;
     }
     Ok(spin.finish(&stream)?)
@@ -162,8 +163,8 @@ struct SpinKernel {
 }
 
 impl SpinKernel {
-    fn load(gpu: &CudaGpu) -> Result<Self, CudaFault> {
-        let failed = fault("load a kernel");
+    fn load(gpu: &CudaGpu) -> Result<Self, CudaError> {
+        let failed = cuda_error("load a kernel");
         gpu.bind()?;
         let (mut module, mut function) = (null_mut(), null_mut());
         // SAFETY: the source ends with a zero, and the driver fills in both handles.
@@ -176,7 +177,7 @@ impl SpinKernel {
         Ok(Self { module, function })
     }
 
-    fn run(&self, stream: &GreenStream<'_>, blocks: u32, mut cycles: u64) -> Result<(), CudaFault> {
+    fn run(&self, stream: &GreenStream<'_>, blocks: u32, mut cycles: u64) -> Result<(), CudaError> {
         let mut arguments = [(&raw mut cycles).cast()];
         // SAFETY: the kernel takes one 64-bit number, which the driver reads before the call
         // returns.
@@ -190,12 +191,12 @@ impl SpinKernel {
                 &mut arguments,
             )
         };
-        launched.map_err(fault("launch a kernel"))
+        launched.map_err(cuda_error("launch a kernel"))
     }
 
-    fn finish(&self, stream: &GreenStream<'_>) -> Result<(), CudaFault> {
+    fn finish(&self, stream: &GreenStream<'_>) -> Result<(), CudaError> {
         // SAFETY: the stream is alive.
-        unsafe { result::stream::synchronize(stream.raw()) }.map_err(fault("finish a kernel"))
+        unsafe { result::stream::synchronize(stream.raw()) }.map_err(cuda_error("finish a kernel"))
     }
 }
 

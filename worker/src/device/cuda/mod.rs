@@ -34,14 +34,14 @@ use shadowslice_shared::errors::chain;
 /// A call that CUDA failed. The context may be unusable afterwards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("CUDA failed to {operation}")]
-pub struct CudaFault {
+pub struct CudaError {
     operation: &'static str,
     #[source]
     source: DriverError,
 }
 
-fn fault(operation: &'static str) -> impl Fn(DriverError) -> CudaFault {
-    move |source| CudaFault { operation, source }
+fn cuda_error(operation: &'static str) -> impl Fn(DriverError) -> CudaError {
+    move |source| CudaError { operation, source }
 }
 
 pub struct CudaGpu {
@@ -85,14 +85,14 @@ impl CudaGpu {
         Self::with(context).map(Arc::new).map_err(|why| BootRefusal::Setup(chain(&why)))
     }
 
-    fn with(context: Arc<CudaContext>) -> Result<Self, CudaFault> {
+    fn with(context: Arc<CudaContext>) -> Result<Self, CudaError> {
         let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
-        let sms = context.attribute(attribute).map_err(fault("read the number of SMs"))?;
-        let stream = || context.new_stream().map_err(fault("create a stream"));
+        let sms = context.attribute(attribute).map_err(cuda_error("read the number of SMs"))?;
+        let stream = || context.new_stream().map_err(cuda_error("create a stream"));
         let (compute, copies) = (stream()?, stream()?);
         let completions = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let system = DriverError(sys::CUresult::CUDA_ERROR_OPERATING_SYSTEM);
-        let completions = completions.map_err(|_| fault("create an event descriptor")(system))?;
+        let completions = completions.map_err(|_| cuda_error("create an event descriptor")(system))?;
         let events = [BatchEvents::new(&context)?, BatchEvents::new(&context)?];
         let sms = Sms(u32::try_from(sms).unwrap_or(0));
         Ok(Self { context, compute, copies, events, completions, sms })
@@ -128,8 +128,8 @@ impl CudaGpu {
     }
 
     /// Lets this thread call the driver.
-    pub fn bind(&self) -> Result<(), CudaFault> {
-        self.context.bind_to_thread().map_err(fault("bind the context to a thread"))
+    pub fn bind(&self) -> Result<(), CudaError> {
+        self.context.bind_to_thread().map_err(cuda_error("bind the context to a thread"))
     }
 
     /// Clears the signal of [`CudaGpu::completions`]. Afterwards the caller checks which batches
@@ -145,22 +145,22 @@ impl CudaGpu {
     ///
     /// The bytes must not change until the batch has ended. The address has room for them, and
     /// nothing on the GPU uses that memory meanwhile.
-    pub unsafe fn copy_in(&self, from: &[u8], to: NonNull<u8>) -> Result<(), CudaFault> {
+    pub unsafe fn copy_in(&self, from: &[u8], to: NonNull<u8>) -> Result<(), CudaError> {
         if from.is_empty() {
             return Ok(());
         }
         // SAFETY: the caller vouches for both sides.
         let copied = unsafe { result::memcpy_htod_async(to.as_ptr() as u64, from, self.copies.cu_stream()) };
-        copied.map_err(fault("copy an input"))
+        copied.map_err(cuda_error("copy an input"))
     }
 
     /// Starts the batch of this slot, whose inputs are being copied: work on the stream from here
     /// on belongs to it.
-    pub fn start(&self, slot: u8) -> Result<(), CudaFault> {
+    pub fn start(&self, slot: u8) -> Result<(), CudaError> {
         let events = &self.events[usize::from(slot) % IN_FLIGHT];
-        events.copied.record(&self.copies).map_err(fault("record the end of a copy"))?;
-        self.compute.wait(&events.copied).map_err(fault("wait for a copy"))?;
-        events.start.record(&self.compute).map_err(fault("record the start of a batch"))
+        events.copied.record(&self.copies).map_err(cuda_error("record the end of a copy"))?;
+        self.compute.wait(&events.copied).map_err(cuda_error("wait for a copy"))?;
+        events.start.record(&self.compute).map_err(cuda_error("record the start of a batch"))
     }
 
     /// Starts a copy of an answer from the GPU, which begins once the answer is computed. Returns
@@ -170,49 +170,49 @@ impl CudaGpu {
     ///
     /// There are `len` bytes at `from` on the GPU, which may be freed on the compute stream from
     /// now on. `to` has room for as many bytes, and nothing else uses it until the batch has ended.
-    pub unsafe fn copy_out(&self, from: NonNull<u8>, to: NonNull<u8>, len: usize) -> Result<(), CudaFault> {
+    pub unsafe fn copy_out(&self, from: NonNull<u8>, to: NonNull<u8>, len: usize) -> Result<(), CudaError> {
         if len == 0 {
             return Ok(());
         }
         let (to, from) = (to.as_ptr().cast(), from.as_ptr() as u64);
         // SAFETY: the caller vouches for both sides.
         let copied = unsafe { sys::cuMemcpyDtoHAsync_v2(to, from, len, self.compute.cu_stream()) };
-        copied.result().map_err(fault("copy an answer"))
+        copied.result().map_err(cuda_error("copy an answer"))
     }
 
     /// Ends the batch of this slot, all of whose work is on the stream.
-    pub fn end(&self, slot: u8) -> Result<(), CudaFault> {
+    pub fn end(&self, slot: u8) -> Result<(), CudaError> {
         let events = &self.events[usize::from(slot) % IN_FLIGHT];
-        events.end.record(&self.compute).map_err(fault("record the end of a batch"))?;
+        events.end.record(&self.compute).map_err(cuda_error("record the end of a batch"))?;
         let file = self.completions.as_fd().as_raw_fd() as usize as *mut std::ffi::c_void;
         // SAFETY: the callback only writes to the event file, closed after the stream ended.
         let launched = unsafe {
             result::stream::launch_host_function(self.compute.cu_stream(), signal_completion, file)
         };
-        launched.map_err(fault("add a callback to the stream"))
+        launched.map_err(cuda_error("add a callback to the stream"))
     }
 
     /// Returns the time that the batch took, or `None` while it executes.
-    pub fn execution_time(&self, slot: u8) -> Result<Option<Duration>, CudaFault> {
+    pub fn execution_time(&self, slot: u8) -> Result<Option<Duration>, CudaError> {
         let events = &self.events[usize::from(slot) % IN_FLIGHT];
-        if !events.end.try_is_complete().map_err(fault("query the end of a batch"))? {
+        if !events.end.try_is_complete().map_err(cuda_error("query the end of a batch"))? {
             return Ok(None);
         }
-        let ms = events.start.elapsed_ms(&events.end).map_err(fault("time a batch"))?;
+        let ms = events.start.elapsed_ms(&events.end).map_err(cuda_error("time a batch"))?;
         Ok(Some(Duration::from_secs_f32(ms.max(0.0) / 1e3)))
     }
 
     /// Returns a mark behind all work that is on the compute stream so far.
-    pub fn mark(&self) -> Result<StreamMark, CudaFault> {
-        self.compute.record_event(None).map(StreamMark).map_err(fault("record an event"))
+    pub fn mark(&self) -> Result<StreamMark, CudaError> {
+        self.compute.record_event(None).map(StreamMark).map_err(cuda_error("record an event"))
     }
 
-    pub fn synchronize(&self) -> Result<(), CudaFault> {
-        self.context.synchronize().map_err(fault("finish its work"))
+    pub fn synchronize(&self) -> Result<(), CudaError> {
+        self.context.synchronize().map_err(cuda_error("finish its work"))
     }
 
-    pub fn memory(&self) -> Result<CudaMemory, CudaFault> {
-        let (free, total) = self.context.mem_get_info().map_err(fault("read the size of the memory"))?;
+    pub fn memory(&self) -> Result<CudaMemory, CudaError> {
+        let (free, total) = self.context.mem_get_info().map_err(cuda_error("read the size of the memory"))?;
         Ok(CudaMemory { free, total })
     }
 }
@@ -235,8 +235,8 @@ impl Drop for CudaGpu {
 }
 
 impl BatchEvents {
-    fn new(context: &Arc<CudaContext>) -> Result<Self, CudaFault> {
-        let event = |flags| context.new_event(Some(flags)).map_err(fault("create an event"));
+    fn new(context: &Arc<CudaContext>) -> Result<Self, CudaError> {
+        let event = |flags| context.new_event(Some(flags)).map_err(cuda_error("create an event"));
         Ok(Self {
             copied: event(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)?,
             start: event(sys::CUevent_flags::CU_EVENT_DEFAULT)?,

@@ -13,7 +13,7 @@ use cudarc::driver::{CudaContext, DriverError, result, sys};
 use shadowslice_shared::groups::{Division, GROUP_SMS, Groups, MAX_GROUPS};
 use shadowslice_shared::units::Sms;
 
-use super::{CudaFault, CudaGpu, fault};
+use super::{CudaError, CudaGpu, cuda_error};
 
 #[derive(Clone)]
 pub struct SmGroups {
@@ -69,8 +69,8 @@ impl SmGroups {
         &self.division
     }
 
-    pub fn context(&self, groups: Groups) -> Result<GreenContext, CudaFault> {
-        let failed = fault("create a partition");
+    pub fn context(&self, groups: Groups) -> Result<GreenContext, CudaError> {
+        let failed = cuda_error("create a partition");
         self.context.bind_to_thread().map_err(&failed)?;
         let among = self.resources.iter().enumerate().filter(|(group, _)| groups.contains(*group));
         let mut resources: Vec<_> = among.map(|(_, resource)| *resource).collect();
@@ -122,12 +122,12 @@ impl GreenContext {
         self.context
     }
 
-    pub(super) fn stream(&self) -> Result<GreenStream<'_>, CudaFault> {
+    pub(super) fn stream(&self) -> Result<GreenStream<'_>, CudaError> {
         let mut stream = null_mut();
         let non_blocking = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: the context is alive, and the driver fills in the handle.
         let made = unsafe { sys::cuGreenCtxStreamCreate(&mut stream, self.green, non_blocking, 0) };
-        made.result().map_err(fault("create a stream in a partition"))?;
+        made.result().map_err(cuda_error("create a stream in a partition"))?;
         Ok(GreenStream { stream, _context: PhantomData })
     }
 }
@@ -148,7 +148,7 @@ impl fmt::Debug for PartitionStream {
 }
 
 impl SmGroups {
-    pub fn stream(&self, groups: Groups) -> Result<PartitionStream, CudaFault> {
+    pub fn stream(&self, groups: Groups) -> Result<PartitionStream, CudaError> {
         let context = self.context(groups)?;
         let stream = context.stream()?;
         // `PartitionStream` destroys the stream before its context.

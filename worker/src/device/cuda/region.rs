@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, result, sys};
 
-use super::{CudaFault, CudaGpu, fault};
+use super::{CudaError, CudaGpu, cuda_error};
 
 const HANDLE_TYPE: sys::CUmemAllocationHandleType =
     sys::CUmemAllocationHandleType_enum::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
@@ -37,7 +37,7 @@ unsafe impl Sync for SharedRegion {}
 
 impl SharedRegion {
     /// Allocates memory for `bytes` bytes, lets `fill` write to it, and makes it read-only.
-    pub fn filled<E: From<CudaFault>>(
+    pub fn filled<E: From<CudaError>>(
         gpu: &CudaGpu,
         bytes: usize,
         fill: impl FnOnce(&mut Writer<'_>) -> Result<(), E>,
@@ -48,7 +48,7 @@ impl SharedRegion {
         let mut memory = 0;
         // SAFETY: the call allocates memory and writes its handle.
         let made = unsafe { sys::cuMemCreate(&raw mut memory, mapped, &raw const properties, 0) };
-        made.result().map_err(fault("allocate memory for weights"))?;
+        made.result().map_err(cuda_error("allocate memory for weights"))?;
         let mut number = -1_i32;
         // SAFETY: the call writes the number of a new descriptor, which has no other owner.
         let exported = unsafe {
@@ -57,7 +57,7 @@ impl SharedRegion {
             exported.result().map(|()| OwnedFd::from_raw_fd(number))
         };
         let file =
-            exported.inspect_err(|_| release(memory)).map_err(fault("export a descriptor of memory"))?;
+            exported.inspect_err(|_| release(memory)).map_err(cuda_error("export a descriptor of memory"))?;
         let write = sys::CUmemAccess_flags_enum::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
         let region = Self::map(gpu, Mapping { file, memory, mapped }, write)?;
         fill(&mut Writer { region: &region, bytes })?;
@@ -65,26 +65,26 @@ impl SharedRegion {
         Ok(region)
     }
 
-    pub fn import(gpu: &CudaGpu, file: OwnedFd, bytes: usize) -> Result<Self, CudaFault> {
+    pub fn import(gpu: &CudaGpu, file: OwnedFd, bytes: usize) -> Result<Self, CudaError> {
         let mapped = round_up(gpu, bytes, &location(gpu))?;
         let mut memory = 0;
         let number = file.as_raw_fd() as usize as *mut std::ffi::c_void;
         // SAFETY: the descriptor is open, and the driver checks that it is one of memory.
         let imported = unsafe { sys::cuMemImportFromShareableHandle(&raw mut memory, number, HANDLE_TYPE) };
-        imported.result().map_err(fault("import memory"))?;
+        imported.result().map_err(cuda_error("import memory"))?;
         let read = sys::CUmemAccess_flags_enum::CU_MEM_ACCESS_FLAGS_PROT_READ;
         Self::map(gpu, Mapping { file, memory, mapped }, read)
     }
 
     /// Maps the memory, or releases it if that fails.
-    fn map(gpu: &CudaGpu, mapping: Mapping, access: sys::CUmemAccess_flags) -> Result<Self, CudaFault> {
+    fn map(gpu: &CudaGpu, mapping: Mapping, access: sys::CUmemAccess_flags) -> Result<Self, CudaError> {
         let Mapping { file, memory, mapped } = mapping;
         let mut address = 0;
         // SAFETY: the call reserves addresses that nothing uses.
         let reserved = unsafe { sys::cuMemAddressReserve(&raw mut address, mapped, 0, 0, 0) };
         if let Err(error) = reserved.result() {
             release(memory);
-            return Err(fault("reserve addresses")(error));
+            return Err(cuda_error("reserve addresses")(error));
         }
         // SAFETY: the addresses are reserved in this size, and not mapped yet.
         let placed = unsafe { sys::cuMemMap(address, mapped, 0, memory, 0) };
@@ -92,7 +92,7 @@ impl SharedRegion {
             // SAFETY: the addresses were reserved above, and are not mapped.
             unsafe { sys::cuMemAddressFree(address, mapped) };
             release(memory);
-            return Err(fault("map memory")(error));
+            return Err(cuda_error("map memory")(error));
         }
         let start = NonNull::new(address as *mut u8).expect("the driver does not reserve address zero");
         let region = Self { start, mapped, memory, file, context: Arc::clone(&gpu.context) };
@@ -100,11 +100,11 @@ impl SharedRegion {
         Ok(region)
     }
 
-    fn allow(&self, flags: sys::CUmemAccess_flags, location: sys::CUmemLocation) -> Result<(), CudaFault> {
+    fn allow(&self, flags: sys::CUmemAccess_flags, location: sys::CUmemLocation) -> Result<(), CudaError> {
         let access = sys::CUmemAccessDesc { location, flags };
         // SAFETY: the addresses are mapped in this size.
         let set = unsafe { sys::cuMemSetAccess(self.address(), self.mapped, &raw const access, 1) };
-        set.result().map_err(fault("set the access to memory"))
+        set.result().map_err(cuda_error("set the access to memory"))
     }
 
     fn address(&self) -> sys::CUdeviceptr {
@@ -154,7 +154,7 @@ impl Writer<'_> {
     /// # Panics
     ///
     /// Panics if the bytes exceed the region.
-    pub fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<(), CudaFault> {
+    pub fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<(), CudaError> {
         assert!(
             offset.checked_add(bytes.len()).is_some_and(|end| end <= self.bytes),
             "the bytes exceed the region"
@@ -165,7 +165,7 @@ impl Writer<'_> {
         // SAFETY: the place is within the region, which nothing uses yet. The call returns when it
         // has read the bytes.
         unsafe { result::memcpy_htod_sync(self.region.address() + offset as u64, bytes) }
-            .map_err(fault("copy weights"))
+            .map_err(cuda_error("copy weights"))
     }
 }
 
@@ -186,14 +186,14 @@ fn properties(location: sys::CUmemLocation) -> sys::CUmemAllocationProp {
 }
 
 /// Rounds up to whole pages, because the driver maps no smaller parts.
-fn round_up(gpu: &CudaGpu, bytes: usize, location: &sys::CUmemLocation) -> Result<usize, CudaFault> {
+fn round_up(gpu: &CudaGpu, bytes: usize, location: &sys::CUmemLocation) -> Result<usize, CudaError> {
     gpu.bind()?;
     let properties = properties(*location);
     let mut page = 0;
     let least = sys::CUmemAllocationGranularity_flags_enum::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
     // SAFETY: the call writes a number.
-    let asked = unsafe { sys::cuMemGetAllocationGranularity(&raw mut page, &raw const properties, least) };
-    asked.result().map_err(fault("read the page size of memory"))?;
+    let status = unsafe { sys::cuMemGetAllocationGranularity(&raw mut page, &raw const properties, least) };
+    status.result().map_err(cuda_error("read the page size of memory"))?;
     Ok(bytes.max(1).next_multiple_of(page.max(1)))
 }
 

@@ -16,7 +16,7 @@ use super::output::{RowLayout, layout};
 use super::{element_type, run_failure};
 use crate::device::cuda::buffer::DeviceBuffer;
 use crate::device::cuda::graph::{Executable, Recording};
-use crate::device::cuda::{CudaFault, CudaGpu};
+use crate::device::cuda::{CudaError, CudaGpu};
 use crate::engine::cuda_failure;
 
 /// The form of a batch. Batches of the same form use the same tensors.
@@ -120,7 +120,7 @@ impl Buffers {
         tensor: TensorId,
         bytes: usize,
         gpu: &CudaGpu,
-    ) -> Result<Rc<DeviceBuffer>, CudaFault> {
+    ) -> Result<Rc<DeviceBuffer>, CudaError> {
         if let Some(buffer) = self.0.get(&(slot, tensor)).filter(|buffer| buffer.bytes() >= bytes) {
             return Ok(Rc::clone(buffer));
         }

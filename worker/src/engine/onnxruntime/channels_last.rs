@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_model_is_an_error() {
+    fn a_file_that_is_not_a_model_is_an_error() {
         let files = Files::new(vec![node("Conv", NHWC_DOMAIN, &["x", "w"])]);
         std::fs::write(&files.weights, [0; 7]).unwrap();
         assert!(transpose(&files.model, &files.weights).is_err(), "cut off");

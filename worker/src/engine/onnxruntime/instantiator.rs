@@ -9,7 +9,7 @@ use shadowslice_shared::groups::{Groups, READY_PARTITIONS};
 
 use crate::device::cuda::graph::{Executable, Recording, UploadStream};
 use crate::device::cuda::partition::GreenContext;
-use crate::device::cuda::{CudaFault, CudaGpu, StreamMark};
+use crate::device::cuda::{CudaError, CudaGpu, StreamMark};
 
 /// The values of `first` that are not the number of a recording: no recording is urgent, or the
 /// order is cancelled.
@@ -36,7 +36,7 @@ pub(super) struct StaleExecutables {
 #[derive(Debug)]
 pub(super) enum InstantiatorEvent {
     /// The result of instantiating one recording.
-    Recording { groups: Groups, number: usize, result: Result<Executable, CudaFault> },
+    Recording { groups: Groups, number: usize, result: Result<Executable, CudaError> },
     /// The end of an order: no further recordings are instantiated on these groups.
     Finished { groups: Groups },
 }
@@ -91,7 +91,7 @@ impl Unfinished {
 }
 
 impl Instantiator {
-    pub(super) fn new(gpu: Arc<CudaGpu>) -> Result<Self, CudaFault> {
+    pub(super) fn new(gpu: Arc<CudaGpu>) -> Result<Self, CudaError> {
         let sets = (0..READY_PARTITIONS).map(|_| RecordingSet::default()).collect();
         let uploads = UploadStream::new(&gpu)?;
         Ok(Self { sets, uploads, unfinished: Vec::new(), gpu })

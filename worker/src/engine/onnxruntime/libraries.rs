@@ -18,13 +18,13 @@ pub fn try_libraries(onnxruntime: Option<&Path>) -> Value {
 
 fn try_onnxruntime(path: &Path) -> Result<Value, String> {
     let _library = Library::load(path, true).map_err(|refusal| refusal.to_string())?;
-    let said = |fault: ort::Error| without_source_position(fault.message()).to_owned();
-    let cuda = providers::load_cuda().map_err(said);
+    let reason = |fault: ort::Error| without_source_position(fault.message()).to_owned();
+    let cuda = providers::load_cuda().map_err(reason);
     let files = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
     Ok(json!({
         "minor": ort::util::probe(path),
         "cuda": cuda.map(|()| cuda_version(&files)),
-        "tensorrt": providers::load_tensorrt().map_err(said),
+        "tensorrt": providers::load_tensorrt().map_err(reason),
     }))
 }
 
@@ -40,8 +40,8 @@ fn cuda_version(files: &str) -> Option<u32> {
 }
 
 /// Returns ONNX Runtime's message without the position in its source.
-fn without_source_position(said: &str) -> &str {
-    said.rsplit_once(" : ").map_or(said, |(_, message)| message).trim().trim_end_matches('.')
+fn without_source_position(message: &str) -> &str {
+    message.rsplit_once(" : ").map_or(message, |(_, rest)| rest).trim().trim_end_matches('.')
 }
 
 #[cfg(test)]
@@ -59,9 +59,12 @@ mod tests {
 
     #[test]
     fn the_place_in_the_source_is_left_out() {
-        let said = "/src/provider_bridge_ort.cc:2043 onnxruntime::Provider& onnxruntime::ProviderLibrary::Get() \
+        let message = "/src/provider_bridge_ort.cc:2043 onnxruntime::Provider& onnxruntime::ProviderLibrary::Get() \
                     [ONNXRuntimeError] : 1 : FAIL : Failed to load library /a.so with error: b.so: no file\n";
-        assert_eq!(without_source_position(said), "Failed to load library /a.so with error: b.so: no file");
+        assert_eq!(
+            without_source_position(message),
+            "Failed to load library /a.so with error: b.so: no file"
+        );
         assert_eq!(
             without_source_position("CUDA is not enabled in this build."),
             "CUDA is not enabled in this build"

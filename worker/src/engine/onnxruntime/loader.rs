@@ -121,10 +121,11 @@ impl Loader {
         form: &OptimisedForm,
         builder: SessionBuilder,
     ) -> Result<(OnnxSession, Signature), String> {
-        let said = |fault: ort::Error<SessionBuilder>| fault.message().to_owned();
-        let mut builder = builder.with_optimization_level(GraphOptimizationLevel::Disable).map_err(said)?;
+        let message = |fault: ort::Error<SessionBuilder>| fault.message().to_owned();
+        let mut builder =
+            builder.with_optimization_level(GraphOptimizationLevel::Disable).map_err(message)?;
         for (name, value) in self.weights.of(form, &self.gpu).map_err(|error| chain(&error))? {
-            builder = builder.with_initializer(name, value).map_err(said)?;
+            builder = builder.with_initializer(name, value).map_err(message)?;
         }
         OnnxSession::commit(builder, &form.model()).map_err(|refusal| refusal.to_string())
     }

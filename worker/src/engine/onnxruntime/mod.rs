@@ -263,7 +263,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whoever_exported_probabilities_as_maps_learns_how_not_to() {
+    fn maps_of_probabilities_come_with_advice() {
         let maps = || ValueType::Map { key: TensorElementType::Int64, value: TensorElementType::Float32 };
         for kind in [maps(), ValueType::Sequence(Box::new(maps()))] {
             let why = unsupported("output", "output_probability", &kind);

@@ -287,7 +287,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn networks_of_convolutions_are_told_from_others() {
+    fn networks_of_convolutions_are_recognised() {
         let convolution = |weights: &str| node("Conv", "", &["x", weights]);
         let grouped = |number| {
             let group = AttributeProto { name: "group".to_owned(), number, graph: None, graphs: Vec::new() };
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn operators_are_found_and_what_is_no_model_may_have_any() {
+    fn operators_are_found_and_an_unreadable_file_may_have_any() {
         let folder = tempfile::tempdir().unwrap();
         let has = |operators: &[&str]| {
             let node =

@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn an_index_that_is_none_is_written_anew() {
+    fn a_damaged_index_is_written_again() {
         let files = Files::new();
         let first = files.optimised().folder;
         fs::write(files.cache.join("index.json"), b"{").unwrap();

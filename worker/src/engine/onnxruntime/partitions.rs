@@ -28,7 +28,7 @@ use super::instantiator::{
 };
 use crate::device::cuda::graph::{Executable, Recording};
 use crate::device::cuda::partition::{GreenContext, SmGroups};
-use crate::device::cuda::{CudaFault, CudaGpu};
+use crate::device::cuda::{CudaError, CudaGpu};
 use shadowslice_shared::errors::chain;
 
 /// The maximum number of events that wait for the serving thread. The instantiator waits if the
@@ -73,7 +73,7 @@ pub(super) struct RecordedPartitions {
 }
 
 impl RecordedPartitions {
-    pub(super) fn new(groups: SmGroups, gpu: Arc<CudaGpu>) -> Result<Self, CudaFault> {
+    pub(super) fn new(groups: SmGroups, gpu: Arc<CudaGpu>) -> Result<Self, CudaError> {
         let instantiator = Instantiator::new(Arc::clone(&gpu))?;
         Ok(Self {
             groups,

@@ -17,7 +17,7 @@ use shadowslice_shared::weights::{self, Content, MAX_REGIONS};
 
 use super::optimised::{Fingerprint, OptimisedForm, StoredTensor};
 use crate::device::cuda::region::SharedRegion;
-use crate::device::cuda::{CudaFault, CudaGpu};
+use crate::device::cuda::{CudaError, CudaGpu};
 
 /// The alignment of tensors in bytes, which is that of CUDA's own allocations.
 const ALIGNMENT: u64 = 256;
@@ -27,7 +27,7 @@ pub(super) enum WeightsError {
     #[error("cannot read the stored weights")]
     Read(#[source] io::Error),
     #[error("cannot allocate memory for the weights on the GPU")]
-    Memory(#[from] CudaFault),
+    Memory(#[from] CudaError),
     #[error("ONNX Runtime rejects a tensor of the weights: {0}")]
     Tensor(String),
 }
@@ -136,7 +136,7 @@ impl Weights {
         let found = self.kept_regions.iter().position(|region| region.content == *content)?;
         let weights::Region { file, .. } = self.kept_regions.swap_remove(found);
         let region = SharedRegion::import(gpu, file, usize::try_from(content.bytes).ok()?);
-        let lost = |error: &CudaFault| {
+        let lost = |error: &CudaError| {
             self.unshared = Some(format!(
                 "a shared region cannot be mapped, so this worker loads its weights again: {}",
                 chain(error)
