@@ -5,6 +5,7 @@ use std::ptr::NonNull;
 use shadowslice_shared::batch::{Extent, RunFailure};
 use shadowslice_shared::slab::{ALIGNMENT, AnswerWriter};
 
+/// The response slab, divided into slots of equal size.
 #[derive(Debug)]
 pub struct AnswerSlots {
     writer: AnswerWriter,

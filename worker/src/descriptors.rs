@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::io::{Errno, FdFlags, fcntl_setfd, ioctl_fionbio};
 use shadowslice_shared::boot::descriptors as number;
 
+/// The inherited descriptors, except for the boot socket.
 #[derive(Debug)]
 pub struct Descriptors {
     pub batches: OwnedFd,

@@ -15,6 +15,7 @@ use crate::device::cuda::{self, CudaError, CudaGpu, isolation};
 use crate::engine::try_libraries;
 use crate::sandbox;
 
+/// The probes of `shadowslice-worker --probe`.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Probe {
     /// The GPU's properties, and the time that opening the GPU takes.

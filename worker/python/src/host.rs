@@ -18,6 +18,7 @@ use shadowslice_worker::inputs::Inputs;
 /// `PyBUF_READ`, which the stable interface of older interpreters does not define.
 const READ: c_int = 0x100;
 
+/// A Python model, behind the `Runner` of the package.
 #[derive(Debug)]
 pub(crate) struct PythonHost {
     runner: Py<PyAny>,

@@ -10,6 +10,7 @@ use shadowslice_shared::frame;
 use crate::clock::HungUp;
 use crate::serve::ServeError;
 
+/// The reasons why a worker ends before it has done its work.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkerError {
     #[error(
@@ -32,6 +33,7 @@ impl From<HungUp> for WorkerError {
     }
 }
 
+/// The socket of the boot.
 #[derive(Debug)]
 pub struct BootChannel(UnixStream);
 

@@ -33,6 +33,7 @@ pub use channel::BootChannel;
 pub use channel::WorkerError;
 use shadowslice_shared::errors::chain;
 
+/// A worker that has taken over its descriptors and said hello.
 #[derive(Debug)]
 pub struct ConnectedWorker {
     channel: BootChannel,
@@ -86,6 +87,7 @@ impl ConnectedWorker {
     }
 }
 
+/// A worker whose model is loaded.
 #[derive(Debug)]
 pub struct LoadedWorker {
     channel: BootChannel,
@@ -138,6 +140,7 @@ fn between(begun_ns: u64, ended_ns: u64) -> Duration {
     Duration::from_nanos(ended_ns.saturating_sub(begun_ns))
 }
 
+/// The parts of a worker that survive the boot.
 #[derive(Debug)]
 struct Parts {
     engine: ModelEngine,

@@ -18,6 +18,7 @@ use crate::clock::now_ns;
 use cuda::CudaGpu;
 use emulated::EmulatedGpu;
 
+/// The device on which a worker runs.
 #[derive(Debug)]
 pub enum ComputeDevice {
     /// The host's processor, which computes reference answers and adds no time.
@@ -26,6 +27,7 @@ pub enum ComputeDevice {
     Cuda(Arc<CudaGpu>),
 }
 
+/// A batch that executes on the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use = "the batch ends with `finish`"]
 pub struct StartedBatch {

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+/// The progress of one batch.
 #[derive(Debug)]
 pub struct BatchProgress {
     /// The time up to which `done` counts, in ns.

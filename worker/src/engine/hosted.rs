@@ -17,6 +17,7 @@ use crate::device::cuda::partition::{PartitionStream, SmGroups};
 use crate::inputs::Inputs;
 use shadowslice_shared::errors::chain;
 
+/// A model that the host runs, with its recordings and partitions.
 #[derive(Debug)]
 pub struct Hosted {
     // The recordings must be dropped before the host, which owns their tensors.

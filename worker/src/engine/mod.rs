@@ -27,6 +27,7 @@ pub use onnxruntime::{Constants, GpuEngine, try_libraries};
 use onnxruntime::{Library, OnnxSession};
 use shadowslice_shared::errors::chain;
 
+/// The engine that runs the worker's model.
 #[derive(Debug)]
 pub enum ModelEngine {
     Emulated,

@@ -44,6 +44,7 @@ impl InputShapes {
     }
 }
 
+/// A recording of a host, ready to run.
 #[derive(Debug)]
 pub(super) struct RecordedGraph {
     shapes: InputShapes,

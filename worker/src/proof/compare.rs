@@ -5,6 +5,7 @@ use shadowslice_shared::tensor::Datatype;
 
 use super::reference::ReferenceOutput;
 
+/// The difference of two answers that are not the same.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub(super) enum AnswerMismatch {
     #[error("has the shape {got:?} instead of {want:?}")]

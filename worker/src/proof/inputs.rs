@@ -16,6 +16,7 @@ use crate::engine::{Constants, GivenInput};
 /// The maximum number of elements that are made up for an input: some gigabytes.
 const MAX_ELEMENTS: usize = 1 << 30;
 
+/// The inputs of one batch of the proof, in their own slab.
 #[derive(Debug)]
 pub struct ProofInputs {
     pub(super) fill: Fill,

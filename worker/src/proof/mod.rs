@@ -74,6 +74,7 @@ pub struct Prover<'a> {
     pub given: Option<Vec<GivenInput>>,
 }
 
+/// A batch of the proof.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct ProofBatch {
     size: u32,
@@ -83,6 +84,7 @@ struct ProofBatch {
     groups: Groups,
 }
 
+/// The reasons why a proof ends without success.
 #[derive(Debug, thiserror::Error)]
 pub enum ProofError {
     #[error(transparent)]

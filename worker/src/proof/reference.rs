@@ -10,6 +10,7 @@ use shadowslice_shared::boot::InputValues;
 use super::made_up::Fill;
 use crate::engine::ProofBasis;
 
+/// The reference answers, with the inputs that they belong to.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Reference {
     pub(super) basis: ProofBasis,
@@ -29,6 +30,7 @@ pub(super) struct SizeAnswers {
     pub(super) answers: Vec<ReferenceOutput>,
 }
 
+/// One output of an answer.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct ReferenceOutput {
     /// The shape without the batch axis.

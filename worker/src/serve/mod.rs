@@ -26,6 +26,7 @@ use shadowslice_shared::errors::chain;
 /// answer fits into a message.
 const MAX_REASON_BYTES: usize = 4096;
 
+/// A worker with a proven model, ready to serve.
 #[derive(Debug)]
 pub struct WarmWorker {
     pub(crate) engine: ModelEngine,
@@ -38,6 +39,7 @@ pub struct WarmWorker {
     pub(crate) socket: OwnedFd,
 }
 
+/// The reasons why a worker stops serving.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ServeError {
     #[error("cannot receive batches from the supervisor")]

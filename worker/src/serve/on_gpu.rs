@@ -19,6 +19,7 @@ use crate::answer::AnswerSlots;
 use crate::engine::{GpuEngine, Signature, no_stream_failure};
 use crate::inputs::Inputs;
 
+/// The state of the loop.
 pub(super) struct GpuServeLoop {
     engine: GpuEngine,
     signature: Signature,
@@ -29,6 +30,7 @@ pub(super) struct GpuServeLoop {
     in_flight: VecDeque<PendingBatch>,
 }
 
+/// A batch that the GPU has not finished.
 struct PendingBatch {
     id: u64,
     slot: u8,
@@ -36,6 +38,7 @@ struct PendingBatch {
     outputs: Vec<Output>,
 }
 
+/// The descriptors that are ready.
 struct PollResult {
     message: bool,
     completed: bool,

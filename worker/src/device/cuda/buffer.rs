@@ -8,6 +8,7 @@ use cudarc::driver::{CudaContext, result};
 
 use super::{CudaError, CudaGpu, cuda_error};
 
+/// A block of memory on the GPU.
 pub struct DeviceBuffer {
     start: NonNull<u8>,
     bytes: usize,

@@ -28,6 +28,7 @@ pub struct Recording {
     context: Arc<CudaContext>,
 }
 
+/// A recording that is ready to start on the SMs of one partition, or of the whole process.
 pub struct Executable {
     executable: sys::CUgraphExec,
     context: Arc<CudaContext>,
@@ -53,6 +54,7 @@ impl fmt::Debug for Executable {
     }
 }
 
+/// The reasons why a recording cannot move to a partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum MoveError {
     /// A kernel of an older kind, which belongs to the context that loaded it.

@@ -105,6 +105,7 @@ pub fn measure(gpu: &CudaGpu, mut holder: Command) -> Result<Isolation, Isolatio
     Ok(Isolation { division, alone_us, apart_us, together_us })
 }
 
+/// The process that holds groups until its standard input is closed.
 struct HolderProcess(Child);
 
 impl HolderProcess {
@@ -157,6 +158,7 @@ pub fn hold(gpu: &CudaGpu, held: Groups) -> Result<(), IsolationError> {
     Ok(spin.finish(&stream)?)
 }
 
+/// The loaded kernel that spins.
 struct SpinKernel {
     module: sys::CUmodule,
     function: sys::CUfunction,

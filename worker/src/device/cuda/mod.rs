@@ -44,6 +44,7 @@ fn cuda_error(operation: &'static str) -> impl Fn(DriverError) -> CudaError {
     move |source| CudaError { operation, source }
 }
 
+/// The GPU of this process, with its context and streams.
 pub struct CudaGpu {
     context: Arc<CudaContext>,
     compute: Arc<CudaStream>,

@@ -15,6 +15,7 @@ use shadowslice_shared::units::Sms;
 
 use super::{CudaError, CudaGpu, cuda_error};
 
+/// The GPU's SMs, divided into groups.
 #[derive(Clone)]
 pub struct SmGroups {
     resources: Vec<sys::CUdevResource>,
@@ -22,6 +23,7 @@ pub struct SmGroups {
     context: Arc<CudaContext>,
 }
 
+/// A context on the SMs of some groups.
 pub struct GreenContext {
     green: sys::CUgreenCtx,
     context: sys::CUcontext,
@@ -47,6 +49,7 @@ impl fmt::Debug for GreenContext {
     }
 }
 
+/// The reasons why the GPU's SMs cannot be divided.
 #[derive(Debug, thiserror::Error)]
 pub enum DivisionError {
     /// The driver is too old, or the process has a share of the GPU by percentage.
@@ -177,6 +180,7 @@ impl Drop for PartitionStream {
     }
 }
 
+/// A stream that borrows the green context on which it runs.
 pub(super) struct GreenStream<'c> {
     stream: sys::CUstream,
     _context: PhantomData<&'c GreenContext>,

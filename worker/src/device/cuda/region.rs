@@ -14,6 +14,7 @@ use super::{CudaError, CudaGpu, cuda_error};
 const HANDLE_TYPE: sys::CUmemAllocationHandleType =
     sys::CUmemAllocationHandleType_enum::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
+/// A mapped region of memory that other processes can map, too.
 pub struct SharedRegion {
     start: NonNull<u8>,
     /// The number of mapped bytes, which is rounded up to whole pages.
@@ -136,12 +137,14 @@ impl Drop for SharedRegion {
     }
 }
 
+/// Memory that is to be mapped.
 struct Mapping {
     file: OwnedFd,
     memory: sys::CUmemGenericAllocationHandle,
     mapped: usize,
 }
 
+/// Write access to a new region.
 #[derive(Debug)]
 pub struct Writer<'r> {
     region: &'r SharedRegion,

@@ -71,6 +71,7 @@ fn allot_outputs(
     outputs.iter().try_for_each(|spec| allot(spec).map_err(|fault| run_failure(&fault)))
 }
 
+/// A session of the model, by its index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct SessionRef {
     pub(super) index: usize,
@@ -78,6 +79,7 @@ pub(super) struct SessionRef {
     pub(super) recordable: bool,
 }
 
+/// The way in which a bound batch is executed.
 #[derive(Debug)]
 pub(super) enum ExecutionMode {
     /// ONNX Runtime executes one operator after the other, and allocates the outputs.
@@ -87,6 +89,7 @@ pub(super) enum ExecutionMode {
     Recorded(RecordedBatch),
 }
 
+/// The recording of a bound batch.
 #[derive(Debug)]
 pub(super) struct RecordedBatch {
     /// The executable on all SMs of the process.
@@ -95,6 +98,7 @@ pub(super) struct RecordedBatch {
     pub(super) outputs: Vec<OutputBuffer>,
 }
 
+/// The buffer into which a recording writes an output.
 #[derive(Debug)]
 pub(super) struct OutputBuffer {
     pub(super) layout: RowLayout,
@@ -130,6 +134,7 @@ impl Buffers {
     }
 }
 
+/// Creates bound batches.
 pub(super) struct Binder<'m> {
     pub(super) allocator: &'m Allocator,
     pub(super) memory: &'m MemoryInfo<'static>,
@@ -137,6 +142,7 @@ pub(super) struct Binder<'m> {
     pub(super) buffers: &'m mut Buffers,
 }
 
+/// Records bound batches.
 pub(super) struct Recorder<'m> {
     pub(super) session: &'m mut Session,
     pub(super) options: &'m RunOptions,

@@ -16,6 +16,7 @@ use crate::device::cuda::{CudaError, CudaGpu, StreamMark};
 pub(super) const NOT_URGENT: usize = usize::MAX;
 pub(super) const CANCELLED: usize = usize::MAX - 1;
 
+/// An order to instantiate all recordings of a set on a partition.
 #[derive(Debug)]
 pub(super) struct InstantiateOrder {
     pub(super) set: usize,
@@ -33,6 +34,7 @@ pub(super) struct StaleExecutables {
     pub(super) last_use: Option<StreamMark>,
 }
 
+/// A report of the instantiator.
 #[derive(Debug)]
 pub(super) enum InstantiatorEvent {
     /// The result of instantiating one recording.
@@ -45,12 +47,14 @@ pub(super) enum InstantiatorEvent {
 #[derive(Debug, Default)]
 struct RecordingSet(Vec<Recording>);
 
+/// An order with the recordings that are not instantiated yet.
 #[derive(Debug)]
 struct Unfinished {
     order: InstantiateOrder,
     left: Vec<usize>,
 }
 
+/// Instantiates recordings on partitions.
 #[derive(Debug)]
 pub(super) struct Instantiator {
     sets: Vec<RecordingSet>,

@@ -19,6 +19,7 @@ use super::{OnnxSession, Signature, channels_last, options, providers};
 use crate::device::cuda::CudaGpu;
 use shadowslice_shared::errors::chain;
 
+/// Everything that sessions of a model have in common.
 pub(super) struct Loader {
     pub(super) environment: Environment,
     pub(super) model: PathBuf,

@@ -52,6 +52,7 @@ pub(super) fn prepare(model: &Path, kept: &Path) {
     }
 }
 
+/// ONNX Runtime's loaded library.
 #[derive(Debug)]
 pub struct Library {
     environment: Environment,
@@ -87,6 +88,7 @@ fn linker_says(fault: &dyn Error) -> String {
     chain(fault.source().unwrap_or(fault))
 }
 
+/// A session of ONNX Runtime, with the buffers of its inputs.
 #[derive(Debug)]
 pub struct OnnxSession {
     session: Session,

@@ -49,6 +49,7 @@ struct ExternalEntry {
     value: String,
 }
 
+/// A tensor of the model whose bytes are in another file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ExternalTensor {
     pub(super) name: String,

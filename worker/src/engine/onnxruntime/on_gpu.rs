@@ -33,6 +33,7 @@ use crate::engine::fetch::fetch;
 use crate::inputs::Inputs;
 use shadowslice_shared::errors::chain;
 
+/// The parts of a model that earlier workers have left.
 #[derive(Debug, Default)]
 pub struct RetainedModel<'k> {
     /// The folder of the model's optimised forms.
@@ -45,6 +46,7 @@ pub struct RetainedModel<'k> {
 /// in two slots.
 const MAX_BOUND: usize = 64;
 
+/// The engine of ONNX Runtime on a real GPU.
 pub struct GpuEngine {
     // The fields are in the order in which they must be dropped: tensors before sessions, the GPU
     // last.

@@ -35,6 +35,7 @@ const CHANNELS_FIRST_FILE: &str = "channels-first";
 
 const READ_BYTES: usize = 1 << 22;
 
+/// A SHA-256 digest.
 pub(super) type Fingerprint = [u8; 32];
 
 /// The optimised forms of a model with this content, for this GPU and this version of ONNX Runtime.
@@ -45,12 +46,14 @@ pub(super) struct Optimised {
     pub(super) channels_last: bool,
 }
 
+/// An optimised form of a model, in its folder.
 #[derive(Debug)]
 pub(super) struct OptimisedForm {
     folder: PathBuf,
     pub(super) tensors: Vec<StoredTensor>,
 }
 
+/// A large tensor in the file of weights.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct StoredTensor {
     pub(super) name: String,
@@ -61,6 +64,7 @@ pub(super) struct StoredTensor {
     pub(super) fingerprint: Fingerprint,
 }
 
+/// The content of `form.json`.
 #[derive(Serialize, Deserialize)]
 struct Description {
     /// The digest of the optimised graph's file.

@@ -42,6 +42,7 @@ pub(super) fn on_device(value: &DynValue) -> Result<Option<NonNull<u8>>, RunFail
     Ok(Some(NonNull::new(tensor.data_ptr().cast::<u8>().cast_mut()).unwrap_or(NonNull::dangling())))
 }
 
+/// The layout of an output, row by row.
 #[derive(Debug)]
 pub(super) struct RowLayout {
     /// The shape without the batch axis.

@@ -35,6 +35,7 @@ use shadowslice_shared::errors::chain;
 /// channel is full.
 const MAX_EVENTS: usize = 256;
 
+/// A partition that is ready, or will be soon.
 #[derive(Debug)]
 struct Partition {
     set: usize,
@@ -45,6 +46,7 @@ struct Partition {
     failed: Option<String>,
 }
 
+/// The instantiator, on this thread or on its own.
 #[derive(Debug)]
 enum InstantiatorHandle {
     /// The instantiator runs on the serving thread, while the worker warms up.
@@ -56,6 +58,7 @@ enum InstantiatorHandle {
     },
 }
 
+/// The partitions of a model whose batches are recorded.
 #[derive(Debug)]
 pub(super) struct RecordedPartitions {
     groups: SmGroups,

@@ -17,10 +17,12 @@ use ort::{AsPointer, ortsys};
 /// that other models need.
 const AS_REQUESTED: usize = 1;
 
+/// The arena of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Scratch {
     /// The arena of all sessions. After the warm-up only recordings use it.
     Shared,
+    /// An arena of the session itself.
     Own,
 }
 

@@ -11,6 +11,7 @@ use super::loader::{Fallback, Lengths, Loader, lengths};
 use super::scratch::Scratch;
 use super::{OnnxSession, Signature, model_file};
 
+/// The sessions of one model.
 pub(super) struct Sessions {
     /// All sessions; there is at least one.
     all: Vec<OnnxSession>,
@@ -21,6 +22,7 @@ pub(super) struct Sessions {
     host_fallback_reason: Option<String>,
 }
 
+/// The phase of the worker, as far as it matters for sessions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     /// The warm-up, whose batches are recorded.
@@ -30,6 +32,7 @@ enum Phase {
     Done { spare: Option<usize> },
 }
 
+/// The batches that share a session during the warm-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Sharing {
     All,

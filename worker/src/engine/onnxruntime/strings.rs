@@ -49,6 +49,7 @@ fn set(tensor: &mut DynTensor, index: usize, string: &[u8]) -> ort::Result<()> {
     Ok(())
 }
 
+/// The strings of an output.
 #[derive(Debug)]
 pub(super) struct Strings {
     bytes: Vec<u8>,

@@ -22,6 +22,7 @@ use crate::device::cuda::{CudaError, CudaGpu};
 /// The alignment of tensors in bytes, which is that of CUDA's own allocations.
 const ALIGNMENT: u64 = 256;
 
+/// The reasons why a form cannot be used with shared weights.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum WeightsError {
     #[error("cannot read the stored weights")]
@@ -32,6 +33,7 @@ pub(super) enum WeightsError {
     Tensor(String),
 }
 
+/// The model's weights on the GPU.
 #[derive(Debug)]
 pub(super) struct Weights {
     places: BTreeMap<Fingerprint, Place>,
@@ -44,6 +46,7 @@ pub(super) struct Weights {
     brought: u64,
 }
 
+/// The place of a tensor on the GPU.
 #[derive(Debug, Clone)]
 struct Place {
     region: Arc<SharedRegion>,
