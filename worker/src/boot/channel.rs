@@ -14,7 +14,8 @@ use crate::serve::ServeError;
 #[derive(Debug, thiserror::Error)]
 pub enum WorkerError {
     #[error(
-        "cannot take over the supervisor's descriptors; run `shadowslice serve CONFIG.yaml`, which starts the workers"
+        "cannot take over the supervisor's descriptors; run `shadowslice serve CONFIG.yaml`, which starts \
+         the workers"
     )]
     Connect(#[source] crate::descriptors::AdoptError),
     #[error("cannot change to the user of this worker's model")]

@@ -178,8 +178,8 @@ fn reference_of(
             if let Err(BootRefusal::Proof { why, .. }) = compare_answers(prover, &answers, &again, size) {
                 basis.deterministic = false;
                 log_line(&format!(
-                    "the model gives different answers to the same input ({why}), so its answers count as random \
-                     and are not compared with the reference"
+                    "the model gives different answers to the same input ({why}), so its answers count as \
+                     random and are not compared with the reference"
                 ));
             }
         }

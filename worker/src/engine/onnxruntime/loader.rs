@@ -92,7 +92,8 @@ impl Loader {
             Err(why) => why,
         };
         self.unshared = Some(format!(
-            "the model's optimised form cannot be stored or loaded, so starts take more time and memory: {failure}"
+            "cannot store or load the model's optimised form, so starts take more time and memory: \
+             {failure}"
         ));
         OnnxSession::commit(self.builder(fallback, lengths, scratch)?, &self.model)
     }

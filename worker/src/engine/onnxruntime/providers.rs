@@ -23,7 +23,7 @@ const SMALL_WORKSPACES: (&str, &str) = ("CUBLAS_WORKSPACE_CONFIG", ":4096:2:16:8
 /// Makes cuBLAS take 56 MiB less for each session of the process. Networks of convolutions, which
 /// have a session for each batch size, are no slower with that (measured on an H200). Networks of
 /// matrix products are slower by up to 19 %. Call this before any library is loaded.
-#[allow(clippy::disallowed_methods)] // ONNX Runtime creates the handles, which cuBLAS configures from the environment only
+#[allow(clippy::disallowed_methods)] // cuBLAS reads this only from the environment
 pub(super) fn give_small_workspaces() {
     let (variable, sizes) = SMALL_WORKSPACES;
     if std::env::var_os(variable).is_none() {
