@@ -442,7 +442,7 @@ class PythonModels(unittest.TestCase):
     def test_caches_and_home_are_the_folder_that_can_be_written(self):
         self.assertEqual(self.ask("places").as_numpy("text")[0, 0], b"True 1")
 
-    def test_walls_stand_around_every_thread(self):
+    def test_the_sandbox_holds_for_every_thread(self):
         self.assertEqual(self.ask("writes_elsewhere").as_numpy("text")[0, 0], b"['Permission denied']")
 
     def test_neighbours_in_the_batch_of_a_bad_request_are_answered(self):

@@ -238,9 +238,7 @@ pub fn prove(prover: &mut Prover<'_>, file: &File, groups: Groups) -> Result<Vec
         let (streams, outputs) = (prover.signature.streams > 0, prover.signature.outputs.len());
         let expected = known.filter(|expected| streams || expected.len() == outputs);
         let expected = expected.ok_or_else(|| {
-            BootRefusal::Setup(format!(
-                "the reference answers belong to another model: batch size {size} differs"
-            ))
+            BootRefusal::Setup(format!("the reference answers do not fit this model at batch size {size}"))
         })?;
         let mut time = WarmTime { rows: size, took: Duration::MAX, error: 0.0 };
         for slot in (0..prover.slots()).rev() {
