@@ -188,7 +188,7 @@ impl ModelHost for PythonHost {
         Ok(ProofBasis { deterministic, inputs: inputs.map(|inputs| inputs.into_iter().map(given).collect()) })
     }
 
-    fn warmed_up(&mut self) {
+    fn finish_warm_up(&mut self) {
         self.stays_mapped = true;
         // If this fails, the runner keeps more memory than it needs.
         Python::attach(|py| self.runner.bind(py).call_method0("warmed_up").map(drop)).ok();
@@ -207,7 +207,7 @@ impl ModelHost for PythonHost {
         why.map_err(|error| error.to_string())?.map_or(Ok(()), Err)
     }
 
-    fn left(&mut self) {
+    fn release_partition(&mut self) {
         // If this fails, the memory stays allocated and is used again.
         Python::attach(|py| self.runner.bind(py).call_method0("left").map(drop)).ok();
     }

@@ -113,7 +113,7 @@ impl LoadedWorker {
             ProofError::Refused(refusal) => self.channel.refuse(self.parts.with_other_layout(refusal)),
             ProofError::HungUp => WorkerError::SupervisorGone,
         })?;
-        self.parts.engine.warmed_up().map_err(|refusal| self.channel.refuse(refusal))?;
+        self.parts.engine.finish_warm_up().map_err(|refusal| self.channel.refuse(refusal))?;
         wait_until(deadline_ns, &self.parts.socket)?;
         let proof = warmed.proof.max(self.warm);
         self.channel.send(WorkerSays::Warmed(Warmed { proof, ..warmed }))?;
@@ -271,7 +271,7 @@ impl Parts {
             Purpose::Serve if on_gpu => proof::warm(&mut prover, Some(&self.reference))?,
             Purpose::Serve | Purpose::Reference => {}
             // This prevents recordings, on which the reference answers must not depend.
-            Purpose::DeviceReference => prover.engine.warmed_up()?,
+            Purpose::DeviceReference => prover.engine.finish_warm_up()?,
         }
         let warm_ns = now_ns();
         let mut warmed = Warmed { warmup: between(begun_ns, warm_ns), ..Warmed::default() };

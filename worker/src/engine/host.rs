@@ -68,7 +68,7 @@ pub struct RecordedOutput {
 
 /// A program that runs models. The one thread that serves calls it.
 pub trait ModelHost: Debug + Send {
-    fn load(&mut self, setting: LoadRequest<'_>) -> Result<Signature, BootRefusal>;
+    fn load(&mut self, request: LoadRequest<'_>) -> Result<Signature, BootRefusal>;
 
     /// Returns the basis of the proof. Called only in workers that compute the reference answers;
     /// afterwards `run` returns these.
@@ -76,7 +76,7 @@ pub trait ModelHost: Debug + Send {
 
     /// Tells the host that from now on inputs lie in memory that stays mapped while the process
     /// serves.
-    fn warmed_up(&mut self);
+    fn finish_warm_up(&mut self);
 
     /// Returns an error with the reason if batches cannot run on a given CUDA stream.
     fn check_movable(&self) -> Result<(), String>;
@@ -116,5 +116,5 @@ pub trait ModelHost: Debug + Send {
 
     /// Tells the host that a partition is not used for some time, so that the host can free what it
     /// holds for the partition's stream.
-    fn left(&mut self);
+    fn release_partition(&mut self);
 }

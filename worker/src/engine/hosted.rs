@@ -51,11 +51,11 @@ struct Partition {
 impl Hosted {
     pub(super) fn load(
         mut host: Box<dyn ModelHost>,
-        setting: LoadRequest<'_>,
+        request: LoadRequest<'_>,
         gpu: Option<&Arc<CudaGpu>>,
         partitioned: bool,
     ) -> Result<(Self, Signature), BootRefusal> {
-        let signature = host.load(setting)?;
+        let signature = host.load(request)?;
         let partitions = gpu.filter(|_| partitioned).map(HostedPartitions::of).transpose()?;
         let (recorded, seen_shapes) = (Vec::new(), Some(Vec::new()));
         Ok((Self { recorded, seen_shapes, partitions, host, gpu: gpu.cloned() }, signature))
@@ -100,7 +100,7 @@ impl Hosted {
         if let Some(partition) = partitions.and_then(|partitions| partitions.by_groups.get_mut(&groups)) {
             partition.executables.clear();
         }
-        self.host.left();
+        self.host.release_partition();
     }
 
     /// Records batches of this size, one for each combination of shapes that has run.
@@ -113,9 +113,9 @@ impl Hosted {
         Ok(())
     }
 
-    pub(super) fn warmed_up(&mut self) {
+    pub(super) fn finish_warm_up(&mut self) {
         self.seen_shapes = None;
-        self.host.warmed_up();
+        self.host.finish_warm_up();
     }
 
     pub(super) fn run(

@@ -119,9 +119,9 @@ impl ModelEngine {
             (EngineSpec::Python { path, cache, .. }, _) => {
                 let no_host = || BootRefusal::Setup("this program cannot run Python models".to_owned());
                 let host = host.ok_or_else(no_host)?;
-                let setting =
+                let request =
                     LoadRequest { name: model, path, cache: cache.as_deref(), on_gpu: gpu.is_some() };
-                let (hosted, signature) = Hosted::load(host, setting, gpu.as_ref(), partitioned)?;
+                let (hosted, signature) = Hosted::load(host, request, gpu.as_ref(), partitioned)?;
                 Ok((Self::Hosted(hosted), signature))
             }
             (
@@ -196,14 +196,14 @@ impl ModelEngine {
         }
     }
 
-    pub fn warmed_up(&mut self) -> Result<(), BootRefusal> {
+    pub fn finish_warm_up(&mut self) -> Result<(), BootRefusal> {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) => Ok(()),
             Self::Hosted(host) => {
-                host.warmed_up();
+                host.finish_warm_up();
                 Ok(())
             }
-            Self::OnGpu(engine) => engine.warmed_up(),
+            Self::OnGpu(engine) => engine.finish_warm_up(),
         }
     }
 

@@ -149,7 +149,7 @@ impl GpuServeLoop {
     /// supervisor has ended.
     fn report_finished(&mut self, socket: &OwnedFd, message: &mut [u8]) -> Result<bool, ServeError> {
         self.engine.gpu().clear_completions();
-        while let Some(prepared) = self.engine.made() {
+        while let Some(prepared) = self.engine.next_prepared() {
             if !send_report(socket, &FromWorker::Prepared(prepared), message)? {
                 return Ok(false);
             }

@@ -193,7 +193,7 @@ impl GpuEngine {
         self.kernels
     }
 
-    /// Prepares a partition. The result comes from this call or from [`made`](Self::made).
+    /// Prepares a partition. The result comes from this call or from [`next_prepared`](Self::next_prepared).
     pub fn prepare(&mut self, groups: Groups) -> Option<Prepared> {
         match &mut self.partitions {
             Some(partitions) => partitions.prepare(groups),
@@ -218,8 +218,8 @@ impl GpuEngine {
     }
 
     /// Returns the result for a partition since the last call, if there is one.
-    pub fn made(&mut self) -> Option<Prepared> {
-        self.partitions.as_mut()?.made()
+    pub fn next_prepared(&mut self) -> Option<Prepared> {
+        self.partitions.as_mut()?.next_prepared()
     }
 
     pub fn forget(&mut self, groups: Groups, in_use: bool) {
@@ -274,11 +274,11 @@ impl GpuEngine {
         Ok(())
     }
 
-    pub fn warmed_up(&mut self) -> Result<(), BootRefusal> {
-        self.sessions.warmed_up(&self.bound)?;
+    pub fn finish_warm_up(&mut self) -> Result<(), BootRefusal> {
+        self.sessions.finish_warm_up(&self.bound)?;
         self.partitions
             .as_mut()
-            .map_or(Ok(()), RecordedPartitions::warmed_up)
+            .map_or(Ok(()), RecordedPartitions::finish_warm_up)
             .map_err(BootRefusal::NoPartitions)
     }
 
@@ -334,7 +334,7 @@ impl GpuEngine {
     fn bound(&mut self, inputs: &Inputs<'_>) -> Result<usize, RunFailure> {
         let shapes = (0..inputs.specs().len()).map(|input| inputs.row_shape(input).to_vec()).collect();
         let form = BatchForm { slot: inputs.slot(), rows: inputs.rows(), shapes };
-        let exact = self.sessions.warming();
+        let exact = self.sessions.is_warming();
         let fits = |bound: &BoundBatch| if exact { bound.form == form } else { bound.form.holds(&form) };
         let fitting = self.bound.iter().enumerate().filter(|(_, bound)| fits(bound));
         if let Some((found, _)) = fitting.min_by_key(|(_, bound)| bound.form.rows) {

@@ -163,7 +163,7 @@ impl RecordedPartitions {
         Ok(context)
     }
 
-    pub(super) fn made(&mut self) -> Option<Prepared> {
+    pub(super) fn next_prepared(&mut self) -> Option<Prepared> {
         while self.results.is_empty() {
             let InstantiatorHandle::Thread { event_rx, .. } = &self.maker else { return None };
             let event = event_rx.try_recv().ok()?;
@@ -246,7 +246,7 @@ impl RecordedPartitions {
     }
 
     /// Ends the warm-up: from now on a thread prepares partitions.
-    pub(super) fn warmed_up(&mut self) -> Result<(), String> {
+    pub(super) fn finish_warm_up(&mut self) -> Result<(), String> {
         let division = self.division().clone();
         let parts = Part::family().map(|part| division.groups_in(part));
         for groups in parts.filter(|&groups| groups != Groups::WHOLE) {

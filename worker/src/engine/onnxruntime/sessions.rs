@@ -109,11 +109,11 @@ impl Sessions {
         self.arenas.values().map(|&index| &self.all[index])
     }
 
-    pub(super) fn warming(&self) -> bool {
+    pub(super) fn is_warming(&self) -> bool {
         matches!(self.phase, Phase::Warming(_))
     }
 
-    pub(super) fn warmed_up(&mut self, bound: &[BoundBatch]) -> Result<(), BootRefusal> {
+    pub(super) fn finish_warm_up(&mut self, bound: &[BoundBatch]) -> Result<(), BootRefusal> {
         let Phase::Warming(sharing) = self.phase else { return Ok(()) };
         let recorded = bound.iter().any(|bound| matches!(bound.how, ExecutionMode::Recorded(_)));
         let spare = (sharing == Sharing::Fixed || !recorded).then_some(0);
