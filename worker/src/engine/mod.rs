@@ -51,8 +51,8 @@ impl Libraries {
         match spec {
             EngineSpec::Emulated { .. } | EngineSpec::Python { .. } => Ok(Self::None),
             EngineSpec::OnnxRuntime { library, path, optimised, .. } => {
-                if let Some(kept) = optimised.as_deref().filter(|_| gpu) {
-                    onnxruntime::prepare(path, kept);
+                if let Some(cache) = optimised.as_deref().filter(|_| gpu) {
+                    onnxruntime::prepare(path, cache);
                 }
                 Library::load(library, gpu).map(Self::OnnxRuntime)
             }
@@ -129,9 +129,9 @@ impl ModelEngine {
                 Libraries::OnnxRuntime(library),
             ) => {
                 if let Some(gpu) = gpu {
-                    let kept = RetainedModel { folder: optimised.as_deref(), weights };
+                    let retained = RetainedModel { folder: optimised.as_deref(), weights };
                     let (engine, signature) =
-                        GpuEngine::load(library, path, kept, *threads, providers, gpu, partitioned)?;
+                        GpuEngine::load(library, path, retained, *threads, providers, gpu, partitioned)?;
                     return Ok((Self::OnGpu(Box::new(engine)), signature));
                 }
                 let (engine, signature) = OnnxSession::load(library, path, *threads)?;

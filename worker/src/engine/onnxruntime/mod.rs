@@ -44,10 +44,10 @@ pub use on_gpu::GpuEngine;
 pub(super) use on_gpu::RetainedModel;
 use shadowslice_shared::errors::chain;
 
-/// Sets what must be set before any library is loaded. `kept` is the folder of the model's
+/// Sets what must be set before any library is loaded. `cache` is the folder of the model's
 /// optimised forms.
-pub(super) fn prepare(model: &Path, kept: &Path) {
-    if Optimised::is_convolutional(kept, model) {
+pub(super) fn prepare(model: &Path, cache: &Path) {
+    if Optimised::is_convolutional(cache, model) {
         providers::give_small_workspaces();
     }
 }

@@ -76,7 +76,7 @@ impl GpuEngine {
     pub fn load(
         library: &Library,
         model: &Path,
-        kept: RetainedModel<'_>,
+        retained: RetainedModel<'_>,
         threads: u32,
         providers: &[Provider],
         gpu: Arc<CudaGpu>,
@@ -88,12 +88,12 @@ impl GpuEngine {
             threads,
             providers: providers.to_vec(),
             optimised: None,
-            weights: Weights::new(kept.weights),
+            weights: Weights::new(retained.weights),
             unshared: None,
             channels_last: false,
             gpu: Arc::clone(&gpu),
         };
-        match kept.folder.and_then(|folder| optimised(folder, model, providers, &loader.gpu)) {
+        match retained.folder.and_then(|folder| optimised(folder, model, providers, &loader.gpu)) {
             Some(Ok(optimised)) => {
                 loader.channels_last = optimised.channels_last;
                 loader.optimised = Some(optimised);
