@@ -293,7 +293,36 @@ class Slow:
         return {"y": batch["x"]}
 """
 
-SMALL = {"foreign": FOREIGN, "picky": PICKY, "random_numbers": RANDOM, "whole": WHOLE, "given": GIVEN, "slow": SLOW,
+# The answer to a row depends on the first row of its batch.
+BESIDE = """
+import numpy as np
+from shadowslice import Tensor
+
+class Beside:
+    inputs = {{"x": Tensor("{}", [-1])}}
+    outputs = {{"y": Tensor("BOOL", [-1])}}
+
+    def infer(self, batch):
+        return {{"y": batch["x"] == batch["x"][0]}}
+"""
+
+# The same, by the length of a text.
+LONGEST = """
+import numpy as np
+from shadowslice import Tensor
+
+class Longest:
+    inputs = {"x": Tensor("BYTES", [-1])}
+    outputs = {"y": Tensor("INT64", [-1])}
+
+    def infer(self, batch):
+        lengths = np.array([len(text) for text in batch["x"]], np.int64)
+        return {"y": lengths - lengths.max()}
+"""
+
+DEPENDENT = {"beside_int64": BESIDE.format("INT64"), "beside_text": BESIDE.format("BYTES"), "longest": LONGEST}
+
+SMALL = {**DEPENDENT, "foreign": FOREIGN, "picky": PICKY, "random_numbers": RANDOM, "whole": WHOLE, "given": GIVEN, "slow": SLOW,
          "unmarked": doubled("", "np.random.rand(*batch['x'].shape).astype('float32')")}
 
 # Those whose class alone tells.
@@ -525,6 +554,12 @@ class PythonModels(unittest.TestCase):
         wait_until(lambda: SERVER.model("unmarked")["state"] == "ready")
         first, second = (self.infer("unmarked", x=np.zeros((1, 4), np.float32)).as_numpy("x") for _ in range(2))
         self.assertNotEqual(first.tolist(), second.tolist())
+
+    def test_rows_of_one_integer_or_text_show_that_they_depend_on_each_other(self):
+        for name in DEPENDENT:
+            with self.subTest(name):
+                self.assertIn("depends on the other rows", SERVER.model(name)["batch_limit"])
+                self.assertEqual(self.client.get_model_config(name).config.max_batch_size, 0)
 
     def test_sizes_that_the_objective_cannot_use_are_not_tried(self):
         wait_until(lambda: SERVER.model("slow")["state"] == "ready")
