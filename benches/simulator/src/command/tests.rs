@@ -268,7 +268,7 @@ fn a_trace_has_a_line_when_something_changes() {
         gpus: Vec::new(),
         models: Vec::new(),
     };
-    use shadowslice_policy::sharing::{Decision, Door, Missed, Verdict, Why};
+    use shadowslice_policy::sharing::{AdmissionPolicy, Decision, Missed, Verdict, Why};
     let verdict = |part| Verdict {
         from: shadowslice_shared::units::Sms(10),
         to: shadowslice_shared::units::Sms(10),
@@ -281,7 +281,7 @@ fn a_trace_has_a_line_when_something_changes() {
     };
     let decision = |parts: [f64; 2]| Decision {
         changes: Vec::new(),
-        doors: vec![Door::open(1); 2],
+        admissions: vec![AdmissionPolicy::accept_all(1); 2],
         report: parts.map(verdict).to_vec(),
     };
     let names = ["a", "b"].map(str::to_owned);

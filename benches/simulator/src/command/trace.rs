@@ -1,6 +1,6 @@
 //! What the adaptive policy does, as text: one line whenever that changes.
 
-use shadowslice_policy::sharing::{Decision, Door, Facts, LayoutReport, Tried, Why};
+use shadowslice_policy::sharing::{AdmissionPolicy, Decision, Facts, LayoutReport, Tried, Why};
 
 /// The last line about each model.
 #[derive(Debug, Default)]
@@ -11,12 +11,12 @@ pub(super) struct Trace {
 impl Trace {
     /// Returns lines about the models whose state has changed. Models in the same state share one.
     pub(super) fn lines(&mut self, facts: &Facts, decision: &Decision, names: &[String]) -> Vec<String> {
-        let state = |(why, door): (&Why, &Door)| {
-            let refuses = if door.refuse_late { ", refuses" } else { "" };
+        let state = |(why, admission): (&Why, &AdmissionPolicy)| {
+            let refuses = if admission.refuse_late { ", refuses" } else { "" };
             format!("{}{refuses}", described(why, names))
         };
         let now: Vec<String> =
-            decision.report.iter().map(|verdict| &verdict.why).zip(&decision.doors).map(state).collect();
+            decision.report.iter().map(|verdict| &verdict.why).zip(&decision.admissions).map(state).collect();
         self.last.resize(now.len(), String::new());
         let at = facts.now.since_origin().as_secs_f64();
         let mut lines: Vec<(String, Vec<&str>)> = Vec::new();

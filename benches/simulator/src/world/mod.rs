@@ -189,8 +189,8 @@ impl<'a> World<'a> {
         });
         let live = live.collect();
         let decision = decide(&Facts { now: moment(*now), gpus: scenario.gpus.clone(), models: live });
-        for (model, door) in models.iter_mut().zip(decision.doors) {
-            model.set_door(door, *now, stage);
+        for (model, admission) in models.iter_mut().zip(decision.admissions) {
+            model.set_admission(admission, *now, stage);
         }
         let (changes, count) = (decision.changes.iter(), models.len());
         let mut moved = vec![false; scenario.gpus.len()];

@@ -1,5 +1,5 @@
 use proptest::prelude::{prop_assert, prop_assert_eq, proptest};
-use shadowslice_policy::sharing::{Change, Door, Seen};
+use shadowslice_policy::sharing::{AdmissionPolicy, Change, Seen};
 use shadowslice_shared::units::{Sms, Timestamp};
 
 use super::*;
@@ -143,10 +143,10 @@ fn a_hopeless_request_is_refused_at_the_door_if_the_policy_says_so() {
     served.terms.slo = Duration::from_millis(35);
     let in_time = |serve_late, refuse_late| {
         let scenario = on_one_gpu(100, vec![Served { serve_late, ..served.clone() }]);
-        let doors = vec![Door { refuse_late, ..Door::open(1) }];
+        let admissions = vec![AdmissionPolicy { refuse_late, ..AdmissionPolicy::accept_all(1) }];
         let arrivals = (0..100).map(|_| at(600)).collect::<Vec<_>>();
         let outcome = run(&scenario, &SETTINGS, arrivals, &mut |_| Decision {
-            doors: doors.clone(),
+            admissions: admissions.clone(),
             ..Decision::default()
         });
         let tally = &outcome.models[0].tally;
@@ -254,8 +254,8 @@ proptest! {
             run(&scenario, &settings, arrivals(), &mut |_| {
                 let due = moves.get(tick).map(|&(model, to, at_once)| Change { model, from: Sms(0), to: Sms(to), groups: None, at_once });
                 tick += 1;
-                let doors = vec![Door { refuse_late, ..Door::open(4) }; 3];
-                Decision { changes: due.into_iter().collect(), doors, ..Decision::default() }
+                let admissions = vec![AdmissionPolicy { refuse_late, ..AdmissionPolicy::accept_all(4) }; 3];
+                Decision { changes: due.into_iter().collect(), admissions, ..Decision::default() }
             })
         };
         let outcome = once();

@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use shadowslice_shared::units::Timestamp;
 
-use super::punctual::{Pick, Punctual};
-use super::queue::{Entry, Queue, QueueKey};
+use super::deadline::{DeadlineFilter, Selection};
+use super::queue::{QueueKey, QueuedRequest, RequestQueue};
 use crate::latency::Predictor;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
+pub struct BatchLimits {
     /// Zero: the model has no batch axis, every request runs by itself.
     pub max_rows: u32,
     pub max_requests: usize,
@@ -18,19 +18,19 @@ pub struct Limits {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-pub enum Next<K, T> {
-    Run(Taken<K, T>),
+pub enum NextBatch<K, T> {
+    Run(FormedBatch<K, T>),
     /// Every batch still waits for company; ask again then, or when something arrives.
     WaitUntil(Timestamp),
     Idle,
 }
 
 #[derive(Debug, PartialEq, Eq)]
-pub struct Taken<K, T> {
+pub struct FormedBatch<K, T> {
     /// None if all are too late.
-    pub batch: Vec<Entry<K, T>>,
-    /// Refused, because they cannot be answered in time any more.
-    pub late: Vec<Entry<K, T>>,
+    pub batch: Vec<QueuedRequest<K, T>>,
+    /// RefusedRequest, because they cannot be answered in time any more.
+    pub late: Vec<QueuedRequest<K, T>>,
 }
 
 /// Decides what runs next, when the lane has a free slot.
@@ -41,18 +41,18 @@ pub struct Taken<K, T> {
 /// keep it idle. That costs the head at most the execution of one batch: once its own wait is over
 /// it goes first.
 ///
-/// Late requests are refused only if there is a `punctual`, which knows the lane of the batch.
+/// Late requests are refused only if there is a `deadline_filter`, which knows the lane of the batch.
 pub fn next<K: Ord + Clone, T>(
-    queue: &mut Queue<K, T>,
-    limits: &Limits,
-    punctual: Option<&Punctual<'_>>,
+    queue: &mut RequestQueue<K, T>,
+    limits: &BatchLimits,
+    deadline_filter: Option<&DeadlineFilter<'_>>,
     now: Timestamp,
-) -> Next<K, T> {
+) -> NextBatch<K, T> {
     let Some(head) = queue.head() else {
-        return Next::Idle;
+        return NextBatch::Idle;
     };
     let Some(mut soonest) = waits_until(queue, head, limits, now) else {
-        return Next::Run(take_batch(queue, head, limits, punctual));
+        return NextBatch::Run(take_batch(queue, head, limits, deadline_filter));
     };
     let mut ready: Option<QueueKey> = None;
     for start in queue.starts().filter(|&start| start != head) {
@@ -62,15 +62,15 @@ pub fn next<K: Ord + Clone, T>(
         }
     }
     match ready {
-        Some(start) => Next::Run(take_batch(queue, start, limits, punctual)),
-        None => Next::WaitUntil(soonest),
+        Some(start) => NextBatch::Run(take_batch(queue, start, limits, deadline_filter)),
+        None => NextBatch::WaitUntil(soonest),
     }
 }
 
 /// How many rows go first. A batch that would be padded is parted where both parts, one after the
 /// other, take no longer than the whole: the first part is answered sooner, no request later, and
 /// requests that arrive meanwhile join the second part.
-pub fn first_part(rows: u32, predictor: &Predictor) -> u32 {
+pub fn rows_sent_first(rows: u32, predictor: &Predictor) -> u32 {
     let times = |first: u32| {
         let parts = predictor.predict(first)?.saturating_add(predictor.predict(rows - first)?);
         Some((parts, predictor.predict(rows)?))
@@ -81,9 +81,9 @@ pub fn first_part(rows: u32, predictor: &Predictor) -> u32 {
 
 /// Until when the batch that starts there waits for company; `None` when it is ready.
 fn waits_until<K: Ord + Clone, T>(
-    queue: &Queue<K, T>,
+    queue: &RequestQueue<K, T>,
     start: QueueKey,
-    limits: &Limits,
+    limits: &BatchLimits,
     now: Timestamp,
 ) -> Option<Timestamp> {
     let first = queue.at(start);
@@ -101,37 +101,41 @@ fn waits_until<K: Ord + Clone, T>(
 }
 
 fn take_batch<K: Ord + Clone, T>(
-    queue: &mut Queue<K, T>,
+    queue: &mut RequestQueue<K, T>,
     start: QueueKey,
-    limits: &Limits,
-    punctual: Option<&Punctual<'_>>,
-) -> Taken<K, T> {
+    limits: &BatchLimits,
+    deadline_filter: Option<&DeadlineFilter<'_>>,
+) -> FormedBatch<K, T> {
     let first = queue.at(start);
     if first.alone || limits.max_rows == 0 {
-        let late = punctual.is_some_and(|punctual| punctual.pick(&[punctual.due(first)], limits).go == 0);
+        let late = deadline_filter
+            .is_some_and(|filter| filter.select(&[filter.due_request(first)], limits).count == 0);
         let entry = vec![queue.take(start)];
         return if late {
-            Taken { batch: Vec::new(), late: entry }
+            FormedBatch { batch: Vec::new(), late: entry }
         } else {
-            Taken { batch: entry, late: Vec::new() }
+            FormedBatch { batch: entry, late: Vec::new() }
         };
     }
     let shape = first.shape.clone();
-    let Pick { late, go } = match punctual {
-        Some(punctual) => punctual.pick(&punctual.dues(queue.members(&shape), limits), limits),
-        None => Pick { late: 0, go: joining(queue.members(&shape), limits) },
+    let Selection { late, count } = match deadline_filter {
+        Some(filter) => filter.select(&filter.due_requests(queue.members(&shape), limits), limits),
+        None => Selection { late: 0, count: joining(queue.members(&shape), limits) },
     };
-    let mut take = |count: usize| -> Vec<Entry<K, T>> {
+    let mut take = |count: usize| -> Vec<QueuedRequest<K, T>> {
         (0..count).map_while(|_| queue.first_of(&shape).map(|place| queue.take(place))).collect()
     };
     let late = take(late);
-    Taken { batch: take(go), late }
+    FormedBatch { batch: take(count), late }
 }
 
 /// At least one.
-fn joining<'e, K: 'e, T: 'e>(waiting: impl Iterator<Item = &'e Entry<K, T>>, limits: &Limits) -> usize {
+fn joining<'e, K: 'e, T: 'e>(
+    waiting: impl Iterator<Item = &'e QueuedRequest<K, T>>,
+    limits: &BatchLimits,
+) -> usize {
     let mut rows = 0_u32;
-    let fits = |entry: &&Entry<K, T>| {
+    let fits = |entry: &&QueuedRequest<K, T>| {
         rows = rows.saturating_add(entry.rows);
         rows <= limits.max_rows
     };

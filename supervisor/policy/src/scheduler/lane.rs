@@ -6,9 +6,9 @@ use std::time::Duration;
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::units::{Sms, Timestamp};
 
-use super::batcher::{self, Limits};
+use super::batcher::{self, BatchLimits};
 use super::messages::Ticket;
-use super::queue::{Entry, SUSPECT_LEVEL};
+use super::queue::{QueuedRequest, SUSPECT_LEVEL};
 use crate::latency::Predictor;
 use shadowslice_shared::ids::WorkerId;
 
@@ -26,7 +26,7 @@ pub(super) enum Duty {
 }
 
 #[derive(Debug)]
-pub struct InFlight<K, T> {
+pub struct BatchInFlight<K, T> {
     /// Unique among the model's batches.
     pub id: u64,
     pub slot: u8,
@@ -38,7 +38,7 @@ pub struct InFlight<K, T> {
     /// When it was sent, if nothing was before it then, or when it came to the front.
     pub executing_since: Option<Timestamp>,
     /// Empty once the requests were taken away to be served elsewhere.
-    pub requests: Vec<Entry<K, T>>,
+    pub requests: Vec<QueuedRequest<K, T>>,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -67,7 +67,7 @@ pub struct Lane<K, T> {
     blank: Predictor,
     /// Since batches were routed to the worker.
     pub(super) answered: bool,
-    pub(super) in_flight: VecDeque<InFlight<K, T>>,
+    pub(super) in_flight: VecDeque<BatchInFlight<K, T>>,
     slots: u8,
     free_slots: Vec<u8>,
     pub(super) streams: Streams<K, T>,
@@ -79,7 +79,7 @@ pub(super) struct Streams<K, T> {
     /// Those that have begun and not ended, be it that their clients still take the last answer.
     pub(super) open: u32,
     /// Those that want their next answer now.
-    pub(super) steps: VecDeque<Entry<K, T>>,
+    pub(super) steps: VecDeque<QueuedRequest<K, T>>,
     /// No further answer can be had.
     pub(super) cut: bool,
 }
@@ -118,9 +118,9 @@ impl<K, T> Lane<K, T> {
     }
 
     /// Returns the limits of a batch on this lane, within those of the model.
-    pub(super) fn limits(&self, model: Limits) -> Limits {
+    pub(super) fn limits(&self, model: BatchLimits) -> BatchLimits {
         let max_rows = self.max_rows.map_or(model.max_rows, |most| model.max_rows.min(most));
-        Limits { max_rows, ..model }
+        BatchLimits { max_rows, ..model }
     }
 
     pub(super) fn next_slot(&self) -> Option<u8> {
@@ -150,12 +150,12 @@ impl<K, T> Lane<K, T> {
     }
 
     /// Answers may still be being copied.
-    pub fn executes_nothing(&self) -> bool {
+    pub fn is_idle(&self) -> bool {
         self.in_flight.is_empty()
     }
 
     /// The batch that executes comes first.
-    pub fn in_flight(&self) -> impl Iterator<Item = &InFlight<K, T>> {
+    pub fn in_flight(&self) -> impl Iterator<Item = &BatchInFlight<K, T>> {
         self.in_flight.iter()
     }
 
@@ -173,7 +173,7 @@ impl<K, T> Lane<K, T> {
     }
 
     /// A slot, and the step that is sent in it.
-    pub(super) fn next_step(&mut self) -> Option<(u8, Entry<K, T>)>
+    pub(super) fn next_step(&mut self) -> Option<(u8, QueuedRequest<K, T>)>
     where
         T: Ticket,
     {
@@ -187,9 +187,9 @@ impl<K, T> Lane<K, T> {
     }
 
     /// Takes out of a batch the requests that had better be sent after the rest of it.
-    pub(super) fn part(&self, batch: &mut Vec<Entry<K, T>>) -> Vec<Entry<K, T>> {
+    pub(super) fn split_off_rest(&self, batch: &mut Vec<QueuedRequest<K, T>>) -> Vec<QueuedRequest<K, T>> {
         let rows = batch.iter().map(|request| request.rows).sum();
-        let mut left = batcher::first_part(rows, &self.predictor);
+        let mut left = batcher::rows_sent_first(rows, &self.predictor);
         if left == rows {
             return Vec::new();
         }
@@ -205,7 +205,7 @@ impl<K, T> Lane<K, T> {
     /// When the worker should be through with what it has; not in the past. Steps of streams count
     /// for nothing: they are short, and a stream that begins must not stand back for them.
     pub(super) fn free_at(&self, now: Timestamp) -> Timestamp {
-        let time = |batch: &InFlight<K, T>| match batch.step {
+        let time = |batch: &BatchInFlight<K, T>| match batch.step {
             true => Duration::ZERO,
             false => self.time(batch.rows),
         };
@@ -229,7 +229,7 @@ impl<K, T> Lane<K, T> {
     }
 
     /// Takes a batch off the lane; its slot stays taken.
-    pub(super) fn take(&mut self, id: u64, now: Timestamp) -> Option<InFlight<K, T>> {
+    pub(super) fn take_batch(&mut self, id: u64, now: Timestamp) -> Option<BatchInFlight<K, T>> {
         let index = self.in_flight.iter().position(|batch| batch.id == id)?;
         let batch = self.in_flight.remove(index)?;
         if let Some(front) = self.in_flight.front_mut() {
@@ -239,18 +239,21 @@ impl<K, T> Lane<K, T> {
     }
 
     /// The batches stay, and their answers are ignored. Streams end.
-    pub(super) fn abandon(&mut self) -> Abandoned<K, T> {
+    pub(super) fn abandon(&mut self) -> AbandonedRequests<K, T> {
         self.streams.cut = true;
         let mut batches = self.in_flight.iter_mut().map(|batch| std::mem::take(&mut batch.requests));
         let executing = batches.next().unwrap_or_default();
-        Abandoned { executing, behind: batches.flatten().chain(self.streams.steps.drain(..)).collect() }
+        AbandonedRequests {
+            executing,
+            behind: batches.flatten().chain(self.streams.steps.drain(..)).collect(),
+        }
     }
 }
 
 #[derive(Debug)]
-pub struct Abandoned<K, T> {
-    pub executing: Vec<Entry<K, T>>,
-    pub behind: Vec<Entry<K, T>>,
+pub struct AbandonedRequests<K, T> {
+    pub executing: Vec<QueuedRequest<K, T>>,
+    pub behind: Vec<QueuedRequest<K, T>>,
 }
 
 fn expecting(blank: &Predictor, slice: &Slice) -> Predictor {

@@ -6,7 +6,7 @@ use shadowslice_shared::groups::Groups;
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::Timestamp;
 
-use super::queue::Entry;
+use super::queue::QueuedRequest;
 
 pub trait Ticket {
     /// The request needs no answer any more: its client has one or does not wait.
@@ -25,7 +25,7 @@ impl Ticket for () {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Rules {
+pub struct SchedulingRules {
     /// Every request's deadline, unless the request's own is sooner.
     pub slo: Duration,
     /// How long a batch that is not full waits for more.
@@ -35,7 +35,7 @@ pub struct Rules {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Refusal {
+pub enum RefusalReason {
     QueueFull,
     TooLate,
     /// Its time is up, and the queue stands.
@@ -43,32 +43,32 @@ pub enum Refusal {
 }
 
 #[derive(Debug)]
-pub struct Refused<K, T> {
-    pub request: Entry<K, T>,
-    pub why: Refusal,
+pub struct RefusedRequest<K, T> {
+    pub request: QueuedRequest<K, T>,
+    pub why: RefusalReason,
 }
 
 /// At least one request, all of one shape.
 #[derive(Debug)]
-pub struct Sending<K, T> {
+pub struct OutgoingBatch<K, T> {
     pub worker: WorkerId,
     /// Unique among the model's batches.
     pub id: u64,
     pub slot: u8,
     pub groups: Groups,
-    pub requests: Vec<Entry<K, T>>,
+    pub requests: Vec<QueuedRequest<K, T>>,
 }
 
 #[derive(Debug)]
-pub enum Next<K, T> {
-    /// Refuse these requests, and send that batch; then call [`sent`](super::Scheduler::sent) or
-    /// [`not_sent`](super::Scheduler::not_sent).
-    Act(Vec<Refused<K, T>>, Option<Sending<K, T>>),
-    Rest(Rest),
+pub enum NextAction<K, T> {
+    /// Refuse these requests, and send that batch; then call [`confirm_sent`](super::Scheduler::confirm_sent) or
+    /// [`return_unsent`](super::Scheduler::return_unsent).
+    Act(Vec<RefusedRequest<K, T>>, Option<OutgoingBatch<K, T>>),
+    Wait(SchedulerWait),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Rest {
+pub enum SchedulerWait {
     /// Nothing waits, or there is no room; an answer, or a request, changes that.
     Idle,
     Until(Timestamp),
@@ -76,7 +76,7 @@ pub enum Rest {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Completed {
+pub struct CompletedBatch {
     /// It ran where the lane's batches run now, and its time says something of others'.
     pub observed: bool,
     /// It is the first there since the lane was routed to.

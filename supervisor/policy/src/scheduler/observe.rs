@@ -20,13 +20,13 @@ pub(super) struct Observer {
     seen: Seen,
     latency_sum: Duration,
     latency_us: Histogram<u32>,
-    busy: Busy,
+    busy: BusyTime,
     /// Rows, batches and their time altogether; ascending by rows.
     executed: Vec<(u32, u64, Duration)>,
 }
 
 #[derive(Debug, Default)]
-struct Busy {
+struct BusyTime {
     since: Option<Timestamp>,
     total: Duration,
 }
@@ -39,21 +39,21 @@ impl Observer {
             latency_sum: Duration::ZERO,
             latency_us: Histogram::new_with_max(LONGEST_US, 2)
                 .expect("a constant range and precision that fit"),
-            busy: Busy::default(),
+            busy: BusyTime::default(),
             executed: Vec::with_capacity(MAX_SIZES),
         }
     }
 
-    pub(super) fn arrived(&mut self, rows: u32) {
+    pub(super) fn record_arrival(&mut self, rows: u32) {
         self.seen.arrived += 1;
         self.seen.rows += u64::from(rows);
     }
 
-    pub(super) fn refused(&mut self) {
+    pub(super) fn record_refusal(&mut self) {
         self.seen.refused += 1;
     }
 
-    pub(super) fn answered(&mut self, latency: Duration, slo: Duration) {
+    pub(super) fn record_answer(&mut self, latency: Duration, slo: Duration) {
         self.seen.answered += 1;
         self.seen.in_time += u64::from(latency <= slo);
         self.seen.in_good_time += u64::from(leaves_time_for_the_way(latency, slo));
@@ -61,7 +61,7 @@ impl Observer {
         self.latency_us.saturating_record(u64::try_from(latency.as_micros()).unwrap_or(LONGEST_US));
     }
 
-    pub(super) fn executed(&mut self, rows: u32, took: Duration) {
+    pub(super) fn record_batch(&mut self, rows: u32, took: Duration) {
         match self.executed.binary_search_by_key(&rows, |size| size.0) {
             Ok(index) => {
                 let (_, count, sum) = &mut self.executed[index];
@@ -74,11 +74,11 @@ impl Observer {
     }
 
     /// Earlier executions say nothing about the new share.
-    pub(super) fn share_changed(&mut self) {
+    pub(super) fn forget_batches(&mut self) {
         self.executed.clear();
     }
 
-    pub(super) fn note_busy(&mut self, executes: bool, now: Timestamp) {
+    pub(super) fn set_busy(&mut self, executes: bool, now: Timestamp) {
         match (self.busy.since, executes) {
             (None, true) => self.busy.since = Some(now),
             (Some(since), false) => {
@@ -110,7 +110,7 @@ impl Observer {
         self.since = now;
         self.latency_sum = Duration::ZERO;
         self.latency_us.reset();
-        self.busy = Busy { since: self.busy.since.map(|_| now), total: Duration::ZERO };
+        self.busy = BusyTime { since: self.busy.since.map(|_| now), total: Duration::ZERO };
         seen
     }
 }
@@ -135,16 +135,16 @@ mod tests {
     #[test]
     fn each_look_sees_what_came_since_the_last() {
         let mut observer = Observer::new(at(0));
-        (1..=5).for_each(|rows| observer.arrived(rows));
-        observer.refused();
-        observer.note_busy(true, at(20));
-        observer.note_busy(true, at(30));
-        observer.note_busy(false, at(40));
-        observer.note_busy(true, at(90));
-        observer.answered(Duration::from_micros(19_500), ms(20));
-        observer.answered(Duration::from_micros(20_500), ms(20));
+        (1..=5).for_each(|rows| observer.record_arrival(rows));
+        observer.record_refusal();
+        observer.set_busy(true, at(20));
+        observer.set_busy(true, at(30));
+        observer.set_busy(false, at(40));
+        observer.set_busy(true, at(90));
+        observer.record_answer(Duration::from_micros(19_500), ms(20));
+        observer.record_answer(Duration::from_micros(20_500), ms(20));
         for (rows, took) in [(8, 7), (2, 3), (2, 5)] {
-            observer.executed(rows, ms(took));
+            observer.record_batch(rows, ms(took));
         }
         let seen = observer.take(2, at(100));
         assert_eq!((seen.span, seen.arrived, seen.rows), (ms(100), 5, 15));
@@ -168,9 +168,9 @@ mod tests {
     #[test]
     fn sizes_have_their_bound_and_another_share_its_own_times() {
         let mut observer = Observer::new(at(0));
-        (0..10_000).for_each(|rows| observer.executed(rows, ms(1)));
+        (0..10_000).for_each(|rows| observer.record_batch(rows, ms(1)));
         assert_eq!(observer.executed.len(), MAX_SIZES);
-        observer.share_changed();
+        observer.forget_batches();
         assert!(observer.take(0, at(1)).executed.is_empty());
     }
 }

@@ -3,14 +3,14 @@
 //! Entries that come back from a worker that died or was drained too slowly go before all others:
 //! they have waited once already.
 //!
-//! Every operation on one request costs O(log n); only [`Queue::take_if`] looks at all of them.
+//! Every operation on one request costs O(log n); only [`RequestQueue::take_if`] looks at all of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use shadowslice_shared::units::Timestamp;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Entry<K, T> {
+pub struct QueuedRequest<K, T> {
     /// Requests in a batch have equal shapes.
     pub shape: K,
     /// At least 1.
@@ -44,10 +44,10 @@ struct Group {
 }
 
 #[derive(Debug)]
-pub struct Queue<K, T> {
+pub struct RequestQueue<K, T> {
     sequence: u64,
     rows: u64,
-    entries: BTreeMap<QueueKey, Entry<K, T>>,
+    entries: BTreeMap<QueueKey, QueuedRequest<K, T>>,
     /// Places of the entries that may run with others, by shape.
     groups: BTreeMap<K, Group>,
     /// Places of the entries that may not.
@@ -55,21 +55,21 @@ pub struct Queue<K, T> {
 }
 
 // Derived, it would demand a default of shapes and requests.
-impl<K, T> Default for Queue<K, T> {
+impl<K, T> Default for RequestQueue<K, T> {
     fn default() -> Self {
         let (entries, groups, alone) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
         Self { sequence: 0, rows: 0, entries, groups, alone }
     }
 }
 
-impl<K: Ord + Clone, T> Queue<K, T> {
-    pub fn push(&mut self, entry: Entry<K, T>) {
+impl<K: Ord + Clone, T> RequestQueue<K, T> {
+    pub fn push(&mut self, entry: QueuedRequest<K, T>) {
         self.insert(entry, true);
     }
 
     /// The entry goes before all that were pushed; those that were put back go by deadline, equal
     /// ones as they came.
-    pub fn put_back(&mut self, entry: Entry<K, T>) {
+    pub fn put_back(&mut self, entry: QueuedRequest<K, T>) {
         self.insert(entry, false);
     }
 
@@ -81,7 +81,7 @@ impl<K: Ord + Clone, T> Queue<K, T> {
         self.entries.is_empty()
     }
 
-    pub fn drain_all(&mut self) -> Vec<Entry<K, T>> {
+    pub fn drain_all(&mut self) -> Vec<QueuedRequest<K, T>> {
         self.groups.clear();
         self.alone.clear();
         self.rows = 0;
@@ -89,13 +89,16 @@ impl<K: Ord + Clone, T> Queue<K, T> {
     }
 
     /// Head first. Looks at every request.
-    pub fn take_if(&mut self, mut gone: impl FnMut(&Entry<K, T>) -> bool) -> Vec<Entry<K, T>> {
+    pub fn take_if(
+        &mut self,
+        mut gone: impl FnMut(&QueuedRequest<K, T>) -> bool,
+    ) -> Vec<QueuedRequest<K, T>> {
         let places: Vec<QueueKey> =
             self.entries.iter().filter(|(_, entry)| gone(entry)).map(|(&place, _)| place).collect();
         places.into_iter().map(|place| self.take(place)).collect()
     }
 
-    fn insert(&mut self, entry: Entry<K, T>, fresh: bool) {
+    fn insert(&mut self, entry: QueuedRequest<K, T>, fresh: bool) {
         let place = QueueKey { fresh, deadline: entry.deadline, sequence: self.sequence };
         self.sequence += 1;
         self.rows += u64::from(entry.rows);
@@ -114,7 +117,7 @@ impl<K: Ord + Clone, T> Queue<K, T> {
     }
 
     /// `place` must be taken.
-    pub(crate) fn take(&mut self, place: QueueKey) -> Entry<K, T> {
+    pub(crate) fn take(&mut self, place: QueueKey) -> QueuedRequest<K, T> {
         let entry = self.entries.remove(&place).expect("places come from this queue");
         self.rows -= u64::from(entry.rows);
         if entry.alone {
@@ -131,7 +134,7 @@ impl<K: Ord + Clone, T> Queue<K, T> {
     }
 
     /// `place` must be taken.
-    pub(crate) fn at(&self, place: QueueKey) -> &Entry<K, T> {
+    pub(crate) fn at(&self, place: QueueKey) -> &QueuedRequest<K, T> {
         &self.entries[&place]
     }
 
@@ -154,7 +157,7 @@ impl<K: Ord + Clone, T> Queue<K, T> {
     }
 
     /// Entries that may run together, in their order.
-    pub(crate) fn members(&self, shape: &K) -> impl Iterator<Item = &Entry<K, T>> {
+    pub(crate) fn members(&self, shape: &K) -> impl Iterator<Item = &QueuedRequest<K, T>> {
         let places = self.groups.get(shape).into_iter().flat_map(|group| &group.places);
         places.map(|&place| self.at(place))
     }
@@ -170,17 +173,25 @@ mod tests {
         Timestamp::after_origin(Duration::from_millis(ms))
     }
 
-    fn entry(item: u32, deadline: u64) -> Entry<&'static str, u32> {
-        Entry { shape: "a", rows: 1, arrived: ms(0), deadline: ms(deadline), level: 0, alone: false, item }
+    fn entry(item: u32, deadline: u64) -> QueuedRequest<&'static str, u32> {
+        QueuedRequest {
+            shape: "a",
+            rows: 1,
+            arrived: ms(0),
+            deadline: ms(deadline),
+            level: 0,
+            alone: false,
+            item,
+        }
     }
 
-    fn items(entries: Vec<Entry<&'static str, u32>>) -> Vec<u32> {
+    fn items(entries: Vec<QueuedRequest<&'static str, u32>>) -> Vec<u32> {
         entries.into_iter().map(|entry| entry.item).collect()
     }
 
     #[test]
     fn the_earliest_deadline_first_and_equal_ones_as_they_came() {
-        let mut queue = Queue::default();
+        let mut queue = RequestQueue::default();
         for (item, deadline) in [(1, 30), (2, 10), (3, 30), (4, 20)] {
             queue.push(entry(item, deadline));
         }
@@ -190,7 +201,7 @@ mod tests {
 
     #[test]
     fn what_is_put_back_goes_first() {
-        let mut queue = Queue::default();
+        let mut queue = RequestQueue::default();
         queue.push(entry(1, 1));
         queue.push(entry(2, 2));
         queue.put_back(entry(8, 90));
@@ -200,7 +211,7 @@ mod tests {
 
     #[test]
     fn requests_whose_clients_went_away_are_taken_out() {
-        let mut queue = Queue::default();
+        let mut queue = RequestQueue::default();
         for item in 0..6 {
             let mut entry = entry(item, u64::from(item));
             entry.alone = item % 3 == 0;

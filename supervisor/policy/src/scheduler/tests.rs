@@ -47,9 +47,9 @@ fn slice(groups: Groups, sms: u32) -> Slice {
 
 /// A model with batches of 4 rows, of which one worker serves.
 fn serving() -> Scheduler<(), Asked> {
-    let rules = Rules { slo: SLO, max_delay: Duration::ZERO, reject_late: true };
+    let rules = SchedulingRules { slo: SLO, max_delay: Duration::ZERO, reject_late: true };
     let mut model = Scheduler::new(rules, 100, at(0));
-    model.found(4, 100, None);
+    model.set_model_limits(4, 100, None);
     model.attach(lane(WORKER));
     model.route(Some(WORKER));
     model
@@ -59,12 +59,12 @@ fn lane(worker: WorkerId) -> Lane<(), Asked> {
     Lane::new(worker, &slice(Groups::WHOLE, 100), Predictor::new(None, Sms(100)), SLOTS)
 }
 
-fn request(number: u32, came: u64) -> Entry<(), Asked> {
+fn request(number: u32, came: u64) -> QueuedRequest<(), Asked> {
     let (arrived, item) = (at(came), Asked(number, Rc::default()));
-    Entry { shape: (), rows: 1, arrived, deadline: arrived + SLO, level: 1, alone: false, item }
+    QueuedRequest { shape: (), rows: 1, arrived, deadline: arrived + SLO, level: 1, alone: false, item }
 }
 
-fn numbers<'a>(requests: impl IntoIterator<Item = &'a Entry<(), Asked>>) -> Vec<u32> {
+fn numbers<'a>(requests: impl IntoIterator<Item = &'a QueuedRequest<(), Asked>>) -> Vec<u32> {
     requests.into_iter().map(|request| request.item.0).collect()
 }
 
@@ -72,18 +72,18 @@ fn numbers<'a>(requests: impl IntoIterator<Item = &'a Entry<(), Asked>>) -> Vec<
 type Sent = (WorkerId, Vec<u32>);
 
 /// Does what is next until nothing is: the batches that are sent, and the requests that are refused.
-fn go(model: &mut Scheduler<(), Asked>, now: Timestamp) -> (Vec<Sent>, Vec<u32>, Rest) {
+fn go(model: &mut Scheduler<(), Asked>, now: Timestamp) -> (Vec<Sent>, Vec<u32>, SchedulerWait) {
     let (mut sent, mut refused) = (Vec::new(), Vec::new());
     loop {
         match model.next(now) {
-            Next::Act(late, batch) => {
+            NextAction::Act(late, batch) => {
                 refused.extend(late.iter().map(|late| late.request.item.0));
                 if let Some(batch) = batch {
                     sent.push((batch.worker, numbers(&batch.requests)));
-                    model.sent(batch, now);
+                    model.confirm_sent(batch, now);
                 }
             }
-            Next::Rest(rest) => return (sent, refused, rest),
+            NextAction::Wait(rest) => return (sent, refused, rest),
         }
     }
 }
@@ -91,8 +91,8 @@ fn go(model: &mut Scheduler<(), Asked>, now: Timestamp) -> (Vec<Sent>, Vec<u32>,
 /// The worker has answered its first batch after so long; returns whether that drained its lane.
 fn answer(model: &mut Scheduler<(), Asked>, worker: WorkerId, took: Duration, now: Timestamp) -> bool {
     let id = model.lane(worker).and_then(|lane| lane.in_flight().next()).map(|batch| batch.id).unwrap();
-    let batch = model.take(worker, id, now).unwrap();
-    model.completed(worker, &batch, took);
+    let batch = model.take_batch(worker, id, now).unwrap();
+    model.record_completion(worker, &batch, took);
     model.recycle(worker, batch.slot)
 }
 
@@ -104,19 +104,19 @@ fn a_batch_goes_at_once_to_an_idle_worker_and_the_next_shortly_before_that_ends(
     (2..=6).for_each(|number| model.accept(request(number, 1), at(1)).unwrap());
     let (sent, _, rest) = go(&mut model, at(1));
     assert!(sent.is_empty());
-    let Rest::Until(then) = rest else { panic!("{rest:?}") };
+    let SchedulerWait::Until(then) = rest else { panic!("{rest:?}") };
     assert!(then > at(10) && then < at(11), "{then:?}");
     assert_eq!(go(&mut model, then).0, [(WORKER, vec![2, 3, 4, 5])]);
-    assert_eq!(go(&mut model, at(20)).2, Rest::Idle, "both slots are taken");
+    assert_eq!(go(&mut model, at(20)).2, SchedulerWait::Idle, "both slots are taken");
     answer(&mut model, WORKER, ms(11), at(11));
     answer(&mut model, WORKER, ms(14), at(25));
     assert_eq!(go(&mut model, at(25)).0, [(WORKER, vec![6])]);
 }
 
 #[test]
-fn the_door_counts_full_batches_before_a_request_and_its_own() {
+fn admission_counts_full_batches_before_a_request_and_its_own() {
     let mut model = serving();
-    model.set_door(Door { max_batch: 4, refuse_late: true });
+    model.set_admission(AdmissionPolicy { max_batch: 4, refuse_late: true });
     model.accept(request(0, 0), at(0)).unwrap();
     go(&mut model, at(0));
     // The first batch ends after 11 ms, then four take 14 ms each. A request that is alone in its
@@ -131,8 +131,8 @@ fn the_door_counts_full_batches_before_a_request_and_its_own() {
 fn who_would_have_the_answer_too_late_because_of_its_writing_is_refused() {
     for (writing, let_in) in [(None, 9), (Some(ms(1)), 8), (Some(ms(60_000)), 6)] {
         let mut model = serving();
-        model.set_door(Door { max_batch: 4, refuse_late: true });
-        (0..500).for_each(|_| writing.into_iter().for_each(|took| model.wrote(took)));
+        model.set_admission(AdmissionPolicy { max_batch: 4, refuse_late: true });
+        (0..500).for_each(|_| writing.into_iter().for_each(|took| model.record_write_time(took)));
         model.accept(request(0, 0), at(0)).unwrap();
         go(&mut model, at(0));
         let accepted = (1..=20).filter(|&number| model.accept(request(number, 0), at(0)).is_ok());
@@ -143,8 +143,8 @@ fn who_would_have_the_answer_too_late_because_of_its_writing_is_refused() {
 #[test]
 fn a_request_that_finds_nothing_before_it_is_let_in_however_late_it_should_be() {
     let mut model = serving();
-    model.set_door(Door { max_batch: 4, refuse_late: true });
-    let late = Entry { deadline: at(1), ..request(1, 0) };
+    model.set_admission(AdmissionPolicy { max_batch: 4, refuse_late: true });
+    let late = QueuedRequest { deadline: at(1), ..request(1, 0) };
     model.accept(late, at(0)).unwrap();
     assert_eq!(go(&mut model, at(0)).0, [(WORKER, vec![1])]);
 }
@@ -152,10 +152,10 @@ fn a_request_that_finds_nothing_before_it_is_let_in_however_late_it_should_be() 
 #[test]
 fn while_no_worker_serves_requests_wait_and_none_is_refused_for_that() {
     let mut model = serving();
-    model.set_door(Door { max_batch: 4, refuse_late: true });
+    model.set_admission(AdmissionPolicy { max_batch: 4, refuse_late: true });
     model.route(None);
     (0..8).for_each(|number| model.accept(request(number, 0), at(0)).unwrap());
-    assert_eq!(go(&mut model, at(0)).2, Rest::NoLane);
+    assert_eq!(go(&mut model, at(0)).2, SchedulerWait::NoLane);
     model.route(Some(WORKER));
     let (sent, refused, _) = go(&mut model, at(500));
     assert_eq!((sent.len(), refused.len()), (1, 0), "they are late, and not by their own fault");
@@ -168,10 +168,10 @@ fn while_no_worker_serves_requests_wait_and_none_is_refused_for_that() {
 #[test]
 fn what_comes_back_from_a_worker_is_not_refused_for_that() {
     let mut model = serving();
-    model.set_door(Door { max_batch: 4, refuse_late: true });
+    model.set_admission(AdmissionPolicy { max_batch: 4, refuse_late: true });
     (0..8).for_each(|number| model.accept(request(number, 0), at(0)).unwrap());
     go(&mut model, at(0));
-    let Abandoned { executing, .. } = model.take_back(WORKER);
+    let AbandonedRequests { executing, .. } = model.take_back(WORKER);
     model.put_back(executing, at(45));
     model.attach(lane(OTHER));
     model.route(Some(OTHER));
@@ -182,15 +182,15 @@ fn what_comes_back_from_a_worker_is_not_refused_for_that() {
 }
 
 #[test]
-fn the_door_counts_what_goes_before_a_request_and_not_what_goes_after() {
+fn admission_counts_what_goes_before_a_request_and_not_what_goes_after() {
     let mut model = serving();
-    model.set_door(Door { max_batch: 4, refuse_late: true });
+    model.set_admission(AdmissionPolicy { max_batch: 4, refuse_late: true });
     model.accept(request(0, 0), at(0)).unwrap();
     go(&mut model, at(0));
     for number in 1..=9 {
-        model.accept(Entry { level: 2, ..request(number, 0) }, at(0)).unwrap();
+        model.accept(QueuedRequest { level: 2, ..request(number, 0) }, at(0)).unwrap();
     }
-    let with = |level| Entry { level, ..request(20, 0) };
+    let with = |level| QueuedRequest { level, ..request(20, 0) };
     assert!(model.accept(with(3), at(0)).is_err());
     assert!(model.accept(with(2), at(0)).is_err());
     assert!(model.accept(with(1), at(0)).is_ok());
@@ -217,7 +217,7 @@ fn what_is_settled_is_never_sent_nor_in_the_way() {
     let clients: Vec<_> = gone.iter().map(|request| Rc::clone(&request.item.1)).collect();
     gone.into_iter().for_each(|request| model.accept(request, at(0)).unwrap());
     let full = model.accept(request(100, 0), at(0)).unwrap_err();
-    assert_eq!(full.why, Refusal::QueueFull);
+    assert_eq!(full.why, RefusalReason::QueueFull);
     for client in &clients[1..] {
         client.set(true);
         model.give_up();
@@ -231,11 +231,11 @@ fn what_is_settled_is_never_sent_nor_in_the_way() {
 #[test]
 fn nothing_is_sent_behind_a_suspect() {
     let mut model = serving();
-    model.accept(Entry { level: SUSPECT_LEVEL, ..request(1, 0) }, at(0)).unwrap();
+    model.accept(QueuedRequest { level: SUSPECT_LEVEL, ..request(1, 0) }, at(0)).unwrap();
     assert_eq!(go(&mut model, at(0)).0, [(WORKER, vec![1])]);
     model.accept(request(2, 10), at(10)).unwrap();
     assert_eq!(go(&mut model, at(12)).0, [], "a request that is no suspect would be sent by now");
-    let suspect = model.take(WORKER, 1, at(13)).unwrap();
+    let suspect = model.take_batch(WORKER, 1, at(13)).unwrap();
     model.recycle(WORKER, suspect.slot);
     assert_eq!(go(&mut model, at(13)).0, [(WORKER, vec![2])]);
 }
@@ -245,7 +245,9 @@ fn a_lower_level_goes_first_and_no_batch_has_two() {
     let mut model = serving();
     model.route(None);
     for number in 0..4 {
-        model.accept(Entry { level: 2 - u64::from(number) % 2, ..request(number, 0) }, at(0)).unwrap();
+        model
+            .accept(QueuedRequest { level: 2 - u64::from(number) % 2, ..request(number, 0) }, at(0))
+            .unwrap();
     }
     model.route(Some(WORKER));
     assert_eq!(go(&mut model, at(0)).0, [(WORKER, vec![1, 3])]);
@@ -283,7 +285,7 @@ fn batches_are_no_larger_than_what_fits_on_the_partition() {
     let waiting = |model: &mut Scheduler<(), Asked>, came: u64| {
         model.route(None);
         (0..4).for_each(|number| model.accept(request(number, came), at(came)).unwrap());
-        model.accept(Entry { rows: 3, ..request(4, came) }, at(came)).unwrap();
+        model.accept(QueuedRequest { rows: 3, ..request(4, came) }, at(came)).unwrap();
         model.route(Some(WORKER));
     };
     let part = Slice { max_rows: Some(2), ..slice(Groups::first(1), 25) };
@@ -324,7 +326,7 @@ fn what_is_taken_back_goes_first_and_its_batch_stays_until_it_is_answered() {
     model.accept(request(1, 5), at(5)).unwrap();
     go(&mut model, at(5));
     model.accept(request(2, 0), at(6)).unwrap();
-    let Abandoned { executing, behind } = model.take_back(WORKER);
+    let AbandonedRequests { executing, behind } = model.take_back(WORKER);
     assert_eq!((numbers(&executing), behind.len()), (vec![1], 0));
     assert!(model.stop_sending(WORKER) && !model.lane(WORKER).unwrap().is_empty());
     model.put_back(executing, at(6));
@@ -337,9 +339,9 @@ fn what_is_taken_back_goes_first_and_its_batch_stays_until_it_is_answered() {
 fn what_was_sent_to_a_worker_that_is_gone_waits_again() {
     let mut model = serving();
     model.accept(request(1, 0), at(0)).unwrap();
-    let Next::Act(_, Some(batch)) = model.next(at(0)) else { panic!("it may go") };
+    let NextAction::Act(_, Some(batch)) = model.next(at(0)) else { panic!("it may go") };
     model.detach(WORKER);
-    assert!(!model.sent(batch, at(0)));
+    assert!(!model.confirm_sent(batch, at(0)));
     assert_eq!(model.queued(), 1);
 }
 
@@ -347,8 +349,8 @@ fn what_was_sent_to_a_worker_that_is_gone_waits_again() {
 fn what_a_lane_does_not_take_is_next_again() {
     let mut model = serving();
     model.accept(request(1, 0), at(0)).unwrap();
-    let Next::Act(_, Some(batch)) = model.next(at(0)) else { panic!("it may go") };
-    model.not_sent(batch, at(0));
+    let NextAction::Act(_, Some(batch)) = model.next(at(0)) else { panic!("it may go") };
+    model.return_unsent(batch, at(0));
     assert!(model.lane(WORKER).unwrap().is_empty());
     assert_eq!(go(&mut model, at(0)).0, [(WORKER, vec![1])]);
 }
@@ -363,7 +365,7 @@ enum Event {
     Drain(WorkerId),
     Move(WorkerId, u32),
     Die(WorkerId),
-    Door(u32, bool),
+    Admission(u32, bool),
     Blocked(bool),
 }
 
@@ -378,7 +380,7 @@ fn events() -> impl Strategy<Value = Vec<(u64, Event)>> {
         1 => worker().prop_map(Event::Drain),
         1 => (worker(), 1_u32..100).prop_map(|(worker, sms)| Event::Move(worker, sms)),
         1 => worker().prop_map(Event::Die),
-        1 => (0_u32..6, any::<bool>()).prop_map(|(rows, late)| Event::Door(rows, late)),
+        1 => (0_u32..6, any::<bool>()).prop_map(|(rows, late)| Event::Admission(rows, late)),
         1 => any::<bool>().prop_map(Event::Blocked),
     ];
     prop::collection::vec((0_u64..20, event), 1..300)
@@ -398,12 +400,12 @@ proptest! {
         for (later, event) in events {
             time += later;
             let now = at(time);
-            let mut end = |requests: &[Entry<(), Asked>]| {
+            let mut end = |requests: &[QueuedRequest<(), Asked>]| {
                 numbers(requests).into_iter().for_each(|number| *ended.entry(number).or_default() += 1);
             };
             match event {
                 Event::Arrive { rows, level, alone } => {
-                    let asked = Entry { rows: rows.min(4), level, alone, ..request(clients.len() as u32, time) };
+                    let asked = QueuedRequest { rows: rows.min(4), level, alone, ..request(clients.len() as u32, time) };
                     clients.push(Rc::clone(&asked.item.1));
                     if let Err(refused) = model.accept(asked, now) {
                         end(&[refused.request]);
@@ -417,8 +419,8 @@ proptest! {
                 }
                 Event::Answer(worker) => {
                     let front = model.lane(worker).and_then(|lane| lane.in_flight().next()).map(|batch| batch.id);
-                    if let Some(batch) = front.and_then(|id| model.take(worker, id, now)) {
-                        model.completed(worker, &batch, ms(later));
+                    if let Some(batch) = front.and_then(|id| model.take_batch(worker, id, now)) {
+                        model.record_completion(worker, &batch, ms(later));
                         end(&batch.requests);
                         model.recycle(worker, batch.slot);
                     }
@@ -427,19 +429,19 @@ proptest! {
                 Event::Drain(worker) => { model.drain(worker); }
                 Event::Move(worker, sms) => model.move_to(worker, &slice(Groups::WHOLE, sms)),
                 Event::Die(worker) => {
-                    let Abandoned { mut executing, behind } = model.take_back(worker);
+                    let AbandonedRequests { mut executing, behind } = model.take_back(worker);
                     executing.extend(behind);
                     if model.stop_sending(worker) {
-                        model.disturbed();
+                        model.record_disturbance();
                     }
                     model.put_back(executing, now);
                     model.detach(worker);
                     model.attach(lane(worker));
                 }
-                Event::Door(max_batch, refuse_late) => model.set_door(Door { max_batch, refuse_late }),
+                Event::Admission(max_batch, refuse_late) => model.set_admission(AdmissionPolicy { max_batch, refuse_late }),
                 Event::Blocked(is) => blocked = is,
             }
-            while let Next::Act(late, batch) = model.next(now) {
+            while let NextAction::Act(late, batch) = model.next(now) {
                 late.into_iter().for_each(|late| end(&[late.request]));
                 let Some(batch) = batch else { continue };
                 let rows: u32 = batch.requests.iter().map(|request| request.rows).sum();
@@ -450,10 +452,10 @@ proptest! {
                 let taken = |lane: &Lane<(), Asked>| lane.in_flight().any(|other| other.slot == batch.slot);
                 prop_assert!(!taken(model.lane(batch.worker).unwrap()));
                 if blocked {
-                    model.not_sent(batch, now);
+                    model.return_unsent(batch, now);
                     break;
                 }
-                model.sent(batch, now);
+                model.confirm_sent(batch, now);
             }
         }
         prop_assert!(ended.values().all(|&times| times == 1));

@@ -52,7 +52,7 @@ mod tests {
                 assert_eq!(choice.to_string().parse(), Ok(choice));
             }
         }
-        for wrong in ["", "+doors", "gslice+", "gslice+doors+doors", "half doors"] {
+        for wrong in ["", "+doors", "gslice+", "gslice+doors+doors", "half admissions"] {
             assert!(wrong.parse::<Choice>().is_err(), "{wrong}");
         }
     }

@@ -3,20 +3,20 @@
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::units::Sms;
 
-use super::{Change, Decision, Door, Facts, Live, Terms, Verdict, Waiting, Why};
+use super::{AdmissionPolicy, Change, Decision, Facts, Live, Terms, Verdict, Waiting, Why};
 
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Target {
     pub(super) sms: Sms,
     /// Which ones, where the share is a partition and that matters.
     pub(super) groups: Option<Groups>,
-    pub(super) door: Door,
+    pub(super) admission: AdmissionPolicy,
     pub(super) why: Why,
 }
 
 impl Target {
     pub(super) fn divided(sms: Sms, max_batch: u32) -> Self {
-        Self { sms, groups: None, door: Door::open(max_batch), why: Why::Divided }
+        Self { sms, groups: None, admission: AdmissionPolicy::accept_all(max_batch), why: Why::Divided }
     }
 }
 
@@ -34,7 +34,7 @@ pub(super) fn towards(targets: &[Target], terms: &[Terms], facts: &Facts) -> Dec
         report.push(verdict);
     }
     changes.sort_by_key(|change| (change.to > change.from, change.model));
-    Decision { changes, doors: targets.iter().map(|target| target.door).collect(), report }
+    Decision { changes, admissions: targets.iter().map(|target| target.admission).collect(), report }
 }
 
 fn verdict(to: Sms, why: Why, live: &Live) -> Verdict {

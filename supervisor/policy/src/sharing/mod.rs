@@ -18,5 +18,7 @@ mod policy;
 pub use choice::Choice;
 pub use facts::{Executed, Facts, Live, Seen, Terms, leaves_time_for_the_way};
 pub use layout::Pattern;
-pub use plan::{Change, Decision, Door, LayoutReport, LayoutStage, Missed, Tried, Verdict, Waiting, Why};
+pub use plan::{
+    AdmissionPolicy, Change, Decision, LayoutReport, LayoutStage, Missed, Tried, Verdict, Waiting, Why,
+};
 pub use policy::{Policy, PolicyName, UnknownPolicy};

@@ -16,7 +16,7 @@ pub struct Decision {
     /// and changes nothing else.
     pub changes: Vec<Change>,
     /// In the models' order.
-    pub doors: Vec<Door>,
+    pub admissions: Vec<AdmissionPolicy>,
     /// In the models' order.
     pub report: Vec<Verdict>,
 }
@@ -34,15 +34,15 @@ pub struct Change {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Door {
+pub struct AdmissionPolicy {
     /// In rows.
     pub max_batch: u32,
     /// A request that cannot be answered in time is refused.
     pub refuse_late: bool,
 }
 
-impl Door {
-    pub const fn open(max_batch: u32) -> Self {
+impl AdmissionPolicy {
+    pub const fn accept_all(max_batch: u32) -> Self {
         Self { max_batch, refuse_late: false }
     }
 }

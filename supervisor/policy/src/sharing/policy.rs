@@ -175,7 +175,7 @@ impl Policy {
             Rule::Gpulet(gpulet) => gpulet.decide(&self.terms, facts),
         };
         for target in &mut targets {
-            target.door.refuse_late |= self.refuses_late;
+            target.admission.refuse_late |= self.refuses_late;
         }
         towards(&targets, &self.terms, facts)
     }

@@ -1,7 +1,7 @@
 //! The planner: asks the policy once an interval, and orders what it says.
 //!
 //! ```text
-//! standings, what pipelines saw ─▶ Facts ─▶ Policy::decide ─▶ doors ─▶ pipelines
+//! standings, what pipelines saw ─▶ Facts ─▶ Policy::decide ─▶ admissions ─▶ pipelines
 //!                                                         └─▶ changes ─▶ orders of the controllers
 //! ```
 //!
@@ -18,7 +18,7 @@ use shadowslice_shared::logged;
 use std::sync::Arc;
 use std::time::Duration;
 
-use shadowslice_policy::sharing::{Change, Choice, Door, Facts, Live, Policy, PolicyName, Terms};
+use shadowslice_policy::sharing::{AdmissionPolicy, Change, Choice, Facts, Live, Policy, PolicyName, Terms};
 use shadowslice_shared::contention::Gpu;
 use shadowslice_shared::groups::Division;
 use shadowslice_shared::units::{Percent, Sms, Timestamp};
@@ -185,7 +185,7 @@ impl Planner {
         let decision = self.policy.decide(&facts);
         let took = self.clock.now().since(began);
         if self.act {
-            self.set_doors(&decision.doors);
+            self.set_admissions(&decision.admissions);
         }
         let names: Vec<String> = self.terms.iter().map(|terms| terms.name.clone()).collect();
         let mut obstacles = vec![None; self.models.len()];
@@ -208,9 +208,9 @@ impl Planner {
         });
     }
 
-    fn set_doors(&self, doors: &[Door]) {
-        for ((sharer, _), door) in self.models.iter().zip(doors) {
-            sharer.pipeline.set_door(*door);
+    fn set_admissions(&self, admissions: &[AdmissionPolicy]) {
+        for ((sharer, _), door) in self.models.iter().zip(admissions) {
+            sharer.pipeline.set_admission(*door);
         }
     }
 

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use shadowslice_policy::sharing::{
-    Decision, Door, Facts, LayoutReport, LayoutStage, Live, Missed, Pattern, Seen, Verdict, Waiting, Why,
+    AdmissionPolicy, Decision, Facts, LayoutReport, LayoutStage, Live, Missed, Pattern, Seen, Verdict,
+    Waiting, Why,
 };
 use shadowslice_shared::groups::Groups;
 
@@ -110,8 +111,8 @@ impl SeenReport {
 
 impl DoorReport {
     /// With `on_late: serve` it refuses no late request.
-    fn of(door: &Door, on_late: OnLate, configured_delay: Duration) -> Self {
-        let Door { max_batch, refuse_late } = *door;
+    fn of(door: &AdmissionPolicy, on_late: OnLate, configured_delay: Duration) -> Self {
+        let AdmissionPolicy { max_batch, refuse_late } = *door;
         Self {
             max_batch,
             max_delay_ms: ms(configured_delay),
@@ -128,7 +129,7 @@ pub(super) fn models<'a>(
     names: &[String],
     obstacles: Vec<Option<String>>,
 ) -> Vec<ModelPlan> {
-    let decided = decision.report.iter().zip(&decision.doors);
+    let decided = decision.report.iter().zip(&decision.admissions);
     let sharers: Vec<&Served> = sharers.collect();
     let rows = sharers.iter().zip(facts.models.iter().zip(decided)).zip(obstacles);
     rows.map(|((sharer, (live, (verdict, door))), not_ordered)| {
@@ -151,7 +152,7 @@ fn neighbours(sharer: &Served, all: &[&Served]) -> Vec<String> {
 fn of_model(
     sharer: &Served,
     live: &Live,
-    (verdict, door): (&Verdict, &Door),
+    (verdict, door): (&Verdict, &AdmissionPolicy),
     why: String,
     not_ordered: Option<String>,
 ) -> ModelPlan {
@@ -326,7 +327,7 @@ mod tests {
 
     #[test]
     fn who_serves_the_late_turns_nobody_away() {
-        let door = Door { refuse_late: true, ..Door::open(4) };
+        let door = AdmissionPolicy { refuse_late: true, ..AdmissionPolicy::accept_all(4) };
         let told = |on_late| DoorReport::of(&door, on_late, Duration::ZERO).refuse_late;
         assert!(told(OnLate::Reject) && !told(OnLate::Serve));
     }

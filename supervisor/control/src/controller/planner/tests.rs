@@ -399,7 +399,7 @@ fn what_was_learnt_is_known_while_models_stay() {
     }
     let refuses = |rig: &mut Rig| {
         let facts = rig.planner.facts(Timestamp::after_origin(span * 21));
-        rig.planner.policy.decide(&facts).doors[0].refuse_late
+        rig.planner.policy.decide(&facts).admissions[0].refuse_late
     };
     assert!(refuses(&mut rig));
     let mut meets = |first: usize, second: usize| {

@@ -31,7 +31,7 @@ use shadowslice_shared::units::Sms;
 use super::difference::Target;
 use super::layout::{Layout, Pattern, Placement, Tenant, candidates};
 use super::plan::{LayoutReport, LayoutStage, Tried};
-use super::{Door, Facts, Live, Missed, Terms, Why};
+use super::{AdmissionPolicy, Facts, Live, Missed, Terms, Why};
 use forecast::{Demand, KEEPS_UP, forecast};
 use gpu::{GpuLook, GpuState, MUCH_WORSE, Outcome, Settled, Stage};
 use score::{Misses, Score};
@@ -181,10 +181,10 @@ impl Adaptive {
     fn target(&self, model: usize, terms: &[Terms], facts: &Facts) -> Target {
         let gpu = terms[model].gpu;
         let max_batch = terms[model].max_batch.max(1);
-        let door = Door { max_batch, refuse_late: self.gpus[gpu].refuses(facts.now) };
+        let admission = AdmissionPolicy { max_batch, refuse_late: self.gpus[gpu].refuses(facts.now) };
         let inside = facts.models[model].groups.is_some();
         let Placement { sms, groups } = self.placement(model, terms, inside);
-        Target { sms, groups, door, why: self.why(model, terms, facts) }
+        Target { sms, groups, admission, why: self.why(model, terms, facts) }
     }
 
     /// `inside`: the share is a partition inside the worker.

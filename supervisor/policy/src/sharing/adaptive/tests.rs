@@ -57,9 +57,9 @@ impl World {
         self
     }
 
-    /// All models see this for so many tenths of a second. Returns the last doors.
-    fn pass(&mut self, tenths: usize, seen: impl Fn(&[Sms]) -> Vec<Seen>) -> Vec<Door> {
-        let mut doors = Vec::new();
+    /// All models see this for so many tenths of a second. Returns the last admissions.
+    fn pass(&mut self, tenths: usize, seen: impl Fn(&[Sms]) -> Vec<Seen>) -> Vec<AdmissionPolicy> {
+        let mut admissions = Vec::new();
         for _ in 0..tenths {
             self.now = self.now + LOOK;
             let models = seen(&self.shares).into_iter().enumerate().map(|(model, seen)| Live {
@@ -77,9 +77,9 @@ impl World {
                     self.groups[change.model].map(|_| change.groups.unwrap_or(Groups::WHOLE));
                 self.changes.push((change.model, change.to));
             }
-            (doors, self.report) = (decision.doors, decision.report);
+            (admissions, self.report) = (decision.admissions, decision.report);
         }
-        doors
+        admissions
     }
 
     fn stage(&self, model: usize) -> Option<(LayoutStage, Pattern)> {
@@ -125,16 +125,16 @@ fn beyond_help(_: &[Sms]) -> Vec<Seen> {
 #[test]
 fn while_no_model_violates_its_objective_nothing_happens() {
     let mut world = World::new(&[1, 2]);
-    let doors = world.pass(300, |_| vec![seen(1), seen(1)]);
-    assert!(world.changes.is_empty() && doors.iter().all(|door| !door.refuse_late));
+    let admissions = world.pass(300, |_| vec![seen(1), seen(1)]);
+    assert!(world.changes.is_empty() && admissions.iter().all(|admission| !admission.refuse_late));
     assert_eq!(world.shares, [GPU; 2]);
 }
 
 #[test]
 fn late_requests_are_refused_before_layouts_are_tried_and_until_two_seconds_after() {
     let mut world = World::new(&[1, 2]);
-    let doors = world.pass(1, beyond_help);
-    assert!(doors.iter().all(|door| door.refuse_late) && world.changes.is_empty());
+    let admissions = world.pass(1, beyond_help);
+    assert!(admissions.iter().all(|admission| admission.refuse_late) && world.changes.is_empty());
     let fine = |_: &[Sms]| vec![seen(0), seen(0)];
     assert!(world.pass(19, fine)[0].refuse_late);
     assert!(!world.pass(3, fine)[0].refuse_late && world.changes.is_empty());
@@ -274,8 +274,8 @@ fn misses_that_sms_cannot_mend_move_nothing() {
         let executed = vec![Executed { rows: 4, count: 25, mean: Duration::from_millis(1) }];
         Seen { executed, queued: 7, ..seen(missed) }
     };
-    let doors = world.pass(600, |_| vec![short(50), seen(0)]);
-    assert!(world.changes.is_empty() && doors.iter().all(|door| !door.refuse_late));
+    let admissions = world.pass(600, |_| vec![short(50), seen(0)]);
+    assert!(world.changes.is_empty() && admissions.iter().all(|admission| !admission.refuse_late));
     let why = &world.report[0].why;
     assert!(matches!(why, Why::NotItsBatches { two_batches, .. } if two_batches.as_millis() == 2));
 }
@@ -286,8 +286,8 @@ fn a_model_that_cannot_keep_its_objective_alone_causes_nothing_and_says_so() {
     let row = Row { batch: 1, ms: vec![6.0] };
     world.execution = Some(Execution::new(vec![GPU], vec![row]).unwrap());
     let slow = |missed| Seen { executed: Vec::new(), ..seen(missed) };
-    let doors = world.pass(100, |_| vec![slow(40), slow(0)]);
-    assert!(world.changes.is_empty() && !doors[0].refuse_late);
+    let admissions = world.pass(100, |_| vec![slow(40), slow(0)]);
+    assert!(world.changes.is_empty() && !admissions[0].refuse_late);
     let why = &world.report[0].why;
     assert!(matches!(why, Why::CannotBeKept { two_batches, .. } if two_batches.as_millis() == 12));
 }
@@ -414,9 +414,9 @@ fn a_gpu_knows_nothing_of_another() {
     let mut terms = World::new(&[1, 2, 2]).terms;
     terms[2].gpu = 1;
     let mut world = World::of(terms);
-    let doors = world.pass(50, |_| vec![seen(40), seen(0), seen(0)]);
+    let admissions = world.pass(50, |_| vec![seen(40), seen(0), seen(0)]);
     assert!(world.changes.iter().all(|(model, _)| *model < 2) && !world.changes.is_empty());
-    assert!(doors[1].refuse_late && !doors[2].refuse_late);
+    assert!(admissions[1].refuse_late && !admissions[2].refuse_late);
 }
 
 #[test]
@@ -484,8 +484,8 @@ fn many_short_kernels_are_kept_apart_from_few_long_ones() {
 fn by_shadows_nothing_is_tried_for_a_few_misses() {
     let changes = |missed: u64| {
         let mut world = World::new(&[1, 2]).by_shadows();
-        let doors = world.pass(300, |_| vec![seen(missed), seen(0)]);
-        assert!(doors[0].refuse_late, "they are violations all the same");
+        let admissions = world.pass(300, |_| vec![seen(missed), seen(0)]);
+        assert!(admissions[0].refuse_late, "they are violations all the same");
         world.changes.len()
     };
     assert_eq!(changes(4), 0);

@@ -5,7 +5,7 @@ use shadowslice_shared::units::Sms;
 
 use super::super::difference::Target;
 use super::super::layout::{Layout, Pattern, Placement, Tenant, candidates};
-use super::super::{Door, Facts, Terms, Why};
+use super::super::{AdmissionPolicy, Facts, Terms, Why};
 
 /// The layouts of all GPUs, in their order.
 #[derive(Debug, Clone)]
@@ -45,7 +45,12 @@ impl FixedLayouts {
         let target = |model: usize| {
             let inside = facts.models[model].groups.is_some();
             let Placement { sms, groups } = self.placement(model, terms, inside);
-            Target { sms, groups, door: Door::open(terms[model].max_batch), why: Why::Divided }
+            Target {
+                sms,
+                groups,
+                admission: AdmissionPolicy::accept_all(terms[model].max_batch),
+                why: Why::Divided,
+            }
         };
         (0..terms.len()).map(target).collect()
     }

@@ -247,6 +247,6 @@ mod tests {
         terms[0].profile = None;
         terms[1].slo = Duration::from_nanos(1);
         let targets = Gpulet::new(&terms).decide(&terms, &facts(0, [0, u64::MAX / 4]));
-        assert!(targets.iter().all(|target| target.sms >= Sms(2) && target.door.max_batch >= 1));
+        assert!(targets.iter().all(|target| target.sms >= Sms(2) && target.admission.max_batch >= 1));
     }
 }

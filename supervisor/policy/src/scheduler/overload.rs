@@ -11,10 +11,10 @@ use std::time::Duration;
 use shadowslice_shared::units::Timestamp;
 
 /// A queue that stands for less is a burst, however tight the objective.
-const MIN_STANDING: Duration = Duration::from_secs(1);
+const MIN_BACKLOG: Duration = Duration::from_secs(1);
 
 /// A queue that stands for fewer times the latency objective is a burst.
-const STANDING_PER_SLO: u32 = 10;
+const BACKLOG_PER_SLO: u32 = 10;
 
 #[derive(Debug, Clone, Copy)]
 enum QueueState {
@@ -25,30 +25,30 @@ enum QueueState {
 }
 
 #[derive(Debug, Clone)]
-pub(super) struct Lateness {
+pub(super) struct OverloadDetector {
     tolerated: Duration,
     queue: QueueState,
 }
 
-impl Lateness {
+impl OverloadDetector {
     pub(super) fn new(slo: Duration) -> Self {
-        let tolerated = slo.saturating_mul(STANDING_PER_SLO).max(MIN_STANDING);
+        let tolerated = slo.saturating_mul(BACKLOG_PER_SLO).max(MIN_BACKLOG);
         Self { tolerated, queue: QueueState::Empty }
     }
 
     /// The lane took the last request out. Not called if the queue is empty because its clients
     /// left.
-    pub(super) fn emptied(&mut self) {
+    pub(super) fn on_emptied(&mut self) {
         self.queue = QueueState::Empty;
     }
 
-    pub(super) fn queued(&mut self, now: Timestamp) {
+    pub(super) fn on_queued(&mut self, now: Timestamp) {
         if let QueueState::Empty = self.queue {
             self.queue = QueueState::Since(now);
         }
     }
 
-    pub(super) fn disturbed(&mut self) {
+    pub(super) fn on_disturbance(&mut self) {
         self.queue = QueueState::Disturbed;
     }
 
@@ -69,55 +69,55 @@ mod tests {
         Timestamp::after_origin(Duration::from_millis(ms))
     }
 
-    fn standing_since_zero(slo_ms: u64) -> Lateness {
-        let mut lateness = Lateness::new(Duration::from_millis(slo_ms));
-        lateness.queued(ms(0));
-        lateness.queued(ms(700));
-        lateness
+    fn backlog_since_zero(slo_ms: u64) -> OverloadDetector {
+        let mut overload = OverloadDetector::new(Duration::from_millis(slo_ms));
+        overload.on_queued(ms(0));
+        overload.on_queued(ms(700));
+        overload
     }
 
     #[test]
     fn a_burst_is_served_however_late() {
-        let lateness = standing_since_zero(20);
-        assert!(!lateness.refuses(ms(20), ms(999)));
-        let slow = standing_since_zero(500);
+        let overload = backlog_since_zero(20);
+        assert!(!overload.refuses(ms(20), ms(999)));
+        let slow = backlog_since_zero(500);
         assert!(!slow.refuses(ms(20), ms(4_999)), "ten times the objective, not one second");
     }
 
     #[test]
     fn sustained_overload_sheds_the_late_and_only_them() {
-        let lateness = standing_since_zero(20);
-        assert!(lateness.refuses(ms(999), ms(1_000)));
-        assert!(!lateness.refuses(ms(1_000), ms(1_000)), "due now is not late");
-        assert!(standing_since_zero(500).refuses(ms(20), ms(5_000)));
+        let overload = backlog_since_zero(20);
+        assert!(overload.refuses(ms(999), ms(1_000)));
+        assert!(!overload.refuses(ms(1_000), ms(1_000)), "due now is not late");
+        assert!(backlog_since_zero(500).refuses(ms(20), ms(5_000)));
     }
 
     #[test]
     fn an_emptied_queue_starts_afresh() {
-        let mut lateness = standing_since_zero(20);
-        lateness.emptied();
-        assert!(!lateness.refuses(ms(20), ms(1_500)));
-        lateness.queued(ms(1_600));
-        assert!(!lateness.refuses(ms(1_620), ms(2_599)));
-        assert!(lateness.refuses(ms(1_620), ms(2_600)));
+        let mut overload = backlog_since_zero(20);
+        overload.on_emptied();
+        assert!(!overload.refuses(ms(20), ms(1_500)));
+        overload.on_queued(ms(1_600));
+        assert!(!overload.refuses(ms(1_620), ms(2_599)));
+        assert!(overload.refuses(ms(1_620), ms(2_600)));
     }
 
     #[test]
     fn an_outage_turns_nobody_away_until_the_queue_was_empty() {
-        let mut lateness = standing_since_zero(20);
-        lateness.disturbed();
-        lateness.queued(ms(1_100));
-        assert!(!lateness.refuses(ms(20), ms(60_000)));
-        lateness.emptied();
-        lateness.queued(ms(60_001));
-        assert!(lateness.refuses(ms(60_021), ms(61_001)));
+        let mut overload = backlog_since_zero(20);
+        overload.on_disturbance();
+        overload.on_queued(ms(1_100));
+        assert!(!overload.refuses(ms(20), ms(60_000)));
+        overload.on_emptied();
+        overload.on_queued(ms(60_001));
+        assert!(overload.refuses(ms(60_021), ms(61_001)));
     }
 
     #[test]
     fn an_outage_counts_though_the_queue_was_empty_when_it_began() {
-        let mut lateness = Lateness::new(Duration::from_millis(20));
-        lateness.disturbed();
-        lateness.queued(ms(0));
-        assert!(!lateness.refuses(ms(20), ms(60_000)));
+        let mut overload = OverloadDetector::new(Duration::from_millis(20));
+        overload.on_disturbance();
+        overload.on_queued(ms(0));
+        assert!(!overload.refuses(ms(20), ms(60_000)));
     }
 }
