@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use shadowslice_policy::sharing::{AdmissionPolicy, Decision, Facts, Terms};
+use shadowslice_policy::sharing::{AdmissionPolicy, Decision, ModelSpec, PolicyInput};
 use shadowslice_shared::profile::{Execution, Memory, Profile, Row, Source, Start};
 use shadowslice_shared::units::Sms;
 use shadowslice_simulator::loads::Named;
@@ -32,7 +32,7 @@ fn served(index: u32) -> Served {
         shapes: Default::default(),
         execution: Execution::new(vec![Sms(10), Sms(20), Sms(40)], rows).unwrap(),
     };
-    let terms = Terms {
+    let terms = ModelSpec {
         name: format!("m{index}"),
         gpu: 0,
         initial: Sms(22),
@@ -60,7 +60,7 @@ fn measure(what: &str, initial: Sms, admissions: &[AdmissionPolicy], utilisation
     let arrivals = Named::Poisson.arrivals(&scenario, 1, 120.0, utilisation);
     let mut requests = 0_u64;
     let counted = arrivals.inspect(|_| requests += 1);
-    let mut decide = |_: &Facts| Decision { admissions: admissions.to_vec(), ..Decision::default() };
+    let mut decide = |_: &PolicyInput| Decision { admissions: admissions.to_vec(), ..Decision::default() };
     let begun = Instant::now();
     let outcome = world::run(&scenario, &SETTINGS, counted, &mut decide);
     let took = begun.elapsed().as_secs_f64();

@@ -11,7 +11,7 @@ mod trace;
 use std::path::PathBuf;
 
 use serde::Serialize;
-use shadowslice_policy::sharing::Facts;
+use shadowslice_policy::sharing::PolicyInput;
 use shadowslice_simulator::bound;
 use shadowslice_simulator::loads::MAX_SECONDS;
 use shadowslice_simulator::perturb::{self, Belief, Difference};
@@ -165,7 +165,7 @@ fn contend(
     }
     let names: Vec<String> = scenario.models.iter().map(|served| served.terms.name.clone()).collect();
     let mut trace = traced.then(Trace::default);
-    let mut decide = |facts: &Facts| {
+    let mut decide = |facts: &PolicyInput| {
         let decision = policy.decide(facts);
         let lines = trace.as_mut().map(|trace| trace.lines(facts, &decision, &names));
         lines.into_iter().flatten().for_each(|line| exit::say(&line));

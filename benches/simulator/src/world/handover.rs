@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use shadowslice_policy::sharing::Change;
+use shadowslice_policy::sharing::ShareChange;
 use shadowslice_policy::workers::{
     Action, Cause, Fact, HandoverMode, Launch, ResizeRequest, Settings, Timeouts, Workers,
 };
@@ -58,7 +58,7 @@ impl Model<'_> {
 
     /// Unless a hand-over is under way: to the worker that stands ready, or to a new one once that
     /// has gone.
-    pub(super) fn change(&mut self, change: &Change, now: u64, stage: &mut Stage<'_>) {
+    pub(super) fn change(&mut self, change: &ShareChange, now: u64, stage: &mut Stage<'_>) {
         let share = Percent::yielding(change.to, self.gpu);
         let (cause, decided) = (Cause::Policy, moment(now));
         let request = ResizeRequest { number: None, share, cause, decided };

@@ -6,7 +6,7 @@ use shadowslice_policy::latency::Predictor;
 use shadowslice_policy::scheduler::{
     Lane, NextAction, OutgoingBatch, QueuedRequest, Scheduler, SchedulerWait, SchedulingRules, Slice,
 };
-use shadowslice_policy::sharing::{AdmissionPolicy, Live};
+use shadowslice_policy::sharing::{AdmissionPolicy, ModelSnapshot};
 use shadowslice_policy::workers::{Fact, Workers};
 use shadowslice_shared::batch::{IN_FLIGHT, MAX_REQUESTS};
 use shadowslice_shared::contention::{ClientPriority, Gpu, Occupant};
@@ -192,16 +192,16 @@ impl<'a> Model<'a> {
         self.dispatch(now, stage);
     }
 
-    pub(super) fn live(&mut self, now: u64, gpu: &Gpu) -> Live {
-        Live {
+    pub(super) fn live(&mut self, now: u64, gpu: &Gpu) -> ModelSnapshot {
+        ModelSnapshot {
             share: self.share_inside(gpu).unwrap_or(self.share()),
-            since: moment(self.since),
-            coming: self.coming(),
-            ready: self.ready(),
+            share_since: moment(self.since),
+            pending_share: self.coming(),
+            standby_share: self.ready(),
             groups: self.inside.map(|inside| inside.groups()),
             execution: Some(self.proven.clone()),
             held: false,
-            seen: self.scheduler.observe(moment(now)),
+            observation: self.scheduler.observe(moment(now)),
         }
     }
 

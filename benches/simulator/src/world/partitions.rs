@@ -2,7 +2,7 @@
 //! from one batch to the next, with nothing started and nothing waited for.
 
 use shadowslice_policy::groups::{Tenant, place};
-use shadowslice_policy::sharing::Change;
+use shadowslice_policy::sharing::ShareChange;
 use shadowslice_shared::contention::Gpu;
 use shadowslice_shared::groups::{Division, Groups};
 use shadowslice_shared::units::Sms;
@@ -39,7 +39,7 @@ fn count_of(division: &Division, sms: Sms) -> usize {
 
 impl Model<'_> {
     /// With the next batch, as soon as the groups are [placed](place_all).
-    pub(super) fn resize_inside(&mut self, change: &Change, gpu: &Gpu, now: u64) {
+    pub(super) fn resize_inside(&mut self, change: &ShareChange, gpu: &Gpu, now: u64) {
         let (Some(inside), Some(division)) = (&mut self.inside, &gpu.division) else { return };
         let count = count_of(division, change.to);
         inside.preferred = change.groups;

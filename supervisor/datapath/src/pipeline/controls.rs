@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use shadowslice_policy::scheduler::{AbandonedRequests, Slice};
-use shadowslice_policy::sharing::{AdmissionPolicy, Seen};
+use shadowslice_policy::sharing::{AdmissionPolicy, Observation};
 use shadowslice_shared::batch::{Command, MAX_MESSAGE_BYTES, MAX_REQUESTS};
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::{Percent, Timestamp};
@@ -194,7 +194,7 @@ impl Pipeline {
     }
 
     /// Since the last call, or since the start.
-    pub fn observe(&self) -> Seen {
+    pub fn observe(&self) -> Observation {
         let now = self.clock.now();
         self.counted().scheduler.observe(now)
     }

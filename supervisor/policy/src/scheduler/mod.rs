@@ -29,7 +29,7 @@ use std::time::Duration;
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::Timestamp;
 
-use crate::sharing::{AdmissionPolicy, Seen};
+use crate::sharing::{AdmissionPolicy, Observation};
 
 pub use lane::{AbandonedRequests, BatchInFlight, Lane, Slice};
 pub use messages::{
@@ -476,7 +476,7 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         batches.map(|batch| batch.requests.len()).sum()
     }
 
-    pub fn observe(&mut self, now: Timestamp) -> Seen {
+    pub fn observe(&mut self, now: Timestamp) -> Observation {
         self.observer.take(self.queues.len(), now)
     }
 

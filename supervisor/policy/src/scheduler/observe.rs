@@ -5,7 +5,7 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 use shadowslice_shared::units::Timestamp;
 
-use crate::sharing::{Executed, Seen, leaves_time_for_the_way};
+use crate::sharing::{BatchStats, Observation, leaves_time_for_delivery};
 
 /// Further batch sizes are left out.
 const MAX_SIZES: usize = 256;
@@ -17,7 +17,7 @@ const LONGEST_US: u64 = 60_000_000;
 pub(super) struct Observer {
     since: Timestamp,
     /// The counts; the rest is worked out at the next look.
-    seen: Seen,
+    counts: Observation,
     latency_sum: Duration,
     latency_us: Histogram<u32>,
     busy: BusyTime,
@@ -35,7 +35,7 @@ impl Observer {
     pub(super) fn new(now: Timestamp) -> Self {
         Self {
             since: now,
-            seen: Seen::default(),
+            counts: Observation::default(),
             latency_sum: Duration::ZERO,
             latency_us: Histogram::new_with_max(LONGEST_US, 2)
                 .expect("a constant range and precision that fit"),
@@ -45,18 +45,18 @@ impl Observer {
     }
 
     pub(super) fn record_arrival(&mut self, rows: u32) {
-        self.seen.arrived += 1;
-        self.seen.rows += u64::from(rows);
+        self.counts.arrived += 1;
+        self.counts.rows += u64::from(rows);
     }
 
     pub(super) fn record_refusal(&mut self) {
-        self.seen.refused += 1;
+        self.counts.refused += 1;
     }
 
     pub(super) fn record_answer(&mut self, latency: Duration, slo: Duration) {
-        self.seen.answered += 1;
-        self.seen.in_time += u64::from(latency <= slo);
-        self.seen.in_good_time += u64::from(leaves_time_for_the_way(latency, slo));
+        self.counts.answered += 1;
+        self.counts.in_time += u64::from(latency <= slo);
+        self.counts.in_time_at_client += u64::from(leaves_time_for_delivery(latency, slo));
         self.latency_sum += latency;
         self.latency_us.saturating_record(u64::try_from(latency.as_micros()).unwrap_or(LONGEST_US));
     }
@@ -90,20 +90,20 @@ impl Observer {
     }
 
     /// Counting starts again.
-    pub(super) fn take(&mut self, queued: usize, now: Timestamp) -> Seen {
+    pub(super) fn take(&mut self, queued: usize, now: Timestamp) -> Observation {
         let span = now.since(self.since);
         let going_on = self.busy.since.map_or(Duration::ZERO, |since| now.since(since));
         let busy = (self.busy.total + going_on).as_secs_f64() / span.as_secs_f64().max(1e-9);
         let executed = self.executed.drain(..);
-        let counts = std::mem::take(&mut self.seen);
-        let seen = Seen {
+        let counts = std::mem::take(&mut self.counts);
+        let seen = Observation {
             span,
             queued,
             mean_latency: mean(self.latency_sum, counts.answered),
             p99_latency: Duration::from_micros(self.latency_us.value_at_quantile(0.99)),
             busy: busy.clamp(0.0, 1.0),
-            executed: executed
-                .map(|(rows, count, sum)| Executed { rows, count, mean: mean(sum, count) })
+            batches: executed
+                .map(|(rows, count, sum)| BatchStats { rows, count, mean: mean(sum, count) })
                 .collect(),
             ..counts
         };
@@ -150,19 +150,23 @@ mod tests {
         assert_eq!((seen.span, seen.arrived, seen.rows), (ms(100), 5, 15));
         assert_eq!((seen.refused, seen.queued), (1, 2));
         assert_eq!((seen.answered, seen.in_time, seen.mean_latency), (2, 1, ms(20)));
-        assert_eq!(seen.in_good_time, 0, "a twentieth of the SLO is for the way");
+        assert_eq!(seen.in_time_at_client, 0, "a twentieth of the SLO is for the way");
         assert!(seen.p99_latency.abs_diff(ms(21)) < ms(1), "{:?}", seen.p99_latency);
         assert!((seen.busy - 0.3).abs() < 1e-9, "{}", seen.busy);
-        let executed = |rows, count, took| Executed { rows, count, mean: ms(took) };
-        assert_eq!(seen.executed, [executed(2, 2, 4), executed(8, 1, 7)]);
+        let executed = |rows, count, took| BatchStats { rows, count, mean: ms(took) };
+        assert_eq!(seen.batches, [executed(2, 2, 4), executed(8, 1, 7)]);
         let next = observer.take(0, at(150));
-        assert_eq!(next, Seen { span: ms(50), busy: 1.0, ..Seen::default() }, "one still executes");
+        assert_eq!(
+            next,
+            Observation { span: ms(50), busy: 1.0, ..Observation::default() },
+            "one still executes"
+        );
     }
 
     #[test]
     fn nothing_at_all_in_no_time_is_no_division_by_zero() {
         let seen = Observer::new(at(7)).take(0, at(7));
-        assert_eq!(seen, Seen::default());
+        assert_eq!(seen, Observation::default());
     }
 
     #[test]
@@ -171,6 +175,6 @@ mod tests {
         (0..10_000).for_each(|rows| observer.record_batch(rows, ms(1)));
         assert_eq!(observer.executed.len(), MAX_SIZES);
         observer.forget_batches();
-        assert!(observer.take(0, at(1)).executed.is_empty());
+        assert!(observer.take(0, at(1)).batches.is_empty());
     }
 }

@@ -265,7 +265,7 @@ fn each_partition_has_times_of_its_own_which_are_kept() {
     assert_eq!(time(&model), None);
     // The batch ran on the whole GPU, and says nothing of the part.
     answer(&mut model, WORKER, ms(11), at(11));
-    assert_eq!((time(&model), model.observe(at(11)).executed), (None, Vec::new()));
+    assert_eq!((time(&model), model.observe(at(11)).batches), (None, Vec::new()));
     model.accept(request(2, 20), at(20)).unwrap();
     go(&mut model, at(20));
     answer(&mut model, WORKER, ms(30), at(50));

@@ -6,19 +6,20 @@
 
 mod adaptive;
 mod baselines;
+mod changes;
 mod choice;
-mod difference;
-mod facts;
 #[cfg(test)]
 mod fixtures;
+mod input;
 mod layout;
 mod plan;
 mod policy;
 
 pub use choice::Choice;
-pub use facts::{Executed, Facts, Live, Seen, Terms, leaves_time_for_the_way};
+pub use input::{BatchStats, ModelSnapshot, ModelSpec, Observation, PolicyInput, leaves_time_for_delivery};
 pub use layout::Pattern;
 pub use plan::{
-    AdmissionPolicy, Change, Decision, LayoutReport, LayoutStage, Missed, Tried, Verdict, Waiting, Why,
+    AdmissionPolicy, Blocker, Decision, LayoutReport, LayoutResult, LayoutStage, MissRate, ShareChange,
+    Verdict, VerdictReason,
 };
 pub use policy::{Policy, PolicyName, UnknownPolicy};

@@ -14,7 +14,7 @@ use super::Pattern;
 pub struct Decision {
     /// In this order: shares that become smaller come first. The planner may leave a change out,
     /// and changes nothing else.
-    pub changes: Vec<Change>,
+    pub changes: Vec<ShareChange>,
     /// In the models' order.
     pub admissions: Vec<AdmissionPolicy>,
     /// In the models' order.
@@ -22,7 +22,7 @@ pub struct Decision {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Change {
+pub struct ShareChange {
     /// An index.
     pub model: usize,
     pub from: Sms,
@@ -53,37 +53,37 @@ pub struct Verdict {
     /// The share that the model should have; the same where it is right.
     pub to: Sms,
     /// `None` if there is no change to make, or it is made now.
-    pub waiting: Option<Waiting>,
-    pub why: Why,
+    pub blocked_by: Option<Blocker>,
+    pub why: VerdictReason,
 }
 
 impl Verdict {
     pub fn changes(&self) -> bool {
-        self.from != self.to && self.waiting.is_none()
+        self.from != self.to && self.blocked_by.is_none()
     }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Waiting {
+pub enum Blocker {
     Handover,
     Held,
 }
 
 #[derive(Debug, Clone, PartialEq)]
-pub enum Why {
-    Divided,
-    Met(Missed),
+pub enum VerdictReason {
+    FixedShare,
+    Met(MissRate),
     /// The model violates its objective, and late requests are refused before layouts are tried.
-    Violating(Missed),
+    Violating(MissRate),
     Layout(LayoutReport),
     /// Alone on the GPU, too, the model could not keep its objective.
-    CannotBeKept {
-        missed: Missed,
+    Infeasible {
+        missed: MissRate,
         two_batches: Duration,
     },
     /// The model misses, but not because of the time that its batches take.
-    NotItsBatches {
-        missed: Missed,
+    NotBatchTime {
+        missed: MissRate,
         /// The time of two of the model's longest batches.
         two_batches: Duration,
     },
@@ -96,8 +96,8 @@ pub struct LayoutReport {
     pub pattern: Pattern,
     /// The index of the model that violated its objective.
     pub beneficiary: usize,
-    pub missed: Missed,
-    pub tried: Vec<Tried>,
+    pub missed: MissRate,
+    pub tried: Vec<LayoutResult>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -109,19 +109,19 @@ pub enum LayoutStage {
 
 /// What was missed under a layout while it was tried.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Tried {
+pub struct LayoutResult {
     pub pattern: Pattern,
     /// The part of all requests, 0 to 1.
     pub missed: f64,
     /// The part of the requests of the highest priority, 0 to 1.
-    pub of_first_priority: f64,
+    pub missed_first_priority: f64,
 }
 
 /// Over the last 10 s, or since the layout was put in force.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Missed {
+pub struct MissRate {
     /// Of the requests that ended, 0 to 1.
-    pub part: f64,
+    pub actual: f64,
     /// The part that may miss, by the model's percentile.
-    pub may: f64,
+    pub allowed: f64,
 }

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use shadowslice_policy::sharing::{
-    AdmissionPolicy, Decision, Facts, LayoutReport, LayoutStage, Live, Missed, Pattern, Seen, Verdict,
-    Waiting, Why,
+    AdmissionPolicy, Blocker, Decision, LayoutReport, LayoutStage, MissRate, ModelSnapshot, Observation,
+    Pattern, PolicyInput, Verdict, VerdictReason,
 };
 use shadowslice_shared::groups::Groups;
 
@@ -96,7 +96,7 @@ impl PlanReport {
 }
 
 impl SeenReport {
-    pub(super) fn of(seen: &Seen) -> Self {
+    pub(super) fn of(seen: &Observation) -> Self {
         let seconds = seen.span.as_secs_f64();
         let ended = seen.answered + seen.refused;
         Self {
@@ -124,7 +124,7 @@ impl DoorReport {
 /// `obstacles`: why changes were not ordered.
 pub(super) fn models<'a>(
     sharers: impl Iterator<Item = &'a Served>,
-    facts: &Facts,
+    facts: &PolicyInput,
     decision: &Decision,
     names: &[String],
     obstacles: Vec<Option<String>>,
@@ -151,7 +151,7 @@ fn neighbours(sharer: &Served, all: &[&Served]) -> Vec<String> {
 
 fn of_model(
     sharer: &Served,
-    live: &Live,
+    live: &ModelSnapshot,
     (verdict, door): (&Verdict, &AdmissionPolicy),
     why: String,
     not_ordered: Option<String>,
@@ -177,7 +177,7 @@ fn of_model(
         not_ordered,
         last_order_why: None,
         door: DoorReport::of(door, on_late, sharer.model.batch.max_delay),
-        seen: SeenReport::of(&live.seen),
+        seen: SeenReport::of(&live.observation),
         recent: RecentReport::default(),
         overload: None,
     }
@@ -185,7 +185,7 @@ fn of_model(
 
 fn name(verdict: &Verdict) -> &'static str {
     match verdict {
-        Verdict { waiting: Some(_), .. } => "wait",
+        Verdict { blocked_by: Some(_), .. } => "wait",
         Verdict { from, to, .. } if from < to => "grow",
         Verdict { from, to, .. } if from > to => "shrink",
         Verdict { .. } => "keep",
@@ -194,37 +194,37 @@ fn name(verdict: &Verdict) -> &'static str {
 
 /// `names` are those of all models.
 pub(super) fn words(verdict: &Verdict, names: &[String]) -> String {
-    let Verdict { from, to, waiting, why } = verdict;
+    let Verdict { from, to, blocked_by, why } = verdict;
     let why = reason(why, names);
-    match waiting {
+    match blocked_by {
         None if from == to => why,
         None => format!("{to} instead of {from}: {why}"),
-        Some(Waiting::Handover) => format!("{to} when the hand-over under way is over: {why}"),
-        Some(Waiting::Held) => format!("{from} are held, and it should have {to}: {why}"),
+        Some(Blocker::Handover) => format!("{to} when the hand-over under way is over: {why}"),
+        Some(Blocker::Held) => format!("{from} are held, and it should have {to}: {why}"),
     }
 }
 
-fn reason(why: &Why, names: &[String]) -> String {
-    let said = |Missed { part, may }: &Missed| {
+fn reason(why: &VerdictReason, names: &[String]) -> String {
+    let said = |MissRate { actual, allowed }: &MissRate| {
         format!(
             "{:.1} % of its requests missed their SLO in the last seconds, and {:.1} % may",
-            part * 100.0,
-            may * 100.0
+            actual * 100.0,
+            allowed * 100.0
         )
     };
     match why {
-        Why::Divided => "that is how the policy divides the GPU".to_owned(),
-        Why::Met(missed) => said(missed),
-        Why::Violating(missed) => {
+        VerdictReason::FixedShare => "that is how the policy divides the GPU".to_owned(),
+        VerdictReason::Met(missed) => said(missed),
+        VerdictReason::Violating(missed) => {
             format!("{}; late requests are refused first, and layouts are tried next", said(missed))
         }
-        Why::Layout(layout) => of_layout(layout, names),
-        Why::CannotBeKept { missed, two_batches } => format!(
+        VerdictReason::Layout(layout) => of_layout(layout, names),
+        VerdictReason::Infeasible { missed, two_batches } => format!(
             "{}; the SLO cannot be kept: two batches of one row take {:.1} ms alone on the whole GPU",
             said(missed),
             ms(*two_batches)
         ),
-        Why::NotItsBatches { missed, two_batches } => format!(
+        VerdictReason::NotBatchTime { missed, two_batches } => format!(
             "{}; two of its batches take no more than {:.1} ms, so more SMs would not help; the host or the clients may be slow",
             said(missed),
             ms(*two_batches)
@@ -244,7 +244,7 @@ fn of_layout(layout: &LayoutReport, names: &[String]) -> String {
             "{} {:.1} % ({:.1} %)",
             described(tried.pattern),
             tried.missed * 100.0,
-            tried.of_first_priority * 100.0
+            tried.missed_first_priority * 100.0
         )
     });
     let tried: Vec<String> = tried.collect();
@@ -271,7 +271,7 @@ fn described(pattern: Pattern) -> String {
 
 #[cfg(test)]
 mod tests {
-    use shadowslice_policy::sharing::Tried;
+    use shadowslice_policy::sharing::LayoutResult;
     use shadowslice_shared::units::Sms;
 
     use super::*;
@@ -279,32 +279,42 @@ mod tests {
     #[test]
     fn every_verdict_has_words_of_its_own() {
         let names = ["resnet50".to_owned()];
-        let missed = Missed { part: 0.123, may: 0.01 };
-        let keep = |why| Verdict { from: Sms(40), to: Sms(40), waiting: None, why };
+        let missed = MissRate { actual: 0.123, allowed: 0.01 };
+        let keep = |why| Verdict { from: Sms(40), to: Sms(40), blocked_by: None, why };
         let layout = |stage| {
-            let tried = |pattern, missed, of_first_priority| Tried { pattern, missed, of_first_priority };
+            let tried = |pattern, missed, missed_first_priority| LayoutResult {
+                pattern,
+                missed,
+                missed_first_priority,
+            };
             let tried = vec![tried(Pattern::AtRest, 0.182, 0.004), tried(Pattern::LowerHalves, 0.075, 0.0)];
-            Why::Layout(LayoutReport { stage, pattern: Pattern::LowerHalves, beneficiary: 0, missed, tried })
+            VerdictReason::Layout(LayoutReport {
+                stage,
+                pattern: Pattern::LowerHalves,
+                beneficiary: 0,
+                missed,
+                tried,
+            })
         };
         let chosen = layout(LayoutStage::Chosen);
         let change =
-            |from, to, waiting| Verdict { from: Sms(from), to: Sms(to), waiting, why: chosen.clone() };
+            |from, to, blocked_by| Verdict { from: Sms(from), to: Sms(to), blocked_by, why: chosen.clone() };
         for (verdict, kind, said) in [
-            (keep(Why::Divided), "keep", "divides the GPU"),
+            (keep(VerdictReason::FixedShare), "keep", "divides the GPU"),
             (
-                keep(Why::Met(missed)),
+                keep(VerdictReason::Met(missed)),
                 "keep",
                 "12.3 % of its requests missed their SLO in the last seconds, and 1.0 % may",
             ),
-            (keep(Why::Violating(missed)), "keep", "layouts are tried next"),
+            (keep(VerdictReason::Violating(missed)), "keep", "layouts are tried next"),
             (keep(layout(LayoutStage::Trying)), "keep", "trying layouts, as resnet50 violates"),
             (
-                keep(Why::CannotBeKept { missed, two_batches: Duration::from_millis(401) }),
+                keep(VerdictReason::Infeasible { missed, two_batches: Duration::from_millis(401) }),
                 "keep",
                 "two batches of one row take 401.0 ms",
             ),
             (
-                keep(Why::NotItsBatches { missed, two_batches: Duration::from_millis(2) }),
+                keep(VerdictReason::NotBatchTime { missed, two_batches: Duration::from_millis(2) }),
                 "keep",
                 "2.0 ms, so more SMs would not help",
             ),
@@ -316,8 +326,8 @@ mod tests {
                  lower priorities in two halves 7.5 % (0.0 %)",
             ),
             (change(40, 60, None), "grow", "60 SMs instead of 40 SMs"),
-            (change(40, 60, Some(Waiting::Handover)), "wait", "60 SMs when the hand-over"),
-            (change(40, 60, Some(Waiting::Held)), "wait", "40 SMs are held"),
+            (change(40, 60, Some(Blocker::Handover)), "wait", "60 SMs when the hand-over"),
+            (change(40, 60, Some(Blocker::Held)), "wait", "40 SMs are held"),
         ] {
             let words = words(&verdict, &names);
             assert!(words.contains(said), "{words}");
@@ -334,15 +344,15 @@ mod tests {
 
     #[test]
     fn figures_of_an_idle_model_are_numbers() {
-        let idle = SeenReport::of(&Seen::default());
+        let idle = SeenReport::of(&Observation::default());
         assert_eq!((idle.arrival_rate, idle.attainment, idle.p99_ms), (0.0, 1.0, 0.0));
-        let seen = Seen {
+        let seen = Observation {
             span: Duration::from_millis(500),
             arrived: 100,
             answered: 60,
             in_time: 40,
             refused: 20,
-            ..Seen::default()
+            ..Observation::default()
         };
         let busy = SeenReport::of(&seen);
         assert_eq!((busy.arrival_rate, busy.attainment), (200.0, 0.5));

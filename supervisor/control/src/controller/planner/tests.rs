@@ -1,6 +1,6 @@
 use std::collections::BTreeMap;
 
-use shadowslice_policy::sharing::{Executed, Seen};
+use shadowslice_policy::sharing::{BatchStats, Observation};
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::units::{Percent, Sms, Timestamp};
 use tokio::sync::{mpsc, watch};
@@ -131,11 +131,14 @@ fn groups_of_a_layout_go_with_an_order_even_at_the_same_share_and_once() {
     let mut rig = Rig::new("policy: adaptive");
     rig.decide();
     let (low, high): (Groups, Groups) = ((0..8).collect(), (8..16).collect());
-    let seen = Seen { span: Duration::from_millis(100), ..Seen::default() };
+    let seen = Observation { span: Duration::from_millis(100), ..Observation::default() };
     let report = rig.reports[0].borrow().clone();
-    let live = Live { groups: Some(low), ..facts::live(&rig.planner.models[0].0, &Orders::default(), seen) };
+    let live = ModelSnapshot {
+        groups: Some(low),
+        ..facts::live(&rig.planner.models[0].0, &Orders::default(), seen)
+    };
     let sms = rig.planner.models[0].0.sms(report.share);
-    let change = Change { model: 0, from: sms, to: sms, groups: Some(high), at_once: false };
+    let change = ShareChange { model: 0, from: sms, to: sms, groups: Some(high), at_once: false };
     for _ in 0..3 {
         rig.planner.order(&change, &live, "moved", Timestamp::default()).unwrap();
     }
@@ -384,17 +387,17 @@ fn what_was_learnt_is_known_while_models_stay() {
     rig.reports.iter().for_each(|told| told.send_modify(|report| report.held = true));
     let span = Duration::from_millis(100);
     for interval in 1..=20 {
-        let missed = Seen {
+        let missed = Observation {
             span,
             arrived: 100,
             answered: 100,
-            in_good_time: 60,
+            in_time_at_client: 60,
             queued: 9,
-            executed: vec![Executed { rows: 4, count: 10, mean: span / 10 }],
-            ..Seen::default()
+            batches: vec![BatchStats { rows: 4, count: 10, mean: span / 10 }],
+            ..Observation::default()
         };
         let mut facts = rig.planner.facts(Timestamp::after_origin(span * interval));
-        facts.models.iter_mut().for_each(|live| live.seen = missed.clone());
+        facts.models.iter_mut().for_each(|live| live.observation = missed.clone());
         let _not_carried_out = rig.planner.policy.decide(&facts);
     }
     let refuses = |rig: &mut Rig| {

@@ -2,7 +2,7 @@
 //!
 //! Profiled times are so far from the SLOs that nothing depends on how long the test itself takes.
 
-use shadowslice_policy::sharing::Executed;
+use shadowslice_policy::sharing::BatchStats;
 
 use super::*;
 
@@ -231,11 +231,11 @@ async fn a_look_sees_what_came_since_the_last_one() {
     answered(first).await;
     let seen = stage.pipeline.observe();
     assert_eq!((seen.arrived, seen.answered, seen.in_time, seen.refused, seen.queued), (2, 1, 1, 1, 0));
-    assert!(matches!(seen.executed[..], [Executed { rows: 1, count: 1, .. }]), "{seen:?}");
+    assert!(matches!(seen.batches[..], [BatchStats { rows: 1, count: 1, .. }]), "{seen:?}");
     assert!(seen.busy > 0.0 && seen.mean_latency > Duration::ZERO && seen.p99_latency > Duration::ZERO);
     let next = stage.pipeline.observe();
     assert_eq!((next.arrived, next.answered, next.refused, next.busy), (0, 0, 0, 0.0));
-    assert!(next.executed.is_empty());
+    assert!(next.batches.is_empty());
 }
 
 #[tokio::test]
@@ -250,7 +250,7 @@ async fn what_executed_at_another_share_is_not_seen() {
     old.answer_well(&behind);
     answered(second).await;
     let seen = stage.pipeline.observe();
-    assert_eq!((seen.answered, seen.executed.len()), (2, 0));
+    assert_eq!((seen.answered, seen.batches.len()), (2, 0));
 }
 
 #[tokio::test]

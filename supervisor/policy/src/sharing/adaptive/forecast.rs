@@ -12,7 +12,7 @@ use shadowslice_shared::contention::{ClientPriority, Gpu, Occupant};
 use shadowslice_shared::profile::Execution;
 use shadowslice_shared::units::Sms;
 
-use super::super::layout::{Layout, Tenant};
+use super::super::layout::{Layout, LayoutTenant};
 use super::score::weighted;
 
 /// Rounds until times and neighbours agree: more change the result by less than 1 %.
@@ -25,7 +25,7 @@ pub(super) const KEEPS_UP: f64 = 0.85;
 /// What one model asks of its GPU.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Demand<'e> {
-    pub(super) tenant: Tenant,
+    pub(super) tenant: LayoutTenant,
     pub(super) rows_per_s: f64,
     pub(super) slo: Duration,
     pub(super) max_batch: u32,
@@ -160,7 +160,7 @@ mod tests {
         execution: &Execution,
     ) -> Demand<'_> {
         let slo = Duration::from_millis(slo_ms);
-        let tenant = Tenant { model, priority, work: 0.5 };
+        let tenant = LayoutTenant { model, priority, work: 0.5 };
         Demand { tenant, rows_per_s, slo, max_batch: 16, execution }
     }
 
@@ -179,7 +179,7 @@ mod tests {
         let demands = [demand(0, 1, 8, 300.0, &short), demand(1, 1, 200, 300.0, &long)];
         let gpu = Gpu::new(GPU);
         let at_rest = forecast(&Layout::AT_REST, &demands, &gpu);
-        let tenants: Vec<Tenant> = demands.iter().map(|demand| demand.tenant).collect();
+        let tenants: Vec<LayoutTenant> = demands.iter().map(|demand| demand.tenant).collect();
         let best = candidates(&tenants, &tenants, Some(tenants[0]))
             .into_iter()
             .map(|layout| forecast(&layout, &demands, &gpu))

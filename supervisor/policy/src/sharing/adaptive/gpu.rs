@@ -13,20 +13,20 @@ use shadowslice_shared::units::Timestamp;
 
 use super::super::layout::Layout;
 use super::score::Score;
-use super::trial::{Candidate, Look, Pace, Progress, Trial};
-use super::window::Rate;
+use super::trial::{Candidate, LayoutTrial, SwitchSpeed, TrialObservation, TrialProgress};
+use super::window::ArrivalRate;
 
 /// For how long late requests are refused after a model violated its objective.
-const REFUSES: Duration = Duration::from_secs(2);
+const REFUSAL_TIME: Duration = Duration::from_secs(2);
 
 /// For how long refusing must have been tried before a layout is.
-pub(super) const ADMISSION_FIRST: Duration = Duration::from_millis(300);
+pub(super) const MIN_REFUSAL_TIME: Duration = Duration::from_millis(300);
 
 /// The pause before another trial for the same load, and before a layout that no model needs is
-/// taken back: at first, and at most. Each is [`LENGTHENS`] times the one before.
-const PAUSE: Duration = Duration::from_secs(10);
-const LONGEST_PAUSE: Duration = Duration::from_secs(600);
-const LENGTHENS: u32 = 10;
+/// taken back: at first, and at most. Each is [`PAUSE_FACTOR`] times the one before.
+const MIN_PAUSE: Duration = Duration::from_secs(10);
+const MAX_PAUSE: Duration = Duration::from_secs(600);
+const PAUSE_FACTOR: u32 = 10;
 
 /// By how much the loss must have risen since the last trial for another one, and how large it must
 /// be for a trial by shadows.
@@ -37,54 +37,54 @@ const MAX_REMEMBERED: usize = 16;
 
 #[derive(Debug, Clone)]
 pub(super) struct GpuState {
-    pub(super) stage: Stage,
+    pub(super) stage: GpuStage,
     refuses_since: Option<Timestamp>,
     refuses_until: Timestamp,
-    remembered: Vec<Settled>,
+    remembered: Vec<ChosenLayout>,
 }
 
 #[derive(Debug, Clone)]
-pub(super) enum Stage {
+pub(super) enum GpuStage {
     /// No layout is needed, or none was tried yet.
     AtRest,
     Trying {
-        trial: Trial,
+        trial: LayoutTrial,
         /// When the trial began.
-        load: Load,
+        rates: RequestRates,
         /// The last pause under this load.
         pause: Duration,
     },
-    Settled(Settled),
+    Chosen(ChosenLayout),
 }
 
 /// Requests per second, by model.
-pub(super) type Load = Vec<(usize, Rate)>;
+pub(super) type RequestRates = Vec<(usize, ArrivalRate)>;
 
 /// A layout that stays in force: it won a trial, sufficed in one, or is remembered.
 #[derive(Debug, Clone)]
-pub(super) struct Settled {
+pub(super) struct ChosenLayout {
     pub(super) layout: Layout,
     /// What was missed under it when it was chosen.
     score: Score,
-    pub(super) trial: Trial,
+    pub(super) trial: LayoutTrial,
     /// The trial ended early, because no model violated its objective any more.
     sufficed: bool,
     /// The load for which it was chosen.
-    load: Load,
+    rates: RequestRates,
     /// The load under this layout once it has been in force for long: clients that wait for each
     /// response send at another pace under another layout.
-    usual: Option<Load>,
+    usual_rates: Option<RequestRates>,
     /// How long it stays whatever happens.
     pause: Duration,
-    again: Timestamp,
+    retry_at: Timestamp,
     /// When a model violated its objective last.
-    violated: Timestamp,
+    last_violation: Timestamp,
 }
 
 /// What a GPU shows in one interval.
 #[derive(Debug, Clone)]
-pub(super) struct GpuLook {
-    pub(super) look: Look,
+pub(super) struct GpuObservation {
+    pub(super) trial: TrialObservation,
     /// The most important model that violates its objective and may be helped.
     pub(super) violating: Option<usize>,
     /// What all models missed since the windows were cleared.
@@ -92,25 +92,25 @@ pub(super) struct GpuLook {
     /// What they missed in the last second.
     pub(super) last: Score,
     /// Over a short time.
-    pub(super) load: Load,
+    pub(super) rates: RequestRates,
     /// Over a long time; `None` if the windows were cleared within it.
-    pub(super) usual: Option<Load>,
-    pub(super) pace: Pace,
+    pub(super) usual_rates: Option<RequestRates>,
+    pub(super) speed: SwitchSpeed,
 }
 
 /// What the caller does after a look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Outcome {
-    Nothing,
+pub(super) enum WindowUpdate {
+    Keep,
     /// Another layout is in force, or is measured from now on: what was seen of the models says
     /// nothing of it.
-    Forget,
+    Clear,
 }
 
 impl Default for GpuState {
     fn default() -> Self {
         Self {
-            stage: Stage::AtRest,
+            stage: GpuStage::AtRest,
             refuses_since: None,
             refuses_until: Timestamp::default(),
             remembered: Vec::new(),
@@ -126,9 +126,9 @@ impl GpuState {
     /// Returns `None` for the shares that the models have at rest.
     pub(super) fn layout(&self) -> Option<&Layout> {
         match &self.stage {
-            Stage::AtRest => None,
-            Stage::Trying { trial, .. } => Some(trial.layout()),
-            Stage::Settled(settled) => Some(&settled.layout),
+            GpuStage::AtRest => None,
+            GpuStage::Trying { trial, .. } => Some(trial.layout()),
+            GpuStage::Chosen(chosen) => Some(&chosen.layout),
         }
     }
 
@@ -137,7 +137,7 @@ impl GpuState {
     pub(super) fn admit(&mut self, violating: bool, now: Timestamp) -> bool {
         let before = self.refuses(now);
         if violating {
-            self.refuses_until = now + REFUSES;
+            self.refuses_until = now + REFUSAL_TIME;
         } else if !before {
             self.refuses_since = None;
         }
@@ -151,25 +151,35 @@ impl GpuState {
     /// Returns whether refusing late requests had its time to help. The models' windows were cleared
     /// when it began, so nothing is known of a load that is newer.
     fn refuses_for_long(&self, now: Timestamp) -> bool {
-        self.refuses_since.is_some_and(|since| now.since(since) >= ADMISSION_FIRST)
+        self.refuses_since.is_some_and(|since| now.since(since) >= MIN_REFUSAL_TIME)
     }
 
     /// `candidates` lists what is worth a try beside the layout in force.
-    pub(super) fn tend(&mut self, seen: &GpuLook, candidates: impl FnOnce() -> Vec<Layout>) -> Outcome {
-        match std::mem::replace(&mut self.stage, Stage::AtRest) {
-            Stage::AtRest => self.at_rest(seen, candidates),
-            Stage::Trying { trial, load, pause } => self.trying(trial, load, pause, seen),
-            Stage::Settled(settled) => self.settled(settled, seen, candidates),
+    pub(super) fn update(
+        &mut self,
+        observation: &GpuObservation,
+        candidates: impl FnOnce() -> Vec<Layout>,
+    ) -> WindowUpdate {
+        match std::mem::replace(&mut self.stage, GpuStage::AtRest) {
+            GpuStage::AtRest => self.while_at_rest(observation, candidates),
+            GpuStage::Trying { trial, rates, pause } => self.while_trying(trial, rates, pause, observation),
+            GpuStage::Chosen(chosen) => self.while_chosen(chosen, observation, candidates),
         }
     }
 
-    fn at_rest(&mut self, seen: &GpuLook, candidates: impl FnOnce() -> Vec<Layout>) -> Outcome {
-        let now = seen.look.now;
-        let Some(model) = seen.violating.filter(|_| self.refuses_for_long(now) && seen.look.in_force) else {
-            return Outcome::Nothing;
+    fn while_at_rest(
+        &mut self,
+        observation: &GpuObservation,
+        candidates: impl FnOnce() -> Vec<Layout>,
+    ) -> WindowUpdate {
+        let now = observation.trial.now;
+        let Some(model) =
+            observation.violating.filter(|_| self.refuses_for_long(now) && observation.trial.in_force)
+        else {
+            return WindowUpdate::Keep;
         };
-        let present = Candidate::measured(Layout::AT_REST, seen.recent.clone());
-        self.change(model, present, Duration::ZERO, seen, candidates)
+        let present = Candidate::measured(Layout::AT_REST, observation.recent.clone());
+        self.change(model, present, Duration::ZERO, observation, candidates)
     }
 
     /// Brings back the best layout for this load if it is known, and another one than the present.
@@ -179,120 +189,145 @@ impl GpuState {
         model: usize,
         present: Candidate,
         pause: Duration,
-        seen: &GpuLook,
+        observation: &GpuObservation,
         candidates: impl FnOnce() -> Vec<Layout>,
-    ) -> Outcome {
-        let now = seen.look.now;
-        let known = self.remembered.iter().find(|known| are_alike(&known.load, &seen.load));
+    ) -> WindowUpdate {
+        let now = observation.trial.now;
+        let known = self.remembered.iter().find(|known| are_alike(&known.rates, &observation.rates));
         if let Some(known) = known.filter(|known| !known.layout.is_same(&present.layout)).cloned() {
-            self.settle(Settled { pause: longer(known.pause), ..known }, now);
-            return Outcome::Forget;
+            self.keep_layout(ChosenLayout { pause: longer(known.pause), ..known }, now);
+            return WindowUpdate::Clear;
         }
         let all = std::iter::once(Layout::AT_REST).chain(candidates());
         let others = all.filter(|other| !other.is_same(&present.layout)).collect();
-        let Some(trial) = Trial::new(model, present, others, seen.pace, now) else { return Outcome::Nothing };
-        self.stage = Stage::Trying { trial, load: seen.load.clone(), pause };
-        Outcome::Forget
+        let Some(trial) = LayoutTrial::new(model, present, others, observation.speed, now) else {
+            return WindowUpdate::Keep;
+        };
+        self.stage = GpuStage::Trying { trial, rates: observation.rates.clone(), pause };
+        WindowUpdate::Clear
     }
 
-    fn trying(&mut self, mut trial: Trial, load: Load, pause: Duration, seen: &GpuLook) -> Outcome {
-        let progress = trial.look(&seen.look);
+    fn while_trying(
+        &mut self,
+        mut trial: LayoutTrial,
+        rates: RequestRates,
+        pause: Duration,
+        observation: &GpuObservation,
+    ) -> WindowUpdate {
+        let progress = trial.observe(&observation.trial);
         if progress.is_over() {
             let (layout, score) = (trial.layout().clone(), trial.score().clone());
-            let (sufficed, now) = (progress == Progress::Suffices, seen.look.now);
-            let (pause, usual) = (longer(pause), None);
-            let (again, violated) = (now, now);
-            self.settle(Settled { layout, score, trial, sufficed, load, usual, pause, again, violated }, now);
+            let (sufficed, now) = (progress == TrialProgress::Suffices, observation.trial.now);
+            let (pause, usual_rates) = (longer(pause), None);
+            let (retry_at, last_violation) = (now, now);
+            self.keep_layout(
+                ChosenLayout {
+                    layout,
+                    score,
+                    trial,
+                    sufficed,
+                    rates,
+                    usual_rates,
+                    pause,
+                    retry_at,
+                    last_violation,
+                },
+                now,
+            );
         } else {
-            self.stage = Stage::Trying { trial, load, pause };
+            self.stage = GpuStage::Trying { trial, rates, pause };
         }
         match progress {
-            Progress::Goes | Progress::Suffices => Outcome::Nothing,
-            Progress::Begins | Progress::Switches | Progress::Ended => Outcome::Forget,
+            TrialProgress::Continues | TrialProgress::Suffices => WindowUpdate::Keep,
+            TrialProgress::MeasuringBegins | TrialProgress::LayoutSwitches | TrialProgress::Ended => {
+                WindowUpdate::Clear
+            }
         }
     }
 
-    fn settle(&mut self, settled: Settled, now: Timestamp) {
-        let settled = Settled { again: now + settled.pause, violated: now, usual: None, ..settled };
-        self.remembered.retain(|known| !are_alike(&known.load, &settled.load));
+    fn keep_layout(&mut self, chosen: ChosenLayout, now: Timestamp) {
+        let chosen =
+            ChosenLayout { retry_at: now + chosen.pause, last_violation: now, usual_rates: None, ..chosen };
+        self.remembered.retain(|known| !are_alike(&known.rates, &chosen.rates));
         if self.remembered.len() == MAX_REMEMBERED {
             self.remembered.remove(0);
         }
-        self.remembered.push(settled.clone());
-        self.stage = Stage::Settled(settled);
+        self.remembered.push(chosen.clone());
+        self.stage = GpuStage::Chosen(chosen);
     }
 
-    fn settled(
+    fn while_chosen(
         &mut self,
-        mut settled: Settled,
-        seen: &GpuLook,
+        mut chosen: ChosenLayout,
+        observation: &GpuObservation,
         candidates: impl FnOnce() -> Vec<Layout>,
-    ) -> Outcome {
-        let now = seen.look.now;
-        if let Some(load) = &seen.usual
-            && !are_alike(settled.usual.get_or_insert_with(|| load.clone()), load)
+    ) -> WindowUpdate {
+        let now = observation.trial.now;
+        if let Some(rates) = &observation.usual_rates
+            && !are_alike(chosen.usual_rates.get_or_insert_with(|| rates.clone()), rates)
         {
-            (settled.pause, settled.again) = (Duration::ZERO, now);
-            settled.usual = Some(load.clone());
+            (chosen.pause, chosen.retry_at) = (Duration::ZERO, now);
+            chosen.usual_rates = Some(rates.clone());
         }
-        let Some(model) = seen.violating else {
-            let stays = now < settled.again.max(settled.violated + PAUSE);
-            self.stage = if stays { Stage::Settled(settled) } else { Stage::AtRest };
-            return if stays { Outcome::Nothing } else { Outcome::Forget };
+        let Some(model) = observation.violating else {
+            let stays = now < chosen.retry_at.max(chosen.last_violation + MIN_PAUSE);
+            self.stage = if stays { GpuStage::Chosen(chosen) } else { GpuStage::AtRest };
+            return if stays { WindowUpdate::Keep } else { WindowUpdate::Clear };
         };
-        settled.violated = now;
+        chosen.last_violation = now;
         let is_worse = |score: &Score| {
-            score.compared(&settled.score).is_gt() && score.loss() > settled.score.loss() + MUCH_WORSE
+            score.compared(&chosen.score).is_gt() && score.loss() > chosen.score.loss() + MUCH_WORSE
         };
-        let worse = is_worse(&seen.recent) || is_worse(&seen.last);
-        let due = now >= settled.again || !are_alike(&settled.load, &seen.load);
+        let is_worse_now = is_worse(&observation.recent) || is_worse(&observation.last);
+        let is_due = now >= chosen.retry_at || !are_alike(&chosen.rates, &observation.rates);
         // Under a layout that sufficed, a violation says that the load is another one.
-        let again = if settled.sufficed { worse || due } else { worse && due };
-        let again = again && self.refuses_for_long(now);
+        let retry = if chosen.sufficed { is_worse_now || is_due } else { is_worse_now && is_due };
+        let retry = retry && self.refuses_for_long(now);
         // What was missed of late was partly under the former load.
-        let present = Candidate::new(settled.layout.clone(), seen.recent.blank());
-        let pause = settled.pause;
-        self.stage = Stage::Settled(settled);
-        if again { self.change(model, present, pause, seen, candidates) } else { Outcome::Nothing }
+        let present = Candidate::new(chosen.layout.clone(), observation.recent.blank());
+        let pause = chosen.pause;
+        self.stage = GpuStage::Chosen(chosen);
+        if retry { self.change(model, present, pause, observation, candidates) } else { WindowUpdate::Keep }
     }
 
     /// Returns the same state for models with other indices, as far as those are known.
     pub(super) fn renumbered(&self, now: impl Fn(usize) -> Option<usize> + Copy) -> Self {
         let mut gpu = self.clone();
         match &mut gpu.stage {
-            Stage::AtRest => {}
-            Stage::Trying { trial, load, .. } => {
+            GpuStage::AtRest => {}
+            GpuStage::Trying { trial, rates, .. } => {
                 trial.renumber(now);
-                renumber(load, now);
+                renumber(rates, now);
             }
-            Stage::Settled(settled) => settled.renumber(now),
+            GpuStage::Chosen(chosen) => chosen.renumber(now),
         }
         gpu.remembered.iter_mut().for_each(|known| known.renumber(now));
         gpu
     }
 }
 
-impl Settled {
+impl ChosenLayout {
     fn renumber(&mut self, now: impl Fn(usize) -> Option<usize> + Copy) {
         self.layout = self.layout.renumbered(now);
         self.trial.renumber(now);
-        renumber(&mut self.load, now);
-        self.usual.iter_mut().for_each(|load| renumber(load, now));
+        renumber(&mut self.rates, now);
+        self.usual_rates.iter_mut().for_each(|rates| renumber(rates, now));
     }
 }
 
-fn renumber(load: &mut Load, now: impl Fn(usize) -> Option<usize>) {
-    load.iter_mut().for_each(|(model, _)| *model = now(*model).unwrap_or(*model));
+fn renumber(rates: &mut RequestRates, now: impl Fn(usize) -> Option<usize>) {
+    rates.iter_mut().for_each(|(model, _)| *model = now(*model).unwrap_or(*model));
 }
 
 /// Returns whether two loads are of the same models, and each one's rates are alike.
-fn are_alike(load: &Load, other: &Load) -> bool {
-    let is_like =
-        |(model, rate): &(usize, Rate)| other.iter().any(|(of, other)| of == model && rate.is_like(*other));
-    load.len() == other.len() && load.iter().all(is_like)
+fn are_alike(rates: &RequestRates, other: &RequestRates) -> bool {
+    let is_like = |(model, rate): &(usize, ArrivalRate)| {
+        other.iter().any(|(of, other)| of == model && rate.is_like(*other))
+    };
+    rates.len() == other.len() && rates.iter().all(is_like)
 }
 
 /// Returns the pause after one of this length under the same load.
 fn longer(pause: Duration) -> Duration {
-    (pause * LENGTHENS).clamp(PAUSE, LONGEST_PAUSE)
+    (pause * PAUSE_FACTOR).clamp(MIN_PAUSE, MAX_PAUSE)
 }

@@ -4,12 +4,12 @@ use std::cmp::Ordering;
 
 /// How much the part of one priority's requests that missed counts beside that of the next lower
 /// priority.
-const WORTH: f64 = 4.0;
+const PRIORITY_WEIGHT: f64 = 4.0;
 
 /// The variance of counts as a multiple of that of requests that miss independently: those of a
 /// batch, and of a moment in which many came, miss together. In simulated overloads it was 3 to 13
 /// times.
-const CLUSTERED: f64 = 4.0;
+const VARIANCE_FACTOR: f64 = 4.0;
 
 /// The requests of one priority that ended, and those of them that missed their objective.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -34,18 +34,18 @@ impl Misses {
         // One more of each keeps the variance above zero where nothing missed.
         let mean = (missed as f64 + 1.0) / (ended as f64 + 2.0);
         let counts = 1.0 / self.ended.max(1) as f64 + 1.0 / other.ended.max(1) as f64;
-        CLUSTERED * mean * (1.0 - mean) * counts
+        VARIANCE_FACTOR * mean * (1.0 - mean) * counts
     }
 }
 
-/// Returns the parts that missed, by priority from the highest on, each counted as [`WORTH`] of the
+/// Returns the parts that missed, by priority from the highest on, each counted as [`PRIORITY_WEIGHT`] of the
 /// next one.
 pub(super) fn weighted(missed: impl Iterator<Item = f64>) -> f64 {
     missed.zip(weights()).map(|(missed, weight)| missed * weight).sum()
 }
 
 fn weights() -> impl Iterator<Item = f64> {
-    std::iter::successors(Some(1.0), |weight| Some(weight / WORTH))
+    std::iter::successors(Some(1.0), |weight| Some(weight / PRIORITY_WEIGHT))
 }
 
 impl Score {

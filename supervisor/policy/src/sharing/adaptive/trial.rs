@@ -24,7 +24,7 @@ const SETTLING: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration
 /// For how long a candidate is measured in each round, and the requests that must have ended for the
 /// shorter time to do.
 const SLICE: RangeInclusive<Duration> = Duration::from_millis(400)..=Duration::from_secs(1);
-const ENOUGH: u64 = 60;
+const ENOUGH_REQUESTS: u64 = 60;
 
 /// The most rounds. After the first, the best layout and its rival are left.
 const ROUNDS: usize = 2;
@@ -42,27 +42,27 @@ pub(super) struct Candidate {
 }
 
 #[derive(Debug, Clone, PartialEq)]
-enum Slice {
-    Coming { since: Timestamp },
+enum TrialPhase {
+    Switching { since: Timestamp },
     Settling { since: Timestamp },
     Measuring { since: Timestamp, score: Score },
 }
 
 /// A trial of a GPU's layouts.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Trial {
+pub(super) struct LayoutTrial {
     /// The model that violated its objective.
     pub(super) beneficiary: usize,
     pub(super) candidates: Vec<Candidate>,
     current: usize,
     round: usize,
     rounds: usize,
-    slice: Slice,
+    phase: TrialPhase,
 }
 
 /// How soon a layout is in force.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Pace {
+pub(super) enum SwitchSpeed {
     /// Every share changes inside its worker.
     AtOnce,
     /// Some share changes by a shadow, which takes seconds: a layout is measured once.
@@ -71,7 +71,7 @@ pub(super) enum Pace {
 
 /// What a GPU shows of its models in one interval.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Look {
+pub(super) struct TrialObservation {
     pub(super) now: Timestamp,
     /// Every model has the part that it should have.
     pub(super) in_force: bool,
@@ -85,20 +85,20 @@ pub(super) struct Look {
 
 /// What a trial does after a look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Progress {
+pub(super) enum TrialProgress {
     /// The same layout goes on.
-    Goes,
+    Continues,
     /// From now on it is measured: what was seen before says nothing of it.
-    Begins,
+    MeasuringBegins,
     /// Another layout is to be put in force.
-    Switches,
+    LayoutSwitches,
     /// Every model keeps its objective under the present layout.
     Suffices,
     /// The present layout is the best.
     Ended,
 }
 
-impl Progress {
+impl TrialProgress {
     pub(super) fn is_over(self) -> bool {
         matches!(self, Self::Suffices | Self::Ended)
     }
@@ -114,25 +114,25 @@ impl Candidate {
     }
 }
 
-impl Trial {
+impl LayoutTrial {
     /// `present` is in force; without a score it is measured first. Returns `None` if there is nothing
     /// to try beside it.
     pub(super) fn new(
         beneficiary: usize,
         present: Candidate,
         others: Vec<Layout>,
-        pace: Pace,
+        speed: SwitchSpeed,
         now: Timestamp,
     ) -> Option<Self> {
-        let rounds = if pace == Pace::AtOnce { ROUNDS } else { 1 };
+        let rounds = if speed == SwitchSpeed::AtOnce { ROUNDS } else { 1 };
         let blank = present.score.blank();
-        let (current, slice) = match present.rounds {
-            0 => (0, Slice::Settling { since: now }),
-            _ => (1, Slice::Coming { since: now }),
+        let (current, phase) = match present.rounds {
+            0 => (0, TrialPhase::Settling { since: now }),
+            _ => (1, TrialPhase::Switching { since: now }),
         };
         let others = others.into_iter().map(|layout| Candidate::new(layout, blank.clone()));
         let candidates: Vec<Candidate> = std::iter::once(present).chain(others).collect();
-        let trial = Self { beneficiary, candidates, current, round: 0, rounds, slice };
+        let trial = Self { beneficiary, candidates, current, round: 0, rounds, phase };
         (trial.candidates.len() > 1).then_some(trial)
     }
 
@@ -145,44 +145,44 @@ impl Trial {
         &self.candidates[self.current].score
     }
 
-    pub(super) fn look(&mut self, look: &Look) -> Progress {
-        let now = look.now;
-        let settling = (2 * look.longest_slo).clamp(*SETTLING.start(), *SETTLING.end());
-        match &mut self.slice {
-            Slice::Coming { .. } if look.in_force => {
-                self.slice = Slice::Settling { since: now };
-                Progress::Goes
+    pub(super) fn observe(&mut self, observation: &TrialObservation) -> TrialProgress {
+        let now = observation.now;
+        let settling = (2 * observation.longest_slo).clamp(*SETTLING.start(), *SETTLING.end());
+        match &mut self.phase {
+            TrialPhase::Switching { .. } if observation.in_force => {
+                self.phase = TrialPhase::Settling { since: now };
+                TrialProgress::Continues
             }
-            Slice::Coming { since } if now.since(*since) > IN_FORCE_TIMEOUT => {
+            TrialPhase::Switching { since } if now.since(*since) > IN_FORCE_TIMEOUT => {
                 self.candidates[self.current].is_out = true;
                 self.next(now)
             }
-            Slice::Settling { since } if now.since(*since) >= settling => {
-                self.slice = Slice::Measuring { since: now, score: look.misses.blank() };
-                Progress::Begins
+            TrialPhase::Settling { since } if now.since(*since) >= settling => {
+                self.phase = TrialPhase::Measuring { since: now, score: observation.misses.blank() };
+                TrialProgress::MeasuringBegins
             }
-            Slice::Coming { .. } | Slice::Settling { .. } => Progress::Goes,
-            Slice::Measuring { since, score } => {
-                score.add_all(&look.misses);
+            TrialPhase::Switching { .. } | TrialPhase::Settling { .. } => TrialProgress::Continues,
+            TrialPhase::Measuring { since, score } => {
+                score.add_all(&observation.misses);
                 let (age, score) = (now.since(*since), score.clone());
-                self.measure(age, &score, look)
+                self.measure(age, &score, observation)
             }
         }
     }
 
-    fn measure(&mut self, age: Duration, score: &Score, look: &Look) -> Progress {
-        let is_over = age >= *SLICE.start() && score.total().ended >= ENOUGH || age >= *SLICE.end();
+    fn measure(&mut self, age: Duration, score: &Score, observation: &TrialObservation) -> TrialProgress {
+        let is_over = age >= *SLICE.start() && score.total().ended >= ENOUGH_REQUESTS || age >= *SLICE.end();
         let is_hopeless = age >= *SLICE.start() / 2 && score.is_certainly_worse(&self.best().score);
         if !is_over && !is_hopeless {
-            return Progress::Goes;
+            return TrialProgress::Continues;
         }
         let candidate = &mut self.candidates[self.current];
         candidate.score.add_all(score);
         candidate.rounds += 1;
-        if look.all_keep && !is_hopeless {
-            return Progress::Suffices;
+        if observation.all_keep && !is_hopeless {
+            return TrialProgress::Suffices;
         }
-        self.next(look.now)
+        self.next(observation.now)
     }
 
     /// Of equal ones the first, which is the gentlest. One that confines the first priority must
@@ -202,7 +202,7 @@ impl Trial {
         }
     }
 
-    fn next(&mut self, now: Timestamp) -> Progress {
+    fn next(&mut self, now: Timestamp) -> TrialProgress {
         loop {
             let is_next = |candidate: &Candidate| !candidate.is_out && candidate.rounds <= self.round;
             if let Some(next) = self.candidates.iter().position(is_next) {
@@ -215,15 +215,16 @@ impl Trial {
                 let best = self.best().layout.clone();
                 let best = self.candidates.iter().position(|candidate| candidate.layout == best);
                 self.switch(best.unwrap_or(0), now);
-                return Progress::Ended;
+                return TrialProgress::Ended;
             }
         }
     }
 
-    fn switch(&mut self, to: usize, now: Timestamp) -> Progress {
+    fn switch(&mut self, to: usize, now: Timestamp) -> TrialProgress {
         let stays = std::mem::replace(&mut self.current, to) == to;
-        self.slice = if stays { Slice::Settling { since: now } } else { Slice::Coming { since: now } };
-        Progress::Switches
+        self.phase =
+            if stays { TrialPhase::Settling { since: now } } else { TrialPhase::Switching { since: now } };
+        TrialProgress::LayoutSwitches
     }
 
     /// Leaves out what is worse than the best, and all but a few of the others.

@@ -7,7 +7,7 @@ mod fixed_layouts;
 mod gpulet;
 mod gslice;
 
-pub(super) use fixed::Fixed;
+pub(super) use fixed::FixedShares;
 pub(super) use fixed_layouts::FixedLayouts;
 pub(super) use gpulet::Gpulet;
 pub(super) use gslice::Gslice;

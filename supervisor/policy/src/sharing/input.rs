@@ -9,7 +9,7 @@ use shadowslice_shared::units::{Sms, Timestamp};
 /// Known beforehand. When any of it changes, by a reload say, the policy begins anew on the model's
 /// GPU.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Terms {
+pub struct ModelSpec {
     pub name: String,
     /// An index.
     pub gpu: usize,
@@ -29,40 +29,40 @@ pub struct Terms {
     pub profile: Option<Profile>,
 }
 
-impl Terms {
+impl ModelSpec {
     /// The least share of so many SMs or more that the model may have, else the largest.
-    pub fn within(&self, sms: Sms) -> Sms {
-        self.shares.iter().copied().find(|&share| share >= sms).unwrap_or(self.most())
+    pub fn share_for(&self, sms: Sms) -> Sms {
+        self.shares.iter().copied().find(|&share| share >= sms).unwrap_or(self.max_share())
     }
 
-    pub fn most(&self) -> Sms {
+    pub fn max_share(&self) -> Sms {
         self.shares.last().copied().unwrap_or(self.initial)
     }
 
     /// The part of the requests that need not keep the SLO.
-    pub(super) fn may_miss(&self) -> f64 {
+    pub(super) fn allowed_miss_rate(&self) -> f64 {
         1.0 - self.percentile / 100.0
     }
 }
 
 /// Immutable, and possibly stale when a decision is carried out.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Facts {
+pub struct PolicyInput {
     pub now: Timestamp,
     pub gpus: Vec<Sms>,
-    /// In the order of their [`Terms`].
-    pub models: Vec<Live>,
+    /// In the order of their [`ModelSpec`].
+    pub models: Vec<ModelSnapshot>,
 }
 
 #[derive(Debug, Clone, PartialEq)]
-pub struct Live {
+pub struct ModelSnapshot {
     pub share: Sms,
     /// Since when `share` is in force.
-    pub since: Timestamp,
+    pub share_since: Timestamp,
     /// The share that a hand-over under way will bring.
-    pub coming: Option<Sms>,
+    pub pending_share: Option<Sms>,
     /// The share of a worker that stands ready: one that was parked, or was kept warm.
-    pub ready: Option<Sms>,
+    pub standby_share: Option<Sms>,
     /// The groups on which batches run, where the share is a partition inside the worker.
     pub groups: Option<Groups>,
     /// How long batches take on each number of SMs, as workers measured it before they served;
@@ -70,11 +70,11 @@ pub struct Live {
     pub execution: Option<Execution>,
     /// By an operator, or because the model's answers are wrong with another share.
     pub held: bool,
-    pub seen: Seen,
+    pub observation: Observation,
 }
 
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Seen {
+pub struct Observation {
     pub span: Duration,
     /// Refused requests included.
     pub arrived: u64,
@@ -82,8 +82,8 @@ pub struct Seen {
     pub rows: u64,
     pub answered: u64,
     pub in_time: u64,
-    /// Of these, the requests with answers that [leave time for the way](leaves_time_for_the_way).
-    pub in_good_time: u64,
+    /// Of these, the requests with answers that [leave time for the way](leaves_time_for_delivery).
+    pub in_time_at_client: u64,
     pub refused: u64,
     pub queued: usize,
     /// The mean time from a request's first byte to its answer's last byte. Zero without answers.
@@ -93,14 +93,14 @@ pub struct Seen {
     /// The part of the span in which a batch executed, 0 to 1.
     pub busy: f64,
     /// By size, all at the share in force, beside the neighbours of that time.
-    pub executed: Vec<Executed>,
+    pub batches: Vec<BatchStats>,
 }
 
-impl Seen {
+impl Observation {
     /// Requests that missed the SLO, as their clients see it: answered too late for them, or
     /// refused.
     pub fn missed(&self) -> u64 {
-        self.answered.saturating_sub(self.in_good_time) + self.refused
+        self.answered.saturating_sub(self.in_time_at_client) + self.refused
     }
 }
 
@@ -110,12 +110,12 @@ impl Seen {
 const WAY: f64 = 0.05;
 
 /// Whether a client has the answer within the SLO.
-pub fn leaves_time_for_the_way(latency: Duration, slo: Duration) -> bool {
+pub fn leaves_time_for_delivery(latency: Duration, slo: Duration) -> bool {
     latency <= slo.mul_f64(1.0 - WAY)
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Executed {
+pub struct BatchStats {
     pub rows: u32,
     pub count: u64,
     pub mean: Duration,
