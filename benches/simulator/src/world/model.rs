@@ -7,7 +7,7 @@ use shadowslice_policy::scheduler::{
     Lane, NextAction, OutgoingBatch, QueuedRequest, Scheduler, SchedulerWait, SchedulingRules, Slice,
 };
 use shadowslice_policy::sharing::{AdmissionPolicy, ModelSnapshot};
-use shadowslice_policy::workers::{Fact, Workers};
+use shadowslice_policy::workers::{LifecycleEvent, Workers};
 use shadowslice_shared::batch::{IN_FLIGHT, MAX_REQUESTS};
 use shadowslice_shared::contention::{ClientPriority, Gpu, Occupant};
 use shadowslice_shared::groups::Groups;
@@ -40,7 +40,7 @@ pub(super) struct Model<'a> {
     pub(super) serving: usize,
     pub(super) machine: Workers,
     /// What the shadow that starts says next.
-    pub(super) shadow: Option<Fact>,
+    pub(super) shadow: Option<LifecycleEvent>,
     pub(super) gpu: Sms,
     /// Where the share changes inside the worker.
     pub(super) inside: Option<Inside>,

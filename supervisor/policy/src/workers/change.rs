@@ -11,7 +11,7 @@ pub(super) const WRONG_AT_A_SHARE: &str = "Two workers with this share answered 
 
 /// There is one at most.
 #[derive(Debug)]
-pub(super) enum Change {
+pub(super) enum OngoingChange {
     /// To a shadow. The roles of its two workers say how far it is.
     Handover {
         request: ResizeRequest,
@@ -19,7 +19,7 @@ pub(super) enum Change {
         /// Whether the shadow stood ready when the change began.
         at_once: bool,
         /// Set while there is no memory for the shadow.
-        retry: Option<Retry>,
+        retry: Option<MemoryRetry>,
     },
     /// The worker leaves before the next one starts (`handover: restart`), or a model that was
     /// given up is tried again.
@@ -37,12 +37,12 @@ pub(super) enum Change {
 
 /// `until`: the shadow must have said hello.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Retry {
+pub(super) struct MemoryRetry {
     pub(super) at: Timestamp,
     pub(super) until: Timestamp,
 }
 
-impl Change {
+impl OngoingChange {
     pub(super) fn is_inside(&self) -> bool {
         matches!(self, Self::Inside { .. })
     }
@@ -57,7 +57,7 @@ impl Change {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Means {
+pub enum ChangeMechanism {
     InProcess,
     Shadow { at_once: bool },
     Restart,
@@ -68,7 +68,7 @@ pub enum Means {
 pub struct ChangeReport {
     pub request: ResizeRequest,
     pub from: Percent,
-    pub means: Means,
+    pub mechanism: ChangeMechanism,
     pub sms: (Sms, Sms),
 }
 
@@ -83,16 +83,16 @@ pub struct Failover {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Outcome {
-    Kept,
+pub(super) enum HandoverOutcome {
+    Completed,
     /// The share was in force, and the incumbent took the traffic back.
-    RolledBack(Reason),
+    RolledBack(HandoverFailure),
     /// The share before is in force. The incumbent serves, or will when it is restarted.
-    Aborted(Reason),
+    Aborted(HandoverFailure),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Reason {
+pub enum HandoverFailure {
     /// The worker cannot start, load or warm up, or failed the proof.
     #[error("the new worker did not become ready: {0}")]
     BootFailed(String),

@@ -8,7 +8,7 @@ use shadowslice_shared::groups::Groups;
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::{Percent, Sms, Timestamp};
 
-use super::change::{ChangeReport, Failover, Reason, ResizeRefused};
+use super::change::{ChangeReport, Failover, HandoverFailure, ResizeRefused};
 use crate::scheduler::Slice;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -98,7 +98,7 @@ pub struct ResizeRequest {
 }
 
 #[derive(Debug, Clone, PartialEq)]
-pub enum Fact {
+pub enum LifecycleEvent {
     Resize {
         request: ResizeRequest,
         /// The policy must not change the share again.
@@ -164,7 +164,7 @@ pub enum Fact {
     /// change.
     Groups(Groups),
     /// The standing worker must go: its memory is needed, or there is none for it.
-    MustNotStand(String),
+    StandbyRevoked(String),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -173,17 +173,17 @@ pub enum StartFailure {
     Passing {
         why: String,
         /// Standing workers were called in, so memory will be free soon.
-        memory_comes: bool,
+        memory_expected: bool,
     },
     /// There is no memory for a worker that only stands ready.
-    NoRoomToStand(String),
+    NoMemoryForStandby(String),
     Failed(String),
 }
 
 impl StartFailure {
     pub(super) fn why(self) -> String {
         match self {
-            Self::Passing { why, .. } | Self::NoRoomToStand(why) | Self::Failed(why) => why,
+            Self::Passing { why, .. } | Self::NoMemoryForStandby(why) | Self::Failed(why) => why,
         }
     }
 }
@@ -194,15 +194,15 @@ pub struct Launch {
     pub purpose: Purpose,
     pub share: Percent,
     /// Another worker serves meanwhile, so this one starts at low CPU priority.
-    pub spare: bool,
+    pub low_priority: bool,
     /// The worker will only stand ready, for which there must be memory enough.
-    pub stands: bool,
+    pub standby: bool,
 }
 
 /// To be done in the order given.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Action {
-    /// [`Fact::NotStarted`] tells at once if that fails.
+    /// [`LifecycleEvent::NotStarted`] tells at once if that fails.
     Start(Launch),
     Load(WorkerId),
     /// Put the warm worker's lane on the data path, with no traffic.
@@ -242,8 +242,8 @@ pub enum Action {
         slice: Slice,
     },
     /// Whether a worker stands ready or starts in order to, and needs memory for that.
-    Stands(bool),
-    /// A worker that ran before stands ready from now on: [`Fact::MustNotStand`] if there is no
+    StandbyExists(bool),
+    /// A worker that ran before stands ready from now on: [`LifecycleEvent::MustNotStand`] if there is no
     /// memory for it.
     Keep(WorkerId),
     /// The model's share is changed by shadows from now on.
@@ -256,20 +256,20 @@ pub enum Action {
     /// after a death.
     AwaitEffect(WorkerId, Option<ResizeRequest>),
     /// Count this, and answer the request that it is about.
-    Report(Report),
+    Report(LifecycleReport),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Report {
+pub enum LifecycleReport {
     /// A hand-over, to this worker if it runs already.
     Begun(ResizeRequest, Option<WorkerId>),
     Completed(ChangeReport),
     /// A hand-over did not complete, or was taken back.
-    NotKept {
+    HandoverFailed {
         change: ChangeReport,
         /// The hand-over had completed.
         rolled_back: bool,
-        reason: Reason,
+        reason: HandoverFailure,
     },
     /// The change had begun, and was no hand-over.
     Aborted(ResizeRequest, ResizeRefused),

@@ -18,7 +18,7 @@
 //! what serves or why nothing does ([`Primary`]), the one change of share that is under way, and the
 //! request behind it.
 //!
-//! The machine is pure. Its driver tells it [`Fact`]s and the time, and carries out the
+//! The machine is pure. Its driver tells it [`LifecycleEvent`]s and the time, and carries out the
 //! [`Action`]s, in the order given, before it tells the next fact; what an action brings about at
 //! once is told before all else. What the driver owes the machine besides: an exit is told once for
 //! each worker, after all else that this worker said. Other facts may come late, twice or not at
@@ -33,7 +33,7 @@ mod partition;
 mod primary;
 mod resize;
 mod slot;
-mod standing;
+mod standby;
 mod view;
 
 use std::collections::BTreeMap;
@@ -45,17 +45,18 @@ use shadowslice_shared::profile::Execution;
 use shadowslice_shared::units::{Percent, Sms, Timestamp};
 
 use crate::restart::Restarts;
-use change::Change;
+use change::OngoingChange;
 use partition::Partition;
 use primary::Primary;
-use slot::{Aim, Leaver, Phase, Role, Slot};
-use standing::Standing;
+use slot::{ExitReason, Phase, Role, Slot, StartPurpose};
+use standby::StandbyState;
 
-pub use change::{ChangeReport, Failover, Means, Reason, ResizeRefused};
+pub use change::{ChangeMechanism, ChangeReport, Failover, HandoverFailure, ResizeRefused};
 pub use messages::{
-    Action, Cause, Fact, HandoverMode, Launch, Report, ResizeRequest, Settings, StartFailure, Timeouts,
+    Action, Cause, HandoverMode, Launch, LifecycleEvent, LifecycleReport, ResizeRequest, Settings,
+    StartFailure, Timeouts,
 };
-pub use view::{HandoverPhase, State};
+pub use view::{HandoverPhase, WorkersState};
 
 #[derive(Debug)]
 pub struct Workers {
@@ -69,10 +70,10 @@ pub struct Workers {
     share: Percent,
     /// An error says why the share is no partition inside the worker.
     partition: Result<Partition, String>,
-    change: Option<Change>,
+    change: Option<OngoingChange>,
     /// Came while the last hand-over was in its probation, or its incumbent left.
     next: Option<ResizeRequest>,
-    standing: Standing,
+    standby: StandbyState,
     restarts: Restarts,
     /// `None` once the reference answers are written.
     reference: Option<Purpose>,
@@ -103,7 +104,7 @@ impl Workers {
             share,
             change: None,
             next: None,
-            standing: Standing::new(),
+            standby: StandbyState::new(),
             restarts: Restarts::new(),
             reference,
             wrong_at: BTreeMap::new(),
@@ -127,16 +128,20 @@ impl Workers {
         std::mem::take(&mut self.actions)
     }
 
-    pub fn on(&mut self, fact: Fact, now: Timestamp) -> Vec<Action> {
+    pub fn on(&mut self, fact: LifecycleEvent, now: Timestamp) -> Vec<Action> {
         self.now = now;
         match fact {
-            Fact::NotStarted { worker, .. } | Fact::Exited { worker, .. } if self.stopping => {
+            LifecycleEvent::NotStarted { worker, .. } | LifecycleEvent::Exited { worker, .. }
+                if self.stopping =>
+            {
                 self.slots.remove(&worker);
             }
-            Fact::Resize { request, .. } if self.stopping => self.refuse(request, ResizeRefused::Stopping),
+            LifecycleEvent::Resize { request, .. } if self.stopping => {
+                self.refuse(request, ResizeRefused::Stopping)
+            }
             _ if self.stopping => {}
             fact => {
-                self.hear(fact);
+                self.apply(fact);
                 self.settle();
             }
         }
@@ -149,18 +154,18 @@ impl Workers {
         if self.stopping {
             return workers.min();
         }
-        let others = [self.primary.due(), self.retry_due(), self.partition_due(), self.standing_due()];
+        let others = [self.primary.due(), self.retry_due(), self.partition_due(), self.standby_due()];
         workers.chain(others.into_iter().flatten()).min()
     }
 
     /// Before [`Workers::due`] a timer is an old one and changes nothing.
-    pub fn on_time(&mut self, now: Timestamp) -> Vec<Action> {
+    pub fn on_timer(&mut self, now: Timestamp) -> Vec<Action> {
         self.now = now;
         let late = |slot: &Slot| slot.role.until().is_some_and(|until| until <= now);
         let late: Vec<_> =
             self.slots.iter().filter_map(|(worker, slot)| late(slot).then_some(*worker)).collect();
         for worker in late {
-            self.time_is_up(worker);
+            self.on_timeout(worker);
         }
         if !self.stopping {
             self.primary_on_time();
@@ -181,29 +186,29 @@ impl Workers {
         std::mem::replace(&mut self.held, held) != held
     }
 
-    fn hear(&mut self, fact: Fact) {
+    fn apply(&mut self, fact: LifecycleEvent) {
         match fact {
-            Fact::Resize { request, hold } => self.resize(request, hold),
-            Fact::Configured(settings) => {
+            LifecycleEvent::Resize { request, hold } => self.resize(request, hold),
+            LifecycleEvent::Configured(settings) => {
                 self.settings = settings;
                 // Of the share that is to come, if a change inside the worker is under way.
                 self.ask_groups(self.share_inside());
             }
-            Fact::Stop => self.stop(),
-            Fact::NotStarted { worker, failure } => self.not_started(worker, failure),
-            Fact::Connected(worker) => self.connected(worker),
-            Fact::ReferenceWritten { worker, result } => self.reference_written(worker, result),
-            Fact::Warmed { worker, warmed, asked } => self.warmed(worker, &warmed, asked),
-            Fact::Refused { worker, refusal } => self.refused(worker, &refusal),
-            Fact::Misbehaved { worker, why } => self.misbehaved(worker, &why),
-            Fact::LaneEnded { worker, idle } => self.lane_ended(worker, idle),
-            Fact::Exited { worker, status, idle } => self.exited(worker, status, idle),
-            Fact::Drained(worker) => self.drained(worker),
-            Fact::FirstAnswer(_) => self.restarts.served(),
-            Fact::PoisonConfirmed => self.restarts.poisonous(),
-            Fact::Prepared { worker, prepared } => self.prepared(worker, prepared),
-            Fact::Groups(groups) => self.groups_are(groups),
-            Fact::MustNotStand(why) => self.must_not_stand(why),
+            LifecycleEvent::Stop => self.stop(),
+            LifecycleEvent::NotStarted { worker, failure } => self.not_started(worker, failure),
+            LifecycleEvent::Connected(worker) => self.connected(worker),
+            LifecycleEvent::ReferenceWritten { worker, result } => self.reference_written(worker, result),
+            LifecycleEvent::Warmed { worker, warmed, asked } => self.warmed(worker, &warmed, asked),
+            LifecycleEvent::Refused { worker, refusal } => self.refused(worker, &refusal),
+            LifecycleEvent::Misbehaved { worker, why } => self.misbehaved(worker, &why),
+            LifecycleEvent::LaneEnded { worker, idle } => self.lane_ended(worker, idle),
+            LifecycleEvent::Exited { worker, status, idle } => self.exited(worker, status, idle),
+            LifecycleEvent::Drained(worker) => self.drained(worker),
+            LifecycleEvent::FirstAnswer(_) => self.restarts.record_answer(),
+            LifecycleEvent::PoisonConfirmed => self.restarts.record_poison(),
+            LifecycleEvent::Prepared { worker, prepared } => self.prepared(worker, prepared),
+            LifecycleEvent::Groups(groups) => self.groups_are(groups),
+            LifecycleEvent::StandbyRevoked(why) => self.revoke_standby(why),
         }
     }
 
@@ -215,25 +220,26 @@ impl Workers {
             return;
         }
         self.resize_next();
-        self.tend_awaited();
-        self.tend_share();
-        self.tend_standing();
-        self.tend_partition();
+        self.update_awaited();
+        self.restore_share();
+        self.update_standby();
+        self.update_partition();
     }
 
-    fn start(&mut self, aim: Aim, share: Percent, until: Timestamp) -> WorkerId {
+    fn start(&mut self, purpose: StartPurpose, share: Percent, until: Timestamp) -> WorkerId {
         self.started += 1;
         let worker = WorkerId(self.started);
-        let purpose = match aim {
-            Aim::Reference => self.reference.unwrap_or(Purpose::Reference),
-            Aim::Serve | Aim::Shadow | Aim::Stand => Purpose::Serve,
+        let boot_purpose = match purpose {
+            StartPurpose::Reference => self.reference.unwrap_or(Purpose::Reference),
+            StartPurpose::Serve | StartPurpose::Shadow | StartPurpose::Standby => Purpose::Serve,
         };
-        let inside = self.partition.as_ref().ok().filter(|_| purpose == Purpose::Serve);
+        let inside = self.partition.as_ref().ok().filter(|_| boot_purpose == Purpose::Serve);
         let partition = inside.map(|partition| partition.target());
-        let role = Role::Starting { aim, phase: Phase::Spawning, until };
+        let role = Role::Starting { purpose, phase: Phase::Spawning, until };
         self.slots.insert(worker, Slot { share, partition, role });
-        let (spare, stands) = (matches!(aim, Aim::Shadow | Aim::Stand), aim == Aim::Stand);
-        self.act(Action::Start(Launch { worker, purpose, share, spare, stands }));
+        let standby = purpose == StartPurpose::Standby;
+        let low_priority = standby || purpose == StartPurpose::Shadow;
+        self.act(Action::Start(Launch { worker, purpose: boot_purpose, share, low_priority, standby }));
         worker
     }
 
@@ -254,20 +260,20 @@ impl Workers {
         }
     }
 
-    fn dismiss(&mut self, worker: WorkerId, leaver: Leaver) {
-        self.ends(worker, leaver);
+    fn dismiss(&mut self, worker: WorkerId, reason: ExitReason) {
+        self.ends(worker, reason);
         self.act(Action::Stop(worker));
     }
 
     /// The worker ends by itself, or has been told to; it is killed if it does not.
-    fn ends(&mut self, worker: WorkerId, leaver: Leaver) {
+    fn ends(&mut self, worker: WorkerId, reason: ExitReason) {
         let until = self.stop_by();
-        self.becomes(worker, Role::Leaving { leaver, killed: false, until });
+        self.becomes(worker, Role::Exiting { reason, killed: false, until });
     }
 
-    fn kill(&mut self, worker: WorkerId, leaver: Leaver, why: &str) {
+    fn kill(&mut self, worker: WorkerId, reason: ExitReason, why: &str) {
         let until = self.stop_by();
-        self.becomes(worker, Role::Leaving { leaver, killed: true, until });
+        self.becomes(worker, Role::Exiting { reason, killed: true, until });
         self.act(Action::Kill(worker, why.to_owned()));
     }
 
@@ -280,7 +286,7 @@ impl Workers {
         self.refuse_all(&ResizeRefused::Stopping);
         let workers: Vec<_> = self.slots.keys().copied().collect();
         for worker in workers {
-            self.dismiss(worker, Leaver::Unneeded);
+            self.dismiss(worker, ExitReason::Unneeded);
         }
         self.stopping = true;
     }

@@ -21,13 +21,13 @@ use shadowslice_shared::profile::{Execution, Row};
 use shadowslice_shared::units::{Percent, Sms, Timestamp};
 
 use super::Workers;
-use super::change::{Change, Means, ResizeRefused};
-use super::messages::{Action, Cause, HandoverMode, Report, ResizeRequest};
+use super::change::{ChangeMechanism, OngoingChange, ResizeRefused};
+use super::messages::{Action, Cause, HandoverMode, LifecycleReport, ResizeRequest};
 use super::primary::Primary;
 use crate::scheduler::Slice;
 
 /// A worker that takes longer to make a partition ready counts as hung.
-const PREPARE_WITHIN: Duration = Duration::from_secs(10);
+const PREPARE_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
 pub(super) struct Partition {
@@ -90,10 +90,10 @@ impl Partition {
 
     /// If `many` partitions are ready: takes out the one that was used longest ago. The worker
     /// keeps the partition of a batch that was sent until that batch has run.
-    fn spare(&mut self, many: usize) -> Option<Groups> {
-        let spare = self.ready.iter().position(|&groups| groups != self.current);
-        let full = self.ready.len() >= many;
-        spare.filter(|_| full).map(|spare| self.ready.remove(spare))
+    fn take_oldest(&mut self, count: usize) -> Option<Groups> {
+        let oldest = self.ready.iter().position(|&groups| groups != self.current);
+        let full = self.ready.len() >= count;
+        oldest.filter(|_| full).map(|oldest| self.ready.remove(oldest))
     }
 
     fn slice(&self, groups: Groups) -> Slice {
@@ -216,7 +216,7 @@ impl Workers {
 
     fn inside(&self) -> Option<(ResizeRequest, Percent)> {
         match self.change {
-            Some(Change::Inside { request, from }) => Some((request, from)),
+            Some(OngoingChange::Inside { request, from }) => Some((request, from)),
             _ => None,
         }
     }
@@ -238,7 +238,7 @@ impl Workers {
 
     pub(super) fn repartition(&mut self, request: ResizeRequest) {
         self.act(Action::MeasureStall { outage: false });
-        self.change = Some(Change::Inside { request, from: self.share });
+        self.change = Some(OngoingChange::Inside { request, from: self.share });
         if let Ok(partition) = &mut self.partition {
             partition.refused = None;
         }
@@ -246,8 +246,8 @@ impl Workers {
     }
 
     /// Moves the worker that serves to the groups that the model is to have.
-    pub(super) fn tend_partition(&mut self) {
-        let until = self.now + PREPARE_WITHIN;
+    pub(super) fn update_partition(&mut self) {
+        let until = self.now + PREPARE_TIMEOUT;
         let Some(worker) = self.serving().filter(|_| !self.is_handing_over()) else { return };
         let Ok(partition) = &mut self.partition else { return };
         let target = partition.target;
@@ -259,9 +259,9 @@ impl Workers {
         if moves && !whole && !partition.ready.contains(&target) {
             partition.moving = Some((target, until));
             // A partition that was prepared and never used may fill the last place.
-            let spare = partition.spare(READY_PARTITIONS);
-            if let Some(spare) = spare {
-                self.act(Action::Forget(worker, spare));
+            let oldest = partition.take_oldest(READY_PARTITIONS);
+            if let Some(oldest) = oldest {
+                self.act(Action::Forget(worker, oldest));
             }
             return self.act(Action::Prepare(worker, target));
         }
@@ -281,13 +281,13 @@ impl Workers {
         if groups != Groups::WHOLE {
             partition.ready.push(groups);
         }
-        let spare = partition.spare(READY_PARTITIONS);
+        let oldest = partition.take_oldest(READY_PARTITIONS);
         if let Some((request, _)) = inside {
             self.act(Action::AwaitEffect(worker, Some(request)));
         }
         self.act(Action::Move { worker, share, slice });
-        if let Some(spare) = spare {
-            self.act(Action::Forget(worker, spare));
+        if let Some(oldest) = oldest {
+            self.act(Action::Forget(worker, oldest));
         }
     }
 
@@ -299,7 +299,7 @@ impl Workers {
         }
         self.share = request.share;
         self.change = None;
-        self.report_completed(request, from, Means::InProcess);
+        self.report_completed(request, from, ChangeMechanism::InProcess);
     }
 
     pub(super) fn prepared(&mut self, worker: WorkerId, Prepared { groups, result }: Prepared) {
@@ -340,12 +340,12 @@ impl Workers {
         }
         self.partition = Err(why.to_owned());
         self.act(Action::NeedsShadows);
-        self.tend_share();
+        self.restore_share();
     }
 
     /// A worker that was started for a partition has the whole GPU where the model can have none
     /// any more: a shadow brings the share back.
-    pub(super) fn tend_share(&mut self) {
+    pub(super) fn restore_share(&mut self) {
         let slot = self.serving().and_then(|worker| self.slots.get(&worker));
         let whole = slot.is_some_and(|slot| slot.partition == Some(Groups::WHOLE));
         if self.partition.is_err() && whole && self.share != Percent::WHOLE && self.change.is_none() {
@@ -366,7 +366,7 @@ impl Workers {
     pub(super) fn repartition_failed(&mut self, refused: &ResizeRefused) {
         let Some((request, from)) = self.inside() else { return };
         self.change = None;
-        self.act(Action::Report(Report::Aborted(request, refused.clone())));
+        self.act(Action::Report(LifecycleReport::Aborted(request, refused.clone())));
         self.ask_groups(from);
     }
 

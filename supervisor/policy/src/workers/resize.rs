@@ -3,8 +3,8 @@
 use shadowslice_shared::units::Percent;
 
 use super::Workers;
-use super::change::{Change, ChangeReport, Means, ResizeRefused};
-use super::messages::{Action, Cause, HandoverMode, Report, ResizeRequest};
+use super::change::{ChangeMechanism, ChangeReport, OngoingChange, ResizeRefused};
+use super::messages::{Action, Cause, HandoverMode, LifecycleReport, ResizeRequest};
 use super::primary::Primary;
 use super::view::HandoverPhase;
 
@@ -38,7 +38,8 @@ impl Workers {
     fn is_busy(&self) -> bool {
         let settled =
             matches!(self.handover_phase(), None | Some(HandoverPhase::Probation | HandoverPhase::Retiring));
-        let otherwise = matches!(self.change, Some(Change::Restart { .. } | Change::Inside { .. }));
+        let otherwise =
+            matches!(self.change, Some(OngoingChange::Restart { .. } | OngoingChange::Inside { .. }));
         !settled || otherwise || self.next.is_some()
     }
 
@@ -90,7 +91,7 @@ impl Workers {
         let fits = |worker: &_| self.fits(*worker, request.share);
         let ready = self.ready().filter(fits).or(self.parked().filter(fits));
         let ready = ready.filter(|_| self.serving().is_some());
-        let starting = self.starting_to_stand().filter(fits);
+        let starting = self.starting_standby().filter(fits);
         match (self.change.is_some(), ready, starting, self.serving()) {
             (true, None, None, _) => {
                 self.next = Some(request);
@@ -102,7 +103,7 @@ impl Workers {
             }
             (false, Some(ready), _, _) => {
                 self.begin_handover(request, Some(ready));
-                self.take_standing();
+                self.take_standby();
                 self.cut_over(ready);
             }
             (false, None, Some(starting), _) => {
@@ -111,7 +112,7 @@ impl Workers {
             }
             (false, None, None, Some(serving)) if self.settings.handover == HandoverMode::Restart => {
                 self.act(Action::MeasureStall { outage: false });
-                self.change = Some(Change::Restart { request, from: self.share, served: true });
+                self.change = Some(OngoingChange::Restart { request, from: self.share, served: true });
                 self.begin_restart(serving);
             }
             (false, None, None, _) if down => self.revive(request),
@@ -124,24 +125,29 @@ impl Workers {
         let from = self.share;
         self.set_share(request.share);
         self.act(Action::MeasureStall { outage: false });
-        self.change = Some(Change::Restart { request, from, served: false });
+        self.change = Some(OngoingChange::Restart { request, from, served: false });
         self.boot();
     }
 
     pub(super) fn restarted(&mut self) {
-        if let Some(&Change::Restart { request, from, .. }) = self.change.as_ref() {
+        if let Some(&OngoingChange::Restart { request, from, .. }) = self.change.as_ref() {
             self.change = None;
-            self.report_completed(request, from, Means::Restart);
+            self.report_completed(request, from, ChangeMechanism::Restart);
         }
     }
 
-    pub(super) fn report_completed(&mut self, request: ResizeRequest, from: Percent, means: Means) {
+    pub(super) fn report_completed(
+        &mut self,
+        request: ResizeRequest,
+        from: Percent,
+        mechanism: ChangeMechanism,
+    ) {
         let sms = (self.sms(from), self.sms(request.share));
-        self.act(Action::Report(Report::Completed(ChangeReport { request, from, means, sms })));
+        self.act(Action::Report(LifecycleReport::Completed(ChangeReport { request, from, mechanism, sms })));
     }
 
     pub(super) fn refuse(&mut self, request: ResizeRequest, refused: ResizeRefused) {
-        self.act(Action::Report(Report::Refused(request, refused)));
+        self.act(Action::Report(LifecycleReport::Refused(request, refused)));
     }
 
     pub(super) fn refuse_all(&mut self, refused: &ResizeRefused) {
@@ -152,7 +158,7 @@ impl Workers {
             matches!(self.handover_phase(), Some(HandoverPhase::Probation | HandoverPhase::Retiring))
                 || self.is_rolling_back();
         if let Some(change) = self.change.take().filter(|_| !answered) {
-            self.act(Action::Report(Report::Aborted(*change.request(), refused.clone())));
+            self.act(Action::Report(LifecycleReport::Aborted(*change.request(), refused.clone())));
         }
     }
 }

@@ -3,7 +3,7 @@
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::units::{Percent, Timestamp};
 
-use super::change::Outcome;
+use super::change::HandoverOutcome;
 
 /// One process, from the order to start it to its exit.
 #[derive(Debug)]
@@ -19,7 +19,7 @@ pub(super) struct Slot {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Role {
     Starting {
-        aim: Aim,
+        purpose: StartPurpose,
         phase: Phase,
         until: Timestamp,
     },
@@ -29,7 +29,7 @@ pub(super) enum Role {
     },
     /// The traffic was taken from it, and it finishes what it has.
     Draining {
-        then: Drained,
+        then: AfterDrain,
         until: Timestamp,
     },
     /// It has served until the cut-over, and takes the traffic back if the shadow fails.
@@ -37,25 +37,25 @@ pub(super) enum Role {
         until: Timestamp,
     },
     /// Traffic can move to it at once.
-    Standing {
+    Standby {
         since: Timestamp,
     },
     /// When it has not ended by `until`, it is killed, again and again.
-    Leaving {
-        leaver: Leaver,
+    Exiting {
+        reason: ExitReason,
         killed: bool,
         until: Timestamp,
     },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Aim {
+pub(super) enum StartPurpose {
     /// It writes the reference answers, and goes.
     Reference,
     /// No other worker serves.
     Serve,
     Shadow,
-    Stand,
+    Standby,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,7 +65,7 @@ pub(super) enum Phase {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Drained {
+pub(super) enum AfterDrain {
     Park,
     /// It ends, and another worker starts in its place.
     Restart,
@@ -73,7 +73,7 @@ pub(super) enum Drained {
 
 /// What follows when a worker that leaves is gone.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Leaver {
+pub(super) enum ExitReason {
     /// No worker serves until then: that is the death of the model's worker, of this cause if it is
     /// known before the exit. `since`: it has served since then, and whether it had no batch is
     /// heard at its exit.
@@ -83,10 +83,10 @@ pub(super) enum Leaver {
     },
     /// Another worker starts in its place, at the share that is asked for.
     Replaced,
-    Handover(Outcome),
+    Handover(HandoverOutcome),
     /// The next standing worker starts so long after it.
-    Standing {
-        rest: std::time::Duration,
+    Standby {
+        cooldown: std::time::Duration,
         failed: bool,
     },
     Unneeded,
@@ -98,17 +98,17 @@ impl Role {
             Self::Starting { until, .. }
             | Self::Draining { until, .. }
             | Self::Parked { until }
-            | Self::Leaving { until, .. } => Some(until),
-            Self::Serving { .. } | Self::Standing { .. } => None,
+            | Self::Exiting { until, .. } => Some(until),
+            Self::Serving { .. } | Self::Standby { .. } => None,
         }
     }
 
-    pub(super) fn starts_as(&self, wanted: Aim) -> bool {
-        matches!(*self, Self::Starting { aim, .. } if aim == wanted)
+    pub(super) fn starts_as(&self, wanted: StartPurpose) -> bool {
+        matches!(*self, Self::Starting { purpose, .. } if purpose == wanted)
     }
 
-    pub(super) fn is_standing(&self) -> bool {
-        let leaves = matches!(self, Self::Leaving { leaver: Leaver::Standing { .. }, .. });
-        leaves || matches!(self, Self::Standing { .. }) || self.starts_as(Aim::Stand)
+    pub(super) fn is_standby(&self) -> bool {
+        let leaves = matches!(self, Self::Exiting { reason: ExitReason::Standby { .. }, .. });
+        leaves || matches!(self, Self::Standby { .. }) || self.starts_as(StartPurpose::Standby)
     }
 }

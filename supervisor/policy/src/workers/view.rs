@@ -6,13 +6,13 @@ use shadowslice_shared::profile::Execution;
 use shadowslice_shared::units::{Percent, Sms, Timestamp};
 
 use super::Workers;
-use super::change::{Change, Outcome};
+use super::change::{HandoverOutcome, OngoingChange};
 use super::messages::HandoverMode;
 use super::primary::Primary;
-use super::slot::{Aim, Drained, Leaver, Phase, Role};
+use super::slot::{AfterDrain, ExitReason, Phase, Role, StartPurpose};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum State<'w> {
+pub enum WorkersState<'w> {
     Loading,
     Ready,
     /// The worker ends or has died; the next one follows.
@@ -38,22 +38,22 @@ pub enum HandoverPhase {
 }
 
 impl Workers {
-    pub fn state(&self) -> State<'_> {
+    pub fn state(&self) -> WorkersState<'_> {
         if self.stopping {
-            return State::Stopping;
+            return WorkersState::Stopping;
         }
         match &self.primary {
             Primary::Worker(worker) => match self.role(*worker) {
-                Some(Role::Starting { .. }) => State::Loading,
-                Some(Role::Serving { .. }) => State::Ready,
-                _ => State::Restarting,
+                Some(Role::Starting { .. }) => WorkersState::Loading,
+                Some(Role::Serving { .. }) => WorkersState::Ready,
+                _ => WorkersState::Restarting,
             },
-            Primary::BackingOff { .. } => State::Restarting,
-            Primary::AwaitingStanding { .. } => {
-                State::Waiting("the standing worker, which still starts, will serve")
+            Primary::BackingOff { .. } => WorkersState::Restarting,
+            Primary::AwaitingStandby { .. } => {
+                WorkersState::Waiting("the standing worker, which still starts, will serve")
             }
-            Primary::Waiting { why, .. } => State::Waiting(why),
-            Primary::Down { why, again } => State::Down { why, again: *again },
+            Primary::Waiting { why, .. } => WorkersState::Waiting(why),
+            Primary::Down { why, again } => WorkersState::Down { why, again: *again },
         }
     }
 
@@ -82,7 +82,7 @@ impl Workers {
     }
 
     /// How the share is changed; and if not inside the worker, why.
-    pub fn means(&self) -> (&'static str, Option<&str>) {
+    pub fn mechanism(&self) -> (&'static str, Option<&str>) {
         match (&self.partition, self.settings.handover) {
             (Ok(_), _) => ("in-process", None),
             (Err(why), HandoverMode::Restart) => ("restart", Some(why)),
@@ -112,8 +112,8 @@ impl Workers {
         ready.filter_map(|worker| self.slots.get(&worker)).map(|slot| slot.share).max()
     }
 
-    pub fn standing_obstacle(&self) -> Option<&str> {
-        self.standing_wanted().and(self.standing.obstacle.as_deref())
+    pub fn standby_obstacle(&self) -> Option<&str> {
+        self.standby_wanted().and(self.standby.obstacle.as_deref())
     }
 
     pub fn is_held(&self) -> bool {
@@ -148,7 +148,7 @@ impl Workers {
 
     /// From the beginning until the worker that leaves is gone.
     pub(super) fn is_handing_over(&self) -> bool {
-        matches!(self.change, Some(Change::Handover { .. }))
+        matches!(self.change, Some(OngoingChange::Handover { .. }))
     }
 
     pub fn handover_phase(&self) -> Option<HandoverPhase> {
@@ -156,11 +156,15 @@ impl Workers {
             return None;
         }
         let phase = self.slots.values().find_map(|slot| match &slot.role {
-            Role::Starting { aim: Aim::Shadow, phase: Phase::Warming, .. } => Some(HandoverPhase::Warming),
-            Role::Draining { then: Drained::Park, .. } => Some(HandoverPhase::Draining),
+            Role::Starting { purpose: StartPurpose::Shadow, phase: Phase::Warming, .. } => {
+                Some(HandoverPhase::Warming)
+            }
+            Role::Draining { then: AfterDrain::Park, .. } => Some(HandoverPhase::Draining),
             Role::Parked { .. } => Some(HandoverPhase::Probation),
-            Role::Leaving { leaver: Leaver::Handover(Outcome::Kept), .. } => Some(HandoverPhase::Retiring),
-            Role::Leaving { leaver: Leaver::Handover(_), .. } => Some(HandoverPhase::Aborting),
+            Role::Exiting { reason: ExitReason::Handover(HandoverOutcome::Completed), .. } => {
+                Some(HandoverPhase::Retiring)
+            }
+            Role::Exiting { reason: ExitReason::Handover(_), .. } => Some(HandoverPhase::Aborting),
             _ => None,
         });
         // Its process starts, or waits for memory.
@@ -170,21 +174,25 @@ impl Workers {
     pub fn role_and_phase(&self, worker: WorkerId) -> (&'static str, &'static str) {
         let starting = |phase| if phase == Phase::Spawning { "starting" } else { "warming" };
         match self.role(worker) {
-            Some(Role::Starting { aim: Aim::Reference, .. }) => ("reference", "warming"),
-            Some(Role::Starting { aim: Aim::Serve, .. }) => ("incumbent", "warming"),
-            Some(&Role::Starting { aim: Aim::Shadow, phase, .. }) => ("shadow", starting(phase)),
-            Some(&Role::Starting { aim: Aim::Stand, phase, .. }) => ("standby", starting(phase)),
+            Some(Role::Starting { purpose: StartPurpose::Reference, .. }) => ("reference", "warming"),
+            Some(Role::Starting { purpose: StartPurpose::Serve, .. }) => ("incumbent", "warming"),
+            Some(&Role::Starting { purpose: StartPurpose::Shadow, phase, .. }) => ("shadow", starting(phase)),
+            Some(&Role::Starting { purpose: StartPurpose::Standby, phase, .. }) => {
+                ("standby", starting(phase))
+            }
             Some(Role::Serving { .. }) if self.handover_phase() == Some(HandoverPhase::Draining) => {
                 ("shadow", "serving")
             }
             Some(Role::Serving { .. }) => ("incumbent", "serving"),
-            Some(Role::Draining { then: Drained::Park, .. }) => ("incumbent", "draining"),
+            Some(Role::Draining { then: AfterDrain::Park, .. }) => ("incumbent", "draining"),
             Some(Role::Parked { .. }) => ("parked", "standing"),
-            Some(Role::Standing { .. }) => ("standby", "standing"),
-            Some(Role::Leaving { leaver: Leaver::Handover(Outcome::Kept), .. }) => ("parked", "stopping"),
-            Some(Role::Leaving { leaver: Leaver::Handover(_), .. }) => ("shadow", "stopping"),
-            Some(Role::Leaving { leaver: Leaver::Standing { .. }, .. }) => ("standby", "stopping"),
-            Some(Role::Leaving { .. } | Role::Draining { then: Drained::Restart, .. }) | None => {
+            Some(Role::Standby { .. }) => ("standby", "standing"),
+            Some(Role::Exiting { reason: ExitReason::Handover(HandoverOutcome::Completed), .. }) => {
+                ("parked", "stopping")
+            }
+            Some(Role::Exiting { reason: ExitReason::Handover(_), .. }) => ("shadow", "stopping"),
+            Some(Role::Exiting { reason: ExitReason::Standby { .. }, .. }) => ("standby", "stopping"),
+            Some(Role::Exiting { .. } | Role::Draining { then: AfterDrain::Restart, .. }) | None => {
                 ("leaving", "stopping")
             }
         }

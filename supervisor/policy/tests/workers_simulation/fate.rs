@@ -65,7 +65,7 @@ impl Fate {
         let (spawn, warm) = (below(timeouts.spawn), below(timeouts.warm));
         let (drain, exit) = (below(timeouts.drain), below(timeouts.stop));
         // Much may happen while a worker starts that is only to stand.
-        let long = launch.stands && random.percent(40);
+        let long = launch.standby && random.percent(40);
         let warm = if long { warm.max(timeouts.warm - 5 * MAX_LATENCY) } else { warm };
         let life = random.pick(&[10 * MS, 500 * MS, 20_000 * MS]);
         Self {
@@ -93,12 +93,12 @@ fn not_started(
     random: &mut Random,
 ) -> Option<StartFailure> {
     let why = "scripted".to_owned();
-    if launch.stands && (before_the_end || script.faultless) && random.percent(script.odds.no_room) {
-        return Some(StartFailure::NoRoomToStand(why));
+    if launch.standby && (before_the_end || script.faultless) && random.percent(script.odds.no_room) {
+        return Some(StartFailure::NoMemoryForStandby(why));
     }
     fails.then(|| match random.below(3) {
-        0 => StartFailure::Passing { why, memory_comes: true },
-        1 => StartFailure::Passing { why, memory_comes: false },
+        0 => StartFailure::Passing { why, memory_expected: true },
+        1 => StartFailure::Passing { why, memory_expected: false },
         _ => StartFailure::Failed(why),
     })
 }

@@ -24,7 +24,7 @@ use std::num::NonZero;
 use std::str::FromStr;
 use std::thread;
 
-use world::{Failure, simulate};
+use world::{SimulationFailure, simulate};
 
 /// Seeds that are run unless told otherwise.
 const SEEDS: u64 = 100_000;
@@ -89,7 +89,7 @@ const SITUATIONS: [&str; 52] = [
 type Tally = BTreeMap<&'static str, u64>;
 
 /// Runs every `step`th seed from `first` below `seeds`, up to the first failure.
-fn run_some(first: u64, seeds: u64, step: usize) -> Result<Tally, (u64, Failure)> {
+fn run_some(first: u64, seeds: u64, step: usize) -> Result<Tally, (u64, SimulationFailure)> {
     let mut tally = Tally::new();
     for seed in (first..seeds).step_by(step) {
         for situation in simulate(seed, false).map_err(|failure| (seed, failure))? {
@@ -100,7 +100,7 @@ fn run_some(first: u64, seeds: u64, step: usize) -> Result<Tally, (u64, Failure)
 }
 
 /// Runs the seeds on all cores.
-fn run_all(seeds: u64) -> Result<Tally, (u64, Failure)> {
+fn run_all(seeds: u64) -> Result<Tally, (u64, SimulationFailure)> {
     let threads = thread::available_parallelism().map_or(1, NonZero::get);
     thread::scope(|scope| {
         let parts = (0..).take(threads).map(|first| scope.spawn(move || run_some(first, seeds, threads)));

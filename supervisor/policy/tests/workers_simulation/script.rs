@@ -21,7 +21,7 @@ const FEW_SHARES: [u32; 3] = [20, 60, 100];
 
 /// Something that comes from outside.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Happening {
+pub(crate) enum ExternalEvent {
     /// Another share is asked for.
     Resize,
     /// The model is configured otherwise.
@@ -29,7 +29,7 @@ pub(crate) enum Happening {
     /// An operator holds or releases the share.
     Hold(bool),
     /// The memory of the standing worker is needed.
-    MustNotStand,
+    StandbyRevoked,
     /// Other models have this model's groups move.
     GroupsMove,
     /// A timer of another owner, or one that was never cancelled.
@@ -78,7 +78,7 @@ pub(crate) struct Script {
     /// How long faults and orders go on.
     pub(crate) span: Duration,
     pub(crate) afterwards: Afterwards,
-    pub(crate) happenings: Vec<(Duration, Happening)>,
+    pub(crate) happenings: Vec<(Duration, ExternalEvent)>,
 }
 
 impl Script {
@@ -160,7 +160,7 @@ pub(crate) fn share_within(settings: &Settings, few: bool, random: &mut Random) 
     share.clamp(settings.min, settings.max)
 }
 
-fn happenings(faultless: bool, span: Duration, random: &mut Random) -> Vec<(Duration, Happening)> {
+fn happenings(faultless: bool, span: Duration, random: &mut Random) -> Vec<(Duration, ExternalEvent)> {
     let mut happenings = Vec::new();
     // Much happens at about the same time.
     let shortly = random.pick(&[200 * MS, 1500 * MS, span]).min(span);
@@ -171,23 +171,23 @@ fn happenings(faultless: bool, span: Duration, random: &mut Random) -> Vec<(Dura
         }
     };
     let busy = random.pick(&[3, 6, 13]);
-    some(busy, Happening::Resize, random);
-    some(4, Happening::StrayTimer, random);
-    some(3, Happening::GroupsMove, random);
-    some(3, Happening::Configure, random);
-    some(3, Happening::MustNotStand, random);
-    some(2, Happening::Hold(true), random);
-    some(2, Happening::Hold(false), random);
+    some(busy, ExternalEvent::Resize, random);
+    some(4, ExternalEvent::StrayTimer, random);
+    some(3, ExternalEvent::GroupsMove, random);
+    some(3, ExternalEvent::Configure, random);
+    some(3, ExternalEvent::StandbyRevoked, random);
+    some(2, ExternalEvent::Hold(true), random);
+    some(2, ExternalEvent::Hold(false), random);
     if !faultless {
         let many = random.pick(&[1, 3, 6]);
-        some(many, Happening::Death(Pick::Routed), random);
-        some(many, Happening::Death(Pick::Other), random);
-        some(many, Happening::Misbehaviour(Pick::Routed), random);
-        some(many, Happening::Misbehaviour(Pick::Other), random);
-        some(2, Happening::Poison, random);
+        some(many, ExternalEvent::Death(Pick::Routed), random);
+        some(many, ExternalEvent::Death(Pick::Other), random);
+        some(many, ExternalEvent::Misbehaviour(Pick::Routed), random);
+        some(many, ExternalEvent::Misbehaviour(Pick::Other), random);
+        some(2, ExternalEvent::Poison, random);
     }
     if random.percent(30) {
-        some(2, Happening::Stop, random);
+        some(2, ExternalEvent::Stop, random);
     }
     happenings
 }

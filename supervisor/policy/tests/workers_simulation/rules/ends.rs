@@ -1,40 +1,40 @@
 //! How workers end: asked first, then killed, and never forgotten.
 
-use shadowslice_policy::workers::{Action, Fact, State};
+use shadowslice_policy::workers::{Action, LifecycleEvent, WorkersState};
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::Timestamp;
 
-use super::seen::Seen;
-use super::{Broken, Rules, Step, Told, rule};
+use super::record::WorkerRecord;
+use super::{RuleChecker, Step, Stimulus, Violation, rule};
 
 /// Workers that are not told to end: one that serves or starts in order to, one that is to replace
 /// it or did, and one that stands.
 const MOST: usize = 3;
 
-impl Rules {
-    pub(super) fn stop(&mut self, worker: WorkerId, step: &Step<'_>) -> Result<(), Broken> {
+impl RuleChecker {
+    pub(super) fn stop(&mut self, worker: WorkerId, step: &Step<'_>) -> Result<(), Violation> {
         let shut = step.actions.iter().any(|action| matches!(action, Action::Shut(_)));
         let (routed, allowed) = (self.routed, shut || self.stopping);
         let (stop, dwell) = (self.settings.timeouts.stop, self.settings.timeouts.dwell);
         let restarts = self.restarts;
-        self.standing_stops(worker, allowed, step)?;
+        self.standby_stops(worker, allowed, step)?;
         let seen = self.seen(worker);
         let bad = seen.misbehaved || seen.lane_ended.is_some();
         let may = allowed || bad || routed != Some(worker);
         rule(may, "the worker that has the traffic, and behaves, is not told to end")?;
-        let asked = matches!(step.told, Told::Fact(Fact::Resize { .. }));
+        let asked = matches!(step.stimulus, Stimulus::LifecycleEvent(LifecycleEvent::Resize { .. }));
         let parked = seen.parked.filter(|_| seen.is_usable() && !allowed && !asked && !restarts);
         let dwelt = parked.is_none_or(|since| step.now >= since + dwell);
         rule(dwelt, "an incumbent can take the traffic back for as long as it should")?;
         rule(allowed || bad || !seen.busy, "a worker that may have batches is not told to end")?;
         seen.told_to_end = Some(step.now);
         // One that only stands need not notice before it is warm.
-        let in_vain = seen.launch.stands && !seen.warm;
+        let in_vain = seen.launch.standby && !seen.warm;
         seen.ends_by = Some(if in_vain { seen.boot_by.max(step.now + stop) } else { step.now + stop });
         Ok(())
     }
 
-    pub(super) fn kill(&mut self, worker: WorkerId, step: &Step<'_>) -> Result<(), Broken> {
+    pub(super) fn kill(&mut self, worker: WorkerId, step: &Step<'_>) -> Result<(), Violation> {
         let (stop, now) = (self.settings.timeouts.stop, step.now);
         let shadow = self.answers.begun_at().is_some();
         let seen = self.seen(worker);
@@ -42,8 +42,8 @@ impl Rules {
         // What a worker says of its end changes nothing once it was told to end.
         let ends = seen.told_to_end.max(seen.killed).or(seen.refused).or(seen.lane_ended);
         let hangs = seen.prepares.is_some_and(|(_, by)| now >= by);
-        let given_up = shadow && seen.refused == Some(now) && !seen.launch.stands;
-        let news = matches!(step.told, Told::Fact(Fact::Misbehaved { worker: told, .. }) if *told == worker);
+        let given_up = shadow && seen.refused == Some(now) && !seen.launch.standby;
+        let news = matches!(step.stimulus, Stimulus::LifecycleEvent(LifecycleEvent::Misbehaved { worker: told, .. }) if *told == worker);
         let slow = !seen.warm && !seen.leaves() && now >= seen.boot_by;
         let late = waited(ends) && !(seen.misbehaved && ends.is_none());
         seen.misbehaved |= hangs;
@@ -62,7 +62,7 @@ impl Rules {
             self.note("a worker hangs as it makes a partition ready");
         }
         if slow && self.seen(worker).role == "standby" && !self.seen(worker).failed {
-            self.too_slow_to_stand(worker);
+            self.standby_too_slow(worker);
         }
         let seen = self.seen(worker);
         seen.outlives |= seen.killed.is_some() && late && !news;
@@ -70,9 +70,9 @@ impl Rules {
         Ok(())
     }
 
-    pub(super) fn not_too_many(&mut self, step: &Step<'_>) -> Result<(), Broken> {
+    pub(super) fn not_too_many(&mut self, step: &Step<'_>) -> Result<(), Violation> {
         let stay = self.workers.values().filter(|seen| !seen.leaves() && !seen.misbehaved).count();
-        let most = if self.one_at_a_time { 1 } else { MOST - usize::from(!self.may_stand) };
+        let most = if self.one_at_a_time { 1 } else { MOST - usize::from(!self.may_have_standby) };
         rule(stay <= most, "there are no more workers than there may be")?;
         let standing = self
             .workers
@@ -82,7 +82,7 @@ impl Rules {
         if stay == MOST {
             self.note("three workers");
         }
-        let down = matches!(step.workers.state(), State::Down { .. });
+        let down = matches!(step.workers.state(), WorkersState::Down { .. });
         if down && !self.down {
             self.note("down");
         }
@@ -90,7 +90,7 @@ impl Rules {
     }
 
     /// Every phase ends in its time.
-    pub(super) fn nothing_is_overdue(&mut self, step: &Step<'_>) -> Result<(), Broken> {
+    pub(super) fn nothing_is_overdue(&mut self, step: &Step<'_>) -> Result<(), Violation> {
         let timeouts = self.settings.timeouts;
         for (worker, seen) in self.workers.iter().filter(|(_, seen)| !seen.gone) {
             let ends = seen.killed.map(|at| at + timeouts.stop).max(seen.ends_by);
@@ -109,6 +109,6 @@ impl Rules {
 }
 
 /// A standing worker that became a shadow is given up like one when it refuses.
-fn taken_shadow(seen: &Seen, now: Timestamp) -> bool {
-    seen.launch.stands && seen.refused == Some(now)
+fn taken_shadow(seen: &WorkerRecord, now: Timestamp) -> bool {
+    seen.launch.standby && seen.refused == Some(now)
 }

@@ -1,4 +1,4 @@
-//! The rules. They are checked at every step, from what the machine was told, what it has done, and
+//! The rules. They are checked at every step, from what the machine was stimulus, what it has done, and
 //! what it shows.
 
 mod answers;
@@ -6,17 +6,17 @@ mod boots;
 mod deaths;
 mod ends;
 mod partitions;
+mod record;
 mod refusals;
 mod rest;
-mod seen;
 mod shares;
-mod standing;
+mod standby;
 mod traffic;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use shadowslice_policy::workers::{Action, Fact, HandoverMode, Settings, State, Workers};
+use shadowslice_policy::workers::{Action, HandoverMode, LifecycleEvent, Settings, Workers, WorkersState};
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::Timestamp;
 
@@ -25,22 +25,22 @@ use answers::Answers;
 use boots::Boots;
 use deaths::Deaths;
 use partitions::Partitions;
+use record::WorkerRecord;
 use refusals::Before;
-use seen::Seen;
 use shares::Shares;
-use standing::Stands;
+use standby::StandbyRules;
 
 /// What was broken.
-pub(crate) type Broken = String;
+pub(crate) type Violation = String;
 
 /// What occurred in a run.
 pub(crate) type Situations = BTreeSet<&'static str>;
 
 /// What made the machine act.
 #[derive(Debug)]
-pub(crate) enum Told {
+pub(crate) enum Stimulus {
     Begin,
-    Fact(Fact),
+    LifecycleEvent(LifecycleEvent),
     /// A timer, and what [`Workers::due`] said before it.
     Timer {
         due: Option<Timestamp>,
@@ -49,26 +49,26 @@ pub(crate) enum Told {
 
 /// One step of the machine.
 pub(crate) struct Step<'s> {
-    told: &'s Told,
+    stimulus: &'s Stimulus,
     actions: &'s [Action],
     workers: &'s Workers,
     now: Timestamp,
 }
 
 /// Breaks the rule of that name unless `holds`.
-fn rule(holds: bool, name: &str) -> Result<(), Broken> {
+fn rule(holds: bool, name: &str) -> Result<(), Violation> {
     if holds { Ok(()) } else { Err(name.to_owned()) }
 }
 
-pub(crate) struct Rules {
+pub(crate) struct RuleChecker {
     faultless: bool,
     settings: Settings,
     /// Whether the model has restarted for each change from the beginning, so that it has never two workers.
     one_at_a_time: bool,
-    may_stand: bool,
+    may_have_standby: bool,
     /// How late timers are, and some more.
     allowance: Duration,
-    workers: BTreeMap<WorkerId, Seen>,
+    workers: BTreeMap<WorkerId, WorkerRecord>,
     /// The worker that gets the traffic.
     routed: Option<WorkerId>,
     /// Requests wait for a restart at another share.
@@ -80,7 +80,7 @@ pub(crate) struct Rules {
     was_ready: bool,
     answers: Answers,
     shares: Shares,
-    stands: Stands,
+    standby: StandbyRules,
     partitions: Partitions,
     deaths: Deaths,
     before: Before,
@@ -90,13 +90,13 @@ pub(crate) struct Rules {
     situations: Situations,
 }
 
-impl Rules {
+impl RuleChecker {
     pub(crate) fn new(script: &Script) -> Self {
         let settings = script.settings.clone();
         Self {
             faultless: script.faultless,
             one_at_a_time: settings.handover == HandoverMode::Restart,
-            may_stand: settings.standby,
+            may_have_standby: settings.standby,
             settings,
             allowance: script.timer_lateness + Duration::from_millis(1),
             workers: BTreeMap::new(),
@@ -108,7 +108,7 @@ impl Rules {
             was_ready: false,
             answers: Answers::new(script.held),
             shares: Shares::new(script.share),
-            stands: Stands::default(),
+            standby: StandbyRules::default(),
             partitions: Partitions::default(),
             deaths: Deaths::default(),
             before: Before::default(),
@@ -125,12 +125,12 @@ impl Rules {
     /// Checks one step of the machine.
     pub(crate) fn step(
         &mut self,
-        told: &Told,
+        stimulus: &Stimulus,
         actions: &[Action],
         workers: &Workers,
         now: Timestamp,
-    ) -> Result<(), Broken> {
-        let step = Step { told, actions, workers, now };
+    ) -> Result<(), Violation> {
+        let step = Step { stimulus, actions, workers, now };
         no_timer_acts_early(&step)?;
         self.learn(&step);
         self.before(&step)?;
@@ -140,28 +140,28 @@ impl Rules {
         self.after(&step)?;
         self.workers.retain(|_, seen| !seen.gone);
         let state = workers.state();
-        self.down = matches!(state, State::Down { .. });
+        self.down = matches!(state, WorkersState::Down { .. });
         self.awaits = awaits(workers);
-        self.was_ready = state == State::Ready;
+        self.was_ready = state == WorkersState::Ready;
         self.look(workers);
         Ok(())
     }
 
     fn learn(&mut self, step: &Step<'_>) {
-        let Told::Fact(fact) = step.told else { return };
+        let Stimulus::LifecycleEvent(fact) = step.stimulus else { return };
         match fact {
-            Fact::Stop => self.stopping = true,
-            Fact::Configured(settings) => {
+            LifecycleEvent::Stop => self.stopping = true,
+            LifecycleEvent::Configured(settings) => {
                 self.settings = settings.clone();
                 self.one_at_a_time &= settings.handover == HandoverMode::Restart;
-                self.may_stand |= settings.standby;
+                self.may_have_standby |= settings.standby;
             }
             _ => self.hear_of_worker(fact, step.now),
         }
     }
 
     /// What the fact alone says, before the machine's actions are looked at.
-    fn before(&mut self, step: &Step<'_>) -> Result<(), Broken> {
+    fn before(&mut self, step: &Step<'_>) -> Result<(), Violation> {
         self.asked(step);
         self.wrong_before(step);
         self.boots_before(step);
@@ -169,10 +169,10 @@ impl Rules {
         self.deaths_before(step);
         self.groups_before(step);
         self.partitions.moved_as = None;
-        self.stands_before(step)
+        self.standby_before(step)
     }
 
-    fn action(&mut self, action: &Action, step: &Step<'_>) -> Result<(), Broken> {
+    fn action(&mut self, action: &Action, step: &Step<'_>) -> Result<(), Violation> {
         if let Some(worker) = named(action) {
             rule(self.workers.contains_key(&worker), "only workers that there are are named")?;
         }
@@ -190,7 +190,7 @@ impl Rules {
             Action::Prepare(worker, groups) => self.prepare(*worker, *groups, step)?,
             Action::Forget(worker, groups) => self.forget(*worker, *groups)?,
             Action::Move { worker, share, slice } => self.moved(*worker, *share, slice, step)?,
-            Action::Stands(stands) => self.stands.on = *stands,
+            Action::StandbyExists(stands) => self.standby.on = *stands,
             Action::Keep(worker) => self.keep(*worker, step)?,
             Action::Hurry(worker) => self.hurry(*worker)?,
             Action::AwaitEffect(worker, request) => self.await_effect(*worker, *request),
@@ -204,7 +204,7 @@ impl Rules {
     }
 
     /// What must hold between two steps.
-    fn after(&mut self, step: &Step<'_>) -> Result<(), Broken> {
+    fn after(&mut self, step: &Step<'_>) -> Result<(), Violation> {
         for worker in self.workers.iter().filter(|(_, seen)| !seen.gone).map(|(worker, _)| worker) {
             rule(step.workers.has(*worker), "no worker is forgotten")?;
         }
@@ -226,7 +226,7 @@ impl Rules {
         self.situations.insert(situation);
     }
 
-    fn seen(&mut self, worker: WorkerId) -> &mut Seen {
+    fn seen(&mut self, worker: WorkerId) -> &mut WorkerRecord {
         self.workers.get_mut(&worker).expect("it was looked up before")
     }
 }
@@ -249,17 +249,19 @@ fn named(action: &Action) -> Option<WorkerId> {
         | Action::Keep(worker)
         | Action::AwaitEffect(worker, _) => Some(*worker),
         Action::Start(_) | Action::Unroute | Action::Shut(_) | Action::AskGroups { .. } => None,
-        Action::Stands(_) | Action::NeedsShadows | Action::MeasureStall { .. } | Action::Report(_) => None,
+        Action::StandbyExists(_) | Action::NeedsShadows | Action::MeasureStall { .. } | Action::Report(_) => {
+            None
+        }
     }
 }
 
 /// Whether the model waits for a standing worker that still starts.
 fn awaits(workers: &Workers) -> bool {
-    matches!(workers.state(), State::Waiting(why) if why.contains("standing worker, which still starts"))
+    matches!(workers.state(), WorkersState::Waiting(why) if why.contains("standing worker, which still starts"))
 }
 
-fn no_timer_acts_early(step: &Step<'_>) -> Result<(), Broken> {
-    let Told::Timer { due } = step.told else { return Ok(()) };
+fn no_timer_acts_early(step: &Step<'_>) -> Result<(), Violation> {
+    let Stimulus::Timer { due } = step.stimulus else { return Ok(()) };
     let early = due.is_none_or(|due| due > step.now);
     let same = step.actions.is_empty() && step.workers.due() == *due;
     rule(!early || same, "a timer that is not due changes nothing")

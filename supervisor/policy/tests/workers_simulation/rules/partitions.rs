@@ -1,16 +1,16 @@
 //! Partitions inside the worker: batches run only where they can, and where the share says.
 
 use shadowslice_policy::scheduler::Slice;
-use shadowslice_policy::workers::{Action, Fact, Means, Report};
+use shadowslice_policy::workers::{Action, ChangeMechanism, LifecycleEvent, LifecycleReport};
 use shadowslice_shared::boot::PartitionProof;
 use shadowslice_shared::groups::{Division, Groups, READY_PARTITIONS};
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::Percent;
 
-use super::{Broken, Rules, Step, Told, rule};
+use super::{RuleChecker, Step, Stimulus, Violation, rule};
 
 /// How long a worker may take to make a partition ready.
-const PREPARE_WITHIN: std::time::Duration = std::time::Duration::from_secs(10);
+const PREPARE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(10);
 
 /// What was asked for and proven.
 #[derive(Default)]
@@ -34,13 +34,13 @@ impl Partitions {
     }
 }
 
-impl Rules {
+impl RuleChecker {
     pub(super) fn prepare(
         &mut self,
         worker: WorkerId,
         groups: Groups,
         step: &Step<'_>,
-    ) -> Result<(), Broken> {
+    ) -> Result<(), Violation> {
         rule(self.routed == Some(worker), "the worker that serves makes partitions ready")?;
         let given = self.partitions.given;
         let seen = self.seen(worker);
@@ -50,11 +50,11 @@ impl Rules {
         rule(!seen.ready.contains(&groups), "a partition that is ready is not made ready")?;
         rule(seen.prepares.is_none(), "one partition is made ready at a time")?;
         rule(given == Some(groups), "the partition is made ready that the model is to have")?;
-        seen.prepares = Some((groups, step.now + PREPARE_WITHIN));
+        seen.prepares = Some((groups, step.now + PREPARE_TIMEOUT));
         Ok(())
     }
 
-    pub(super) fn forget(&mut self, worker: WorkerId, groups: Groups) -> Result<(), Broken> {
+    pub(super) fn forget(&mut self, worker: WorkerId, groups: Groups) -> Result<(), Violation> {
         self.note("a partition is let go of");
         let seen = self.seen(worker);
         rule(seen.runs_on != groups, "no partition is let go of on which batches run")?;
@@ -69,7 +69,7 @@ impl Rules {
         share: Percent,
         slice: &Slice,
         step: &Step<'_>,
-    ) -> Result<(), Broken> {
+    ) -> Result<(), Violation> {
         rule(self.routed == Some(worker), "the worker that serves moves")?;
         let groups = slice.groups;
         let leaves = step.actions.contains(&Action::NeedsShadows);
@@ -88,14 +88,14 @@ impl Rules {
 
     /// Takes note of what was told of groups.
     pub(super) fn groups_before(&mut self, step: &Step<'_>) {
-        match step.told {
-            Told::Fact(Fact::Warmed { worker, warmed, .. }) => {
+        match step.stimulus {
+            Stimulus::LifecycleEvent(LifecycleEvent::Warmed { worker, warmed, .. }) => {
                 let news = self.workers.get(worker).is_some_and(|seen| !seen.attached && !seen.leaves());
                 if let Some(proven) = warmed.partitions.as_ref().filter(|_| news) {
                     self.partitions.proven.clone_from(&proven.counts);
                 }
             }
-            Told::Fact(Fact::Groups(groups)) => {
+            Stimulus::LifecycleEvent(LifecycleEvent::Groups(groups)) => {
                 self.partitions.given = Some(*groups);
                 self.partitions.unanswered = self.partitions.unanswered.saturating_sub(1);
             }
@@ -108,7 +108,7 @@ impl Rules {
         self.partitions.unanswered += 1;
     }
 
-    pub(super) fn partitions_fit(&mut self, step: &Step<'_>) -> Result<(), Broken> {
+    pub(super) fn partitions_fit(&mut self, step: &Step<'_>) -> Result<(), Violation> {
         let Some((division, current)) = step.workers.partition() else { return Ok(()) };
         let share = self.share();
         let count = self.partitions.count_of(division, share);
@@ -137,5 +137,5 @@ impl Rules {
 }
 
 fn completes_inside(action: &Action) -> bool {
-    matches!(action, Action::Report(Report::Completed(change)) if change.means == Means::InProcess)
+    matches!(action, Action::Report(LifecycleReport::Completed(change)) if change.mechanism == ChangeMechanism::InProcess)
 }

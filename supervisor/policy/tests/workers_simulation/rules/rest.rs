@@ -3,13 +3,13 @@
 
 use std::time::Duration;
 
-use shadowslice_policy::workers::{HandoverMode, State, Workers};
+use shadowslice_policy::workers::{HandoverMode, Workers, WorkersState};
 
 use super::deaths::MOST;
-use super::{Broken, Rules, rule};
+use super::{RuleChecker, Violation, rule};
 use crate::script::Afterwards;
 
-impl Rules {
+impl RuleChecker {
     /// When the machine must be at rest, from the time on at which faults and orders end.
     pub(crate) fn bound_of_rest(&self) -> Duration {
         let timeouts = self.settings.timeouts;
@@ -18,11 +18,11 @@ impl Rules {
     }
 
     /// Checks the rest.
-    pub(crate) fn rest(&mut self, workers: &Workers, afterwards: Afterwards) -> Result<(), Broken> {
+    pub(crate) fn rest(&mut self, workers: &Workers, afterwards: Afterwards) -> Result<(), Violation> {
         let state = workers.state();
         if afterwards == Afterwards::FallsSilent {
             self.note("silence");
-            let rests = matches!(state, State::Ready | State::Down { again: None, .. });
+            let rests = matches!(state, WorkersState::Ready | WorkersState::Down { again: None, .. });
             let given_up = workers.failures_in_a_row() >= MOST;
             rule(rests || given_up, "a model of which nothing is heard serves or is given up")?;
             return rule(rests == workers.due().is_none(), "a model that was given up is tried again");
@@ -30,7 +30,7 @@ impl Rules {
         rule(workers.due().is_none(), "nothing is due once all is calm")?;
         rule(workers.coming().is_none(), "every change ends")?;
         rule(self.answers.all_are_given(), "all requests are answered")?;
-        if let State::Down { why, again } = state {
+        if let WorkersState::Down { why, again } = state {
             self.note("down at the end");
             rule(!self.faultless, "without faults no model goes down")?;
             rule(again.is_none(), "what may pass passes")?;
@@ -38,18 +38,18 @@ impl Rules {
             rule(final_faults.iter().any(|fault| why.contains(fault)), "a model is down for a reason")?;
             return rule(self.workers.is_empty(), "a model that is down has no workers");
         }
-        rule(state == State::Ready, "a model serves once all is calm")?;
+        rule(state == WorkersState::Ready, "a model serves once all is calm")?;
         self.note("serves at the end");
         let standby = self.settings.standby && self.settings.handover != HandoverMode::Restart;
         let inside = workers.partition().is_some();
-        let stand = self.workers.values().filter(|seen| seen.stands_since.is_some() && !seen.leaves());
+        let stand = self.workers.values().filter(|seen| seen.standby_since.is_some() && !seen.leaves());
         let right = stand.filter(|seen| seen.fits(workers.share(), &self.settings, inside)).count();
         rule(right == usize::from(standby), "a worker stands ready if one is wanted, at the share in force")?;
         rule(self.workers.len() == 1 + usize::from(standby), "no worker is left that serves for nothing")
     }
 
     /// Checks the end.
-    pub(crate) fn ended(&mut self, workers: &Workers) -> Result<(), Broken> {
+    pub(crate) fn ended(&mut self, workers: &Workers) -> Result<(), Violation> {
         rule(self.workers.is_empty() && workers.have_ended(), "all workers end when the model stops")?;
         rule(workers.due().is_none(), "nothing is due after the end")
     }

@@ -1,14 +1,14 @@
 //! The share in force: told as it is, and what the worker that serves really has.
 
 use shadowslice_policy::workers::{
-    Action, ChangeReport, Failover, Means, ResizeRefused, ResizeRequest, Settings,
+    Action, ChangeMechanism, ChangeReport, Failover, ResizeRefused, ResizeRequest, Settings,
 };
 use shadowslice_shared::boot::Purpose;
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::{Percent, Sms};
 
-use super::seen::Seen;
-use super::{Broken, Rules, Step, Told, rule};
+use super::record::WorkerRecord;
+use super::{RuleChecker, Step, Stimulus, Violation, rule};
 
 /// Shares, as they follow from what was done.
 pub(super) struct Shares {
@@ -52,9 +52,9 @@ pub(super) fn sms_of(settings: &Settings, share: Percent) -> Sms {
     settings.sms[share.get() as usize - 1]
 }
 
-impl Rules {
+impl RuleChecker {
     /// A shadow is to bring the share back that a worker with the whole GPU does not have.
-    pub(super) fn brought_back(&mut self, share: Percent) -> Result<(), Broken> {
+    pub(super) fn brought_back(&mut self, share: Percent) -> Result<(), Violation> {
         rule(share == self.shares.in_force, "the share is brought back that was in force")?;
         self.shares.in_force = Percent::WHOLE;
         Ok(())
@@ -67,33 +67,36 @@ impl Rules {
         }
     }
 
-    pub(super) fn in_force(&mut self, change: &ChangeReport) -> Result<(), Broken> {
+    pub(super) fn in_force(&mut self, change: &ChangeReport) -> Result<(), Violation> {
         let request = change.request;
-        let from =
-            if change.means == Means::Restart { self.shares.before_restart } else { self.shares.in_force };
+        let from = if change.mechanism == ChangeMechanism::Restart {
+            self.shares.before_restart
+        } else {
+            self.shares.in_force
+        };
         rule(change.from == from, "a change is reported from the share before")?;
         self.shares.in_force = request.share;
-        let Means::Shadow { .. } = change.means else {
+        let ChangeMechanism::Shadow { .. } = change.mechanism else {
             let awaited = self.shares.awaited.map(|(worker, request)| (Some(worker), request));
             let effect = awaited == Some((self.routed, Some(request)));
             return rule(
-                effect || change.means == Means::Restart,
+                effect || change.mechanism == ChangeMechanism::Restart,
                 "the first batch of a change is waited for",
             );
         };
         self.shares.last = Some(*change);
         let awaited = self.shares.shadow == self.routed && self.routed.is_some();
         rule(awaited, "the first batch of a shadow is waited for")?;
-        let share = self.routed.and_then(|routed| self.workers.get(&routed)).map(Seen::share);
+        let share = self.routed.and_then(|routed| self.workers.get(&routed)).map(WorkerRecord::share);
         let served = share.map(|share| sms_of(&self.settings, share));
         rule(served == Some(sms_of(&self.settings, request.share)), "the shadow has the share of its request")
     }
 
-    pub(super) fn rolled_back(&mut self, change: &ChangeReport) -> Result<(), Broken> {
+    pub(super) fn rolled_back(&mut self, change: &ChangeReport) -> Result<(), Violation> {
         rule(self.shares.last.take() == Some(*change), "what is rolled back is what completed")
     }
 
-    pub(super) fn failed_over(&mut self, failover: &Failover) -> Result<(), Broken> {
+    pub(super) fn failed_over(&mut self, failover: &Failover) -> Result<(), Violation> {
         self.note("a standing worker serves in the place of a dead one");
         rule(self.shares.stall == Some(true), "the stall after a death is measured from the death")?;
         rule(self.routed == Some(failover.worker), "the worker that takes over has the traffic")?;
@@ -104,7 +107,7 @@ impl Rules {
     }
 
     /// A worker with a partition has the whole GPU when the model can have no partitions any more.
-    pub(super) fn needs_shadows(&mut self, step: &Step<'_>) -> Result<(), Broken> {
+    pub(super) fn needs_shadows(&mut self, step: &Step<'_>) -> Result<(), Violation> {
         rule(step.workers.partition().is_none(), "shadows are needed where there are no partitions")?;
         self.note("the model can have no partitions");
         self.partitions.moved_as = None;
@@ -112,10 +115,10 @@ impl Rules {
     }
 
     /// The share that is shown is the one in force, and the worker that serves has it.
-    pub(super) fn share_is_told(&mut self, step: &Step<'_>) -> Result<(), Broken> {
+    pub(super) fn share_is_told(&mut self, step: &Step<'_>) -> Result<(), Violation> {
         for action in step.actions {
             if let Action::Start(launch) = action
-                && !launch.spare
+                && !launch.low_priority
                 && launch.purpose == Purpose::Serve
             {
                 self.booted_at(launch.share, step)?;
@@ -133,9 +136,9 @@ impl Rules {
     }
 
     /// A worker was started that is to serve, with this share.
-    fn booted_at(&mut self, share: Percent, step: &Step<'_>) -> Result<(), Broken> {
+    fn booted_at(&mut self, share: Percent, step: &Step<'_>) -> Result<(), Violation> {
         if self.restarts || self.down {
-            if self.down && matches!(step.told, Told::Timer { .. }) {
+            if self.down && matches!(step.stimulus, Stimulus::Timer { .. }) {
                 self.note("a model that was given up is tried again by itself");
             } else if self.down {
                 self.shares.restarts();
@@ -151,7 +154,7 @@ impl Rules {
         self.shares.in_force
     }
 
-    pub(super) fn serving(&self) -> Option<&Seen> {
+    pub(super) fn serving(&self) -> Option<&WorkerRecord> {
         self.routed.and_then(|routed| self.workers.get(&routed)).filter(|seen| seen.is_usable())
     }
 }

@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-use shadowslice_policy::workers::{Fact, Launch, Settings};
+use shadowslice_policy::workers::{Launch, LifecycleEvent, Settings};
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::units::{Percent, Timestamp};
 
-use super::Rules;
+use super::RuleChecker;
 use super::shares::sms_of;
 
 /// A worker, as the rules see it.
-pub(super) struct Seen {
+pub(super) struct WorkerRecord {
     pub(super) launch: Launch,
     pub(super) connected: bool,
     pub(super) loaded: bool,
@@ -36,7 +36,7 @@ pub(super) struct Seen {
     pub(super) drains: Option<Timestamp>,
     /// It has drained, and can take the traffic back.
     pub(super) parked: Option<Timestamp>,
-    pub(super) stands_since: Option<Timestamp>,
+    pub(super) standby_since: Option<Timestamp>,
     pub(super) unwanted: Option<Timestamp>,
     /// Its role, as the machine shows it.
     pub(super) role: &'static str,
@@ -59,7 +59,7 @@ pub(super) struct Seen {
     pub(super) cannot: Vec<Groups>,
 }
 
-impl Seen {
+impl WorkerRecord {
     pub(super) fn new(launch: Launch, boot_by: Timestamp) -> Self {
         Self {
             launch,
@@ -80,7 +80,7 @@ impl Seen {
             busy: false,
             drains: None,
             parked: None,
-            stands_since: None,
+            standby_since: None,
             unwanted: None,
             role: "",
             hurried: false,
@@ -122,49 +122,49 @@ impl Seen {
     }
 }
 
-impl Rules {
+impl RuleChecker {
     /// Takes note of what a worker is heard to be.
-    pub(super) fn hear_of_worker(&mut self, fact: &Fact, now: Timestamp) {
+    pub(super) fn hear_of_worker(&mut self, fact: &LifecycleEvent, now: Timestamp) {
         let warm_by = now + self.settings.timeouts.warm;
         let worker = match fact {
-            Fact::NotStarted { worker, .. }
-            | Fact::Connected(worker)
-            | Fact::Warmed { worker, .. }
-            | Fact::Refused { worker, .. }
-            | Fact::Misbehaved { worker, .. }
-            | Fact::LaneEnded { worker, .. }
-            | Fact::Exited { worker, .. }
-            | Fact::Drained(worker)
-            | Fact::Prepared { worker, .. } => worker,
+            LifecycleEvent::NotStarted { worker, .. }
+            | LifecycleEvent::Connected(worker)
+            | LifecycleEvent::Warmed { worker, .. }
+            | LifecycleEvent::Refused { worker, .. }
+            | LifecycleEvent::Misbehaved { worker, .. }
+            | LifecycleEvent::LaneEnded { worker, .. }
+            | LifecycleEvent::Exited { worker, .. }
+            | LifecycleEvent::Drained(worker)
+            | LifecycleEvent::Prepared { worker, .. } => worker,
             _ => return,
         };
         let Some(seen) = self.workers.get_mut(worker) else { return };
         match fact {
-            Fact::NotStarted { .. } | Fact::Exited { .. } => seen.gone = true,
-            Fact::Connected(_) if !seen.connected => {
+            LifecycleEvent::NotStarted { .. } | LifecycleEvent::Exited { .. } => seen.gone = true,
+            LifecycleEvent::Connected(_) if !seen.connected => {
                 seen.connected = true;
                 seen.boot_by = warm_by;
             }
-            Fact::Warmed { warmed, .. } if !seen.warm => {
+            LifecycleEvent::Warmed { warmed, .. } if !seen.warm => {
                 seen.warm = true;
                 seen.first = warmed.partitions.as_ref().map(|proven| proven.ready);
             }
             // What a worker says that was warm already is late.
-            Fact::Refused { .. } if !seen.warm => {
+            LifecycleEvent::Refused { .. } if !seen.warm => {
                 seen.refused.get_or_insert(now);
             }
-            Fact::Misbehaved { .. } => seen.misbehaved = true,
-            Fact::LaneEnded { idle, .. } => {
+            LifecycleEvent::Misbehaved { .. } => seen.misbehaved = true,
+            LifecycleEvent::LaneEnded { idle, .. } => {
                 seen.lane_ended.get_or_insert(now);
                 if seen.killed.is_none() {
                     seen.lane_idle.get_or_insert(*idle);
                 }
             }
-            Fact::Drained(_) if seen.drains.is_some() => {
+            LifecycleEvent::Drained(_) if seen.drains.is_some() => {
                 seen.busy = false;
                 seen.parked.get_or_insert(now);
             }
-            Fact::Prepared { prepared, .. } => {
+            LifecycleEvent::Prepared { prepared, .. } => {
                 let groups = prepared.groups;
                 let awaited = seen.prepares.take_if(|(prepares, _)| *prepares == groups).is_some();
                 if prepared.result.is_err() {

@@ -2,23 +2,25 @@
 
 use std::time::Duration;
 
-use shadowslice_policy::workers::{Action, Fact, HandoverMode, Launch, StartFailure, State, Workers};
+use shadowslice_policy::workers::{
+    Action, HandoverMode, Launch, LifecycleEvent, StartFailure, Workers, WorkersState,
+};
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::Timestamp;
 
-use super::{Broken, Rules, Step, Told, awaits, rule};
+use super::{RuleChecker, Step, Stimulus, Violation, awaits, rule};
 
 const SECOND: Duration = Duration::from_secs(1);
 
 /// The pause after failures, at most; the pause after a worker had to go; and how long a worker
 /// stands whose earlier failures do not count.
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-const REST: Duration = Duration::from_secs(10);
-const STOOD: Duration = Duration::from_secs(10);
+const MAX_BACKOFF: Duration = Duration::from_secs(60);
+const REVOKED_COOLDOWN: Duration = Duration::from_secs(10);
+const STABLE_AFTER: Duration = Duration::from_secs(10);
 
 /// What is known of standing workers.
 #[derive(Default)]
-pub(super) struct Stands {
+pub(super) struct StandbyRules {
     /// Whether those that need memory know of one.
     pub(super) on: bool,
     failures: u32,
@@ -28,7 +30,7 @@ pub(super) struct Stands {
     could_start: Option<Timestamp>,
 }
 
-impl Stands {
+impl StandbyRules {
     pub(super) fn taken(&mut self) {
         self.failures = 0;
         self.not_before = Timestamp::default();
@@ -36,7 +38,7 @@ impl Stands {
 
     fn fails(&mut self) -> Duration {
         self.failures += 1;
-        (SECOND * 2_u32.pow(self.failures.min(7) - 1)).min(LONGEST_PAUSE)
+        (SECOND * 2_u32.pow(self.failures.min(7) - 1)).min(MAX_BACKOFF)
     }
 }
 
@@ -44,104 +46,108 @@ fn is_standby(workers: &Workers, worker: WorkerId) -> bool {
     workers.role_and_phase(worker).0 == "standby"
 }
 
-impl Rules {
-    pub(super) fn stands_before(&mut self, step: &Step<'_>) -> Result<(), Broken> {
-        let Told::Fact(fact) = step.told else { return Ok(()) };
-        if let Fact::MustNotStand(_) = fact {
+impl RuleChecker {
+    pub(super) fn standby_before(&mut self, step: &Step<'_>) -> Result<(), Violation> {
+        let Stimulus::LifecycleEvent(fact) = step.stimulus else { return Ok(()) };
+        if let LifecycleEvent::StandbyRevoked(_) = fact {
             for seen in self.workers.values_mut().filter(|seen| seen.role == "standby" && !seen.leaves()) {
-                seen.rest = REST;
+                seen.rest = REVOKED_COOLDOWN;
                 seen.hurried = true;
             }
             return Ok(());
         }
         let (worker, exits) = match fact {
-            Fact::NotStarted { worker, .. } | Fact::Exited { worker, .. } => (*worker, true),
-            Fact::Refused { worker, .. } | Fact::Misbehaved { worker, .. } => (*worker, false),
-            Fact::LaneEnded { worker, .. } => (*worker, false),
+            LifecycleEvent::NotStarted { worker, .. } | LifecycleEvent::Exited { worker, .. } => {
+                (*worker, true)
+            }
+            LifecycleEvent::Refused { worker, .. } | LifecycleEvent::Misbehaved { worker, .. } => {
+                (*worker, false)
+            }
+            LifecycleEvent::LaneEnded { worker, .. } => (*worker, false),
             _ => return Ok(()),
         };
         let Some(seen) = self.workers.get_mut(&worker).filter(|seen| seen.role == "standby") else {
             return Ok(());
         };
         let left_before = seen.failed || seen.told_to_end.is_some() || seen.killed.is_some();
-        let ready = seen.stands_since.is_some();
+        let ready = seen.standby_since.is_some();
         let ends = match fact {
-            Fact::Refused { .. } => !seen.attached,
-            Fact::LaneEnded { .. } => ready,
+            LifecycleEvent::Refused { .. } => !seen.attached,
+            LifecycleEvent::LaneEnded { .. } => ready,
             _ => true,
         };
         if ends && !left_before {
-            if seen.stands_since.is_some_and(|since| step.now.since(since) >= STOOD) {
-                self.stands.failures = 0;
+            if seen.standby_since.is_some_and(|since| step.now.since(since) >= STABLE_AFTER) {
+                self.standby.failures = 0;
             }
             seen.failed = true;
             seen.rest = match fact {
-                Fact::NotStarted { failure: StartFailure::NoRoomToStand(_), .. } => SECOND,
-                _ => self.stands.fails(),
+                LifecycleEvent::NotStarted { failure: StartFailure::NoMemoryForStandby(_), .. } => SECOND,
+                _ => self.standby.fails(),
             };
         }
         let rest = seen.rest;
         if exits {
-            self.stands.not_before = step.now + rest;
+            self.standby.not_before = step.now + rest;
         }
         Ok(())
     }
 
-    pub(super) fn starts_to_stand(&mut self, launch: &Launch, step: &Step<'_>) -> Result<(), Broken> {
-        rule(self.wants_standing(), "a worker stands where one is wanted")?;
+    pub(super) fn standby_starts(&mut self, launch: &Launch, step: &Step<'_>) -> Result<(), Violation> {
+        rule(self.wants_standby(), "a worker stands where one is wanted")?;
         rule(self.serving().is_some(), "a worker stands beside one that serves")?;
         let changes = step.workers.handover_phase().is_some();
         rule(!changes, "none starts to stand while a change is under way")?;
         let inside = step.workers.partition().is_some();
         rule(inside || launch.share == step.workers.share(), "a worker stands at the share in force")?;
-        rule(step.now >= self.stands.not_before, "a worker that is to stand waits for its time")
+        rule(step.now >= self.standby.not_before, "a worker that is to stand waits for its time")
     }
 
-    fn wants_standing(&self) -> bool {
+    fn wants_standby(&self) -> bool {
         self.settings.standby && self.settings.handover != HandoverMode::Restart
     }
 
-    pub(super) fn keep(&mut self, worker: WorkerId, step: &Step<'_>) -> Result<(), Broken> {
-        let dwelt = matches!(step.told, Told::Timer { .. });
+    pub(super) fn keep(&mut self, worker: WorkerId, step: &Step<'_>) -> Result<(), Violation> {
+        let dwelt = matches!(step.stimulus, Stimulus::Timer { .. });
         self.note(if dwelt {
             "a parked worker goes on standing"
         } else {
             "a parked worker stands for a change"
         });
-        self.stands.on = true;
+        self.standby.on = true;
         let seen = self.seen(worker);
         rule(seen.is_usable() && seen.parked.is_some(), "a worker is kept that has drained")?;
         (seen.drains, seen.parked) = (None, None);
-        seen.stands_since = Some(step.now);
+        seen.standby_since = Some(step.now);
         seen.rest = Duration::ZERO;
         Ok(())
     }
 
     /// A worker that stands is told to end for a reason only.
-    pub(super) fn standing_stops(
+    pub(super) fn standby_stops(
         &mut self,
         worker: WorkerId,
         allowed: bool,
         step: &Step<'_>,
-    ) -> Result<(), Broken> {
+    ) -> Result<(), Violation> {
         let dwell = self.settings.timeouts.dwell.max(SECOND);
-        let wanted = self.wants_standing();
+        let wanted = self.wants_standby();
         let inside = step.workers.partition().is_some();
         let kept = step.actions.iter().any(|action| matches!(action, Action::Keep(_)));
-        let called_in = matches!(step.told, Told::Fact(Fact::MustNotStand(_)));
+        let called_in = matches!(step.stimulus, Stimulus::LifecycleEvent(LifecycleEvent::StandbyRevoked(_)));
         let Some(seen) = self.workers.get(&worker).filter(|seen| seen.role == "standby" && seen.is_usable())
         else {
             return Ok(());
         };
         let fits = seen.fits(step.workers.share(), &self.settings, inside);
-        let dwelt = seen.stands_since.is_some_and(|since| step.now >= since + dwell);
+        let dwelt = seen.standby_since.is_some_and(|since| step.now >= since + dwell);
         let goes = !(wanted && fits) && dwelt;
         rule(allowed || kept || called_in || goes, "a worker that stands where it is wanted goes on standing")
     }
 
     /// A standing worker that takes too long.
-    pub(super) fn too_slow_to_stand(&mut self, worker: WorkerId) {
-        let rest = self.stands.fails();
+    pub(super) fn standby_too_slow(&mut self, worker: WorkerId) {
+        let rest = self.standby.fails();
         let seen = self.seen(worker);
         (seen.failed, seen.rest) = (true, rest);
     }
@@ -152,13 +158,13 @@ impl Rules {
             let (role, phase) = step.workers.role_and_phase(*worker);
             seen.role = role;
             if (role, phase) == ("standby", "standing") {
-                seen.stands_since.get_or_insert(step.now);
+                seen.standby_since.get_or_insert(step.now);
             }
         }
     }
 
-    pub(super) fn memory_is_told(&mut self, step: &Step<'_>) -> Result<(), Broken> {
-        let unwanted = (!self.wants_standing()).then_some(self.settings.timeouts.dwell.max(SECOND));
+    pub(super) fn memory_is_told(&mut self, step: &Step<'_>) -> Result<(), Violation> {
+        let unwanted = (!self.wants_standby()).then_some(self.settings.timeouts.dwell.max(SECOND));
         let in_vain = |action: &Action| match action {
             Action::Stop(worker) => Some(*worker),
             _ => None,
@@ -175,27 +181,27 @@ impl Rules {
         }
         let standby = |worker: &WorkerId| is_standby(step.workers, *worker);
         let any = self.workers.iter().any(|(worker, seen)| !seen.gone && standby(worker));
-        rule(!self.stands.on || any, "memory counts as a standing worker's only while there is one")?;
+        rule(!self.standby.on || any, "memory counts as a standing worker's only while there is one")?;
         let counts = self.workers.iter().filter(|(worker, seen)| !seen.leaves() && standby(worker));
-        let counts = counts.filter(|(_, seen)| seen.stands_since.is_some() || !seen.hurried).count();
+        let counts = counts.filter(|(_, seen)| seen.standby_since.is_some() || !seen.hurried).count();
         rule(
-            self.stands.on || counts == 0,
+            self.standby.on || counts == 0,
             "the memory of a standing worker is known to those that need it",
         )?;
-        rule(!awaits(step.workers) || !self.stands.on, "a worker that is waited for is not called in")?;
-        let stands = self.workers.values().any(|seen| seen.stands_since.is_some() && seen.is_usable());
-        let obstacle = step.workers.standing_obstacle().is_some();
+        rule(!awaits(step.workers) || !self.standby.on, "a worker that is waited for is not called in")?;
+        let stands = self.workers.values().any(|seen| seen.standby_since.is_some() && seen.is_usable());
+        let obstacle = step.workers.standby_obstacle().is_some();
         rule(!obstacle || !stands, "nothing is in the way of a worker that stands")?;
-        self.stands_at_the_right_share(step)?;
+        self.standby_has_the_right_share(step)?;
         self.one_starts_in_time(step, any)
     }
 
-    fn stands_at_the_right_share(&mut self, step: &Step<'_>) -> Result<(), Broken> {
+    fn standby_has_the_right_share(&mut self, step: &Step<'_>) -> Result<(), Violation> {
         let dwell = self.settings.timeouts.dwell.max(SECOND) + self.allowance;
         let busy = step.workers.handover_phase().is_some() || step.workers.coming().is_some();
         let inside = step.workers.partition().is_some();
         for seen in self.workers.values_mut().filter(|seen| seen.role == "standby" && !seen.leaves()) {
-            let Some(since) = seen.stands_since else { continue };
+            let Some(since) = seen.standby_since else { continue };
             let wanted = self.settings.standby && self.settings.handover != HandoverMode::Restart;
             let fits = seen.fits(step.workers.share(), &self.settings, inside);
             if busy || (wanted && fits) {
@@ -209,17 +215,17 @@ impl Rules {
         Ok(())
     }
 
-    fn one_starts_in_time(&mut self, step: &Step<'_>, any: bool) -> Result<(), Broken> {
+    fn one_starts_in_time(&mut self, step: &Step<'_>, any: bool) -> Result<(), Violation> {
         // Beside a change inside the worker, too.
         let changes = step.workers.coming().is_some() && step.workers.partition().is_none();
         let settled = step.workers.handover_phase().is_none() && !changes;
-        let could = self.wants_standing() && !any && settled && step.workers.state() == State::Ready;
+        let could = self.wants_standby() && !any && settled && step.workers.state() == WorkersState::Ready;
         if !could {
-            self.stands.could_start = None;
+            self.standby.could_start = None;
             return Ok(());
         }
-        let since = *self.stands.could_start.get_or_insert(step.now);
-        let by = since.max(self.stands.not_before) + self.allowance;
+        let since = *self.standby.could_start.get_or_insert(step.now);
+        let by = since.max(self.standby.not_before) + self.allowance;
         rule(step.now <= by, "a standing worker starts when it can")
     }
 }
