@@ -8,7 +8,7 @@
 use shadowslice_shared::groups::Groups;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Tenant {
+pub struct GroupTenant {
     /// If these are all, the model has the whole GPU, and no model makes room for it.
     pub count: usize,
     /// 1 is the highest.
@@ -19,7 +19,7 @@ pub struct Tenant {
     pub cannot: Vec<Groups>,
 }
 
-impl Tenant {
+impl GroupTenant {
     /// The preferred groups, if they are as many as the model is to have and it can have them.
     fn given(&self) -> Option<Groups> {
         self.preferred.filter(|groups| groups.count() == self.count && !self.cannot.contains(groups))
@@ -42,8 +42,8 @@ const ROUNDS: usize = 8;
 
 /// The groups of each model; all `total` groups where every run of the asked length is one that the
 /// model cannot have. If the same is asked for again, nothing moves.
-pub fn place(tenants: &[Tenant], total: usize) -> Vec<Groups> {
-    let stays = |tenant: &Tenant| match (tenant.count < total, tenant.given()) {
+pub fn place(tenants: &[GroupTenant], total: usize) -> Vec<Groups> {
+    let stays = |tenant: &GroupTenant| match (tenant.count < total, tenant.given()) {
         (true, Some(given)) => Some(given),
         (true, None) => {
             (tenant.now.count() == tenant.count && !tenant.cannot.contains(&tenant.now)).then_some(tenant.now)
@@ -56,8 +56,8 @@ pub fn place(tenants: &[Tenant], total: usize) -> Vec<Groups> {
         return placed;
     }
     for _ in 0..ROUNDS {
-        let moved: Vec<Tenant> =
-            tenants.iter().zip(&placed).map(|(tenant, &now)| Tenant { now, ..tenant.clone() }).collect();
+        let moved: Vec<GroupTenant> =
+            tenants.iter().zip(&placed).map(|(tenant, &now)| GroupTenant { now, ..tenant.clone() }).collect();
         let next = place_in_turn(&moved, total);
         if overlaps(&moved, &next) >= overlaps(&moved, &placed) {
             break;
@@ -76,7 +76,7 @@ pub fn place(tenants: &[Tenant], total: usize) -> Vec<Groups> {
 }
 
 /// Each model in turn gets the run that costs least, higher priorities first.
-fn place_in_turn(tenants: &[Tenant], total: usize) -> Vec<Groups> {
+fn place_in_turn(tenants: &[GroupTenant], total: usize) -> Vec<Groups> {
     let mut placed = vec![Groups::WHOLE; tenants.len()];
     let parts = (0..tenants.len()).filter(|&index| tenants[index].count < total);
     let (given, mut order): (Vec<usize>, Vec<usize>) =
@@ -110,7 +110,7 @@ fn place_in_turn(tenants: &[Tenant], total: usize) -> Vec<Groups> {
 }
 
 /// In the order in which the models lie now, from the first group on.
-fn side_by_side(tenants: &[Tenant], total: usize) -> Vec<Groups> {
+fn side_by_side(tenants: &[GroupTenant], total: usize) -> Vec<Groups> {
     let mut placed = vec![Groups::WHOLE; tenants.len()];
     let mut order: Vec<usize> = (0..tenants.len()).filter(|&index| tenants[index].count < total).collect();
     order.sort_by_key(|&index| {
@@ -132,7 +132,7 @@ fn first(groups: Groups) -> usize {
 
 /// How many groups two models share, the whole GPU aside; and the same number weighted by the
 /// higher of the two priorities, so that of two placements the less harmful one comes first.
-fn overlaps(tenants: &[Tenant], placed: &[Groups]) -> (usize, u64) {
+fn overlaps(tenants: &[GroupTenant], placed: &[Groups]) -> (usize, u64) {
     let parts: Vec<(u32, Groups)> = tenants
         .iter()
         .map(|tenant| tenant.priority)
@@ -157,8 +157,8 @@ mod tests {
         (from..from + count).collect()
     }
 
-    fn tenant(count: usize, priority: u32, now: Groups) -> Tenant {
-        Tenant { count, priority, now, preferred: None, cannot: Vec::new() }
+    fn tenant(count: usize, priority: u32, now: Groups) -> GroupTenant {
+        GroupTenant { count, priority, now, preferred: None, cannot: Vec::new() }
     }
 
     #[test]
@@ -228,7 +228,7 @@ mod tests {
             (seed >> 33) % below
         };
         for round in 0..20_000 {
-            let tenants: Vec<Tenant> = (0..1 + draw(4) as usize)
+            let tenants: Vec<GroupTenant> = (0..1 + draw(4) as usize)
                 .map(|at| tenant(1 + draw(6) as usize, 1 + draw(3) as u32, now[at]))
                 .collect();
             let placed = place(&tenants, total);
@@ -242,8 +242,11 @@ mod tests {
             if wanted <= total {
                 assert_eq!(overlaps(&tenants, &placed).0, 0, "round {round}: {tenants:?} {placed:?}");
             }
-            let again: Vec<Tenant> =
-                tenants.iter().zip(&placed).map(|(tenant, &now)| Tenant { now, ..tenant.clone() }).collect();
+            let again: Vec<GroupTenant> = tenants
+                .iter()
+                .zip(&placed)
+                .map(|(tenant, &now)| GroupTenant { now, ..tenant.clone() })
+                .collect();
             assert_eq!(place(&again, total), placed, "round {round}: what is in place stays: {tenants:?}");
             now[..placed.len()].copy_from_slice(&placed);
         }

@@ -5,9 +5,9 @@
 //! and a host, which fails as a whole, has one copy of a model at most. Among the ways to do that,
 //! [`place`] takes the one with the least [`Cost`].
 
-mod need;
+mod assign;
+mod requirement;
 mod search;
-mod settle;
 
 #[cfg(test)]
 mod tests;
@@ -17,13 +17,13 @@ use std::fmt;
 
 use shadowslice_shared::units::Sms;
 
-pub use need::{Load, Need, Unmet, need};
+pub use assign::{GpuAssignment, HostTenant, assign_gpus};
+pub use requirement::{CopyLoad, SmRequirement, UnmetLoad, sm_requirement};
 pub use search::place;
-pub use settle::{Settled, Tenant, settle};
 
 /// What a placement saves, once all that can be has a place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Aim {
+pub enum Objective {
     /// GPUs, and then moves: for hosts that cost something each.
     FewGpus,
     /// Moves, and then the GPUs get alike: for the GPUs of one host, which are there anyway.
@@ -31,7 +31,7 @@ pub enum Aim {
 }
 
 #[derive(Debug, Clone, PartialEq)]
-pub struct Gpu {
+pub struct GpuCapacity {
     /// GPUs with the same number are one host's.
     pub host: usize,
     pub sms: Sms,
@@ -42,7 +42,7 @@ pub struct Gpu {
 }
 
 #[derive(Debug, Clone, PartialEq)]
-pub struct Model {
+pub struct ModelCopies {
     /// On as many hosts.
     pub copies: u32,
     pub each: Share,
@@ -74,7 +74,7 @@ pub struct Placement {
     /// Of each model the GPUs, ascending.
     pub models: Vec<Vec<usize>>,
     /// Copies for which there is no room, by model.
-    pub missing: Vec<Missing>,
+    pub missing: Vec<MissingCopies>,
     pub cost: Cost,
     /// Whether no placement costs less; else the search ended at its bound, and one might.
     pub is_best: bool,
@@ -89,15 +89,15 @@ impl Placement {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Missing {
+pub struct MissingCopies {
     pub model: usize,
     pub copies: u32,
-    pub lacks: Lacks,
+    pub shortage: Shortage,
 }
 
 /// Why no GPU of a host without a copy of the model can take one. `free` is the most that one of them has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Lacks {
+pub enum Shortage {
     Sms {
         free: Sms,
         needed: Sms,
@@ -123,10 +123,10 @@ pub struct Cost {
     pub moves: u32,
     /// The squares of the SMs that each GPU has free less than the largest GPU has, added up, where
     /// GPUs are to get alike; else 0.
-    pub crowding: u64,
+    pub load_spread: u64,
 }
 
-impl fmt::Display for Lacks {
+impl fmt::Display for Shortage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Sms { free, needed } => {
