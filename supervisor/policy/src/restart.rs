@@ -1,47 +1,55 @@
-//! When a worker that failed is started again, and when its model refuses requests meanwhile.
+//! The delay before a failed worker's replacement starts, and the point from which its model refuses
+//! requests meanwhile.
 
 use std::time::Duration;
 
-/// Long enough that a worker that dies at once does not keep the host busy, short enough that a
-/// client hardly notices a single death beside the start itself.
+/// The delay after the first failure. A worker that dies at once does not keep the host busy, and a
+/// client hardly notices a single death, because the start itself takes longer.
 const MIN_BACKOFF: Duration = Duration::from_millis(10);
 
-/// Short enough that a model is back soon after its cause is gone, long enough that starts in vain
-/// cost its neighbours little.
+/// The longest delay. A model is back soon after the cause of the failures is gone, and failing
+/// starts cost its neighbours little.
 const MAX_BACKOFF: Duration = Duration::from_secs(30);
 
-/// In a row, with nothing served between them; then the model is unready until a worker is warm. By
-/// then (1.3 s of back-off and seven starts) most accidents of a host are over.
+/// The number of failures in a row, without an answer between them, from which the model is unready
+/// until a worker is warm. Most accidents of a host are over after the 1.3 s of back-off and seven
+/// starts until then.
 const MAX_FAILURES: u32 = 8;
 
-/// If so many requests in a row kill their workers, and none is answered between them, the cause is
-/// the model and not the requests.
+/// The number of requests in a row that may kill their workers without an answer between them. From
+/// this number on, the cause is the model and not the requests.
 const MAX_POISONOUS: u32 = 8;
 
-/// A worker that was ready for so long without work died neither of its start nor of its work.
+/// The time after which a worker without work counts as stable: if it dies later, neither its start
+/// nor its work killed it.
 pub const STABLE_AFTER: Duration = Duration::from_secs(10);
 
+/// The next start after a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Retry {
+    /// The delay before the next worker starts.
     pub after: Duration,
-    /// Workers that failed in a row, if they are so many that requests do not wait for the next.
+    /// The number of workers that failed in a row, once the model is unready. `None` while requests
+    /// still wait for the next worker.
     pub unready: Option<u32>,
 }
 
-/// Since one of the model's workers served.
+/// The failures of a model's workers since one of them answered a batch.
 #[derive(Debug, Clone, Default)]
 pub struct Restarts {
     failures: u32,
-    /// Requests in a row that were proved to kill their workers.
+    /// The number of requests in a row that are proved to kill their workers.
     poisonous: u32,
 }
 
 impl Restarts {
+    /// Creates the state of a model without failures.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A worker died, or could not be started. The pause doubles with each.
+    /// Records that a worker died or did not start, and returns when the next one starts. The delay
+    /// doubles with each failure.
     pub fn record_failure(&mut self) -> Retry {
         let doublings = self.failures.min(MAX_BACKOFF.as_millis().ilog2());
         self.failures = self.failures.saturating_add(1);
@@ -51,31 +59,32 @@ impl Restarts {
         }
     }
 
-    /// A worker that was `ready` for so long without work is about to be counted as dead. If that
-    /// is long, what killed earlier workers is over: rare accidents must not add up because no
-    /// client asks the model.
+    /// Records that a worker exits that was ready for this time without work. Call this before
+    /// [`Restarts::record_failure`]. After a long time, earlier failures no longer count: rare
+    /// accidents must not add up in a model without requests.
     pub fn record_idle_exit(&mut self, ready: Duration) {
         if ready >= STABLE_AFTER {
             self.failures = 0;
         }
     }
 
+    /// Returns the number of failures in a row.
     pub fn failures(&self) -> u32 {
         self.failures
     }
 
-    /// A batch was answered: what killed earlier workers is over.
+    /// Records that a worker answered a batch: the cause of earlier failures is gone.
     pub fn record_answer(&mut self) {
         self.reset();
     }
 
-    /// An operator tries the model again, or the model has another share.
+    /// Forgets all failures, because an operator restarts the model or its share changes.
     pub fn reset(&mut self) {
         *self = Self::default();
     }
 
-    /// A request was proved to kill its workers. Their deaths count against the request and not
-    /// against the model, unless there are too many such requests.
+    /// Records that a request is proved to kill its workers. Their deaths count against the request
+    /// and not against the model, unless there are too many requests of this kind.
     pub fn record_poison(&mut self) {
         self.poisonous = self.poisonous.saturating_add(1);
         if self.poisonous < MAX_POISONOUS {
@@ -117,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_model_that_has_served_starts_afresh() {
+    fn an_answer_resets_the_back_off() {
         let mut restarts = Restarts::new();
         fail(&mut restarts, 20);
         restarts.record_answer();
@@ -136,8 +145,8 @@ mod tests {
         for _ in 2..=MAX_POISONOUS {
             assert_eq!(killed_by_one(&mut restarts), first);
         }
-        assert_ne!(killed_by_one(&mut restarts), first, "it is the model");
+        assert_ne!(killed_by_one(&mut restarts), first, "the model is the cause");
         restarts.record_answer();
-        assert_eq!(killed_by_one(&mut restarts), first, "an answer between them says that it is not");
+        assert_eq!(killed_by_one(&mut restarts), first, "an answer between them clears the model");
     }
 }

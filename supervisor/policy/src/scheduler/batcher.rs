@@ -1,4 +1,4 @@
-//! When a batch runs, and which requests are in it.
+//! Batching: when a batch runs, and which requests it contains.
 
 use std::time::Duration;
 
@@ -8,40 +8,45 @@ use super::deadline::{DeadlineFilter, Selection};
 use super::queue::{QueueKey, QueuedRequest, RequestQueue};
 use crate::latency::Predictor;
 
+/// The limits of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BatchLimits {
-    /// Zero: the model has no batch axis, every request runs by itself.
+    /// The most rows; 0 if the model has no batch axis, so that every request runs by itself.
     pub max_rows: u32,
+    /// The most requests.
     pub max_requests: usize,
-    /// How long a batch that is not full waits for more, counted from its oldest arrival.
+    /// The longest time that a batch waits for further requests, from the arrival of its oldest request.
     pub max_delay: Duration,
 }
 
+/// The answer to whether a batch can run now.
 #[derive(Debug, PartialEq, Eq)]
 pub enum NextBatch<K, T> {
+    /// This batch runs now.
     Run(FormedBatch<K, T>),
-    /// Every batch still waits for company; ask again then, or when something arrives.
+    /// All batches still wait for further requests until this time.
     WaitUntil(Timestamp),
+    /// The queue is empty.
     Idle,
 }
 
+/// The requests that leave the queue together.
 #[derive(Debug, PartialEq, Eq)]
 pub struct FormedBatch<K, T> {
-    /// None if all are too late.
+    /// The batch; empty if all requests are too late.
     pub batch: Vec<QueuedRequest<K, T>>,
     /// RefusedRequest, because they cannot be answered in time any more.
     pub late: Vec<QueuedRequest<K, T>>,
 }
 
-/// Decides what runs next, when the lane has a free slot.
+/// Decides what runs next on a lane with a free slot.
 ///
-/// The batch starts with the head of the queue and is joined by others of its shape, in their
-/// order, up to the first that does not fit. When the head's batch may still wait for company, the
-/// first other one that is ready takes the slot: waiting exists to use an idle slot better, not to
-/// keep it idle. That costs the head at most the execution of one batch: once its own wait is over
-/// it goes first.
+/// A batch starts with the head of the queue. Other requests of its shape join in their order, up to
+/// the first one that does not fit. If the head's batch may still wait for further requests, the first
+/// other batch that is ready takes the slot: waiting should fill a slot better and not leave it idle.
+/// The head loses the execution of at most one batch, because it goes first once its wait is over.
 ///
-/// Late requests are refused only if there is a `deadline_filter`, which knows the lane of the batch.
+/// Only a `deadline_filter`, which knows the lane of the batch, refuses late requests.
 pub fn next<K: Ord + Clone, T>(
     queue: &mut RequestQueue<K, T>,
     limits: &BatchLimits,
@@ -67,9 +72,9 @@ pub fn next<K: Ord + Clone, T>(
     }
 }
 
-/// How many rows go first. A batch that would be padded is parted where both parts, one after the
-/// other, take no longer than the whole: the first part is answered sooner, no request later, and
-/// requests that arrive meanwhile join the second part.
+/// Returns how many rows of a batch are sent first. A batch that needs padding is split if its two
+/// parts, one after the other, take no longer than the whole. The first part is then answered sooner,
+/// no request is answered later, and requests that arrive meanwhile join the second part.
 pub fn rows_sent_first(rows: u32, predictor: &Predictor) -> u32 {
     let times = |first: u32| {
         let parts = predictor.predict(first)?.saturating_add(predictor.predict(rows - first)?);
@@ -79,7 +84,8 @@ pub fn rows_sent_first(rows: u32, predictor: &Predictor) -> u32 {
     predictor.unpadded_below(rows).filter(worth_it).unwrap_or(rows)
 }
 
-/// Until when the batch that starts there waits for company; `None` when it is ready.
+/// Returns the time until which the batch that starts there waits for further requests, or `None` if it
+/// is ready.
 fn waits_until<K: Ord + Clone, T>(
     queue: &RequestQueue<K, T>,
     start: QueueKey,
@@ -94,7 +100,7 @@ fn waits_until<K: Ord + Clone, T>(
     if rows >= u64::from(limits.max_rows) || requests >= limits.max_requests {
         return None;
     }
-    // Here all of them fit into one batch, so this looks at no more than one batch.
+    // All of these requests fit into one batch, so this scan is short.
     let closes =
         queue.members(&first.shape).map(|entry| entry.deadline.min(entry.arrived + limits.max_delay));
     closes.min().filter(|&moment| moment > now)
@@ -129,7 +135,7 @@ fn take_batch<K: Ord + Clone, T>(
     FormedBatch { batch: take(count), late }
 }
 
-/// At least one.
+/// Returns how many of the waiting requests fit into one batch; at least one.
 fn joining<'e, K: 'e, T: 'e>(
     waiting: impl Iterator<Item = &'e QueuedRequest<K, T>>,
     limits: &BatchLimits,

@@ -1,5 +1,5 @@
-//! The way of one model's requests to batches on its workers' lanes: what waits, what is refused,
-//! what runs together, when and where.
+//! The scheduler of one model: it queues and refuses requests, forms batches, and chooses the lane and
+//! the time of each batch.
 //!
 //! ```text
 //! accept ─▶ admission ─▶ queues ─▶ next: refuse these, send that ─▶ sent ─▶ lane ─▶ take, completed, recycle
@@ -7,9 +7,9 @@
 //!                      └──────────── put_back ◀─ take_back ◀────────────┘
 //! ```
 //!
-//! The scheduler is told what happens and when, and says what to do. Its driver does that: the
-//! supervisor with sockets and slabs, the simulator with a virtual clock. After anything that may
-//! let a batch go, the driver asks for what is [`next`](Scheduler::next) until nothing is.
+//! A driver reports events with their time, and carries out the answers: the supervisor with sockets
+//! and slabs, the simulator with a virtual clock. After each event that may release a batch, the driver
+//! calls [`Scheduler::next`] until it returns [`NextAction::Wait`].
 
 mod admission;
 pub mod batcher;
@@ -45,30 +45,31 @@ use observe::Observer;
 use overload::OverloadDetector;
 use queues::PriorityQueues;
 
-/// Given-up requests are taken out of the queue once they may be one in so many: so for each, about
-/// as many requests are looked at.
+/// The part of the queue, as a divisor, from which abandoned requests are removed from the queue. The
+/// scheduler thus inspects about this many requests for each abandoned one.
 const GIVEN_UP_ONE_IN: usize = 8;
 
-/// `K` is the shape of a request.
+/// The queues, lanes and admission of one model. `K` is the shape of a request, `T` its ticket.
 #[derive(Debug)]
 pub struct Scheduler<K, T> {
     slo: Duration,
     admission: AdmissionControl,
     queues: PriorityQueues<K, T>,
-    /// Queued requests that clients may have given up; some of these may execute.
+    /// The number of requests that clients abandoned and that may be queued; some may execute.
     given_up: usize,
     lanes: Vec<Lane<K, T>>,
-    /// `None`: late requests are served.
+    /// The detector of overload; `None` for a model that serves late requests.
     overload: Option<OverloadDetector>,
     observer: Observer,
     next_batch: u64,
-    /// That a lane has at a time; `None` for a model that gives one answer to a request.
+    /// The most streams of a lane at a time; `None` for a model that gives one answer to a request.
     streams: Option<u32>,
-    /// A stream has begun since the last step.
+    /// True if a new request went before the next step of a stream.
     step_is_next: bool,
 }
 
 impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
+    /// Creates a scheduler without lanes, whose queue holds at most `max_requests`.
     pub fn new(rules: SchedulingRules, max_requests: usize, now: Timestamp) -> Self {
         let SchedulingRules { slo, max_delay, reject_late } = rules;
         let limits = BatchLimits { max_rows: 0, max_requests: 1, max_delay };
@@ -86,14 +87,15 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         }
     }
 
-    /// What the model allows; no rows where it has no batch axis, and no streams where it gives one
-    /// answer to a request.
+    /// Sets the model's limits: the rows and requests of a batch, and the streams of a lane at a time.
+    /// `max_rows` is 0 if the model has no batch axis; `streams` is `None` if the model gives one answer to
+    /// a request.
     pub fn set_model_limits(&mut self, max_rows: u32, max_requests: usize, streams: Option<u32>) {
         self.admission.set_model_limits(max_rows, max_requests);
         self.streams = streams;
     }
 
-    /// Requests that wait keep their deadlines.
+    /// Replaces the configured rules. Queued requests keep their deadlines.
     pub fn set_rules(&mut self, rules: SchedulingRules) {
         let SchedulingRules { slo, max_delay, reject_late } = rules;
         if self.slo != slo || self.overload.is_some() != reject_late {
@@ -103,19 +105,23 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         self.admission.configure(max_delay, !reject_late);
     }
 
+    /// Sets the admission that the sharing policy decided.
     pub fn set_admission(&mut self, admission: AdmissionPolicy) {
         self.admission.set_policy(admission);
     }
 
+    /// Returns true if requests are refused that cannot be answered in time.
     pub fn refuses_late(&self) -> bool {
         self.admission.refuses_late()
     }
 
+    /// Returns the model's latency objective.
     pub fn slo(&self) -> Duration {
         self.slo
     }
 
-    /// If need be, the request takes the place of settled ones.
+    /// Queues a request, or gives it back with the reason for its refusal. If the queue is full, settled
+    /// requests leave it first.
     pub fn accept(
         &mut self,
         request: QueuedRequest<K, T>,
@@ -139,28 +145,30 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         Err(refused)
     }
 
+    /// Records a request of `rows` rows that the driver refused before it reached the scheduler.
     pub fn record_refused_arrival(&mut self, rows: u32) {
         self.observer.record_arrival(rows);
         self.observer.record_refusal();
     }
 
-    /// An accepted request missed its SLO without an answer.
+    /// Records an accepted request that missed its SLO without an answer.
     pub fn record_miss(&mut self) {
         self.observer.record_refusal();
     }
 
-    /// Counts an answer that its client has, `latency` after the request began to arrive.
+    /// Records an answer that its client has, `latency` after the request's first byte arrived.
     pub fn record_answer(&mut self, latency: Duration) {
         self.observer.record_answer(latency, self.slo);
     }
 
-    /// Learns how long an answer took from its worker to its client's socket. Predictions add the mean.
+    /// Learns how long an answer took from its worker to its client's socket. Predictions add the mean of
+    /// these times.
     pub fn record_write_time(&mut self, took: Duration) {
         self.admission.record_write_time(took, self.slo);
     }
 
-    /// Requests go before steps of open streams, but one at a time: those that end with their first
-    /// answer would hold the streams up.
+    /// Returns what the driver does next. New requests go before steps of open streams, but at most one
+    /// batch at a time: requests without a stream would otherwise hold the streams up.
     pub fn next(&mut self, now: Timestamp) -> NextAction<K, T> {
         self.update_outage(now);
         if self.step_is_next
@@ -233,7 +241,7 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         OutgoingBatch { worker, id: self.next_batch, slot, groups, requests }
     }
 
-    /// Settled requests, and those that overload has made too late.
+    /// Removes settled requests from a batch, and refuses those that are too late under overload.
     fn remove_unservable(
         &self,
         batch: &mut Vec<QueuedRequest<K, T>>,
@@ -248,7 +256,8 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         refused.extend(overdue.map(|request| RefusedRequest { request, why: RefusalReason::Overdue }));
     }
 
-    /// Returns whether the batch executes at once, because nothing was before it.
+    /// Records that the driver sent a batch. Returns true if the batch executes at once, because the lane
+    /// was idle.
     pub fn confirm_sent(&mut self, sending: OutgoingBatch<K, T>, now: Timestamp) -> bool {
         let OutgoingBatch { worker, id, slot, groups, requests } = sending;
         let Some(index) = self.lanes.iter().position(|lane| lane.worker == worker) else {
@@ -266,7 +275,7 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         executes
     }
 
-    /// The lane did not take the batch: its requests wait at the head of the queue.
+    /// Records that the lane did not take the batch. Its requests return to the head of the queue.
     pub fn return_unsent(
         &mut self,
         OutgoingBatch { worker, mut requests, .. }: OutgoingBatch<K, T>,
@@ -280,14 +289,15 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         self.update_queue_state(now);
     }
 
-    /// A stream has begun, whose first answer is there.
+    /// Records that a stream opened: its first answer arrived, and more follow.
     pub fn open_stream(&mut self, worker: WorkerId) {
         if let Some(lane) = self.lane_mut(worker) {
             lane.streams.open += 1;
         }
     }
 
-    /// The next answer of a stream is wanted; back if its worker cannot give it any more.
+    /// Queues the request for the next answer of a stream. Gives it back if the stream's worker can no
+    /// longer answer.
     pub fn queue_step(
         &mut self,
         worker: WorkerId,
@@ -302,14 +312,15 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         }
     }
 
-    /// A stream has ended. Returns whether a draining lane is now empty.
+    /// Records that a stream ended. Returns true if a draining lane is now empty.
     pub fn close_stream(&mut self, worker: WorkerId) -> bool {
         let Some(lane) = self.lane_mut(worker) else { return false };
         lane.streams.open = lane.streams.open.saturating_sub(1);
         lane.ends_draining()
     }
 
-    /// A worker has answered. The batch's slot stays taken. `None` if the worker had no such batch.
+    /// Takes a batch off a lane, as its worker answered it. The batch's slot stays occupied. Returns `None`
+    /// if the lane has no batch with this id.
     pub fn take_batch(
         &mut self,
         worker: WorkerId,
@@ -321,6 +332,7 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         taken
     }
 
+    /// Learns from the execution time of a batch that [`take_batch`](Self::take_batch) returned.
     pub fn record_completion(
         &mut self,
         worker: WorkerId,
@@ -330,9 +342,9 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         let Some(lane) = self.lane_mut(worker) else {
             return CompletedBatch { observed: false, first: false };
         };
-        // On another partition it says nothing of the SMs on which the lane is now.
+        // A time on other groups says nothing about the SMs that the lane uses now.
         let here = batch.groups == lane.groups;
-        // Of a stream, times of first answers are learnt: the SLO is about these.
+        // Of a stream, only the times of first answers count, because the SLO applies to them.
         let observed = here && !batch.step;
         if observed {
             lane.predictor.observe(batch.rows, execution);
@@ -344,23 +356,24 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         CompletedBatch { observed, first }
     }
 
-    /// The answer in `slot` is done with. Returns whether a draining lane is now empty.
+    /// Frees `slot`, whose answer was copied. Returns true if a draining lane is now empty.
     pub fn recycle(&mut self, worker: WorkerId, slot: u8) -> bool {
         let Some(lane) = self.lane_mut(worker) else { return false };
         lane.recycle(slot);
         lane.ends_draining()
     }
 
+    /// Adds a lane, without traffic.
     pub fn attach(&mut self, lane: Lane<K, T>) {
         self.lanes.push(lane);
     }
 
-    /// What the worker had must have been [taken back](Self::take_back).
+    /// Removes a lane. Its requests must have been [taken back](Self::take_back).
     pub fn detach(&mut self, worker: WorkerId) {
         self.lanes.retain(|lane| lane.worker != worker);
     }
 
-    /// The lane that batches went to before finishes what it has.
+    /// Sends all further batches to this worker, or to none. The previous lane finishes its batches.
     pub fn route(&mut self, worker: Option<WorkerId>) {
         for lane in &mut self.lanes {
             if Some(lane.worker) == worker {
@@ -375,6 +388,7 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         }
     }
 
+    /// Sends further batches of `worker` to other SMs.
     pub fn move_to(&mut self, worker: WorkerId, slice: &Slice) {
         let Some(lane) = self.lane_mut(worker) else { return };
         lane.move_to(slice);
@@ -383,27 +397,28 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         }
     }
 
-    /// Nothing more goes to `worker`, and [`Scheduler::recycle`] says when it has nothing left.
-    /// Returns whether that is so already.
+    /// Stops sending batches to `worker`. [`Scheduler::recycle`] and [`Scheduler::close_stream`] report
+    /// when its lane is empty. Returns true if the lane is empty already.
     pub fn drain(&mut self, worker: WorkerId) -> bool {
         let Some(lane) = self.lane_mut(worker) else { return false };
         lane.duty = if lane.is_empty() { Duty::Idle } else { Duty::Draining };
         lane.is_empty()
     }
 
-    /// Returns whether batches went to `worker`.
+    /// Stops sending batches to `worker`. Returns true if batches went there until now.
     pub fn stop_sending(&mut self, worker: WorkerId) -> bool {
         let before = self.lane_mut(worker).map(|lane| std::mem::replace(&mut lane.duty, Duty::Idle));
         before == Some(Duty::Serving)
     }
 
-    /// The worker's batches stay, and its answers to them are ignored.
+    /// Takes all requests of a worker's batches. The batches stay on the lane, and answers to them are
+    /// ignored.
     pub fn take_back(&mut self, worker: WorkerId) -> AbandonedRequests<K, T> {
         let none = AbandonedRequests { executing: Vec::new(), behind: Vec::new() };
         self.lane_mut(worker).map_or(none, Lane::abandon)
     }
 
-    /// For requests that ran without an answer: at the head of the queue.
+    /// Returns requests that were sent and not answered to the head of the queue.
     pub fn put_back(&mut self, requests: Vec<QueuedRequest<K, T>>, now: Timestamp) {
         if !requests.is_empty() {
             self.admission.put_back(now);
@@ -412,21 +427,23 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         self.queues.put_back(requests);
     }
 
-    /// Until the queue has been empty once, late requests are no sign of load.
+    /// Records an outage. Until the queue is empty, late requests don't count as overload.
     pub fn record_disturbance(&mut self) {
         if let Some(overload) = &mut self.overload {
             overload.on_disturbance();
         }
     }
 
-    /// `None`: the batch was reported to hang, so that the report comes once.
+    /// Sets when the first batch of a lane began to execute. `None` marks a batch that was reported as
+    /// hung, so that the driver reports it once.
     pub fn set_executing_since(&mut self, worker: WorkerId, since: Option<Timestamp>) {
         if let Some(front) = self.lane_mut(worker).and_then(|lane| lane.in_flight.front_mut()) {
             front.executing_since = since;
         }
     }
 
-    /// Of a request without an answer. It must not keep others out for long.
+    /// Records that a client abandoned a request without an answer. The request leaves the queue soon, to
+    /// make room for others.
     pub fn give_up(&mut self) {
         self.given_up += 1;
         if self.given_up * GIVEN_UP_ONE_IN >= self.queues.len() {
@@ -434,8 +451,9 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         }
     }
 
+    /// Removes settled requests from the queue.
     pub fn forget_settled(&mut self) {
-        // Only then is looking through the whole queue worth it.
+        // Without abandoned requests, a scan of the whole queue would find nothing.
         if self.given_up == 0 {
             return;
         }
@@ -443,13 +461,12 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         self.queues.take_if(|request| request.item.is_settled());
     }
 
-    /// Waiting requests. Looks at every one.
+    /// Removes the queued requests that `gone` selects. Inspects every queued request.
     pub fn take_if(&mut self, mut gone: impl FnMut(&T) -> bool) -> Vec<QueuedRequest<K, T>> {
         self.queues.take_if(|request| gone(&request.item))
     }
 
-    /// Takes the waiting requests whose deadline is past out of the queue, if the rules refuse late
-    /// requests.
+    /// Removes the queued requests whose deadline has passed, if the rules refuse late requests.
     pub fn take_overdue(&mut self, now: Timestamp) -> Vec<RefusedRequest<K, T>> {
         if self.overload.is_none() {
             return Vec::new();
@@ -462,28 +479,33 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         refused
     }
 
+    /// Removes all queued requests.
     pub fn drain_queue(&mut self) -> Vec<QueuedRequest<K, T>> {
         self.queues.drain_all()
     }
 
+    /// Returns the number of queued requests.
     pub fn queued(&self) -> usize {
         self.queues.len()
     }
 
-    /// Requests, not batches.
+    /// Returns the number of requests in batches on the lanes.
     pub fn in_flight(&self) -> usize {
         let batches = self.lanes.iter().flat_map(|lane| &lane.in_flight);
         batches.map(|batch| batch.requests.len()).sum()
     }
 
+    /// Returns what was observed since the last call.
     pub fn observe(&mut self, now: Timestamp) -> Observation {
         self.observer.take(self.queues.len(), now)
     }
 
+    /// Returns the lane of a worker.
     pub fn lane(&self, worker: WorkerId) -> Option<&Lane<K, T>> {
         self.lanes.iter().find(|lane| lane.worker == worker)
     }
 
+    /// Returns the lane that gets new batches.
     pub fn serving_lane(&self) -> Option<&Lane<K, T>> {
         self.serving().map(|lane| &self.lanes[lane])
     }
@@ -507,7 +529,7 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
             if !self.queues.is_empty() {
                 overload.on_queued(now);
             } else if serves {
-                // In an outage no lane has emptied it: those that come must wait all the same.
+                // During an outage, an empty queue is no progress: new requests must wait anyway.
                 overload.on_emptied();
             }
         }

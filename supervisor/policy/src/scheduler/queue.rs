@@ -1,60 +1,66 @@
 //! A queue of one model's requests, ordered by deadline.
 //!
-//! Entries that come back from a worker that died or was drained too slowly go before all others:
+//! Requests that return from a worker that died or drained too slowly go before all others, because
 //! they have waited once already.
 //!
-//! Every operation on one request costs O(log n); only [`RequestQueue::take_if`] looks at all of them.
+//! An operation on one request costs O(log n). Only [`RequestQueue::take_if`] inspects all requests.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use shadowslice_shared::units::Timestamp;
 
+/// A request in a queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QueuedRequest<K, T> {
-    /// Requests in a batch have equal shapes.
+    /// The shape of the inputs. All requests of a batch have the same shape.
     pub shape: K,
-    /// At least 1.
+    /// The number of rows, at least 1.
     pub rows: u32,
+    /// The arrival of the request's first byte.
     pub arrived: Timestamp,
+    /// The time by which the client must have the answer.
     pub deadline: Timestamp,
-    /// Lower ones go first; clients' begin with 1.
+    /// The priority level. Lower levels go first; those of clients start at 1.
     pub level: u64,
+    /// True if the request must not share a batch.
     pub alone: bool,
+    /// The driver's part of the request.
     pub item: T,
 }
 
-/// The level of a request whose batch died with its worker, as it is tried again.
+/// The level of a request whose batch died with its worker, while it is retried.
 pub const SUSPECT_LEVEL: u64 = 0;
 
-/// Where an entry stands; the smallest is the head.
+/// The place of a request in the queue; the smallest is the head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct QueueKey {
-    /// False for an entry that was put back, which goes first.
+    /// False for a request that was put back, which goes first.
     fresh: bool,
     deadline: Timestamp,
-    /// Makes places unique, and keeps the order of arrival among equals.
+    /// A number that makes keys unique and keeps the order of arrival among equal deadlines.
     sequence: u64,
 }
 
-/// Entries that may share a batch. Never empty.
+/// The requests that may share a batch. A group is never empty.
 #[derive(Debug, Default)]
 struct Group {
     places: BTreeSet<QueueKey>,
     rows: u64,
 }
 
+/// A queue of requests, ordered by deadline.
 #[derive(Debug)]
 pub struct RequestQueue<K, T> {
     sequence: u64,
     rows: u64,
     entries: BTreeMap<QueueKey, QueuedRequest<K, T>>,
-    /// Places of the entries that may run with others, by shape.
+    /// The places of the requests that may share a batch, by shape.
     groups: BTreeMap<K, Group>,
-    /// Places of the entries that may not.
+    /// The places of the requests that run alone.
     alone: BTreeSet<QueueKey>,
 }
 
-// Derived, it would demand a default of shapes and requests.
+// A derived implementation would require that `K` and `T` have defaults.
 impl<K, T> Default for RequestQueue<K, T> {
     fn default() -> Self {
         let (entries, groups, alone) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
@@ -63,24 +69,28 @@ impl<K, T> Default for RequestQueue<K, T> {
 }
 
 impl<K: Ord + Clone, T> RequestQueue<K, T> {
+    /// Adds a new request.
     pub fn push(&mut self, entry: QueuedRequest<K, T>) {
         self.insert(entry, true);
     }
 
-    /// The entry goes before all that were pushed; those that were put back go by deadline, equal
-    /// ones as they came.
+    /// Returns a request to the queue, before all requests that were pushed. Among the requests that were
+    /// put back, the order is by deadline and then by call.
     pub fn put_back(&mut self, entry: QueuedRequest<K, T>) {
         self.insert(entry, false);
     }
 
+    /// Returns the number of rows of all requests.
     pub fn rows(&self) -> u64 {
         self.rows
     }
 
+    /// Returns true if the queue has no request.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
+    /// Removes and returns all requests, in their order.
     pub fn drain_all(&mut self) -> Vec<QueuedRequest<K, T>> {
         self.groups.clear();
         self.alone.clear();
@@ -88,7 +98,7 @@ impl<K: Ord + Clone, T> RequestQueue<K, T> {
         std::mem::take(&mut self.entries).into_values().collect()
     }
 
-    /// Head first. Looks at every request.
+    /// Removes and returns the requests that `gone` selects, in their order. Inspects every request.
     pub fn take_if(
         &mut self,
         mut gone: impl FnMut(&QueuedRequest<K, T>) -> bool,
@@ -105,7 +115,7 @@ impl<K: Ord + Clone, T> RequestQueue<K, T> {
         if entry.alone {
             self.alone.insert(place);
         } else {
-            // Looked up first, because a shape is cloned only when it is new.
+            // The lookup comes first, so that only new shapes are cloned.
             if !self.groups.contains_key(&entry.shape) {
                 self.groups.insert(entry.shape.clone(), Group::default());
             }
@@ -116,7 +126,7 @@ impl<K: Ord + Clone, T> RequestQueue<K, T> {
         self.entries.insert(place, entry);
     }
 
-    /// `place` must be taken.
+    /// Removes the request at `place`, which must exist.
     pub(crate) fn take(&mut self, place: QueueKey) -> QueuedRequest<K, T> {
         let entry = self.entries.remove(&place).expect("places come from this queue");
         self.rows -= u64::from(entry.rows);
@@ -133,7 +143,7 @@ impl<K: Ord + Clone, T> RequestQueue<K, T> {
         entry
     }
 
-    /// `place` must be taken.
+    /// Returns the request at `place`, which must exist.
     pub(crate) fn at(&self, place: QueueKey) -> &QueuedRequest<K, T> {
         &self.entries[&place]
     }
@@ -142,7 +152,7 @@ impl<K: Ord + Clone, T> RequestQueue<K, T> {
         self.entries.keys().next().copied()
     }
 
-    /// The first place of each shape, and the first that runs by itself.
+    /// Returns the first place of each shape, and the first place of a request that runs alone.
     pub(crate) fn starts(&self) -> impl Iterator<Item = QueueKey> {
         let grouped = self.groups.values().filter_map(|group| group.places.first());
         grouped.chain(self.alone.first()).copied()
@@ -156,7 +166,7 @@ impl<K: Ord + Clone, T> RequestQueue<K, T> {
         self.groups.get(shape).map_or((0, 0), |group| (group.rows, group.places.len()))
     }
 
-    /// Entries that may run together, in their order.
+    /// Returns the requests of one shape that may share a batch, in their order.
     pub(crate) fn members(&self, shape: &K) -> impl Iterator<Item = &QueuedRequest<K, T>> {
         let places = self.groups.get(shape).into_iter().flat_map(|group| &group.places);
         places.map(|&place| self.at(place))
@@ -200,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_put_back_goes_first() {
+    fn requests_that_are_put_back_go_first() {
         let mut queue = RequestQueue::default();
         queue.push(entry(1, 1));
         queue.push(entry(2, 2));

@@ -1,4 +1,4 @@
-//! The waiting requests: for each priority a queue by deadline; the highest priority goes first.
+//! The queued requests: one queue by deadline for each priority. The highest priority goes first.
 
 use std::collections::BTreeMap;
 
@@ -8,15 +8,15 @@ use super::batcher::{self, BatchLimits, NextBatch};
 use super::deadline::DeadlineFilter;
 use super::queue::{QueuedRequest, RequestQueue};
 
-/// So many priorities keep their queues when these are empty: more requests of them will come.
+/// The number of priorities that keep their empty queues, because more requests of them are likely.
 const KEPT_LEVELS: usize = 8;
 
-/// A batch holds requests of one priority.
+/// The queues of all priorities. All requests of a batch have one priority.
 #[derive(Debug)]
 pub(super) struct PriorityQueues<K, T> {
     max_requests: usize,
     waiting: usize,
-    /// Few of the queues are empty, so there are not many more of them than requests.
+    /// The queues by level. Empty ones are removed, so that there are few more queues than requests.
     levels: BTreeMap<u64, RequestQueue<K, T>>,
 }
 
@@ -25,7 +25,7 @@ impl<K: Ord + Clone, T> PriorityQueues<K, T> {
         Self { max_requests, waiting: 0, levels: BTreeMap::new() }
     }
 
-    /// Gives the request back when no more may wait.
+    /// Adds a new request, or gives it back if the queue is full.
     pub(super) fn push(&mut self, request: QueuedRequest<K, T>) -> Result<(), QueuedRequest<K, T>> {
         if self.waiting >= self.max_requests {
             return Err(request);
@@ -35,7 +35,7 @@ impl<K: Ord + Clone, T> PriorityQueues<K, T> {
         Ok(())
     }
 
-    /// Past the bound if need be.
+    /// Returns requests to their queues, even beyond the bound.
     pub(super) fn put_back(&mut self, requests: Vec<QueuedRequest<K, T>>) {
         for request in requests {
             self.waiting += 1;
@@ -47,7 +47,7 @@ impl<K: Ord + Clone, T> PriorityQueues<K, T> {
         self.levels.entry(level).or_default()
     }
 
-    /// From the first priority that has something ready.
+    /// Returns the next batch, from the highest priority that has one ready.
     pub(super) fn next(
         &mut self,
         limits: &BatchLimits,
@@ -70,7 +70,7 @@ impl<K: Ord + Clone, T> PriorityQueues<K, T> {
         soonest.map_or(NextBatch::Idle, NextBatch::WaitUntil)
     }
 
-    /// Looks at every request.
+    /// Removes and returns the requests that `gone` selects. Inspects every request.
     pub(super) fn take_if(
         &mut self,
         mut gone: impl FnMut(&QueuedRequest<K, T>) -> bool,
