@@ -1,10 +1,10 @@
-//! What happens to a request after its worker died.
+//! The judgement of requests whose worker died.
 //!
-//! Only the batch that was *executing* is blamed: the oldest batch without an answer, because a worker
-//! executes batches in the order in which they are sent. A batch that still waits in the worker's
-//! socket cannot have killed the worker. It returns to the queue without a recorded death and without
-//! a call of [`after_death`]; so do batches that are taken away from a live worker. If a worker is
-//! killed on purpose, or dies before its first batch, no request is blamed.
+//! Only the batch that was *executing* is blamed: the oldest batch without an answer, because a
+//! worker executes batches in the order in which they are sent. A batch that still waits in the
+//! worker's socket cannot have killed the worker. It returns to the queue without a recorded death
+//! and without a call of [`after_death`]; so do batches that are taken away from a live worker. If
+//! a worker is killed on purpose, or dies before its first batch, no request is blamed.
 
 /// The number of deaths after which a request is still retried together with others: most deaths are
 /// not its fault.
@@ -17,7 +17,7 @@ const DEATHS_THAT_PROVE: u8 = 3;
 /// runs alone then.
 pub const ON_TRIAL: u8 = DEATHS_THAT_PROVE - 1;
 
-/// What happens to a request of a batch that was executing when its worker died.
+/// The fate of a request of the batch that was executing when its worker died.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Blame {
     /// The request is retried, in a batch with others if they fit.

@@ -197,7 +197,11 @@ mod tests {
         let models = [tenant(6, 1, run(0, 6)), tenant(6, 3, run(10, 6)), tenant(6, 2, Groups::WHOLE)];
         let placed = place(&models, TOTAL);
         assert_eq!(placed[0], run(0, 6));
-        assert_eq!(placed[0].common(placed[2]), Groups::NONE, "the second priority does not overlap with the first");
+        assert_eq!(
+            placed[0].common(placed[2]),
+            Groups::NONE,
+            "the second priority does not overlap with the first"
+        );
         assert_eq!(placed[2].common(placed[1]).count(), 2);
         assert_eq!(placed[0].common(placed[1]), Groups::NONE, "the third overlaps with the second alone");
     }
@@ -255,7 +259,11 @@ mod tests {
                 .zip(&placed)
                 .map(|(tenant, &now)| GroupTenant { now, ..tenant.clone() })
                 .collect();
-            assert_eq!(place(&again, total), placed, "round {round}: a second call moves nothing: {tenants:?}");
+            assert_eq!(
+                place(&again, total),
+                placed,
+                "round {round}: a second call moves nothing: {tenants:?}"
+            );
             now[..placed.len()].copy_from_slice(&placed);
         }
     }

@@ -1,7 +1,8 @@
-//! The policy: how a model batches and which requests it refuses, as its sharing policy last said.
+//! Admission control: the batch size of a model and the requests that it refuses, as its sharing
+//! policy decided last.
 //!
-//! The predictions are means of what was seen, so the policy refuses what is more likely late than
-//! not. [`deadline_filter`](super::deadline) looks once more when batches are sent.
+//! Predictions are means of observed times, so admission refuses requests that are more likely late
+//! than not. The [deadline filter](super::deadline) checks again when a batch is sent.
 
 use std::time::Duration;
 
@@ -14,25 +15,28 @@ use super::queue::QueuedRequest;
 use super::write_time::WriteTime;
 use crate::sharing::AdmissionPolicy;
 
-/// For so many times as long as an outage_since lasted, no request is refused for being late.
+/// The time after an outage in which no request is refused as late, as a multiple of the outage.
 const FORGIVEN_PER_OUTAGE: u32 = 10;
 
+/// The longest time after an outage in which no request is refused as late.
 const MAX_FORGIVEN: Duration = Duration::from_secs(30);
 
-/// A batch is sent this long before the one before it should end: several times what the way takes,
-/// and a small part of an execution. A batch that is sent early is closed early: requests that
-/// arrive while it waits there cannot join it.
+/// The time before the expected end of a batch at which the next one is sent: several times the
+/// transfer to the worker, and a small part of an execution. Requests that arrive after a batch was
+/// sent cannot join it, so a longer lead would make batches smaller.
 const LEAD: Duration = Duration::from_micros(500);
 
+/// Decides which requests of a model wait.
 #[derive(Debug)]
 pub(super) struct AdmissionControl {
     policy: AdmissionPolicy,
-    /// `on_late: serve`.
+    /// True for `on_late: serve`.
     serves_late: bool,
+    /// The limits that the model and its configuration set.
     model_limits: BatchLimits,
-    /// Since when no lane has served, or the one that does has stalled.
+    /// The start of the present outage: no lane serves, or the serving lane has stalled.
     outage_since: Option<Timestamp>,
-    /// Requests that came before this may be late without that being a sign of load.
+    /// Requests that arrived before this time may be late without that being a sign of load.
     forgiven_before: Timestamp,
     write_time: WriteTime,
 }
@@ -59,7 +63,7 @@ impl AdmissionControl {
         self.serves_late = serves_late;
     }
 
-    /// Learns that write_time an answer to its client's socket took this long.
+    /// Learns how long writing an answer to its client's socket took.
     pub(super) fn record_write_time(&mut self, took: Duration, slo: Duration) {
         self.write_time.observe(took, slo);
     }
@@ -69,15 +73,16 @@ impl AdmissionControl {
     }
 
     pub(super) fn limits(&self) -> BatchLimits {
-        // Zero says that there is no batch axis; then there is nothing to cap.
+        // Zero means that the model has no batch axis, so that there is nothing to cap.
         BatchLimits {
             max_rows: self.model_limits.max_rows.min(self.policy.max_batch.max(1)),
             ..self.model_limits
         }
     }
 
-    /// Whether a request that comes now cannot be answered in time. `lane` is the lane that serves.
-    /// While none serves, or it stalls, no request is refused: the load is not to blame.
+    /// Returns true if a request that arrives now cannot be answered in time. `lane` is the lane
+    /// that serves. During an outage no request is refused, because the load is not the cause of
+    /// the delay.
     pub(super) fn refuses<K, T>(
         &self,
         request: &QueuedRequest<K, T>,
@@ -91,10 +96,11 @@ impl AdmissionControl {
         answered.is_some_and(|answered| answered > request.deadline)
     }
 
-    /// Predicts when the client of a request that comes now has its answer: full batches go first, then
-    /// its own, and the answer is written.
-    /// `None` if no rows are before it: then it is tried in any case, or predictions would never be
-    /// corrected.
+    /// Predicts when the client of a request that arrives now has its answer: after full batches,
+    /// the request's own batch, and the writing of the answer.
+    ///
+    /// Returns `None` if no rows are before the request. Such a request is always tried, because
+    /// predictions that refuse every request would never be corrected.
     fn predict_answer<K, T>(
         &self,
         request: &QueuedRequest<K, T>,
@@ -117,13 +123,13 @@ impl AdmissionControl {
         Some(answered + self.write_time.mean())
     }
 
-    /// Whether requests that cannot be answered in time are refused, rather than those with their
-    /// time up.
+    /// Returns true if requests are refused that cannot be answered in time. Otherwise only
+    /// requests whose deadline has passed are refused, under overload.
     pub(super) fn refuses_late(&self) -> bool {
         self.policy.refuse_late && !self.serves_late
     }
 
-    /// `None` where no request is refused for being late.
+    /// Returns the filter for the next batch of a lane, or `None` if no request is refused as late.
     pub(super) fn deadline_filter<'l, K, T>(
         &self,
         lane: &'l Lane<K, T>,
@@ -139,7 +145,8 @@ impl AdmissionControl {
         })
     }
 
-    /// Until when the next batch waits though a slot is free; `None` when it may go.
+    /// Returns the time until which the next batch waits although a slot is free, or `None` if it
+    /// may be sent.
     pub(super) fn hold_until<K, T>(&self, lane: &Lane<K, T>, now: Timestamp) -> Option<Timestamp> {
         if lane.is_idle() {
             return None;
@@ -147,7 +154,7 @@ impl AdmissionControl {
         Some(lane.free_at(now) - LEAD).filter(|&moment| moment > now)
     }
 
-    /// `serves`: a lane does, and does not stall.
+    /// Updates the outage. `serves` is true if a lane serves and has not stalled.
     pub(super) fn update_outage(&mut self, serves: bool, now: Timestamp) {
         match (self.outage_since, serves) {
             (None, false) => self.outage_since = Some(now),
@@ -160,12 +167,12 @@ impl AdmissionControl {
         }
     }
 
-    /// The requests that wait now are delayed by those that were put back and go first.
+    /// Records that requests were put back. They go first and delay all requests that wait now.
     pub(super) fn put_back(&mut self, now: Timestamp) {
         self.forgiven_before = self.forgiven_before.max(now);
     }
 
-    /// No request waits any more that could have been delayed.
+    /// Records an empty queue: no request is left that an outage could have delayed.
     pub(super) fn on_queue_emptied(&mut self, now: Timestamp) {
         self.forgiven_before = self.forgiven_before.min(now);
     }
@@ -192,7 +199,7 @@ mod tests {
         }
         admission.set_model_limits(0, 1);
         admission.set_policy(AdmissionPolicy::accept_all(4));
-        assert_eq!(admission.limits().max_rows, 0, "there is no batch axis");
+        assert_eq!(admission.limits().max_rows, 0, "the model has no batch axis");
     }
 
     #[test]

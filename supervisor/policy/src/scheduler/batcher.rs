@@ -35,7 +35,7 @@ pub enum NextBatch<K, T> {
 pub struct FormedBatch<K, T> {
     /// The batch; empty if all requests are too late.
     pub batch: Vec<QueuedRequest<K, T>>,
-    /// RefusedRequest, because they cannot be answered in time any more.
+    /// The refused requests, which cannot be answered in time any more.
     pub late: Vec<QueuedRequest<K, T>>,
 }
 

@@ -13,7 +13,7 @@ fn ms(ms: u64) -> Timestamp {
     Timestamp::after_origin(Duration::from_millis(ms))
 }
 
-/// A request that arrives at 0 and is due at 100 ms.
+/// Returns a request that arrives at 0 and is due at 100 ms.
 fn request(item: u32, shape: u8, rows: u32) -> Request {
     QueuedRequest { shape, rows, arrived: ms(0), deadline: ms(100), level: 0, alone: false, item }
 }
@@ -26,7 +26,7 @@ fn queue_of(requests: Vec<Request>) -> RequestQueue<u8, u32> {
     queue
 }
 
-/// The items of the batch that runs now.
+/// Returns the items of the batch that runs now.
 fn run(queue: &mut RequestQueue<u8, u32>, limits: &BatchLimits, now: Timestamp) -> Vec<u32> {
     match next(queue, limits, None, now) {
         NextBatch::Run(taken) => taken.batch.into_iter().map(|entry| entry.item).collect(),
@@ -35,7 +35,7 @@ fn run(queue: &mut RequestQueue<u8, u32>, limits: &BatchLimits, now: Timestamp) 
 }
 
 #[test]
-fn a_free_slot_takes_what_is_there_when_no_delay_is_asked_for() {
+fn without_a_delay_a_free_slot_takes_all_queued_requests() {
     let limits = BatchLimits { max_delay: Duration::ZERO, ..LIMITS };
     let mut queue = queue_of(vec![request(1, 0, 1), request(2, 1, 1), request(3, 0, 1)]);
     assert_eq!(run(&mut queue, &limits, ms(0)), [1, 3]);
@@ -44,7 +44,7 @@ fn a_free_slot_takes_what_is_there_when_no_delay_is_asked_for() {
 }
 
 #[test]
-fn a_batch_waits_for_company_from_its_oldest_arrival() {
+fn a_batch_waits_for_requests_from_its_oldest_arrival() {
     let mut young = request(2, 0, 1);
     young.arrived = ms(7);
     young.deadline = ms(50);
@@ -65,7 +65,7 @@ fn a_batch_never_waits_past_its_oldest_deadline() {
 #[test]
 fn a_full_batch_does_not_wait_and_the_next_one_does_not_fit() {
     let mut queue = queue_of(vec![request(1, 0, 3), request(2, 0, 2), request(3, 0, 1)]);
-    assert_eq!(run(&mut queue, &LIMITS, ms(0)), [1], "what does not fit is not overtaken");
+    assert_eq!(run(&mut queue, &LIMITS, ms(0)), [1], "a request that does not fit is not overtaken");
     assert_eq!(next(&mut queue, &LIMITS, None, ms(0)), NextBatch::WaitUntil(ms(10)));
 }
 
@@ -75,7 +75,7 @@ fn a_waiting_head_does_not_keep_the_slot_from_a_full_batch() {
     head.deadline = ms(40);
     let mut queue = queue_of(vec![head, request(2, 1, 2), request(3, 1, 2), request(4, 1, 4)]);
     assert_eq!(run(&mut queue, &LIMITS, ms(0)), [2, 3]);
-    assert_eq!(run(&mut queue, &LIMITS, ms(10)), [1], "its wait over, the head goes first");
+    assert_eq!(run(&mut queue, &LIMITS, ms(10)), [1], "the head goes first once its wait is over");
 }
 
 #[test]
@@ -97,7 +97,7 @@ fn a_batch_holds_no_more_requests_than_allowed() {
     assert_eq!(next(&mut queue, &limits, None, ms(0)), NextBatch::WaitUntil(ms(10)));
 }
 
-/// What may happen to a queue.
+/// An event of a queue.
 #[derive(Debug, Clone)]
 enum Step {
     Arrive {
@@ -120,7 +120,7 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![4 => arrive, 3 => ask, 1 => Just(Step::Return)]
 }
 
-/// The same queue as a list in its order, false first for what was put back.
+/// The same queue as a sorted list; `false` marks requests that were put back.
 #[derive(Default)]
 struct Model {
     waiting: Vec<(bool, Timestamp, Request)>,
@@ -137,14 +137,14 @@ impl Model {
         self.waiting.iter().map(|(_, _, request)| request).filter(joinable).collect()
     }
 
-    /// Whether a batch of this shape is closed.
+    /// Returns true if a batch of this shape is closed.
     fn is_closed(&self, shape: u8, limits: &BatchLimits, now: Timestamp) -> bool {
         let joinable = self.of_shape(shape);
         joinable.iter().map(|request| request.rows).sum::<u32>() >= limits.max_rows
             || joinable.iter().any(|r| r.deadline <= now || r.arrived + limits.max_delay <= now)
     }
 
-    /// Checks that exactly this batch may run, and takes it out.
+    /// Checks that exactly this batch may run, and removes it.
     fn takes(
         &mut self,
         batch: &[Request],
@@ -239,7 +239,7 @@ fn a_batch_is_parted_only_where_the_parts_take_no_longer() {
     {
         assert_eq!(rows_sent_first(rows, &predictor), first, "of {rows}");
     }
-    assert_eq!(rows_sent_first(12, &Predictor::new(None, Sms(132))), 12, "nothing is known");
+    assert_eq!(rows_sent_first(12, &Predictor::new(None, Sms(132))), 12, "there are no predictions");
 }
 
 #[test]

@@ -1,9 +1,11 @@
-//! Which requests count into the next batch, where not all can be answered in time.
+//! The choice of the requests for the next batch when not all of them can be answered in time.
 //!
-//! The more requests count, the longer their batch takes: it may end too late for the oldest of them,
-//! and the requests that stay behind wait for all of it. So all count if all are in time. Else as many
-//! of the oldest count as leave the others in time for the batch after this one. Where a request is
-//! late in any case, the batch with the most rows a second goes: a request lost now is lost once,
+//! The more requests a batch has, the longer it takes. It may then end too late for its oldest
+//! request, and the requests behind it wait for all of it.
+//!
+//! * If all requests are in time together, all go. * Otherwise the largest number of the oldest
+//! requests goes that leaves the others in time for the batch after this one. * If a request is
+//! late in any case, the batch with the most rows per second goes: one late request is lost once,
 //! but a slow batch makes the next ones late, too.
 
 use std::time::Duration;
@@ -14,40 +16,44 @@ use super::batcher::BatchLimits;
 use super::queue::QueuedRequest;
 use crate::latency::Predictor;
 
-/// Full batches that are looked at together.
+/// The number of full batches whose requests are considered together.
 const BATCHES: u32 = 2;
 
+/// Selects the requests of a batch by their deadlines.
 #[derive(Debug, Clone, Copy)]
 pub struct DeadlineFilter<'p> {
-    /// When the lane should be through with what it has; not in the past.
+    /// The time at which the lane should have finished its batches; not in the past.
     pub free_at: Timestamp,
-    /// The lane has nothing. Then a request goes in any case: to try it delays no other, and
-    /// predictions that refuse every request would never be corrected.
+    /// True if the lane has no batch. It then always gets a request: that delays no other request,
+    /// and predictions that refuse every request would never be corrected.
     pub idle: bool,
-    /// Requests that arrived before this are answered however late.
+    /// Requests that arrived before this time are answered even if they are late.
     pub forgiven_before: Timestamp,
     /// The mean time from the end of a batch until its clients have their answers.
     pub write_time: Duration,
+    /// The predictor of the lane's execution times.
     pub predictor: &'p Predictor,
 }
 
+/// The deadline and the size of a request.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct DueRequest {
-    /// The time by which its batch must have ended; `None` if it is never too late.
+    /// The time by which its batch must have ended; `None` if the request is never too late.
     by: Option<Timestamp>,
     rows: u32,
 }
 
+/// A split of the waiting requests, in their order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Selection {
-    /// So many requests are refused, from the first,
+    /// The number of requests that are refused, from the first one.
     pub(crate) late: usize,
-    /// and so many after them count.
+    /// The number of requests after these that form the batch.
     pub(crate) count: usize,
 }
 
 impl DeadlineFilter<'_> {
-    /// Those of the waiting requests that are to be looked at; all may share a batch.
+    /// Returns the waiting requests to consider; all may share a batch.
     pub(crate) fn due_requests<'e, K: 'e, T: 'e>(
         &self,
         waiting: impl Iterator<Item = &'e QueuedRequest<K, T>>,
@@ -67,8 +73,8 @@ impl DeadlineFilter<'_> {
         DueRequest { by, rows: entry.rows }
     }
 
-    /// The requests should be by deadline; those that were put back may not be, and then the choice
-    /// is only less good.
+    /// Splits the waiting requests. They should be ordered by deadline. Requests that were put back
+    /// may not be; the choice is then valid and only less good.
     pub(crate) fn select(&self, waiting: &[DueRequest], limits: &BatchLimits) -> Selection {
         let queue = &WaitingRows::new(waiting, limits);
         let alone = |due: &DueRequest| self.in_time(due, self.predictor.predict(due.rows));
@@ -91,12 +97,12 @@ impl DeadlineFilter<'_> {
         )
     }
 
-    /// A single request was found to be in time.
+    /// Returns true if the first request of a batch is in time. A single request is known to be.
     fn meets_deadline(&self, queue: &WaitingRows<'_>, first: usize, count: usize) -> bool {
         count == 1 || self.in_time(&queue.waiting[first], self.predictor.cautious(queue.rows(first, count)))
     }
 
-    /// Whether the next batch, of those left behind, is in time after this one.
+    /// Returns true if the batch after this one, of the requests left behind, is in time.
     fn next_batch_meets_deadline(&self, queue: &WaitingRows<'_>, first: usize, count: usize) -> bool {
         let next = first + count;
         let time = |first, count| self.predictor.cautious(queue.rows(first, count)).unwrap_or_default();
@@ -104,7 +110,7 @@ impl DeadlineFilter<'_> {
         self.in_time(&queue.waiting[next], Some(both))
     }
 
-    /// The most rows a second.
+    /// Returns the batch with the most rows per second.
     fn with_highest_throughput(&self, queue: &WaitingRows<'_>, first: usize) -> Selection {
         let mut best = Selection { late: first, count: 1 };
         let mut throughput = self.throughput(queue, best);
@@ -122,7 +128,7 @@ impl DeadlineFilter<'_> {
         best
     }
 
-    /// Rows a second.
+    /// Returns the throughput of a batch, in rows per second.
     fn throughput(&self, queue: &WaitingRows<'_>, selection: Selection) -> f64 {
         let rows = queue.rows(selection.late, selection.count);
         let time = self.predictor.predict(rows).unwrap_or_default();
@@ -134,11 +140,12 @@ impl DeadlineFilter<'_> {
     }
 }
 
+/// The waiting requests and the sums of their rows.
 #[derive(Debug)]
 struct WaitingRows<'w> {
     waiting: &'w [DueRequest],
     limits: &'w BatchLimits,
-    /// The rows of the first none, one, two and so on of `waiting`.
+    /// The rows of the first 0, 1, 2, … requests of `waiting`.
     sums: Vec<u64>,
 }
 
@@ -153,7 +160,7 @@ impl<'w> WaitingRows<'w> {
         Self { waiting, limits, sums }
     }
 
-    /// Requests that one batch holds from there on; at least one.
+    /// Returns how many requests fit into one batch, from `first` on; at least one.
     fn max_requests(&self, first: usize) -> usize {
         let full = self.sums[first] + u64::from(self.limits.max_rows);
         let fit = self.sums[first + 1..].partition_point(|&sum| sum <= full);
@@ -180,7 +187,7 @@ mod tests {
         Timestamp::after_origin(Duration::from_millis(ms))
     }
 
-    /// 10 ms, and 1 ms more for each row.
+    /// Predicts 10 ms, and 1 ms more for each row.
     fn predictor() -> Predictor {
         let row = |batch: u32| Row { batch, ms: vec![10.0 + f64::from(batch)] };
         let profile = Profile {
@@ -206,7 +213,8 @@ mod tests {
         (late, count)
     }
 
-    /// How many are late and how many count, of requests of one row with these deadlines.
+    /// Returns how many requests of one row with these deadlines are late, and how many form the
+    /// batch.
     fn select(deadlines: &[u64]) -> (usize, usize) {
         let waiting: Vec<DueRequest> =
             deadlines.iter().map(|&by| DueRequest { by: Some(ms(by)), rows: 1 }).collect();
@@ -217,21 +225,21 @@ mod tests {
     fn all_go_who_are_in_time_together() {
         assert_eq!(select(&[]), (0, 0));
         assert_eq!(select(&[113, 113, 113]), (0, 3));
-        assert_eq!(select(&[114, 120, 130, 140, 150]), (0, 4), "a batch holds no more");
+        assert_eq!(select(&[114, 120, 130, 140, 150]), (0, 4), "four rows fill a batch");
     }
 
     #[test]
     fn those_behind_are_waited_for_if_that_makes_nobody_late() {
         assert_eq!(select(&[112, 112, 125]), (0, 2));
-        assert_eq!(select(&[111, 125, 125]), (0, 1), "23 ms later they are through, too");
+        assert_eq!(select(&[111, 125, 125]), (0, 1), "both batches end within 23 ms");
     }
 
     #[test]
     fn where_somebody_is_late_anyway_those_go_who_are_answered_fastest() {
         assert_eq!(select(&[111, 113, 113]), (1, 2));
-        assert_eq!(select(&[112, 113, 113]), (0, 2), "two of them in either way");
-        assert_eq!(select(&[111, 114, 114, 114, 114]), (1, 4), "one is given up for four");
-        assert_eq!(select(&[111, 111, 111]), (0, 1), "they are all the same");
+        assert_eq!(select(&[112, 113, 113]), (0, 2), "both choices answer two");
+        assert_eq!(select(&[111, 114, 114, 114, 114]), (1, 4), "one is late so that four are not");
+        assert_eq!(select(&[111, 111, 111]), (0, 1), "all have the same deadline");
     }
 
     #[test]
@@ -254,7 +262,7 @@ mod tests {
         };
         let select = |of: &[(u64, u32)]| select_from(&waiting(of), false, &predictor());
         assert_eq!(select(&[(114, 3), (140, 1), (140, 1)]), (0, 2), "five do not fit");
-        assert_eq!(select(&[(116, 6), (140, 1)]), (0, 1), "one that is larger than a batch goes by itself");
+        assert_eq!(select(&[(116, 6), (140, 1)]), (0, 1), "a request larger than a batch runs alone");
         assert_eq!(select(&[(113, 4), (113, 2), (113, 1)]), (1, 2), "alone it would be late, too");
     }
 

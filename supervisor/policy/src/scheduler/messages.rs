@@ -72,7 +72,7 @@ pub struct OutgoingBatch<K, T> {
     pub requests: Vec<QueuedRequest<K, T>>,
 }
 
-/// What the driver of a scheduler does next.
+/// The next action of a scheduler's driver.
 #[derive(Debug)]
 pub enum NextAction<K, T> {
     /// The driver refuses these requests and sends the batch. For the batch it then calls
@@ -83,7 +83,7 @@ pub enum NextAction<K, T> {
     Wait(SchedulerWait),
 }
 
-/// What a scheduler waits for.
+/// The event that a scheduler waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SchedulerWait {
     /// A request or an answer: the queue is empty, or the lane has no free slot.
@@ -94,7 +94,7 @@ pub enum SchedulerWait {
     NoLane,
 }
 
-/// What a completed batch says about its lane.
+/// The effect of a completed batch on predictions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CompletedBatch {
     /// True if the batch ran on the lane's present SMs, so that its time counts in predictions.

@@ -2,9 +2,9 @@
 //! the time of each batch.
 //!
 //! ```text
-//! accept ─▶ admission ─▶ queues ─▶ next: refuse these, send that ─▶ sent ─▶ lane ─▶ take, completed, recycle
-//!                      ▲                                                │
-//!                      └──────────── put_back ◀─ take_back ◀────────────┘
+//! accept ─▶ admission ─▶ queues ─▶ next ─▶ confirm_sent ─▶ lane ─▶ take_batch, recycle
+//!                          ▲                                │
+//!                          └───── put_back ◀─ take_back ◀───┘
 //! ```
 //!
 //! A driver reports events with their time, and carries out the answers: the supervisor with sockets
@@ -15,6 +15,7 @@ mod admission;
 pub mod batcher;
 mod deadline;
 mod lane;
+mod lanes;
 mod messages;
 mod observe;
 mod overload;
@@ -344,7 +345,7 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         };
         // A time on other groups says nothing about the SMs that the lane uses now.
         let here = batch.groups == lane.groups;
-        // Of a stream, only the times of first answers count, because the SLO applies to them.
+        // Only the times of a stream's first answers count, because the SLO applies to them.
         let observed = here && !batch.step;
         if observed {
             lane.predictor.observe(batch.rows, execution);
@@ -361,61 +362,6 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         let Some(lane) = self.lane_mut(worker) else { return false };
         lane.recycle(slot);
         lane.ends_draining()
-    }
-
-    /// Adds a lane, without traffic.
-    pub fn attach(&mut self, lane: Lane<K, T>) {
-        self.lanes.push(lane);
-    }
-
-    /// Removes a lane. Its requests must have been [taken back](Self::take_back).
-    pub fn detach(&mut self, worker: WorkerId) {
-        self.lanes.retain(|lane| lane.worker != worker);
-    }
-
-    /// Sends all further batches to this worker, or to none. The previous lane finishes its batches.
-    pub fn route(&mut self, worker: Option<WorkerId>) {
-        for lane in &mut self.lanes {
-            if Some(lane.worker) == worker {
-                if lane.duty != Duty::Serving {
-                    self.observer.forget_batches();
-                    lane.answered = false;
-                }
-                lane.duty = Duty::Serving;
-            } else if lane.duty == Duty::Serving {
-                lane.duty = Duty::Idle;
-            }
-        }
-    }
-
-    /// Sends further batches of `worker` to other SMs.
-    pub fn move_to(&mut self, worker: WorkerId, slice: &Slice) {
-        let Some(lane) = self.lane_mut(worker) else { return };
-        lane.move_to(slice);
-        if lane.duty == Duty::Serving {
-            self.observer.forget_batches();
-        }
-    }
-
-    /// Stops sending batches to `worker`. [`Scheduler::recycle`] and [`Scheduler::close_stream`] report
-    /// when its lane is empty. Returns true if the lane is empty already.
-    pub fn drain(&mut self, worker: WorkerId) -> bool {
-        let Some(lane) = self.lane_mut(worker) else { return false };
-        lane.duty = if lane.is_empty() { Duty::Idle } else { Duty::Draining };
-        lane.is_empty()
-    }
-
-    /// Stops sending batches to `worker`. Returns true if batches went there until now.
-    pub fn stop_sending(&mut self, worker: WorkerId) -> bool {
-        let before = self.lane_mut(worker).map(|lane| std::mem::replace(&mut lane.duty, Duty::Idle));
-        before == Some(Duty::Serving)
-    }
-
-    /// Takes all requests of a worker's batches. The batches stay on the lane, and answers to them are
-    /// ignored.
-    pub fn take_back(&mut self, worker: WorkerId) -> AbandonedRequests<K, T> {
-        let none = AbandonedRequests { executing: Vec::new(), behind: Vec::new() };
-        self.lane_mut(worker).map_or(none, Lane::abandon)
     }
 
     /// Returns requests that were sent and not answered to the head of the queue.
@@ -500,20 +446,6 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
         self.observer.take(self.queues.len(), now)
     }
 
-    /// Returns the lane of a worker.
-    pub fn lane(&self, worker: WorkerId) -> Option<&Lane<K, T>> {
-        self.lanes.iter().find(|lane| lane.worker == worker)
-    }
-
-    /// Returns the lane that gets new batches.
-    pub fn serving_lane(&self) -> Option<&Lane<K, T>> {
-        self.serving().map(|lane| &self.lanes[lane])
-    }
-
-    fn lane_mut(&mut self, worker: WorkerId) -> Option<&mut Lane<K, T>> {
-        self.lanes.iter_mut().find(|lane| lane.worker == worker)
-    }
-
     fn serving(&self) -> Option<usize> {
         self.lanes.iter().position(|lane| lane.duty == Duty::Serving)
     }
@@ -529,7 +461,7 @@ impl<K: Ord + Clone, T: Ticket> Scheduler<K, T> {
             if !self.queues.is_empty() {
                 overload.on_queued(now);
             } else if serves {
-                // During an outage, an empty queue is no progress: new requests must wait anyway.
+                // An empty queue during an outage doesn't count: new requests must wait anyway.
                 overload.on_emptied();
             }
         }

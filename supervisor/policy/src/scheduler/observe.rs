@@ -1,4 +1,4 @@
-//! What is seen of a model between two looks, for its sharing policy.
+//! The observation of a model in one interval, for its sharing policy.
 
 use std::time::Duration;
 
@@ -7,26 +7,29 @@ use shadowslice_shared::units::Timestamp;
 
 use crate::sharing::{BatchStats, Observation, leaves_time_for_delivery};
 
-/// Further batch sizes are left out.
+/// The most batch sizes of an interval; further sizes are left out.
 const MAX_SIZES: usize = 256;
 
-/// A minute.
+/// The longest latency that is recorded, in µs: a minute.
 const LONGEST_US: u64 = 60_000_000;
 
+/// Collects the observation of the present interval.
 #[derive(Debug)]
 pub(super) struct Observer {
     since: Timestamp,
-    /// The counts; the rest is worked out at the next look.
+    /// The counts; `take` computes the rest.
     counts: Observation,
     latency_sum: Duration,
     latency_us: Histogram<u32>,
     busy: BusyTime,
-    /// Rows, batches and their time altogether; ascending by rows.
+    /// The batches of each row count: rows, number, total time; ascending by rows.
     executed: Vec<(u32, u64, Duration)>,
 }
 
+/// The time in which batches executed.
 #[derive(Debug, Default)]
 struct BusyTime {
+    /// The start of the present execution.
     since: Option<Timestamp>,
     total: Duration,
 }
@@ -73,7 +76,7 @@ impl Observer {
         }
     }
 
-    /// Earlier executions say nothing about the new share.
+    /// Forgets the executed batches, because the share changed.
     pub(super) fn forget_batches(&mut self) {
         self.executed.clear();
     }
@@ -89,7 +92,7 @@ impl Observer {
         }
     }
 
-    /// Counting starts again.
+    /// Returns the observation and starts a new interval.
     pub(super) fn take(&mut self, queued: usize, now: Timestamp) -> Observation {
         let span = now.since(self.since);
         let going_on = self.busy.since.map_or(Duration::ZERO, |since| now.since(since));
@@ -115,7 +118,7 @@ impl Observer {
     }
 }
 
-/// Zero if there is none.
+/// Returns the mean; zero if there is nothing to count.
 fn mean(sum: Duration, count: u64) -> Duration {
     sum / u32::try_from(count.max(1)).unwrap_or(u32::MAX)
 }

@@ -1,31 +1,36 @@
-//! Whether a request is refused once its deadline has passed: `on_late: reject`.
+//! The detector of overload, under which late requests are refused (`on_late: reject`).
 //!
-//! A late answer is mostly worth more than none, so a burst that the lane works off is served, late
-//! or not. But when the queue *stands*, that is, has not once been empty for a long time, there is
-//! more work than the lane can do; then serving late requests makes all requests late, so late ones
-//! are refused until the queue has been empty again, much as CoDel does. A queue that grew while no
-//! worker served says nothing about load: it never refuses.
+//! A late answer is usually worth more than none, so a burst is served even if its requests are
+//! late. If the queue has not been empty for a long time, the load exceeds the lane's throughput.
+//! Serving late requests then makes all requests late. So late requests are refused until the queue
+//! is empty again, as in CoDel. A queue that grew while no worker served says nothing about the
+//! load and never causes refusals.
 
 use std::time::Duration;
 
 use shadowslice_shared::units::Timestamp;
 
-/// A queue that stands for less is a burst, however tight the objective.
+/// The shortest backlog that counts as overload, whatever the SLO; a shorter one is a burst.
 const MIN_BACKLOG: Duration = Duration::from_secs(1);
 
-/// A queue that stands for fewer times the latency objective is a burst.
+/// The shortest backlog that counts as overload, as a multiple of the SLO.
 const BACKLOG_PER_SLO: u32 = 10;
 
+/// The state of the queue.
 #[derive(Debug, Clone, Copy)]
 enum QueueState {
+    /// The queue is empty.
     Empty,
+    /// The queue has not been empty since then.
     Since(Timestamp),
     /// There was an outage since the queue was last empty.
     Disturbed,
 }
 
+/// Decides whether late requests are refused.
 #[derive(Debug, Clone)]
 pub(super) struct OverloadDetector {
+    /// The longest backlog that is not overload.
     tolerated: Duration,
     queue: QueueState,
 }
@@ -36,23 +41,25 @@ impl OverloadDetector {
         Self { tolerated, queue: QueueState::Empty }
     }
 
-    /// The lane took the last request out. Not called if the queue is empty because its clients
-    /// left.
+    /// Records that the lane took the last request. Don't call this if the queue is empty because
+    /// its clients left.
     pub(super) fn on_emptied(&mut self) {
         self.queue = QueueState::Empty;
     }
 
+    /// Records that a request waits.
     pub(super) fn on_queued(&mut self, now: Timestamp) {
         if let QueueState::Empty = self.queue {
             self.queue = QueueState::Since(now);
         }
     }
 
+    /// Records an outage.
     pub(super) fn on_disturbance(&mut self) {
         self.queue = QueueState::Disturbed;
     }
 
-    /// Asked of the request that is next.
+    /// Returns true if the next request, with this deadline, is refused.
     pub(super) fn refuses(&self, deadline: Timestamp, now: Timestamp) -> bool {
         match self.queue {
             QueueState::Since(start) => deadline < now && now.since(start) >= self.tolerated,

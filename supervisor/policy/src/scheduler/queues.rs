@@ -101,7 +101,7 @@ impl<K: Ord + Clone, T> PriorityQueues<K, T> {
         self.waiting == 0
     }
 
-    /// At max_requests these rows go before a new request.
+    /// Returns the most rows that go before a new request of this level.
     pub(super) fn rows_before(&self, level: u64) -> u64 {
         self.levels.range(..=level).map(|(_, queue)| queue.rows()).sum()
     }

@@ -14,10 +14,10 @@ const WORKER: WorkerId = WorkerId(1);
 const OTHER: WorkerId = WorkerId(2);
 const SLO: Duration = Duration::from_millis(50);
 const SLOTS: u8 = 2;
-/// Requests of higher numbers are steps of streams.
+/// The number from which requests are steps of streams.
 const STEPS: u32 = 1_000_000;
 
-/// A request of this number, and whether its client has gone.
+/// A request of this number, and whether its client has left.
 #[derive(Debug, Clone, Default)]
 struct Asked(u32, Rc<Cell<bool>>);
 
@@ -45,7 +45,7 @@ fn slice(groups: Groups, sms: u32) -> Slice {
     Slice { groups, sms: Sms(sms), times, max_rows: None }
 }
 
-/// A model with batches of 4 rows, of which one worker serves.
+/// Returns a model with batches of 4 rows and one worker, which serves.
 fn serving() -> Scheduler<(), Asked> {
     let rules = SchedulingRules { slo: SLO, max_delay: Duration::ZERO, reject_late: true };
     let mut model = Scheduler::new(rules, 100, at(0));
@@ -68,10 +68,11 @@ fn numbers<'a>(requests: impl IntoIterator<Item = &'a QueuedRequest<(), Asked>>)
     requests.into_iter().map(|request| request.item.0).collect()
 }
 
-/// Where a batch went, and the requests in it.
+/// The worker of a batch, and the requests in it.
 type Sent = (WorkerId, Vec<u32>);
 
-/// Does what is next until nothing is: the batches that are sent, and the requests that are refused.
+/// Carries out all actions until the scheduler waits. Returns the sent batches and the refused
+/// requests.
 fn go(model: &mut Scheduler<(), Asked>, now: Timestamp) -> (Vec<Sent>, Vec<u32>, SchedulerWait) {
     let (mut sent, mut refused) = (Vec::new(), Vec::new());
     loop {
@@ -88,7 +89,7 @@ fn go(model: &mut Scheduler<(), Asked>, now: Timestamp) -> (Vec<Sent>, Vec<u32>,
     }
 }
 
-/// The worker has answered its first batch after so long; returns whether that drained its lane.
+/// Answers the worker's first batch after this time. Returns true if that drained its lane.
 fn answer(model: &mut Scheduler<(), Asked>, worker: WorkerId, took: Duration, now: Timestamp) -> bool {
     let id = model.lane(worker).and_then(|lane| lane.in_flight().next()).map(|batch| batch.id).unwrap();
     let batch = model.take_batch(worker, id, now).unwrap();
@@ -158,11 +159,11 @@ fn while_no_worker_serves_requests_wait_and_none_is_refused_for_that() {
     assert_eq!(go(&mut model, at(0)).2, SchedulerWait::NoLane);
     model.route(Some(WORKER));
     let (sent, refused, _) = go(&mut model, at(500));
-    assert_eq!((sent.len(), refused.len()), (1, 0), "they are late, and not by their own fault");
+    assert_eq!((sent.len(), refused.len()), (1, 0), "the outage made them late");
     let comes = |model: &mut Scheduler<(), Asked>| {
         (0..40).all(|number| model.accept(request(number, 500), at(500)).is_ok())
     };
-    assert!(comes(&mut model), "nor are those behind them");
+    assert!(comes(&mut model), "requests behind them are accepted, too");
 }
 
 #[test]
@@ -178,7 +179,7 @@ fn what_comes_back_from_a_worker_is_not_refused_for_that() {
     let (sent, refused, _) = go(&mut model, at(45));
     assert_eq!((sent.len(), refused.len()), (1, 0));
     let (_, refused, _) = go(&mut model, at(56));
-    assert_eq!(refused.len(), 0, "they waited for it");
+    assert_eq!(refused.len(), 0, "they waited for the requests that came back");
 }
 
 #[test]
@@ -234,7 +235,7 @@ fn nothing_is_sent_behind_a_suspect() {
     model.accept(QueuedRequest { level: SUSPECT_LEVEL, ..request(1, 0) }, at(0)).unwrap();
     assert_eq!(go(&mut model, at(0)).0, [(WORKER, vec![1])]);
     model.accept(request(2, 10), at(10)).unwrap();
-    assert_eq!(go(&mut model, at(12)).0, [], "a request that is no suspect would be sent by now");
+    assert_eq!(go(&mut model, at(12)).0, [], "another request would be sent by now");
     let suspect = model.take_batch(WORKER, 1, at(13)).unwrap();
     model.recycle(WORKER, suspect.slot);
     assert_eq!(go(&mut model, at(13)).0, [(WORKER, vec![2])]);
@@ -272,7 +273,7 @@ fn each_partition_has_times_of_its_own_which_are_kept() {
     assert_eq!(time(&model), Some(ms(30)));
     let elsewhere = Slice { groups: Groups::first(2).without(Groups::first(1)), ..part.clone() };
     model.move_to(WORKER, &elsewhere);
-    assert_eq!(time(&model), Some(ms(30)), "as many SMs");
+    assert_eq!(time(&model), Some(ms(30)), "the number of SMs is the same");
     model.move_to(WORKER, &whole);
     assert_eq!(time(&model), Some(ms(11)));
     model.move_to(WORKER, &part);
@@ -313,8 +314,8 @@ fn a_hand_over_drains_the_old_lane_while_the_new_one_serves() {
     model.route(Some(OTHER));
     assert!(!model.drain(WORKER));
     model.accept(request(2, 12), at(12)).unwrap();
-    assert_eq!(go(&mut model, at(12)).0, [(OTHER, vec![2])], "it waits for nothing");
-    assert!(!answer(&mut model, WORKER, ms(11), at(12)), "one is left");
+    assert_eq!(go(&mut model, at(12)).0, [(OTHER, vec![2])], "the new lane is idle");
+    assert!(!answer(&mut model, WORKER, ms(11), at(12)), "one batch is left");
     assert!(answer(&mut model, WORKER, ms(11), at(23)), "drained");
     model.detach(WORKER);
     assert!(model.lane(WORKER).is_none() && model.drain(OTHER) == model.lane(OTHER).unwrap().is_empty());
@@ -339,7 +340,7 @@ fn what_is_taken_back_goes_first_and_its_batch_stays_until_it_is_answered() {
 fn what_was_sent_to_a_worker_that_is_gone_waits_again() {
     let mut model = serving();
     model.accept(request(1, 0), at(0)).unwrap();
-    let NextAction::Act(_, Some(batch)) = model.next(at(0)) else { panic!("it may go") };
+    let NextAction::Act(_, Some(batch)) = model.next(at(0)) else { panic!("the batch may be sent") };
     model.detach(WORKER);
     assert!(!model.confirm_sent(batch, at(0)));
     assert_eq!(model.queued(), 1);
@@ -349,13 +350,13 @@ fn what_was_sent_to_a_worker_that_is_gone_waits_again() {
 fn what_a_lane_does_not_take_is_next_again() {
     let mut model = serving();
     model.accept(request(1, 0), at(0)).unwrap();
-    let NextAction::Act(_, Some(batch)) = model.next(at(0)) else { panic!("it may go") };
+    let NextAction::Act(_, Some(batch)) = model.next(at(0)) else { panic!("the batch may be sent") };
     model.return_unsent(batch, at(0));
     assert!(model.lane(WORKER).unwrap().is_empty());
     assert_eq!(go(&mut model, at(0)).0, [(WORKER, vec![1])]);
 }
 
-/// Something that happens.
+/// An event of the random test.
 #[derive(Debug, Clone, Copy)]
 enum Event {
     Arrive { rows: u32, level: u64, alone: bool },
@@ -387,9 +388,9 @@ fn events() -> impl Strategy<Value = Vec<(u64, Event)>> {
 }
 
 proptest! {
-    /// Whatever happens, each request that was let in waits, is on a lane, or was refused or
-    /// answered, once. No batch is too large, mixes levels or joins what must be alone; no slot is
-    /// taken twice.
+    /// Checks random sequences of events. Each accepted request waits, is on a lane, or was refused
+    /// or answered once. No batch is too large, mixes levels or joins a request that must run
+    /// alone; no slot is taken twice.
     #[test]
     fn no_request_is_lost_or_served_twice(events in events()) {
         let mut model = serving();

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-/// The weight of the earlier answers and a new one together, of which the new one has 1. The mean
-/// follows the last few dozen answers.
+/// The weight of the mean and a new answer together; the new answer has 1. The mean follows the
+/// last few dozen answers.
 const WEIGHT: u32 = 16;
 
-/// The most that one answer counts, as a divisor of the SLO. Clients may read as slowly as they
-/// like; requests of other clients are not refused for that.
+/// The most that one answer counts, as a divisor of the SLO. A client that reads slowly must not
+/// cause refusals of other clients' requests.
 const SLO_DIVISOR: u32 = 4;
 
 /// An exponential mean; zero before the first answer.

@@ -1,4 +1,4 @@
-//! Streams: which steps go when, and what becomes of them.
+//! Tests of streams: the order of their steps, and their end.
 
 use super::*;
 
@@ -20,7 +20,7 @@ fn streams_begin_up_to_their_number_and_then_go_on_in_turns_where_they_began() {
         model.open_stream(WORKER);
         answer(&mut model, WORKER, ms(11), at(22));
     }
-    assert_eq!(go(&mut model, at(22)).0, [], "two are open");
+    assert_eq!(go(&mut model, at(22)).0, [], "two streams are open");
     (1..=3).for_each(|number| model.queue_step(WORKER, Asked::step(number)).unwrap());
     assert_eq!(go(&mut model, at(23)).0, [(WORKER, vec![STEPS + 1]), (WORKER, vec![STEPS + 2])]);
     answer(&mut model, WORKER, ms(1), at(24));
@@ -28,7 +28,11 @@ fn streams_begin_up_to_their_number_and_then_go_on_in_turns_where_they_began() {
     assert_eq!(go(&mut model, at(24)).0, [(WORKER, vec![3])], "a stream that begins goes first, and at once");
     answer(&mut model, WORKER, ms(1), at(41));
     assert_eq!(go(&mut model, at(41)).0, [(WORKER, vec![STEPS + 3])]);
-    assert_eq!(model.serving_lane().unwrap().predictor.predict(1), Some(ms(11)), "steps tell nothing of it");
+    assert_eq!(
+        model.serving_lane().unwrap().predictor.predict(1),
+        Some(ms(11)),
+        "steps do not change predictions"
+    );
 
     model.attach(lane(OTHER));
     model.route(Some(OTHER));
@@ -38,14 +42,17 @@ fn streams_begin_up_to_their_number_and_then_go_on_in_turns_where_they_began() {
     model.queue_step(WORKER, Asked::step(4)).unwrap();
     assert_eq!(go(&mut model, at(44)).0, [(WORKER, vec![STEPS + 4])], "though another lane serves");
     assert!(!answer(&mut model, WORKER, ms(1), at(45)));
-    assert!(model.close_stream(WORKER) && !model.close_stream(WORKER), "drained, which is said once");
+    assert!(
+        model.close_stream(WORKER) && !model.close_stream(WORKER),
+        "the end of draining is reported once"
+    );
 }
 
 #[test]
 fn streams_go_on_beside_requests_that_end_with_their_first_answer() {
     let mut model = serving();
     model.set_model_limits(0, 1, Some(8));
-    // So fast that nothing is held back.
+    // This lane has no predictions, so that the scheduler holds nothing back.
     model.detach(WORKER);
     let slice = Slice { times: Vec::new(), ..slice(Groups::WHOLE, 100) };
     model.attach(Lane::new(WORKER, &slice, Predictor::new(None, Sms(100)), SLOTS));
@@ -89,7 +96,7 @@ fn steps_end_with_their_lane() {
 fn a_step_that_a_lane_does_not_take_is_next_again() {
     let mut model = serving();
     (1..=2).for_each(|number| model.queue_step(WORKER, Asked::step(number)).unwrap());
-    let NextAction::Act(_, Some(step)) = model.next(at(0)) else { panic!("it may go") };
+    let NextAction::Act(_, Some(step)) = model.next(at(0)) else { panic!("the batch may be sent") };
     model.return_unsent(step, at(0));
     assert_eq!(go(&mut model, at(0)).0, [(WORKER, vec![STEPS + 1]), (WORKER, vec![STEPS + 2])]);
 }
