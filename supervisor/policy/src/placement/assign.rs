@@ -1,5 +1,7 @@
-//! One copy of each model on the GPUs of one host. All get a place, also where none has room: a GPU
-//! can be shared by models that together would use more SMs than it has, and they are slower then.
+//! The assignment of models to the GPUs of one host, one copy each.
+//!
+//! Every model gets a GPU, even if none has room. Models that together use more SMs than a GPU has
+//! can still share it, and are slower then.
 
 use std::cmp::Reverse;
 
@@ -7,24 +9,38 @@ use shadowslice_shared::units::Sms;
 
 use super::{GpuCapacity, ModelCopies, Objective, Share, Shortage, place};
 
-/// A model, and where it may be.
+/// A model of the host, and where it may be.
 #[derive(Debug, Clone, PartialEq)]
 pub enum HostTenant {
-    /// Where the operator put it.
-    Fixed { on: usize, share: Share },
-    /// Anywhere; `on` is where it is. 1 is the highest priority.
-    Free { on: Option<usize>, share: Share, priority: u32 },
+    /// A model that the operator put on a GPU.
+    Fixed {
+        /// The index of its GPU.
+        on: usize,
+        /// Its resources.
+        share: Share,
+    },
+    /// A model that may be on any GPU.
+    Free {
+        /// The index of the GPU that has the model now.
+        on: Option<usize>,
+        /// Its resources.
+        share: Share,
+        /// Its priority; 1 is the highest.
+        priority: u32,
+    },
 }
 
+/// The GPU of a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GpuAssignment {
+    /// The index of the GPU.
     pub gpu: usize,
-    /// Why it has less there than it needs.
+    /// The reason why the model has less there than it needs.
     pub shortage: Option<Shortage>,
 }
 
-/// Of each tenant its GPU. Those that are somewhere stay, unless their moving lets more models have
-/// what they need. There must be a GPU.
+/// Returns the GPU of each model. A model stays on its GPU unless its move lets more models have
+/// the resources that they need. `gpus` must not be empty.
 pub fn assign_gpus(gpus: &[GpuCapacity], tenants: &[HostTenant]) -> Vec<GpuAssignment> {
     let gpus: Vec<GpuCapacity> = gpus.iter().enumerate().map(|gpu| with_fixed(gpu, tenants)).collect();
     let placed = place(&gpus, &tenants.iter().map(copies_of).collect::<Vec<_>>(), Objective::FewMoves);
@@ -67,7 +83,7 @@ impl HostTenant {
     }
 }
 
-/// A fixed model asks for no copy: its GPU has it.
+/// Returns the copies to place: none of a fixed model, because its GPU has it.
 fn copies_of(tenant: &HostTenant) -> ModelCopies {
     match tenant {
         HostTenant::Fixed { .. } => {
@@ -90,7 +106,7 @@ fn with_fixed((index, gpu): (usize, &GpuCapacity), tenants: &[HostTenant]) -> Gp
     GpuCapacity { taken: here.fold(gpu.taken, sum), ..gpu.clone() }
 }
 
-/// The GPU with most SMs that nobody uses, or the fewest that are used twice.
+/// Returns the GPU with the most unused SMs, or the one that is oversubscribed least.
 fn roomiest(gpus: &[GpuCapacity], used: &[u32]) -> usize {
     let free = |&gpu: &usize| (i64::from(gpus[gpu].sms.0) - i64::from(used[gpu]), Reverse(gpu));
     (0..gpus.len()).max_by_key(free).unwrap_or(0)
@@ -119,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn models_that_start_get_alike_parts_of_the_gpus() {
+    fn new_models_balance_the_gpus() {
         let [a, b] = [gpu(), gpu()];
         let tenants = [free(None, 64), free(None, 32), free(None, 32), free(None, 8)];
         let on = places(&[a, b], &tenants);
@@ -127,14 +143,14 @@ mod tests {
     }
 
     #[test]
-    fn models_stay_until_one_lacks_what_another_gpu_has() {
+    fn models_stay_until_another_gpu_has_more_room() {
         let gpus = [gpu(), gpu()];
-        assert_eq!(places(&gpus, &[free(Some(0), 60), free(Some(0), 60)]), [0, 0], "crowded, and enough");
+        assert_eq!(places(&gpus, &[free(Some(0), 60), free(Some(0), 60)]), [0, 0], "both have enough");
         let on = places(&gpus, &[free(Some(0), 80), free(Some(0), 80)]);
-        assert_ne!(on[0], on[1], "one of them moves");
+        assert_ne!(on[0], on[1], "one model moves");
         let crowded = assign_gpus(&gpus, &[free(Some(0), 100), free(Some(1), 100), free(Some(1), 60)]);
         let on: Vec<usize> = crowded.iter().map(|assignment| assignment.gpu).collect();
-        assert_eq!(on, [0, 1, 1], "nothing is better");
+        assert_eq!(on, [0, 1, 1], "no move helps");
         let shortage: Vec<&Shortage> =
             crowded.iter().filter_map(|assignment| assignment.shortage.as_ref()).collect();
         assert!(matches!(shortage[..], [Shortage::Sms { .. }]), "{shortage:?}");
@@ -147,13 +163,17 @@ mod tests {
         let over = HostTenant::Fixed { on: 0, share: share(400) };
         assert_eq!(places(&[gpu(), gpu()], &[over, free(None, 140)]), [0, 1], "on the GPU with more left");
         let large = HostTenant::Fixed { on: 0, share: Share { memory: 79 * GIB, ..share(8) } };
-        assert_eq!(places(&[gpu(), gpu()], &[large, fixed, free(Some(0), 8)]), [0, 0, 1], "for its memory");
+        assert_eq!(
+            places(&[gpu(), gpu()], &[large, fixed, free(Some(0), 8)]),
+            [0, 0, 1],
+            "the memory decides"
+        );
     }
 
     #[test]
-    fn what_fits_nowhere_goes_where_most_is_free() {
+    fn a_model_that_fits_nowhere_gets_the_gpu_with_the_most_room() {
         let small = GpuCapacity { sms: Sms(66), ..gpu() };
         assert_eq!(places(&[small, gpu()], &[free(None, 200), free(None, 200), free(None, 200)]), [1, 0, 1]);
-        assert_eq!(places(&[gpu(), gpu()], &[free(Some(1), 200)]), [1], "one that is somewhere stays");
+        assert_eq!(places(&[gpu(), gpu()], &[free(Some(1), 200)]), [1], "a placed model stays");
     }
 }

@@ -1,5 +1,6 @@
-//! The search: copy by copy, those that are hardest to place first, each on the GPU that looks best;
-//! then back, for what costs less. What cannot cost less any more is not looked at.
+//! The search for a placement: depth first, copy by copy, with the copies first that are hardest to
+//! place. Each copy goes to the most promising GPU first. Branches that cannot cost less than the
+//! best placement so far are skipped.
 
 use std::cmp::Reverse;
 
@@ -7,12 +8,13 @@ use shadowslice_shared::units::Sms;
 
 use super::{Cost, GpuCapacity, MissingCopies, ModelCopies, Objective, Placement, Share, Shortage};
 
-/// Copies tried on GPUs, after which the best placement so far is taken.
+/// The most attempts to put a copy on a GPU. The search then ends with the best placement so far.
 const MAX_TRIALS: u32 = 200_000;
 
-/// A GPU's, in whole units, so that sums do not depend on their order.
+/// The bandwidth of a GPU in integer units, so that sums do not depend on their order.
 const WHOLE_BANDWIDTH: u64 = 100_000_000;
 
+/// Returns the placement of the models with the least cost.
 pub fn place(gpus: &[GpuCapacity], models: &[ModelCopies], objective: Objective) -> Placement {
     let copies = order(gpus, models);
     let levels = copies.last().map_or(0, |copy| copy.level + 1);
@@ -41,14 +43,16 @@ pub fn place(gpus: &[GpuCapacity], models: &[ModelCopies], objective: Objective)
     Placement { models: placed, missing, cost, is_best }
 }
 
+/// A copy to place.
 #[derive(Debug, Clone, Copy)]
 struct Copy {
     model: usize,
-    /// Its place in [`Cost::missing`].
+    /// The index of the copy in [`Cost::missing`].
     level: usize,
 }
 
-/// First copies before second ones, then by priority, then those that fill most of a GPU.
+/// Returns the copies in the order of the search: first copies before second ones, then by
+/// priority, then those that fill the largest part of a GPU.
 fn order(gpus: &[GpuCapacity], models: &[ModelCopies]) -> Vec<Copy> {
     let largest = |of: fn(&GpuCapacity) -> u64| gpus.iter().map(of).max().unwrap_or(0).max(1);
     let (sms, memory) = (largest(|gpu| gpu.sms.0.into()), largest(|gpu| gpu.memory));
@@ -75,19 +79,19 @@ fn order(gpus: &[GpuCapacity], models: &[ModelCopies]) -> Vec<Copy> {
     copies
 }
 
-/// What models have of a GPU.
+/// The resources of a GPU that models use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct PackedGpu {
     models: u32,
     sms: u32,
     memory: u64,
-    /// The largest shadow.
+    /// The memory of the largest shadow, in bytes.
     shadow: u64,
     bandwidth: u64,
 }
 
 impl PackedGpu {
-    /// By what is not to be placed.
+    /// Returns the resources that models outside of the placement use.
     fn of(gpu: &GpuCapacity) -> Self {
         Self { models: 0, ..Self::default().with(&gpu.taken) }
     }
@@ -117,7 +121,7 @@ fn bandwidth(each: &Share) -> u64 {
     (each.bandwidth.clamp(0.0, 1.0) * WHOLE_BANDWIDTH as f64).round() as u64
 }
 
-/// What the GPUs cost while they are empty.
+/// Returns the imbalance of the GPUs before copies are placed.
 fn load_spread(gpus: &[GpuCapacity], largest_sms: Sms, objective: Objective) -> u64 {
     match objective {
         Objective::FewGpus => 0,
@@ -131,16 +135,17 @@ fn square(sms: u32) -> u64 {
     u64::from(sms) * u64::from(sms)
 }
 
+/// The state of the search.
 struct Search<'a> {
     gpus: &'a [GpuCapacity],
     models: &'a [ModelCopies],
     objective: Objective,
-    /// Of any GPU.
+    /// The SMs of the largest GPU.
     largest_sms: Sms,
     copies: Vec<Copy>,
-    /// By GPU.
+    /// The used resources, by GPU.
     taken: Vec<PackedGpu>,
-    /// By model.
+    /// The GPUs of each model.
     placed: Vec<Vec<usize>>,
     cost: Cost,
     best: Option<(Cost, Vec<Vec<usize>>)>,
@@ -148,7 +153,7 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// Places this copy and those after it.
+    /// Places the copy at this index and those after it.
     fn from(&mut self, at: usize) {
         if self.best.as_ref().is_some_and(|(best, _)| self.at_least(at) >= *best) {
             return;
@@ -187,12 +192,12 @@ impl Search<'_> {
         self.placed[model].push(gpu);
     }
 
-    /// The SMs that no model of a GPU has.
+    /// Returns the SMs of a GPU that no model has.
     fn free(&self, gpu: usize) -> u32 {
         self.taken[gpu].free(&self.gpus[gpu])
     }
 
-    /// A bound of what it costs to place this copy and those after it.
+    /// Returns a lower bound of the cost with the copy at this index and those after it.
     fn at_least(&self, at: usize) -> Cost {
         if self.objective == Objective::FewMoves {
             return self.cost.clone();
@@ -205,12 +210,13 @@ impl Search<'_> {
         let wanted = self.copies[at..].iter().map(|copy| self.models[copy.model].each.sms.0);
         let lacking = wanted.fold(0_u32, u32::saturating_add).saturating_sub(free);
         let largest = self.gpus.iter().map(|gpu| gpu.sms.0).max().unwrap_or(0).max(1);
-        // A copy that is left out needs no GPU, but costs more than any number of GPUs.
+        // A missing copy needs no GPU, but costs more than any number of GPUs.
         let more = lacking.div_ceil(largest);
         Cost { gpus: self.cost.gpus + more, ..self.cost.clone() }
     }
 
-    /// The GPUs that can take a copy, those first that look best. Of GPUs that are alike one is enough.
+    /// Returns the GPUs that can take a copy, the most promising first. Of several GPUs that are
+    /// alike, only one is returned.
     fn choices(&self, model: usize) -> Vec<usize> {
         let ModelCopies { each, on, .. } = &self.models[model];
         let hosts: Vec<usize> = self.placed[model].iter().map(|&gpu| self.gpus[gpu].host).collect();
@@ -236,7 +242,7 @@ impl Search<'_> {
         choices
     }
 
-    /// Whether two GPUs are the same to every copy, the next ones included.
+    /// Returns true if two GPUs are the same for every copy, including the next ones.
     fn are_alike(&self, one: usize, other: usize) -> bool {
         self.gpus[one] == self.gpus[other]
             && self.taken[one].models == 0
@@ -270,7 +276,7 @@ where
     }
     let with_sms = others().filter(|&both| free(both) >= each.sms.0);
     let needed = each.memory.saturating_add(each.shadow);
-    // A shadow of another model can be the larger one.
+    // The shadow of another model may be larger.
     let room = |(gpu, taken): (&GpuCapacity, &PackedGpu)| {
         gpu.memory.saturating_sub(taken.memory.saturating_add(taken.shadow.saturating_sub(each.shadow)))
     };

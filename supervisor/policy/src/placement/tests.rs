@@ -34,7 +34,7 @@ impl Draws {
     }
 }
 
-/// Up to four GPUs on up to three hosts, and models with six copies at most.
+/// Draws up to four GPUs on up to three hosts, and models with six copies at most.
 fn mix(seed: u64) -> (Vec<GpuCapacity>, Vec<ModelCopies>) {
     let mut draws = Draws(seed);
     let gpus: Vec<GpuCapacity> = (0..1 + draws.below(4))
@@ -61,7 +61,8 @@ fn mix(seed: u64) -> (Vec<GpuCapacity>, Vec<ModelCopies>) {
     (gpus, models)
 }
 
-/// What a placement costs, as [`Cost`] says; `None` if it exceeds something.
+/// Returns what a placement costs by the definition of [`Cost`], or `None` if it exceeds a
+/// resource.
 fn cost_of(
     gpus: &[GpuCapacity],
     models: &[ModelCopies],
@@ -108,7 +109,7 @@ fn cost_of(
     Some(cost)
 }
 
-/// The least cost, by trying everything.
+/// Returns the least cost, by trying all placements.
 fn exhaustive(gpus: &[GpuCapacity], models: &[ModelCopies], objective: Objective) -> Cost {
     let copies: Vec<usize> =
         models.iter().enumerate().flat_map(|(index, model)| (0..model.copies).map(move |_| index)).collect();
@@ -141,10 +142,10 @@ fn no_placement_costs_less_on_drawn_mixes() {
         assert_eq!(
             cost.as_ref(),
             Some(&placement.cost),
-            "seed {seed}: nothing is exceeded, and it costs what it says"
+            "seed {seed}: the placement exceeds nothing and has its stated cost"
         );
         assert_eq!(placement.cost, exhaustive(&gpus, &models, objective), "seed {seed}");
-        assert_eq!(placement, place(&gpus, &models, objective), "seed {seed}: the same again");
+        assert_eq!(placement, place(&gpus, &models, objective), "seed {seed}: the result is the same");
         short += placement.missing.len();
     }
     assert!(short > 5, "some mixes do not fit: {short}");
@@ -175,7 +176,7 @@ fn copies_lie_on_hosts_of_their_own_and_models_stay_where_they_are() {
 }
 
 #[test]
-fn where_room_lacks_the_model_of_higher_priority_has_its_first_copy_before_others() {
+fn without_room_for_all_the_model_of_higher_priority_has_its_first_copy_before_others() {
     let low = ModelCopies { priority: 2, on: vec![0], ..model(1, 100) };
     let high = model(2, 100);
     let placement = few(&[gpu(0), gpu(1)], &[low, high]);
@@ -188,7 +189,7 @@ fn where_room_lacks_the_model_of_higher_priority_has_its_first_copy_before_other
 }
 
 #[test]
-fn what_lacks_is_said() {
+fn a_missing_copy_has_its_reason() {
     let shortage = |gpus: &[GpuCapacity], each: Share, beside: Share| {
         let models =
             [ModelCopies { each: beside, ..model(1, 8) }, ModelCopies { priority: 2, each, ..model(1, 8) }];

@@ -1,4 +1,4 @@
-//! From the shares that are wanted to the changes that lead there.
+//! The changes that lead from the present shares to the wanted ones.
 
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::units::Sms;
@@ -8,10 +8,11 @@ use super::{
     VerdictReason,
 };
 
+/// The share and the admission that a policy wants for a model.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct ShareTarget {
     pub(super) sms: Sms,
-    /// Which ones, where the share is a partition and that matters.
+    /// The groups, if the share is a partition and the policy chooses them.
     pub(super) groups: Option<Groups>,
     pub(super) admission: AdmissionPolicy,
     pub(super) why: VerdictReason,
@@ -28,7 +29,8 @@ impl ShareTarget {
     }
 }
 
-/// No share changes while it is held or is already changing, and changes that make room go first.
+/// Returns the decision for these targets. A share that is held or already changing does not
+/// change. Changes that free SMs come first.
 pub(super) fn plan_changes(targets: &[ShareTarget], specs: &[ModelSpec], input: &PolicyInput) -> Decision {
     let mut changes = Vec::new();
     let mut report = Vec::new();

@@ -1,8 +1,8 @@
-//! Sharing: how many SMs each model gets.
+//! Sharing policies: the number of SMs of each model.
 //!
-//! Once an interval a policy gets facts, what was seen since the last time, and answers with all
-//! that is to change and a reason for each model. It sees what any executor can tell it, the
-//! supervisor or a simulated world, and nothing else; it has no clock and changes nothing itself.
+//! Once per interval, a policy gets a [`PolicyInput`] and returns a [`Decision`] with all changes
+//! and a reason for each model. Its input comes from the supervisor or from a simulated world. A
+//! policy has no clock and changes nothing itself.
 
 mod adaptive;
 mod baselines;

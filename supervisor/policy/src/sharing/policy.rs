@@ -1,4 +1,4 @@
-//! The policies behind one interface.
+//! The sharing policies behind one interface.
 
 use shadowslice_shared::contention::Gpu;
 use shadowslice_shared::units::Sms;
@@ -10,26 +10,29 @@ use super::baselines::{FixedLayouts, FixedShares, Gpulet, Gslice};
 use super::changes::{ShareTarget, plan_changes};
 use super::{Choice, Decision, ModelSpec, Pattern, PolicyInput};
 
+/// The name of a sharing policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PolicyName {
-    /// This project's own: plain MPS until a model violates its objective, then the best layout.
+    /// This project's policy: plain MPS until a model violates its objective, then the best layout.
     Adaptive,
     /// Every model may use the whole GPU.
     Unpartitioned,
-    /// As configured.
+    /// Every model has its configured share.
     Static,
-    /// The GPU divided by the number of its models.
+    /// The GPU is divided by the number of its models.
     Equal,
-    /// Twice the equal share, as NVIDIA advises.
+    /// Every model has twice the equal share, as NVIDIA advises.
     Half,
-    /// The first priority everywhere, every other model half of the GPU.
+    /// The first priority has the whole GPU, every other model half of it.
     PriorityHalf,
+    /// GSLICE's self-tuning (SoCC 2020).
     Gslice,
+    /// gpulet's partitions and epochs (USENIX ATC 2022).
     Gpulet,
 }
 
 impl PolicyName {
-    /// The policy under test comes first.
+    /// All policies; the adaptive policy is first.
     pub const ALL: [Self; 8] = [
         Self::Adaptive,
         Self::Unpartitioned,
@@ -65,6 +68,7 @@ impl fmt::Display for PolicyName {
 #[error(
     "`{0}` is not a policy; give adaptive, unpartitioned, static, equal, half, priority-half, gslice or gpulet"
 )]
+/// The error for a name that is not a policy.
 pub struct UnknownPolicy(pub String);
 
 impl FromStr for PolicyName {
@@ -76,9 +80,10 @@ impl FromStr for PolicyName {
     }
 }
 
+/// A sharing policy with its memory.
 #[derive(Debug, Clone)]
 pub struct Policy {
-    /// Requests that cannot be answered in time are turned away, whatever the rule says.
+    /// True if requests that cannot be answered in time are refused, whatever the rule decides.
     refuses_late: bool,
     gpus: Vec<Gpu>,
     specs: Vec<ModelSpec>,
@@ -95,9 +100,11 @@ enum Rule {
 }
 
 impl Policy {
+    /// Creates a policy for these GPUs and models.
+    ///
     /// # Panics
     ///
-    /// If a model's GPU is not among `gpus`.
+    /// Panics if a model's GPU is not among `gpus`.
     pub fn new(choice: Choice, gpus: &[Gpu], specs: &[ModelSpec]) -> Self {
         assert!(specs.iter().all(|spec| spec.gpu < gpus.len()), "every model's GPU must exist");
         let sms: Vec<Sms> = gpus.iter().map(|gpu| gpu.sms).collect();
@@ -120,19 +127,21 @@ impl Policy {
     ///
     /// # Panics
     ///
-    /// If a model's GPU is not among `gpus`, or a model has no work.
+    /// Panics if a model's GPU is not among `gpus`, or if `work` has too few entries.
     pub fn of_layout(pattern: Pattern, gpus: &[Gpu], specs: &[ModelSpec], work: &[f64]) -> Self {
         let rule = Rule::FixedLayouts(FixedLayouts::new(pattern, gpus, specs, work));
         Self { refuses_late: true, specs: specs.to_vec(), rule, gpus: gpus.to_vec() }
     }
 
-    /// Returns the layouts of the adaptive policy that apply to these models, besides the one at rest.
+    /// Returns the layouts of the adaptive policy that apply to these models, except the one at
+    /// rest.
     pub fn layouts(gpus: &[Gpu], specs: &[ModelSpec], work: &[f64]) -> Vec<Pattern> {
         FixedLayouts::patterns(gpus.len(), specs, work)
     }
 
-    /// Keeps what an earlier policy knew of each GPU that still has the same models; `places` says
-    /// where each model was in the earlier policy. All else begins anew.
+    /// Takes over the memory of an earlier policy for each GPU that still has the same models.
+    /// `places` is the index of each model in the earlier policy. The other GPUs start without
+    /// memory.
     #[must_use]
     pub fn remembering(mut self, earlier: &Self, places: &[Option<usize>]) -> Self {
         if let (Rule::Adaptive(ours), Rule::Adaptive(theirs)) = (&mut self.rule, &earlier.rule) {
@@ -154,7 +163,7 @@ impl Policy {
         self
     }
 
-    /// For the models' first workers, in the models' order.
+    /// Returns the shares of the models' first workers, in the models' order.
     pub fn initial(&self) -> Vec<Sms> {
         let wanted: Vec<Sms> = match &self.rule {
             Rule::Fixed(fixed) => fixed.shares().to_vec(),
@@ -165,7 +174,7 @@ impl Policy {
         wanted.iter().zip(&self.specs).map(|(&sms, spec)| spec.share_for(sms)).collect()
     }
 
-    /// Called once an interval.
+    /// Decides about all models. Call this once per interval.
     pub fn decide(&mut self, input: &PolicyInput) -> Decision {
         let mut targets: Vec<ShareTarget> = match &mut self.rule {
             Rule::Adaptive(adaptive) => adaptive.decide(&self.specs, input),

@@ -1,8 +1,7 @@
-//! The workers of one model: which there are, which one has the traffic, and what follows from all
-//! that happens to them.
+//! The workers of one model: their roles, the one that has the traffic, and the reactions to all events.
 //!
 //! ```text
-//!              ┌─ reference ─▶ leaves
+//!              ┌─ reference ─▶ exits
 //!              │
 //!   starting ──┼─ serve ───▶ Serving ◀──── the shadow fails ───┐
 //!              │               │  ▲                            │
@@ -10,20 +9,20 @@
 //!              ├─ shadow ──────┼▶ Serving  │ a death,          │
 //!              │               └▶ Draining ┼──────▶ Parked ────┤
 //!              │                           │ or a change       │
-//!              └─ stand ──────▶ Standing ──┘                   └─▶ leaves
+//!              └─ standby ───▶ Standby ────┘                   └─▶ exits
 //! ```
 //!
-//! Every worker has one [`Slot`], whose role says what it is for and until when. Nothing else says
-//! so: a hand-over is in the phase that the roles of its two workers show. Beside the slots stand
-//! what serves or why nothing does ([`Primary`]), the one change of share that is under way, and the
-//! request behind it.
+//! Every worker has one [`Slot`], whose role says what the worker is for and until when. Nothing else
+//! stores this: the phase of a hand-over follows from the roles of its two workers. Besides the slots
+//! there are the [`Primary`], which says what serves or why nothing does, the one change of share that
+//! is under way, and the request behind it.
 //!
-//! The machine is pure. Its driver tells it [`LifecycleEvent`]s and the time, and carries out the
-//! [`Action`]s, in the order given, before it tells the next fact; what an action brings about at
-//! once is told before all else. What the driver owes the machine besides: an exit is told once for
-//! each worker, after all else that this worker said. Other facts may come late, twice or not at
-//! all: a fact that a worker's role has no use for changes nothing, and every role but those of
-//! workers that serve or stand ready ends by itself.
+//! The state machine is pure. Its driver reports [`LifecycleEvent`]s with the time, and carries out the
+//! [`Action`]s in the order given before it reports the next event. If an action causes an event at
+//! once, the driver reports that event before all others. It reports an exit once for each worker,
+//! after all other events of this worker. Other events may come late, twice or never: an event that
+//! does not fit the worker's role changes nothing, and every role ends by itself, except those of
+//! workers that serve or are a standby.
 
 mod change;
 mod faults;
@@ -58,32 +57,35 @@ pub use messages::{
 };
 pub use view::{HandoverPhase, WorkersState};
 
+/// The workers of one model. See the [module](self).
 #[derive(Debug)]
 pub struct Workers {
     settings: Settings,
     now: Timestamp,
     slots: BTreeMap<WorkerId, Slot>,
-    /// The last one's name.
+    /// The number of the last worker that was started.
     started: u64,
     primary: Primary,
-    /// The share in force; a restart gets it, too.
+    /// The share in force; restarts use it, too.
     share: Percent,
-    /// An error says why the share is no partition inside the worker.
+    /// The partition inside the worker. An error says why the share is not a partition.
     partition: Result<Partition, String>,
     change: Option<OngoingChange>,
-    /// Came while the last hand-over was in its probation, or its incumbent left.
+    /// The request that arrived during the probation of the last hand-over, or while its incumbent
+    /// exits.
     next: Option<ResizeRequest>,
     standby: StandbyState,
     restarts: Restarts,
-    /// `None` once the reference answers are written.
+    /// The purpose of the next reference worker; `None` once the reference answers are written.
     reference: Option<Purpose>,
-    /// How often workers with so many SMs answered wrongly.
+    /// The number of workers with each number of SMs that answered wrongly.
     wrong_at: BTreeMap<Sms, u32>,
-    /// How long batches take on each number of SMs, as the last worker measured it.
+    /// The times of batches on each number of SMs, as the last worker measured them.
     execution: Option<Execution>,
     held: bool,
     stopping: bool,
-    /// Of workers that served or were to serve; `restarted` counts the starts in their place.
+    /// The deaths of workers that served or were to serve. `restarted` counts the starts that
+    /// replaced them.
     deaths: u64,
     last_death: Option<String>,
     restarted: u64,
@@ -91,7 +93,8 @@ pub struct Workers {
 }
 
 impl Workers {
-    /// `division`: how the GPU divides, or why the share may not be a partition inside the worker.
+    /// Creates the state of a model without workers. `division` is the division of the GPU into
+    /// groups, or the reason why the share must not be a partition inside the worker.
     pub fn new(settings: Settings, share: Percent, held: bool, division: Result<Division, String>) -> Self {
         let reference = Some(settings.reference);
         Self {
@@ -118,7 +121,7 @@ impl Workers {
         }
     }
 
-    /// With a fault in its configuration, the model stays down.
+    /// Starts the first worker. With a `fault` in its configuration, the model stays down.
     pub fn begin(&mut self, fault: Option<String>, now: Timestamp) -> Vec<Action> {
         self.now = now;
         match fault {
@@ -128,6 +131,7 @@ impl Workers {
         std::mem::take(&mut self.actions)
     }
 
+    /// Handles an event.
     pub fn on(&mut self, fact: LifecycleEvent, now: Timestamp) -> Vec<Action> {
         self.now = now;
         match fact {
@@ -148,7 +152,7 @@ impl Workers {
         std::mem::take(&mut self.actions)
     }
 
-    /// When something is to be done that no fact brings about.
+    /// Returns the next time at which [`Workers::on_timer`] has something to do.
     pub fn due(&self) -> Option<Timestamp> {
         let workers = self.slots.values().filter_map(|slot| slot.role.until());
         if self.stopping {
@@ -158,7 +162,7 @@ impl Workers {
         workers.chain(others.into_iter().flatten()).min()
     }
 
-    /// Before [`Workers::due`] a timer is an old one and changes nothing.
+    /// Handles a timer. A timer before [`Workers::due`] is an old one and changes nothing.
     pub fn on_timer(&mut self, now: Timestamp) -> Vec<Action> {
         self.now = now;
         let late = |slot: &Slot| slot.role.until().is_some_and(|until| until <= now);
@@ -176,12 +180,12 @@ impl Workers {
         std::mem::take(&mut self.actions)
     }
 
-    /// As the workers were told to.
+    /// Returns true if the model was stopped and all workers have exited.
     pub fn have_ended(&self) -> bool {
         self.stopping && self.slots.is_empty()
     }
 
-    /// For an operator; true if that is news.
+    /// Holds the share for an operator, or releases it. Returns true if that is a change.
     pub fn hold(&mut self, held: bool) -> bool {
         std::mem::replace(&mut self.held, held) != held
     }
@@ -191,7 +195,7 @@ impl Workers {
             LifecycleEvent::Resize { request, hold } => self.resize(request, hold),
             LifecycleEvent::Configured(settings) => {
                 self.settings = settings;
-                // Of the share that is to come, if a change inside the worker is under way.
+                // During a change inside the worker, the groups follow the new share.
                 self.ask_groups(self.share_inside());
             }
             LifecycleEvent::Stop => self.stop(),
@@ -212,9 +216,9 @@ impl Workers {
         }
     }
 
-    /// What does not follow from one fact alone: the request behind a change that has ended, the
-    /// service of a standing worker that is awaited, a worker at the share in force, another one
-    /// that stands there, and batches on the groups that the model has.
+    /// Does what does not follow from one event alone: the request behind a change that has ended,
+    /// the traffic of an awaited standby, a worker at the share in force, a standby at this share,
+    /// and the groups on which batches run.
     fn settle(&mut self) {
         if self.stopping {
             return;
@@ -265,7 +269,8 @@ impl Workers {
         self.act(Action::Stop(worker));
     }
 
-    /// The worker ends by itself, or has been told to; it is killed if it does not.
+    /// Expects the worker to exit by itself or because it was asked to. It is killed if it does
+    /// not.
     fn ends(&mut self, worker: WorkerId, reason: ExitReason) {
         let until = self.stop_by();
         self.becomes(worker, Role::Exiting { reason, killed: false, until });

@@ -16,25 +16,26 @@ use super::score::Score;
 use super::trial::{Candidate, LayoutTrial, SwitchSpeed, TrialObservation, TrialProgress};
 use super::window::ArrivalRate;
 
-/// For how long late requests are refused after a model violated its objective.
+/// The time for which late requests are refused after a model violated its objective.
 const REFUSAL_TIME: Duration = Duration::from_secs(2);
 
-/// For how long refusing must have been tried before a layout is.
+/// The time for which late requests must have been refused before a layout is tried.
 pub(super) const MIN_REFUSAL_TIME: Duration = Duration::from_millis(300);
 
-/// The pause before another trial for the same load, and before a layout that no model needs is
-/// taken back: at first, and at most. Each is [`PAUSE_FACTOR`] times the one before.
+/// The pause before another trial for the same load, and before an unneeded layout is taken back:
+/// at first, and at most. Each pause is [`PAUSE_FACTOR`] times the one before.
 const MIN_PAUSE: Duration = Duration::from_secs(10);
 const MAX_PAUSE: Duration = Duration::from_secs(600);
 const PAUSE_FACTOR: u32 = 10;
 
-/// By how much the loss must have risen since the last trial for another one, and how large it must
-/// be for a trial by shadows.
+/// The increase of the loss since the last trial that justifies another one, and the loss that
+/// justifies a trial by shadows.
 pub(super) const MUCH_WORSE: f64 = 0.05;
 
 /// The number of loads for which a GPU remembers the best layout.
 const MAX_REMEMBERED: usize = 16;
 
+/// The state of one GPU.
 #[derive(Debug, Clone)]
 pub(super) struct GpuState {
     pub(super) stage: GpuStage,
@@ -43,67 +44,71 @@ pub(super) struct GpuState {
     remembered: Vec<ChosenLayout>,
 }
 
+/// The stage of a GPU's layout.
 #[derive(Debug, Clone)]
 pub(super) enum GpuStage {
     /// No layout is needed, or none was tried yet.
     AtRest,
+    /// A trial is under way.
     Trying {
+        /// The trial.
         trial: LayoutTrial,
-        /// When the trial began.
+        /// The request rates when the trial began.
         rates: RequestRates,
         /// The last pause under this load.
         pause: Duration,
     },
+    /// A layout is in force.
     Chosen(ChosenLayout),
 }
 
-/// Requests per second, by model.
+/// The requests per second of each model, by index.
 pub(super) type RequestRates = Vec<(usize, ArrivalRate)>;
 
 /// A layout that stays in force: it won a trial, sufficed in one, or is remembered.
 #[derive(Debug, Clone)]
 pub(super) struct ChosenLayout {
     pub(super) layout: Layout,
-    /// What was missed under it when it was chosen.
+    /// The misses under the layout when it was chosen.
     score: Score,
     pub(super) trial: LayoutTrial,
-    /// The trial ended early, because no model violated its objective any more.
+    /// True if the trial ended early, because all models met their objectives.
     sufficed: bool,
-    /// The load for which it was chosen.
+    /// The load for which the layout was chosen.
     rates: RequestRates,
-    /// The load under this layout once it has been in force for long: clients that wait for each
-    /// response send at another pace under another layout.
+    /// The load under this layout after it was in force for long. Clients that wait for each
+    /// response send at another rate under another layout.
     usual_rates: Option<RequestRates>,
-    /// How long it stays whatever happens.
+    /// The least time for which the layout stays.
     pause: Duration,
     retry_at: Timestamp,
-    /// When a model violated its objective last.
+    /// The time at which a model last violated its objective.
     last_violation: Timestamp,
 }
 
-/// What a GPU shows in one interval.
+/// The observation of a GPU in one interval.
 #[derive(Debug, Clone)]
 pub(super) struct GpuObservation {
     pub(super) trial: TrialObservation,
-    /// The most important model that violates its objective and may be helped.
+    /// The most important model that violates its objective and can be helped.
     pub(super) violating: Option<usize>,
-    /// What all models missed since the windows were cleared.
+    /// The misses of all models since the windows were cleared.
     pub(super) recent: Score,
-    /// What they missed in the last second.
+    /// The misses of the last second.
     pub(super) last: Score,
-    /// Over a short time.
+    /// The request rates over a short time.
     pub(super) rates: RequestRates,
-    /// Over a long time; `None` if the windows were cleared within it.
+    /// The request rates over a long time; `None` if the windows were cleared within it.
     pub(super) usual_rates: Option<RequestRates>,
     pub(super) speed: SwitchSpeed,
 }
 
-/// What the caller does after a look.
+/// The effect of an update on the models' windows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum WindowUpdate {
+    /// The windows stay.
     Keep,
-    /// Another layout is in force, or is measured from now on: what was seen of the models says
-    /// nothing of it.
+    /// The windows are cleared: another layout is in force, or is measured from now on.
     Clear,
 }
 
@@ -123,7 +128,7 @@ impl GpuState {
         now < self.refuses_until
     }
 
-    /// Returns `None` for the shares that the models have at rest.
+    /// Returns the layout; `None` if the models have their shares at rest.
     pub(super) fn layout(&self) -> Option<&Layout> {
         match &self.stage {
             GpuStage::AtRest => None,
@@ -132,8 +137,8 @@ impl GpuState {
         }
     }
 
-    /// Refuses late requests while a model violates its objective, and a while longer. Returns
-    /// whether that begins now.
+    /// Refuses late requests while a model violates its objective, and for a while after. Returns
+    /// true if refusing begins now.
     pub(super) fn admit(&mut self, violating: bool, now: Timestamp) -> bool {
         let before = self.refuses(now);
         if violating {
@@ -148,13 +153,13 @@ impl GpuState {
         begins
     }
 
-    /// Returns whether refusing late requests had its time to help. The models' windows were cleared
-    /// when it began, so nothing is known of a load that is newer.
+    /// Returns true if late requests were refused long enough to help. The windows were cleared
+    /// when refusing began, so they contain nothing from a newer load.
     fn refuses_for_long(&self, now: Timestamp) -> bool {
         self.refuses_since.is_some_and(|since| now.since(since) >= MIN_REFUSAL_TIME)
     }
 
-    /// `candidates` lists what is worth a try beside the layout in force.
+    /// Updates the stage. `candidates` lists the layouts to try beside the present one.
     pub(super) fn update(
         &mut self,
         observation: &GpuObservation,
@@ -182,7 +187,7 @@ impl GpuState {
         self.change(model, present, Duration::ZERO, observation, candidates)
     }
 
-    /// Brings back the best layout for this load if it is known, and another one than the present.
+    /// Restores the best layout for this load if it is known and differs from the present one.
     /// Otherwise begins a trial.
     fn change(
         &mut self,
@@ -280,17 +285,17 @@ impl GpuState {
         };
         let is_worse_now = is_worse(&observation.recent) || is_worse(&observation.last);
         let is_due = now >= chosen.retry_at || !are_alike(&chosen.rates, &observation.rates);
-        // Under a layout that sufficed, a violation says that the load is another one.
+        // A violation under a layout that sufficed means that the load has changed.
         let retry = if chosen.sufficed { is_worse_now || is_due } else { is_worse_now && is_due };
         let retry = retry && self.refuses_for_long(now);
-        // What was missed of late was partly under the former load.
+        // Some of the recent misses belong to the former load.
         let present = Candidate::new(chosen.layout.clone(), observation.recent.blank());
         let pause = chosen.pause;
         self.stage = GpuStage::Chosen(chosen);
         if retry { self.change(model, present, pause, observation, candidates) } else { WindowUpdate::Keep }
     }
 
-    /// Returns the same state for models with other indices, as far as those are known.
+    /// Returns the same state for models with other indices; unknown ones keep theirs.
     pub(super) fn renumbered(&self, now: impl Fn(usize) -> Option<usize> + Copy) -> Self {
         let mut gpu = self.clone();
         match &mut gpu.stage {
@@ -319,7 +324,7 @@ fn renumber(rates: &mut RequestRates, now: impl Fn(usize) -> Option<usize>) {
     rates.iter_mut().for_each(|(model, _)| *model = now(*model).unwrap_or(*model));
 }
 
-/// Returns whether two loads are of the same models, and each one's rates are alike.
+/// Returns true if two loads have the same models, and the rates of each model are alike.
 fn are_alike(rates: &RequestRates, other: &RequestRates) -> bool {
     let is_like = |(model, rate): &(usize, ArrivalRate)| {
         other.iter().any(|(of, other)| of == model && rate.is_like(*other))
@@ -327,7 +332,7 @@ fn are_alike(rates: &RequestRates, other: &RequestRates) -> bool {
     rates.len() == other.len() && rates.iter().all(is_like)
 }
 
-/// Returns the pause after one of this length under the same load.
+/// Returns the next pause under the same load.
 fn longer(pause: Duration) -> Duration {
     (pause * PAUSE_FACTOR).clamp(MIN_PAUSE, MAX_PAUSE)
 }

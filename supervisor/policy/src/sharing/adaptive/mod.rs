@@ -1,18 +1,18 @@
 //! The adaptive policy: plain MPS until a model violates its objective, then the layout of the GPU
-//! that misses least.
+//! that misses the fewest requests.
 //!
 //! ```text
-//! what was seen ─▶ windows ─▶ a model violates its objective? ─ no, for a while ─▶ as at rest, on trial
+//! observations ─▶ windows ─▶ does a model violate its objective? ─ no, for a while ─▶ tentatively at rest
 //!                                   │ yes
 //!                                   ▼
-//!        refuse what cannot be in time ─ not enough ─▶ try the layouts, measure each, keep the best
+//!        refuse late requests ─ not enough ─▶ try the layouts, measure each, keep the best one
 //! ```
 //!
-//! A model **violates** its objective when more of its requests miss than its percentile allows, by
+//! A model **violates** its objective if more of its requests miss it than its percentile allows, by
 //! more than chance. A [`layout`] says which part of the GPU each model may use. A [`trial`] puts
-//! layouts in force one after the other and compares what was missed ([`score`]). The pauses before
-//! another trial or another return to rest become long after the first, until the load has changed,
-//! so that hardly anything moves under a steady load.
+//! layouts in force one after the other and compares their misses ([`score`]). After the first trial
+//! or return to rest, the pauses before the next one become long until the load changes, so that
+//! little moves under a steady load.
 
 mod forecast;
 mod gpu;
@@ -38,18 +38,19 @@ use score::{Misses, Score};
 use trial::{LayoutTrial, SwitchSpeed, TrialObservation};
 use window::{LONG, ObservationWindow, SHORT};
 
-/// If two batches of a model, one after the other, take less than this part of its objective, it
+/// The least part of a model's objective that two of its batches must take. Below it, the model
 /// misses for another reason than the time of its batches, unless its worker does not keep up.
 const MIN_EXECUTION_PART: f64 = 0.4;
 
-/// The layouts that are tried beside the present one, the best of the forecast: more would take
-/// longer than a load often lasts.
+/// The most layouts that are tried beside the present one: the best ones of the forecast. More
+/// would take longer than many loads last.
 const MAX_TRIED: usize = 4;
 
-/// The layouts that are tried where every share changes by a shadow, which takes seconds. Where some
-/// do, the others are moved first, and then one such layout is tried.
+/// The most layouts that are tried if every share changes by a shadow, which takes seconds. If only
+/// some shares do, the other models move first, and one layout of this kind is tried afterwards.
 const MAX_TRIED_BY_SHADOW: usize = 2;
 
+/// The state of the adaptive policy.
 #[derive(Debug, Clone)]
 pub(super) struct Adaptive {
     windows: Vec<ObservationWindow>,
@@ -71,7 +72,8 @@ impl Adaptive {
         (0..specs.len()).map(|model| self.placement(model, specs, true).sms).collect()
     }
 
-    /// `place` says where each model was in the earlier policy.
+    /// Takes over an earlier policy's memory of a GPU. `place` is the index of each model in the
+    /// earlier policy.
     pub(super) fn remember(
         &mut self,
         earlier: &Self,
@@ -124,7 +126,7 @@ impl Adaptive {
                 list.insert(0, Layout::EVERYTHING);
             }
             list.truncate(MAX_TRIED);
-            // A switch by a shadow takes seconds, which cost more than a few misses.
+            // A switch by a shadow takes seconds, which costs more than a few misses.
             if quick.len() < all.len() && observation.recent.loss() > MUCH_WORSE {
                 let slow = candidates(&all, &all, beneficiary.copied()).into_iter();
                 list.extend(slow.take(if quick.is_empty() { MAX_TRIED_BY_SHADOW } else { 1 }));
@@ -136,8 +138,8 @@ impl Adaptive {
         }
     }
 
-    /// Returns the model that violates its objective and may be helped: the highest priority first,
-    /// then the most misses.
+    /// Returns the most important model that violates its objective and can be helped: the highest
+    /// priority first, then the most misses.
     fn most_important(&self, gpu: usize, specs: &[ModelSpec], input: &PolicyInput) -> Option<usize> {
         let missed = |model: usize| self.windows[model].missed();
         let violating = on_gpu(gpu, specs)
@@ -195,7 +197,8 @@ impl Adaptive {
         ShareTarget { sms, groups, admission, why: self.why(model, specs, input) }
     }
 
-    /// `inside`: the share is a partition inside the worker.
+    /// Returns the share of a model now. `inside` is true if the share is a partition inside the
+    /// worker.
     fn placement(&self, model: usize, specs: &[ModelSpec], inside: bool) -> LayoutShare {
         let gpu = specs[model].gpu;
         let (spec, shape) = (&specs[model], &self.shapes[gpu]);
@@ -262,8 +265,8 @@ impl Adaptive {
         }
     }
 
-    /// A model misses because of the time of its batches, or because its worker does not keep up;
-    /// and it could keep its objective alone on the GPU.
+    /// Returns true if the model misses because of the time of its batches or because its worker
+    /// does not keep up, and could meet its objective alone on the GPU.
     fn may_be_helped(&self, model: usize, specs: &[ModelSpec], input: &PolicyInput) -> bool {
         let (recent, snapshot) = (&self.windows[model], &input.models[model]);
         let is_behind = snapshot.observation.queued > 0 && recent.busy() > KEEPS_UP;
@@ -275,7 +278,7 @@ impl Adaptive {
         self.windows[model].is_violating(specs[model].allowed_miss_rate())
     }
 
-    /// What was seen under other conditions says nothing of these.
+    /// Clears the models' windows, because their observations don't apply to the new conditions.
     fn forget(&mut self, gpu: usize, specs: &[ModelSpec]) {
         on_gpu(gpu, specs).for_each(|model| self.windows[model].clear());
     }
@@ -303,8 +306,7 @@ fn tenants(
     movable.map(tenant).collect()
 }
 
-/// Returns what each model asks of the GPU; `None` if it is not known of all how long their batches
-/// take.
+/// Returns the load of each model, or `None` if the execution times of a model are unknown.
 fn demands<'f>(
     windows: &[ObservationWindow],
     tenants: &[LayoutTenant],
@@ -325,12 +327,12 @@ fn demands<'f>(
     tenants.iter().map(demand).collect()
 }
 
-/// Returns the layouts in the order of the trial: the first one of each pattern and, with a forecast,
-/// the one with the lowest forecast loss.
+/// Returns the layouts in the order of the trial: the first one of each pattern and, with a
+/// forecast, the one with the lowest forecast loss.
 ///
-/// If the gentlest pattern leaves the first priority the whole GPU, it comes first. The others follow
-/// by forecast loss. A layout is left out if its forecast loss is above both the forecast and the
-/// `missed` loss of the `present` layout.
+/// If the gentlest pattern leaves the whole GPU to the first priority, it comes first. The others
+/// follow by forecast loss. A layout is left out if its forecast loss is above both the forecast
+/// and the `missed` loss of the `present` layout.
 fn shortlist(
     all: Vec<Layout>,
     demands: Option<&[Demand<'_>]>,
@@ -364,20 +366,21 @@ fn changes_by_shadow(snapshot: &ModelSnapshot) -> bool {
     snapshot.groups.is_none() && !snapshot.held
 }
 
-/// Bounds of the model's share keep it from having as many groups.
+/// Returns true if the bounds of the model's share keep it from having this number of groups.
 fn groups_differ(wanted: &Groups, snapshot: &ModelSnapshot) -> bool {
     snapshot.groups.is_some_and(|groups| groups.count() != wanted.count())
 }
 
-/// The time of two of the shortest batches alone on the whole GPU: a request may wait for one and is
-/// in the next. Workers measure it beside neighbours that start, too, so what is seen counts where
-/// that is less.
+/// Returns the time of two of the shortest batches alone on the whole GPU: a request may wait for
+/// one batch and is in the next. Workers measure this time while neighbours may start, too, so an
+/// observed shorter time replaces it.
 fn two_batches_alone(snapshot: &ModelSnapshot) -> Option<Duration> {
     let proven = snapshot.execution.as_ref()?.time(1, f64::INFINITY);
     let shortest = snapshot.observation.batches.iter().map(|size| size.mean).min();
     Some(2 * shortest.map_or(proven, |shortest| shortest.min(proven)))
 }
 
+/// Returns true if the model could not meet its objective even alone on the GPU.
 fn is_hopeless(spec: &ModelSpec, snapshot: &ModelSnapshot) -> bool {
     two_batches_alone(snapshot).is_some_and(|two_batches| two_batches > spec.slo)
 }

@@ -1,6 +1,7 @@
+mod shortlist;
+
 use std::time::Duration;
 
-use shadowslice_shared::groups::Part;
 use shadowslice_shared::profile::{Execution, Row};
 use shadowslice_shared::units::Timestamp;
 
@@ -22,7 +23,7 @@ struct World {
     changes: Vec<(usize, Sms)>,
     held: bool,
     execution: Option<Execution>,
-    /// Changes that were ordered never come.
+    /// True if ordered changes never take effect.
     stuck: bool,
     report: Vec<Verdict>,
 }
@@ -51,13 +52,14 @@ impl World {
         }
     }
 
-    /// Shares change by shadows from now on.
+    /// Makes all shares change by shadows.
     fn by_shadows(mut self) -> Self {
         self.groups.fill(None);
         self
     }
 
-    /// All models see this for so many tenths of a second. Returns the last admissions.
+    /// Passes this number of tenths of a second, with these observations of all models. Returns the
+    /// last admissions.
     fn pass(
         &mut self,
         tenths: usize,
@@ -95,8 +97,8 @@ impl World {
     }
 }
 
-/// A tenth of a second: a hundred requests, of which so many missed, in batches of 4 that take half
-/// of the objective.
+/// Returns a tenth of a second with a hundred requests and `missed` misses, in batches of 4 that
+/// take half of the objective.
 fn observation(missed: u64) -> Observation {
     Observation {
         span: INTERVAL,
@@ -113,12 +115,14 @@ fn is_half(share: Sms) -> bool {
     (Sms(50)..=Sms(72)).contains(&share)
 }
 
-/// The first of two models misses until the second has half of the GPU.
+/// Returns observations in which the first of two models misses until the second has half of the
+/// GPU.
 fn helped_by_half(shares: &[Sms]) -> Vec<Observation> {
     vec![observation(if shares[1] > Sms(72) { 20 } else { 0 }), observation(0)]
 }
 
-/// The first of two models misses until it has a part of the GPU to itself.
+/// Returns observations in which the first of two models misses until it has a part of the GPU to
+/// itself.
 fn helped_apart(shares: &[Sms]) -> Vec<Observation> {
     vec![observation(if shares[0] < GPU { 0 } else { 20 }), observation(0)]
 }
@@ -188,11 +192,11 @@ fn where_no_layout_saves_requests_the_shares_are_as_before_and_are_left_alone() 
     let tried = world.changes.len();
     assert!(tried > 4);
     world.pass(5000, beyond_help);
-    assert_eq!(world.changes.len(), tried, "it is as bad as it was when it was tried");
+    assert_eq!(world.changes.len(), tried, "the load is the same as during the trial");
 }
 
 #[test]
-fn another_load_is_tried_anew() {
+fn another_load_causes_another_trial() {
     let mut world = World::new(&[1, 2]);
     world.pass(100, beyond_help);
     let before = world.changes.len();
@@ -277,13 +281,13 @@ fn the_best_layout_for_a_load_is_remembered() {
 }
 
 #[test]
-fn misses_that_sms_cannot_mend_move_nothing() {
+fn misses_that_more_sms_cannot_prevent_change_nothing() {
     let mut world = World::new(&[1, 2]);
-    let short = |missed| {
+    let brief = |missed| {
         let batches = vec![BatchStats { rows: 4, count: 25, mean: Duration::from_millis(1) }];
         Observation { batches, queued: 7, ..observation(missed) }
     };
-    let admissions = world.pass(600, |_| vec![short(50), observation(0)]);
+    let admissions = world.pass(600, |_| vec![brief(50), observation(0)]);
     assert!(world.changes.is_empty() && admissions.iter().all(|admission| !admission.refuse_late));
     let why = &world.report[0].why;
     assert!(matches!(why, VerdictReason::NotBatchTime { two_batches, .. } if two_batches.as_millis() == 2));
@@ -367,44 +371,13 @@ fn models_that_move_at_once_are_moved_before_one_that_takes_a_shadow() {
 fn a_second_trial_compares_what_it_measured_itself() {
     let mut world = World::new(&[1, 2]);
     world.pass(20, helped_by_half);
-    // From now on the half does not help any more, and nothing else does either.
+    // From now on no layout helps any more.
     world.pass(50, |_| vec![observation(0); 2]);
     world.pass(60, |shares| vec![observation(if is_half(shares[1]) { 30 } else { 50 }), observation(0)]);
     let VerdictReason::Layout(layout) = &world.report[0].why else { panic!("{:?}", world.report[0].why) };
     let half = layout.tried.iter().find(|tried| tried.pattern == Pattern::LowerHalf).unwrap();
     assert!((half.missed_first_priority - 0.3).abs() < 0.01, "{layout:?}");
     assert_eq!(layout.pattern, Pattern::LowerHalf);
-}
-
-#[test]
-fn the_gentlest_layout_is_tried_first_and_those_that_are_forecast_to_be_worse_are_not() {
-    let row = |batch: u32| Row { batch, ms: vec![f64::from(batch), f64::from(batch) / 4.0] };
-    let execution = Execution::new(vec![Sms(33), GPU], vec![row(1), row(16)]).unwrap();
-    let tenant = |model: usize, priority: u32| LayoutTenant { model, priority, work: 0.4 };
-    let all = [tenant(0, 1), tenant(1, 2), tenant(2, 2)];
-    let demand = |tenant: &LayoutTenant| Demand {
-        tenant: *tenant,
-        rows_per_s: 1500.0,
-        slo: Duration::from_millis(20),
-        max_batch: 16,
-        execution: &execution,
-    };
-    let demands: Vec<Demand<'_>> = all.iter().map(demand).collect();
-    let (layouts, shape) = (candidates(&all, &all, Some(all[0])), Gpu::new(GPU));
-    let listed = |missed: f64| shortlist(layouts.clone(), Some(&demands), (&Layout::AT_REST, missed), &shape);
-    let loss = |layout: &Layout| forecast(layout, &demands, &shape).loss();
-    let all = listed(f64::INFINITY);
-    assert_eq!(all[0].pattern, Pattern::LowerHalves);
-    assert!(all[1..].is_sorted_by_key(loss) && loss(&all[1]) < loss(&all[all.len() - 1]));
-    assert!(all.len() < layouts.len(), "two of each pattern at most");
-    let present = &all[all.len() / 2];
-    let few = shortlist(layouts.clone(), Some(&demands), (present, 0.0), &shape);
-    assert!(few.len() < all.len() && few.len() > 1);
-    assert!(few[1..].iter().all(|layout| loss(layout) < loss(present)), "the gentlest is tried in any case");
-    let unknown = shortlist(layouts.clone(), None, (&Layout::AT_REST, 1.0), &shape);
-    let mut patterns: Vec<Pattern> = layouts.iter().map(|layout| layout.pattern).collect();
-    patterns.dedup();
-    assert_eq!(unknown.iter().map(|layout| layout.pattern).collect::<Vec<_>>(), patterns);
 }
 
 #[test]
@@ -449,52 +422,11 @@ fn one_long_batch_in_ten_is_an_accident() {
 }
 
 #[test]
-fn parts_of_layouts_are_of_the_family_that_workers_prepare() {
-    let family: Vec<Part> = Part::family().collect();
-    for models in 2..8_usize {
-        let tenant = |model: usize| LayoutTenant {
-            model,
-            priority: 1 + model as u32 % 3,
-            work: 0.1 * (1 + model % 5) as f64,
-        };
-        let tenants: Vec<LayoutTenant> = (0..models).map(tenant).collect();
-        for layout in candidates(&tenants, &tenants, tenants.first().copied()) {
-            let parts = (0..models).map(|model| layout.part_of(model));
-            assert!(parts.clone().all(|part| part == Part::WHOLE || family.contains(&part)), "{layout:?}");
-        }
-    }
-}
-
-#[test]
-fn many_short_kernels_are_kept_apart_from_few_long_ones() {
-    let row = |batch: u32| Row { batch, ms: vec![2.0 * f64::from(batch), f64::from(batch)] };
-    let execution = |kernels: u32| {
-        Execution::new(vec![Sms(66), GPU], vec![row(1), row(8)]).unwrap().with_kernels(kernels)
-    };
-    let (short, long) = (execution(400), execution(20));
-    // By work the second and third would be in one half.
-    let tenant = |model: usize, priority: u32, work: f64| LayoutTenant { model, priority, work };
-    let all = [tenant(0, 1, 0.1), tenant(1, 2, 0.2), tenant(2, 2, 0.2), tenant(3, 2, 0.4)];
-    let demand = |tenant: &LayoutTenant| {
-        let (rows_per_s, slo_ms, execution) =
-            if tenant.model == 1 { (300.0, 10, &short) } else { (80.0, 100, &long) };
-        Demand { tenant: *tenant, rows_per_s, slo: Duration::from_millis(slo_ms), max_batch: 8, execution }
-    };
-    let demands: Vec<Demand<'_>> = all.iter().map(demand).collect();
-    let layouts = candidates(&all, &all, Some(all[0]));
-    let list = shortlist(layouts, Some(&demands), (&Layout::AT_REST, 1.0), &Gpu::new(GPU));
-    let halves: Vec<&Layout> = list.iter().filter(|layout| layout.pattern == Pattern::LowerHalves).collect();
-    let [by_work, best] = halves[..] else { panic!("{list:?}") };
-    assert!(by_work.part_of(1) == by_work.part_of(2));
-    assert!(best.part_of(1) != best.part_of(2) && best.part_of(2) == best.part_of(3), "{best:?}");
-}
-
-#[test]
 fn by_shadows_nothing_is_tried_for_a_few_misses() {
     let changes = |missed: u64| {
         let mut world = World::new(&[1, 2]).by_shadows();
         let admissions = world.pass(300, |_| vec![observation(missed), observation(0)]);
-        assert!(admissions[0].refuse_late, "they are violations all the same");
+        assert!(admissions[0].refuse_late, "late requests are refused");
         world.changes.len()
     };
     assert_eq!(changes(4), 0);

@@ -1,12 +1,12 @@
-//! A trial: layouts are put in force one after the other, each for a slice of time, and the one
-//! that misses least stays.
+//! A trial: layouts are put in force one after the other, each for a slice of time, and the one that
+//! misses the fewest requests stays.
 //!
 //! ```text
-//! Coming ─ in force ─▶ Settling ─▶ Measuring ─ the slice is over ─▶ the next candidate: Coming
-//!                                      │
-//!                                      ├─ every model keeps its objective ─▶ it stays
-//!                                      └─ all were measured ─▶ the best and its rival once more;
-//!                                         the better one stays
+//! Switching ─ in force ─▶ Settling ─▶ Measuring ─ the slice is over ─▶ the next candidate: Switching
+//!                                         │
+//!                                         ├─ every model meets its objective ─▶ this layout stays
+//!                                         └─ all were measured ─▶ the best and its rival once more;
+//!                                            the better one stays
 //! ```
 
 use std::ops::RangeInclusive;
@@ -17,22 +17,24 @@ use shadowslice_shared::units::Timestamp;
 use super::super::layout::{Layout, Pattern};
 use super::score::Score;
 
-/// After a switch, requests still end that waited under the layout before, and queues fill up. That
-/// takes twice the longest objective; these are the bounds of the wait.
+/// The bounds of the wait after a switch. Requests that waited under the former layout still end
+/// then, and queues fill up. That takes twice the longest objective.
 const SETTLING: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_millis(300);
 
-/// For how long a candidate is measured in each round, and the requests that must have ended for the
-/// shorter time to do.
+/// The time for which a candidate is measured in each round. The shorter time suffices if
+/// [`ENOUGH_REQUESTS`] ended.
 const SLICE: RangeInclusive<Duration> = Duration::from_millis(400)..=Duration::from_secs(1);
+/// The requests that must have ended for the shorter time of [`SLICE`].
 const ENOUGH_REQUESTS: u64 = 60;
 
-/// The most rounds. After the first, the best layout and its rival are left.
+/// The most rounds. Only the best layout and its rival take part after the first.
 const ROUNDS: usize = 2;
 
-/// A candidate that is not in force by then is left out: its hand-overs fail or take too long.
+/// The time after which a candidate that is not in force is left out: its hand-overs fail or take
+/// too long.
 const IN_FORCE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A layout and what it was seen to miss.
+/// A layout and its misses.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Candidate {
     pub(super) layout: Layout,
@@ -41,6 +43,7 @@ pub(super) struct Candidate {
     is_out: bool,
 }
 
+/// The phase of the present candidate.
 #[derive(Debug, Clone, PartialEq)]
 enum TrialPhase {
     Switching { since: Timestamp },
@@ -60,39 +63,39 @@ pub(super) struct LayoutTrial {
     phase: TrialPhase,
 }
 
-/// How soon a layout is in force.
+/// The time that a layout needs until it is in force.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SwitchSpeed {
     /// Every share changes inside its worker.
     AtOnce,
-    /// Some share changes by a shadow, which takes seconds: a layout is measured once.
+    /// Some share changes by a shadow, which takes seconds. Each layout is then measured once.
     Slow,
 }
 
-/// What a GPU shows of its models in one interval.
+/// The observation of a GPU's models in one interval.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct TrialObservation {
     pub(super) now: Timestamp,
-    /// Every model has the part that it should have.
+    /// True if every model has the part that it should have.
     pub(super) in_force: bool,
     /// The requests that ended in this interval.
     pub(super) misses: Score,
-    /// Every model has kept its objective since the layout is in force.
+    /// True if every model has met its objective since the layout is in force.
     pub(super) all_keep: bool,
     /// The longest objective of the models.
     pub(super) longest_slo: Duration,
 }
 
-/// What a trial does after a look.
+/// The progress of a trial after an observation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum TrialProgress {
-    /// The same layout goes on.
+    /// The same layout continues.
     Continues,
-    /// From now on it is measured: what was seen before says nothing of it.
+    /// The measurement begins; earlier observations don't count.
     MeasuringBegins,
-    /// Another layout is to be put in force.
+    /// Another layout comes next.
     LayoutSwitches,
-    /// Every model keeps its objective under the present layout.
+    /// Every model meets its objective under the present layout.
     Suffices,
     /// The present layout is the best.
     Ended,
@@ -115,8 +118,8 @@ impl Candidate {
 }
 
 impl LayoutTrial {
-    /// `present` is in force; without a score it is measured first. Returns `None` if there is nothing
-    /// to try beside it.
+    /// Creates a trial. `present` is in force; without a score it is measured first. Returns `None` if
+    /// there is nothing to try beside it.
     pub(super) fn new(
         beneficiary: usize,
         present: Candidate,
@@ -136,11 +139,12 @@ impl LayoutTrial {
         (trial.candidates.len() > 1).then_some(trial)
     }
 
+    /// Returns the layout of the present candidate.
     pub(super) fn layout(&self) -> &Layout {
         &self.candidates[self.current].layout
     }
 
-    /// Returns what was missed under the present layout while it was measured.
+    /// Returns the misses under the present layout while it was measured.
     pub(super) fn score(&self) -> &Score {
         &self.candidates[self.current].score
     }
@@ -185,8 +189,8 @@ impl LayoutTrial {
         self.next(observation.now)
     }
 
-    /// Of equal ones the first, which is the gentlest. One that confines the first priority must
-    /// save requests of the first priority.
+    /// Returns the best candidate; of equal ones the first, which is the gentlest. A layout that
+    /// confines the first priority must save requests of the first priority.
     fn best(&self) -> &Candidate {
         let measured = |confines: bool| {
             let fits = move |candidate: &&Candidate| {
@@ -227,7 +231,7 @@ impl LayoutTrial {
         TrialProgress::LayoutSwitches
     }
 
-    /// Leaves out what is worse than the best, and all but a few of the others.
+    /// Leaves out the candidates that are worse than the best one, and all but one of the others.
     fn leave_out(&mut self) {
         let best = self.best().layout.clone();
         let score = self.best().score.clone();
@@ -244,7 +248,7 @@ impl LayoutTrial {
         }
     }
 
-    /// Models have other indices from now on.
+    /// Changes the indices of the models.
     pub(super) fn renumber(&mut self, now: impl Fn(usize) -> Option<usize> + Copy) {
         self.beneficiary = now(self.beneficiary).unwrap_or(self.beneficiary);
         for candidate in &mut self.candidates {

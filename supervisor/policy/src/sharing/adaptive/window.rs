@@ -1,4 +1,4 @@
-//! How many of a model's recent requests missed, and what its batches took.
+//! The recent misses of a model, and the times of its batches.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -8,23 +8,23 @@ use shadowslice_shared::units::Timestamp;
 use super::super::{BatchStats, Observation};
 use super::score::Misses;
 
-/// Where many requests miss, a change shows at once.
+/// The window in which a change shows at once if many requests miss.
 pub(super) const SHORT: Duration = Duration::from_secs(1);
 
-/// For where few requests miss or few arrive.
+/// The window for models with few requests or few misses.
 pub(super) const LONG: Duration = Duration::from_secs(10);
 
-/// The number of standard deviations of counts, and of requests beside them, that chance explains.
+/// The number of standard deviations of counts, and of requests in addition, that chance explains.
 const CHANCE: f64 = 3.0;
 
-/// The largest relative difference between two rates of the same load, besides chance.
+/// The largest relative difference between two rates of the same load, apart from chance.
 const MAX_RATE_DIFFERENCE: f64 = 0.2;
 
-/// One batch out of this many may be long because its worker waits for a busy host, so the longest
-/// ones are ignored.
+/// The part of the batches, as a divisor, that may be long because the worker waits for a busy
+/// host. The longest batches up to this part are ignored.
 const ACCIDENT_ONE_IN: u64 = 10;
 
-/// Requests per second, and the standard deviation of that number if they arrive by chance.
+/// The requests per second, and the standard deviation of this number if requests arrive by chance.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct ArrivalRate {
     pub(super) per_s: f64,
@@ -38,6 +38,7 @@ impl ArrivalRate {
     }
 }
 
+/// The observations of a model over the last [`LONG`].
 #[derive(Debug, Clone, Default)]
 pub(super) struct ObservationWindow {
     parts: VecDeque<Interval>,
@@ -78,12 +79,12 @@ impl ObservationWindow {
         }
     }
 
-    /// What was seen was under other conditions.
+    /// Forgets all observations, because they were made under other conditions.
     pub(super) fn clear(&mut self) {
         self.parts.clear();
     }
 
-    /// Of the longest batches of the last [`SHORT`]; accidents are left out.
+    /// Returns the time of two of the longest batches of the last [`SHORT`], without accidents.
     pub(super) fn two_batches(&self) -> Duration {
         let batches = self.last(SHORT).flat_map(|part| &part.batches);
         let mut sizes: Vec<(Duration, u64)> = batches.map(|size| (size.mean, size.count)).collect();
@@ -97,8 +98,8 @@ impl ObservationWindow {
         2 * longest.map_or(Duration::ZERO, |(mean, _)| mean)
     }
 
-    /// The part of the last [`SHORT`] in which batches executed, as the worker measured them:
-    /// without the time in which the worker waits for the host's processor.
+    /// Returns the part of the last [`SHORT`] in which batches executed, as the worker measured
+    /// them. This excludes the time in which the worker waits for the host's processor.
     pub(super) fn busy(&self) -> f64 {
         let batches = self.last(SHORT).flat_map(|part| &part.batches);
         let busy_s: f64 = batches.map(|size| size.mean.as_secs_f64() * size.count as f64).sum();
@@ -110,27 +111,27 @@ impl ObservationWindow {
         self.misses(LONG).part()
     }
 
-    /// Returns the requests that ended and those that missed since the window was cleared, over this
-    /// time at most.
+    /// Returns the requests that ended and those that missed since the window was cleared, at most
+    /// over this time.
     pub(super) fn misses(&self, over: Duration) -> Misses {
         let Sum { ended, missed, .. } = self.over(over);
         Misses { ended, missed }
     }
 
-    /// Returns how many requests arrived per second over this time at most.
+    /// Returns the arrival rate, at most over this time.
     pub(super) fn rate(&self, over: Duration) -> ArrivalRate {
         let Sum { span, arrived, .. } = self.over(over);
         let seconds = span.as_secs_f64().max(f64::MIN_POSITIVE);
         ArrivalRate { per_s: arrived as f64 / seconds, deviation: (arrived as f64).sqrt() / seconds }
     }
 
-    /// Returns whether the window reaches back over [`LONG`].
+    /// Returns true if the window covers [`LONG`].
     pub(super) fn is_full(&self) -> bool {
         let first = self.parts.front().zip(self.parts.back());
         first.is_some_and(|(first, last)| last.at.since(first.at) + 2 * last.span >= LONG)
     }
 
-    /// More requests missed than may, and not by chance.
+    /// Returns true if more requests missed than `allowed`, and chance does not explain it.
     pub(super) fn is_violating(&self, allowed: f64) -> bool {
         [SHORT, LONG].into_iter().map(|span| self.over(span)).any(|Sum { ended, missed, .. }| {
             let expected = allowed * ended as f64;
@@ -138,7 +139,8 @@ impl ObservationWindow {
         })
     }
 
-    /// So few requests missed since the window was cleared that the objective is likely kept.
+    /// Returns true if so few requests missed since the window was cleared that the model likely
+    /// meets its objective.
     pub(super) fn keeps(&self, allowed: f64) -> bool {
         let Sum { ended, missed, .. } = self.over(LONG);
         let expected = allowed * ended as f64;

@@ -1,39 +1,41 @@
-//! Shares that never change.
+//! Policies whose shares never change.
 
 use shadowslice_shared::units::{Percent, Sms};
 
 use super::super::ModelSpec;
 use super::super::changes::ShareTarget;
 
+/// The share of each model.
 #[derive(Debug, Clone)]
 pub(in super::super) struct FixedShares {
     shares: Vec<Sms>,
 }
 
 impl FixedShares {
-    /// MPS as it is without configuration.
+    /// Gives every model the whole GPU: MPS without configuration.
     pub(in super::super) fn unpartitioned(gpus: &[Sms], specs: &[ModelSpec]) -> Self {
         Self { shares: specs.iter().map(|spec| gpus[spec.gpu]).collect() }
     }
 
+    /// Gives every model its configured share.
     pub(in super::super) fn as_configured(specs: &[ModelSpec]) -> Self {
         Self { shares: specs.iter().map(|spec| spec.initial).collect() }
     }
 
-    /// NVIDIA's MPS documentation, "Volta MPS Execution Resource Provisioning", calls 100 %/n for
-    /// each of n models the common strategy.
+    /// Gives 100 %/n to each of n models. NVIDIA's MPS documentation, "Volta MPS Execution Resource
+    /// Provisioning", calls this the common strategy.
     pub(in super::super) fn equal(gpus: &[Sms], specs: &[ModelSpec]) -> Self {
         Self::divided(gpus, specs, 100)
     }
 
-    /// 100 %/(0.5 n) for each of n models: the same page's more optimal strategy, which lets the
-    /// hardware overlap what its clients do.
+    /// Gives 100 %/(0.5 n) to each of n models. The same page calls this a more optimal strategy,
+    /// because the hardware can overlap the work of its clients.
     pub(in super::super) fn half(gpus: &[Sms], specs: &[ModelSpec]) -> Self {
         Self::divided(gpus, specs, 200)
     }
 
-    /// The first priority has the whole GPU and every other model half of it: one layout that was
-    /// set by hand on an H200 and beat the others there.
+    /// Gives the first priority the whole GPU and every other model half of it. This layout was
+    /// found by hand on an H200 and beat the others there.
     pub(in super::super) fn priority_half(gpus: &[Sms], specs: &[ModelSpec]) -> Self {
         let share = |model: &ModelSpec| {
             let gpu = gpus[model.gpu];
@@ -44,7 +46,7 @@ impl FixedShares {
         Self { shares: specs.iter().map(share).collect() }
     }
 
-    /// Rounded down.
+    /// Divides `sum` percent among the models of each GPU, rounded down.
     fn divided(gpus: &[Sms], specs: &[ModelSpec], sum: u32) -> Self {
         let share = |model: &ModelSpec| {
             let sharing = specs.iter().filter(|other| other.gpu == model.gpu).count() as u32;

@@ -1,4 +1,5 @@
-//! A layout of the family on each GPU that never changes: the yardstick of the choice among them.
+//! A policy that keeps one layout of the adaptive policy's family on each GPU: the reference for
+//! the choice among layouts.
 
 use shadowslice_shared::contention::Gpu;
 use shadowslice_shared::units::Sms;
@@ -7,7 +8,7 @@ use super::super::changes::ShareTarget;
 use super::super::layout::{Layout, LayoutShare, LayoutTenant, Pattern, candidates};
 use super::super::{AdmissionPolicy, ModelSpec, PolicyInput, VerdictReason};
 
-/// The layouts of all GPUs, in their order.
+/// The layout of each GPU.
 #[derive(Debug, Clone)]
 pub(in super::super) struct FixedLayouts {
     layouts: Vec<Layout>,
@@ -15,7 +16,8 @@ pub(in super::super) struct FixedLayouts {
 }
 
 impl FixedLayouts {
-    /// Returns the layouts of a pattern. A GPU to whose models it does not apply stays as at rest.
+    /// Returns the layouts of a pattern. A GPU to whose models the pattern does not apply keeps the
+    /// shares at rest.
     ///
     /// `work` is the part of its GPU that each model's requests take, 0 to 1.
     pub(in super::super) fn new(pattern: Pattern, shapes: &[Gpu], specs: &[ModelSpec], work: &[f64]) -> Self {
@@ -81,7 +83,8 @@ mod tests {
 
     const SMS: Sms = Sms(132);
 
-    /// Three models on the first GPU, one of them of the first priority, and one on the second.
+    /// Returns three models on the first GPU, one of them of the first priority, and one on the
+    /// second.
     fn models() -> Vec<ModelSpec> {
         let model = |(gpu, priority)| ModelSpec { gpu, priority, ..spec("model", 10) };
         [(0, 1), (0, 2), (0, 2), (1, 1)].map(model).to_vec()

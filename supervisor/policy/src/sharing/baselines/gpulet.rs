@@ -1,11 +1,11 @@
 //! gpulet's scheduling (Choi et al., USENIX ATC 2022), as in the artifact (casys-kaist/glet,
 //! `src/scheduler/scheduler_incremental.cpp` and `src/service/`): epochs of 20 s, a few fixed
-//! sizes, at most two partitions to a GPU, demand with head-room, the smallest partition that the
-//! profile's saturation table finds sufficient.
+//! sizes, at most two partitions on a GPU, demand with head-room, and the smallest partition that
+//! suffices by the profile's saturation table.
 //!
-//! In gpulet, models that share a partition take turns; here they are workers with the same cap
-//! beside each other, and the device divides it. A model without a profile is taken to need a whole
-//! partition.
+//! In gpulet, models that share a partition take turns. Here they are workers with the same cap
+//! side by side, and the device divides the partition. A model without a profile is assumed to need
+//! a whole partition.
 
 use std::time::Duration;
 
@@ -15,23 +15,27 @@ use shadowslice_shared::units::{Percent, Sms, Timestamp};
 use super::super::changes::ShareTarget;
 use super::super::{ModelSpec, Observation, PolicyInput};
 
+/// The time between two partitionings.
 const EPOCH: Duration = Duration::from_secs(20);
 
-/// In percent (`resource/`: sizes 20, 40, 50, 60, 80 and 100).
+/// The sizes of a GPU's partitions, in percent (`resource/`: sizes 20, 40, 50, 60, 80 and 100).
 const PARTITION_SIZES: [[u32; 2]; 4] = [[100, 0], [80, 20], [60, 40], [50, 50]];
 
+/// The largest batch, in rows.
 const MAX_BATCH: u32 = 32;
 
-/// Of a new rate against the earlier ones.
+/// The weight of a new rate in the mean.
 const RATE_WEIGHT: f64 = 0.5;
 
-/// In requests a second; below it the head-room is larger.
+/// The rate in requests per second below which the head-room is larger.
 const SLOW_RATE: f64 = 125.0;
+/// The factor on the rate that a partitioning is planned for.
 const HEADROOM: f64 = 1.2;
+/// The same factor below [`SLOW_RATE`].
 const HEADROOM_SLOW: f64 = 1.5;
 
-/// A rate must change by this much to be worth a new partitioning: up by a part or by requests a
-/// second, down by a part.
+/// The changes of a rate that are worth a new partitioning: up by this factor, up by this number of
+/// requests per second, or down by this factor.
 const RATE_RISE: f64 = 1.05;
 const RATE_RISE_RPS: f64 = 10.0;
 const RATE_FALL: f64 = 0.9;
@@ -43,12 +47,13 @@ pub(in super::super) struct Gpulet {
     targets: Vec<ShareTarget>,
 }
 
+/// The request rate of a model, in requests per second.
 #[derive(Debug, Clone, Copy, Default)]
 struct RateEstimate {
     mean: Option<f64>,
     /// The highest mean of this epoch.
     highest: f64,
-    /// The rate that the partitioning in force was made for.
+    /// The rate for which the present partitioning was made.
     planned: f64,
 }
 
@@ -126,15 +131,17 @@ impl RateEstimate {
     }
 }
 
+/// The need of a model for a partition of one size.
 #[derive(Debug, Clone, Copy)]
 struct PartitionNeed {
-    /// The part of the time for which the model needs the partition.
+    /// The part of the time in which the model needs the partition.
     duty: f64,
     batch: u32,
 }
 
 impl PartitionNeed {
-    /// The best batch has the highest rate of all that execute within half of the SLO.
+    /// Returns the need with the best batch: the one with the highest rate among all that execute
+    /// within half of the SLO.
     fn of(spec: &ModelSpec, rate: f64, percent: u32, gpu: Sms) -> Self {
         let limit = MAX_BATCH.min(spec.max_batch);
         let (Some(profile), Ok(percent)) = (&spec.profile, Percent::new(percent)) else {
@@ -155,18 +162,20 @@ fn seconds(profile: &Profile, batch: u32, sms: Sms) -> f64 {
     profile.execution.time(batch, f64::from(sms.0)).as_secs_f64().max(1e-9)
 }
 
+/// A division of a GPU into two partitions, and the models in them.
 #[derive(Debug)]
 struct PartitionPlan {
     places: Vec<(u32, u32)>,
+    /// The number of models for which no partition has time left.
     unplaced: usize,
-    /// All models take turns on the whole GPU.
+    /// True if all models take turns on the whole GPU.
     whole: bool,
-    /// The fuller partition's duty.
+    /// The duty of the fuller partition.
     fullest: f64,
 }
 
 impl PartitionPlan {
-    /// Each model goes to the smallest partition that still has time for it, else to the emptier
+    /// Puts each model on the smallest partition that still has time for it, or else on the emptier
     /// one.
     fn fill(sizes: [u32; 2], needs: impl Fn(u32) -> Vec<PartitionNeed>) -> Self {
         let by_size = sizes.map(&needs);
@@ -186,7 +195,8 @@ impl PartitionPlan {
         plan
     }
 
-    /// Less is better: first all models must have room, then partitions go before taking turns.
+    /// Compares two plans; less is better. Room for all models comes first, then partitions before
+    /// turns on the whole GPU.
     fn compare(&self, other: &Self) -> std::cmp::Ordering {
         let in_turns = self.whole.cmp(&other.whole);
         self.unplaced.cmp(&other.unplaced).then(in_turns).then(self.fullest.total_cmp(&other.fullest))
@@ -225,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_is_what_came_first_and_then_a_mean() {
+    fn a_rate_is_the_first_value_and_then_a_mean() {
         let planned_for = |rates: &[u64]| {
             let mut rate = RateEstimate::default();
             for &came in rates {
@@ -234,7 +244,7 @@ mod tests {
             rate.target()
         };
         assert_eq!(planned_for(&[400]), 480.0);
-        assert_eq!(planned_for(&[100]), 150.0, "a slow one has more head-room");
+        assert_eq!(planned_for(&[100]), 150.0, "a slow rate gets more head-room");
         assert_eq!(planned_for(&[400, 800]), 720.0);
         assert_eq!(planned_for(&[]), 0.0);
     }
@@ -249,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn absurd_facts_are_survived() {
+    fn absurd_input_does_no_harm() {
         let mut specs = two();
         specs[0].profile = None;
         specs[1].slo = Duration::from_nanos(1);

@@ -1,5 +1,5 @@
 //! GSLICE's self-tuning (Dhakal, Kulkarni, Ramakrishnan, SoCC 2020, Algorithm 1), in the variant
-//! that the authors of gpulet compared themselves with (casys-kaist/glet,
+//! with which the authors of gpulet compared their work (casys-kaist/glet,
 //! `src/common/self_tuning.cpp`), because the paper's own code was never published: mean latency,
 //! dead band of 5 %, steps in proportion to the larger residual, batches by residual latency,
 //! max-min allocation.
@@ -12,12 +12,13 @@ use shadowslice_shared::units::{Percent, Sms};
 use super::super::changes::ShareTarget;
 use super::super::{ModelSnapshot, ModelSpec, PolicyInput};
 
-/// In percent (`_THRESHOLD`): smaller positive residuals are left alone.
+/// The dead band, in percent (`_THRESHOLD`). Smaller positive residuals cause no change.
 const THRESHOLD: f64 = 5.0;
 
-/// `_MAX_BATCH`.
+/// The largest batch, in rows (`_MAX_BATCH`).
 const MAX_BATCH: u32 = 32;
 
+/// The steps of the batch before each step of the share.
 const BATCH_STEPS: u32 = 5;
 
 #[derive(Debug, Clone)]
@@ -65,7 +66,7 @@ impl Gslice {
     }
 }
 
-/// The batch grows by its residual latency, or shrinks by as much.
+/// Returns the next batch size. It grows by the residual latency, or shrinks by as much.
 fn next_batch(batch: u32, spec: &ModelSpec, snapshot: &ModelSnapshot) -> u32 {
     let limit = MAX_BATCH.min(spec.max_batch);
     if snapshot.observation.mean_latency.is_zero() {
@@ -76,6 +77,7 @@ fn next_batch(batch: u32, spec: &ModelSpec, snapshot: &ModelSnapshot) -> u32 {
     (next as u32).clamp(1, limit)
 }
 
+/// Returns the share that a model asks for, in percent.
 fn wanted(percent: u32, spec: &ModelSpec, snapshot: &ModelSnapshot) -> u32 {
     let observation = &snapshot.observation;
     if observation.arrived == 0 || observation.span.is_zero() {
@@ -95,7 +97,7 @@ fn wanted(percent: u32, spec: &ModelSpec, snapshot: &ModelSnapshot) -> u32 {
     }
 }
 
-/// The smallest demand first; no model gets more than an equal part of what is left.
+/// Grants the smallest demand first. No model gets more than an equal part of the rest.
 fn max_min(wants: &[u32], total: u32) -> Vec<u32> {
     let mut order: Vec<usize> = (0..wants.len()).collect();
     order.sort_by_key(|&index| wants[index]);
@@ -124,13 +126,13 @@ mod tests {
     }
 
     #[test]
-    fn slack_in_both_shrinks_and_lack_of_either_grows() {
+    fn the_share_shrinks_with_slack_in_both_and_grows_otherwise() {
         let spec = spec("a", 100);
         assert_eq!(wanted(40, &spec, &observation(98, 100, 104)), 40, "within the dead band");
         assert_eq!(wanted(40, &spec, &observation(49, 100, 104)), 20);
         assert_eq!(wanted(40, &spec, &observation(151, 100, 104)), 60);
         assert_eq!(wanted(40, &spec, &observation(98, 100, 49)), 60);
-        assert_eq!(wanted(40, &spec, &observation(0, 0, 0)), 40, "nothing came");
+        assert_eq!(wanted(40, &spec, &observation(0, 0, 0)), 40, "no request arrived");
     }
 
     #[test]
@@ -143,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_small_gets_what_it_wants_and_the_rest_is_divided_equally() {
+    fn small_demands_are_met_and_the_rest_is_divided_equally() {
         assert_eq!(max_min(&[10, 90, 80], 100), [10, 45, 45]);
         assert_eq!(max_min(&[10, 20], 100), [10, 20]);
         assert_eq!(max_min(&[], 100), []);

@@ -1,6 +1,6 @@
-//! What others do, as published: what the adaptive policy is held against. Each names its source,
-//! and is no better than it was there. A baseline keeps `min` and `max` of the configuration as
-//! every policy does.
+//! The published policies with which the adaptive policy is compared. Each names its source and is
+//! implemented as published. Like every policy, a baseline keeps `min` and `max` of the
+//! configuration.
 
 mod fixed;
 mod fixed_layouts;
