@@ -19,7 +19,7 @@ pub(super) enum OngoingChange {
         from: Percent,
         /// True if the shadow was a standby when the change began.
         at_once: bool,
-        /// The next attempt to start the shadow, while there is no memory for it.
+        /// The next attempt to start the shadow, while the GPU has too little free memory for it.
         retry: Option<MemoryRetry>,
     },
     /// The worker exits before the next one starts (`handover: restart`), or a model that is down

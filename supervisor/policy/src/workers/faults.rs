@@ -1,4 +1,4 @@
-//! What follows when a worker takes too long, hangs, sends nonsense or dies.
+//! The reactions to workers that take too long, hang, break the protocol or die.
 
 use shadowslice_shared::ids::WorkerId;
 
@@ -24,7 +24,7 @@ impl Workers {
     }
 
     fn starts_too_long(&mut self, worker: WorkerId, purpose: StartPurpose, phase: Phase) {
-        const TOO_LONG: &str = "it took too long to boot (timeouts.spawn, timeouts.warm)";
+        const TOO_LONG: &str = "the worker did not start in time (timeouts.spawn, timeouts.warm)";
         match (purpose, phase) {
             (StartPurpose::Reference | StartPurpose::Serve, _) => {
                 let why = Some(TOO_LONG.to_owned());
@@ -40,16 +40,16 @@ impl Workers {
         }
     }
 
-    /// A worker that was to end did not: it is killed, and after that nothing waits for it any more
-    /// but the start of workers for which its memory is missing.
+    /// Kills a worker that did not exit. After a kill that had no effect, only starts of workers
+    /// that need its memory wait for it.
     fn leaves_too_long(&mut self, worker: WorkerId, reason: ExitReason, killed: bool) {
         let why = if killed {
-            "it outlives its kill, probably stuck in the kernel"
+            "the worker is still running after a kill, probably blocked in the kernel"
         } else {
-            "it did not end in time (timeouts.stop)"
+            "the worker did not exit in time (timeouts.stop)"
         };
         match reason {
-            // What it has is served elsewhere as soon as another worker is there.
+            // Another worker serves its requests as soon as one is ready.
             ExitReason::Primary { why: cause, .. } => {
                 self.kill(worker, ExitReason::Unneeded, why);
                 self.act(Action::Condemn(worker));
@@ -104,14 +104,14 @@ impl Workers {
         }
     }
 
-    /// Another worker that can serve in its place does so without a wait for the exit. A worker
-    /// that stood ready no longer counts as ready.
+    /// Handles the end of a lane. If another worker can serve, it does so before the exit. A
+    /// standby without a lane no longer counts as ready.
     pub(super) fn lane_ended(&mut self, worker: WorkerId, idle: bool) {
         match self.role(worker).cloned() {
             Some(Role::Serving { since }) => {
                 if self.has_replacement() {
                     self.ends(worker, ExitReason::Unneeded);
-                    self.lost(since, idle, "its socket ended".to_owned());
+                    self.lost(since, idle, "the worker closed its socket".to_owned());
                 } else {
                     self.note_idle(since, idle);
                     self.ends(worker, ExitReason::Primary { why: None, since: None });
@@ -134,7 +134,7 @@ impl Workers {
         }
     }
 
-    /// A worker that should have drained is as good as dead: what follows at its exit.
+    /// Treats a worker that should have drained as dead. Returns what follows at its exit.
     fn cannot_drain(&mut self, then: AfterDrain) -> ExitReason {
         match then {
             AfterDrain::Park => {
@@ -145,8 +145,7 @@ impl Workers {
         }
     }
 
-    /// The worker is killed; if another worker can serve in its place, that begins before it is
-    /// dead.
+    /// Kills a worker. If another worker can serve in its place, it takes over before the exit.
     pub(super) fn misbehaved(&mut self, worker: WorkerId, why: &str) {
         let primary = |since| ExitReason::Primary { why: Some(why.to_owned()), since };
         match self.role(worker).cloned() {
@@ -170,7 +169,7 @@ impl Workers {
                 self.died(why.to_owned());
             }
             Some(Role::Serving { since }) => self.kill(worker, primary(Some(since)), why),
-            // It must not get the traffic back.
+            // A misbehaving incumbent must not get the traffic back.
             Some(Role::Draining { then, .. }) => {
                 self.act(Action::Condemn(worker));
                 let reason = self.cannot_drain(then);

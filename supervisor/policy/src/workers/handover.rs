@@ -1,16 +1,15 @@
-//! A hand-over: traffic moves from the incumbent to a shadow, which has another share.
+//! A hand-over: traffic moves from the incumbent to a shadow with another share.
 //!
 //! | phase | what happens |
 //! |---|---|
-//! | Spawning, Warming | the shadow starts; the incumbent is not touched |
-//! | Draining | the cut-over: the shadow serves, the incumbent finishes what it has |
-//! | Probation | the share is in force; the incumbent is parked, and can take the traffic back |
-//! | Retiring | the incumbent leaves, and its memory with it |
-//! | Aborting | the shadow leaves; the incumbent serves |
+//! | Spawning, Warming | the shadow starts; the incumbent serves unchanged |
+//! | Draining | after the cut-over, the shadow serves and the incumbent finishes its batches |
+//! | Probation | the share is in force; the incumbent is parked and can take the traffic back |
+//! | Retiring | the incumbent exits and frees its memory |
+//! | Aborting | the shadow exits; the incumbent serves |
 //!
-//! Three ways lead past Probation, because there is nothing to fall back on: an incumbent that does
-//! not serve when the shadow is warm, one that dies or hangs while it drains, and one that takes too
-//! long to drain.
+//! A hand-over skips the probation if it cannot fall back on the incumbent: if the incumbent does not
+//! serve when the shadow is warm, dies or hangs while it drains, or drains too slowly.
 
 use std::time::Duration;
 
@@ -24,11 +23,11 @@ use super::change::{
 use super::messages::{Action, LifecycleReport, ResizeRequest, StartFailure};
 use super::slot::{AfterDrain, ExitReason, Role, StartPurpose};
 
-/// Until a shadow is tried again, while memory is made free for it.
+/// The pause before a shadow is started again while memory is being freed for it.
 const MEMORY_RETRY_INTERVAL: Duration = Duration::from_millis(200);
 
 impl Workers {
-    /// A shadow that runs already gets its role from the caller.
+    /// Begins a hand-over. The caller sets the role of a shadow that is already running.
     pub(super) fn begin_handover(&mut self, request: ResizeRequest, shadow: Option<WorkerId>) {
         let at_once = shadow.is_some_and(|shadow| matches!(self.role(shadow), Some(Role::Standby { .. })));
         self.act(Action::MeasureStall { outage: false });
@@ -45,8 +44,8 @@ impl Workers {
         self.act(Action::AwaitEffect(shadow, Some(request)));
     }
 
-    /// Without free memory, standing workers are called in, and the shadow waits for their end, as
-    /// long as half of the time for its spawn is left to it.
+    /// Handles a shadow that did not start. If standbys are exiting to free memory, the shadow
+    /// waits for them, as long as half of the time for its start is left.
     pub(super) fn no_shadow(&mut self, failure: StartFailure, until: Timestamp) {
         let at = self.now + MEMORY_RETRY_INTERVAL;
         let in_time = at + self.settings.timeouts.spawn / 2 < until;
@@ -83,7 +82,7 @@ impl Workers {
         }
     }
 
-    /// The shadow has not served. The hand-over is over when it is gone.
+    /// Kills a shadow that has not served. The hand-over ends with its exit.
     pub(super) fn give_up_shadow(&mut self, shadow: WorkerId, reason: HandoverFailure, why: &str) {
         self.kill(shadow, ExitReason::Handover(HandoverOutcome::Aborted(reason)), why);
     }
@@ -105,7 +104,7 @@ impl Workers {
         self.complete();
         let before = before.and_then(|worker| Some((worker, self.role(worker)?.clone())));
         match before {
-            // What it had comes back with its death.
+            // The requests of this worker return with its exit.
             Some((worker, Role::Exiting { killed, until, .. })) => {
                 let reason = ExitReason::Handover(HandoverOutcome::Completed);
                 self.becomes(worker, Role::Exiting { reason, killed, until });
@@ -125,12 +124,12 @@ impl Workers {
         self.retire(incumbent);
     }
 
-    /// The incumbent, as long as it can take the traffic back.
+    /// Returns the incumbent while it can take the traffic back.
     pub(super) fn fallback(&self) -> Option<WorkerId> {
         self.find(|role| matches!(role, Role::Parked { .. } | Role::Draining { then: AfterDrain::Park, .. }))
     }
 
-    /// The share was in force, and the shadow that failed is not gone yet.
+    /// Returns true if the share was in force and the failed shadow has not exited yet.
     pub(super) fn is_rolling_back(&self) -> bool {
         let leaves = |role: &Role| {
             matches!(role, Role::Exiting { reason: ExitReason::Handover(HandoverOutcome::RolledBack(_)), .. })
@@ -142,15 +141,15 @@ impl Workers {
         self.find(|role| matches!(role, Role::Parked { .. }))
     }
 
-    /// A newer request needs the parked incumbent's memory.
+    /// Retires the parked incumbent, because a newer request needs its memory.
     pub(super) fn reclaim(&mut self) {
         if let Some(parked) = self.parked() {
             self.retire(parked);
         }
     }
 
-    /// A newer request can begin at once, with a worker that is there already: the probation is
-    /// over, and so is the wait for the incumbent's end.
+    /// Ends the probation, or the wait for the incumbent's exit, because a newer request can begin
+    /// at once with a worker that is already running.
     pub(super) fn cut_short(&mut self, next: &ResizeRequest) {
         if let Some(parked) = self.parked() {
             let another = self.ready().is_some_and(|ready| self.fits(ready, next.share));
@@ -189,7 +188,7 @@ impl Workers {
             HandoverOutcome::RolledBack(reason) => (true, reason),
             HandoverOutcome::Aborted(reason) => (false, reason),
         };
-        // A shadow that had served has died.
+        // A rolled-back shadow had served, so its exit counts as a death.
         self.deaths += u64::from(rolled_back);
         self.set_share(self.share);
         self.act(Action::Report(LifecycleReport::HandoverFailed { change, rolled_back, reason }));

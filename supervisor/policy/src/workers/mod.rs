@@ -14,8 +14,8 @@
 //!
 //! Every worker has one [`Slot`], whose role says what the worker is for and until when. Nothing else
 //! stores this: the phase of a hand-over follows from the roles of its two workers. Besides the slots
-//! there are the [`Primary`], which says what serves or why nothing does, the one change of share that
-//! is under way, and the request behind it.
+//! there are the [`Primary`] (the worker that serves, or the reason why none does), the one change of
+//! share that is under way, and the request behind it.
 //!
 //! The state machine is pure. Its driver reports [`LifecycleEvent`]s with the time, and carries out the
 //! [`Action`]s in the order given before it reports the next event. If an action causes an event at

@@ -1,4 +1,5 @@
-//! What serves, or why nothing does: first workers, deaths, and what takes a dead worker's place.
+//! The primary: the worker that serves, or the reason why none does. This covers first workers,
+//! deaths, and the replacement of a dead worker.
 
 use std::time::Duration;
 
@@ -14,36 +15,27 @@ use super::change::{
 use super::messages::{Action, LifecycleReport, StartFailure};
 use super::slot::{AfterDrain, ExitReason, Role, StartPurpose};
 
-/// Before a model asks again for a place on a GPU that took no worker.
+/// The pause before a model asks again for a place on a GPU that accepted no worker.
 const GPU_RETRY_INTERVAL: Duration = Duration::from_millis(200);
 
-/// So many wrong answers at one share are no accident.
+/// The number of workers with wrong answers at one share from which the share is the cause.
 const MAX_WRONG_ANSWERS: u32 = 2;
 
+/// The worker that serves, or the reason why none does.
 #[derive(Debug)]
 pub(super) enum Primary {
-    /// Its role says whether the worker serves already, or still.
+    /// The worker that serves or starts to; its role says which.
     Worker(WorkerId),
-    BackingOff {
-        until: Timestamp,
-    },
-    /// The standing worker still starts, and will serve. If that start fails, the next worker is
-    /// started, at `back_off` at the earliest.
-    AwaitingStandby {
-        back_off: Timestamp,
-        why: String,
-    },
-    /// The GPU takes no worker, and is asked again.
-    Waiting {
-        until: Timestamp,
-        why: String,
-    },
-    /// Requests are refused. Without a time no worker is started until the configuration or the
-    /// model's files change, or an operator or a client acts.
-    Down {
-        why: String,
-        again: Option<Timestamp>,
-    },
+    /// The next worker starts after a delay.
+    BackingOff { until: Timestamp },
+    /// The standby is still starting and will serve. If its start fails, the next worker starts, at
+    /// `back_off` at the earliest.
+    AwaitingStandby { back_off: Timestamp, why: String },
+    /// The GPU accepts no worker, and the model asks again.
+    Waiting { until: Timestamp, why: String },
+    /// Requests are refused. Without a time, no worker starts until the configuration or the
+    /// model's files change, or until an operator or a client acts.
+    Down { why: String, again: Option<Timestamp> },
 }
 
 impl Primary {
@@ -61,7 +53,7 @@ impl Primary {
 }
 
 impl Workers {
-    /// A worker that serves, or first the one that writes the reference answers.
+    /// Starts a worker that serves, or first the one that writes the reference answers.
     pub(super) fn boot(&mut self) {
         let purpose = if self.reference.is_some() { StartPurpose::Reference } else { StartPurpose::Serve };
         let worker = self.start(purpose, self.share, self.now + self.settings.timeouts.spawn);
@@ -78,7 +70,7 @@ impl Workers {
         let Some(slot) = self.slots.remove(&worker) else { return };
         let (purpose, until) = match slot.role {
             Role::Starting { purpose, until, .. } => (purpose, until),
-            // It was told to end before this was heard.
+            // The worker was asked to exit before this event arrived.
             Role::Exiting { reason, .. } => return self.left(reason, failure.why(), false),
             _ => return,
         };
@@ -87,7 +79,7 @@ impl Workers {
                 StartFailure::Passing { why, .. } => {
                     self.primary = Primary::Waiting { until: self.now + GPU_RETRY_INTERVAL, why };
                 }
-                // No death of a worker.
+                // A failed start is not a death.
                 StartFailure::Failed(why) | StartFailure::NoMemoryForStandby(why) => self.retry(why),
             },
             StartPurpose::Shadow => self.no_shadow(failure, until),
@@ -105,7 +97,7 @@ impl Workers {
                 self.dismiss(worker, ExitReason::Unneeded);
                 self.boot();
             }
-            // The model is not to blame.
+            // The failure does not count as a fault of the model.
             Err(why) => self.dismiss(worker, ExitReason::Primary { why: Some(why), since: None }),
         }
     }
@@ -131,8 +123,9 @@ impl Workers {
         self.act(Action::Route(worker));
     }
 
-    /// A fault that a reference worker finds in the model is final. Later a refusal may be
-    /// temporary (memory was short, say), so it counts as a death.
+    /// Handles the refusal of a worker. A fault that the reference worker finds in the model is
+    /// final. A later refusal may be temporary, for example because memory was short, so it counts
+    /// as a death.
     pub(super) fn refused(&mut self, worker: WorkerId, refusal: &BootRefusal) {
         let Some(Role::Starting { purpose, .. }) = self.role(worker).cloned() else { return };
         let why = refusal.to_string();
@@ -155,7 +148,7 @@ impl Workers {
 
     fn primary_refused(&mut self, worker: WorkerId, refusal: &BootRefusal, why: String) {
         match refusal {
-            // No death: another worker is started at once.
+            // This is not a death: another worker starts at once.
             BootRefusal::NoPartitions(_) => {
                 self.ends(worker, ExitReason::Unneeded);
                 self.leave_partitions(&why);
@@ -183,8 +176,8 @@ impl Workers {
         }
     }
 
-    /// True from the `WRONG_TWICE`th wrong answer on. With the whole GPU the share is not the
-    /// cause, so nothing is counted.
+    /// Counts wrong answers at a share. Returns true from the [`MAX_WRONG_ANSWERS`]th on. With the
+    /// whole GPU, the share is not the cause, so nothing is counted.
     fn answers_wrongly(&mut self, share: Percent) -> bool {
         if share == Percent::WHOLE || self.partition.is_ok() {
             return false;
@@ -198,14 +191,15 @@ impl Workers {
         self.wrong_at.get(&self.sms(share)).is_some_and(|&times| times >= MAX_WRONG_ANSWERS)
     }
 
-    /// Rare accidents must not add up because no client asks the model.
+    /// Records an exit without work, so that rare accidents of a model without requests don't add
+    /// up.
     pub(super) fn note_idle(&mut self, since: Timestamp, idle: bool) {
         if idle {
             self.restarts.record_idle_exit(self.now.since(since));
         }
     }
 
-    /// The worker that served is dead, or as good as dead.
+    /// Handles the death of the worker that served.
     pub(super) fn lost(&mut self, since: Timestamp, idle: bool, why: String) {
         if self.fallback().is_some() {
             let outcome = self.take_back(HandoverFailure::Died);
@@ -215,8 +209,7 @@ impl Workers {
         self.died(why);
     }
 
-    /// Whether traffic could move if the worker that serves died, at once or when another one is
-    /// warm.
+    /// Returns true if traffic could move to another worker, at once or when that worker is warm.
     pub(super) fn has_replacement(&self) -> bool {
         self.fallback().is_some() || self.ready().is_some() || self.starting_standby().is_some()
     }
@@ -227,15 +220,14 @@ impl Workers {
         self.retry(why);
     }
 
-    /// The standing worker serves, or another one after a pause; if too many have failed, requests
-    /// are refused until then.
+    /// Replaces a dead worker: by the standby, or by another worker after a delay. After too many
+    /// failures, requests are refused until then.
     fn retry(&mut self, why: String) {
         let retry = self.restarts.record_failure();
         let again = self.now + retry.after;
         if let Some(failures) = retry.unready {
             let why = format!(
-                "{failures} workers in a row did not start, or died before they served anything, \
-                 the last with: {why}"
+                "{failures} workers in a row did not start or died before an answer; the last one: {why}"
             );
             self.restarted += 1;
             return self.down_until(Some(again), why);
@@ -250,11 +242,11 @@ impl Workers {
         self.primary = Primary::BackingOff { until };
     }
 
-    /// At whatever share. False if none stands ready.
+    /// Moves the traffic to the standby, whatever its share. Returns false if none is ready.
     fn fail_over(&mut self, why: &str) -> bool {
         let Some(worker) = self.take_standby() else { return false };
         let from = self.share;
-        // Inside a worker the share is what it was.
+        // A share that is a partition inside the worker does not change.
         if let (Some(slot), Err(_)) = (self.slots.get(&worker), &self.partition) {
             self.share = slot.share;
         }
@@ -269,22 +261,23 @@ impl Workers {
             shares,
             sms,
         })));
-        self.restart_failed("its worker died, and the standing one serves in its place");
+        self.restart_failed("the worker died, and the standby took over");
         true
     }
 
-    /// At whatever share: that is sooner than a new worker. False if none starts.
+    /// Waits for a standby that is starting, whatever its share, because that is faster than a new
+    /// worker. Returns false if none is starting.
     fn await_standby(&mut self, back_off: Timestamp, why: &str) -> bool {
         let Some(worker) = self.starting_standby() else { return false };
-        // It is no spare any more, and is not called in for its memory.
+        // An awaited worker is not a standby any more, and keeps its memory.
         self.act(Action::Hurry(worker));
         self.act(Action::StandbyExists(false));
         self.primary = Primary::AwaitingStandby { back_off, why: why.to_owned() };
         true
     }
 
-    /// The awaited standing worker may have become the shadow of a hand-over, which then makes it
-    /// serve.
+    /// Moves the traffic to an awaited standby once it is ready. The standby may have become the
+    /// shadow of a hand-over, which then makes it serve.
     pub(super) fn update_awaited(&mut self) {
         let Primary::AwaitingStandby { back_off, why } = &self.primary else { return };
         let (back_off, why) = (*back_off, why.clone());
@@ -318,7 +311,8 @@ impl Workers {
         self.repartition_failed(&refused);
     }
 
-    /// `handover: restart`: the worker finishes what it has and leaves; requests wait meanwhile.
+    /// Begins a restart (`handover: restart`): the worker finishes its batches and exits, and
+    /// requests wait meanwhile.
     pub(super) fn begin_restart(&mut self, worker: WorkerId) {
         let until = self.now + self.settings.timeouts.drain;
         self.becomes(worker, Role::Draining { then: AfterDrain::Restart, until });
@@ -338,7 +332,7 @@ impl Workers {
         }
     }
 
-    /// The next worker gets the share that was asked for.
+    /// Starts the next worker at the requested share.
     pub(super) fn replace(&mut self) {
         if let Some(change) = &self.change {
             self.share = change.request().share;
@@ -346,8 +340,8 @@ impl Workers {
         self.boot();
     }
 
-    /// No worker at the new share started: the model returns to the share at which one served.
-    /// False if none had served.
+    /// Restores the share at which a worker served, because none starts at the new share. Returns
+    /// false if none had served.
     fn go_back(&mut self, why: &str) -> bool {
         let Some(&OngoingChange::Restart { request, from, served: true }) = self.change.as_ref() else {
             return false;
@@ -372,7 +366,7 @@ impl Workers {
         }
     }
 
-    /// The shadow served and failed: the incumbent has the traffic again.
+    /// Moves the traffic back to the incumbent, because the shadow served and failed.
     pub(super) fn take_back(&mut self, reason: HandoverFailure) -> HandoverOutcome {
         let Some(incumbent) = self.fallback() else { return HandoverOutcome::Aborted(reason) };
         let had_completed = matches!(self.role(incumbent), Some(Role::Parked { .. }));

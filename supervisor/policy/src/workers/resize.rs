@@ -1,4 +1,4 @@
-//! Requests for another share: refused, or carried out by the means that is quickest.
+//! Requests for another share: refused, or carried out by the quickest mechanism.
 
 use shadowslice_shared::units::Percent;
 
@@ -12,8 +12,8 @@ impl Workers {
     pub(super) fn resize(&mut self, request: ResizeRequest, hold: bool) {
         let refusal = self.refusal(&request);
         let as_asked = matches!(refusal, None | Some(ResizeRefused::InForce { .. }));
-        // A share that an operator set is held until its release. Where no worker serves, the share
-        // in force is named to have the model tried again, and not to keep it.
+        // A share that an operator sets is held until its release. If no worker serves, a request for
+        // the share in force restarts the model and does not hold the share.
         let again = self.serving().is_none() && self.sms(request.share) == self.sms(self.share);
         self.held |= as_asked && hold && !again && self.settings.policy_acts;
         match refusal {
@@ -22,7 +22,7 @@ impl Workers {
         }
     }
 
-    /// Carries out the request that came while a change was under way.
+    /// Carries out the request that arrived while a change was under way.
     pub(super) fn resize_next(&mut self) {
         if self.change.is_some() {
             return;
@@ -34,7 +34,7 @@ impl Workers {
         }
     }
 
-    /// Whether no further change can wait behind this one.
+    /// Returns true if no further change can wait behind the present one.
     fn is_busy(&self) -> bool {
         let settled =
             matches!(self.handover_phase(), None | Some(HandoverPhase::Probation | HandoverPhase::Retiring));
@@ -55,7 +55,7 @@ impl Workers {
         }
         let down = matches!(self.primary, Primary::Down { .. });
         let (wanted, now) = (self.sms(share), self.sms(self.share));
-        // `handover: never` forbids only another share; a revival at the old share is none.
+        // `handover: never` forbids only another share, and not a restart at the present one.
         if self.settings.handover == HandoverMode::Never && !(down && wanted == now) {
             return Some(ResizeRefused::Never(model()));
         }
@@ -65,12 +65,12 @@ impl Workers {
         if self.reference.is_some() {
             let why = match &self.primary {
                 Primary::Down { why, .. } => why.clone(),
-                _ => "it is being loaded".to_owned(),
+                _ => "the model is loading".to_owned(),
             };
             return Some(ResizeRefused::NotServing { model: model(), why });
         }
         if self.settings.handover == HandoverMode::Restart && self.serving().is_none() && !down {
-            let why = "its worker is being restarted; ask again when it serves".to_owned();
+            let why = "the worker is restarting; try again when the model serves".to_owned();
             return Some(ResizeRefused::NotServing { model: model(), why });
         }
         if self.is_wrong_at(share) {
@@ -80,9 +80,9 @@ impl Workers {
         (wanted == now && !down).then_some(ResizeRefused::InForce { share, sms: wanted.0, serves })
     }
 
-    /// By the first of these ways that there is: inside the worker; to a worker that stands ready; to
-    /// a standing worker that still starts; after the last hand-over has ended; by a restart; by a
-    /// new shadow.
+    /// Changes the share by the first possible mechanism: inside the worker; to a worker that is
+    /// ready; to a standby that is still starting; after the last hand-over has ended; by a
+    /// restart; by a new shadow.
     fn change_share(&mut self, request: ResizeRequest) {
         let down = matches!(self.primary, Primary::Down { .. });
         if self.partition.is_ok() && !down && self.change.is_none() {

@@ -53,7 +53,7 @@ pub(super) enum Phase {
     Warming,
 }
 
-/// What a worker does after it drained.
+/// The next role of a worker after it drained.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum AfterDrain {
     /// The worker is parked.
@@ -75,7 +75,7 @@ pub(super) enum ExitReason {
     Handover(HandoverOutcome),
     /// The next standby starts after this cooldown.
     Standby { cooldown: std::time::Duration, failed: bool },
-    /// Nothing follows.
+    /// The exit has no consequences.
     Unneeded,
 }
 

@@ -1,9 +1,9 @@
-//! The standing worker: a second one, warm and proven, to which traffic can move at once, where the
-//! first one dies or the share is to be its own.
+//! The standby: a second worker, warm and proven, to which traffic can move at once if the first
+//! one dies or if the share changes to the standby's.
 //!
-//! It is no part of a hand-over: a parked incumbent may become the standing worker, and a new one
-//! starts only while no change is under way. But a hand-over to the share of a standing worker that
-//! still starts takes that worker as its shadow.
+//! The standby is not a part of a hand-over. A parked incumbent may become the standby, and a new
+//! standby starts only while no change is under way. A hand-over to the share of a standby that is
+//! still starting takes that worker as its shadow.
 
 use std::time::Duration;
 
@@ -15,25 +15,27 @@ use super::messages::{Action, HandoverMode, StartFailure};
 use super::slot::{ExitReason, Role, StartPurpose};
 use crate::restart::STABLE_AFTER;
 
-/// After a standing worker failed, at first and at most; the pause doubles with each failure.
+/// The delay before the next standby after a failure, at first and at most. The delay doubles with
+/// each failure.
 const MIN_BACKOFF: Duration = Duration::from_secs(1);
 const MAX_BACKOFF: Duration = Duration::from_secs(60);
 
-/// Before missing memory is asked for again, and before a standing worker is started again after it
-/// had to go.
+/// The pause before missing memory is requested again.
 const MEMORY_RETRY_INTERVAL: Duration = Duration::from_secs(1);
+/// The pause before the next standby after one was revoked.
 const REVOKED_COOLDOWN: Duration = Duration::from_secs(10);
 
-/// How long a share is kept ready at least before another share's, however short the dwell time.
+/// The least time for which a standby keeps its share before it is replaced, however short the
+/// dwell time is.
 const MIN_DWELL: Duration = Duration::from_secs(1);
 
-/// Beside the slot of the standing worker that there is.
+/// The state of the standby besides its slot.
 #[derive(Debug)]
 pub(super) struct StandbyState {
-    /// No standing worker is started before.
+    /// The earliest start of the next standby.
     not_before: Timestamp,
     backoff: Duration,
-    /// Why there is no standing worker though one is wanted.
+    /// The reason why a wanted standby is missing.
     pub(super) obstacle: Option<String>,
 }
 
@@ -52,7 +54,8 @@ impl Workers {
         self.find(|role| role.starts_as(StartPurpose::Standby))
     }
 
-    /// A model that restarts never has two workers.
+    /// Returns the share of the standby, if one is wanted. A model with `handover: restart` never
+    /// has two workers.
     pub(super) fn standby_wanted(&self) -> Option<Percent> {
         let wanted = self.settings.standby && self.settings.handover != HandoverMode::Restart;
         wanted.then_some(self.share)
@@ -66,21 +69,22 @@ impl Workers {
         self.settings.timeouts.dwell.max(MIN_DWELL)
     }
 
-    /// Only beside a worker that serves, and while no change of worker is under way.
+    /// Returns true if a standby may start: beside a worker that serves, and while no change of
+    /// worker is under way.
     fn may_start(&self) -> bool {
         let changes = self.change.as_ref().is_some_and(|change| !change.is_inside());
         self.serving().is_some() && self.reference.is_none() && !changes && self.next.is_none()
     }
 
-    /// A standing worker that starts is given up, as its warming up costs the neighbours. One that
-    /// is waited for stays, and where one is wanted, any share does for now.
+    /// Returns true if a standby that is starting is unwanted; its warm-up would only slow the
+    /// neighbours. An awaited standby stays. If a standby is wanted, any share is accepted for now.
     fn is_unwanted_start(&self, worker: WorkerId) -> bool {
         let next = self.next.is_some_and(|next| self.fits(worker, next.share));
         let awaited = next || self.serving().is_none();
         !awaited && self.standby_wanted().is_none()
     }
 
-    /// When the standing worker needs attention without a fact.
+    /// Returns the next time at which the standby needs attention without an event.
     pub(super) fn standby_due(&self) -> Option<Timestamp> {
         let Some(worker) = self.find(Role::is_standby) else {
             return self.standby_wanted().filter(|_| self.may_start()).map(|_| self.standby.not_before);
@@ -99,7 +103,7 @@ impl Workers {
             && let Some(&Role::Starting { until, .. }) = self.role(worker)
             && self.is_unwanted_start(worker)
         {
-            // It notices the stop only after loading, and to kill it earlier could break other
+            // The worker notices the stop only after loading. A kill before that could break other
             // workers on the GPU.
             let reason = ExitReason::Standby { cooldown: self.dwell(), failed: false };
             self.dismiss(worker, reason.clone());
@@ -130,7 +134,7 @@ impl Workers {
     pub(super) fn becomes_standby(&mut self, worker: WorkerId) {
         self.becomes(worker, Role::Standby { since: self.now });
         self.standby.obstacle = None;
-        // It counted as no spare if it was awaited; it is one, or serves in this very step.
+        // An awaited worker did not count as a standby. It becomes one, or serves in this step.
         self.act(Action::StandbyExists(true));
     }
 
@@ -168,7 +172,7 @@ impl Workers {
         }
     }
 
-    /// The next standing worker starts `rest` after the exit of this one.
+    /// Lets the standby exit. The next one starts `cooldown` after its exit.
     pub(super) fn dismiss_standby(&mut self, cooldown: Duration) {
         if let Some(worker) = self.ready().or(self.starting_standby()) {
             self.dismiss(worker, ExitReason::Standby { cooldown, failed: false });
@@ -200,7 +204,7 @@ impl Workers {
         self.act(Action::StandbyExists(false));
         self.standby.not_before = self.now + cooldown;
         if failed {
-            let ended = || "the last one ended; another one comes in a moment".to_owned();
+            let ended = || "the last standby exited; another one starts soon".to_owned();
             self.standby.obstacle.get_or_insert_with(ended);
         }
     }

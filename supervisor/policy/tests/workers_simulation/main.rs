@@ -1,8 +1,8 @@
-//! The machine of a model's workers in a world of delays, deaths, lost news and workers that ignore
+//! A simulation of a model's workers with delays, deaths, lost messages and workers that ignore
 //! orders: many seeded runs, each checked at every step against the rules in `rules/`.
 //!
-//! * `SHADOWSLICE_SIM_SEEDS=1000000` runs so many seeds instead of [`SEEDS`].
-//! * `SHADOWSLICE_SIM_SEED=4711` runs this one only, and tells what happens; show it with
+//! * `SHADOWSLICE_SIM_SEEDS=1000000` runs this number of seeds instead of [`SEEDS`].
+//! * `SHADOWSLICE_SIM_SEED=4711` runs only this seed and prints each step; show it with
 //!   `cargo test -p shadowslice-policy --test workers_simulation -- --nocapture`.
 //!
 //! `supervisor/policy/mutations/run` shows that this test can fail.
@@ -26,10 +26,10 @@ use std::thread;
 
 use world::{SimulationFailure, simulate};
 
-/// Seeds that are run unless told otherwise.
+/// The number of seeds of a normal run.
 const SEEDS: u64 = 100_000;
 
-/// What must occur in [`SEEDS`] runs: a world that never gets there proves nothing.
+/// The situations that must occur in [`SEEDS`] runs. Otherwise the rules about them are not tested.
 const SITUATIONS: [&str; 52] = [
     "a batch is to blame",
     "a change is given up as the model stops",
@@ -85,7 +85,7 @@ const SITUATIONS: [&str; 52] = [
     "three workers",
 ];
 
-/// In how many runs each situation occurred.
+/// The number of runs in which each situation occurred.
 type Tally = BTreeMap<&'static str, u64>;
 
 /// Runs every `step`th seed from `first` below `seeds`, up to the first failure.
@@ -115,7 +115,7 @@ fn run_all(seeds: u64) -> Result<Tally, (u64, SimulationFailure)> {
     })
 }
 
-/// A number from the environment, if it is there.
+/// Returns a number from the environment, if it is set.
 fn setting<T: FromStr>(name: &str) -> Option<T> {
     let value = std::env::var(name).ok()?;
     Some(value.parse().unwrap_or_else(|_| panic!("{name}={value} is not a number")))

@@ -1,4 +1,4 @@
-//! What comes from outside: orders, accidents, and the end of both.
+//! Events from outside: orders, accidents, and the end of both.
 
 use shadowslice_policy::workers::{
     Cause, HandoverMode, LifecycleEvent, ResizeRequest, Settings, WorkersState,
@@ -13,7 +13,7 @@ use crate::script::{ExternalEvent, MS, Pick, share_within};
 use crate::world::{World, WorldEvent};
 
 impl World {
-    /// Something comes from outside.
+    /// Carries out an external event.
     pub(crate) fn happens(&mut self, happening: ExternalEvent) -> Result<(), Violation> {
         match happening {
             ExternalEvent::Resize => self.resize(None),
@@ -73,7 +73,7 @@ impl World {
         (!among.is_empty()).then(|| self.random.pick(&among))
     }
 
-    /// Asks for a share, this one if it is given.
+    /// Requests a share: `share`, or else a drawn one.
     fn resize(&mut self, share: Option<Percent>) -> Result<(), Violation> {
         self.number += 1;
         let any = Percent::new(1 + u32::try_from(self.random.below(100)).expect("it is below 100"));
@@ -84,7 +84,7 @@ impl World {
         let alive: Vec<Percent> = alive.map(|process| process.launch.share).collect();
         let share = match share {
             Some(share) => share,
-            // That of a worker that is there, which may stand ready or start.
+            // The share of another worker, which may be a standby or still start.
             None if self.random.percent(60) && !alive.is_empty() => self.random.pick(&alive),
             None if self.random.percent(90) => {
                 share_within(&self.script.settings, self.script.few_shares, &mut self.random)
@@ -96,7 +96,7 @@ impl World {
         self.tell(LifecycleEvent::Resize { request, hold })
     }
 
-    /// The time of faults and orders is over.
+    /// Ends the time of faults and orders.
     pub(crate) fn calms_down(&mut self) -> Result<(), Violation> {
         let killed = |process: &Process| process.alive && process.killed && process.fate.immortal;
         let immortal: Vec<_> =
@@ -108,7 +108,7 @@ impl World {
             return Ok(());
         }
         if self.is_silent() {
-            // Starts of standing workers would fail for ever.
+            // Starts of standbys would fail for ever.
             self.script.settings.standby = false;
             return self.tell(LifecycleEvent::Configured(self.script.settings.clone()));
         }
@@ -117,7 +117,7 @@ impl World {
     }
 }
 
-/// Another configuration, for which the same workers will do.
+/// Returns other settings, for which the same workers are right.
 fn configured(settings: &Settings, random: &mut Random) -> Settings {
     let mut other = settings.clone();
     match random.below(3) {

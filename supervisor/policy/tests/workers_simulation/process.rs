@@ -1,4 +1,4 @@
-//! The processes of a run, and what each comes to by itself.
+//! The processes of a run, and their next steps.
 
 use shadowslice_policy::workers::{Launch, LifecycleEvent};
 use shadowslice_shared::batch::Prepared;
@@ -15,19 +15,19 @@ use crate::world::{World, WorldEvent};
 pub(crate) struct Process {
     pub(crate) launch: Launch,
     pub(crate) fate: Fate,
-    /// The partition that it was told at its start.
+    /// The partition that the worker was given at its start.
     pub(crate) asked: Option<Groups>,
     pub(crate) alive: bool,
-    /// It says nothing any more, as it hangs or is about to end.
+    /// True if the worker sends nothing any more, because it hangs or ends.
     pub(crate) mute: bool,
-    /// It has a lane.
+    /// True if the worker has a lane.
     pub(crate) attached: bool,
     pub(crate) killed: bool,
     pub(crate) exit_told: bool,
     pub(crate) drains: u64,
 }
 
-/// What a process comes to next.
+/// The next step of a process.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum ProcessStep {
     Hello,
@@ -39,14 +39,14 @@ pub(crate) enum ProcessStep {
     Ends,
 }
 
-/// Whether no worker can make this partition ready: the same whenever it is tried.
+/// Returns true if no worker can prepare this partition; the answer never changes.
 fn is_bad(script: &Script, groups: Groups) -> bool {
     let bad_count = groups.count() < 18 && script.bad_counts >> groups.count() & 1 == 1;
     let chance = groups.bits().wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
     bad_count || chance % 100 < script.odds.no_partition
 }
 
-/// What a worker has proven of partitions; it was to begin with `asked`.
+/// Returns the proofs of a worker that was to begin with `asked`.
 fn proven(script: &Script, asked: Groups) -> Option<ProvenPartitions> {
     let total = script.division.as_ref()?.count();
     let bad = |count| count < total && script.bad_counts >> count & 1 == 1;
@@ -62,7 +62,8 @@ fn proven(script: &Script, asked: Groups) -> Option<ProvenPartitions> {
     Some(ProvenPartitions { counts, ready: ready.unwrap_or(Groups::WHOLE) })
 }
 
-/// The larger batch fits on even numbers of groups, and on the whole GPU.
+/// Returns the times on a number of groups. The larger batch fits on even numbers and on the whole
+/// GPU.
 fn times_on(count: usize, total: usize) -> Vec<WarmTime> {
     let fits = count == total || count.is_multiple_of(2);
     let sizes = if fits { &[1, 2][..] } else { &[1] };
@@ -70,7 +71,7 @@ fn times_on(count: usize, total: usize) -> Vec<WarmTime> {
 }
 
 impl World {
-    /// A process comes to the next thing.
+    /// Takes the next step of a process.
     pub(crate) fn goes_on(&mut self, worker: WorkerId, next: ProcessStep) {
         let Some(process) = self.processes.get(&worker).filter(|process| process.alive) else { return };
         let mute = process.mute;
@@ -156,7 +157,7 @@ impl World {
         self.process(worker).mute = true;
     }
 
-    /// A process dies by itself; its lane, if it has one, may end before.
+    /// Lets a process die. Its lane, if it has one, may end before.
     pub(crate) fn die(&mut self, worker: WorkerId) {
         let (attached, leads) = (self.process(worker).attached, self.process(worker).fate.lane_leads);
         match leads.filter(|_| attached) {
@@ -170,7 +171,7 @@ impl World {
         }
     }
 
-    /// The process is gone, which is told once and after all else that it said.
+    /// Ends a process. Its exit is reported once, after all other news.
     fn end(&mut self, worker: WorkerId) {
         let idle = self.random.percent(50);
         let process = self.process(worker);
@@ -180,7 +181,7 @@ impl World {
         self.schedule(latency, WorldEvent::News(worker, fact));
     }
 
-    /// A process says something; it may be lost, and it may be told again later.
+    /// Sends news, which may be lost or arrive again later.
     fn say(&mut self, worker: WorkerId, fact: LifecycleEvent) {
         let latency = self.process(worker).fate.latency;
         if self.random.percent(self.script.odds.repeated) {

@@ -1,4 +1,4 @@
-//! A model's workers and their driver around the machine, on a virtual clock.
+//! A model's workers and their driver on a virtual clock.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -28,14 +28,14 @@ impl fmt::Display for SimulationFailure {
 }
 
 pub(crate) enum WorldEvent {
-    /// News of a worker reaches the machine.
+    /// The news of a worker reaches the state machine.
     News(WorkerId, LifecycleEvent),
     Process(WorkerId, ProcessStep),
     External(ExternalEvent),
     Timer,
 }
 
-/// How often a timer may have to fire for what is due at one moment.
+/// The most timers in a row for what is due at one time.
 const AT_ONCE: usize = 3;
 
 pub(crate) struct World {
@@ -47,14 +47,14 @@ pub(crate) struct World {
     pub(crate) processes: BTreeMap<WorkerId, Process>,
     pub(crate) routed: Option<WorkerId>,
     pub(crate) now: Timestamp,
-    /// What is told before all else.
+    /// The events that are reported before all others.
     pub(crate) at_once: VecDeque<LifecycleEvent>,
-    /// The last request's number.
+    /// The number of the last request.
     pub(crate) number: u64,
-    /// The time of faults and orders is over.
+    /// True after the time of faults and orders.
     pub(crate) calm: bool,
     pub(crate) stopped: bool,
-    /// What is to come, by time; the number makes keys unique and keeps the order of equals.
+    /// The future events, by time. The number keeps keys unique and equal times in order.
     events: BTreeMap<(Timestamp, u64), WorldEvent>,
     scheduled: u64,
     timer_set_for: Option<Timestamp>,
@@ -118,7 +118,7 @@ impl World {
         self.rules.ended(&self.workers)
     }
 
-    /// Goes on until then.
+    /// Runs until this time.
     fn run_until(&mut self, end: Timestamp) -> Result<(), Violation> {
         while let Some(event) = self.events.first_entry().filter(|event| event.key().0 <= end) {
             let ((at, _), event) = event.remove_entry();
@@ -165,7 +165,7 @@ impl World {
         self.tell(fact)
     }
 
-    /// Tells the machine, and then what follows at once.
+    /// Reports an event, and then the events that follow at once.
     pub(crate) fn tell(&mut self, fact: LifecycleEvent) -> Result<(), Violation> {
         self.tell_one(fact)?;
         self.tell_at_once()
@@ -212,7 +212,7 @@ impl World {
         Ok(())
     }
 
-    /// Whether faults may still happen.
+    /// Returns true if faults may still happen.
     pub(crate) fn is_troubled(&self) -> bool {
         !self.script.faultless && !self.calm
     }

@@ -1,4 +1,4 @@
-//! Every request for a share is answered once, and in time.
+//! Rules about requests: each is answered once and in time.
 
 use std::collections::BTreeSet;
 
@@ -14,9 +14,9 @@ use super::{RuleChecker, Step, Stimulus, Violation, rule};
 /// The requests of a run.
 pub(super) struct Answers {
     held: bool,
-    /// Not answered yet.
+    /// The requests without an answer.
     open: BTreeSet<u64>,
-    /// The hand-over that has begun and not completed.
+    /// The hand-over that began and has not completed.
     begun: Option<(ResizeRequest, Timestamp)>,
     /// The last hand-over that completed.
     completed: Option<ResizeRequest>,
@@ -59,7 +59,7 @@ impl Answers {
 }
 
 impl RuleChecker {
-    /// An operator holds or releases the share.
+    /// Records that an operator holds or releases the share.
     pub(crate) fn hold(&mut self, held: bool, news: bool) -> Result<(), Violation> {
         let before = std::mem::replace(&mut self.answers.held, held);
         rule(news == (before != held), "a hold is news if the share was not held")
@@ -175,7 +175,7 @@ impl RuleChecker {
         self.answers.ends(&change.request)
     }
 
-    /// No request is forgotten, and every hand-over ends in time.
+    /// Checks that no request is forgotten, and that every hand-over ends in time.
     pub(super) fn all_are_answered(&mut self, step: &Step<'_>) -> Result<(), Violation> {
         rule(step.workers.is_held() == self.answers.held, "a share is held from its order to its release")?;
         let known = step.workers.coming().is_some() || self.answers.open.is_empty();

@@ -1,4 +1,4 @@
-//! First workers: reference answers first, final faults and passing ones.
+//! Rules about first workers: reference answers come first; faults are final or temporary.
 
 use std::time::Duration;
 
@@ -8,30 +8,30 @@ use shadowslice_shared::units::Timestamp;
 
 use super::{RuleChecker, Step, Stimulus, Violation, rule};
 
-/// The pause before a start is tried again that failed for a passing reason.
+/// The pause before a start is retried that failed for a temporary reason.
 const PAUSE: Duration = Duration::from_millis(200);
 
 #[derive(Default)]
 pub(super) struct Boots {
-    /// The processor lacks operators of the model.
+    /// True if the processor cannot run the model's operators.
     no_operator: bool,
-    /// When the worker that is to serve, or the shadow, is tried again at the earliest.
+    /// The earliest next start of the worker that is to serve, or of the shadow.
     again: Timestamp,
     shadow_again: Timestamp,
-    /// A refusal is final in this step.
+    /// True if a refusal in this step is final.
     is_final: bool,
     passing_refusal: bool,
-    /// A start failed for a passing reason in this step.
+    /// True if a start failed for a temporary reason in this step.
     passing: bool,
 }
 
 impl Boots {
-    /// Another hand-over need not wait.
+    /// Lets a new hand-over start at once.
     pub(super) fn begun(&mut self) {
         self.shadow_again = Timestamp::default();
     }
 
-    /// Nor the next worker after one that served.
+    /// Lets the next worker start at once, because one served.
     pub(super) fn serves(&mut self) {
         self.again = Timestamp::default();
     }
@@ -76,7 +76,7 @@ impl RuleChecker {
         }
     }
 
-    /// Whether this worker may be started now, and for this purpose.
+    /// Checks that this worker may start now, for this purpose.
     pub(super) fn boots(&mut self, launch: &Launch, step: &Step<'_>) -> Result<(), Violation> {
         let written = self.reference_is_written();
         rule(written == (launch.purpose == Purpose::Serve), "the reference answers come first")?;

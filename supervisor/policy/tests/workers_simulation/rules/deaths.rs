@@ -1,5 +1,5 @@
-//! Deaths and starts in vain: counted, followed by a pause that doubles, in which a model is at last
-//! unready.
+//! Rules about deaths and failed starts: they count, the delay doubles, and the model becomes
+//! unready in the end.
 
 use std::time::Duration;
 
@@ -14,18 +14,18 @@ const MIN_BACKOFF: Duration = Duration::from_millis(10);
 const MAX_BACKOFF: Duration = Duration::from_secs(30);
 pub(super) const MOST: u32 = 8;
 
-/// A worker that served for so long without work died neither of its start nor of its work.
+/// The time after which a worker without work counts as stable.
 const STABLE_AFTER: Duration = Duration::from_secs(10);
 
 #[derive(Default)]
 pub(super) struct Deaths {
     all: u64,
     in_a_row: u32,
-    /// No worker is started in the place of a dead one before.
+    /// The earliest start of a replacement.
     not_before: Timestamp,
-    /// The worker that had the traffic is known to be gone in this step, and was not before.
+    /// True if this step reports the exit of the worker that had the traffic.
     lost: bool,
-    /// The worker that dies had served for so long without work that earlier deaths do not count.
+    /// True if the worker that dies had been idle long enough that earlier deaths do not count.
     idled: bool,
 }
 

@@ -1,4 +1,4 @@
-//! How workers end: asked first, then killed, and never forgotten.
+//! Rules about exits: a worker is asked first and then killed, and none is forgotten.
 
 use shadowslice_policy::workers::{Action, LifecycleEvent, WorkersState};
 use shadowslice_shared::ids::WorkerId;
@@ -7,8 +7,8 @@ use shadowslice_shared::units::Timestamp;
 use super::record::WorkerRecord;
 use super::{RuleChecker, Step, Stimulus, Violation, rule};
 
-/// Workers that are not told to end: one that serves or starts in order to, one that is to replace
-/// it or did, and one that stands.
+/// The most workers that are not asked to exit: one that serves or is to, one that replaces it or
+/// did, and a standby.
 const MOST: usize = 3;
 
 impl RuleChecker {
@@ -28,7 +28,7 @@ impl RuleChecker {
         rule(dwelt, "an incumbent can take the traffic back for as long as it should")?;
         rule(allowed || bad || !seen.busy, "a worker that may have batches is not told to end")?;
         seen.told_to_end = Some(step.now);
-        // One that only stands need not notice before it is warm.
+        // A standby need not notice before it is warm.
         let in_vain = seen.launch.standby && !seen.warm;
         seen.ends_by = Some(if in_vain { seen.boot_by.max(step.now + stop) } else { step.now + stop });
         Ok(())
@@ -39,7 +39,7 @@ impl RuleChecker {
         let shadow = self.answers.begun_at().is_some();
         let seen = self.seen(worker);
         let waited = |since: Option<Timestamp>| since.is_some_and(|since| now >= since + stop);
-        // What a worker says of its end changes nothing once it was told to end.
+        // News of its end changes nothing once the worker was asked to exit.
         let ends = seen.told_to_end.max(seen.killed).or(seen.refused).or(seen.lane_ended);
         let hangs = seen.prepares.is_some_and(|(_, by)| now >= by);
         let given_up = shadow && seen.refused == Some(now) && !seen.launch.standby;
@@ -89,7 +89,7 @@ impl RuleChecker {
         Ok(())
     }
 
-    /// Every phase ends in its time.
+    /// Checks that every phase ends in time.
     pub(super) fn nothing_is_overdue(&mut self, step: &Step<'_>) -> Result<(), Violation> {
         let timeouts = self.settings.timeouts;
         for (worker, seen) in self.workers.iter().filter(|(_, seen)| !seen.gone) {
@@ -108,7 +108,7 @@ impl RuleChecker {
     }
 }
 
-/// A standing worker that became a shadow is given up like one when it refuses.
+/// Returns true if a standby that became a shadow refused, and is given up like one.
 fn taken_shadow(seen: &WorkerRecord, now: Timestamp) -> bool {
     seen.launch.standby && seen.refused == Some(now)
 }

@@ -1,5 +1,4 @@
-//! The rules. They are checked at every step, from what the machine was stimulus, what it has done, and
-//! what it shows.
+//! The rules, which are checked at every step from the events, the actions and the visible state.
 
 mod answers;
 mod boots;
@@ -30,24 +29,24 @@ use refusals::Before;
 use shares::Shares;
 use standby::StandbyRules;
 
-/// What was broken.
+/// The rule that was broken.
 pub(crate) type Violation = String;
 
-/// What occurred in a run.
+/// The situations that occurred in a run.
 pub(crate) type Situations = BTreeSet<&'static str>;
 
-/// What made the machine act.
+/// The input of a step.
 #[derive(Debug)]
 pub(crate) enum Stimulus {
     Begin,
     LifecycleEvent(LifecycleEvent),
-    /// A timer, and what [`Workers::due`] said before it.
+    /// A timer, with the result of [`Workers::due`] before it.
     Timer {
         due: Option<Timestamp>,
     },
 }
 
-/// One step of the machine.
+/// One step of the state machine.
 pub(crate) struct Step<'s> {
     stimulus: &'s Stimulus,
     actions: &'s [Action],
@@ -55,7 +54,7 @@ pub(crate) struct Step<'s> {
     now: Timestamp,
 }
 
-/// Breaks the rule of that name unless `holds`.
+/// Breaks the rule with this name unless `holds`.
 fn rule(holds: bool, name: &str) -> Result<(), Violation> {
     if holds { Ok(()) } else { Err(name.to_owned()) }
 }
@@ -63,18 +62,18 @@ fn rule(holds: bool, name: &str) -> Result<(), Violation> {
 pub(crate) struct RuleChecker {
     faultless: bool,
     settings: Settings,
-    /// Whether the model has restarted for each change from the beginning, so that it has never two workers.
+    /// True if the model has restarted for each change so far, so that it never has two workers.
     one_at_a_time: bool,
     may_have_standby: bool,
-    /// How late timers are, and some more.
+    /// The lateness of timers, and a margin.
     allowance: Duration,
     workers: BTreeMap<WorkerId, WorkerRecord>,
-    /// The worker that gets the traffic.
+    /// The worker that has the traffic.
     routed: Option<WorkerId>,
-    /// Requests wait for a restart at another share.
+    /// True while requests wait for a restart at another share.
     restarts: bool,
     stopping: bool,
-    /// Whether the model was down, and showed that it waits, before this step.
+    /// True if the model was down before this step.
     down: bool,
     awaits: bool,
     was_ready: bool,
@@ -85,7 +84,7 @@ pub(crate) struct RuleChecker {
     deaths: Deaths,
     before: Before,
     boots: Boots,
-    /// Two workers have answered wrongly at the share in force.
+    /// True if two workers answered wrongly at the share in force.
     wrong_for_good: bool,
     situations: Situations,
 }
@@ -122,7 +121,7 @@ impl RuleChecker {
         std::mem::take(&mut self.situations)
     }
 
-    /// Checks one step of the machine.
+    /// Checks one step of the state machine.
     pub(crate) fn step(
         &mut self,
         stimulus: &Stimulus,
@@ -160,7 +159,7 @@ impl RuleChecker {
         }
     }
 
-    /// What the fact alone says, before the machine's actions are looked at.
+    /// Checks what follows from the event alone, before the actions.
     fn before(&mut self, step: &Step<'_>) -> Result<(), Violation> {
         self.asked(step);
         self.wrong_before(step);
@@ -203,7 +202,7 @@ impl RuleChecker {
         Ok(())
     }
 
-    /// What must hold between two steps.
+    /// Checks what must hold between two steps.
     fn after(&mut self, step: &Step<'_>) -> Result<(), Violation> {
         for worker in self.workers.iter().filter(|(_, seen)| !seen.gone).map(|(worker, _)| worker) {
             rule(step.workers.has(*worker), "no worker is forgotten")?;
@@ -231,7 +230,7 @@ impl RuleChecker {
     }
 }
 
-/// The worker that an action is about, where it must be one that there is.
+/// Returns the worker of an action that needs an existing worker.
 fn named(action: &Action) -> Option<WorkerId> {
     match action {
         Action::Load(worker)
@@ -255,9 +254,9 @@ fn named(action: &Action) -> Option<WorkerId> {
     }
 }
 
-/// Whether the model waits for a standing worker that still starts.
+/// Returns true if the model waits for a standby that is still starting.
 fn awaits(workers: &Workers) -> bool {
-    matches!(workers.state(), WorkersState::Waiting(why) if why.contains("standing worker, which still starts"))
+    matches!(workers.state(), WorkersState::Waiting(why) if why.contains("standby is still starting"))
 }
 
 fn no_timer_acts_early(step: &Step<'_>) -> Result<(), Violation> {

@@ -1,4 +1,4 @@
-//! Partitions inside the worker: batches run only where they can, and where the share says.
+//! Rules about partitions: batches run only on possible groups, and on those of the share.
 
 use shadowslice_policy::scheduler::Slice;
 use shadowslice_policy::workers::{Action, ChangeMechanism, LifecycleEvent, LifecycleReport};
@@ -9,10 +9,10 @@ use shadowslice_shared::units::Percent;
 
 use super::{RuleChecker, Step, Stimulus, Violation, rule};
 
-/// How long a worker may take to make a partition ready.
+/// The time that a worker may take to prepare a partition.
 const PREPARE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(10);
 
-/// What was asked for and proven.
+/// The requested groups and the proofs.
 #[derive(Default)]
 pub(super) struct Partitions {
     pub(super) proven: Vec<PartitionProof>,
@@ -24,7 +24,7 @@ pub(super) struct Partitions {
 }
 
 impl Partitions {
-    /// The number of groups that a share comes to.
+    /// Returns the number of groups of a share.
     pub(super) fn count_of(&self, division: &Division, share: Percent) -> usize {
         let fits = division.groups_of(share);
         let able = self.proven.iter().filter(|proof| proof.result.is_ok()).map(|proof| proof.groups);
@@ -86,7 +86,7 @@ impl RuleChecker {
         Ok(())
     }
 
-    /// Takes note of what was told of groups.
+    /// Records the news about groups.
     pub(super) fn groups_before(&mut self, step: &Step<'_>) {
         match step.stimulus {
             Stimulus::LifecycleEvent(LifecycleEvent::Warmed { worker, warmed, .. }) => {

@@ -1,4 +1,4 @@
-//! Which requests are refused and why, and by which means the others are carried out.
+//! Rules about refused requests, and about the mechanism of the others.
 
 use std::collections::BTreeMap;
 
@@ -12,22 +12,22 @@ use shadowslice_shared::units::{Percent, Sms};
 use super::shares::sms_of;
 use super::{RuleChecker, Step, Stimulus, Violation, rule};
 
-/// How many wrong answers at one share are no accident.
+/// The number of wrong answers at one share from which the share is the cause.
 const MAX_WRONG_ANSWERS: u32 = 2;
 
-/// What was shown before a step.
+/// The state before a step.
 #[derive(Default)]
 pub(super) struct Before {
     busy: bool,
     retires: bool,
     reference_written: bool,
     partitioned: bool,
-    /// How often workers with so many SMs answered wrongly.
+    /// The number of workers with each number of SMs that answered wrongly.
     wrong_at: BTreeMap<Sms, u32>,
 }
 
 impl RuleChecker {
-    /// Takes note of what decides about the next request.
+    /// Records the state that decides about the next request.
     pub(super) fn look(&mut self, workers: &Workers) {
         self.before.busy = workers.coming().is_some();
         self.before.retires = workers.handover_phase() == Some(HandoverPhase::Retiring);
@@ -63,7 +63,7 @@ impl RuleChecker {
         }
     }
 
-    /// A model whose workers answer wrongly is not started again and again.
+    /// Checks that a model with wrong answers is not started again.
     pub(super) fn wrong_after(&mut self, step: &Step<'_>) -> Result<(), Violation> {
         if std::mem::take(&mut self.wrong_for_good) && !self.stopping {
             self.note("down: wrong answers");

@@ -1,5 +1,4 @@
-//! What must hold once faults have ended, or once nothing is heard any more; and when all workers
-//! have been told to end.
+//! The rules for the time after faults, for silence, and for the end of a model.
 
 use std::time::Duration;
 
@@ -10,14 +9,15 @@ use super::{RuleChecker, Violation, rule};
 use crate::script::Afterwards;
 
 impl RuleChecker {
-    /// When the machine must be at rest, from the time on at which faults and orders end.
+    /// Returns the time after which nothing may be under way any more, from the end of faults and
+    /// orders.
     pub(crate) fn bound_of_rest(&self) -> Duration {
         let timeouts = self.settings.timeouts;
         let once = timeouts.spawn + timeouts.warm + timeouts.drain + timeouts.dwell + 2 * timeouts.stop;
         Duration::from_secs(120) + 12 * (once + 8 * self.allowance)
     }
 
-    /// Checks the rest.
+    /// Checks the state at rest.
     pub(crate) fn rest(&mut self, workers: &Workers, afterwards: Afterwards) -> Result<(), Violation> {
         let state = workers.state();
         if afterwards == Afterwards::FallsSilent {

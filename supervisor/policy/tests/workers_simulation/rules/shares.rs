@@ -1,4 +1,4 @@
-//! The share in force: told as it is, and what the worker that serves really has.
+//! Rules about the share in force: it is reported correctly, and the worker that serves has it.
 
 use shadowslice_policy::workers::{
     Action, ChangeMechanism, ChangeReport, Failover, ResizeRefused, ResizeRequest, Settings,
@@ -10,16 +10,16 @@ use shadowslice_shared::units::{Percent, Sms};
 use super::record::WorkerRecord;
 use super::{RuleChecker, Step, Stimulus, Violation, rule};
 
-/// Shares, as they follow from what was done.
+/// The shares, as they follow from the actions.
 pub(super) struct Shares {
     in_force: Percent,
     /// The last hand-over that completed.
     pub(super) last: Option<ChangeReport>,
-    /// The share before a restart at another.
+    /// The share before a restart at another one.
     before_restart: Percent,
-    /// Whether the stall that is measured from this step on began with a death.
+    /// True if the stall that is measured from this step on began with a death.
     pub(super) stall: Option<bool>,
-    /// Whose first batch is waited for.
+    /// The worker whose first batch is awaited, and the request.
     pub(super) awaited: Option<(WorkerId, Option<ResizeRequest>)>,
     shadow: Option<WorkerId>,
 }
@@ -29,7 +29,7 @@ impl Shares {
         Self { in_force: share, last: None, before_restart: share, stall: None, awaited: None, shadow: None }
     }
 
-    /// The incumbent has the traffic again.
+    /// Records that the incumbent has the traffic again.
     pub(super) fn taken_back(&mut self) {
         if let Some(last) = &self.last {
             self.in_force = last.from;
@@ -47,13 +47,13 @@ impl Shares {
     }
 }
 
-/// The SMs of a worker with this share.
+/// Returns the SMs of a worker with this share.
 pub(super) fn sms_of(settings: &Settings, share: Percent) -> Sms {
     settings.sms[share.get() as usize - 1]
 }
 
 impl RuleChecker {
-    /// A shadow is to bring the share back that a worker with the whole GPU does not have.
+    /// Records that a shadow restores the share that a worker with the whole GPU does not have.
     pub(super) fn brought_back(&mut self, share: Percent) -> Result<(), Violation> {
         rule(share == self.shares.in_force, "the share is brought back that was in force")?;
         self.shares.in_force = Percent::WHOLE;
@@ -106,7 +106,7 @@ impl RuleChecker {
         Ok(())
     }
 
-    /// A worker with a partition has the whole GPU when the model can have no partitions any more.
+    /// Records that the model can no longer have partitions, and that its worker has the whole GPU.
     pub(super) fn needs_shadows(&mut self, step: &Step<'_>) -> Result<(), Violation> {
         rule(step.workers.partition().is_none(), "shadows are needed where there are no partitions")?;
         self.note("the model can have no partitions");
@@ -114,7 +114,7 @@ impl RuleChecker {
         Ok(())
     }
 
-    /// The share that is shown is the one in force, and the worker that serves has it.
+    /// Checks that the reported share is in force, and that the worker that serves has it.
     pub(super) fn share_is_told(&mut self, step: &Step<'_>) -> Result<(), Violation> {
         for action in step.actions {
             if let Action::Start(launch) = action
@@ -135,7 +135,7 @@ impl RuleChecker {
         rule(!settled || !apart || has == told, "the worker that serves has the share in force")
     }
 
-    /// A worker was started that is to serve, with this share.
+    /// Records the start of a worker that is to serve with this share.
     fn booted_at(&mut self, share: Percent, step: &Step<'_>) -> Result<(), Violation> {
         if self.restarts || self.down {
             if self.down && matches!(step.stimulus, Stimulus::Timer { .. }) {

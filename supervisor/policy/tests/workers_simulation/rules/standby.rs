@@ -1,4 +1,4 @@
-//! The standing worker: there if it is wanted, and known to those that need its memory.
+//! Rules about the standby: it exists if it is wanted, and models that need its memory know of it.
 
 use std::time::Duration;
 
@@ -12,21 +12,21 @@ use super::{RuleChecker, Step, Stimulus, Violation, awaits, rule};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// The pause after failures, at most; the pause after a worker had to go; and how long a worker
-/// stands whose earlier failures do not count.
+/// The longest delay after failures; the pause after a revoked standby; and the time after which a
+/// standby's earlier failures do not count.
 const MAX_BACKOFF: Duration = Duration::from_secs(60);
 const REVOKED_COOLDOWN: Duration = Duration::from_secs(10);
 const STABLE_AFTER: Duration = Duration::from_secs(10);
 
-/// What is known of standing workers.
+/// The state of the standby, as the rules see it.
 #[derive(Default)]
 pub(super) struct StandbyRules {
-    /// Whether those that need memory know of one.
+    /// True if other models know of a standby.
     pub(super) on: bool,
     failures: u32,
-    /// None is started before.
+    /// The earliest start of the next one.
     not_before: Timestamp,
-    /// Since when one could be started.
+    /// The time since which one could start.
     could_start: Option<Timestamp>,
 }
 
@@ -123,7 +123,7 @@ impl RuleChecker {
         Ok(())
     }
 
-    /// A worker that stands is told to end for a reason only.
+    /// Checks that a standby is asked to exit only for a reason.
     pub(super) fn standby_stops(
         &mut self,
         worker: WorkerId,
@@ -145,14 +145,14 @@ impl RuleChecker {
         rule(allowed || kept || called_in || goes, "a worker that stands where it is wanted goes on standing")
     }
 
-    /// A standing worker that takes too long.
+    /// Records a standby that starts too slowly.
     pub(super) fn standby_too_slow(&mut self, worker: WorkerId) {
         let rest = self.standby.fails();
         let seen = self.seen(worker);
         (seen.failed, seen.rest) = (true, rest);
     }
 
-    /// Takes note of the roles that the machine shows.
+    /// Records the visible roles.
     pub(super) fn roles(&mut self, step: &Step<'_>) {
         for (worker, seen) in &mut self.workers {
             let (role, phase) = step.workers.role_and_phase(*worker);
@@ -216,7 +216,7 @@ impl RuleChecker {
     }
 
     fn one_starts_in_time(&mut self, step: &Step<'_>, any: bool) -> Result<(), Violation> {
-        // Beside a change inside the worker, too.
+        // A standby also starts during a change inside the worker.
         let changes = step.workers.coming().is_some() && step.workers.partition().is_none();
         let settled = step.workers.handover_phase().is_none() && !changes;
         let could = self.wants_standby() && !any && settled && step.workers.state() == WorkersState::Ready;

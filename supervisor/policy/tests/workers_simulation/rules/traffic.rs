@@ -1,4 +1,4 @@
-//! Where requests go: to a worker that can serve, at every moment at which there is one.
+//! Rules about traffic: it always goes to a worker that can serve, if there is one.
 
 use shadowslice_policy::scheduler::Slice;
 use shadowslice_policy::workers::{Action, HandoverMode, Launch, LifecycleEvent, WorkersState};
@@ -78,7 +78,7 @@ impl RuleChecker {
         let before = self.routed.replace(worker);
         self.boots.serves();
         self.restarts = false;
-        // What it executes may be what made it hang.
+        // The batch that it executes may have caused the hang.
         if let Some(seen) = before.and_then(|before| self.workers.get(&before)) {
             let blamed = !seen.misbehaved || seen.condemned || seen.gone || seen.lane_ended.is_some();
             // A shadow may be warm before the end of a worker that was killed.
@@ -146,7 +146,7 @@ impl RuleChecker {
         Ok(())
     }
 
-    /// Traffic flows if it can.
+    /// Checks that a worker serves if one can.
     pub(super) fn traffic_flows(&mut self, step: &Step<'_>) -> Result<(), Violation> {
         if self.stopping {
             return rule(step.workers.state() == WorkersState::Stopping, "a model that stops says so");
@@ -176,7 +176,7 @@ impl RuleChecker {
         Ok(())
     }
 
-    /// Without faults a worker serves at all times, and none is killed.
+    /// Checks that a worker always serves and none is killed, in a run without faults.
     pub(super) fn all_is_well(&mut self, step: &Step<'_>) -> Result<(), Violation> {
         let bad = |action: &Action| {
             matches!(action, Action::Kill(..) | Action::Condemn(_) | Action::Requeue(_) | Action::Shut(_))

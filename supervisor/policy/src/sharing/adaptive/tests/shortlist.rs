@@ -1,4 +1,4 @@
-//! Tests of which layouts are tried, and in which order.
+//! Tests of the list of layouts to try, and of its order.
 
 use shadowslice_shared::groups::Part;
 
