@@ -50,7 +50,7 @@ fn described(why: &VerdictReason, names: &[String]) -> String {
             let tried: Vec<String> = tried.iter().map(of).collect();
             format!("{stage:?} {pattern} for {beneficiary} [{}]", tried.join(", "))
         }
-        VerdictReason::FixedShare => "divided".to_owned(),
+        VerdictReason::PolicyShare => "divided".to_owned(),
         VerdictReason::Met(_) => "met".to_owned(),
         VerdictReason::Violating(_) => "violating".to_owned(),
         VerdictReason::Infeasible { .. } => "cannot be kept".to_owned(),

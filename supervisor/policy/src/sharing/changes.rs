@@ -19,12 +19,13 @@ pub(super) struct ShareTarget {
 }
 
 impl ShareTarget {
-    pub(super) fn fixed(sms: Sms, max_batch: u32) -> Self {
+    /// Returns a target without chosen groups, which refuses no late request.
+    pub(super) fn plain(sms: Sms, max_batch: u32) -> Self {
         Self {
             sms,
             groups: None,
             admission: AdmissionPolicy::accept_all(max_batch),
-            why: VerdictReason::FixedShare,
+            why: VerdictReason::PolicyShare,
         }
     }
 }

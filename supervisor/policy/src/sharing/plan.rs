@@ -85,8 +85,8 @@ pub enum Blocker {
 /// The reason for a verdict.
 #[derive(Debug, Clone, PartialEq)]
 pub enum VerdictReason {
-    /// The policy gives this share to the model whatever is observed.
-    FixedShare,
+    /// The policy divides the GPU this way, and gives no further reason.
+    PolicyShare,
     /// The model meets its objective.
     Met(MissRate),
     /// The model violates its objective. Late requests are refused before layouts are tried.

@@ -193,7 +193,7 @@ impl World {
                 return Ok(());
             }
         }
-        Err("what is due is done when its time comes".to_owned())
+        Err("everything that is due is done on time".to_owned())
     }
 
     fn perform(&mut self, stimulus: &Stimulus, actions: Vec<Action>) -> Result<(), Violation> {

@@ -199,33 +199,33 @@ pub(super) fn words(verdict: &Verdict, names: &[String]) -> String {
     match blocked_by {
         None if from == to => why,
         None => format!("{to} instead of {from}: {why}"),
-        Some(Blocker::Handover) => format!("{to} when the hand-over under way is over: {why}"),
-        Some(Blocker::Held) => format!("{from} are held, and it should have {to}: {why}"),
+        Some(Blocker::Handover) => format!("{to} after the change under way: {why}"),
+        Some(Blocker::Held) => format!("the share is held at {from}; the policy wants {to}: {why}"),
     }
 }
 
 fn reason(why: &VerdictReason, names: &[String]) -> String {
     let said = |MissRate { actual, allowed }: &MissRate| {
         format!(
-            "{:.1} % of its requests missed their SLO in the last seconds, and {:.1} % may",
+            "{:.1} % of recent requests missed the SLO ({:.1} % allowed)",
             actual * 100.0,
             allowed * 100.0
         )
     };
     match why {
-        VerdictReason::FixedShare => "that is how the policy divides the GPU".to_owned(),
+        VerdictReason::PolicyShare => "the policy divides the GPU this way".to_owned(),
         VerdictReason::Met(missed) => said(missed),
         VerdictReason::Violating(missed) => {
-            format!("{}; late requests are refused first, and layouts are tried next", said(missed))
+            format!("{}; late requests are refused, and layouts are tried next", said(missed))
         }
         VerdictReason::Layout(layout) => of_layout(layout, names),
         VerdictReason::Infeasible { missed, two_batches } => format!(
-            "{}; the SLO cannot be kept: two batches of one row take {:.1} ms alone on the whole GPU",
+            "{}; the SLO cannot be met: two batches of one row take {:.1} ms alone on the whole GPU",
             said(missed),
             ms(*two_batches)
         ),
         VerdictReason::NotBatchTime { missed, two_batches } => format!(
-            "{}; two of its batches take no more than {:.1} ms, so more SMs would not help; the host or the clients may be slow",
+            "{}; two batches take at most {:.1} ms, so more SMs would not help; check the host and the clients",
             said(missed),
             ms(*two_batches)
         ),
@@ -236,8 +236,10 @@ fn of_layout(layout: &LayoutReport, names: &[String]) -> String {
     let beneficiary = names.get(layout.beneficiary).map_or("a model", String::as_str);
     let pattern = described(layout.pattern);
     let begins = match layout.stage {
-        LayoutStage::Trying => format!("trying layouts, as {beneficiary} violates its SLO; now {pattern}"),
-        LayoutStage::Chosen => format!("{pattern}: chosen when {beneficiary} violated its SLO"),
+        LayoutStage::Trying => {
+            format!("trying layouts because {beneficiary} violates its SLO; now: {pattern}")
+        }
+        LayoutStage::Chosen => format!("{pattern}; chosen because {beneficiary} violated its SLO"),
     };
     let tried = layout.tried.iter().map(|tried| {
         format!(
@@ -251,20 +253,20 @@ fn of_layout(layout: &LayoutReport, names: &[String]) -> String {
     if tried.is_empty() {
         return begins;
     }
-    format!("{begins}; requests missed (of the first priority): {}", tried.join(", "))
+    format!("{begins}; missed requests by layout (first priority in brackets): {}", tried.join(", "))
 }
 
 fn described(pattern: Pattern) -> String {
     let text = match pattern {
-        Pattern::Apart(part) => return format!("that model alone on {part}"),
+        Pattern::Apart(part) => return format!("the violating model alone on {part}"),
         Pattern::FirstApart(part) => return format!("the first priority alone on {part}"),
-        Pattern::AtRest => "shares at rest",
-        Pattern::Everything => "every model everywhere",
+        Pattern::AtRest => "initial shares",
+        Pattern::Everything => "every model on the whole GPU",
         Pattern::LowerHalves => "lower priorities in two halves",
         Pattern::LowerHalf => "lower priorities in one half",
         Pattern::Halves => "all models in two halves",
         Pattern::Thirds => "all models in thirds",
-        Pattern::OwnParts => "a part for each model",
+        Pattern::OwnParts => "a separate part for each model",
     };
     text.to_owned()
 }
@@ -300,14 +302,14 @@ mod tests {
         let change =
             |from, to, blocked_by| Verdict { from: Sms(from), to: Sms(to), blocked_by, why: chosen.clone() };
         for (verdict, kind, said) in [
-            (keep(VerdictReason::FixedShare), "keep", "divides the GPU"),
+            (keep(VerdictReason::PolicyShare), "keep", "divides the GPU"),
             (
                 keep(VerdictReason::Met(missed)),
                 "keep",
-                "12.3 % of its requests missed their SLO in the last seconds, and 1.0 % may",
+                "12.3 % of recent requests missed the SLO (1.0 % allowed)",
             ),
             (keep(VerdictReason::Violating(missed)), "keep", "layouts are tried next"),
-            (keep(layout(LayoutStage::Trying)), "keep", "trying layouts, as resnet50 violates"),
+            (keep(layout(LayoutStage::Trying)), "keep", "trying layouts because resnet50 violates"),
             (
                 keep(VerdictReason::Infeasible { missed, two_batches: Duration::from_millis(401) }),
                 "keep",
@@ -321,13 +323,13 @@ mod tests {
             (
                 change(60, 40, None),
                 "shrink",
-                "40 SMs instead of 60 SMs: lower priorities in two halves: chosen when resnet50 violated its SLO; \
-                 requests missed (of the first priority): shares at rest 18.2 % (0.4 %), \
+                "40 SMs instead of 60 SMs: lower priorities in two halves; chosen because resnet50 violated its SLO; \
+                 missed requests by layout (first priority in brackets): initial shares 18.2 % (0.4 %), \
                  lower priorities in two halves 7.5 % (0.0 %)",
             ),
             (change(40, 60, None), "grow", "60 SMs instead of 40 SMs"),
-            (change(40, 60, Some(Blocker::Handover)), "wait", "60 SMs when the hand-over"),
-            (change(40, 60, Some(Blocker::Held)), "wait", "40 SMs are held"),
+            (change(40, 60, Some(Blocker::Handover)), "wait", "60 SMs after the change under way"),
+            (change(40, 60, Some(Blocker::Held)), "wait", "held at 40 SMs"),
         ] {
             let words = words(&verdict, &names);
             assert!(words.contains(said), "{words}");

@@ -61,7 +61,7 @@ impl FixedShares {
     }
 
     pub(in super::super) fn decide(&self, specs: &[ModelSpec]) -> Vec<ShareTarget> {
-        let target = |(&sms, spec): (&Sms, &ModelSpec)| ShareTarget::fixed(sms, spec.max_batch);
+        let target = |(&sms, spec): (&Sms, &ModelSpec)| ShareTarget::plain(sms, spec.max_batch);
         self.shares.iter().zip(specs).map(target).collect()
     }
 }

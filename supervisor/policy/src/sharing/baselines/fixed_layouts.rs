@@ -51,7 +51,7 @@ impl FixedLayouts {
                 sms,
                 groups,
                 admission: AdmissionPolicy::accept_all(specs[model].max_batch),
-                why: VerdictReason::FixedShare,
+                why: VerdictReason::PolicyShare,
             }
         };
         (0..specs.len()).map(target).collect()

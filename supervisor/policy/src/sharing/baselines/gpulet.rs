@@ -59,7 +59,7 @@ struct RateEstimate {
 
 impl Gpulet {
     pub(in super::super) fn new(specs: &[ModelSpec]) -> Self {
-        let target = |spec: &ModelSpec| ShareTarget::fixed(spec.initial, spec.max_batch);
+        let target = |spec: &ModelSpec| ShareTarget::plain(spec.initial, spec.max_batch);
         Self {
             rates: vec![RateEstimate::default(); specs.len()],
             planned: None,
@@ -103,7 +103,7 @@ impl Gpulet {
             let Some(plan) = plan else { continue };
             for (&model, (percent, batch)) in here.iter().zip(plan.places) {
                 let share = Percent::new(percent).expect("sizes are from 20 to 100").sms_of(sms);
-                self.targets[model] = ShareTarget::fixed(share, batch);
+                self.targets[model] = ShareTarget::plain(share, batch);
             }
         }
     }

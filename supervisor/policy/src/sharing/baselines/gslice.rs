@@ -46,7 +46,7 @@ impl Gslice {
             self.steps = 0;
             self.tune(specs, input);
         }
-        let target = |(&sms, &max_batch)| ShareTarget::fixed(sms, max_batch);
+        let target = |(&sms, &max_batch)| ShareTarget::plain(sms, max_batch);
         self.shares.iter().zip(&self.batches).map(target).collect()
     }
 

@@ -54,7 +54,7 @@ impl Answers {
 
     fn ends(&mut self, request: &ResizeRequest) -> Result<(), Violation> {
         let begun = self.begun.take().map(|(request, _)| request);
-        rule(begun == Some(*request), "a hand-over ends that has begun")
+        rule(begun == Some(*request), "only a hand-over that began ends")
     }
 }
 
@@ -62,7 +62,7 @@ impl RuleChecker {
     /// Records that an operator holds or releases the share.
     pub(crate) fn hold(&mut self, held: bool, news: bool) -> Result<(), Violation> {
         let before = std::mem::replace(&mut self.answers.held, held);
-        rule(news == (before != held), "a hold is news if the share was not held")
+        rule(news == (before != held), "holding a share twice is not a change")
     }
 
     pub(super) fn asked(&mut self, step: &Step<'_>) {
@@ -87,7 +87,7 @@ impl RuleChecker {
                 }
                 self.note(match why {
                     ResizeRefused::NoPartition { .. } => "no partition of that size",
-                    ResizeRefused::NoWorker { .. } => "no worker at that share: the one before again",
+                    ResizeRefused::NoWorker { .. } => "no worker at that share: the former one is restored",
                     ResizeRefused::NotServing { .. } => "no worker at that share",
                     _ => "a change is given up as the model stops",
                 });
@@ -106,7 +106,7 @@ impl RuleChecker {
                     ResizeRefused::NotServing { .. } => "refused: not serving",
                     ResizeRefused::Stopping => "refused: stopping",
                     ResizeRefused::NoPartition { .. } | ResizeRefused::NoWorker { .. } => {
-                        return Err("what was not begun cannot have failed".to_owned());
+                        return Err("a change that did not begin cannot fail".to_owned());
                     }
                 });
                 self.answers.answered(request)
@@ -125,7 +125,7 @@ impl RuleChecker {
         rule(self.shares.stall == Some(false), "the stall of a hand-over is measured from its beginning")?;
         if let Some(seen) = shadow.and_then(|shadow| self.workers.get(&shadow)) {
             let ready = seen.is_usable();
-            self.note(if ready { "a hand-over at once" } else { "a hand-over to a worker that starts" });
+            self.note(if ready { "a hand-over at once" } else { "a hand-over to a starting worker" });
         }
         if request.cause == Cause::Worker {
             self.note("a hand-over as the worker can have no partition");
@@ -168,7 +168,10 @@ impl RuleChecker {
             (false, HandoverFailure::Misbehaved) => "aborted: misbehaved",
         });
         if rolled_back {
-            rule(self.answers.completed.take() == Some(change.request), "what completed is rolled back")?;
+            rule(
+                self.answers.completed.take() == Some(change.request),
+                "only a completed hand-over is rolled back",
+            )?;
             return self.rolled_back(change);
         }
         self.answers.answered(&change.request)?;
@@ -177,9 +180,9 @@ impl RuleChecker {
 
     /// Checks that no request is forgotten, and that every hand-over ends in time.
     pub(super) fn all_are_answered(&mut self, step: &Step<'_>) -> Result<(), Violation> {
-        rule(step.workers.is_held() == self.answers.held, "a share is held from its order to its release")?;
+        rule(step.workers.is_held() == self.answers.held, "a share is held from the order to the release")?;
         let known = step.workers.coming().is_some() || self.answers.open.is_empty();
-        rule(known, "a request that is not answered is shown as coming")?;
+        rule(known, "an open request is reported as coming")?;
         rule(self.answers.open.len() <= 2, "one change is under way at most, and one waits")?;
         rule(
             !self.stopping || self.answers.all_are_given(),

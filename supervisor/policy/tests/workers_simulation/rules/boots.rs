@@ -83,14 +83,14 @@ impl RuleChecker {
         let device = launch.purpose == Purpose::DeviceReference;
         rule(
             device == (self.boots.no_operator && !written),
-            "the device writes them where the processor cannot",
+            "the device writes the reference answers if the processor cannot",
         )?;
         if self.down && !launch.low_priority {
             self.boots.serves();
         }
         let again = if launch.low_priority { self.boots.shadow_again } else { self.boots.again };
         let waits = step.now < again && !launch.standby;
-        rule(!waits, "a start that failed is tried again after a pause")
+        rule(!waits, "a failed start is retried after a pause")
     }
 
     pub(super) fn boots_after(&mut self, step: &Step<'_>) -> Result<(), Violation> {
@@ -98,12 +98,12 @@ impl RuleChecker {
             return Ok(());
         }
         let is_final = matches!(step.workers.state(), WorkersState::Down { again: None, .. });
-        rule(!is_final || self.down || !self.boots.passing_refusal, "a fault that may pass is not final")?;
+        rule(!is_final || self.down || !self.boots.passing_refusal, "a temporary fault is not final")?;
         if self.boots.is_final {
             self.note("down: a fault in the model");
             rule(is_final, "a fault in the model is final")?;
         }
         let due = step.workers.due().is_some_and(|due| due <= self.boots.again);
-        rule(!self.boots.passing || due, "a GPU that took no worker is asked again soon")
+        rule(!self.boots.passing || due, "a GPU that accepted no worker is asked again soon")
     }
 }

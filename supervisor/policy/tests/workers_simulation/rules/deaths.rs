@@ -60,10 +60,7 @@ impl RuleChecker {
     pub(super) fn starts_in_time(&mut self, launch: &Launch, step: &Step<'_>) -> Result<(), Violation> {
         let by_hand = self.down && !matches!(step.stimulus, Stimulus::Timer { .. });
         let again = launch.low_priority || by_hand || self.restarts || step.workers.failures_in_a_row() == 0;
-        rule(
-            again || step.now >= self.deaths.not_before,
-            "the pause after a death doubles with each in a row",
-        )
+        rule(again || step.now >= self.deaths.not_before, "the delay doubles with each death in a row")
     }
 
     pub(super) fn deaths_count(&mut self, step: &Step<'_>) -> Result<(), Violation> {
@@ -102,7 +99,7 @@ impl RuleChecker {
         let idled = self.deaths.idled;
         rule(
             in_a_row == if idled { 1 } else { before + 1 },
-            "deaths count in a row unless a worker stood long without work",
+            "deaths count in a row unless a worker was idle for long",
         )?;
         let pause = (MIN_BACKOFF * 2_u32.saturating_pow(in_a_row - 1)).min(MAX_BACKOFF);
         self.deaths.not_before = step.now + pause;
@@ -111,11 +108,11 @@ impl RuleChecker {
             self.note("a model is given up");
             rule(down, "a model whose workers die in a row is given up")?;
             let again = step.workers.due().is_some_and(|due| due <= self.deaths.not_before);
-            return rule(again, "a model that was given up is tried again");
+            return rule(again, "a model that was given up restarts");
         }
-        rule(!down, "a model is not given up before")?;
+        rule(!down, "a model is not given up earlier")?;
         let backs_off = step.workers.state() == WorkersState::Restarting;
         let due = step.workers.due().is_some_and(|due| due <= self.deaths.not_before);
-        rule(!backs_off || due, "the next worker is started after the pause")
+        rule(!backs_off || due, "the next worker starts after the delay")
     }
 }

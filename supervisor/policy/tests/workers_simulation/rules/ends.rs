@@ -21,12 +21,12 @@ impl RuleChecker {
         let seen = self.seen(worker);
         let bad = seen.misbehaved || seen.lane_ended.is_some();
         let may = allowed || bad || routed != Some(worker);
-        rule(may, "the worker that has the traffic, and behaves, is not told to end")?;
+        rule(may, "the worker that has the traffic and behaves is not stopped")?;
         let asked = matches!(step.stimulus, Stimulus::LifecycleEvent(LifecycleEvent::Resize { .. }));
         let parked = seen.parked.filter(|_| seen.is_usable() && !allowed && !asked && !restarts);
         let dwelt = parked.is_none_or(|since| step.now >= since + dwell);
-        rule(dwelt, "an incumbent can take the traffic back for as long as it should")?;
-        rule(allowed || bad || !seen.busy, "a worker that may have batches is not told to end")?;
+        rule(dwelt, "the probation lasts for its dwell time")?;
+        rule(allowed || bad || !seen.busy, "a worker that may have batches is not stopped")?;
         seen.told_to_end = Some(step.now);
         // A standby need not notice before it is warm.
         let in_vain = seen.launch.standby && !seen.warm;
@@ -50,16 +50,16 @@ impl RuleChecker {
         seen.late |= late;
         rule(
             news || hangs || given_up || slow || late || taken_shadow(seen, now),
-            "a worker is killed that misbehaves, takes too long, or was asked to end in vain",
+            "only a worker that misbehaves, takes too long or ignores its stop is killed",
         )?;
         if seen.killed.is_some() && !news {
-            self.note("a worker outlives its kill");
+            self.note("a worker survives its kill");
         } else if late {
             self.note("a worker ignores its stop");
         } else if slow {
-            self.note("a worker takes too long to boot");
+            self.note("a worker starts too slowly");
         } else if hangs {
-            self.note("a worker hangs as it makes a partition ready");
+            self.note("a worker hangs while it prepares a partition");
         }
         if slow && self.seen(worker).role == "standby" && !self.seen(worker).failed {
             self.standby_too_slow(worker);
@@ -73,12 +73,12 @@ impl RuleChecker {
     pub(super) fn not_too_many(&mut self, step: &Step<'_>) -> Result<(), Violation> {
         let stay = self.workers.values().filter(|seen| !seen.leaves() && !seen.misbehaved).count();
         let most = if self.one_at_a_time { 1 } else { MOST - usize::from(!self.may_have_standby) };
-        rule(stay <= most, "there are no more workers than there may be")?;
+        rule(stay <= most, "the number of workers is bounded")?;
         let standing = self
             .workers
             .iter()
             .filter(|(worker, seen)| !seen.leaves() && step.workers.role_and_phase(**worker).0 == "standby");
-        rule(standing.count() <= 1, "one worker stands at most")?;
+        rule(standing.count() <= 1, "there is at most one standby")?;
         if stay == MOST {
             self.note("three workers");
         }
@@ -101,7 +101,7 @@ impl RuleChecker {
             let boots = (!seen.warm).then_some(seen.boot_by);
             let due = ends.or(by_itself).or(drains).or(parked).or(boots);
             let stuck = seen.outlives && seen.busy && seen.lane_ended.is_none();
-            rule(!stuck, "no request stays with a worker that outlives its kill")?;
+            rule(!stuck, "no request stays with a worker that survives its kill")?;
             rule(due.is_none_or(|due| step.now <= due + self.allowance), "every phase ends in its time")?;
         }
         Ok(())

@@ -173,7 +173,7 @@ impl RuleChecker {
 
     fn action(&mut self, action: &Action, step: &Step<'_>) -> Result<(), Violation> {
         if let Some(worker) = named(action) {
-            rule(self.workers.contains_key(&worker), "only workers that there are are named")?;
+            rule(self.workers.contains_key(&worker), "actions name only existing workers")?;
         }
         match action {
             Action::Start(launch) => self.start(launch, step)?,
@@ -263,5 +263,5 @@ fn no_timer_acts_early(step: &Step<'_>) -> Result<(), Violation> {
     let Stimulus::Timer { due } = step.stimulus else { return Ok(()) };
     let early = due.is_none_or(|due| due > step.now);
     let same = step.actions.is_empty() && step.workers.due() == *due;
-    rule(!early || same, "a timer that is not due changes nothing")
+    rule(!early || same, "an early timer changes nothing")
 }

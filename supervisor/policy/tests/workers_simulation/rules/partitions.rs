@@ -41,24 +41,24 @@ impl RuleChecker {
         groups: Groups,
         step: &Step<'_>,
     ) -> Result<(), Violation> {
-        rule(self.routed == Some(worker), "the worker that serves makes partitions ready")?;
+        rule(self.routed == Some(worker), "only the worker that serves prepares partitions")?;
         let given = self.partitions.given;
         let seen = self.seen(worker);
-        rule(seen.is_usable() && seen.first.is_some(), "a worker with partitions makes them ready")?;
-        rule(groups != Groups::WHOLE, "all of the GPU is ready at all times")?;
-        rule(!seen.cannot.contains(&groups), "a partition that cannot be had is not tried again")?;
-        rule(!seen.ready.contains(&groups), "a partition that is ready is not made ready")?;
-        rule(seen.prepares.is_none(), "one partition is made ready at a time")?;
-        rule(given == Some(groups), "the partition is made ready that the model is to have")?;
+        rule(seen.is_usable() && seen.first.is_some(), "only a worker with partitions prepares them")?;
+        rule(groups != Groups::WHOLE, "the whole GPU is always ready")?;
+        rule(!seen.cannot.contains(&groups), "an impossible partition is not tried again")?;
+        rule(!seen.ready.contains(&groups), "a ready partition is not prepared again")?;
+        rule(seen.prepares.is_none(), "one partition is prepared at a time")?;
+        rule(given == Some(groups), "only the model's partition is prepared")?;
         seen.prepares = Some((groups, step.now + PREPARE_TIMEOUT));
         Ok(())
     }
 
     pub(super) fn forget(&mut self, worker: WorkerId, groups: Groups) -> Result<(), Violation> {
-        self.note("a partition is let go of");
+        self.note("a partition is released");
         let seen = self.seen(worker);
-        rule(seen.runs_on != groups, "no partition is let go of on which batches run")?;
-        rule(seen.ready.contains(&groups), "a partition is let go of that is ready")?;
+        rule(seen.runs_on != groups, "a partition in use is not released")?;
+        rule(seen.ready.contains(&groups), "only a ready partition is released")?;
         seen.ready.retain(|ready| *ready != groups);
         Ok(())
     }
@@ -74,8 +74,11 @@ impl RuleChecker {
         let groups = slice.groups;
         let leaves = step.actions.contains(&Action::NeedsShadows);
         let seen = self.seen(worker);
-        rule(groups == Groups::WHOLE || seen.ready.contains(&groups), "batches move to what is ready")?;
-        rule(!seen.cannot.contains(&groups), "batches do not move to what cannot be had")?;
+        rule(
+            groups == Groups::WHOLE || seen.ready.contains(&groups),
+            "batches move only to ready partitions",
+        )?;
+        rule(!seen.cannot.contains(&groups), "batches do not move to an impossible partition")?;
         rule(leaves || seen.runs_on != groups, "batches move to another partition")?;
         seen.runs_on = groups;
         let total = step.workers.partition().map_or(0, |(division, _)| division.count());
@@ -113,9 +116,9 @@ impl RuleChecker {
         let share = self.share();
         let count = self.partitions.count_of(division, share);
         let Some(seen) = self.serving().filter(|seen| seen.first.is_some()) else { return Ok(()) };
-        rule(current == seen.runs_on, "the groups that are shown are those on which batches run")?;
+        rule(current == seen.runs_on, "the reported groups are those on which batches run")?;
         let many = seen.ready.len() + usize::from(seen.prepares.is_some());
-        rule(many <= READY_PARTITIONS, "no more partitions are ready than may be")?;
+        rule(many <= READY_PARTITIONS, "the number of ready partitions is bounded")?;
         let moved_as = self.partitions.moved_as.is_none_or(|moved| moved == share);
         rule(moved_as, "batches move with the share in force")?;
         let given = self.partitions.given.unwrap_or(Groups::WHOLE);
@@ -128,11 +131,11 @@ impl RuleChecker {
         }
         let settled = step.workers.coming().is_none();
         let asked = self.partitions.asked.is_none_or(|asked| asked == count);
-        rule(!settled || asked, "the groups are asked for that the share comes to")?;
+        rule(!settled || asked, "the requested groups match the share")?;
         let waits = seen.prepares.is_some() || seen.cannot.contains(&given);
         rule(waits || seen.runs_on == given, "batches run on the groups that the model has")?;
         let due = seen.prepares.is_none_or(|(_, by)| step.now <= by + self.allowance);
-        rule(due, "a worker that makes no partition ready hangs")
+        rule(due, "a worker that does not prepare a partition hangs")
     }
 }
 

@@ -68,7 +68,7 @@ impl RuleChecker {
         if std::mem::take(&mut self.wrong_for_good) && !self.stopping {
             self.note("down: wrong answers");
             let down = matches!(step.workers.state(), WorkersState::Down { why, .. } if why.contains("answered wrongly"));
-            return rule(down, "after two wrong answers at a share no further worker is tried");
+            return rule(down, "no worker starts after two wrong answers at a share");
         }
         Ok(())
     }
@@ -124,7 +124,7 @@ impl RuleChecker {
 
     fn means_is_quickest(&mut self, request: &ResizeRequest, step: &Step<'_>) -> Result<(), Violation> {
         let parked = step.workers.handover_phase() == Some(HandoverPhase::Probation);
-        rule(!parked, "a parked worker makes room for the next change")?;
+        rule(!parked, "a parked worker exits for the next change")?;
         let begun = step.actions.iter().find_map(|action| match action {
             Action::Report(LifecycleReport::Begun(begun, shadow)) if begun == request => Some(*shadow),
             _ => None,
@@ -139,10 +139,7 @@ impl RuleChecker {
         // A worker that outlives its stop still counts as a part of the last hand-over.
         let late = self.before.retires && self.workers.values().any(|seen| seen.killed.is_some());
         let at_once = begun.is_some_and(|shadow| shadow.is_some());
-        rule(
-            !ready || !self.was_ready || at_once || late,
-            "a change is made at once if a worker stands ready",
-        )
+        rule(!ready || !self.was_ready || at_once || late, "a change is immediate if a worker is ready")
     }
 }
 

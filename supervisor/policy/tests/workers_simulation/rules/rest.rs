@@ -24,28 +24,28 @@ impl RuleChecker {
             self.note("silence");
             let rests = matches!(state, WorkersState::Ready | WorkersState::Down { again: None, .. });
             let given_up = workers.failures_in_a_row() >= MOST;
-            rule(rests || given_up, "a model of which nothing is heard serves or is given up")?;
-            return rule(rests == workers.due().is_none(), "a model that was given up is tried again");
+            rule(rests || given_up, "a model without news serves or is given up")?;
+            return rule(rests == workers.due().is_none(), "a model that was given up restarts");
         }
-        rule(workers.due().is_none(), "nothing is due once all is calm")?;
+        rule(workers.due().is_none(), "nothing is due once faults end")?;
         rule(workers.coming().is_none(), "every change ends")?;
         rule(self.answers.all_are_given(), "all requests are answered")?;
         if let WorkersState::Down { why, again } = state {
             self.note("down at the end");
             rule(!self.faultless, "without faults no model goes down")?;
-            rule(again.is_none(), "what may pass passes")?;
+            rule(again.is_none(), "a temporary fault ends")?;
             let final_faults = ["answered wrongly", "scripted", "handover: auto", "every batch size"];
             rule(final_faults.iter().any(|fault| why.contains(fault)), "a model is down for a reason")?;
             return rule(self.workers.is_empty(), "a model that is down has no workers");
         }
-        rule(state == WorkersState::Ready, "a model serves once all is calm")?;
+        rule(state == WorkersState::Ready, "a model serves once faults end")?;
         self.note("serves at the end");
         let standby = self.settings.standby && self.settings.handover != HandoverMode::Restart;
         let inside = workers.partition().is_some();
         let stand = self.workers.values().filter(|seen| seen.standby_since.is_some() && !seen.leaves());
         let right = stand.filter(|seen| seen.fits(workers.share(), &self.settings, inside)).count();
-        rule(right == usize::from(standby), "a worker stands ready if one is wanted, at the share in force")?;
-        rule(self.workers.len() == 1 + usize::from(standby), "no worker is left that serves for nothing")
+        rule(right == usize::from(standby), "a wanted standby is ready at the share in force")?;
+        rule(self.workers.len() == 1 + usize::from(standby), "no unneeded worker is left")
     }
 
     /// Checks the end.

@@ -55,7 +55,7 @@ pub(super) fn sms_of(settings: &Settings, share: Percent) -> Sms {
 impl RuleChecker {
     /// Records that a shadow restores the share that a worker with the whole GPU does not have.
     pub(super) fn brought_back(&mut self, share: Percent) -> Result<(), Violation> {
-        rule(share == self.shares.in_force, "the share is brought back that was in force")?;
+        rule(share == self.shares.in_force, "the restored share was in force")?;
         self.shares.in_force = Percent::WHOLE;
         Ok(())
     }
@@ -74,41 +74,44 @@ impl RuleChecker {
         } else {
             self.shares.in_force
         };
-        rule(change.from == from, "a change is reported from the share before")?;
+        rule(change.from == from, "a change is reported with the former share")?;
         self.shares.in_force = request.share;
         let ChangeMechanism::Shadow { .. } = change.mechanism else {
             let awaited = self.shares.awaited.map(|(worker, request)| (Some(worker), request));
             let effect = awaited == Some((self.routed, Some(request)));
             return rule(
                 effect || change.mechanism == ChangeMechanism::Restart,
-                "the first batch of a change is waited for",
+                "the first batch after a change is awaited",
             );
         };
         self.shares.last = Some(*change);
         let awaited = self.shares.shadow == self.routed && self.routed.is_some();
-        rule(awaited, "the first batch of a shadow is waited for")?;
+        rule(awaited, "the first batch of a shadow is awaited")?;
         let share = self.routed.and_then(|routed| self.workers.get(&routed)).map(WorkerRecord::share);
         let served = share.map(|share| sms_of(&self.settings, share));
         rule(served == Some(sms_of(&self.settings, request.share)), "the shadow has the share of its request")
     }
 
     pub(super) fn rolled_back(&mut self, change: &ChangeReport) -> Result<(), Violation> {
-        rule(self.shares.last.take() == Some(*change), "what is rolled back is what completed")
+        rule(self.shares.last.take() == Some(*change), "only a completed hand-over is rolled back")
     }
 
     pub(super) fn failed_over(&mut self, failover: &Failover) -> Result<(), Violation> {
-        self.note("a standing worker serves in the place of a dead one");
+        self.note("a standby replaces a dead worker");
         rule(self.shares.stall == Some(true), "the stall after a death is measured from the death")?;
         rule(self.routed == Some(failover.worker), "the worker that takes over has the traffic")?;
-        rule(self.shares.awaited == Some((failover.worker, None)), "its first batch is waited for")?;
-        rule(failover.shares.0 == self.shares.in_force, "a take-over is told with the share before")?;
+        rule(
+            self.shares.awaited == Some((failover.worker, None)),
+            "the first batch of a standby is awaited",
+        )?;
+        rule(failover.shares.0 == self.shares.in_force, "a failover is reported with the former share")?;
         self.shares.in_force = failover.shares.1;
         Ok(())
     }
 
     /// Records that the model can no longer have partitions, and that its worker has the whole GPU.
     pub(super) fn needs_shadows(&mut self, step: &Step<'_>) -> Result<(), Violation> {
-        rule(step.workers.partition().is_none(), "shadows are needed where there are no partitions")?;
+        rule(step.workers.partition().is_none(), "shadows are needed only without partitions")?;
         self.note("the model can have no partitions");
         self.partitions.moved_as = None;
         Ok(())
@@ -124,7 +127,7 @@ impl RuleChecker {
                 self.booted_at(launch.share, step)?;
             }
         }
-        rule(step.workers.share() == self.shares.in_force, "the share that is shown is in force")?;
+        rule(step.workers.share() == self.shares.in_force, "the reported share is in force")?;
         let changes = self.restarts || step.workers.handover_phase().is_some();
         let settled = self.answers.all_are_given() && !changes;
         let Some(seen) = self.routed.and_then(|routed| self.workers.get(&routed)) else { return Ok(()) };
@@ -139,11 +142,11 @@ impl RuleChecker {
     fn booted_at(&mut self, share: Percent, step: &Step<'_>) -> Result<(), Violation> {
         if self.restarts || self.down {
             if self.down && matches!(step.stimulus, Stimulus::Timer { .. }) {
-                self.note("a model that was given up is tried again by itself");
+                self.note("a model that was given up restarts by itself");
             } else if self.down {
                 self.shares.restarts();
-                self.note("a model that was given up is tried again");
-                rule(step.workers.failures_in_a_row() == 0, "a model that is tried again has all its tries")?;
+                self.note("a model that was given up restarts");
+                rule(step.workers.failures_in_a_row() == 0, "a restarted model has no failures")?;
             }
             self.shares.in_force = share;
         }

@@ -94,13 +94,13 @@ impl RuleChecker {
     }
 
     pub(super) fn standby_starts(&mut self, launch: &Launch, step: &Step<'_>) -> Result<(), Violation> {
-        rule(self.wants_standby(), "a worker stands where one is wanted")?;
-        rule(self.serving().is_some(), "a worker stands beside one that serves")?;
+        rule(self.wants_standby(), "a standby starts only if one is wanted")?;
+        rule(self.serving().is_some(), "a standby starts only beside a worker that serves")?;
         let changes = step.workers.handover_phase().is_some();
-        rule(!changes, "none starts to stand while a change is under way")?;
+        rule(!changes, "a standby does not start during a change")?;
         let inside = step.workers.partition().is_some();
-        rule(inside || launch.share == step.workers.share(), "a worker stands at the share in force")?;
-        rule(step.now >= self.standby.not_before, "a worker that is to stand waits for its time")
+        rule(inside || launch.share == step.workers.share(), "a standby starts at the share in force")?;
+        rule(step.now >= self.standby.not_before, "a standby starts after its delay")
     }
 
     fn wants_standby(&self) -> bool {
@@ -110,13 +110,13 @@ impl RuleChecker {
     pub(super) fn keep(&mut self, worker: WorkerId, step: &Step<'_>) -> Result<(), Violation> {
         let dwelt = matches!(step.stimulus, Stimulus::Timer { .. });
         self.note(if dwelt {
-            "a parked worker goes on standing"
+            "a parked worker becomes the standby"
         } else {
-            "a parked worker stands for a change"
+            "a parked worker becomes the standby for a change"
         });
         self.standby.on = true;
         let seen = self.seen(worker);
-        rule(seen.is_usable() && seen.parked.is_some(), "a worker is kept that has drained")?;
+        rule(seen.is_usable() && seen.parked.is_some(), "only a drained worker becomes the standby")?;
         (seen.drains, seen.parked) = (None, None);
         seen.standby_since = Some(step.now);
         seen.rest = Duration::ZERO;
@@ -142,7 +142,7 @@ impl RuleChecker {
         let fits = seen.fits(step.workers.share(), &self.settings, inside);
         let dwelt = seen.standby_since.is_some_and(|since| step.now >= since + dwell);
         let goes = !(wanted && fits) && dwelt;
-        rule(allowed || kept || called_in || goes, "a worker that stands where it is wanted goes on standing")
+        rule(allowed || kept || called_in || goes, "a wanted standby stays")
     }
 
     /// Records a standby that starts too slowly.
@@ -181,17 +181,14 @@ impl RuleChecker {
         }
         let standby = |worker: &WorkerId| is_standby(step.workers, *worker);
         let any = self.workers.iter().any(|(worker, seen)| !seen.gone && standby(worker));
-        rule(!self.standby.on || any, "memory counts as a standing worker's only while there is one")?;
+        rule(!self.standby.on || any, "a standby is reported only while one exists")?;
         let counts = self.workers.iter().filter(|(worker, seen)| !seen.leaves() && standby(worker));
         let counts = counts.filter(|(_, seen)| seen.standby_since.is_some() || !seen.hurried).count();
-        rule(
-            self.standby.on || counts == 0,
-            "the memory of a standing worker is known to those that need it",
-        )?;
-        rule(!awaits(step.workers) || !self.standby.on, "a worker that is waited for is not called in")?;
+        rule(self.standby.on || counts == 0, "an existing standby is reported")?;
+        rule(!awaits(step.workers) || !self.standby.on, "an awaited worker is not revoked")?;
         let stands = self.workers.values().any(|seen| seen.standby_since.is_some() && seen.is_usable());
         let obstacle = step.workers.standby_obstacle().is_some();
-        rule(!obstacle || !stands, "nothing is in the way of a worker that stands")?;
+        rule(!obstacle || !stands, "a ready standby has no obstacle")?;
         self.standby_has_the_right_share(step)?;
         self.one_starts_in_time(step, any)
     }
@@ -210,7 +207,7 @@ impl RuleChecker {
             }
             let unwanted = *seen.unwanted.get_or_insert(step.now);
             let by = (since + dwell).max(unwanted + self.allowance);
-            rule(step.now <= by, "a worker that stands at another share goes")?;
+            rule(step.now <= by, "a standby at another share exits")?;
         }
         Ok(())
     }
@@ -226,6 +223,6 @@ impl RuleChecker {
         }
         let since = *self.standby.could_start.get_or_insert(step.now);
         let by = since.max(self.standby.not_before) + self.allowance;
-        rule(step.now <= by, "a standing worker starts when it can")
+        rule(step.now <= by, "a standby starts when it can")
     }
 }
