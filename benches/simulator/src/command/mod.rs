@@ -41,7 +41,7 @@ pub(crate) struct Options {
     /// with one arrival per line as `seconds,model`. Several are run one after the other.
     #[arg(long, required = true, num_args = 1.., value_name = "LOAD")]
     load: Vec<Source>,
-    /// What decides: adaptive, unpartitioned, static, equal, half, priority-half, gslice, gpulet; with `+doors` behind it,
+    /// What decides: adaptive, unpartitioned, static, equal, half, priority-half, gslice, gpulet; with `+admission` behind it,
     /// requests are refused that cannot be answered in time. Or `layouts`: each layout that adaptive may try, kept for
     /// the whole run; `layout:halves` is one of them.
     #[arg(long, num_args = 1.., value_name = "POLICY", default_value = "adaptive")]

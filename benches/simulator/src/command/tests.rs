@@ -17,13 +17,13 @@ const MIX: &str = "../../configs/mix.yaml";
 #[test]
 fn every_policy_runs_on_the_same_requests() {
     let report = simulated(&format!(
-        "{MIX} --load poisson step --policy static half gslice+doors --seed 3 4 --seconds 5"
+        "{MIX} --load poisson step --policy static half gslice+admission --seed 3 4 --seconds 5"
     ))
     .unwrap();
     let runs: Vec<_> = report.runs.iter().map(|run| (&*run.load, run.seed, &*run.policy)).collect();
     assert_eq!(runs.len(), 12);
     assert_eq!(runs[0], ("poisson", 3, "static"));
-    assert_eq!(runs[11], ("step", 4, "gslice+doors"));
+    assert_eq!(runs[11], ("step", 4, "gslice+admission"));
     assert!(report.runs[..3].iter().all(|run| run.offered_rps == report.runs[0].offered_rps));
     for run in &report.runs {
         assert!(run.goodput_rps <= run.offered_rps && (0.0..=1.0).contains(&run.attainment));

@@ -1,10 +1,11 @@
 //! The placement of models on GPUs.
 //!
-//! A model needs a number of copies. Each copy needs SMs, memory and bandwidth of one GPU.
-//! Placement is therefore packing in three dimensions, with these constraints:
+//! A model needs a number of copies. Each copy needs SMs, memory and bandwidth of one GPU. Placement
+//! is therefore packing in three dimensions, with these constraints:
 //!
-//! * A GPU's resources are not exceeded. * Each GPU keeps enough memory for the largest shadow of
-//! its models. * A host, which fails as a whole, has at most one copy of a model.
+//! * A GPU's resources are not exceeded.
+//! * Each GPU keeps enough memory for the largest shadow of its models.
+//! * A host, which fails as a whole, has at most one copy of a model.
 //!
 //! Among the placements that satisfy them, [`place`] returns the one with the least [`Cost`].
 

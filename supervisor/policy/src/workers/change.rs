@@ -6,9 +6,9 @@ use shadowslice_shared::units::{Percent, Sms, Timestamp};
 use super::messages::ResizeRequest;
 
 /// The explanation of wrong answers at a share below 100 %.
-pub(super) const WRONG_AT_A_SHARE: &str = "Two workers with this share answered wrongly, so no further one is started. \
-    Half precision (FP16, BF16) gives wrong results under MPS percentages below 100 % on Hopper GPUs (cuBLAS); use \
-    `handover: in-process` or a share of 100 %";
+pub(super) const WRONG_AT_A_SHARE: &str = "Two workers with this share answered wrongly, so no further one is \
+    started. Half precision (FP16, BF16) gives wrong results under MPS percentages below 100 % on Hopper GPUs \
+    (cuBLAS); use `handover: in-process` or a share of 100 %";
 
 /// The change of share that is under way; there is at most one.
 #[derive(Debug)]
@@ -196,7 +196,7 @@ pub enum ResizeRefused {
     },
     /// The model is stopping.
     #[error(
-        "the workers of this model are stopping, because the supervisor stops or the model is unloaded or replaced"
+        "the workers of this model are stopping: the supervisor stops, or the model is unloaded or replaced"
     )]
     Stopping,
 }

@@ -28,7 +28,7 @@ pub(crate) enum ExternalEvent {
     Configure,
     /// An operator holds or releases the share.
     Hold(bool),
-    /// The memory of the standing worker is needed.
+    /// The memory of the standby is needed.
     StandbyRevoked,
     /// Other models move this model's groups.
     GroupsMove,

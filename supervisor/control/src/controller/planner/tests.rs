@@ -241,7 +241,7 @@ fn nothing_is_ordered_of_a_model_that_is_held_or_does_not_serve() {
 
 #[test]
 fn a_plan_does_not_say_that_somebody_is_refused_who_is_served_late() {
-    let mut rig = Rig::new("policy: half+doors");
+    let mut rig = Rig::new("policy: half+admission");
     Arc::make_mut(&mut rig.planner.models[0].0.model).queue.on_late = OnLate::Serve;
     let refuse_late: Vec<bool> = rig.decide().iter().map(|row| row.door.refuse_late).collect();
     assert_eq!(refuse_late, [false, true]);
@@ -271,8 +271,8 @@ fn late_requests_are_refused_as_the_policy_says_where_it_is_acted_upon() {
         rig.planner.models.iter().map(|(sharer, _)| sharer.pipeline.refuses_late()).collect::<Vec<_>>()
     };
     assert_eq!(refuses_late("policy: adaptive"), [false; 2]);
-    assert_eq!(refuses_late("policy: half+doors"), [true; 2]);
-    assert_eq!(refuses_late("policy: half+doors, act: false"), [false; 2]);
+    assert_eq!(refuses_late("policy: half+admission"), [true; 2]);
+    assert_eq!(refuses_late("policy: half+admission, act: false"), [false; 2]);
 }
 
 #[test]
@@ -296,11 +296,11 @@ fn first_shares_are_the_policys_only_where_it_is_acted_upon() {
     let expected = BTreeMap::from([
         ("policy: static", [20, 20]),
         ("policy: equal", [50, 50]),
-        ("policy: equal+doors", [50, 50]),
+        ("policy: equal+admission", [50, 50]),
         ("policy: equal, act: false", [20, 20]),
         ("policy: half", [60, 60]),
         ("policy: gslice", [20, 20]),
-        ("policy: static+doors", [20, 20]),
+        ("policy: static+admission", [20, 20]),
         ("policy: adaptive", [20, 20]),
     ]);
     for (controller, shares) in expected {

@@ -1,10 +1,10 @@
-//! One GPU: which layout is in force there, and why.
+//! The state of one GPU: the layout in force, and how it was chosen.
 //!
 //! ```text
-//! AtRest ── a model violates its objective, refusing does not suffice ──▶ Trying ── the best ──▶ Settled
-//!   ▲ └──────── the same, and the best layout for this load is known ───────────────────────────▶ │ │
-//!   └────────────────────────── no violation for a pause ───────────────────────────────────────────┘ │
-//!                                 Trying ◀── much more is missed than then, or the load is another ───┘
+//! AtRest ── a model violates its objective, refusing is not enough ──▶ Trying ── the best ──▶ Chosen
+//!   ▲ └───── the same, and the best layout for this load is known ──────────────────────────▶ │ │
+//!   └──────────────────────── no violation during a pause ────────────────────────────────────┘ │
+//!                          Trying ◀── many more requests miss, or the load has changed ──────────┘
 //! ```
 
 use std::time::Duration;
