@@ -44,6 +44,7 @@ impl PolicyName {
         Self::Gpulet,
     ];
 
+    /// Returns the name by which a configuration chooses the kind.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Adaptive => "adaptive",
