@@ -20,12 +20,12 @@ const MAX_TEXT_BYTES: usize = 256;
 const CLIENT_LEFT: &str = "client_left";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Protocol {
+pub enum AccessProtocol {
     Http,
     Grpc,
 }
 
-impl Protocol {
+impl AccessProtocol {
     pub fn name(self) -> &'static str {
         match self {
             Self::Http => "http",
@@ -48,7 +48,7 @@ impl Protocol {
 pub struct AccessRecord {
     /// The time at which the request's first part was read.
     pub time: SystemTime,
-    pub protocol: Protocol,
+    pub protocol: AccessProtocol,
     pub method: String,
     pub path: String,
     pub peer: Arc<Peer>,
@@ -68,9 +68,9 @@ pub struct AccessRecord {
 }
 
 /// Takes records. It must not wait.
-type Tell = Box<dyn Fn(&AccessRecord) + Send + Sync>;
+type RecordSink = Box<dyn Fn(&AccessRecord) + Send + Sync>;
 
-pub struct AccessLog(Tell);
+pub struct AccessLog(RecordSink);
 
 impl fmt::Debug for AccessLog {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -80,8 +80,8 @@ impl fmt::Debug for AccessLog {
 
 /// The head of a request.
 #[derive(Debug, Clone, Copy)]
-pub struct Head<'h> {
-    pub protocol: Protocol,
+pub struct RequestHead<'h> {
+    pub protocol: AccessProtocol,
     pub method: &'h str,
     pub path: &'h str,
     /// Its header `x-request-id`.
@@ -94,9 +94,9 @@ impl AccessLog {
     }
 
     /// Begins the record of a request whose first part was read at `began`.
-    pub fn begin(self: &Arc<Self>, head: Head<'_>, peer: &Arc<Peer>, began: Instant) -> Access {
-        let Head { protocol, method, path, request_id } = head;
-        Access(Arc::new(Entry {
+    pub fn begin(self: &Arc<Self>, head: RequestHead<'_>, peer: &Arc<Peer>, began: Instant) -> AccessEntry {
+        let RequestHead { protocol, method, path, request_id } = head;
+        AccessEntry(Arc::new(EntryState {
             log: Arc::clone(self),
             time: SystemTime::now().checked_sub(began.elapsed()).unwrap_or(SystemTime::UNIX_EPOCH),
             began,
@@ -107,39 +107,39 @@ impl AccessLog {
             journal: Journal::default(),
             received: AtomicU64::new(0),
             sent: AtomicU64::new(0),
-            answer: Mutex::new(Answer { peer: Arc::clone(peer), code: None, is_whole: false }),
+            answer: Mutex::new(EntryResponse { peer: Arc::clone(peer), code: None, is_whole: false }),
         }))
     }
 }
 
 /// The record of a request under way; the last one that is dropped tells it.
 #[derive(Debug, Clone)]
-pub struct Access(Arc<Entry>);
+pub struct AccessEntry(Arc<EntryState>);
 
 #[derive(Debug)]
-struct Entry {
+struct EntryState {
     log: Arc<AccessLog>,
     time: SystemTime,
     began: Instant,
-    protocol: Protocol,
+    protocol: AccessProtocol,
     method: String,
     path: String,
     request_id: Option<String>,
     journal: Journal,
     received: AtomicU64,
     sent: AtomicU64,
-    answer: Mutex<Answer>,
+    answer: Mutex<EntryResponse>,
 }
 
 #[derive(Debug)]
-struct Answer {
+struct EntryResponse {
     peer: Arc<Peer>,
     code: Option<u16>,
     /// Whether the client took all of it.
     is_whole: bool,
 }
 
-impl Access {
+impl AccessEntry {
     /// Returns the request's journal, which names the model, the id and the failure.
     pub fn journal(&self) -> &Journal {
         &self.0.journal
@@ -169,10 +169,10 @@ impl Access {
     }
 }
 
-impl Drop for Entry {
+impl Drop for EntryState {
     fn drop(&mut self) {
         let journey = self.journal.take();
-        let Answer { peer, code, is_whole } = self.answer.get_mut();
+        let EntryResponse { peer, code, is_whole } = self.answer.get_mut();
         let left = (code.is_none() || !*is_whole).then_some(CLIENT_LEFT);
         let record = AccessRecord {
             time: self.time,
@@ -210,15 +210,15 @@ mod tests {
         (Arc::new(AccessLog::new(tell)), lines)
     }
 
-    fn begin(log: &Arc<AccessLog>, protocol: Protocol) -> Access {
-        let head = Head { protocol, method: "POST", path: "/v2", request_id: Some("from-proxy") };
+    fn begin(log: &Arc<AccessLog>, protocol: AccessProtocol) -> AccessEntry {
+        let head = RequestHead { protocol, method: "POST", path: "/v2", request_id: Some("from-proxy") };
         log.begin(head, &Arc::new(Peer::Unix { uid: 1, groups: Vec::new(), pid: 2 }), Instant::now())
     }
 
     #[test]
     fn the_last_holder_tells_the_record() {
         let (log, lines) = log();
-        let access = begin(&log, Protocol::Http);
+        let access = begin(&log, AccessProtocol::Http);
         let other = access.clone();
         access.received(5);
         access.answered(200);
@@ -234,10 +234,10 @@ mod tests {
     #[test]
     fn a_client_that_leaves_is_told_apart() {
         let (log, lines) = log();
-        drop(begin(&log, Protocol::Http));
-        drop(begin(&log, Protocol::Grpc));
-        begin(&log, Protocol::Http).answered(200);
-        let refused = begin(&log, Protocol::Http);
+        drop(begin(&log, AccessProtocol::Http));
+        drop(begin(&log, AccessProtocol::Grpc));
+        begin(&log, AccessProtocol::Http).answered(200);
+        let refused = begin(&log, AccessProtocol::Http);
         refused.journal().refused("late");
         refused.journal().failed("x".repeat(300));
         refused.answered(503);

@@ -14,7 +14,7 @@ use std::time::Instant;
 use futures_util::future::BoxFuture;
 use futures_util::stream::{BoxStream, FuturesOrdered, SelectAll, Stream, StreamExt, unfold};
 use prost::Message as _;
-use shadowslice_datapath::access::{Access, Head, Protocol};
+use shadowslice_datapath::access::{AccessEntry, AccessProtocol, RequestHead};
 use shadowslice_datapath::peer::Peer;
 use shadowslice_datapath::pipeline::{Answers, Coming, Metadata, Output};
 use tonic::{Code, Status, Streaming};
@@ -51,9 +51,10 @@ pub(super) struct Context {
 
 impl Context {
     /// Begins the record of one of the call's requests, if answers are logged.
-    fn record(&self, request: &ModelInferRequest, began: Instant) -> Option<Access> {
+    fn record(&self, request: &ModelInferRequest, began: Instant) -> Option<AccessEntry> {
         let log = self.front.access.as_ref()?;
-        let head = Head { protocol: Protocol::Grpc, method: "POST", path: STREAM, request_id: None };
+        let head =
+            RequestHead { protocol: AccessProtocol::Grpc, method: "POST", path: STREAM, request_id: None };
         let access = log.begin(head, &self.peer, began);
         access.received(request.encoded_len());
         Some(access)
@@ -241,7 +242,7 @@ async fn answer(context: Context, request: ModelInferRequest, (reserved, coming,
 }
 
 /// The companions of a request: its memory, its arrival, its record.
-type Came = (Arc<Reserved>, Coming, Option<Access>);
+type Came = (Arc<Reserved>, Coming, Option<AccessEntry>);
 
 enum Turn {
     Asked(Context, Box<ModelInferRequest>, Came),
@@ -258,7 +259,7 @@ struct Open {
     answers: Answers,
     id: String,
     wants_end: bool,
-    access: Option<Access>,
+    access: Option<AccessEntry>,
     /// Until its end: a place among the requests in flight, memory.
     _held: (Taken, Arc<Reserved>),
 }
@@ -308,7 +309,7 @@ fn answers(
 }
 
 /// Notes how a stream ended; one that is dropped before was left by its client.
-fn end(access: Option<&Access>, why: Option<&RequestError>) {
+fn end(access: Option<&AccessEntry>, why: Option<&RequestError>) {
     let Some(access) = access else { return };
     match why {
         Some(why) => access::failed(access, why),

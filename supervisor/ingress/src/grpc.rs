@@ -57,7 +57,7 @@ use super::{
     Frontend, access, describe, envelope, load_metrics, model, peers, reflection, repository, statistics,
     traced, unsupported,
 };
-use shadowslice_datapath::access::Protocol;
+use shadowslice_datapath::access::AccessProtocol;
 use shadowslice_datapath::peer::Peer;
 use shadowslice_datapath::pipeline::{Coming, Metadata};
 use shadowslice_datapath::router::Route;
@@ -105,7 +105,7 @@ pub(super) async fn serve(
     // hyper calls this when it has read a call's headers, before the call has its turn.
     let service = service_fn(|request: HttpRequest<Incoming>| {
         called.store(true, Ordering::Relaxed);
-        let (mut request, access) = front.logged(Protocol::Grpc, request, &caller.peer);
+        let (mut request, access) = front.logged(AccessProtocol::Grpc, request, &caller.peer);
         traced::arrives(&mut request);
         let (front, client, servers) = (front.clone(), client.clone(), servers.clone());
         let (untaken, caller) = (untaken.clone(), caller.clone());

@@ -31,10 +31,10 @@ use super::reserved::Reserved;
 use super::routes::{self, Goal};
 use super::stop::Stop;
 use super::{Frontend, access, traced};
-use shadowslice_datapath::access::{Access, Protocol};
+use shadowslice_datapath::access::{AccessEntry, AccessProtocol};
 use shadowslice_datapath::pipeline::Pieces;
 use shadowslice_datapath::readiness::Host;
-use shadowslice_datapath::trace::Outcome;
+use shadowslice_datapath::trace::SpanStatus;
 
 pub(super) type Answer = Response<Pieces>;
 
@@ -69,7 +69,7 @@ pub(super) async fn serve(
     let (asked, refused) = (AtomicBool::new(false), AtomicBool::new(false));
     let counted = async |request: Request<Incoming>| {
         let is_head = request.method() == Method::HEAD;
-        let (request, access) = front.logged(Protocol::Http, request, &caller.peer);
+        let (request, access) = front.logged(AccessProtocol::Http, request, &caller.peer);
         let reply = answer(&front, (client, &caller), (&asked, &refused), &stop, request).await;
         client.tally().http(reply.status().as_u16());
         Ok::<_, Infallible>(written(reply, access, is_head))
@@ -182,7 +182,7 @@ async fn answer(
         client.touch();
     }
     if let Some(span) = span {
-        span.end(Outcome::Http(answer.status().as_u16()));
+        span.end(SpanStatus::Http(answer.status().as_u16()));
     }
     if head.method == Method::HEAD && answer.body().is_empty() {
         // hyper adds this to answers to GET, and the length of a body that is there to both.
@@ -200,7 +200,7 @@ async fn answer(
 }
 
 /// An answer on its way. An empty one, as one to HEAD, is not written, and so arrives at once.
-fn written(reply: Reply, access: Option<Access>, is_head: bool) -> Response<Written> {
+fn written(reply: Reply, access: Option<AccessEntry>, is_head: bool) -> Response<Written> {
     if let Some(access) = &access {
         access.answered(reply.status().as_u16());
         if is_head || reply.body().0.is_empty() {
@@ -214,7 +214,7 @@ fn written(reply: Reply, access: Option<Access>, is_head: bool) -> Response<Writ
 #[derive(Debug)]
 struct Companions {
     reserved: Option<Arc<Reserved>>,
-    access: Option<Access>,
+    access: Option<AccessEntry>,
 }
 
 impl Goes for Companions {

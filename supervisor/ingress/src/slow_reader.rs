@@ -20,7 +20,7 @@ use super::kept::{Goes, Kept};
 use super::pace::{Patience, SILENCE, SLOWEST, SLOWEST_STREAM};
 use super::reserved::Reserved;
 use super::traced::note_grpc;
-use shadowslice_datapath::access::Access;
+use shadowslice_datapath::access::AccessEntry;
 
 /// Answers go on in pieces of at most so many bytes, and the peer must take each piece in time.
 const PIECE: usize = 256 << 10;
@@ -101,7 +101,7 @@ pub(super) struct Answer<B> {
     deliveries: Deliveries,
     untaken: Arc<Untaken>,
     reserved: Option<Arc<Reserved>>,
-    access: Option<Access>,
+    access: Option<AccessEntry>,
 }
 
 impl<B: Body> Answer<B> {
@@ -109,7 +109,7 @@ impl<B: Body> Answer<B> {
         body: B,
         untaken: Arc<Untaken>,
         reserved: Option<Arc<Reserved>>,
-        access: Option<Access>,
+        access: Option<AccessEntry>,
     ) -> Self {
         if let Some(access) = access.as_ref().filter(|_| body.is_end_stream()) {
             access.delivered();
@@ -136,7 +136,7 @@ pub(super) struct Piece {
     _reserved: Option<Arc<Reserved>>,
     /// The deliveries of the answers that end with it.
     deliveries: Deliveries,
-    access: Option<Access>,
+    access: Option<AccessEntry>,
 }
 
 impl Goes for Piece {

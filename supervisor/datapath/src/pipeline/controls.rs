@@ -22,7 +22,7 @@ use super::stall::Stall;
 use super::stats::{Latencies, Look};
 use super::totals::Totals;
 use super::{LiveSettings, Pipeline};
-use crate::trace::{Handover, Lost};
+use crate::trace::{LostReason, RouteChange};
 
 #[derive(Debug, Clone)]
 pub struct PipelineReport {
@@ -113,7 +113,7 @@ impl Pipeline {
         self.change(|state| {
             let from = state.scheduler.serving_lane().map(|lane| lane.worker);
             if let Some(WorkerId(to)) = worker.filter(|_| worker != from) {
-                state.routed = Some(Handover { at: now, from: from.map(|from| from.0), to });
+                state.routed = Some(RouteChange { at: now, from: from.map(|from| from.0), to });
             }
             state.scheduler.route(worker);
             state.dispatch(now);
@@ -151,7 +151,7 @@ impl Pipeline {
         self.change(|state| {
             let Abandoned { mut executing, behind } = state.take_back(worker);
             executing.extend(behind);
-            note::lost(&executing, Lost::TakenBack, now);
+            note::lost(&executing, LostReason::TakenBack, now);
             state.put_back(executing, now);
             state.dispatch(now);
         });

@@ -25,7 +25,7 @@ use super::request::{LEFT_OUT, Metadata};
 use super::shapes::ShapeTimes;
 use crate::clock::monotonic_ns;
 use crate::pipeline::BatchSocket;
-use crate::trace::RanAt;
+use crate::trace::RunLocation;
 use shadowslice_shared::errors;
 
 pub(crate) type Lane = scheduler::Lane<Shapes, Pending>;
@@ -64,7 +64,7 @@ struct Running {
 pub(crate) struct Link {
     pub(crate) worker: WorkerId,
     /// For traces: the worker, and where it runs.
-    pub(crate) place: Arc<RanAt>,
+    pub(crate) place: Arc<RunLocation>,
     occupancy: Arc<Occupancy>,
     running: Option<Running>,
     /// How long its batches take by shape, where requests differ in it.
@@ -94,7 +94,7 @@ impl Link {
         let lane = Lane::new(worker, &slice, blank, slots);
         let link = Self {
             worker,
-            place: Arc::new(RanAt { worker: worker.0, share, sms: slice.sms, device }),
+            place: Arc::new(RunLocation { worker: worker.0, share, sms: slice.sms, device }),
             occupancy,
             running: None,
             shapes: ShapeTimes::of(metadata, slice.sms),
@@ -109,9 +109,9 @@ impl Link {
     }
 
     pub(crate) fn move_to(&mut self, share: Percent, slice: &Slice) {
-        let RanAt { worker, device, .. } = &*self.place;
+        let RunLocation { worker, device, .. } = &*self.place;
         let (worker, device) = (*worker, Arc::clone(device));
-        self.place = Arc::new(RanAt { worker, share, sms: slice.sms, device });
+        self.place = Arc::new(RunLocation { worker, share, sms: slice.sms, device });
     }
 
     /// Keeps the memory of requests that are taken away until the worker has finished with them.

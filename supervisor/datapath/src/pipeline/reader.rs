@@ -23,7 +23,7 @@ use super::state;
 use super::streams::{Given, OpenStream, Then};
 use super::totals::Took;
 use crate::pipeline::BatchSocket;
-use crate::trace::Lost;
+use crate::trace::LostReason;
 use shadowslice_shared::errors;
 
 #[derive(Debug)]
@@ -140,7 +140,7 @@ impl LaneReader {
             Ok(answers) => answers,
             Err(why) => {
                 let now = self.pipeline.now();
-                note::lost(&batch.requests, Lost::Nonsense, now);
+                note::lost(&batch.requests, LostReason::Nonsense, now);
                 self.pipeline.change(|state| {
                     let again = state.blamed(batch.requests, now);
                     state.try_alone(again, now);
@@ -246,7 +246,7 @@ impl LaneReader {
     fn failed(&self, mut batch: InFlight, failure: &RunFailure) {
         let now = self.pipeline.now();
         let requests = std::mem::take(&mut batch.requests);
-        note::lost(&requests, Lost::Failed, now);
+        note::lost(&requests, LostReason::Failed, now);
         self.pipeline.change(|state| {
             if requests.len() > 1 {
                 state.try_alone(requests, now);

@@ -26,7 +26,7 @@ use super::request::Failure;
 use super::stall::StallMeter;
 use super::stats::Stats;
 use super::streams::{Given, broken_off, died_in_step};
-use crate::trace::{Handover, Lost};
+use crate::trace::{LostReason, RouteChange};
 
 /// Workers that are remembered: more than a model has at a time, as several may go at once.
 const WENT: usize = 8;
@@ -53,7 +53,7 @@ pub(crate) struct State {
     /// When it is looked at next, in vain perhaps.
     pub(crate) armed: Option<Timestamp>,
     /// The last change of the lane that serves.
-    pub(crate) routed: Option<Handover>,
+    pub(crate) routed: Option<RouteChange>,
     /// Of the last workers that went, those that had nothing to do then.
     pub(crate) went_idle: VecDeque<WorkerId>,
     pub(crate) quarantine: Quarantine,
@@ -257,7 +257,7 @@ impl State {
     pub(crate) fn condemn(&mut self, worker: WorkerId, now: Timestamp) {
         let served = self.scheduler.stop_sending(worker);
         let Abandoned { executing, behind } = self.take_back(worker);
-        [&executing, &behind].into_iter().for_each(|requests| note::lost(requests, Lost::Died, now));
+        [&executing, &behind].into_iter().for_each(|requests| note::lost(requests, LostReason::Died, now));
         if served || !(executing.is_empty() && behind.is_empty()) {
             self.scheduler.disturbed();
         }

@@ -12,10 +12,10 @@ const MAX_TRIES: usize = 16;
 /// A journey that is being written. Its holders write to the same journey; they hold its lock for
 /// moments only and never wait meanwhile.
 #[derive(Debug, Clone, Default)]
-pub struct Journal(Arc<Mutex<Journey>>);
+pub struct Journal(Arc<Mutex<RequestTrace>>);
 
 #[derive(Debug, Clone, Default)]
-pub struct Journey {
+pub struct RequestTrace {
     pub model: Option<String>,
     /// The id that the client gave the request.
     pub id: Option<String>,
@@ -23,7 +23,7 @@ pub struct Journey {
     pub rows: Option<u32>,
     pub copy_in: Duration,
     /// Its waits in the queue, with the result of each.
-    pub tries: Vec<Try>,
+    pub tries: Vec<RequestAttempt>,
     /// How often it was put back into the queue.
     pub retries: u32,
     /// Why it was turned away, in a word.
@@ -31,30 +31,30 @@ pub struct Journey {
     /// Why it has no answer, as its client reads it.
     pub why: Option<String>,
     /// The last change of the worker that serves, if a change fell into the request's time.
-    pub handover: Option<Handover>,
+    pub handover: Option<RouteChange>,
 }
 
 #[derive(Debug, Clone)]
-pub struct Try {
+pub struct RequestAttempt {
     pub queued: Timestamp,
     /// The stay with a worker; `None` while the request waits, and for good if it never ran.
-    pub ran: Option<Ran>,
+    pub ran: Option<WorkerRun>,
 }
 
 #[derive(Debug, Clone)]
-pub struct Ran {
+pub struct WorkerRun {
     pub sent: Timestamp,
     /// The batch's number, of all batches of the model.
     pub batch: u64,
     /// Rows of all requests of the batch.
     pub rows: u32,
     pub requests: usize,
-    pub place: Arc<RanAt>,
-    pub ending: Ending,
+    pub place: Arc<RunLocation>,
+    pub ending: RunEnd,
 }
 
 #[derive(Debug, PartialEq, Eq)]
-pub struct RanAt {
+pub struct RunLocation {
     /// Names it for the life of the supervisor.
     pub worker: u64,
     pub share: Percent,
@@ -64,7 +64,7 @@ pub struct RanAt {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ending {
+pub enum RunEnd {
     Open,
     Answered {
         received: Timestamp,
@@ -76,13 +76,13 @@ pub enum Ending {
     Lost {
         /// When that was known.
         at: Timestamp,
-        why: Lost,
+        why: LostReason,
     },
 }
 
 /// Why a stay with a worker ended without an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Lost {
+pub enum LostReason {
     /// The worker died, or hung and was given up.
     Died,
     /// A hand-over took it back in time.
@@ -92,7 +92,7 @@ pub enum Lost {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Handover {
+pub struct RouteChange {
     pub at: Timestamp,
     /// The worker that served until then; `None` after a death.
     pub from: Option<u64>,
@@ -123,25 +123,25 @@ impl Journal {
             journey.retries += 1;
         }
         if journey.tries.len() < MAX_TRIES {
-            journey.tries.push(Try { queued: at, ran: None });
+            journey.tries.push(RequestAttempt { queued: at, ran: None });
         }
     }
 
-    pub fn sent(&self, ran: Ran) {
+    pub fn sent(&self, ran: WorkerRun) {
         if let Some(waits) = self.0.lock().tries.last_mut().filter(|last| last.ran.is_none()) {
             waits.ran = Some(ran);
         }
     }
 
-    pub fn ended(&self, ending: Ending) {
+    pub fn ended(&self, ending: RunEnd) {
         let mut journey = self.0.lock();
         let ran = journey.tries.last_mut().and_then(|last| last.ran.as_mut());
-        if let Some(ran) = ran.filter(|ran| ran.ending == Ending::Open) {
+        if let Some(ran) = ran.filter(|ran| ran.ending == RunEnd::Open) {
             ran.ending = ending;
         }
     }
 
-    pub fn handed_over(&self, handover: Handover) {
+    pub fn handed_over(&self, handover: RouteChange) {
         self.0.lock().handover = Some(handover);
     }
 
@@ -154,18 +154,18 @@ impl Journal {
     }
 
     /// Returns the notes up to now. All but the tries stay, for a line of the access log.
-    pub fn take(&self) -> Journey {
+    pub fn take(&self) -> RequestTrace {
         let mut journey = self.0.lock();
-        Journey { tries: std::mem::take(&mut journey.tries), ..journey.clone() }
+        RequestTrace { tries: std::mem::take(&mut journey.tries), ..journey.clone() }
     }
 }
 
-impl Journey {
+impl RequestTrace {
     /// The spans that it is told as, the request's own included.
     pub fn spans(&self) -> u64 {
-        let of = |one: &Try| match &one.ran {
+        let of = |one: &RequestAttempt| match &one.ran {
             None => 1,
-            Some(Ran { ending: Ending::Answered { .. }, .. }) => 3,
+            Some(WorkerRun { ending: RunEnd::Answered { .. }, .. }) => 3,
             Some(_) => 2,
         };
         1 + self.tries.iter().map(of).sum::<u64>()
@@ -180,9 +180,9 @@ mod tests {
         Timestamp::after_origin(Duration::from_millis(ms))
     }
 
-    fn ran(sent: Timestamp, batch: u64) -> Ran {
-        let place = RanAt { worker: 1, share: Percent::WHOLE, sms: Sms(10), device: "emulated".into() };
-        Ran { sent, batch, rows: 1, requests: 1, place: Arc::new(place), ending: Ending::Open }
+    fn ran(sent: Timestamp, batch: u64) -> WorkerRun {
+        let place = RunLocation { worker: 1, share: Percent::WHOLE, sms: Sms(10), device: "emulated".into() };
+        WorkerRun { sent, batch, rows: 1, requests: 1, place: Arc::new(place), ending: RunEnd::Open }
     }
 
     #[test]
@@ -190,9 +190,9 @@ mod tests {
         let journal = Journal::default();
         journal.queued(at(1));
         journal.sent(ran(at(2), 7));
-        let died = Ending::Lost { at: at(3), why: Lost::Died };
+        let died = RunEnd::Lost { at: at(3), why: LostReason::Died };
         journal.ended(died);
-        journal.ended(Ending::Lost { at: at(4), why: Lost::Failed });
+        journal.ended(RunEnd::Lost { at: at(4), why: LostReason::Failed });
         journal.queued(at(3));
         let journey = journal.take();
         assert_eq!((journey.retries, journey.spans()), (1, 4));
@@ -208,7 +208,7 @@ mod tests {
         for round in 0..100 {
             journal.queued(at(round));
             journal.sent(ran(at(round), round));
-            journal.ended(Ending::Lost { at: at(round), why: Lost::TakenBack });
+            journal.ended(RunEnd::Lost { at: at(round), why: LostReason::TakenBack });
         }
         let journey = journal.take();
         assert_eq!((journey.tries.len(), journey.retries), (MAX_TRIES, 99));

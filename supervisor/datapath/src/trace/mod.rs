@@ -12,7 +12,9 @@ mod parent;
 mod span;
 mod tracer;
 
-pub use journal::{Ending, Handover, Journal, Journey, Lost, Ran, RanAt, Try};
-pub use parent::Parent;
-pub use span::{Outcome, Protocol, Span, Traced};
-pub use tracer::{Counts, Tracer};
+pub use journal::{
+    Journal, LostReason, RequestAttempt, RequestTrace, RouteChange, RunEnd, RunLocation, WorkerRun,
+};
+pub use parent::TraceParent;
+pub use span::{RequestSpan, SpanProtocol, SpanStatus, TracedRequest};
+pub use tracer::{SpanCounts, Tracer};

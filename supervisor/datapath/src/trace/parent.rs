@@ -15,13 +15,13 @@ const SAMPLED: u8 = 1;
 const MAX_STATE_BYTES: usize = 512;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Parent {
+pub struct TraceParent {
     pub trace_id: u128,
     pub span_id: u64,
     pub sampled: bool,
 }
 
-impl Parent {
+impl TraceParent {
     /// The parent that headers name. A missing, malformed or repeated header counts as no parent.
     pub fn of(headers: &HeaderMap) -> Option<Self> {
         let mut values = headers.get_all(TRACEPARENT).iter();

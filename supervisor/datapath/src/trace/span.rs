@@ -2,12 +2,12 @@
 
 use shadowslice_shared::units::Timestamp;
 
-use super::journal::{Journal, Journey};
-use super::parent::Parent;
+use super::journal::{Journal, RequestTrace};
+use super::parent::TraceParent;
 use super::tracer::Tracer;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Protocol {
+pub enum SpanProtocol {
     /// Over HTTP, to that path.
     Http(String),
     Grpc,
@@ -15,7 +15,7 @@ pub enum Protocol {
 
 /// How a request ended, as its protocol says it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
+pub enum SpanStatus {
     /// Its client went away before that was known.
     Cancelled,
     Http(u16),
@@ -25,29 +25,29 @@ pub enum Outcome {
 
 /// A request that is traced. Dropped, it is told; until then it counts as given up by its client.
 #[derive(Debug)]
-pub struct Span<'t> {
+pub struct RequestSpan<'t> {
     pub(super) tracer: &'t Tracer,
     pub(super) journal: Journal,
     /// As it is told, but for the end and the steps.
-    pub(super) traced: Traced,
+    pub(super) traced: TracedRequest,
 }
 
 #[derive(Debug, Clone)]
-pub struct Traced {
+pub struct TracedRequest {
     pub trace_id: u128,
     pub span_id: u64,
-    pub parent: Option<Parent>,
+    pub parent: Option<TraceParent>,
     /// The state that travels with the trace; may be empty.
     pub state: String,
-    pub protocol: Protocol,
+    pub protocol: SpanProtocol,
     pub began: Timestamp,
     /// When it was answered, or given up.
     pub ended: Timestamp,
-    pub outcome: Outcome,
-    pub journey: Journey,
+    pub outcome: SpanStatus,
+    pub journey: RequestTrace,
 }
 
-impl Span<'_> {
+impl RequestSpan<'_> {
     pub fn journal(&self) -> &Journal {
         &self.journal
     }
@@ -59,14 +59,14 @@ impl Span<'_> {
         self
     }
 
-    pub fn end(mut self, outcome: Outcome) {
+    pub fn end(mut self, outcome: SpanStatus) {
         self.traced.outcome = outcome;
     }
 }
 
-impl Drop for Span<'_> {
+impl Drop for RequestSpan<'_> {
     fn drop(&mut self) {
         let (ended, journey) = (self.tracer.now(), self.journal.take());
-        self.tracer.tell(Traced { ended, journey, ..self.traced.clone() });
+        self.tracer.tell(TracedRequest { ended, journey, ..self.traced.clone() });
     }
 }

@@ -7,9 +7,9 @@ use parking_lot::Mutex;
 use shadowslice_shared::units::Timestamp;
 use tokio::sync::mpsc;
 
-use super::journal::{Journal, Journey};
-use super::parent::{self, Parent};
-use super::span::{Outcome, Protocol, Span, Traced};
+use super::journal::{Journal, RequestTrace};
+use super::parent::{self, TraceParent};
+use super::span::{RequestSpan, SpanProtocol, SpanStatus, TracedRequest};
 use crate::clock::Clock;
 use shadowslice_config::Sample;
 
@@ -18,7 +18,7 @@ const WAITING: usize = 4096;
 
 /// How spans ended since the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Counts {
+pub struct SpanCounts {
     pub exported: u64,
     /// Dropped, because [`WAITING`] requests waited.
     pub queue_full: u64,
@@ -28,7 +28,7 @@ pub struct Counts {
     pub rejected: u64,
 }
 
-impl Counts {
+impl SpanCounts {
     pub fn dropped(&self) -> u64 {
         self.queue_full + self.unsent + self.rejected
     }
@@ -45,12 +45,12 @@ pub struct Tracer {
     clock: Clock,
     /// The part of the requests without a parent that are traced.
     sample: AtomicU32,
-    told: mpsc::Sender<Traced>,
-    counts: Mutex<Counts>,
+    told: mpsc::Sender<TracedRequest>,
+    counts: Mutex<SpanCounts>,
 }
 
 impl Tracer {
-    pub fn new(sample: Sample, clock: Clock) -> (Self, mpsc::Receiver<Traced>) {
+    pub fn new(sample: Sample, clock: Clock) -> (Self, mpsc::Receiver<TracedRequest>) {
         let (told, traced) = mpsc::channel(WAITING);
         (Self { clock, sample: AtomicU32::new(sample.parts()), told, counts: Mutex::default() }, traced)
     }
@@ -59,17 +59,21 @@ impl Tracer {
         self.sample.store(sample.parts(), Ordering::Relaxed);
     }
 
-    pub fn counts(&self) -> Counts {
+    pub fn counts(&self) -> SpanCounts {
         *self.counts.lock()
     }
 
-    pub fn count(&self, add: impl FnOnce(&mut Counts)) {
+    pub fn count(&self, add: impl FnOnce(&mut SpanCounts)) {
         add(&mut self.counts.lock());
     }
 
     /// A request is traced as its parent is, or by chance if it has no parent.
-    pub fn begin(&self, headers: &HeaderMap, protocol: impl FnOnce() -> Protocol) -> Option<Span<'_>> {
-        let parent = Parent::of(headers);
+    pub fn begin(
+        &self,
+        headers: &HeaderMap,
+        protocol: impl FnOnce() -> SpanProtocol,
+    ) -> Option<RequestSpan<'_>> {
+        let parent = TraceParent::of(headers);
         let traced = match &parent {
             Some(parent) => parent.sampled,
             None => fastrand::u32(..Sample::ALL) < self.sample.load(Ordering::Relaxed),
@@ -80,7 +84,7 @@ impl Tracer {
                 None => (fastrand::u128(1..), String::new()),
             };
             let began = self.now();
-            let traced = Traced {
+            let traced = TracedRequest {
                 trace_id,
                 span_id: fastrand::u64(1..),
                 parent,
@@ -88,10 +92,10 @@ impl Tracer {
                 protocol: protocol(),
                 began,
                 ended: began,
-                outcome: Outcome::Cancelled,
-                journey: Journey::default(),
+                outcome: SpanStatus::Cancelled,
+                journey: RequestTrace::default(),
             };
-            Span { tracer: self, journal: Journal::default(), traced }
+            RequestSpan { tracer: self, journal: Journal::default(), traced }
         })
     }
 
@@ -99,7 +103,7 @@ impl Tracer {
         self.clock.now()
     }
 
-    pub(super) fn tell(&self, traced: Traced) {
+    pub(super) fn tell(&self, traced: TracedRequest) {
         if let Err(lost) = self.told.try_send(traced) {
             self.counts.lock().queue_full += lost.into_inner().journey.spans();
         }
@@ -122,7 +126,7 @@ mod tests {
         headers
     }
 
-    fn tracer(parts: u32) -> (Tracer, mpsc::Receiver<Traced>) {
+    fn tracer(parts: u32) -> (Tracer, mpsc::Receiver<TracedRequest>) {
         Tracer::new(Sample::new(parts).unwrap(), Clock::start())
     }
 
@@ -130,26 +134,26 @@ mod tests {
     fn a_parent_decides_whatever_the_ratio() {
         let (all, mut told) = tracer(Sample::ALL);
         let (none, _) = tracer(0);
-        assert!(all.begin(&headers(Some("00")), || Protocol::Grpc).is_none());
-        assert!(none.begin(&headers(Some("01")), || Protocol::Grpc).is_some());
-        assert!(none.begin(&headers(None), || Protocol::Grpc).is_none());
-        all.begin(&headers(Some("01")), || Protocol::Grpc).unwrap().end(Outcome::Grpc(0));
+        assert!(all.begin(&headers(Some("00")), || SpanProtocol::Grpc).is_none());
+        assert!(none.begin(&headers(Some("01")), || SpanProtocol::Grpc).is_some());
+        assert!(none.begin(&headers(None), || SpanProtocol::Grpc).is_none());
+        all.begin(&headers(Some("01")), || SpanProtocol::Grpc).unwrap().end(SpanStatus::Grpc(0));
         let traced = told.try_recv().unwrap();
         assert_eq!(traced.trace_id, 0x0af7_6519_16cd_43dd_8448_eb21_1c80_319c);
         assert_eq!(traced.parent.map(|parent| parent.span_id), Some(0xb7ad_6b71_6920_3331));
-        assert_eq!((traced.state.as_str(), traced.outcome), ("k=v", Outcome::Grpc(0)));
+        assert_eq!((traced.state.as_str(), traced.outcome), ("k=v", SpanStatus::Grpc(0)));
     }
 
     #[test]
     fn without_a_parent_a_state_means_nothing_and_an_unfinished_span_was_given_up() {
         let (all, mut told) = tracer(Sample::ALL);
-        drop(all.begin(&headers(None), || Protocol::Http("/x".to_owned())));
-        drop(all.begin(&headers(Some("0x")), || Protocol::Grpc));
+        drop(all.begin(&headers(None), || SpanProtocol::Http("/x".to_owned())));
+        drop(all.begin(&headers(Some("0x")), || SpanProtocol::Grpc));
         for _ in 0..2 {
             let traced = told.try_recv().unwrap();
             assert_eq!(
                 (traced.state.as_str(), traced.parent, traced.outcome),
-                ("", None, Outcome::Cancelled)
+                ("", None, SpanStatus::Cancelled)
             );
         }
     }
@@ -158,20 +162,20 @@ mod tests {
     fn the_ratio_is_kept_over_many_requests() {
         let (tracer, _told) = tracer(Sample::ALL / 4);
         let traced =
-            (0..20_000).filter(|_| tracer.begin(&headers(None), || Protocol::Grpc).is_some()).count();
+            (0..20_000).filter(|_| tracer.begin(&headers(None), || SpanProtocol::Grpc).is_some()).count();
         // Six standard deviations of 61.
         assert!((4_632..5_368).contains(&traced), "{traced}");
         tracer.set_sample(Sample::new(0).unwrap());
-        assert!((0..100).all(|_| tracer.begin(&headers(None), || Protocol::Grpc).is_none()));
+        assert!((0..100).all(|_| tracer.begin(&headers(None), || SpanProtocol::Grpc).is_none()));
     }
 
     #[test]
     fn what_does_not_fit_is_dropped_and_counted_in_spans() {
         let (tracer, _told) = tracer(Sample::ALL);
         for _ in 0..WAITING + 3 {
-            let span = tracer.begin(&headers(None), || Protocol::Grpc).unwrap();
+            let span = tracer.begin(&headers(None), || SpanProtocol::Grpc).unwrap();
             span.journal().queued(Timestamp::default());
         }
-        assert_eq!(tracer.counts(), Counts { queue_full: 6, ..Counts::default() });
+        assert_eq!(tracer.counts(), SpanCounts { queue_full: 6, ..SpanCounts::default() });
     }
 }

@@ -12,7 +12,7 @@ use crate::status::{GpuStatus, ModelStatus};
 use shadowslice_control::controller::{Changes, WaitReason};
 use shadowslice_datapath::pipeline::{Total, Totals};
 use shadowslice_datapath::tally::HostCounts;
-use shadowslice_datapath::trace::Counts;
+use shadowslice_datapath::trace::SpanCounts;
 use text::{escaped, write_all};
 
 /// Totals and changes are those since the start.
@@ -67,7 +67,7 @@ pub struct Own {
 pub fn render(
     models: &[ModelMetrics],
     policy: Option<&Policy>,
-    traces: Option<Counts>,
+    traces: Option<SpanCounts>,
     gpus: &[GpuStatus],
     own: &Own,
 ) -> String {

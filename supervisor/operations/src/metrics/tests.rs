@@ -171,7 +171,7 @@ fn what_a_policy_wants_and_did_is_told_once_there_is_one() {
 fn traces_are_counted_where_requests_are_traced() {
     let name = "shadowslice_trace_spans_total{";
     assert!(!render(&[model("m")], None, None, &[], &NOTHING).contains(name));
-    let counted = Counts { exported: 5, queue_full: 1, unsent: 2, rejected: 3 };
+    let counted = SpanCounts { exported: 5, queue_full: 1, unsent: 2, rejected: 3 };
     let text = render(&[], None, Some(counted), &[], &NOTHING);
     for (outcome, spans) in [("exported", 5), ("queue_full", 1), ("unsent", 2), ("rejected", 3)] {
         has(&text, &format!("{name}outcome=\"{outcome}\"}} {spans}"));

@@ -20,7 +20,7 @@ use super::outage::{Outage, Word};
 use super::spans::{Wall, spans};
 use shadowslice_config::Tracing;
 use shadowslice_datapath::clock::Clock;
-use shadowslice_datapath::trace::{Traced, Tracer};
+use shadowslice_datapath::trace::{TracedRequest, Tracer};
 use shadowslice_shared::errors;
 
 const FLUSH_WITHIN: Duration = Duration::from_secs(5);
@@ -106,14 +106,14 @@ struct Sender {
     clock: Clock,
     tracer: Arc<Tracer>,
     resource: Resource,
-    gathered: Vec<Traced>,
+    gathered: Vec<TracedRequest>,
     outage: Outage,
     /// Spans that were dropped as far as the log was told.
     dropped: u64,
 }
 
 impl Sender {
-    async fn run(mut self, mut traced: mpsc::Receiver<Traced>, stopped: oneshot::Receiver<()>) {
+    async fn run(mut self, mut traced: mpsc::Receiver<TracedRequest>, stopped: oneshot::Receiver<()>) {
         let mut stopped = std::pin::pin!(stopped);
         loop {
             let stop = tokio::select! {
@@ -131,13 +131,13 @@ impl Sender {
     }
 
     /// Nothing is lost where this is cut short.
-    async fn gather(&mut self, traced: &mut mpsc::Receiver<Traced>) {
+    async fn gather(&mut self, traced: &mut mpsc::Receiver<TracedRequest>) {
         let first = traced.recv().await;
         self.gathered.extend(first);
         sleep(GATHER).await;
     }
 
-    async fn send_all(&mut self, traced: &mut mpsc::Receiver<Traced>) {
+    async fn send_all(&mut self, traced: &mut mpsc::Receiver<TracedRequest>) {
         loop {
             while self.gathered.len() < BATCH
                 && let Ok(next) = traced.try_recv()

@@ -14,7 +14,9 @@ use opentelemetry_proto::tonic::trace::v1::{Span, Status};
 use shadowslice_shared::units::Timestamp;
 
 use super::attributes::{number, text};
-use shadowslice_datapath::trace::{Ending, Handover, Journey, Lost, Outcome, Protocol, Ran, Traced};
+use shadowslice_datapath::trace::{
+    LostReason, RequestTrace, RouteChange, RunEnd, SpanProtocol, SpanStatus, TracedRequest, WorkerRun,
+};
 
 /// The flag of a trace that is sampled, and that whether the parent is remote is known.
 const SAMPLED: u32 = 0x101;
@@ -36,13 +38,13 @@ impl Wall {
 }
 
 struct Maker<'t> {
-    traced: &'t Traced,
+    traced: &'t TracedRequest,
     wall: Wall,
     next_id: &'t mut dyn FnMut() -> u64,
 }
 
 /// The spans of a request, its own first. `next_id` gives the ids of its children.
-pub(super) fn spans(traced: &Traced, wall: Wall, next_id: &mut dyn FnMut() -> u64) -> Vec<Span> {
+pub(super) fn spans(traced: &TracedRequest, wall: Wall, next_id: &mut dyn FnMut() -> u64) -> Vec<Span> {
     let mut maker = Maker { traced, wall, next_id };
     let mut spans = vec![maker.request()];
     for one in &traced.journey.tries {
@@ -57,7 +59,7 @@ pub(super) fn spans(traced: &Traced, wall: Wall, next_id: &mut dyn FnMut() -> u6
 
 impl Maker<'_> {
     fn request(&mut self) -> Span {
-        let Traced { span_id, parent, protocol, outcome, journey, began, ended, .. } = self.traced;
+        let TracedRequest { span_id, parent, protocol, outcome, journey, began, ended, .. } = self.traced;
         let mut span = self.span(*span_id, "inference", (*began, *ended));
         span.kind = SpanKind::Server.into();
         span.trace_state.clone_from(&self.traced.state);
@@ -73,11 +75,11 @@ impl Maker<'_> {
         span
     }
 
-    fn batch(&mut self, ran: &Ran, spans: &mut Vec<Span>) {
+    fn batch(&mut self, ran: &WorkerRun, spans: &mut Vec<Span>) {
         let end = match ran.ending {
-            Ending::Open => self.traced.ended,
-            Ending::Answered { copied, .. } => copied,
-            Ending::Lost { at, .. } => at,
+            RunEnd::Open => self.traced.ended,
+            RunEnd::Answered { copied, .. } => copied,
+            RunEnd::Lost { at, .. } => at,
         };
         let mut batch = self.child(&self.traced.span_id.to_be_bytes(), "batch", (ran.sent, end));
         let place = &ran.place;
@@ -91,11 +93,11 @@ impl Maker<'_> {
             text("shadowslice.device", &*place.device),
             text("shadowslice.batch.outcome", ending(ran.ending)),
         ];
-        if let Ending::Lost { why, .. } = ran.ending {
+        if let RunEnd::Lost { why, .. } = ran.ending {
             batch.attributes.push(text("error.type", ending(ran.ending)));
-            batch.status = (why != Lost::TakenBack).then(|| error(lost(why)));
+            batch.status = (why != LostReason::TakenBack).then(|| error(lost(why)));
         }
-        if let Ending::Answered { received, execution, .. } = ran.ending {
+        if let RunEnd::Answered { received, execution, .. } = ran.ending {
             let execution = self.child(&batch.span_id, "execution", (received - execution, received));
             spans.extend([batch, execution]);
         } else {
@@ -123,8 +125,8 @@ impl Maker<'_> {
         }
     }
 
-    fn handover(&self, handover: Handover) -> Event {
-        let Handover { at, from, to } = handover;
+    fn handover(&self, handover: RouteChange) -> Event {
+        let RouteChange { at, from, to } = handover;
         let name = if from.is_some() { "handover" } else { "worker replaced" };
         let from = from.map(|from| number("shadowslice.from_worker.id", from));
         let attributes = from.into_iter().chain([number("shadowslice.to_worker.id", to)]).collect();
@@ -132,15 +134,15 @@ impl Maker<'_> {
     }
 }
 
-fn of_protocol(protocol: &Protocol) -> Vec<KeyValue> {
+fn of_protocol(protocol: &SpanProtocol) -> Vec<KeyValue> {
     match protocol {
-        Protocol::Http(path) => vec![
+        SpanProtocol::Http(path) => vec![
             text("shadowslice.protocol", "http"),
             text("http.request.method", "POST"),
             text("url.path", path.as_str()),
             text("url.scheme", "http"),
         ],
-        Protocol::Grpc => vec![
+        SpanProtocol::Grpc => vec![
             text("shadowslice.protocol", "grpc"),
             text("rpc.system", "grpc"),
             text("rpc.service", "inference.GRPCInferenceService"),
@@ -149,13 +151,13 @@ fn of_protocol(protocol: &Protocol) -> Vec<KeyValue> {
     }
 }
 
-fn of_outcome(outcome: Outcome, journey: &Journey) -> Vec<KeyValue> {
+fn of_outcome(outcome: SpanStatus, journey: &RequestTrace) -> Vec<KeyValue> {
     let (code, failed) = match outcome {
-        Outcome::Cancelled => return vec![text("error.type", "cancelled")],
-        Outcome::Http(status) => {
+        SpanStatus::Cancelled => return vec![text("error.type", "cancelled")],
+        SpanStatus::Http(status) => {
             (number("http.response.status_code", status), (status >= 400).then(|| status.to_string()))
         }
-        Outcome::Grpc(code) => {
+        SpanStatus::Grpc(code) => {
             let name = || format!("{:?}", tonic::Code::from(code));
             (number("rpc.grpc.status_code", code), (code != 0).then(name))
         }
@@ -164,8 +166,8 @@ fn of_outcome(outcome: Outcome, journey: &Journey) -> Vec<KeyValue> {
     [code].into_iter().chain(failed).collect()
 }
 
-fn of_journey(journey: &Journey) -> Vec<KeyValue> {
-    let Journey { model, rows, copy_in, retries, refusal, .. } = journey;
+fn of_journey(journey: &RequestTrace) -> Vec<KeyValue> {
+    let RequestTrace { model, rows, copy_in, retries, refusal, .. } = journey;
     let known = model.iter().flat_map(|model| {
         [text("shadowslice.model.name", model.as_str()), text("shadowslice.model.version", "1")]
     });
@@ -177,11 +179,11 @@ fn of_journey(journey: &Journey) -> Vec<KeyValue> {
 }
 
 /// A fault of the server is an error, as OpenTelemetry's conventions for servers say.
-fn status(outcome: Outcome, journey: &Journey) -> Option<Status> {
+fn status(outcome: SpanStatus, journey: &RequestTrace) -> Option<Status> {
     let faulty = match outcome {
-        Outcome::Cancelled => false,
-        Outcome::Http(status) => status >= 500,
-        Outcome::Grpc(code) => {
+        SpanStatus::Cancelled => false,
+        SpanStatus::Http(status) => status >= 500,
+        SpanStatus::Grpc(code) => {
             use tonic::Code::{DataLoss, DeadlineExceeded, Internal, Unavailable, Unimplemented, Unknown};
             let faults = [Unknown, DeadlineExceeded, Unimplemented, Internal, Unavailable, DataLoss];
             faults.contains(&tonic::Code::from(code))
@@ -194,23 +196,23 @@ fn error(message: &str) -> Status {
     Status { message: message.to_owned(), code: StatusCode::Error.into() }
 }
 
-fn ending(ending: Ending) -> &'static str {
+fn ending(ending: RunEnd) -> &'static str {
     match ending {
-        Ending::Open => "abandoned",
-        Ending::Answered { .. } => "answered",
-        Ending::Lost { why: Lost::Died, .. } => "worker_died",
-        Ending::Lost { why: Lost::TakenBack, .. } => "taken_back",
-        Ending::Lost { why: Lost::Failed, .. } => "failed",
-        Ending::Lost { why: Lost::Nonsense, .. } => "nonsense",
+        RunEnd::Open => "abandoned",
+        RunEnd::Answered { .. } => "answered",
+        RunEnd::Lost { why: LostReason::Died, .. } => "worker_died",
+        RunEnd::Lost { why: LostReason::TakenBack, .. } => "taken_back",
+        RunEnd::Lost { why: LostReason::Failed, .. } => "failed",
+        RunEnd::Lost { why: LostReason::Nonsense, .. } => "nonsense",
     }
 }
 
-fn lost(why: Lost) -> &'static str {
+fn lost(why: LostReason) -> &'static str {
     match why {
-        Lost::Died => "the worker died, or hung",
-        Lost::TakenBack => "a hand-over took the batch back",
-        Lost::Failed => "the engine failed on the batch",
-        Lost::Nonsense => "the worker's answer made no sense",
+        LostReason::Died => "the worker died, or hung",
+        LostReason::TakenBack => "a hand-over took the batch back",
+        LostReason::Failed => "the engine failed on the batch",
+        LostReason::Nonsense => "the worker's answer made no sense",
     }
 }
 

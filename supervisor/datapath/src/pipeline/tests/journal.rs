@@ -1,7 +1,7 @@
 //! The notes on requests that are traced.
 
 use super::*;
-use crate::trace::{Ending, Handover, Journal, Lost};
+use crate::trace::{Journal, LostReason, RouteChange, RunEnd};
 
 /// Asks a traced request.
 fn ask(stage: &Stage) -> (JoinHandle<Result<Vec<Output>, Failure>>, Journal) {
@@ -29,11 +29,11 @@ async fn a_death_and_the_retry_after_it_are_noted_with_the_worker() {
     assert_eq!((journey.rows, journey.retries, journey.refusal), (Some(1), 1, None));
     let [died, answered] = &journey.tries[..] else { panic!("{journey:?}") };
     let (died, answered) = (died.ran.as_ref().unwrap(), answered.ran.as_ref().unwrap());
-    assert!(matches!(died.ending, Ending::Lost { why: Lost::Died, .. }), "{died:?}");
-    assert!(matches!(answered.ending, Ending::Answered { .. }), "{answered:?}");
+    assert!(matches!(died.ending, RunEnd::Lost { why: LostReason::Died, .. }), "{died:?}");
+    assert!(matches!(answered.ending, RunEnd::Answered { .. }), "{answered:?}");
     assert_eq!((died.place.worker, answered.place.worker), (1, 2));
     assert_eq!((answered.rows, answered.requests, answered.place.sms), (1, 1, Sms(10)));
-    assert!(matches!(journey.handover, Some(Handover { from: None, to: 2, .. })), "{journey:?}");
+    assert!(matches!(journey.handover, Some(RouteChange { from: None, to: 2, .. })), "{journey:?}");
 }
 
 #[tokio::test]
@@ -46,7 +46,7 @@ async fn a_hand_over_underneath_is_noted_and_one_before_is_not() {
     old.answer_well(&batch);
     assert_eq!(under.await.unwrap(), Ok(good()));
     let handover = journal.take().handover;
-    assert!(matches!(handover, Some(Handover { from: Some(1), to: 2, .. })), "{handover:?}");
+    assert!(matches!(handover, Some(RouteChange { from: Some(1), to: 2, .. })), "{handover:?}");
     let (after, journal) = ask(&stage);
     new.answer_well(&new.batch().await);
     assert_eq!(after.await.unwrap(), Ok(good()));
@@ -66,10 +66,10 @@ async fn a_batch_that_is_taken_back_or_fails_is_told_apart() {
     assert!(asked.await.unwrap().is_err());
     let tries = journal.take().tries;
     let whys = tries.iter().map(|one| match one.ran.as_ref().unwrap().ending {
-        Ending::Lost { why, .. } => Some(why),
+        RunEnd::Lost { why, .. } => Some(why),
         _ => None,
     });
-    assert_eq!(whys.collect::<Vec<_>>(), [Some(Lost::TakenBack), Some(Lost::Failed)]);
+    assert_eq!(whys.collect::<Vec<_>>(), [Some(LostReason::TakenBack), Some(LostReason::Failed)]);
 }
 
 #[tokio::test]
@@ -100,7 +100,7 @@ async fn a_request_that_was_given_up_is_told_as_far_as_it_came() {
     asked.abort();
     assert!(asked.await.is_err());
     let journey = journal.take();
-    assert_eq!(journey.tries[0].ran.as_ref().map(|ran| ran.ending), Some(Ending::Open));
+    assert_eq!(journey.tries[0].ran.as_ref().map(|ran| ran.ending), Some(RunEnd::Open));
     worker.answer_well(&batch);
     stage.until((0, 0)).await;
 }
