@@ -24,9 +24,9 @@ use shadowslice_control::host::{self, RunDir};
 use shadowslice_control::models::{COMMANDS, Command, ModelSet, patience};
 use shadowslice_datapath::clock::Clock;
 use shadowslice_datapath::peer::{Guard, Refusals};
-use shadowslice_datapath::relay::Relays;
+use shadowslice_datapath::relay::RelayServer;
 use shadowslice_datapath::router::Router;
-use shadowslice_datapath::sockets::Passable;
+use shadowslice_datapath::sockets::PassableSocket;
 use shadowslice_datapath::trace::Tracer;
 use shadowslice_ingress::{BindError, Course, Ingress, MetricsListeners, RequestMemory, SharedMemory};
 use shadowslice_operations::access_log::AccessLogWriter;
@@ -156,7 +156,8 @@ async fn serve(
     let metrics = MetricsListeners::bind(metrics, &mut inherited, &refusals).await.map_err(taken)?;
     let admin = Admin::bind(run_dir.path(), config.control.as_ref(), &mut inherited, &refusals)
         .map_err(|error| unavailable("the control socket cannot be listened on", &error))?;
-    let relays = predecessor.as_mut().and_then(|before| before.relay.take()).map(Relays::listen).transpose();
+    let relays =
+        predecessor.as_mut().and_then(|before| before.relay.take()).map(RelayServer::listen).transpose();
     let relays = relays.map_err(|error| {
         unavailable("requests of the supervisor before this one cannot be listened for", &error)
     })?;
@@ -267,7 +268,7 @@ async fn serve(
             ready = ready => ready?,
             () = ended(steered.clone()) => return Ok(()),
         }
-        sockets.iter().for_each(Passable::keep);
+        sockets.iter().for_each(PassableSocket::keep);
         inherited.remove_left();
         rising.send_replace(false);
         open.send_replace(true);

@@ -2,13 +2,13 @@
 
 pub mod access;
 pub mod clock;
+pub mod heartbeat;
+pub mod host_counters;
 pub mod peer;
 pub mod pipeline;
-pub mod pulse;
 pub mod readiness;
 pub mod relay;
 pub mod repository;
 pub mod router;
 pub mod sockets;
-pub mod tally;
 pub mod trace;

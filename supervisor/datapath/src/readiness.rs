@@ -11,7 +11,7 @@ use crate::router::Route;
 /// What is done with the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Host {
+pub enum HostState {
     #[default]
     Serving,
     /// It serves, and is to get no more requests.
@@ -23,7 +23,7 @@ pub enum Host {
 #[derive(Debug, Default)]
 pub(crate) struct Readiness {
     pub(crate) rule: Ready,
-    pub(crate) host: Host,
+    pub(crate) host: HostState,
     drained: HashSet<String>,
     /// Every model of the start has been ready or given up.
     started: AtomicBool,
@@ -40,7 +40,7 @@ impl Readiness {
 
     pub(crate) fn of(&self, models: &HashMap<String, Route>) -> bool {
         let ready = |(name, model): (&String, &Route)| !self.is_drained(name) && model.ready().is_ok();
-        let host = self.host == Host::Serving;
+        let host = self.host == HostState::Serving;
         host && match &self.rule {
             Ready::All => models.iter().all(ready),
             Ready::Any => self.look(models) && models.iter().any(ready),
@@ -53,16 +53,16 @@ impl Readiness {
         match (model, self.host) {
             (Some(name), _) if drained => self.drained.insert(name.to_owned()),
             (Some(name), _) => self.drained.remove(name),
-            (None, Host::Stopping) => false,
+            (None, HostState::Stopping) => false,
             (None, host) => {
-                self.host = if drained { Host::Drained } else { Host::Serving };
+                self.host = if drained { HostState::Drained } else { HostState::Serving };
                 self.host != host
             }
         }
     }
 
     pub(crate) fn is_drained(&self, model: &str) -> bool {
-        self.host != Host::Serving || self.drains(model)
+        self.host != HostState::Serving || self.drains(model)
     }
 
     pub(crate) fn drains(&self, model: &str) -> bool {

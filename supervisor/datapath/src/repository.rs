@@ -13,7 +13,7 @@ use crate::peer::{Guard, Peer};
 const TURN_WITHIN: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Wish {
+pub enum ModelCommand {
     /// The model is to serve, with its files read anew; `config` has the keys of its configuration
     /// that are to differ, as JSON.
     Load { model: String, config: Option<String> },
@@ -21,7 +21,7 @@ pub enum Wish {
     Unload { model: String },
 }
 
-impl Wish {
+impl ModelCommand {
     /// What is to be done to which model.
     pub fn named(&self) -> (&'static str, &str) {
         match self {
@@ -32,14 +32,14 @@ impl Wish {
 }
 
 #[derive(Debug)]
-pub struct Asked {
-    pub wish: Wish,
+pub struct QueuedCommand {
+    pub wish: ModelCommand,
     pub by: Arc<Peer>,
-    pub reply: oneshot::Sender<Result<(), WishRefused>>,
+    pub reply: oneshot::Sender<Result<(), ModelCommandError>>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum WishRefused {
+pub enum ModelCommandError {
     #[error(
         "explicit model load / unload is not allowed; `model_control: explicit` in the configuration allows it"
     )]
@@ -63,19 +63,19 @@ pub enum WishRefused {
 
 /// A model as clients see it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Listed {
+pub struct ModelListing {
     pub name: String,
     /// `READY`, `LOADING`, `UNLOADING` or `UNAVAILABLE`.
     pub state: &'static str,
     pub reason: String,
 }
 
-type List = Box<dyn Fn() -> Vec<Listed> + Send + Sync>;
+type ListModels = Box<dyn Fn() -> Vec<ModelListing> + Send + Sync>;
 
 pub struct Repository {
-    list: List,
+    list: ListModels,
     guard: Guard,
-    wishes: mpsc::Sender<Asked>,
+    wishes: mpsc::Sender<QueuedCommand>,
     rising: watch::Receiver<bool>,
 }
 
@@ -88,34 +88,35 @@ impl fmt::Debug for Repository {
 impl Repository {
     /// Commands of those whom `guard` lets go to `wishes`, unless the next supervisor is `rising`.
     pub fn new(
-        list: impl Fn() -> Vec<Listed> + Send + Sync + 'static,
+        list: impl Fn() -> Vec<ModelListing> + Send + Sync + 'static,
         guard: Guard,
-        wishes: mpsc::Sender<Asked>,
+        wishes: mpsc::Sender<QueuedCommand>,
         rising: watch::Receiver<bool>,
     ) -> Self {
         Self { list: Box::new(list), guard, wishes, rising }
     }
 
-    pub fn list(&self) -> Vec<Listed> {
+    pub fn list(&self) -> Vec<ModelListing> {
         (self.list)()
     }
 
     /// Waits until it is so, or cannot be.
-    pub async fn wish(&self, by: Arc<Peer>, wish: Wish) -> Result<(), WishRefused> {
+    pub async fn wish(&self, by: Arc<Peer>, wish: ModelCommand) -> Result<(), ModelCommandError> {
         if !self.guard.is_open() {
-            return Err(WishRefused::NotAllowed);
+            return Err(ModelCommandError::NotAllowed);
         }
         let (action, model) = wish.named();
         if !self.guard.lets(&by, action, model) {
-            return Err(WishRefused::Denied);
+            return Err(ModelCommandError::Denied);
         }
         if *self.rising.borrow() {
-            return Err(WishRefused::Succession);
+            return Err(ModelCommandError::Succession);
         }
         let (reply, outcome) = oneshot::channel();
-        let sent = tokio::time::timeout(TURN_WITHIN, self.wishes.send(Asked { wish, by, reply })).await;
-        sent.map_err(|_| WishRefused::Busy)?.map_err(|_| WishRefused::Busy)?;
+        let sent =
+            tokio::time::timeout(TURN_WITHIN, self.wishes.send(QueuedCommand { wish, by, reply })).await;
+        sent.map_err(|_| ModelCommandError::Busy)?.map_err(|_| ModelCommandError::Busy)?;
         // The registry bounds the time of a command; if it sends no reply, it has ended.
-        outcome.await.unwrap_or(Err(WishRefused::Busy))
+        outcome.await.unwrap_or(Err(ModelCommandError::Busy))
     }
 }

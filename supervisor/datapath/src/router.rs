@@ -9,9 +9,9 @@ use parking_lot::RwLock;
 use shadowslice_config::Ready;
 use tokio::sync::{mpsc, watch};
 
+use crate::heartbeat::Heartbeat;
 use crate::pipeline::{Answers, Coming, Delivery, Failure, Input, Output, Pipeline, RequestOptions};
-use crate::pulse::Pulse;
-use crate::readiness::{Host, Readiness};
+use crate::readiness::{HostState, Readiness};
 use crate::relay::Relay;
 
 /// The models that requests can reach now. Models come and go: [`Router::set`] changes all at once.
@@ -19,7 +19,7 @@ use crate::relay::Relay;
 pub struct Router {
     hosted: RwLock<Hosted>,
     changed: watch::Sender<()>,
-    pulse: Pulse,
+    pulse: Heartbeat,
 }
 
 #[derive(Debug, Default)]
@@ -36,24 +36,24 @@ pub struct Route {
     /// If another supervisor has the model's workers.
     relay: Option<Arc<Relay>>,
     /// Held, not used: its end tells.
-    _guest: Guest,
-    streams: Guest,
+    _guest: RouteHold,
+    streams: RouteHold,
 }
 
 /// Held as long as something is on its way to a model.
-pub(crate) type Guest = mpsc::Sender<Infallible>;
+pub(crate) type RouteHold = mpsc::Sender<Infallible>;
 
 /// Says when nothing is on its way to a model any more.
 #[derive(Debug)]
-pub struct Guests {
+pub struct RouteHolds {
     requests: mpsc::Receiver<Infallible>,
     streams: mpsc::Receiver<Infallible>,
 }
 
 impl Route {
-    pub fn to(pipeline: Arc<Pipeline>) -> (Self, Guests) {
+    pub fn to(pipeline: Arc<Pipeline>) -> (Self, RouteHolds) {
         let ((guest, requests), (streams, open)) = (mpsc::channel(1), mpsc::channel(1));
-        (Self { pipeline, relay: None, _guest: guest, streams }, Guests { requests, streams: open })
+        (Self { pipeline, relay: None, _guest: guest, streams }, RouteHolds { requests, streams: open })
     }
 
     /// The way to the same model by another supervisor. Who takes it is no guest here.
@@ -94,7 +94,7 @@ impl Route {
     }
 }
 
-impl Guests {
+impl RouteHolds {
     /// Waits until the route and every copy of it have gone.
     pub async fn gone(&mut self) {
         // Nothing is ever sent: this is the end of the last sender.
@@ -116,7 +116,7 @@ impl Deref for Route {
 }
 
 impl Router {
-    pub fn new(pulse: Pulse) -> Self {
+    pub fn new(pulse: Heartbeat) -> Self {
         Self { hosted: RwLock::default(), changed: watch::Sender::default(), pulse }
     }
 
@@ -166,7 +166,7 @@ impl Router {
 
     /// The host is to stop, and is never ready again.
     pub fn stop(&self) {
-        self.tell(|hosted| hosted.readiness.host = Host::Stopping);
+        self.tell(|hosted| hosted.readiness.host = HostState::Stopping);
     }
 
     fn tell<T>(&self, change: impl FnOnce(&mut Hosted) -> T) -> T {
@@ -175,7 +175,7 @@ impl Router {
         changed
     }
 
-    pub fn host(&self) -> Host {
+    pub fn host(&self) -> HostState {
         self.hosted.read().readiness.host
     }
 
@@ -220,7 +220,7 @@ mod tests {
         Arc::new(Pipeline::new(settings, Clock::start(), mpsc::channel(1).0).unwrap())
     }
 
-    async fn have_gone(guests: &mut Guests) -> bool {
+    async fn have_gone(guests: &mut RouteHolds) -> bool {
         tokio::select! {
             biased;
             () = guests.gone() => true,
@@ -230,7 +230,7 @@ mod tests {
 
     /// A router of these models, all loading.
     fn router<const N: usize>(names: [&str; N]) -> (Router, [Arc<Pipeline>; N]) {
-        let router = Router::new(Pulse::new(Clock::start()));
+        let router = Router::new(Heartbeat::new(Clock::start()));
         let pipelines = names.map(|_| pipeline());
         set(&router, &names.into_iter().zip(&pipelines).collect::<Vec<_>>());
         (router, pipelines)
@@ -318,7 +318,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_model_has_gone_when_its_last_request_has() {
-        let router = Router::new(Pulse::new(Clock::start()));
+        let router = Router::new(Heartbeat::new(Clock::start()));
         let (route, mut guests) = Route::to(pipeline());
         router.set(HashMap::from([("m".to_owned(), route)]));
         let guest = router.model("m").unwrap();

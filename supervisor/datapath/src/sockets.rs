@@ -12,7 +12,7 @@ use std::sync::{Arc, Weak};
 
 /// A listening socket that can be passed on while it is listened on.
 #[derive(Clone)]
-pub struct Passable {
+pub struct PassableSocket {
     /// As the configuration has it.
     pub address: String,
     socket: Weak<dyn AsFd + Send + Sync>,
@@ -20,13 +20,13 @@ pub struct Passable {
     file: Weak<SocketFile>,
 }
 
-impl fmt::Debug for Passable {
+impl fmt::Debug for PassableSocket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Passable").field(&self.address).finish()
     }
 }
 
-impl Passable {
+impl PassableSocket {
     pub fn new<S: AsFd + Send + Sync + 'static>(
         address: String,
         socket: &Arc<S>,
@@ -139,7 +139,7 @@ mod tests {
         let path = folder.path().join("x.sock");
         let socket = Arc::new(UnixListener::bind(&path).unwrap());
         let file = Arc::new(SocketFile::new(&path).unwrap());
-        let passable = Passable::new("unix:x.sock".to_owned(), &socket, Some(&file));
+        let passable = PassableSocket::new("unix:x.sock".to_owned(), &socket, Some(&file));
         let copy = passable.duplicate().unwrap();
         passable.pass();
         drop((socket, file));
@@ -151,7 +151,7 @@ mod tests {
         drop(next());
         assert!(path.try_exists().unwrap(), "the one before listens there");
         let file = next();
-        Passable::new("unix:x.sock".to_owned(), &socket, Some(&file)).keep();
+        PassableSocket::new("unix:x.sock".to_owned(), &socket, Some(&file)).keep();
         drop(file);
         assert!(!path.try_exists().unwrap());
     }

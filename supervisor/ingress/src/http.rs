@@ -33,7 +33,7 @@ use super::stop::Stop;
 use super::{Frontend, access, traced};
 use shadowslice_datapath::access::{AccessEntry, AccessProtocol};
 use shadowslice_datapath::pipeline::Pieces;
-use shadowslice_datapath::readiness::Host;
+use shadowslice_datapath::readiness::HostState;
 use shadowslice_datapath::trace::SpanStatus;
 
 pub(super) type Answer = Response<Pieces>;
@@ -192,7 +192,7 @@ async fn answer(
         refused.store(true, Ordering::Relaxed);
         answer.headers_mut().insert(CONNECTION, CLOSE);
     }
-    if front.router.host() != Host::Serving || stop.leaves() {
+    if front.router.host() != HostState::Serving || stop.leaves() {
         // The client connects anew, and finds another host, or the next supervisor, if there is one.
         answer.headers_mut().insert(CONNECTION, CLOSE);
     }

@@ -16,9 +16,9 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
 use super::request_error::RequestError;
+use shadowslice_datapath::host_counters::{HostCounters, HostLimit};
 use shadowslice_datapath::peer::Peer;
 use shadowslice_datapath::pipeline::Failure;
-use shadowslice_datapath::tally::{HostLimit, Tally};
 
 /// The part of a pool, as a divisor, that connections with much leave alone.
 const LAST: u64 = 8;
@@ -70,7 +70,7 @@ pub(super) struct Pools {
     sizes: [u64; 3],
     taken: Amounts,
     peers: Mutex<HashMap<Owner, Weak<Amounts>>>,
-    tally: Tally,
+    tally: HostCounters,
     began: Instant,
 }
 
@@ -82,7 +82,7 @@ impl Pools {
             sizes,
             taken: Amounts::default(),
             peers: Mutex::default(),
-            tally: Tally::default(),
+            tally: HostCounters::default(),
             began: Instant::now(),
         }
     }
@@ -95,7 +95,7 @@ impl Pools {
         self.taken[pool as usize].load(Relaxed)
     }
 
-    pub(super) fn tally(&self) -> &Tally {
+    pub(super) fn tally(&self) -> &HostCounters {
         &self.tally
     }
 
@@ -153,7 +153,7 @@ impl Client {
         self.pools.size(pool)
     }
 
-    pub(super) fn tally(&self) -> &Tally {
+    pub(super) fn tally(&self) -> &HostCounters {
         &self.pools.tally
     }
 

@@ -20,7 +20,7 @@ use super::request_error::{RequestError, invalid};
 use super::tensors::Clipped;
 use shadowslice_datapath::peer::Peer;
 use shadowslice_datapath::pipeline::Failure;
-use shadowslice_datapath::repository::{Listed, Repository, Wish, WishRefused};
+use shadowslice_datapath::repository::{ModelCommand, ModelCommandError, ModelListing, Repository};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Route {
@@ -43,15 +43,15 @@ struct Body {
     parameters: HashMap<String, Value>,
 }
 
-impl From<WishRefused> for RequestError {
-    fn from(refused: WishRefused) -> Self {
+impl From<ModelCommandError> for RequestError {
+    fn from(refused: ModelCommandError) -> Self {
         let message = refused.to_string();
         match refused {
-            WishRefused::Unknown(..) => Self::NotFound(message),
-            WishRefused::Denied => Self::Forbidden(message),
-            WishRefused::Invalid(_) => Failure::Invalid(message).into(),
-            WishRefused::Failed(..) => Failure::Internal(message).into(),
-            WishRefused::NotAllowed | WishRefused::Busy | WishRefused::Succession => {
+            ModelCommandError::Unknown(..) => Self::NotFound(message),
+            ModelCommandError::Denied => Self::Forbidden(message),
+            ModelCommandError::Invalid(_) => Failure::Invalid(message).into(),
+            ModelCommandError::Failed(..) => Failure::Internal(message).into(),
+            ModelCommandError::NotAllowed | ModelCommandError::Busy | ModelCommandError::Succession => {
                 Failure::Unavailable(message).into()
             }
         }
@@ -72,11 +72,11 @@ pub(super) async fn answer(
         Route::Load(model) => {
             let Body { parameters } = read(body)?;
             let text = |(name, value): (String, Value)| (name, value.as_str().map(str::to_owned));
-            Wish::Load { model, config: config(parameters.into_iter().map(text))? }
+            ModelCommand::Load { model, config: config(parameters.into_iter().map(text))? }
         }
         Route::Unload(model) => {
             let Body { .. } = read(body)?;
-            Wish::Unload { model }
+            ModelCommand::Unload { model }
         }
     };
     repository.wish(by, wish).await?;
@@ -111,7 +111,7 @@ pub(super) async fn load(
         _ => (name, None),
     };
     let config = config(request.parameters.into_iter().map(text))?;
-    Ok(repository.wish(by, Wish::Load { model: request.model_name, config }).await?)
+    Ok(repository.wish(by, ModelCommand::Load { model: request.model_name, config }).await?)
 }
 
 /// No model depends on another.
@@ -121,12 +121,12 @@ pub(super) async fn unload(
     request: RepositoryModelUnloadRequest,
 ) -> Result<(), RequestError> {
     only_one(&request.repository_name)?;
-    Ok(repository.wish(by, Wish::Unload { model: request.model_name }).await?)
+    Ok(repository.wish(by, ModelCommand::Unload { model: request.model_name }).await?)
 }
 
 fn listed(repository: &Repository, ready: bool) -> Vec<ModelIndex> {
     let wanted = repository.list().into_iter().filter(|model| !ready || model.state == "READY");
-    let model = |Listed { name, state, reason }| ModelIndex {
+    let model = |ModelListing { name, state, reason }| ModelIndex {
         name,
         version: VERSION.to_owned(),
         state: state.to_owned(),

@@ -9,8 +9,8 @@ use parking_lot::Mutex;
 use super::deliveries::Deliveries;
 use super::pools::{Client, Pool, Taken};
 use super::request_error::RequestError;
+use shadowslice_datapath::host_counters::HostLimit;
 use shadowslice_datapath::pipeline::{Failure, Pieces};
-use shadowslice_datapath::tally::HostLimit;
 
 /// In bytes, what every request takes, and all that a small one does: its head, its tasks, and
 /// [`SMALL`] more.

@@ -24,7 +24,7 @@ use super::proto::system_shared_memory_status_response::RegionStatus;
 use super::request_error::{RequestError, invalid};
 use super::reserved::Reserved;
 use super::tensors::Clipped;
-use shadowslice_datapath::peer::{Guard, Outcome, Peer, audit};
+use shadowslice_datapath::peer::{AuditOutcome, Guard, Peer, audit};
 use shadowslice_datapath::pipeline::Failure;
 
 /// Regions at a time, over all clients; each holds a descriptor.
@@ -204,7 +204,7 @@ impl Regions {
         };
         // Here, as to close the last descriptor of a region may take long.
         drop(gone);
-        audit(by, UNREGISTER, name, Outcome::Done);
+        audit(by, UNREGISTER, name, AuditOutcome::Done);
         Ok(())
     }
 
@@ -213,7 +213,7 @@ impl Regions {
         self.check_allowed(by, UNREGISTER, ALL)?;
         let gone: Vec<_> = self.by_name.lock().extract_if(.., |_, region| region.lets.lets(by)).collect();
         drop(gone);
-        audit(by, UNREGISTER, ALL, Outcome::Done);
+        audit(by, UNREGISTER, ALL, AuditOutcome::Done);
         Ok(())
     }
 

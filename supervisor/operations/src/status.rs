@@ -29,7 +29,7 @@ use shadowslice_control::models::Needs;
 use shadowslice_control::nvml::Watched;
 use shadowslice_control::process::LoadedFiles;
 use shadowslice_datapath::pipeline::{Counts, Pipeline, PipelineReport, Rates, StalledBatch};
-use shadowslice_datapath::readiness::Host;
+use shadowslice_datapath::readiness::HostState;
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Status {
@@ -37,7 +37,7 @@ pub struct Status {
     #[serde(default)]
     pub supervisor: Option<SupervisorStatus>,
     #[serde(default)]
-    pub host: Host,
+    pub host: HostState,
     /// What the host says of its readiness.
     #[serde(default)]
     pub ready: bool,

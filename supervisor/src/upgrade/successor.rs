@@ -17,7 +17,7 @@ use tokio::time::timeout;
 use super::{Estate, Go, MAX_LINE, Order, Succession, VARIABLE, Word};
 use shadowslice_control::process::{Child, Inherited, spawn};
 use shadowslice_datapath::relay;
-use shadowslice_datapath::sockets::{Passable, SocketFile};
+use shadowslice_datapath::sockets::{PassableSocket, SocketFile};
 use shadowslice_shared::errors;
 
 /// The first number that a successor gets; the ones before are standard streams.
@@ -81,7 +81,7 @@ impl Successor {
         let (ours, theirs) = UnixStream::pair()?;
         let theirs = theirs.into_std()?;
         theirs.set_nonblocking(false)?;
-        let copies: Vec<OwnedFd> = sockets.iter().map(Passable::duplicate).collect::<Result<_, _>>()?;
+        let copies: Vec<OwnedFd> = sockets.iter().map(PassableSocket::duplicate).collect::<Result<_, _>>()?;
         let (listener, relay) = listen(&run_dir.relay())?;
         let passed = [theirs.as_fd(), run_dir.lock(), listener.as_fd()]
             .into_iter()

@@ -18,7 +18,7 @@ use crate::host::onnxruntime_library;
 use crate::process::{ReferenceError, ReferenceFile};
 use shadowslice_config::{Config, Model, OnLate, Timeouts};
 use shadowslice_datapath::pipeline::{FACTS, LiveSettings, Pipeline, Settings};
-use shadowslice_datapath::router::{Guests, Route};
+use shadowslice_datapath::router::{Route, RouteHolds};
 use shadowslice_shared::errors;
 
 /// How long a model that goes may take to answer what it accepted.
@@ -50,7 +50,7 @@ pub(super) struct Instance {
     pub(super) served: Served,
     pub(super) files: WatchedFiles,
     pub(super) route: Route,
-    guests: Guests,
+    guests: RouteHolds,
     watching: AbortHandle,
     /// How long streams may go on when the model goes.
     drain: Duration,

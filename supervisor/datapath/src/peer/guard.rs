@@ -10,7 +10,7 @@ use nix::unistd::{Group, User, geteuid};
 use parking_lot::Mutex;
 use shadowslice_config::{Access, Account, Peers};
 
-use super::{Outcome, Peer, audit};
+use super::{AuditOutcome, Peer, audit};
 
 /// The log is told of peers that a guard refuses this often at most.
 const QUIET: Duration = Duration::from_secs(1);
@@ -131,7 +131,7 @@ impl Guard {
             due
         };
         if due {
-            audit(peer, action, on, Outcome::Denied);
+            audit(peer, action, on, AuditOutcome::Denied);
         }
     }
 }

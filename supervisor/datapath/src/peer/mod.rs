@@ -43,14 +43,14 @@ impl Peer {
 
 /// What came of something that a peer wanted changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome<'a> {
+pub enum AuditOutcome<'a> {
     Done,
     Failed(&'a str),
     /// The peer may not.
     Denied,
 }
 
-impl<'a, T, E> From<&'a Result<T, E>> for Outcome<'a>
+impl<'a, T, E> From<&'a Result<T, E>> for AuditOutcome<'a>
 where
     E: AsRef<str>,
 {
@@ -60,7 +60,7 @@ where
 }
 
 /// The one line of the log about that.
-pub fn audit(by: &Peer, action: &str, on: &str, outcome: Outcome<'_>) {
+pub fn audit(by: &Peer, action: &str, on: &str, outcome: AuditOutcome<'_>) {
     let on = &on[..on.floor_char_boundary(MAX_NAME_BYTES)];
     let (uid, pid, address, client) = match by {
         Peer::Unix { uid, pid, .. } => (Some(uid), Some(pid), None, None),
@@ -70,9 +70,9 @@ pub fn audit(by: &Peer, action: &str, on: &str, outcome: Outcome<'_>) {
         }
     };
     let (outcome, why) = match outcome {
-        Outcome::Done => ("done", None),
-        Outcome::Failed(why) => ("failed", Some(why)),
-        Outcome::Denied => ("denied", None),
+        AuditOutcome::Done => ("done", None),
+        AuditOutcome::Failed(why) => ("failed", Some(why)),
+        AuditOutcome::Denied => ("denied", None),
     };
     tracing::info!(target: "audit", action, on, uid, pid, address, client, outcome, why, "audit");
 }

@@ -20,8 +20,8 @@ use super::facts::LaneFact;
 use super::memory::Reservation;
 use super::pending::Pending;
 use super::request::{Coming, Failure, Input, Output, RequestOptions};
-use crate::relay::Onward;
-use crate::router::Guest;
+use crate::relay::RelayedStream;
+use crate::router::RouteHold;
 
 /// What a worker gave.
 #[derive(Debug)]
@@ -74,7 +74,7 @@ pub struct Answers {
     delivery: Delivery,
     rest: Rest,
     /// So that the model's workers stay until the stream ends.
-    guest: Option<Guest>,
+    guest: Option<RouteHold>,
 }
 
 /// Where further answers come from.
@@ -84,19 +84,19 @@ enum Rest {
     None,
     Here(OpenStream, RequestOptions),
     /// Another supervisor's worker.
-    Relayed(Onward),
+    Relayed(RelayedStream),
 }
 
 impl Answers {
     /// `onward`: if it is a stream that goes on; `None` for its end, and for a model that gives one
     /// answer to a request.
-    pub(crate) fn relayed(first: Vec<Output>, onward: Option<Onward>, streams: bool) -> Self {
+    pub(crate) fn relayed(first: Vec<Output>, onward: Option<RelayedStream>, streams: bool) -> Self {
         let first = (onward.is_some() || !streams).then_some(first);
         let rest = onward.map_or(Rest::None, Rest::Relayed);
         Self { first, delivery: Delivery::default(), rest, guest: None }
     }
 
-    pub(crate) fn held(self, guest: Guest) -> Self {
+    pub(crate) fn held(self, guest: RouteHold) -> Self {
         Self { guest: Some(guest), ..self }
     }
 

@@ -10,7 +10,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-use super::{Ask, NEXT, Part, Reply, Told, read_head, read_parts, write_head};
+use super::{AnswerHead, NEXT, RelayReply, RelayRequest, TensorHead, read_head, read_parts, write_head};
 use crate::pipeline::{Coming, Failure, Input, Output};
 use crate::router::Router;
 use crate::sockets::SocketFile;
@@ -20,12 +20,12 @@ const REST: Duration = Duration::from_millis(100);
 
 /// Where requests of the supervisor before this one arrive. Its file goes with it.
 #[derive(Debug)]
-pub struct Relays {
+pub struct RelayServer {
     listener: UnixListener,
     _file: SocketFile,
 }
 
-impl Relays {
+impl RelayServer {
     /// By a listening socket in a folder that nobody else may enter: clients are not asked who they
     /// are.
     pub fn listen(socket: OwnedFd) -> io::Result<Self> {
@@ -66,10 +66,10 @@ async fn serve(mut stream: UnixStream, router: Arc<Router>) {
 }
 
 async fn answer(stream: &mut UnixStream, router: &Router) -> io::Result<()> {
-    let Ask { model, coming, terms, inputs } = read_head(stream).await?;
+    let RelayRequest { model, coming, terms, inputs } = read_head(stream).await?;
     let Some(route) = router.model(&model) else {
         let failure = Failure::Unavailable(format!("the next supervisor does not serve model '{model}'"));
-        write_head(stream, &Reply::Err(failure)).await?;
+        write_head(stream, &RelayReply::Err(failure)).await?;
         return Err(io::ErrorKind::NotFound.into());
     };
     let inputs = read_parts(stream, inputs, route.request_bytes()).await?;
@@ -79,7 +79,7 @@ async fn answer(stream: &mut UnixStream, router: &Router) -> io::Result<()> {
     let coming = Coming { began: now.checked_sub(coming).unwrap_or(now), ..Coming::now(None) };
     let mut answers = match before_the_end(stream, route.stream(inputs, terms, coming)).await? {
         Ok(answers) => answers,
-        Err(failure) => return write_head(stream, &Reply::Err(failure)).await,
+        Err(failure) => return write_head(stream, &RelayReply::Err(failure)).await,
     };
     let streams = route.streams();
     // A stream does not keep a model that goes longer than it may.
@@ -88,7 +88,7 @@ async fn answer(stream: &mut UnixStream, router: &Router) -> io::Result<()> {
         let (outputs, more) = match before_the_end(stream, answers.next()).await? {
             Some(Ok(outputs)) => (outputs, streams),
             None => (Vec::new(), false),
-            Some(Err(failure)) => return write_head(stream, &Reply::Err(failure)).await,
+            Some(Err(failure)) => return write_head(stream, &RelayReply::Err(failure)).await,
         };
         let mut delivery = answers.delivery();
         tell(stream, &outputs, more).await?;
@@ -111,9 +111,9 @@ async fn before_the_end<T>(stream: &mut UnixStream, answer: impl Future<Output =
 }
 
 async fn tell(stream: &mut UnixStream, outputs: &[Output], more: bool) -> io::Result<()> {
-    let part = |output: &Output| Part { shape: output.shape.clone(), bytes: output.data.len() as u64 };
+    let part = |output: &Output| TensorHead { shape: output.shape.clone(), bytes: output.data.len() as u64 };
     let described = outputs.iter().map(part).collect();
-    write_head(stream, &Reply::Ok(Told { outputs: described, more })).await?;
+    write_head(stream, &RelayReply::Ok(AnswerHead { outputs: described, more })).await?;
     for output in outputs {
         stream.write_all(&output.data).await?;
     }

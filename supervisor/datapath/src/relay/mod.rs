@@ -8,8 +8,8 @@
 mod far;
 mod near;
 
-pub use far::Relays;
-pub(crate) use near::Onward;
+pub use far::RelayServer;
+pub(crate) use near::RelayedStream;
 pub use near::{Relay, answers};
 
 use std::io;
@@ -27,29 +27,29 @@ use crate::pipeline::{Failure, Output, RequestOptions};
 const MAX_HEAD: u32 = 1 << 20;
 
 #[derive(Debug, Serialize, Deserialize)]
-struct Ask {
+struct RelayRequest {
     model: String,
     /// How long ago its head was read.
     coming: Duration,
     terms: RequestOptions,
-    inputs: Vec<Part>,
+    inputs: Vec<TensorHead>,
 }
 
 /// Asks for the next answer of a stream.
 const NEXT: u8 = 1;
 
-type Reply = Result<Told, Failure>;
+type RelayReply = Result<AnswerHead, Failure>;
 
 #[derive(Debug, Serialize, Deserialize)]
-struct Told {
-    outputs: Vec<Part>,
+struct AnswerHead {
+    outputs: Vec<TensorHead>,
     /// Whether it is one answer of several; its end has no outputs.
     more: bool,
 }
 
 /// A tensor, whose bytes follow.
 #[derive(Debug, Serialize, Deserialize)]
-struct Part {
+struct TensorHead {
     shape: Vec<i64>,
     bytes: u64,
 }
@@ -72,9 +72,9 @@ async fn read_head<T: DeserializeOwned>(stream: &mut UnixStream) -> io::Result<T
 }
 
 /// The bytes of these tensors, of `most` bytes together.
-async fn read_parts(stream: &mut UnixStream, parts: Vec<Part>, most: u64) -> io::Result<Vec<Output>> {
+async fn read_parts(stream: &mut UnixStream, parts: Vec<TensorHead>, most: u64) -> io::Result<Vec<Output>> {
     let (mut tensors, mut left) = (Vec::with_capacity(parts.len()), most);
-    for Part { shape, bytes } in parts {
+    for TensorHead { shape, bytes } in parts {
         left = left.checked_sub(bytes).ok_or(io::ErrorKind::FileTooLarge)?;
         let length = usize::try_from(bytes).map_err(io::Error::other)?;
         let mut data = Vec::new();

@@ -10,7 +10,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::UnixStream;
 use tokio::sync::watch;
 
-use super::{Ask, NEXT, Part, Reply, Told, read_head, read_parts, write_head};
+use super::{AnswerHead, NEXT, RelayReply, RelayRequest, TensorHead, read_head, read_parts, write_head};
 use crate::pipeline::{Answers, Coming, Delivery, Failure, Input, Output, RequestOptions};
 use crate::router::Route;
 
@@ -20,10 +20,11 @@ pub async fn answers(socket: &Path, within: Duration) -> bool {
         let mut stream = UnixStream::connect(socket).await?;
         // No model has no name.
         let (model, terms) = (String::new(), RequestOptions::default());
-        write_head(&mut stream, &Ask { model, coming: Duration::ZERO, terms, inputs: Vec::new() }).await?;
-        read_head::<Reply>(&mut stream).await
+        write_head(&mut stream, &RelayRequest { model, coming: Duration::ZERO, terms, inputs: Vec::new() })
+            .await?;
+        read_head::<RelayReply>(&mut stream).await
     };
-    let answered: Result<io::Result<Reply>, _> = tokio::time::timeout(within, asked).await;
+    let answered: Result<io::Result<RelayReply>, _> = tokio::time::timeout(within, asked).await;
     answered.is_ok()
 }
 
@@ -81,21 +82,21 @@ impl Relay {
         inputs: &[Input],
         terms: RequestOptions,
         coming: Duration,
-    ) -> io::Result<Result<(Vec<Output>, Option<Onward>), Failure>> {
+    ) -> io::Result<Result<(Vec<Output>, Option<RelayedStream>), Failure>> {
         let idle = self.idle.lock().pop();
         // Not kept if this is given up, as an answer may still come on it.
         let mut stream = match idle {
             Some(stream) => stream,
             None => UnixStream::connect(&self.socket).await?,
         };
-        let part = |input: &Input| Part { shape: input.shape.clone(), bytes: input.data.len() as u64 };
+        let part = |input: &Input| TensorHead { shape: input.shape.clone(), bytes: input.data.len() as u64 };
         let inputs_described = inputs.iter().map(part).collect();
-        let ask = Ask { model: self.model.clone(), coming, terms, inputs: inputs_described };
+        let ask = RelayRequest { model: self.model.clone(), coming, terms, inputs: inputs_described };
         write_head(&mut stream, &ask).await?;
         for input in inputs {
             stream.write_all_buf(&mut input.data.clone()).await?;
         }
-        Onward { relay: Arc::clone(self), stream }.answer().await
+        RelayedStream { relay: Arc::clone(self), stream }.answer().await
     }
 
     fn gone(&self) -> Failure {
@@ -122,12 +123,12 @@ impl Relay {
 
 /// A connection with a request that has not got its last answer.
 #[derive(Debug)]
-pub(crate) struct Onward {
+pub(crate) struct RelayedStream {
     relay: Arc<Relay>,
     stream: UnixStream,
 }
 
-impl Onward {
+impl RelayedStream {
     /// `None` after the last one.
     pub(crate) async fn next(&mut self) -> Option<Result<Vec<Output>, Failure>> {
         let next = async {
@@ -155,8 +156,8 @@ impl Onward {
 
 /// And whether it is one of several.
 async fn read_answer(stream: &mut UnixStream) -> io::Result<Result<(Vec<Output>, bool), Failure>> {
-    match read_head::<Reply>(stream).await? {
-        Ok(Told { outputs, more }) => Ok(Ok((read_parts(stream, outputs, u64::MAX).await?, more))),
+    match read_head::<RelayReply>(stream).await? {
+        Ok(AnswerHead { outputs, more }) => Ok(Ok((read_parts(stream, outputs, u64::MAX).await?, more))),
         Err(failure) => Ok(Err(failure)),
     }
 }

@@ -21,11 +21,11 @@ use shadowslice_control::controller::{
 };
 use shadowslice_control::models::{Command, ModelSet, Needs, ReloadRefused, Served};
 use shadowslice_control::nvml::{Readings, Watched};
-use shadowslice_datapath::peer::{Guard, Outcome, Peer, Refusals, UnknownAccount, audit};
-use shadowslice_datapath::readiness::Host;
-use shadowslice_datapath::repository::WishRefused;
+use shadowslice_datapath::peer::{AuditOutcome, Guard, Peer, Refusals, UnknownAccount, audit};
+use shadowslice_datapath::readiness::HostState;
+use shadowslice_datapath::repository::ModelCommandError;
 use shadowslice_datapath::router::Router;
-use shadowslice_datapath::sockets::{Inherited, Passable, SocketFile};
+use shadowslice_datapath::sockets::{Inherited, PassableSocket, SocketFile};
 
 /// A failure such as too many open files does not pass at once.
 const REST: Duration = Duration::from_millis(100);
@@ -181,8 +181,8 @@ impl Admin {
     }
 
     /// What another supervisor may listen on next.
-    pub fn passable(&self) -> Passable {
-        Passable::new(SOCKET.to_owned(), &self.listener, Some(&self.file))
+    pub fn passable(&self) -> PassableSocket {
+        PassableSocket::new(SOCKET.to_owned(), &self.listener, Some(&self.file))
     }
 
     pub async fn run(&self, reach: Arc<Reach>) {
@@ -255,13 +255,13 @@ async fn audited(ask: Ask, peer: &Peer, reach: &Reach) -> Reply {
     let reply = answer(ask, reach).await;
     if let Some((action, on)) = order {
         let outcome = match &reply {
-            Reply::Refused(why) => Outcome::Failed(why),
+            Reply::Refused(why) => AuditOutcome::Failed(why),
             // Each fault has had its line.
-            Reply::Faulty(_) => Outcome::Failed("the configuration has faults"),
+            Reply::Faulty(_) => AuditOutcome::Failed("the configuration has faults"),
             Reply::Handover { report, .. } if report.outcome != "completed" => {
-                Outcome::Failed(report.why.as_deref().unwrap_or(&report.outcome))
+                AuditOutcome::Failed(report.why.as_deref().unwrap_or(&report.outcome))
             }
-            _ => Outcome::Done,
+            _ => AuditOutcome::Done,
         };
         audit(peer, action, &on, outcome);
     }
@@ -271,7 +271,7 @@ async fn audited(ask: Ask, peer: &Peer, reach: &Reach) -> Reply {
 async fn answer(ask: Ask, reach: &Reach) -> Reply {
     let answered = match ask {
         Ask::Resize { .. } | Ask::Hold { .. } | Ask::Reload | Ask::Move { .. } if *reach.rising.borrow() => {
-            Err(WishRefused::Succession.to_string())
+            Err(ModelCommandError::Succession.to_string())
         }
         Ask::Status => Ok(Reply::Status(reach.status())),
         Ask::Resize { model, share_percent } => resize(&model, share_percent, reach).await,
@@ -315,7 +315,7 @@ async fn hold(name: &str, held: bool, reach: &Reach) -> Result<Reply, String> {
 }
 
 fn drain(model: Option<&str>, drained: bool, reach: &Reach) -> Result<Reply, String> {
-    if reach.router.host() == Host::Stopping {
+    if reach.router.host() == HostState::Stopping {
         return Err("the supervisor is stopping, and its host stays drained".to_owned());
     }
     if let Some(name) = model {

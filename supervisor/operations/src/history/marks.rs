@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::status::{ModelStatus, Status, change_text};
 use shadowslice_control::controller::PlanReport;
-use shadowslice_datapath::readiness::Host;
+use shadowslice_datapath::readiness::HostState;
 
 /// Refusals that go on are told again after so many samples without one.
 const QUIET: u32 = 15;
@@ -97,9 +97,9 @@ pub(super) fn between(
 fn host(before: &Status, now: &Status) -> Option<Mark> {
     let told = match now.host {
         host if host == before.host => return None,
-        Host::Serving => "the host serves",
-        Host::Drained => "the host is drained",
-        Host::Stopping => "the host is stopping",
+        HostState::Serving => "the host serves",
+        HostState::Drained => "the host is drained",
+        HostState::Stopping => "the host is stopping",
     };
     Some(Mark::of_host(Kind::State, told.to_owned()))
 }

@@ -9,7 +9,7 @@ use super::marks::{self, Mark, Refusing};
 use super::parts::even_parts;
 use crate::status::{GpuStatus, ModelStatus};
 use shadowslice_datapath::pipeline::{Counts, Look};
-use shadowslice_datapath::readiness::Host;
+use shadowslice_datapath::readiness::HostState;
 use shadowslice_shared::logged::rounded;
 
 /// What is absent is nothing or zero.
@@ -18,7 +18,7 @@ pub(super) struct Sample {
     /// In ms since 1970.
     time: u64,
     version: &'static str,
-    host: Host,
+    host: HostState,
     ready: bool,
     policy: String,
     gpus: Vec<GpuSample>,

@@ -10,8 +10,8 @@ use crate::machine::MachineUsage;
 use crate::own_process::ProcessUsage;
 use crate::status::{GpuStatus, ModelStatus};
 use shadowslice_control::controller::{Changes, WaitReason};
+use shadowslice_datapath::host_counters::HostCounts;
 use shadowslice_datapath::pipeline::{Total, Totals};
-use shadowslice_datapath::tally::HostCounts;
 use shadowslice_datapath::trace::SpanCounts;
 use text::{escaped, write_all};
 

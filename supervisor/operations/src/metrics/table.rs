@@ -8,8 +8,8 @@ use crate::access_log::DroppedLines;
 use crate::own_process::ProcessUsage;
 use crate::status::{LoadedStatus, MIB};
 use shadowslice_control::controller::{Changes, Outcomes, WaitReason};
+use shadowslice_datapath::host_counters::{HTTP_CODES, HostCounts, HostLimit};
 use shadowslice_datapath::pipeline::{LatencyHistogram, Total};
-use shadowslice_datapath::tally::{HTTP_CODES, HostCounts, HostLimit};
 
 /// Values of one metric may be added up: no event is counted under two labels.
 pub(super) const MODELS: &[Metric<ModelMetrics>] = &[

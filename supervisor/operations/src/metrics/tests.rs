@@ -7,8 +7,8 @@ use super::*;
 use crate::machine::MachineMemory;
 use crate::status::{GpuMemory, Latency, LoadedStatus, NvmlStatus, SloStatus, WorkerStatus};
 use shadowslice_control::controller::{HandoverReport, Handovers, WorkerMemory, WorkerReport};
+use shadowslice_datapath::host_counters::HostCounts;
 use shadowslice_datapath::pipeline::{Durations, LatencyHistogram, Steps};
-use shadowslice_datapath::tally::HostCounts;
 
 /// Counts of which only one is not zero.
 const fn only<const N: usize>(count: u64, at: usize) -> [u64; N] {

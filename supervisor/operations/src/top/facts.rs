@@ -3,7 +3,7 @@
 use super::interval::Interval;
 use crate::status::{GpuStatus, ModelStatus, Status, SupervisorStatus};
 use shadowslice_control::controller::{ModelPlan, PlanReport};
-use shadowslice_datapath::readiness::Host;
+use shadowslice_datapath::readiness::HostState;
 
 /// What the supervisor answers at one time.
 #[derive(Debug, Clone)]
@@ -15,7 +15,7 @@ pub(crate) struct Seen {
 #[derive(Debug, Clone)]
 pub(super) struct Facts {
     pub(super) supervisor: Option<SupervisorStatus>,
-    pub(super) host: Host,
+    pub(super) host: HostState,
     pub(super) ready: bool,
     pub(super) policy: String,
     pub(super) act: bool,

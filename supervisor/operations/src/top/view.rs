@@ -10,7 +10,7 @@ use super::{details, gpus, models};
 use crate::figures::span;
 use crate::status::supervisor;
 use crate::status::table::{cut, wrapped};
-use shadowslice_datapath::readiness::Host;
+use shadowslice_datapath::readiness::HostState;
 
 const KEYS: &str = "q ends, j/k or arrows select a model";
 
@@ -72,10 +72,10 @@ fn filled(mut lines: Vec<Line<'static>>, last: Line<'static>, height: usize) -> 
 
 fn title(app: &App, facts: &Facts, (first, shown): (usize, usize), width: usize) -> Line<'static> {
     let host = match facts.host {
-        Host::Serving if facts.ready => "ready",
-        Host::Serving => "not ready",
-        Host::Drained => "drained",
-        Host::Stopping => "stopping",
+        HostState::Serving if facts.ready => "ready",
+        HostState::Serving => "not ready",
+        HostState::Drained => "drained",
+        HostState::Stopping => "stopping",
     };
     let act = if facts.act || facts.policy == "static" { "" } else { ", act: false" };
     let all = facts.models.len();

@@ -55,7 +55,7 @@ pub struct HostCounts {
 
 /// Counts while requests come and go.
 #[derive(Debug)]
-pub struct Tally {
+pub struct HostCounters {
     began: Instant,
     connections: AtomicU64,
     connections_closed: AtomicU64,
@@ -66,7 +66,7 @@ pub struct Tally {
     grpc: [AtomicU64; GRPC_CODES],
 }
 
-impl Default for Tally {
+impl Default for HostCounters {
     fn default() -> Self {
         Self {
             began: Instant::now(),
@@ -80,7 +80,7 @@ impl Default for Tally {
     }
 }
 
-impl Tally {
+impl HostCounters {
     pub fn connected(&self) {
         self.connections.fetch_add(1, Relaxed);
     }
@@ -151,7 +151,7 @@ mod tests {
 
     #[test]
     fn each_answer_and_refusal_counts_in_its_place() {
-        let tally = Tally::default();
+        let tally = HostCounters::default();
         [200, 200, 503, 418].into_iter().for_each(|code| tally.http(code));
         [0, 14, 99].into_iter().for_each(|code| tally.grpc(code));
         tally.refused(HostLimit::Memory);

@@ -8,19 +8,19 @@ use std::time::Duration;
 use crate::clock::Clock;
 
 /// How often the control thread says that it moves.
-pub const BEAT_EVERY: Duration = Duration::from_millis(500);
+pub const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(500);
 
 /// After so long without a word it counts as standing still.
-pub const STILL_AFTER: Duration = Duration::from_secs(5);
+pub const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Clone)]
-pub struct Pulse {
+pub struct Heartbeat {
     clock: Clock,
     /// In ms since the clock's origin.
     last: Arc<AtomicU64>,
 }
 
-impl Pulse {
+impl Heartbeat {
     /// It has moved just now.
     pub fn new(clock: Clock) -> Self {
         let pulse = Self { clock, last: Arc::default() };
@@ -34,7 +34,7 @@ impl Pulse {
 
     pub fn moves(&self) -> bool {
         let still = Duration::from_millis(self.now().saturating_sub(self.last.load(Ordering::Relaxed)));
-        still < STILL_AFTER
+        still < HEARTBEAT_TIMEOUT
     }
 
     fn now(&self) -> u64 {
@@ -48,7 +48,7 @@ mod tests {
 
     #[test]
     fn it_stands_still_after_five_seconds_without_a_word() {
-        let pulse = Pulse { clock: Clock::started(Duration::from_secs(6)), last: Arc::default() };
+        let pulse = Heartbeat { clock: Clock::started(Duration::from_secs(6)), last: Arc::default() };
         assert!(!pulse.moves());
         pulse.beat();
         assert!(pulse.moves());
