@@ -10,7 +10,9 @@ use shadowslice_config::Ready;
 use tokio::sync::{mpsc, watch};
 
 use crate::heartbeat::Heartbeat;
-use crate::pipeline::{Answers, Coming, Delivery, Failure, Input, Output, Pipeline, RequestOptions};
+use crate::pipeline::{
+    Answers, Delivery, InputTensor, OutputTensor, Pipeline, RequestArrival, RequestFailure, RequestOptions,
+};
 use crate::readiness::{HostState, Readiness};
 use crate::relay::Relay;
 
@@ -69,10 +71,10 @@ impl Route {
     /// As [`Pipeline::infer`].
     pub async fn infer(
         &self,
-        inputs: Vec<Input>,
+        inputs: Vec<InputTensor>,
         terms: RequestOptions,
-        coming: Coming,
-    ) -> Result<(Vec<Output>, Delivery), Failure> {
+        coming: RequestArrival,
+    ) -> Result<(Vec<OutputTensor>, Delivery), RequestFailure> {
         match &self.relay {
             None => self.pipeline.infer(inputs, terms, coming).await,
             Some(relay) => relay.infer(inputs, terms, coming).await,
@@ -82,10 +84,10 @@ impl Route {
     /// As [`Pipeline::stream`]. A stream goes on without the route.
     pub async fn stream(
         &self,
-        inputs: Vec<Input>,
+        inputs: Vec<InputTensor>,
         terms: RequestOptions,
-        coming: Coming,
-    ) -> Result<Answers, Failure> {
+        coming: RequestArrival,
+    ) -> Result<Answers, RequestFailure> {
         let answers = match &self.relay {
             None => self.pipeline.stream(inputs, terms, coming).await,
             Some(relay) => relay.stream(inputs, terms, coming, self.pipeline.streams()).await,

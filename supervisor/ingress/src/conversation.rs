@@ -16,7 +16,7 @@ use futures_util::stream::{BoxStream, FuturesOrdered, SelectAll, Stream, StreamE
 use prost::Message as _;
 use shadowslice_datapath::access::{AccessEntry, AccessProtocol, RequestHead};
 use shadowslice_datapath::peer::Peer;
-use shadowslice_datapath::pipeline::{Answers, Coming, Metadata, Output};
+use shadowslice_datapath::pipeline::{Answers, Metadata, OutputTensor, RequestArrival};
 use tonic::{Code, Status, Streaming};
 
 use super::deliveries::{Beginnings, Deliveries};
@@ -128,7 +128,7 @@ impl Conversation {
         let began = context.beginnings.next();
         let access = context.record(&request, began);
         let journal = access.as_ref().map(|access| access.journal().clone());
-        let coming = Coming { began, ..Coming::now(journal) };
+        let coming = RequestArrival { began, ..RequestArrival::now(journal) };
         let route = model::find(&context.front.router, &request.model_name, &request.model_version);
         if route.is_ok_and(|route| route.streams()) {
             self.streams.push(answers(context, request, (reserved, coming, access)).boxed());
@@ -242,7 +242,7 @@ async fn answer(context: Context, request: ModelInferRequest, (reserved, coming,
 }
 
 /// The companions of a request: its memory, its arrival, its record.
-type Came = (Arc<Reserved>, Coming, Option<AccessEntry>);
+type Came = (Arc<Reserved>, RequestArrival, Option<AccessEntry>);
 
 enum Turn {
     Asked(Context, Box<ModelInferRequest>, Came),
@@ -347,7 +347,7 @@ impl Open {
         Some(response)
     }
 
-    fn response(&self, outputs: Vec<Output>) -> Result<ModelInferResponse, RequestError> {
+    fn response(&self, outputs: Vec<OutputTensor>) -> Result<ModelInferResponse, RequestError> {
         let outputs = self.wanted.of(&self.metadata, outputs)?;
         self.call.grow(2 * (self.id.len() + model::bytes(&outputs)))?;
         let mut response = response(self.name.clone(), self.id.clone(), outputs);

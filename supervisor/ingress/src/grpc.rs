@@ -59,7 +59,7 @@ use super::{
 };
 use shadowslice_datapath::access::AccessProtocol;
 use shadowslice_datapath::peer::Peer;
-use shadowslice_datapath::pipeline::{Coming, Metadata};
+use shadowslice_datapath::pipeline::{Metadata, RequestArrival};
 use shadowslice_datapath::router::Route;
 
 pub(super) const SPOKEN: Spoken = Spoken { name: "gRPC", alpn: b"h2" };
@@ -320,7 +320,7 @@ impl Service {
         &self,
         request: ModelInferRequest,
         peer: &Peer,
-        coming: Coming,
+        coming: RequestArrival,
     ) -> Result<(ModelInferResponse, Route), RequestError> {
         let reserved = RESERVED.get();
         let Inference { name, route, metadata, request, _place } =

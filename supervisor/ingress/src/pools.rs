@@ -18,7 +18,7 @@ use tokio::time::{Instant, timeout};
 use super::request_error::RequestError;
 use shadowslice_datapath::host_counters::{HostCounters, HostLimit};
 use shadowslice_datapath::peer::Peer;
-use shadowslice_datapath::pipeline::Failure;
+use shadowslice_datapath::pipeline::RequestFailure;
 
 /// The part of a pool, as a divisor, that connections with much leave alone.
 const LAST: u64 = 8;
@@ -175,7 +175,7 @@ impl Client {
             self.tally().refused(HostLimit::InFlight);
             let why =
                 "too many requests in flight; try again, use more connections, or raise limits.in_flight";
-            Failure::Unavailable(why.to_owned()).into()
+            RequestFailure::Unavailable(why.to_owned()).into()
         })
     }
 
@@ -270,7 +270,7 @@ impl Client {
                 self.tally().refused(HostLimit::Connections);
                 let why =
                     "too many connections, and none of them is idle; try again, or raise limits.connections";
-                Err(Failure::Unavailable(why.to_owned()).into())
+                Err(RequestFailure::Unavailable(why.to_owned()).into())
             }
         }
     }

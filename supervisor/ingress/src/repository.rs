@@ -19,7 +19,7 @@ use super::proto::{
 use super::request_error::{RequestError, invalid};
 use super::tensors::Clipped;
 use shadowslice_datapath::peer::Peer;
-use shadowslice_datapath::pipeline::Failure;
+use shadowslice_datapath::pipeline::RequestFailure;
 use shadowslice_datapath::repository::{ModelCommand, ModelCommandError, ModelListing, Repository};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,10 +49,10 @@ impl From<ModelCommandError> for RequestError {
         match refused {
             ModelCommandError::Unknown(..) => Self::NotFound(message),
             ModelCommandError::Denied => Self::Forbidden(message),
-            ModelCommandError::Invalid(_) => Failure::Invalid(message).into(),
-            ModelCommandError::Failed(..) => Failure::Internal(message).into(),
+            ModelCommandError::Invalid(_) => RequestFailure::Invalid(message).into(),
+            ModelCommandError::Failed(..) => RequestFailure::Internal(message).into(),
             ModelCommandError::NotAllowed | ModelCommandError::Busy | ModelCommandError::Succession => {
-                Failure::Unavailable(message).into()
+                RequestFailure::Unavailable(message).into()
             }
         }
     }
@@ -84,12 +84,12 @@ pub(super) async fn answer(
 }
 
 /// An empty body says nothing.
-fn read<T: Default + for<'a> Deserialize<'a>>(body: &[u8]) -> Result<T, Failure> {
+fn read<T: Default + for<'a> Deserialize<'a>>(body: &[u8]) -> Result<T, RequestFailure> {
     if body.is_empty() {
         return Ok(T::default());
     }
     object::body(body, "an object")
-        .map_err(|error| Failure::Invalid(format!("the request's JSON is not understood: {error}")))
+        .map_err(|error| RequestFailure::Invalid(format!("the request's JSON is not understood: {error}")))
 }
 
 pub(super) fn index(
@@ -135,14 +135,16 @@ fn listed(repository: &Repository, ready: bool) -> Vec<ModelIndex> {
     wanted.map(model).collect()
 }
 
-fn only_one(name: &str) -> Result<(), Failure> {
+fn only_one(name: &str) -> Result<(), RequestFailure> {
     if name.is_empty() {
         return Ok(());
     }
     invalid("'repository_name' is not supported; leave it empty: there is one repository".to_owned())
 }
 
-fn config(parameters: impl Iterator<Item = (String, Option<String>)>) -> Result<Option<String>, Failure> {
+fn config(
+    parameters: impl Iterator<Item = (String, Option<String>)>,
+) -> Result<Option<String>, RequestFailure> {
     let mut config = None;
     for (name, text) in parameters {
         match (name.as_str(), text) {

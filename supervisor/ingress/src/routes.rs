@@ -18,7 +18,7 @@ use super::{
     Frontend, answer, describe, load_metrics, memory_routes, model, peers, repository, statistics, traced,
     unsupported,
 };
-use shadowslice_datapath::pipeline::{Failure, Metadata, Pieces};
+use shadowslice_datapath::pipeline::{Metadata, Pieces, RequestFailure};
 use shadowslice_datapath::router;
 
 const HEADER_LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");
@@ -287,7 +287,12 @@ pub(super) async fn infer(
     Ok(answer)
 }
 
-async fn write(name: &str, id: String, outputs: Vec<Answered>, form: Form) -> Result<answer::Body, Failure> {
+async fn write(
+    name: &str,
+    id: String,
+    outputs: Vec<Answered>,
+    form: Form,
+) -> Result<answer::Body, RequestFailure> {
     let json_bytes =
         |(place, output): (usize, &Answered)| if form.binary(place) { 0 } else { output.data.len() };
     if outputs.iter().enumerate().map(json_bytes).sum::<usize>() < LONG_JSON_BYTES {
@@ -325,7 +330,7 @@ async fn parse(
     .await
 }
 
-fn content_encoding(headers: &HeaderMap) -> Result<Option<Encoding>, Failure> {
+fn content_encoding(headers: &HeaderMap) -> Result<Option<Encoding>, RequestFailure> {
     let mut encodings = headers
         .get_all(CONTENT_ENCODING)
         .iter()
@@ -335,11 +340,13 @@ fn content_encoding(headers: &HeaderMap) -> Result<Option<Encoding>, Failure> {
     let encoding = Encoding::named(name.trim()).filter(|_| encodings.next().is_none());
     encoding.map(Some).ok_or_else(|| {
         let name = Clipped(&name);
-        Failure::Invalid(format!("Content-Encoding {name} is not supported; use gzip or deflate, once"))
+        RequestFailure::Invalid(format!(
+            "Content-Encoding {name} is not supported; use gzip or deflate, once"
+        ))
     })
 }
 
-fn header_length(headers: &HeaderMap) -> Result<Option<usize>, Failure> {
+fn header_length(headers: &HeaderMap) -> Result<Option<usize>, RequestFailure> {
     let mut values = headers.get_all(HEADER_LENGTH).iter();
     let Some(value) = values.next() else { return Ok(None) };
     if values.next().is_some() {
@@ -349,7 +356,9 @@ fn header_length(headers: &HeaderMap) -> Result<Option<usize>, Failure> {
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     text.parse().ok().filter(|_| digits).map(Some).ok_or_else(|| {
         let text = Clipped(&text);
-        Failure::Invalid(format!("Inference-Header-Content-Length must be a number of bytes, got '{text}'"))
+        RequestFailure::Invalid(format!(
+            "Inference-Header-Content-Length must be a number of bytes, got '{text}'"
+        ))
     })
 }
 

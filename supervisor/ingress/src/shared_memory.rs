@@ -25,7 +25,7 @@ use super::request_error::{RequestError, invalid};
 use super::reserved::Reserved;
 use super::tensors::Clipped;
 use shadowslice_datapath::peer::{AuditOutcome, Guard, Peer, audit};
-use shadowslice_datapath::pipeline::Failure;
+use shadowslice_datapath::pipeline::RequestFailure;
 
 /// Regions at a time, over all clients; each holds a descriptor.
 const MAX_REGIONS: usize = 1024;
@@ -173,7 +173,7 @@ impl Regions {
         }
         if by_name.len() >= MAX_REGIONS {
             let why = format!("{MAX_REGIONS} shared memory regions are registered already; unregister some");
-            return Err(Failure::Unavailable(why).into());
+            return Err(RequestFailure::Unavailable(why).into());
         }
         let (file, found) = open(key)?;
         let lets = Lets::of(&found);
@@ -283,13 +283,15 @@ impl Found {
 
     fn shrunk(&self) -> RequestError {
         let name = Clipped(&self.place.region);
-        Failure::Invalid(format!("shared memory region '{name}' has become smaller than it was registered"))
-            .into()
+        RequestFailure::Invalid(format!(
+            "shared memory region '{name}' has become smaller than it was registered"
+        ))
+        .into()
     }
 
     fn failed(&self, what: &str, error: &std::io::Error) -> RequestError {
         let name = Clipped(&self.place.region);
-        Failure::Invalid(format!("shared memory region '{name}' cannot be {what}: {error}")).into()
+        RequestFailure::Invalid(format!("shared memory region '{name}' cannot be {what}: {error}")).into()
     }
 }
 
@@ -310,7 +312,7 @@ fn open(key: &str) -> Result<(File, Metadata), RequestError> {
         .custom_flags(flags)
         .open(Path::new(SHARED_MEMORY).join(name));
     let file = opened.map_err(|error| {
-        Failure::Invalid(format!("unable to open shared memory region '{shown}': {error}"))
+        RequestFailure::Invalid(format!("unable to open shared memory region '{shown}': {error}"))
     })?;
     match file.metadata() {
         Ok(found) if found.is_file() => Ok((file, found)),

@@ -10,7 +10,7 @@ use tonic::Status;
 use super::tensors::Clipped;
 use super::{Frontend, access};
 use shadowslice_datapath::access::AccessEntry;
-use shadowslice_datapath::pipeline::Coming;
+use shadowslice_datapath::pipeline::RequestArrival;
 use shadowslice_datapath::trace::{Journal, RequestSpan, SpanProtocol, SpanStatus};
 
 impl Frontend {
@@ -23,14 +23,14 @@ impl Frontend {
         let span = tracer.and_then(|tracer| tracer.begin(&head.headers, protocol));
         let logged = access::of(&head.extensions).map(|access| access.journal().clone());
         let (span, journal) = joined(span, logged);
-        head.extensions.insert(Coming::now(journal));
+        head.extensions.insert(RequestArrival::now(journal));
         span
     }
 
     pub(super) fn begin_grpc<B>(&self, request: &mut Request<B>) -> Option<RequestSpan<'_>> {
         let tracer = self.tracer.as_deref();
         let span = tracer.and_then(|tracer| tracer.begin(request.headers(), || SpanProtocol::Grpc));
-        let Some(coming) = request.extensions_mut().get_mut::<Coming>() else { return span };
+        let Some(coming) = request.extensions_mut().get_mut::<RequestArrival>() else { return span };
         let (span, journal) = joined(span, coming.journal.take());
         coming.journal = journal;
         span
@@ -55,15 +55,15 @@ fn joined(
 /// Notes that a gRPC call arrives: it begins with its headers, before it has its turn.
 pub(super) fn arrives<B>(request: &mut Request<B>) {
     let journal = access::of(request.extensions()).map(|access| access.journal().clone());
-    request.extensions_mut().insert(Coming::now(journal));
+    request.extensions_mut().insert(RequestArrival::now(journal));
 }
 
-pub(super) fn coming(of: &Extensions) -> Coming {
-    of.get().cloned().unwrap_or_else(|| Coming::now(None))
+pub(super) fn coming(of: &Extensions) -> RequestArrival {
+    of.get().cloned().unwrap_or_else(|| RequestArrival::now(None))
 }
 
 pub(super) fn journal(of: &Extensions) -> Option<&Journal> {
-    of.get::<Coming>()?.journal.as_ref()
+    of.get::<RequestArrival>()?.journal.as_ref()
 }
 
 /// Notes how a gRPC call ended, if these headers or trailers say so. A call of which they say nothing

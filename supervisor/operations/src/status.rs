@@ -28,7 +28,7 @@ use shadowslice_control::controller::{BatchLimit, Handovers, ModelPlan, ModelRep
 use shadowslice_control::models::Needs;
 use shadowslice_control::nvml::Watched;
 use shadowslice_control::process::LoadedFiles;
-use shadowslice_datapath::pipeline::{Counts, Pipeline, PipelineReport, Rates, StalledBatch};
+use shadowslice_datapath::pipeline::{Pipeline, PipelineReport, Rates, RequestCounts, StalledBatch};
 use shadowslice_datapath::readiness::HostState;
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -147,7 +147,7 @@ pub struct ModelStatus {
     pub last_death: Option<String>,
     /// Starts in the place of dead workers where no other worker stood ready.
     pub worker_restarts: u64,
-    pub requests: Counts,
+    pub requests: RequestCounts,
     /// Answered since the start.
     pub batches: u64,
     /// All answered requests together, until their batches were sent.

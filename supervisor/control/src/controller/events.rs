@@ -26,7 +26,7 @@ use crate::process::{
 };
 use shadowslice_config::{Model, Timeouts};
 use shadowslice_datapath::clock::Clock;
-use shadowslice_datapath::pipeline::{LaneFact, Pipeline};
+use shadowslice_datapath::pipeline::{LaneEvent, Pipeline};
 use shadowslice_shared::errors;
 use shadowslice_shared::ids::WorkerId;
 
@@ -69,7 +69,7 @@ pub struct Context {
 #[derive(Debug)]
 pub(super) struct Inbox {
     orders: mpsc::Receiver<Order>,
-    facts: mpsc::Receiver<LaneFact>,
+    facts: mpsc::Receiver<LaneEvent>,
     events: mpsc::Receiver<WorkerEvent>,
     /// When standing workers of the GPU are called in.
     calls: watch::Receiver<()>,
@@ -112,7 +112,7 @@ pub struct ModelParts {
     /// Is empty.
     pub reference: ReferenceFile,
     pub files: Arc<LoadedFiles>,
-    pub facts: mpsc::Receiver<LaneFact>,
+    pub facts: mpsc::Receiver<LaneEvent>,
 }
 
 impl ControllerTask {
@@ -255,20 +255,20 @@ impl Controller {
         }
     }
 
-    fn lane_told(&mut self, fact: LaneFact) {
+    fn lane_told(&mut self, fact: LaneEvent) {
         let fact = match fact {
-            LaneFact::Drained(worker) => Fact::Drained(worker),
-            LaneFact::PoisonConfirmed => Fact::PoisonConfirmed,
-            LaneFact::FirstAnswer(worker, at) => {
+            LaneEvent::Drained(worker) => Fact::Drained(worker),
+            LaneEvent::PoisonConfirmed => Fact::PoisonConfirmed,
+            LaneEvent::FirstAnswer(worker, at) => {
                 self.records.note_effect(worker, at);
                 Fact::FirstAnswer(worker)
             }
-            LaneFact::Prepared(worker, prepared) => Fact::Prepared { worker, prepared },
-            LaneFact::Gone(worker) => Fact::LaneEnded { worker, idle: self.pipeline.is_idle(worker) },
-            LaneFact::Hung(worker) => {
+            LaneEvent::Prepared(worker, prepared) => Fact::Prepared { worker, prepared },
+            LaneEvent::Gone(worker) => Fact::LaneEnded { worker, idle: self.pipeline.is_idle(worker) },
+            LaneEvent::Hung(worker) => {
                 Fact::Misbehaved { worker, why: "it hangs: a batch executes for far too long".to_owned() }
             }
-            LaneFact::Broken(worker, why) => Fact::Misbehaved { worker, why },
+            LaneEvent::Broken(worker, why) => Fact::Misbehaved { worker, why },
         };
         self.tell(fact);
     }

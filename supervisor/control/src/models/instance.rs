@@ -17,7 +17,7 @@ use crate::controller::{
 use crate::host::onnxruntime_library;
 use crate::process::{ReferenceError, ReferenceFile};
 use shadowslice_config::{Config, Model, OnLate, Timeouts};
-use shadowslice_datapath::pipeline::{FACTS, LiveSettings, Pipeline, Settings};
+use shadowslice_datapath::pipeline::{EVENT_QUEUE_SIZE, LiveSettings, Pipeline, Settings};
 use shadowslice_datapath::router::{Route, RouteHolds};
 use shadowslice_shared::errors;
 
@@ -67,7 +67,7 @@ impl ModelFactory {
     ) -> Result<Instance, MakeError> {
         let id = self.next;
         self.next += 1;
-        let (facts, heard) = mpsc::channel(FACTS);
+        let (facts, heard) = mpsc::channel(EVENT_QUEUE_SIZE);
         let settings = Settings {
             name: model.name.clone(),
             live: live(&model),

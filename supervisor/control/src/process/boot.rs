@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use shadowslice_config::{MAX_ARRAY_BYTES, Warmup, WarmupValues};
-use shadowslice_datapath::pipeline::Occupied;
+use shadowslice_datapath::pipeline::OccupancyGuard;
 use shadowslice_shared::boot::{
     Assignment, BootRefusal, ElementValue, EngineSpec, InputValues, Loaded, Order, PROTOCOL, WarmUp, Warmed,
     WorkerSays,
@@ -32,7 +32,7 @@ pub(super) struct Boot {
     /// What the worker must prove of its device; `None` for a worker that does not touch the GPU.
     pub(super) admission: Option<Admission>,
     /// It executes until it is warm.
-    pub(super) occupied: Option<Occupied>,
+    pub(super) occupied: Option<OccupancyGuard>,
     /// What it must load, if not whatever lies at the model's path.
     pub(super) files: Option<FilesToLoad>,
     pub(super) events: mpsc::Sender<WorkerEvent>,

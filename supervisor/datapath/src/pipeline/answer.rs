@@ -5,8 +5,8 @@ use shadowslice_shared::batch::{Extent, Output as WireOutput};
 use shadowslice_shared::slab::{AnswerSlab, CopyError};
 use shadowslice_shared::tensor::{TensorSpec, count_byte_strings, elements};
 
-use super::pending::Waiting;
-use super::request::{Failure, Metadata, Output};
+use super::pending::QueuedRequest;
+use super::request::{Metadata, OutputTensor, RequestFailure};
 
 /// For each request its outputs, or that there is no memory for them. An error says why the answer
 /// makes no sense.
@@ -14,8 +14,8 @@ pub(crate) fn split(
     model: &Metadata,
     slab: &AnswerSlab,
     (outputs, more): (&[WireOutput], bool),
-    requests: &[Waiting],
-) -> Result<Vec<Result<Vec<Output>, Failure>>, String> {
+    requests: &[QueuedRequest],
+) -> Result<Vec<Result<Vec<OutputTensor>, RequestFailure>>, String> {
     if more && (model.streams.is_none() || requests.len() != 1) {
         return Err("there is more of it, and the model gives one answer to a request".to_owned());
     }
@@ -37,7 +37,7 @@ pub(crate) fn split(
     if parts.fold(0, |sum: u64, part| sum.saturating_add(part.len)) > slab.bytes() {
         return Err(format!("its parts have more bytes than their slab, {}", slab.bytes()));
     }
-    let of_request = |(index, request): (usize, &Waiting)| {
+    let of_request = |(index, request): (usize, &QueuedRequest)| {
         let mut copies = Ok(Vec::with_capacity(outputs.len()));
         for (output, spec) in outputs.iter().zip(&model.outputs) {
             let shape = whole_shape(model, request.rows, &output.shape);
@@ -62,7 +62,7 @@ fn copy(
     spec: &TensorSpec,
     shape: Vec<i64>,
     part: Extent,
-) -> Result<Result<Output, Failure>, String> {
+) -> Result<Result<OutputTensor, RequestFailure>, String> {
     let name = &spec.name;
     let wrong = || format!("output {name} of shape {shape:?} does not have {} bytes", part.len);
     let elements = elements(&shape);
@@ -73,7 +73,7 @@ fn copy(
     let data = slab.copy(part.offset, part.len);
     let data = match data {
         Ok(data) => data,
-        Err(CopyError::NoMemory(bytes)) => return Ok(Err(Failure::no_memory(bytes))),
+        Err(CopyError::NoMemory(bytes)) => return Ok(Err(RequestFailure::no_memory(bytes))),
         Err(CopyError::Outside(error)) => {
             return Err(format!("output {name} lies outside of its slab: {error}"));
         }
@@ -81,5 +81,5 @@ fn copy(
     if expected.is_none() && count_byte_strings(&data) != elements {
         return Err(wrong());
     }
-    Ok(Ok(Output { shape, data: Bytes::from(data) }))
+    Ok(Ok(OutputTensor { shape, data: Bytes::from(data) }))
 }

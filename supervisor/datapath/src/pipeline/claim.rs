@@ -7,8 +7,8 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 use super::Pipeline;
-use super::request::Failure;
-use super::streams::Given;
+use super::request::RequestFailure;
+use super::streams::WorkerAnswer;
 use shadowslice_shared::units::Timestamp;
 
 /// Taken by what settles a request first, which alone counts it: so it is counted once.
@@ -29,19 +29,19 @@ impl Claim {
 /// Dropped without an answer, it gives the request up: that is not run if it still waits, and if it
 /// runs its answer is ignored.
 #[derive(Debug)]
-pub(crate) struct Wait<'p> {
+pub(crate) struct AnswerWait<'p> {
     pub(crate) pipeline: &'p Pipeline,
     pub(crate) claim: Claim,
     pub(crate) arrived: Timestamp,
 }
 
-impl Wait<'_> {
+impl AnswerWait<'_> {
     /// The answer, or word that `timeout` was over first.
     pub(crate) async fn answer(
         &self,
-        mut answer: oneshot::Receiver<Result<Given, Failure>>,
+        mut answer: oneshot::Receiver<Result<WorkerAnswer, RequestFailure>>,
         timeout: Option<Duration>,
-    ) -> Result<Given, Failure> {
+    ) -> Result<WorkerAnswer, RequestFailure> {
         if let Some(timeout) = timeout {
             let left = timeout.saturating_sub(self.pipeline.now().since(self.arrived));
             match tokio::time::timeout(left, &mut answer).await {
@@ -54,14 +54,14 @@ impl Wait<'_> {
         answer.await.unwrap_or_else(|_| stopping())
     }
 
-    fn timed_out(&self, timeout: Duration) -> Failure {
+    fn timed_out(&self, timeout: Duration) -> RequestFailure {
         let now = self.pipeline.now();
         self.pipeline.state.lock().timed_out(now.since(self.arrived), now);
-        Failure::timed_out(timeout)
+        RequestFailure::timed_out(timeout)
     }
 }
 
-impl Drop for Wait<'_> {
+impl Drop for AnswerWait<'_> {
     fn drop(&mut self) {
         if self.claim.take() {
             let now = self.pipeline.now();
@@ -70,6 +70,6 @@ impl Drop for Wait<'_> {
     }
 }
 
-pub(crate) fn stopping() -> Result<Given, Failure> {
-    Err(Failure::Unavailable("the server is stopping".to_owned()))
+pub(crate) fn stopping() -> Result<WorkerAnswer, RequestFailure> {
+    Err(RequestFailure::Unavailable("the server is stopping".to_owned()))
 }

@@ -10,16 +10,16 @@ use shadowslice_shared::batch::{Command, MAX_MESSAGE_BYTES, MAX_REQUESTS};
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::{Percent, Timestamp};
 
-use super::counts::Counts;
-use super::facts::LaneFact;
+use super::counts::RequestCounts;
 use super::gate::Gate;
 use super::hangs::StalledBatch;
-use super::load::Load;
+use super::lane_events::LaneEvent;
+use super::load::ModelLoad;
 use super::note;
 use super::rates::Rates;
 use super::request::Metadata;
 use super::stall::Stall;
-use super::stats::{Latencies, Look};
+use super::stats::{Latencies, RecentLatencies};
 use super::totals::Totals;
 use super::{LiveSettings, Pipeline};
 use crate::trace::{LostReason, RouteChange};
@@ -29,7 +29,7 @@ pub struct PipelineReport {
     pub at: Timestamp,
     /// It takes requests.
     pub open: bool,
-    pub counts: Counts,
+    pub counts: RequestCounts,
     pub batches: u64,
     /// Of all answered requests together, until their batch was sent.
     pub queue_wait: Duration,
@@ -120,7 +120,7 @@ impl Pipeline {
         });
     }
 
-    /// Has a partition made ready, of which [`LaneFact::Prepared`] reports the result, or lets go
+    /// Has a partition made ready, of which [`LaneEvent::Prepared`] reports the result, or lets go
     /// of one that no further batch names.
     pub fn command(&self, worker: WorkerId, command: Command) {
         if let Some(link) = self.state.lock().link_mut(worker) {
@@ -137,11 +137,11 @@ impl Pipeline {
         state.scheduler.move_to(worker, slice);
     }
 
-    /// Reports [`LaneFact::Drained`] as soon as `worker` has nothing in flight.
+    /// Reports [`LaneEvent::Drained`] as soon as `worker` has nothing in flight.
     pub fn drain(&self, worker: WorkerId) {
         let mut state = self.state.lock();
         if state.scheduler.drain(worker) {
-            state.report(LaneFact::Drained(worker));
+            state.report(LaneEvent::Drained(worker));
         }
     }
 
@@ -225,12 +225,12 @@ impl Pipeline {
 
     /// For one observer: what one look has seen, no other sees. `None` if no request was answered
     /// since the last one.
-    pub fn look(&self) -> Option<Look> {
+    pub fn look(&self) -> Option<RecentLatencies> {
         self.counted().stats.look()
     }
 
     /// And how many requests wait.
-    pub fn load(&self) -> (Load, usize) {
+    pub fn load(&self) -> (ModelLoad, usize) {
         let now = self.clock.now();
         let mut state = self.counted();
         (state.stats.load.load(now), state.scheduler.queued())

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Refusal {
+pub enum RefusalReason {
     NotReady,
     QueueFull,
     MemoryFull,
@@ -19,7 +19,7 @@ pub enum Refusal {
     HostFull,
 }
 
-impl Refusal {
+impl RefusalReason {
     const NAMES: [&'static str; 7] =
         ["not_ready", "queue_full", "memory_full", "too_large", "late", "quarantined", "host_full"];
 
@@ -30,7 +30,7 @@ impl Refusal {
 
 /// How the requests ended since the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Counts {
+pub struct RequestCounts {
     /// Taken into the queue.
     pub accepted: u64,
     pub succeeded: u64,
@@ -43,7 +43,7 @@ pub struct Counts {
     #[serde(default)]
     pub invalid: u64,
     /// All that were turned away, by the reason.
-    pub refused: Refused,
+    pub refused: RefusalCounts,
     /// Requests put back into the queue after a worker's death or a hand-over's timeout, or to be
     /// tried alone after their batch failed.
     pub retried: u64,
@@ -51,14 +51,14 @@ pub struct Counts {
     pub cancelled: u64,
 }
 
-/// Counts by [`Refusal`]; serialized as a map from the refusals' names.
+/// Counts by [`RefusalReason`]; serialized as a map from the refusals' names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(from = "BTreeMap<String, u64>", into = "BTreeMap<String, u64>")]
-pub struct Refused([u64; Refusal::NAMES.len()]);
+pub struct RefusalCounts([u64; RefusalReason::NAMES.len()]);
 
-impl Refused {
+impl RefusalCounts {
     fn since(&self, earlier: &Self) -> Option<Self> {
-        let mut grown = [0; Refusal::NAMES.len()];
+        let mut grown = [0; RefusalReason::NAMES.len()];
         for (grown, (now, before)) in grown.iter_mut().zip(self.0.iter().zip(earlier.0)) {
             *grown = now.checked_sub(before)?;
         }
@@ -67,11 +67,11 @@ impl Refused {
 
     /// For each reason, all of them included, how many.
     pub fn by_reason(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        Refusal::NAMES.into_iter().zip(self.0)
+        RefusalReason::NAMES.into_iter().zip(self.0)
     }
 }
 
-impl Counts {
+impl RequestCounts {
     /// What was counted after `earlier`; `None` if the counts began anew in between, as those of a
     /// replaced model do.
     pub fn since(&self, earlier: &Self) -> Option<Self> {
@@ -88,23 +88,23 @@ impl Counts {
         })
     }
 
-    pub(crate) fn refuse(&mut self, why: Refusal) {
+    pub(crate) fn refuse(&mut self, why: RefusalReason) {
         match why {
-            Refusal::TooLarge => self.invalid += 1,
+            RefusalReason::TooLarge => self.invalid += 1,
             _ => self.rejected += 1,
         }
         self.refused.0[why as usize] += 1;
     }
 }
 
-impl From<BTreeMap<String, u64>> for Refused {
+impl From<BTreeMap<String, u64>> for RefusalCounts {
     fn from(counts: BTreeMap<String, u64>) -> Self {
-        Self(Refusal::NAMES.map(|name| counts.get(name).copied().unwrap_or(0)))
+        Self(RefusalReason::NAMES.map(|name| counts.get(name).copied().unwrap_or(0)))
     }
 }
 
-impl From<Refused> for BTreeMap<String, u64> {
-    fn from(refused: Refused) -> Self {
+impl From<RefusalCounts> for BTreeMap<String, u64> {
+    fn from(refused: RefusalCounts) -> Self {
         refused.by_reason().map(|(name, count)| (name.to_owned(), count)).collect()
     }
 }
@@ -115,23 +115,29 @@ mod tests {
 
     #[test]
     fn what_was_counted_since_is_the_difference_unless_it_began_anew() {
-        let mut before = Counts { accepted: 3, succeeded: 2, ..Counts::default() };
-        before.refuse(Refusal::Late);
-        let mut now = Counts { accepted: 7, within_slo: 1, ..before };
-        now.refuse(Refusal::Late);
-        now.refuse(Refusal::QueueFull);
+        let mut before = RequestCounts { accepted: 3, succeeded: 2, ..RequestCounts::default() };
+        before.refuse(RefusalReason::Late);
+        let mut now = RequestCounts { accepted: 7, within_slo: 1, ..before };
+        now.refuse(RefusalReason::Late);
+        now.refuse(RefusalReason::QueueFull);
         let since = now.since(&before).unwrap();
         assert_eq!((since.accepted, since.succeeded, since.within_slo, since.rejected), (4, 0, 1, 2));
         let reasons: Vec<_> = since.refused.by_reason().filter(|(_, count)| *count > 0).collect();
         assert_eq!(reasons, [("queue_full", 1), ("late", 1)]);
         assert_eq!(before.since(&now), None);
-        assert_eq!(Counts { refused: Refused::default(), ..now }.since(&before), None, "of any of them");
+        assert_eq!(
+            RequestCounts { refused: RefusalCounts::default(), ..now }.since(&before),
+            None,
+            "of any of them"
+        );
     }
 
     #[test]
     fn each_reason_is_told_by_its_name_and_read_back() {
-        let mut counts = Counts { accepted: 3, ..Counts::default() };
-        for (times, why) in [(1, Refusal::NotReady), (2, Refusal::TooLarge), (3, Refusal::Late)] {
+        let mut counts = RequestCounts { accepted: 3, ..RequestCounts::default() };
+        for (times, why) in
+            [(1, RefusalReason::NotReady), (2, RefusalReason::TooLarge), (3, RefusalReason::Late)]
+        {
             (0..times).for_each(|_| counts.refuse(why));
         }
         let json = serde_json::to_value(counts).unwrap();
@@ -142,6 +148,6 @@ mod tests {
             (&json["accepted"], &json["rejected"], &json["invalid"], &json["refused"]),
             (&3.into(), &4.into(), &2.into(), &refused)
         );
-        assert_eq!(serde_json::from_value::<Counts>(json).unwrap(), counts);
+        assert_eq!(serde_json::from_value::<RequestCounts>(json).unwrap(), counts);
     }
 }

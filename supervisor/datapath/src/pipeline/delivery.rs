@@ -17,8 +17,8 @@ use std::time::Duration;
 use shadowslice_shared::units::Timestamp;
 
 use super::Pipeline;
-use super::durations::Spent;
-use super::state::State;
+use super::durations::RequestTimes;
+use super::state::PipelineState;
 
 /// The most ends that wait to be counted. The end that reaches it takes the pipeline's lock and counts
 /// them all.
@@ -28,27 +28,27 @@ const TOGETHER: usize = 64;
 ///
 /// The default is an answer that does not count, for example a later one of a stream.
 #[derive(Debug, Default)]
-pub struct Delivery(Option<Box<Underway>>);
+pub struct Delivery(Option<Box<UnwrittenAnswer>>);
 
 #[derive(Debug)]
-pub(crate) struct Underway {
+pub(crate) struct UnwrittenAnswer {
     pub(crate) pipeline: Arc<Pipeline>,
     pub(crate) arrived: Timestamp,
     pub(crate) answered: Timestamp,
-    pub(crate) spent: Spent,
+    pub(crate) spent: RequestTimes,
 }
 
 /// The end of a request that a worker has answered.
 #[derive(Debug)]
-pub(crate) struct Ended {
+pub(crate) struct RequestEnd {
     at: Timestamp,
-    how: How,
+    how: EndKind,
 }
 
 /// The way in which a request ended, with the time since its first byte.
 #[derive(Debug)]
-enum How {
-    Written(Spent),
+enum EndKind {
+    Written(RequestTimes),
     /// The answer could not be written, for example for lack of memory.
     Failed(Duration),
     /// The answer could not be written, and the request is at fault.
@@ -58,7 +58,7 @@ enum How {
 }
 
 impl Delivery {
-    pub(crate) fn new(underway: Underway) -> Self {
+    pub(crate) fn new(underway: UnwrittenAnswer) -> Self {
         Self(Some(Box::new(underway)))
     }
 
@@ -66,38 +66,42 @@ impl Delivery {
     pub fn written(&mut self) {
         self.end(|underway, at| {
             let writing = at.since(underway.answered);
-            How::Written(Spent { writing, latency: underway.spent.latency + writing, ..underway.spent })
+            EndKind::Written(RequestTimes {
+                writing,
+                latency: underway.spent.latency + writing,
+                ..underway.spent
+            })
         });
     }
 
     /// Counts the request as failed: the client gets an error instead of the answer.
     pub fn failed(&mut self) {
-        self.end(|underway, at| How::Failed(at.since(underway.arrived)));
+        self.end(|underway, at| EndKind::Failed(at.since(underway.arrived)));
     }
 
     /// Counts the request as at fault itself: its client asked for the answer in a form that it does
     /// not have.
     pub fn invalid(&mut self) {
-        self.end(|underway, at| How::Invalid(at.since(underway.arrived)));
+        self.end(|underway, at| EndKind::Invalid(at.since(underway.arrived)));
     }
 
-    fn end(&mut self, how: impl FnOnce(&Underway, Timestamp) -> How) {
+    fn end(&mut self, how: impl FnOnce(&UnwrittenAnswer, Timestamp) -> EndKind) {
         let Some(underway) = self.0.take() else { return };
         let at = underway.pipeline.now();
-        underway.pipeline.ended(Ended { at, how: how(&underway, at) });
+        underway.pipeline.ended(RequestEnd { at, how: how(&underway, at) });
     }
 }
 
 impl Drop for Delivery {
     fn drop(&mut self) {
-        self.end(|underway, at| How::Left(at.since(underway.arrived)));
+        self.end(|underway, at| EndKind::Left(at.since(underway.arrived)));
     }
 }
 
 impl Pipeline {
     /// Notes an end, which is counted with others or when somebody reads the counts. A connection
     /// does not wait for the pipeline's lock, under which batches are sent.
-    fn ended(&self, ended: Ended) {
+    fn ended(&self, ended: RequestEnd) {
         let mut endings = self.endings.lock();
         endings.push(ended);
         let many = endings.len() >= TOGETHER;
@@ -108,18 +112,18 @@ impl Pipeline {
     }
 
     /// Returns the state, in which all ends are counted.
-    pub(super) fn counted(&self) -> parking_lot::MutexGuard<'_, State> {
+    pub(super) fn counted(&self) -> parking_lot::MutexGuard<'_, PipelineState> {
         let mut state = self.state.lock();
-        for Ended { at, how } in self.endings.lock().drain(..) {
+        for RequestEnd { at, how } in self.endings.lock().drain(..) {
             match how {
-                How::Written(spent) => {
+                EndKind::Written(spent) => {
                     state.scheduler.answered(spent.latency);
                     state.scheduler.wrote(spent.writing);
                     state.stats.succeeded(&spent, at);
                 }
-                How::Failed(waited) => state.stats.failed(waited, at),
-                How::Invalid(waited) => state.stats.invalid(waited),
-                How::Left(waited) => state.left(waited, at),
+                EndKind::Failed(waited) => state.stats.failed(waited, at),
+                EndKind::Invalid(waited) => state.stats.invalid(waited),
+                EndKind::Left(waited) => state.left(waited, at),
             }
         }
         state

@@ -23,7 +23,7 @@ pub struct Durations {
 }
 
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Spent {
+pub(crate) struct RequestTimes {
     /// The time from the request's first byte to the answer's last byte. Until the answer is written,
     /// it ends with the worker's answer.
     pub(crate) latency: Duration,
@@ -39,8 +39,8 @@ pub(crate) struct Spent {
 }
 
 impl Durations {
-    pub(crate) fn add(&mut self, spent: &Spent) {
-        let Spent { latency, coming, copy_in, execution, copy_out, writing, .. } = *spent;
+    pub(crate) fn add(&mut self, spent: &RequestTimes) {
+        let RequestTimes { latency, coming, copy_in, execution, copy_out, writing, .. } = *spent;
         let here = latency.saturating_sub(coming + writing);
         self.count += 1;
         self.request += here;
@@ -58,7 +58,7 @@ mod tests {
     #[test]
     fn the_parts_of_a_request_add_up_to_the_time_since_it_was_there() {
         let ms = Duration::from_millis;
-        let spent = |here: u64| Spent {
+        let spent = |here: u64| RequestTimes {
             latency: ms(5 + here + 4),
             coming: ms(5),
             until_sent: ms(3),

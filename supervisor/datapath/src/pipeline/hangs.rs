@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use shadowslice_shared::units::Timestamp;
 
-use super::facts::LaneFact;
-use super::link::{Lane, Link};
-use super::pending::Waiting;
-use super::state::State;
+use super::lane_events::LaneEvent;
+use super::link::{PipelineLane, WorkerLink};
+use super::pending::QueuedRequest;
+use super::state::PipelineState;
 
 /// A worker that seems to hang is looked at again after this: when this process could not run for a
 /// while, answers lie unread, and their readers must get their turn first.
@@ -27,9 +27,9 @@ pub struct StalledBatch {
 /// then take less time.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 
-impl Link {
+impl WorkerLink {
     /// When to look whether its worker hangs: as soon as it may, and once more if it then seems to.
-    fn next_look(&mut self, lane: &Lane, now: Timestamp) -> Option<Timestamp> {
+    fn next_look(&mut self, lane: &PipelineLane, now: Timestamp) -> Option<Timestamp> {
         self.note_running(lane, now);
         let left = self.hangs_in(lane, now);
         let seems_to = left == Some(Duration::ZERO);
@@ -37,13 +37,13 @@ impl Link {
         self.second_look.or(left.map(|left| now + left.min(LOOK_AGAIN)))
     }
 
-    fn hangs(&self, lane: &Lane, now: Timestamp) -> bool {
+    fn hangs(&self, lane: &PipelineLane, now: Timestamp) -> bool {
         let seen_twice = self.second_look.is_some_and(|due| due <= now);
         seen_twice && self.hangs_in(lane, now) == Some(Duration::ZERO)
     }
 }
 
-impl State {
+impl PipelineState {
     pub(crate) fn next_look(&mut self, now: Timestamp) -> Option<Timestamp> {
         let Self { scheduler, links, .. } = self;
         links.iter_mut().filter_map(|link| link.next_look(scheduler.lane(link.worker)?, now)).min()
@@ -52,7 +52,7 @@ impl State {
     /// Refuses the requests that wait past their deadline while a request executes that seems to
     /// hang not for the first time: such requests are given more and more time.
     pub(crate) fn refuse_overdue(&mut self, now: Timestamp) {
-        let is_suspect = |request: &Waiting| request.item.deaths > 0;
+        let is_suspect = |request: &QueuedRequest| request.item.deaths > 0;
         let lane = self.scheduler.serving_lane().filter(|lane| lane.is_stalled(now));
         let front = lane.and_then(|lane| lane.in_flight().next());
         if front.is_some_and(|front| front.requests.iter().any(is_suspect)) {
@@ -76,7 +76,7 @@ impl State {
         for link in &self.links {
             if self.scheduler.lane(link.worker).is_some_and(|lane| link.hangs(lane, now)) {
                 self.scheduler.executes_since(link.worker, None);
-                self.report(LaneFact::Hung(link.worker));
+                self.report(LaneEvent::Hung(link.worker));
             }
         }
     }

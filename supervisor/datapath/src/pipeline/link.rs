@@ -19,8 +19,8 @@ use shadowslice_shared::profile::Profile;
 use shadowslice_shared::units::{Percent, Timestamp};
 
 use super::memory::Reservation;
-use super::occupancy::{Occupancy, Occupied};
-use super::pending::{InFlight, Pending, Shapes, Waiting};
+use super::occupancy::{Occupancy, OccupancyGuard};
+use super::pending::{InFlightBatch, PendingRequest, QueuedRequest, Shapes};
 use super::request::{LEFT_OUT, Metadata};
 use super::shapes::ShapeTimes;
 use crate::clock::monotonic_ns;
@@ -28,12 +28,12 @@ use crate::pipeline::BatchSocket;
 use crate::trace::RunLocation;
 use shadowslice_shared::errors;
 
-pub(crate) type Lane = scheduler::Lane<Shapes, Pending>;
+pub(crate) type PipelineLane = scheduler::Lane<Shapes, PendingRequest>;
 
-pub(crate) type Sending = scheduler::Sending<Shapes, Pending>;
+pub(crate) type OutgoingBatch = scheduler::Sending<Shapes, PendingRequest>;
 
 #[derive(Debug)]
-pub struct Arrival {
+pub struct WarmWorker {
     pub worker: WorkerId,
     pub share: Percent,
     /// The part of the GPU that it begins with.
@@ -53,20 +53,20 @@ const OUTBOX: usize = 4 * READY_PARTITIONS + 1024;
 
 /// The batch that a worker executes.
 #[derive(Debug)]
-struct Running {
+struct RunningBatch {
     since: Timestamp,
     /// The GPU's progress then.
     from: Duration,
-    occupied: Occupied,
+    occupied: OccupancyGuard,
 }
 
 #[derive(Debug)]
-pub(crate) struct Link {
+pub(crate) struct WorkerLink {
     pub(crate) worker: WorkerId,
     /// For traces: the worker, and where it runs.
     pub(crate) place: Arc<RunLocation>,
     occupancy: Arc<Occupancy>,
-    running: Option<Running>,
+    running: Option<RunningBatch>,
     /// How long its batches take by shape, where requests differ in it.
     pub(crate) shapes: Option<ShapeTimes>,
     pub(crate) second_look: Option<Timestamp>,
@@ -81,17 +81,17 @@ pub(crate) struct Link {
     outbox: VecDeque<Command>,
 }
 
-impl Link {
+impl WorkerLink {
     pub(crate) fn new(
-        arrival: Arrival,
+        arrival: WarmWorker,
         metadata: &Metadata,
         profile: Option<&Profile>,
         socket: Arc<BatchSocket>,
-    ) -> (Self, Lane) {
-        let Arrival { worker, share, slice, device, sizes, pads, occupancy } = arrival;
+    ) -> (Self, PipelineLane) {
+        let WarmWorker { worker, share, slice, device, sizes, pads, occupancy } = arrival;
         let blank = Predictor::new(profile, slice.sms).padded_to(if pads { sizes } else { Vec::new() });
         let slots = u8::try_from(IN_FLIGHT).expect("two slots");
-        let lane = Lane::new(worker, &slice, blank, slots);
+        let lane = PipelineLane::new(worker, &slice, blank, slots);
         let link = Self {
             worker,
             place: Arc::new(RunLocation { worker: worker.0, share, sms: slice.sms, device }),
@@ -115,7 +115,7 @@ impl Link {
     }
 
     /// Keeps the memory of requests that are taken away until the worker has finished with them.
-    pub(crate) fn hold<'b>(&mut self, in_flight: impl Iterator<Item = &'b InFlight>) {
+    pub(crate) fn hold<'b>(&mut self, in_flight: impl Iterator<Item = &'b InFlightBatch>) {
         for batch in in_flight {
             let memory = batch.requests.iter().map(|request| Arc::clone(&request.item.memory));
             self.held.entry(batch.id).or_default().extend(memory);
@@ -147,7 +147,7 @@ impl Link {
     }
 
     /// Tells the GPU whether the worker executes a batch of `lane`.
-    pub(crate) fn note_running(&mut self, lane: &Lane, now: Timestamp) {
+    pub(crate) fn note_running(&mut self, lane: &PipelineLane, now: Timestamp) {
         let since = lane.in_flight().next().and_then(|front| front.executing_since);
         if self.running.as_ref().map(|running| running.since) == since {
             return;
@@ -157,14 +157,14 @@ impl Link {
             let from = self.occupancy.progress_at(since, now);
             let occupied = before.map(|running| running.occupied);
             let occupied = occupied.unwrap_or_else(|| self.occupancy.occupy(self.place.share));
-            Running { since, from, occupied }
+            RunningBatch { since, from, occupied }
         });
     }
 
     /// Returns how long the worker, which executes the first batch of `lane`, may take until it
     /// counts as hung; zero once it does. It may take longer while others execute on its GPU, and
     /// longer for requests that seemed to hang before.
-    pub(crate) fn hangs_in(&self, lane: &Lane, now: Timestamp) -> Option<Duration> {
+    pub(crate) fn hangs_in(&self, lane: &PipelineLane, now: Timestamp) -> Option<Duration> {
         let (front, running) = lane.in_flight().next().zip(self.running.as_ref())?;
         if front.step {
             // Generators pause as they like.
@@ -179,17 +179,17 @@ impl Link {
 
     /// False if the worker takes nothing now: if it is gone, its reader will find out. An error if
     /// no message can hold this batch.
-    pub(crate) fn send(&mut self, sending: &Sending) -> Result<bool, String> {
+    pub(crate) fn send(&mut self, sending: &OutgoingBatch) -> Result<bool, String> {
         if !self.flush() {
             return Ok(false);
         }
-        let &Sending { id, slot, groups, ref requests, .. } = sending;
+        let &OutgoingBatch { id, slot, groups, ref requests, .. } = sending;
         let (first, sent_ns) = (requests.first(), monotonic_ns());
         let command = match first.and_then(|first| first.item.stream) {
             Some(stream) => Command::Next(Step { id, slot, sent_ns, groups, stream }),
             None => {
                 let inputs = self.inputs;
-                let of_request = |request: &Waiting| BatchRequest {
+                let of_request = |request: &QueuedRequest| BatchRequest {
                     rows: request.rows,
                     inputs: request.item.memory.tensors.iter().take(inputs).copied().collect(),
                 };
@@ -213,7 +213,7 @@ impl Link {
 }
 
 /// Returns the optional inputs that a request gives behind the model's other `inputs`.
-fn optional(request: &Waiting, inputs: usize) -> Vec<OptionalTensor> {
+fn optional(request: &QueuedRequest, inputs: usize) -> Vec<OptionalTensor> {
     let tensors = request.shape.iter().zip(&request.item.memory.tensors).skip(inputs);
     let given = (0..).zip(tensors).filter(|(_, (shape, _))| *shape != LEFT_OUT);
     let tensor = |(input, (shape, part)): (u32, (&Vec<i64>, &Extent))| OptionalTensor {

@@ -9,7 +9,7 @@ const SPAN: Duration = Duration::from_secs(1);
 
 /// Over the last second that was full; zero where no request ended in it.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Load {
+pub struct ModelLoad {
     /// The part of the SLO that requests took, in the mean: above 1 where most are late.
     pub utilisation: f64,
     /// Requests answered each second.
@@ -24,12 +24,12 @@ pub(super) struct LoadMeter {
     parts: f64,
     answered: u32,
     errors: u32,
-    last: Load,
+    last: ModelLoad,
 }
 
 impl LoadMeter {
     pub(super) fn new(now: Timestamp) -> Self {
-        Self { began: now, parts: 0.0, answered: 0, errors: 0, last: Load::default() }
+        Self { began: now, parts: 0.0, answered: 0, errors: 0, last: ModelLoad::default() }
     }
 
     pub(super) fn answered(&mut self, latency: Duration, slo: Duration, now: Timestamp) {
@@ -43,7 +43,7 @@ impl LoadMeter {
         self.errors += 1;
     }
 
-    pub(super) fn load(&mut self, now: Timestamp) -> Load {
+    pub(super) fn load(&mut self, now: Timestamp) -> ModelLoad {
         self.go_on(now);
         self.last
     }
@@ -55,12 +55,12 @@ impl LoadMeter {
         }
         // What came before a long pause says nothing of the last second.
         let last = match span < SPAN * 2 {
-            true => Load {
+            true => ModelLoad {
                 utilisation: self.parts / f64::from(self.answered.max(1)),
                 rate: f64::from(self.answered) / span.as_secs_f64(),
                 errors: f64::from(self.errors) / span.as_secs_f64(),
             },
-            false => Load::default(),
+            false => ModelLoad::default(),
         };
         *self = Self { last, ..Self::new(now) };
     }
@@ -77,13 +77,13 @@ mod tests {
         meter.answered(ms(10), ms(20), at(100));
         meter.answered(ms(30), ms(20), at(200));
         meter.failed(at(300));
-        assert_eq!(meter.load(at(999)), Load::default(), "nothing is full yet");
-        let load = Load { utilisation: 1.0, rate: 2.0, errors: 1.0 };
+        assert_eq!(meter.load(at(999)), ModelLoad::default(), "nothing is full yet");
+        let load = ModelLoad { utilisation: 1.0, rate: 2.0, errors: 1.0 };
         assert_eq!(meter.load(at(1000)), load);
         meter.answered(ms(5), ms(20), at(1500));
         assert_eq!(meter.load(at(1999)), load);
-        assert_eq!(meter.load(at(2000)), Load { utilisation: 0.25, rate: 1.0, errors: 0.0 });
+        assert_eq!(meter.load(at(2000)), ModelLoad { utilisation: 0.25, rate: 1.0, errors: 0.0 });
         meter.answered(ms(5), ms(20), at(2100));
-        assert_eq!(meter.load(at(9000)), Load::default(), "it has been idle");
+        assert_eq!(meter.load(at(9000)), ModelLoad::default(), "it has been idle");
     }
 }

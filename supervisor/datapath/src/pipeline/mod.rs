@@ -17,10 +17,10 @@ mod controls;
 mod counts;
 mod delivery;
 mod durations;
-mod facts;
 mod gate;
 mod hangs;
 mod histogram;
+mod lane_events;
 mod link;
 mod load;
 mod memory;
@@ -54,40 +54,42 @@ use shadowslice_shared::units::Timestamp;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 
 pub use controls::PipelineReport;
-pub use counts::{Counts, Refusal, Refused};
+pub use counts::{RefusalCounts, RefusalReason, RequestCounts};
 pub use delivery::Delivery;
 pub use durations::Durations;
-pub use facts::{FACTS, LaneFact};
 pub use hangs::StalledBatch;
 pub use histogram::LatencyHistogram;
-pub use link::Arrival;
-pub use load::Load;
-pub use occupancy::{Occupancy, Occupied};
+pub use lane_events::{EVENT_QUEUE_SIZE, LaneEvent};
+pub use link::WarmWorker;
+pub use load::ModelLoad;
+pub use occupancy::{Occupancy, OccupancyGuard};
 pub use pieces::Pieces;
 pub use rates::Rates;
 pub use reader::LaneReader;
-pub use request::{Coming, Failure, Input, Metadata, ModelContent, Output, RequestOptions};
+pub use request::{
+    InputTensor, Metadata, ModelContent, OutputTensor, RequestArrival, RequestFailure, RequestOptions,
+};
 pub use shadowslice_config::Slo;
 pub use shadowslice_policy::scheduler::Slice;
 pub use socket::BatchSocket;
 pub use stall::Stall;
-pub use stats::{Latencies, Look};
+pub use stats::{Latencies, RecentLatencies};
 pub use streams::Answers;
-pub use totals::{Steps, Total, Totals};
+pub use totals::{BatchStageTotals, Total, Totals};
 
 use crate::clock::Clock;
 use crate::trace::Journal;
 use alarm::Alarm;
-use claim::{Claim, Wait};
-use delivery::Ended;
+use claim::{AnswerWait, Claim};
+use delivery::RequestEnd;
 use gate::Gate;
 use memory::{RequestMemory, Reservation};
-use pending::Pending;
+use pending::PendingRequest;
 use quarantine::Quarantine;
 use stall::StallMeter;
-use state::State;
+use state::PipelineState;
 use stats::Stats;
-use streams::Given;
+use streams::WorkerAnswer;
 
 #[derive(Debug)]
 pub struct Settings {
@@ -126,19 +128,19 @@ pub struct Pipeline {
     memory: Arc<RequestMemory>,
     metadata: OnceLock<Arc<Metadata>>,
     content: Arc<ModelContent>,
-    state: Mutex<State>,
+    state: Mutex<PipelineState>,
     /// Requests whose deliveries have ended and that the state doesn't count yet.
-    endings: Mutex<Vec<Ended>>,
+    endings: Mutex<Vec<RequestEnd>>,
     alarm_moved: Notify,
     readiness: watch::Sender<()>,
 }
 
 impl Pipeline {
     /// A pipeline that takes no requests until a worker serves.
-    pub fn new(settings: Settings, clock: Clock, facts: mpsc::Sender<LaneFact>) -> Result<Self, SlabError> {
+    pub fn new(settings: Settings, clock: Clock, facts: mpsc::Sender<LaneEvent>) -> Result<Self, SlabError> {
         let memory = Arc::new(RequestMemory::create(&settings.name, settings.memory)?);
         let name: Arc<str> = settings.name.into();
-        let state = State {
+        let state = PipelineState {
             name: Arc::clone(&name),
             gate: Gate::Loading,
             scheduler: Scheduler::new(settings.live.scheduled(), settings.max_requests, clock.now()),
@@ -172,13 +174,13 @@ impl Pipeline {
     }
 
     /// The same, for a request that is to be checked against it. A refusal counts.
-    pub fn described(&self, journal: Option<&Journal>) -> Result<Arc<Metadata>, Failure> {
+    pub fn described(&self, journal: Option<&Journal>) -> Result<Arc<Metadata>, RequestFailure> {
         self.metadata().ok_or_else(|| {
             let now = self.clock.now();
             let mut state = self.state.lock();
             let failure = state.not_ready();
-            note::refused(journal, Refusal::NotReady);
-            state.turn_away(Refusal::NotReady, 1, now);
+            note::refused(journal, RefusalReason::NotReady);
+            state.turn_away(RefusalReason::NotReady, 1, now);
             failure
         })
     }
@@ -189,8 +191,8 @@ impl Pipeline {
 
     /// Counts a request that a limit of the host refuses.
     pub fn refused_by_host(&self, journal: Option<&Journal>) {
-        note::refused(journal, Refusal::HostFull);
-        self.state.lock().turn_away(Refusal::HostFull, 1, self.clock.now());
+        note::refused(journal, RefusalReason::HostFull);
+        self.state.lock().turn_away(RefusalReason::HostFull, 1, self.clock.now());
     }
 
     /// Counts a request that is at fault itself, so that the model never sees it. As with Triton it is
@@ -231,20 +233,20 @@ impl Pipeline {
     /// counts when its answer's delivery has ended.
     pub async fn infer(
         &self,
-        inputs: Vec<Input>,
+        inputs: Vec<InputTensor>,
         terms: RequestOptions,
-        coming: Coming,
-    ) -> Result<(Vec<Output>, Delivery), Failure> {
-        let Given { outputs, delivery, .. } = self.ask(inputs, terms, coming).await?;
+        coming: RequestArrival,
+    ) -> Result<(Vec<OutputTensor>, Delivery), RequestFailure> {
+        let WorkerAnswer { outputs, delivery, .. } = self.ask(inputs, terms, coming).await?;
         Ok((outputs, delivery))
     }
 
     async fn ask(
         &self,
-        inputs: Vec<Input>,
+        inputs: Vec<InputTensor>,
         terms: RequestOptions,
-        Coming { began, waited, journal }: Coming,
-    ) -> Result<Given, Failure> {
+        RequestArrival { began, waited, journal }: RequestArrival,
+    ) -> Result<WorkerAnswer, RequestFailure> {
         let (received, elapsed) = (self.clock.now(), began.elapsed());
         let arrived = received - elapsed;
         let metadata = self.described(journal.as_ref())?;
@@ -264,7 +266,7 @@ impl Pipeline {
             level: terms.level(),
             // Other requests have other values, or the default.
             alone: inputs.len() > metadata.inputs.len(),
-            item: Pending {
+            item: PendingRequest {
                 memory: Arc::new(memory),
                 reply,
                 claim: claim.clone(),
@@ -283,16 +285,16 @@ impl Pipeline {
             state.stats.totals.coming.add(elapsed.saturating_sub(waited));
             state.accept(entry, stored)
         })?;
-        Wait { pipeline: self, claim, arrived }.answer(answer, terms.timeout).await
+        AnswerWait { pipeline: self, claim, arrived }.answer(answer, terms.timeout).await
     }
 
     fn store(
         &self,
-        inputs: &[Input],
+        inputs: &[InputTensor],
         rows: u32,
         journal: Option<&Journal>,
         now: Timestamp,
-    ) -> Result<Reservation, Failure> {
+    ) -> Result<Reservation, RequestFailure> {
         let needed: u64 = inputs.iter().map(|input| memory::taken(input.data.len() as u64)).sum();
         let limit = self.memory.slab.bytes();
         let refuse = |why| {
@@ -304,23 +306,23 @@ impl Pipeline {
                 "the request has {needed} bytes and model '{}' holds {limit} (queue.memory)",
                 self.name
             );
-            refuse(Refusal::TooLarge);
-            return Err(Failure::Invalid(why));
+            refuse(RefusalReason::TooLarge);
+            return Err(RequestFailure::Invalid(why));
         }
         let Some(memory) = self.reserve(inputs) else {
             let why =
                 format!("the queue of model '{}' is full: its {limit} bytes of memory are taken", self.name);
-            refuse(Refusal::MemoryFull);
-            return Err(Failure::Unavailable(why));
+            refuse(RefusalReason::MemoryFull);
+            return Err(RequestFailure::Unavailable(why));
         };
         for (index, input) in inputs.iter().enumerate() {
-            memory.fill(index, &input.data).map_err(|error| Failure::Internal(error.to_string()))?;
+            memory.fill(index, &input.data).map_err(|error| RequestFailure::Internal(error.to_string()))?;
         }
         Ok(memory)
     }
 
     /// Room for these inputs, if need be in the place of requests that are settled.
-    fn reserve(&self, inputs: &[Input]) -> Option<Reservation> {
+    fn reserve(&self, inputs: &[InputTensor]) -> Option<Reservation> {
         let lengths = || inputs.iter().map(|input| input.data.len() as u64);
         self.memory.reserve(lengths()).or_else(|| {
             self.state.lock().scheduler.forget_settled();
@@ -330,7 +332,7 @@ impl Pipeline {
 
     /// Changes the state, and moves the alarm if it must ring earlier now. An alarm that could ring
     /// later stays and rings in vain, which costs less than setting it with each request.
-    fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+    fn change<T>(&self, change: impl FnOnce(&mut PipelineState) -> T) -> T {
         let mut state = self.state.lock();
         let result = change(&mut state);
         let earlier = state.alarm.is_some_and(|alarm| state.armed.is_none_or(|armed| alarm < armed));

@@ -5,27 +5,27 @@ use std::time::Duration;
 
 use shadowslice_shared::units::Timestamp;
 
-use super::counts::Refusal;
-use super::link::Sending;
-use super::pending::{InFlight, Waiting};
+use super::counts::RefusalReason;
+use super::link::OutgoingBatch;
+use super::pending::{InFlightBatch, QueuedRequest};
 use crate::trace::{Journal, LostReason, RouteChange, RunEnd, RunLocation, WorkerRun};
 
-fn journals(requests: &[Waiting]) -> impl Iterator<Item = &Journal> {
+fn journals(requests: &[QueuedRequest]) -> impl Iterator<Item = &Journal> {
     requests.iter().filter_map(|request| request.item.journal.as_ref())
 }
 
-pub(super) fn refused(journal: Option<&Journal>, why: Refusal) {
+pub(super) fn refused(journal: Option<&Journal>, why: RefusalReason) {
     if let Some(journal) = journal {
         journal.refused(why.name());
     }
 }
 
-pub(super) fn queued(requests: &[Waiting], at: Timestamp) {
+pub(super) fn queued(requests: &[QueuedRequest], at: Timestamp) {
     journals(requests).for_each(|journal| journal.queued(at));
 }
 
-pub(super) fn sent(batch: &Sending, place: &Arc<RunLocation>, at: Timestamp) {
-    let &Sending { id, ref requests, .. } = batch;
+pub(super) fn sent(batch: &OutgoingBatch, place: &Arc<RunLocation>, at: Timestamp) {
+    let &OutgoingBatch { id, ref requests, .. } = batch;
     let rows = requests.iter().map(|request| request.rows).sum();
     for journal in journals(requests) {
         let (requests, place) = (requests.len(), Arc::clone(place));
@@ -33,13 +33,13 @@ pub(super) fn sent(batch: &Sending, place: &Arc<RunLocation>, at: Timestamp) {
     }
 }
 
-pub(super) fn lost(requests: &[Waiting], why: LostReason, at: Timestamp) {
+pub(super) fn lost(requests: &[QueuedRequest], why: LostReason, at: Timestamp) {
     journals(requests).for_each(|journal| journal.ended(RunEnd::Lost { at, why }));
 }
 
 /// `routed` is the last change of the worker that serves.
 pub(super) fn answered(
-    batch: &InFlight,
+    batch: &InFlightBatch,
     (received, execution, copied): (Timestamp, Duration, Timestamp),
     routed: Option<RouteChange>,
 ) {

@@ -30,7 +30,7 @@ struct OccupancyState {
 
 /// A share that executes, until this is dropped.
 #[derive(Debug)]
-pub struct Occupied {
+pub struct OccupancyGuard {
     on: Arc<Occupancy>,
     percent: u32,
 }
@@ -53,10 +53,10 @@ impl Occupancy {
     }
 
     /// Counts a share as executing.
-    pub fn occupy(self: &Arc<Self>, share: Percent) -> Occupied {
+    pub fn occupy(self: &Arc<Self>, share: Percent) -> OccupancyGuard {
         let percent = if self.divides { share.get() } else { Percent::WHOLE.get() };
         self.state.lock().percent += percent;
-        Occupied { on: Arc::clone(self), percent }
+        OccupancyGuard { on: Arc::clone(self), percent }
     }
 
     /// Brings the progress up to now, and returns what it was at `since`, if the GPU was as crowded
@@ -77,7 +77,7 @@ impl Occupancy {
     }
 }
 
-impl Drop for Occupied {
+impl Drop for OccupancyGuard {
     fn drop(&mut self) {
         self.on.state.lock().percent -= self.percent;
     }

@@ -9,21 +9,21 @@ use tokio::sync::oneshot;
 
 use super::claim::Claim;
 use super::memory::Reservation;
-use super::request::Failure;
-use super::streams::Given;
+use super::request::RequestFailure;
+use super::streams::WorkerAnswer;
 use crate::trace::Journal;
 
 /// Per input: the shape without the batch axis. Requests that share it can share a batch.
 pub(crate) type Shapes = Arc<[Vec<i64>]>;
 
-pub(crate) type Waiting = Entry<Shapes, Pending>;
+pub(crate) type QueuedRequest = Entry<Shapes, PendingRequest>;
 
-pub(crate) type InFlight = scheduler::InFlight<Shapes, Pending>;
+pub(crate) type InFlightBatch = scheduler::InFlight<Shapes, PendingRequest>;
 
 #[derive(Debug)]
-pub(crate) struct Pending {
+pub(crate) struct PendingRequest {
     pub(crate) memory: Arc<Reservation>,
-    pub(crate) reply: oneshot::Sender<Result<Given, Failure>>,
+    pub(crate) reply: oneshot::Sender<Result<WorkerAnswer, RequestFailure>>,
     pub(crate) claim: Claim,
     /// When all of it was there.
     pub(crate) received: Timestamp,
@@ -35,7 +35,7 @@ pub(crate) struct Pending {
     pub(crate) stream: Option<u64>,
 }
 
-impl scheduler::Ticket for Pending {
+impl scheduler::Ticket for PendingRequest {
     fn is_settled(&self) -> bool {
         self.claim.is_taken()
     }

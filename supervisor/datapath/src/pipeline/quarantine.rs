@@ -20,13 +20,13 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(600);
 #[derive(Debug, Default)]
 pub(crate) struct Quarantine {
     /// The newest last.
-    proved: VecDeque<Proved>,
+    proved: VecDeque<QuarantinedInputs>,
     /// Those in whose streams workers died lately, and how often; the newest last.
     suspects: VecDeque<(Vec<Vec<u8>>, u8)>,
 }
 
 #[derive(Debug)]
-struct Proved {
+struct QuarantinedInputs {
     tensors: Vec<Vec<u8>>,
     until: Timestamp,
     pause: Duration,
@@ -56,7 +56,7 @@ impl Quarantine {
     pub(crate) fn proved(&mut self, inputs: &Reservation, now: Timestamp) {
         let pause = self.take(inputs).map_or(FIRST_PAUSE, |before| (before.pause * 2).min(LONGEST_PAUSE));
         let Some(tensors) = inputs.copy() else { return };
-        self.proved.push_back(Proved { tensors, until: now + pause, pause });
+        self.proved.push_back(QuarantinedInputs { tensors, until: now + pause, pause });
         while self.proved.len() > KEPT || (self.bytes() > BYTES && !self.proved.is_empty()) {
             self.proved.pop_front();
         }
@@ -89,7 +89,7 @@ impl Quarantine {
         self.suspects.remove(place)
     }
 
-    fn take(&mut self, inputs: &Reservation) -> Option<Proved> {
+    fn take(&mut self, inputs: &Reservation) -> Option<QuarantinedInputs> {
         let place = self.proved.iter().position(|proved| inputs.holds(&proved.tensors))?;
         self.proved.remove(place)
     }

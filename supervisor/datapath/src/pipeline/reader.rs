@@ -12,16 +12,16 @@ use shadowslice_shared::units::Timestamp;
 
 use super::Pipeline;
 use super::answer;
-use super::delivery::{Delivery, Underway};
-use super::durations::Spent;
-use super::facts::LaneFact;
-use super::link::{Arrival, Link};
+use super::delivery::{Delivery, UnwrittenAnswer};
+use super::durations::RequestTimes;
+use super::lane_events::LaneEvent;
+use super::link::{WarmWorker, WorkerLink};
 use super::note;
-use super::pending::{InFlight, Waiting};
-use super::request::{Failure, Metadata, Output};
+use super::pending::{InFlightBatch, QueuedRequest};
+use super::request::{Metadata, OutputTensor, RequestFailure};
 use super::state;
-use super::streams::{Given, OpenStream, Then};
-use super::totals::Took;
+use super::streams::{Continuation, OpenStream, WorkerAnswer};
+use super::totals::BatchTimes;
 use crate::pipeline::BatchSocket;
 use crate::trace::LostReason;
 use shadowslice_shared::errors;
@@ -40,11 +40,12 @@ impl LaneReader {
     pub fn attach(
         pipeline: Arc<Pipeline>,
         metadata: Arc<Metadata>,
-        arrival: Arrival,
+        arrival: WarmWorker,
         (socket, slab): (Arc<BatchSocket>, AnswerSlab),
     ) -> Self {
         let worker = arrival.worker;
-        let (link, lane) = Link::new(arrival, &metadata, pipeline.profile.as_ref(), Arc::clone(&socket));
+        let (link, lane) =
+            WorkerLink::new(arrival, &metadata, pipeline.profile.as_ref(), Arc::clone(&socket));
         let mut state = pipeline.state.lock();
         state.links.push(link);
         state.scheduler.attach(lane);
@@ -81,7 +82,7 @@ impl LaneReader {
     fn broken(&self, why: String) {
         let now = self.pipeline.now();
         self.pipeline.change(|state| {
-            state.report(LaneFact::Broken(self.worker, why));
+            state.report(LaneEvent::Broken(self.worker, why));
             state.condemn(self.worker, now);
         });
     }
@@ -90,7 +91,7 @@ impl LaneReader {
         match batch::decode(message).map_err(|error| errors::chain(&error))? {
             FromWorker::Answer(answer) => self.answered(answer),
             FromWorker::Prepared(prepared) => {
-                let fact = LaneFact::Prepared(self.worker, prepared);
+                let fact = LaneEvent::Prepared(self.worker, prepared);
                 self.pipeline.state.lock().report(fact);
                 Ok(())
             }
@@ -125,7 +126,7 @@ impl LaneReader {
 
     fn completed(
         &self,
-        batch: InFlight,
+        batch: InFlightBatch,
         (outputs, more): (&[WireOutput], bool),
         reported: Duration,
         received: Timestamp,
@@ -150,7 +151,7 @@ impl LaneReader {
         };
         let now = self.pipeline.now();
         let input = batch.requests.iter().map(|request| request.item.copy_in).sum();
-        let took = Took { input, infer: reported, output: now.since(received) };
+        let took = BatchTimes { input, infer: reported, output: now.since(received) };
         let step = batch.requests.iter().any(|request| request.item.stream.is_some());
         let opens = more && !step;
         let deliveries = self.deliveries(&batch, &answers, took, (step, now));
@@ -193,13 +194,13 @@ impl LaneReader {
         note::answered(&batch, (received, reported, now), routed);
         for ((request, answer), delivery) in batch.requests.into_iter().zip(answers).zip(deliveries) {
             let then = match more {
-                false => Then::End,
-                true if opens => Then::Opened(self.opened(batch.id, &request)),
-                true => Then::More,
+                false => Continuation::End,
+                true if opens => Continuation::Opened(self.opened(batch.id, &request)),
+                true => Continuation::More,
             };
             state::reply(
                 request,
-                answer.map(|outputs| Given { outputs, then, delivery: delivery.unwrap_or_default() }),
+                answer.map(|outputs| WorkerAnswer { outputs, then, delivery: delivery.unwrap_or_default() }),
             );
         }
         Ok(())
@@ -209,19 +210,19 @@ impl LaneReader {
     /// failures get the default.
     fn deliveries(
         &self,
-        batch: &InFlight,
-        answers: &[Result<Vec<Output>, Failure>],
-        took: Took,
+        batch: &InFlightBatch,
+        answers: &[Result<Vec<OutputTensor>, RequestFailure>],
+        took: BatchTimes,
         (step, now): (bool, Timestamp),
     ) -> Vec<Option<Delivery>> {
-        let delivery = |(request, answer): (&Waiting, &Result<_, _>)| {
+        let delivery = |(request, answer): (&QueuedRequest, &Result<_, _>)| {
             if !request.item.claim.take() {
                 return None;
             }
             if step || answer.is_err() {
                 return Some(Delivery::default());
             }
-            let spent = Spent {
+            let spent = RequestTimes {
                 latency: now.since(request.arrived),
                 coming: request.item.received.since(request.arrived),
                 until_sent: batch.sent.since(request.item.received),
@@ -231,19 +232,19 @@ impl LaneReader {
                 writing: Duration::ZERO,
             };
             let pipeline = Arc::clone(&self.pipeline);
-            Some(Delivery::new(Underway { pipeline, arrived: request.arrived, answered: now, spent }))
+            Some(Delivery::new(UnwrittenAnswer { pipeline, arrived: request.arrived, answered: now, spent }))
         };
         batch.requests.iter().zip(answers).map(delivery).collect()
     }
 
-    fn opened(&self, id: u64, request: &Waiting) -> OpenStream {
+    fn opened(&self, id: u64, request: &QueuedRequest) -> OpenStream {
         let (pipeline, inputs) = (Arc::clone(&self.pipeline), Arc::clone(&request.item.memory));
         OpenStream { pipeline, worker: self.worker, id, inputs }
     }
 
     /// A request that was alone in the batch gets the engine's reason; of several, each is tried
     /// again alone.
-    fn failed(&self, mut batch: InFlight, failure: &RunFailure) {
+    fn failed(&self, mut batch: InFlightBatch, failure: &RunFailure) {
         let now = self.pipeline.now();
         let requests = std::mem::take(&mut batch.requests);
         note::lost(&requests, LostReason::Failed, now);
@@ -252,8 +253,8 @@ impl LaneReader {
                 state.try_alone(requests, now);
             } else {
                 let why = match failure {
-                    RunFailure::Input(_) => Failure::Invalid(failure.to_string()),
-                    _ => Failure::Internal(failure.to_string()),
+                    RunFailure::Input(_) => RequestFailure::Invalid(failure.to_string()),
+                    _ => RequestFailure::Internal(failure.to_string()),
                 };
                 requests.into_iter().for_each(|request| state.fail(request, why.clone(), now));
             }

@@ -35,8 +35,8 @@ impl Metadata {
     }
 
     /// The shapes of checked inputs, without their batch axis.
-    pub(crate) fn shapes(&self, inputs: &[Input]) -> Arc<[Vec<i64>]> {
-        let tail = |(place, input): (usize, &Input)| match place < self.inputs.len() {
+    pub(crate) fn shapes(&self, inputs: &[InputTensor]) -> Arc<[Vec<i64>]> {
+        let tail = |(place, input): (usize, &InputTensor)| match place < self.inputs.len() {
             true => self.tail(&input.shape).to_vec(),
             false => input.shape.clone(),
         };
@@ -44,7 +44,7 @@ impl Metadata {
     }
 
     /// The size of checked inputs along the batch axis; 1 for a model without a batch axis.
-    pub fn rows(&self, inputs: &[Input]) -> u32 {
+    pub fn rows(&self, inputs: &[InputTensor]) -> u32 {
         let batched = inputs[..self.inputs.len().min(inputs.len())].first().filter(|_| self.max_batch > 0);
         let first = batched.and_then(|input| input.shape.first());
         first.map_or(1, |&rows| u32::try_from(rows).unwrap_or(u32::MAX))
@@ -52,14 +52,14 @@ impl Metadata {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Input {
+pub struct InputTensor {
     /// Its whole shape.
     pub shape: Vec<i64>,
     /// Its elements, row-major, little-endian; BYTES elements each after their length.
     pub data: Pieces,
 }
 
-impl Input {
+impl InputTensor {
     /// Returns what stands for an optional input that a request leaves out, if it gives others.
     pub fn left_out() -> Self {
         Self { shape: LEFT_OUT.to_vec(), data: Pieces::default() }
@@ -70,15 +70,15 @@ impl Input {
 pub(crate) const LEFT_OUT: &[i64] = &[-1];
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Output {
+pub struct OutputTensor {
     /// Its whole shape.
     pub shape: Vec<i64>,
-    /// Its elements, as in [`Input::data`].
+    /// Its elements, as in [`InputTensor::data`].
     pub data: Bytes,
 }
 
 #[derive(Debug, Clone)]
-pub struct Coming {
+pub struct RequestArrival {
     /// The time at which its first part was read: over HTTP its head, over gRPC the call's headers, in
     /// a call with many messages the message's first byte. The SLO and a timeout begin then, however
     /// slowly the rest comes. If the connection was busy, the time in which the kernel held that part
@@ -89,7 +89,7 @@ pub struct Coming {
     pub journal: Option<Journal>,
 }
 
-impl Coming {
+impl RequestArrival {
     pub fn now(journal: Option<Journal>) -> Self {
         Self { began: Instant::now(), waited: Duration::ZERO, journal }
     }
@@ -122,7 +122,7 @@ pub struct ModelContent {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
-pub enum Failure {
+pub enum RequestFailure {
     /// Not now; the same request may succeed later. UNAVAILABLE, 503.
     #[error("{0}")]
     Unavailable(String),
@@ -140,7 +140,7 @@ pub enum Failure {
     Internal(String),
 }
 
-impl Failure {
+impl RequestFailure {
     pub(crate) fn timed_out(timeout: Duration) -> Self {
         let us = timeout.as_micros();
         Self::TimedOut(format!("the request was not answered within its timeout of {us} us"))

@@ -14,18 +14,18 @@ use shadowslice_shared::units::Timestamp;
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 
-use super::counts::Refusal;
-use super::facts::LaneFact;
+use super::counts::RefusalReason;
 use super::gate::Gate;
-use super::link::{Lane, Link, Sending};
+use super::lane_events::LaneEvent;
+use super::link::{OutgoingBatch, PipelineLane, WorkerLink};
 use super::memory::Reservation;
 use super::note;
-use super::pending::{InFlight, Pending, Shapes, Waiting};
+use super::pending::{InFlightBatch, PendingRequest, QueuedRequest, Shapes};
 use super::quarantine::{Admission, Quarantine};
-use super::request::Failure;
+use super::request::RequestFailure;
 use super::stall::StallMeter;
 use super::stats::Stats;
-use super::streams::{Given, broken_off, died_in_step};
+use super::streams::{WorkerAnswer, broken_off, died_in_step};
 use crate::trace::{LostReason, RouteChange};
 
 /// Workers that are remembered: more than a model has at a time, as several may go at once.
@@ -36,18 +36,18 @@ const WENT: usize = 8;
 /// it may be free then; a worker that is gone is found to be gone before.
 const SEND_AGAIN: Duration = Duration::from_millis(5);
 
-type Refused = scheduler::Refused<Shapes, Pending>;
+type RefusedRequest = scheduler::Refused<Shapes, PendingRequest>;
 
 #[derive(Debug)]
-pub(crate) struct State {
+pub(crate) struct PipelineState {
     pub(crate) name: Arc<str>,
     pub(crate) gate: Gate,
-    pub(crate) scheduler: Scheduler<Shapes, Pending>,
+    pub(crate) scheduler: Scheduler<Shapes, PendingRequest>,
     /// One link for each of the scheduler's lanes.
-    pub(crate) links: Vec<Link>,
+    pub(crate) links: Vec<WorkerLink>,
     pub(crate) stall: StallMeter,
     pub(crate) stats: Stats,
-    pub(crate) facts: mpsc::Sender<LaneFact>,
+    pub(crate) facts: mpsc::Sender<LaneEvent>,
     /// When the pipeline must look again though nothing happens.
     pub(crate) alarm: Option<Timestamp>,
     /// When it is looked at next, in vain perhaps.
@@ -59,28 +59,32 @@ pub(crate) struct State {
     pub(crate) quarantine: Quarantine,
 }
 
-impl State {
-    pub(crate) fn accept(&mut self, mut request: Waiting, now: Timestamp) -> Result<(), Failure> {
+impl PipelineState {
+    pub(crate) fn accept(
+        &mut self,
+        mut request: QueuedRequest,
+        now: Timestamp,
+    ) -> Result<(), RequestFailure> {
         if self.gate.open().is_err() {
             let failure = self.not_ready();
-            self.turn_away(Refusal::NotReady, request.rows, now);
-            note::refused(request.item.journal.as_ref(), Refusal::NotReady);
+            self.turn_away(RefusalReason::NotReady, request.rows, now);
+            note::refused(request.item.journal.as_ref(), RefusalReason::NotReady);
             return Err(failure);
         }
         match self.quarantine.admit(&request.item.memory, now) {
             Admission::Free => {}
             Admission::OnTrial => (request.alone, request.item.deaths) = (true, blame::ON_TRIAL),
             Admission::Refused(pause) => {
-                self.turn_away(Refusal::Quarantined, request.rows, now);
-                note::refused(request.item.journal.as_ref(), Refusal::Quarantined);
+                self.turn_away(RefusalReason::Quarantined, request.rows, now);
+                note::refused(request.item.journal.as_ref(), RefusalReason::Quarantined);
                 return Err(quarantined(pause));
             }
         }
         let journal = request.item.journal.clone();
-        if let Err(Refused { request, why }) = self.scheduler.accept(request, now) {
+        if let Err(RefusedRequest { request, why }) = self.scheduler.accept(request, now) {
             let (why, failure) = match why {
-                scheduler::Refusal::QueueFull => (Refusal::QueueFull, self.queue_full()),
-                _ => (Refusal::Late, too_late(&self.name, &request)),
+                scheduler::Refusal::QueueFull => (RefusalReason::QueueFull, self.queue_full()),
+                _ => (RefusalReason::Late, too_late(&self.name, &request)),
             };
             note::refused(journal.as_ref(), why);
             self.stats.rejected(why, Duration::ZERO, now);
@@ -94,19 +98,19 @@ impl State {
         Ok(())
     }
 
-    fn queue_full(&self) -> Failure {
+    fn queue_full(&self) -> RequestFailure {
         let (name, waiting) = (&self.name, self.scheduler.queued());
-        Failure::Unavailable(format!("the queue of model '{name}' is full: {waiting} requests wait"))
+        RequestFailure::Unavailable(format!("the queue of model '{name}' is full: {waiting} requests wait"))
     }
 
-    pub(crate) fn not_ready(&self) -> Failure {
+    pub(crate) fn not_ready(&self) -> RequestFailure {
         let why = self.gate.open().err().unwrap_or("the model is not described yet");
-        Failure::Unavailable(format!("model '{}' is not ready: {why}", self.name))
+        RequestFailure::Unavailable(format!("model '{}' is not ready: {why}", self.name))
     }
 
-    pub(crate) fn turn_away(&mut self, why: Refusal, rows: u32, now: Timestamp) {
+    pub(crate) fn turn_away(&mut self, why: RefusalReason, rows: u32, now: Timestamp) {
         // The others tell nothing of the model's load.
-        if why == Refusal::MemoryFull {
+        if why == RefusalReason::MemoryFull {
             self.scheduler.turned_away(rows);
         }
         self.stats.rejected(why, Duration::ZERO, now);
@@ -140,7 +144,7 @@ impl State {
     }
 
     /// Sends one batch. False if the worker did not take it.
-    fn send(&mut self, sending: Sending, now: Timestamp) -> bool {
+    fn send(&mut self, sending: OutgoingBatch, now: Timestamp) -> bool {
         let link = self.links.iter_mut().find(|link| link.worker == sending.worker);
         let link = link.expect("links and lanes come and go together");
         match link.send(&sending) {
@@ -155,7 +159,7 @@ impl State {
             }
             Err(why) => {
                 for request in sending.requests {
-                    self.fail(request, Failure::Internal(why.clone()), now);
+                    self.fail(request, RequestFailure::Internal(why.clone()), now);
                 }
                 true
             }
@@ -163,18 +167,18 @@ impl State {
     }
 
     /// Turns a request away that was accepted, and is too late now.
-    pub(crate) fn reject(&mut self, Refused { request, why }: Refused, now: Timestamp) {
+    pub(crate) fn reject(&mut self, RefusedRequest { request, why }: RefusedRequest, now: Timestamp) {
         let waited = now.since(request.arrived);
         let failure = match why {
-            scheduler::Refusal::Overdue => Failure::Unavailable(format!(
+            scheduler::Refusal::Overdue => RequestFailure::Unavailable(format!(
                 "the server is overloaded: the request waited {} ms, past its deadline",
                 waited.as_millis()
             )),
             _ => too_late(&self.name, &request),
         };
-        note::refused(request.item.journal.as_ref(), Refusal::Late);
+        note::refused(request.item.journal.as_ref(), RefusalReason::Late);
         if request.item.claim.take() {
-            self.stats.rejected(Refusal::Late, waited, now);
+            self.stats.rejected(RefusalReason::Late, waited, now);
         }
         reply(request, Err(failure));
     }
@@ -202,7 +206,7 @@ impl State {
     }
 
     /// A worker has answered: takes the batch off its lane. `None` if the worker had no such batch.
-    pub(crate) fn answered(&mut self, worker: WorkerId, batch: u64, now: Timestamp) -> Option<InFlight> {
+    pub(crate) fn answered(&mut self, worker: WorkerId, batch: u64, now: Timestamp) -> Option<InFlightBatch> {
         let taken = self.scheduler.take(worker, batch, now)?;
         if let Some(link) = self.link_mut(worker) {
             link.release(batch);
@@ -213,7 +217,7 @@ impl State {
     pub(crate) fn completed(
         &mut self,
         worker: WorkerId,
-        batch: &InFlight,
+        batch: &InFlightBatch,
         execution: Duration,
         now: Timestamp,
     ) {
@@ -223,14 +227,14 @@ impl State {
             times.observe(&request.shape, batch.rows, execution);
         }
         if done.first {
-            self.report(LaneFact::FirstAnswer(worker, now));
+            self.report(LaneEvent::FirstAnswer(worker, now));
         }
         self.recycle(worker, batch.slot, now);
     }
 
     pub(crate) fn recycle(&mut self, worker: WorkerId, slot: u8, now: Timestamp) {
         if self.scheduler.recycle(worker, slot) {
-            self.report(LaneFact::Drained(worker));
+            self.report(LaneEvent::Drained(worker));
         }
         self.dispatch(now);
     }
@@ -243,12 +247,12 @@ impl State {
         self.condemn(worker, now);
         self.scheduler.detach(worker);
         self.links.retain(|link| link.worker != worker);
-        self.report(LaneFact::Gone(worker));
+        self.report(LaneEvent::Gone(worker));
     }
 
     /// For a worker that is gone: whether it had nothing to do then, as far as is remembered.
     pub(crate) fn is_idle(&self, worker: WorkerId) -> bool {
-        self.scheduler.lane(worker).map_or(self.went_idle.contains(&worker), Lane::executes_nothing)
+        self.scheduler.lane(worker).map_or(self.went_idle.contains(&worker), PipelineLane::executes_nothing)
     }
 
     /// A worker is dead or as good as dead: the requests that it executed are blamed and, if they
@@ -268,7 +272,7 @@ impl State {
     }
 
     /// The worker may still read the memory of its requests, which stays taken.
-    pub(crate) fn take_back(&mut self, worker: WorkerId) -> Abandoned<Shapes, Pending> {
+    pub(crate) fn take_back(&mut self, worker: WorkerId) -> Abandoned<Shapes, PendingRequest> {
         let Self { scheduler, links, .. } = self;
         let link = links.iter_mut().find(|link| link.worker == worker);
         if let Some((link, lane)) = link.zip(scheduler.lane(worker)) {
@@ -278,13 +282,13 @@ impl State {
     }
 
     /// Counts a death against requests that were executing; returns the requests to try again.
-    pub(crate) fn blamed(&mut self, requests: Vec<Waiting>, now: Timestamp) -> Vec<Waiting> {
+    pub(crate) fn blamed(&mut self, requests: Vec<QueuedRequest>, now: Timestamp) -> Vec<QueuedRequest> {
         let was_alone = requests.len() == 1;
         let mut again = Vec::with_capacity(requests.len());
         for mut request in requests {
             if request.item.stream.is_some() {
                 if self.quarantine.died_in_step(&request.item.memory, now) {
-                    self.report(LaneFact::PoisonConfirmed);
+                    self.report(LaneEvent::PoisonConfirmed);
                 }
                 self.fail(request, died_in_step(), now);
                 continue;
@@ -300,9 +304,9 @@ impl State {
                 }
                 blame::Blame::Fail => {
                     let why = format!("{} workers died executing this request", request.item.deaths);
-                    self.report(LaneFact::PoisonConfirmed);
+                    self.report(LaneEvent::PoisonConfirmed);
                     self.quarantine(&request.item.memory, now);
-                    self.fail(request, Failure::Internal(why), now);
+                    self.fail(request, RequestFailure::Internal(why), now);
                 }
             }
         }
@@ -327,7 +331,7 @@ impl State {
     }
 
     /// Requests that failed together are tried one by one, so that only the guilty request fails.
-    pub(crate) fn try_alone(&mut self, mut requests: Vec<Waiting>, now: Timestamp) {
+    pub(crate) fn try_alone(&mut self, mut requests: Vec<QueuedRequest>, now: Timestamp) {
         for request in &mut requests {
             request.alone = true;
         }
@@ -335,7 +339,7 @@ impl State {
     }
 
     /// Has requests that ran without an answer wait again, unless the model is shut.
-    pub(crate) fn put_back(&mut self, mut requests: Vec<Waiting>, now: Timestamp) {
+    pub(crate) fn put_back(&mut self, mut requests: Vec<QueuedRequest>, now: Timestamp) {
         for step in requests.extract_if(.., |request| request.item.stream.is_some()) {
             self.fail(step, broken_off(), now);
         }
@@ -348,13 +352,13 @@ impl State {
         self.scheduler.put_back(requests, now);
     }
 
-    pub(crate) fn fail(&mut self, request: Waiting, failure: Failure, now: Timestamp) {
+    pub(crate) fn fail(&mut self, request: QueuedRequest, failure: RequestFailure, now: Timestamp) {
         if request.item.stream.is_some() {
             self.stats.totals.streams_failed += 1;
         } else if request.item.claim.take() {
             let waited = now.since(request.arrived);
             match failure {
-                Failure::Invalid(_) => self.stats.invalid(waited),
+                RequestFailure::Invalid(_) => self.stats.invalid(waited),
                 _ => self.stats.failed(waited, now),
             }
         }
@@ -362,44 +366,44 @@ impl State {
     }
 
     /// Turns requests away that were accepted, as the model serves no more.
-    pub(crate) fn refuse(&mut self, requests: Vec<Waiting>, why: &str, now: Timestamp) {
+    pub(crate) fn refuse(&mut self, requests: Vec<QueuedRequest>, why: &str, now: Timestamp) {
         for request in requests {
-            note::refused(request.item.journal.as_ref(), Refusal::NotReady);
+            note::refused(request.item.journal.as_ref(), RefusalReason::NotReady);
             if request.item.claim.take() {
-                self.stats.rejected(Refusal::NotReady, now.since(request.arrived), now);
+                self.stats.rejected(RefusalReason::NotReady, now.since(request.arrived), now);
             }
-            reply(request, Err(Failure::Unavailable(why.to_owned())));
+            reply(request, Err(RequestFailure::Unavailable(why.to_owned())));
         }
     }
 
     /// Never waits.
-    pub(crate) fn report(&self, fact: LaneFact) {
+    pub(crate) fn report(&self, fact: LaneEvent) {
         // As a model goes, its controller does so before the last of its lanes.
         if let Err(TrySendError::Full(fact)) = self.facts.try_send(fact) {
             tracing::error!(?fact, "a lane's fact is lost: the controller is far behind");
         }
     }
 
-    pub(crate) fn link_mut(&mut self, worker: WorkerId) -> Option<&mut Link> {
+    pub(crate) fn link_mut(&mut self, worker: WorkerId) -> Option<&mut WorkerLink> {
         self.links.iter_mut().find(|link| link.worker == worker)
     }
 }
 
-fn quarantined(pause: Duration) -> Failure {
-    Failure::Internal(format!(
+fn quarantined(pause: Duration) -> RequestFailure {
+    RequestFailure::Internal(format!(
         "workers died executing these inputs; they are refused, and tried again after {} s at the earliest",
         pause.as_secs() + 1
     ))
 }
 
-fn too_late(model: &str, request: &Waiting) -> Failure {
+fn too_late(model: &str, request: &QueuedRequest) -> RequestFailure {
     let due = request.deadline.since(request.arrived).as_secs_f64() * 1e3;
-    Failure::Unavailable(format!(
+    RequestFailure::Unavailable(format!(
         "model '{model}' could not answer the request within {due} ms, its SLO or timeout, under the present load"
     ))
 }
 
 /// A client that went away is no matter.
-pub(crate) fn reply(request: Waiting, outcome: Result<Given, Failure>) {
+pub(crate) fn reply(request: QueuedRequest, outcome: Result<WorkerAnswer, RequestFailure>) {
     drop(request.item.reply.send(outcome));
 }

@@ -7,8 +7,8 @@ use hdrhistogram::Histogram;
 use shadowslice_config::Slo;
 use shadowslice_shared::units::Timestamp;
 
-use super::counts::{Counts, Refusal};
-use super::durations::Spent;
+use super::counts::{RefusalReason, RequestCounts};
+use super::durations::RequestTimes;
 use super::load::LoadMeter;
 use super::rates::{End, RateMeter};
 use super::totals::Totals;
@@ -37,14 +37,14 @@ pub struct Latencies {
 
 /// Of the requests answered since the last look, in ms.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Look {
+pub struct RecentLatencies {
     pub p50_ms: f64,
     pub p99_ms: f64,
 }
 
 #[derive(Debug)]
 pub(crate) struct Stats {
-    pub(crate) counts: Counts,
+    pub(crate) counts: RequestCounts,
     pub(crate) totals: Totals,
     pub(crate) slo: Slo,
     /// The windows' starts; the previous one's is the current one's while there is none.
@@ -84,7 +84,7 @@ fn histogram() -> Histogram<u32> {
 impl Stats {
     pub(crate) fn new(slo: Slo, now: Timestamp) -> Self {
         Self {
-            counts: Counts::default(),
+            counts: RequestCounts::default(),
             totals: Totals::default(),
             slo,
             previous_began: now,
@@ -97,7 +97,7 @@ impl Stats {
         }
     }
 
-    pub(crate) fn succeeded(&mut self, spent: &Spent, now: Timestamp) {
+    pub(crate) fn succeeded(&mut self, spent: &RequestTimes, now: Timestamp) {
         let latency = spent.latency;
         self.counts.succeeded += 1;
         self.totals.answered(spent);
@@ -124,11 +124,11 @@ impl Stats {
         self.window(now).offered += 1;
     }
 
-    pub(crate) fn rejected(&mut self, why: Refusal, waited: Duration, now: Timestamp) {
+    pub(crate) fn rejected(&mut self, why: RefusalReason, waited: Duration, now: Timestamp) {
         self.counts.refuse(why);
         self.rates.count(End::Refused, now);
         self.totals.fail.add(waited);
-        if why != Refusal::TooLarge {
+        if why != RefusalReason::TooLarge {
             self.load.failed(now);
             self.window(now).offered += 1;
         }
@@ -176,12 +176,12 @@ impl Stats {
     }
 
     /// `None` if no request was answered since the last look.
-    pub(crate) fn look(&mut self) -> Option<Look> {
+    pub(crate) fn look(&mut self) -> Option<RecentLatencies> {
         if self.unseen_us.is_empty() {
             return None;
         }
         let ms = |quantile| self.unseen_us.value_at_quantile(quantile) as f64 / 1e3;
-        let look = Look { p50_ms: ms(0.5), p99_ms: ms(0.99) };
+        let look = RecentLatencies { p50_ms: ms(0.5), p99_ms: ms(0.99) };
         self.unseen_us.reset();
         Some(look)
     }
@@ -211,8 +211,8 @@ mod tests {
         Timestamp::after_origin(Duration::from_secs(seconds))
     }
 
-    fn answered_after(ms: u64) -> Spent {
-        Spent {
+    fn answered_after(ms: u64) -> RequestTimes {
+        RequestTimes {
             latency: Duration::from_millis(ms),
             coming: Duration::ZERO,
             until_sent: Duration::from_millis(2),
@@ -241,7 +241,7 @@ mod tests {
         let mut stats = Stats::new(Slo { latency: Duration::from_millis(20), percentile: 75.0 }, at(0));
         stats.succeeded(&answered_after(10), at(1));
         stats.invalid(Duration::from_millis(30));
-        stats.rejected(Refusal::TooLarge, Duration::ZERO, at(1));
+        stats.rejected(RefusalReason::TooLarge, Duration::ZERO, at(1));
         assert_eq!(stats.latencies(at(1)).attainment, 1.0);
         assert_eq!((stats.counts.invalid, stats.counts.failed, stats.counts.rejected), (2, 0, 0));
         assert_eq!(stats.totals.fail.count, 2);
@@ -253,7 +253,7 @@ mod tests {
         assert_eq!(stats.look(), None);
         (0..99).for_each(|_| stats.succeeded(&answered_after(10), at(1)));
         stats.succeeded(&answered_after(300), at(1));
-        let near = |look: Look, p50: f64, p99: f64| {
+        let near = |look: RecentLatencies, p50: f64, p99: f64| {
             assert!((look.p50_ms / p50 - 1.0).abs() < 0.01 && (look.p99_ms / p99 - 1.0).abs() < 0.01);
         };
         near(stats.look().unwrap(), 10.0, 10.0);
@@ -267,7 +267,7 @@ mod tests {
         let mut stats = Stats::new(Slo { latency: Duration::from_millis(20), percentile: 99.0 }, at(10));
         stats.succeeded(&answered_after(10), at(10));
         assert_eq!(stats.latencies(at(10)).rate, 1.0, "a moment is no time to take it over");
-        stats.rejected(Refusal::Late, Duration::ZERO, at(11));
+        stats.rejected(RefusalReason::Late, Duration::ZERO, at(11));
         assert_eq!(stats.latencies(at(14)).rate, 0.5);
         stats.failed(Duration::ZERO, at(90));
         assert_eq!(stats.latencies(at(90)).rate, 3.0 / 80.0);
@@ -283,9 +283,9 @@ mod tests {
         assert_eq!(stats.latencies(at(0)).slo_percentile_ms, None);
         stats.succeeded(&answered_after(10), at(1));
         stats.succeeded(&answered_after(30), at(1));
-        stats.rejected(Refusal::Late, Duration::from_millis(5), at(2));
+        stats.rejected(RefusalReason::Late, Duration::from_millis(5), at(2));
         stats.failed(Duration::from_millis(7), at(2));
-        stats.rejected(Refusal::Late, Duration::ZERO, at(2));
+        stats.rejected(RefusalReason::Late, Duration::ZERO, at(2));
         stats.cancelled(Duration::from_millis(1), at(2));
         assert_eq!(stats.latencies(at(3)).attainment, 0.2);
         assert_eq!(stats.totals.fail, Total { count: 4, time: Duration::from_millis(13) });

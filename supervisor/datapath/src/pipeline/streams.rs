@@ -16,23 +16,23 @@ use tokio::sync::oneshot;
 use super::Pipeline;
 use super::claim::{Claim, stopping};
 use super::delivery::Delivery;
-use super::facts::LaneFact;
+use super::lane_events::LaneEvent;
 use super::memory::Reservation;
-use super::pending::Pending;
-use super::request::{Coming, Failure, Input, Output, RequestOptions};
+use super::pending::PendingRequest;
+use super::request::{InputTensor, OutputTensor, RequestArrival, RequestFailure, RequestOptions};
 use crate::relay::RelayedStream;
 use crate::router::RouteHold;
 
 /// What a worker gave.
 #[derive(Debug)]
-pub(crate) struct Given {
-    pub(crate) outputs: Vec<Output>,
-    pub(crate) then: Then,
+pub(crate) struct WorkerAnswer {
+    pub(crate) outputs: Vec<OutputTensor>,
+    pub(crate) then: Continuation,
     pub(crate) delivery: Delivery,
 }
 
 #[derive(Debug)]
-pub(crate) enum Then {
+pub(crate) enum Continuation {
     /// It was the only answer, or is the end of a stream and has no outputs.
     End,
     Opened(OpenStream),
@@ -58,7 +58,7 @@ impl Drop for OpenStream {
                 link.command(Command::Close(self.id));
             }
             if state.scheduler.closed(self.worker) {
-                state.report(LaneFact::Drained(self.worker));
+                state.report(LaneEvent::Drained(self.worker));
             }
             // Another may begin in its place.
             state.dispatch(now);
@@ -69,17 +69,17 @@ impl Drop for OpenStream {
 /// The answers to a request. Dropping them gives up those that have not come.
 #[derive(Debug)]
 pub struct Answers {
-    first: Option<Vec<Output>>,
+    first: Option<Vec<OutputTensor>>,
     /// The delivery of the first answer.
     delivery: Delivery,
-    rest: Rest,
+    rest: FurtherAnswers,
     /// So that the model's workers stay until the stream ends.
     guest: Option<RouteHold>,
 }
 
 /// Where further answers come from.
 #[derive(Debug)]
-enum Rest {
+enum FurtherAnswers {
     /// There are none.
     None,
     Here(OpenStream, RequestOptions),
@@ -90,9 +90,9 @@ enum Rest {
 impl Answers {
     /// `onward`: if it is a stream that goes on; `None` for its end, and for a model that gives one
     /// answer to a request.
-    pub(crate) fn relayed(first: Vec<Output>, onward: Option<RelayedStream>, streams: bool) -> Self {
+    pub(crate) fn relayed(first: Vec<OutputTensor>, onward: Option<RelayedStream>, streams: bool) -> Self {
         let first = (onward.is_some() || !streams).then_some(first);
-        let rest = onward.map_or(Rest::None, Rest::Relayed);
+        let rest = onward.map_or(FurtherAnswers::None, FurtherAnswers::Relayed);
         Self { first, delivery: Delivery::default(), rest, guest: None }
     }
 
@@ -106,38 +106,38 @@ impl Answers {
     }
 
     /// `None` after the last one, and after a failure.
-    pub async fn next(&mut self) -> Option<Result<Vec<Output>, Failure>> {
+    pub async fn next(&mut self) -> Option<Result<Vec<OutputTensor>, RequestFailure>> {
         if let Some(first) = self.first.take() {
             return Some(Ok(first));
         }
         let next = match &mut self.rest {
-            Rest::None => return None,
-            Rest::Here(open, terms) => open.next(*terms).await,
-            Rest::Relayed(onward) => onward.next().await,
+            FurtherAnswers::None => return None,
+            FurtherAnswers::Here(open, terms) => open.next(*terms).await,
+            FurtherAnswers::Relayed(onward) => onward.next().await,
         };
         if !matches!(next, Some(Ok(_))) {
-            (self.rest, self.guest) = (Rest::None, None);
+            (self.rest, self.guest) = (FurtherAnswers::None, None);
         }
         next
     }
 }
 
 impl OpenStream {
-    async fn next(&self, terms: RequestOptions) -> Option<Result<Vec<Output>, Failure>> {
+    async fn next(&self, terms: RequestOptions) -> Option<Result<Vec<OutputTensor>, RequestFailure>> {
         match self.step(terms).await {
-            Ok(Given { outputs, then: Then::More, .. }) => Some(Ok(outputs)),
+            Ok(WorkerAnswer { outputs, then: Continuation::More, .. }) => Some(Ok(outputs)),
             Ok(_) => None,
             Err(failure) => Some(Err(failure)),
         }
     }
 
-    async fn step(&self, terms: RequestOptions) -> Result<Given, Failure> {
+    async fn step(&self, terms: RequestOptions) -> Result<WorkerAnswer, RequestFailure> {
         let Self { ref pipeline, worker, id, ref inputs } = *self;
         let (reply, answer) = oneshot::channel();
-        let given_up = GivenUp(Claim::default());
+        let given_up = AbandonedStep(Claim::default());
         let now = pipeline.now();
         pipeline.change(|state| {
-            let item = Pending {
+            let item = PendingRequest {
                 memory: Arc::clone(inputs),
                 reply,
                 claim: given_up.0.clone(),
@@ -169,24 +169,26 @@ impl OpenStream {
 }
 
 /// So that a step that waits for its turn, and whose client has gone, does not get it.
-struct GivenUp(Claim);
+struct AbandonedStep(Claim);
 
-impl Drop for GivenUp {
+impl Drop for AbandonedStep {
     fn drop(&mut self) {
         self.0.take();
     }
 }
 
 /// Of a stream in whose step its worker died.
-pub(crate) fn died_in_step() -> Failure {
+pub(crate) fn died_in_step() -> RequestFailure {
     let why =
         "the worker died while it computed this stream's next answer; inputs that do so again are refused";
-    Failure::Unavailable(why.to_owned())
+    RequestFailure::Unavailable(why.to_owned())
 }
 
 /// Of a stream whose worker cannot go on: another worker could not either.
-pub(crate) fn broken_off() -> Failure {
-    Failure::Unavailable("the worker that gave this stream has ended; send the request again".to_owned())
+pub(crate) fn broken_off() -> RequestFailure {
+    RequestFailure::Unavailable(
+        "the worker that gave this stream has ended; send the request again".to_owned(),
+    )
 }
 
 impl Pipeline {
@@ -194,15 +196,17 @@ impl Pipeline {
     /// the first is there.
     pub async fn stream(
         &self,
-        inputs: Vec<Input>,
+        inputs: Vec<InputTensor>,
         terms: RequestOptions,
-        coming: Coming,
-    ) -> Result<Answers, Failure> {
-        let Given { outputs, then, mut delivery } = self.ask(inputs, terms, coming).await?;
+        coming: RequestArrival,
+    ) -> Result<Answers, RequestFailure> {
+        let WorkerAnswer { outputs, then, mut delivery } = self.ask(inputs, terms, coming).await?;
         let (first, rest) = match then {
-            Then::Opened(open) => (Some(outputs), Rest::Here(open, terms)),
+            Continuation::Opened(open) => (Some(outputs), FurtherAnswers::Here(open, terms)),
             // The end of a stream carries no answer, so nothing will be written.
-            Then::End | Then::More => ((!self.streams()).then_some(outputs), Rest::None),
+            Continuation::End | Continuation::More => {
+                ((!self.streams()).then_some(outputs), FurtherAnswers::None)
+            }
         };
         if first.is_none() {
             delivery.written();

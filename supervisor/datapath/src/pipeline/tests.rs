@@ -1,10 +1,10 @@
 //! A pipeline with workers played by the test: honest workers, lying workers and dying workers.
 
+mod admission;
 mod blocked;
 mod bounds;
 mod counted;
 mod delivery;
-mod doors;
 mod hangs;
 mod journal;
 mod streams;
@@ -104,7 +104,7 @@ fn settings() -> Settings {
 
 struct Stage {
     pipeline: Arc<Pipeline>,
-    facts: mpsc::Receiver<LaneFact>,
+    facts: mpsc::Receiver<LaneEvent>,
 }
 
 impl Stage {
@@ -117,7 +117,7 @@ impl Stage {
     }
 
     fn with(change: impl FnOnce(&mut Settings)) -> Self {
-        let (reporter, facts) = mpsc::channel(FACTS);
+        let (reporter, facts) = mpsc::channel(EVENT_QUEUE_SIZE);
         let mut settings = settings();
         change(&mut settings);
         let pipeline = Arc::new(Pipeline::new(settings, Clock::started(UPTIME), reporter).unwrap());
@@ -146,12 +146,12 @@ impl Stage {
         self.enter_as(worker, sms, |_, _| ())
     }
 
-    fn enter_as(&self, worker: u64, sms: Sms, change: impl FnOnce(&mut Arrival, &BatchSocket)) -> Actor {
+    fn enter_as(&self, worker: u64, sms: Sms, change: impl FnOnce(&mut WarmWorker, &BatchSocket)) -> Actor {
         let (socket, theirs) = BatchSocket::pair().unwrap();
         let slab = AnswerSlab::create("test", SLAB_BYTES).unwrap();
         let actor = Actor { socket: theirs, slab: AnswerWriter::map(slab.as_fd(), SLAB_BYTES).unwrap() };
         let metadata = self.pipeline.metadata().unwrap();
-        let mut arrival = Arrival {
+        let mut arrival = WarmWorker {
             worker: WorkerId(worker),
             share: Percent::WHOLE,
             slice: Slice { groups: Groups::WHOLE, sms, times: Vec::new(), max_rows: None },
@@ -168,15 +168,18 @@ impl Stage {
         actor
     }
 
-    fn ask(&self) -> JoinHandle<Result<Vec<Output>, Failure>> {
+    fn ask(&self) -> JoinHandle<Result<Vec<OutputTensor>, RequestFailure>> {
         self.ask_with(Bytes::from_static(&[1, 0, 0, 0]))
     }
 
-    fn ask_with(&self, data: Bytes) -> JoinHandle<Result<Vec<Output>, Failure>> {
+    fn ask_with(&self, data: Bytes) -> JoinHandle<Result<Vec<OutputTensor>, RequestFailure>> {
         let pipeline = Arc::clone(&self.pipeline);
-        let input = Input { shape: vec![1, 1], data: data.into() };
+        let input = InputTensor { shape: vec![1, 1], data: data.into() };
         tokio::spawn(async move {
-            pipeline.infer(vec![input], RequestOptions::default(), Coming::now(None)).await.map(written)
+            pipeline
+                .infer(vec![input], RequestOptions::default(), RequestArrival::now(None))
+                .await
+                .map(written)
         })
     }
 
@@ -187,7 +190,7 @@ impl Stage {
         }
     }
 
-    async fn fact(&mut self) -> LaneFact {
+    async fn fact(&mut self) -> LaneEvent {
         tokio::time::timeout(Duration::from_secs(10), self.facts.recv()).await.unwrap().unwrap()
     }
 }
@@ -198,8 +201,8 @@ fn watch(stage: &Stage) -> JoinHandle<()> {
     tokio::spawn(async move { pipeline.watch().await })
 }
 
-fn good() -> Vec<Output> {
-    vec![Output { shape: vec![1, 1], data: Bytes::from_static(&[7, 0, 0, 0]) }]
+fn good() -> Vec<OutputTensor> {
+    vec![OutputTensor { shape: vec![1, 1], data: Bytes::from_static(&[7, 0, 0, 0]) }]
 }
 
 #[tokio::test]
@@ -224,7 +227,7 @@ async fn what_a_liar_says_is_not_believed_and_its_requests_are_served_by_another
         liar.answer(batch.id, lie.clone());
         let fact = stage.fact().await;
         assert!(
-            matches!(&fact, LaneFact::Broken(WorkerId(1), why) if why.contains(wrong)),
+            matches!(&fact, LaneEvent::Broken(WorkerId(1), why) if why.contains(wrong)),
             "{lie:?}: {fact:?}"
         );
         let honest = stage.enter(2);
@@ -248,7 +251,7 @@ async fn nonsense_and_answers_to_nothing_end_the_lane() {
             "which it does not have"
         };
         let fact = stage.fact().await;
-        assert!(matches!(&fact, LaneFact::Broken(WorkerId(1), why) if why.contains(wrong)), "{fact:?}");
+        assert!(matches!(&fact, LaneEvent::Broken(WorkerId(1), why) if why.contains(wrong)), "{fact:?}");
         let next = stage.enter(2);
         next.answer_well(&next.batch().await);
         assert_eq!(asked.await.unwrap(), Ok(good()));
@@ -277,7 +280,7 @@ async fn requests_fail_at_the_third_death_and_only_alone() {
     drop(third);
     let failed = alone.await.unwrap();
     assert!(
-        matches!(failed, Err(Failure::Internal(ref why)) if why.contains("3 workers died")),
+        matches!(failed, Err(RequestFailure::Internal(ref why)) if why.contains("3 workers died")),
         "{failed:?}"
     );
     let last = stage.enter(4);
@@ -299,7 +302,9 @@ async fn of_a_batch_that_the_engine_refuses_only_the_guilty_request_fails() {
     let behind = [stage.ask(), stage.ask(), stage.ask()];
     let refused = || Err(RunFailure::Engine("index out of range".to_owned()));
     worker.answer(running.id, refused());
-    assert!(matches!(first.await.unwrap(), Err(Failure::Internal(why)) if why.contains("out of range")));
+    assert!(
+        matches!(first.await.unwrap(), Err(RequestFailure::Internal(why)) if why.contains("out of range"))
+    );
     let mut served = 0;
     while served < 3 {
         let batch = worker.batch().await;
@@ -327,7 +332,7 @@ async fn a_partition_is_prepared_and_named_by_the_next_batch_only() {
     assert_eq!(worker.command().await, Command::Prepare(groups));
     let prepared = Prepared { groups, result: Ok(()) };
     worker.report(&FromWorker::Prepared(prepared.clone()));
-    assert_eq!(stage.fact().await, LaneFact::Prepared(WorkerId(1), prepared));
+    assert_eq!(stage.fact().await, LaneEvent::Prepared(WorkerId(1), prepared));
     let slice = Slice { groups, sms: Sms(24), times: Vec::new(), max_rows: None };
     stage.pipeline.move_to(WorkerId(1), Percent::new(20).unwrap(), &slice);
     // The batch that was sent before runs on the SMs that it was sent for, and is no first answer
@@ -339,7 +344,7 @@ async fn a_partition_is_prepared_and_named_by_the_next_batch_only() {
     assert_eq!(batch.groups, groups);
     worker.answer_well(&batch);
     assert_eq!(second.await.unwrap(), Ok(good()));
-    assert!(matches!(stage.fact().await, LaneFact::FirstAnswer(WorkerId(1), _)));
+    assert!(matches!(stage.fact().await, LaneEvent::FirstAnswer(WorkerId(1), _)));
     stage.pipeline.command(WorkerId(1), Command::Forget(groups));
     assert_eq!(worker.command().await, Command::Forget(groups));
     assert_eq!(stage.pipeline.stall().total, Duration::ZERO);
@@ -356,11 +361,11 @@ async fn routing_moves_new_batches_and_leaves_old_ones_to_finish() {
     let second = stage.ask();
     new.answer_well(&new.batch().await);
     assert_eq!(second.await.unwrap(), Ok(good()));
-    assert!(matches!(stage.fact().await, LaneFact::FirstAnswer(WorkerId(2), _)));
+    assert!(matches!(stage.fact().await, LaneEvent::FirstAnswer(WorkerId(2), _)));
     old.answer_well(&batch);
     assert_eq!(first.await.unwrap(), Ok(good()));
-    assert!(matches!(stage.fact().await, LaneFact::FirstAnswer(WorkerId(1), _)));
-    assert_eq!(stage.fact().await, LaneFact::Drained(WorkerId(1)));
+    assert!(matches!(stage.fact().await, LaneEvent::FirstAnswer(WorkerId(1), _)));
+    assert_eq!(stage.fact().await, LaneEvent::Drained(WorkerId(1)));
 }
 
 #[tokio::test]
@@ -398,7 +403,7 @@ async fn each_worker_is_held_to_the_times_of_its_own_share() {
     let longest = |stage: &Stage| {
         let state = stage.pipeline.state.lock();
         let now = stage.pipeline.now();
-        let hangs_in = |link: &link::Link| link.hangs_in(state.scheduler.lane(link.worker)?, now);
+        let hangs_in = |link: &link::WorkerLink| link.hangs_in(state.scheduler.lane(link.worker)?, now);
         state.links.iter().filter_map(hangs_in).map(|left| now + left).max()
     };
     for (old_sms, new_sms) in [(60, 2), (2, 60)] {
@@ -414,7 +419,7 @@ async fn each_worker_is_held_to_the_times_of_its_own_share() {
         assert!(longest(&stage) >= Some(began + Duration::from_secs(600)));
         old.answer_well(&batch);
         assert_eq!(first.await.unwrap(), Ok(good()));
-        assert!(matches!(stage.fact().await, LaneFact::FirstAnswer(WorkerId(1), _)));
+        assert!(matches!(stage.fact().await, LaneEvent::FirstAnswer(WorkerId(1), _)));
         let limit = Duration::from_secs(if new_sms == 2 { 600 } else { 20 });
         assert!(longest(&stage) >= Some(began + limit), "an answer at the old share says nothing of the new");
         new.answer_well(&behind);
@@ -433,10 +438,10 @@ async fn whether_a_worker_went_with_nothing_to_do_is_known_when_it_has_gone() {
     stage.pipeline.requeue(WorkerId(2));
     assert_eq!(known(&stage), [true, false], "it executes still");
     drop(idle);
-    assert_eq!(stage.fact().await, LaneFact::Gone(WorkerId(1)));
+    assert_eq!(stage.fact().await, LaneEvent::Gone(WorkerId(1)));
     assert_eq!(known(&stage), [true, false]);
     drop(busy);
-    assert_eq!(stage.fact().await, LaneFact::Gone(WorkerId(2)));
+    assert_eq!(stage.fact().await, LaneEvent::Gone(WorkerId(2)));
     assert_eq!(known(&stage), [true, false]);
     request.abort();
 }
@@ -446,13 +451,13 @@ async fn of_several_workers_that_went_together_it_is_known_of_each() {
     let mut stage = Stage::new();
     for worker in [1, 2] {
         drop(stage.enter(worker));
-        assert_eq!(stage.fact().await, LaneFact::Gone(WorkerId(worker)));
+        assert_eq!(stage.fact().await, LaneEvent::Gone(WorkerId(worker)));
     }
     let known = |stage: &Stage, workers: [u64; 3]| workers.map(|id| stage.pipeline.is_idle(WorkerId(id)));
     assert_eq!(known(&stage, [1, 2, 3]), [true, true, false]);
     for worker in 3..=9 {
         drop(stage.enter(worker));
-        assert_eq!(stage.fact().await, LaneFact::Gone(WorkerId(worker)));
+        assert_eq!(stage.fact().await, LaneEvent::Gone(WorkerId(worker)));
     }
     assert_eq!(known(&stage, [1, 2, 9]), [false, true, true], "of the last eight");
 }
@@ -470,7 +475,7 @@ async fn what_comes_back_from_a_dead_worker_after_the_door_was_shut_is_refused()
     for request in asked {
         let refused = tokio::time::timeout(Duration::from_secs(10), request).await.unwrap().unwrap();
         assert!(
-            matches!(refused, Err(Failure::Unavailable(ref why)) if why.contains("given up")),
+            matches!(refused, Err(RequestFailure::Unavailable(ref why)) if why.contains("given up")),
             "{refused:?}"
         );
     }
@@ -488,7 +493,7 @@ async fn a_worker_cannot_have_the_same_bytes_copied_over_and_over() {
         batch.id,
         Ok(vec![WireOutput { shape: vec![i64::try_from(SLAB_BYTES / 8).unwrap()], parts }]),
     );
-    assert!(matches!(stage.fact().await, LaneFact::Broken(WorkerId(1), why) if why.contains("more bytes")));
+    assert!(matches!(stage.fact().await, LaneEvent::Broken(WorkerId(1), why) if why.contains("more bytes")));
     let honest = stage.enter(2);
     for _ in &asked {
         honest.answer_well(&honest.batch().await);

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
-use super::durations::{Durations, Spent};
+use super::durations::{Durations, RequestTimes};
 use super::histogram::LatencyHistogram;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -20,7 +20,7 @@ impl Total {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Steps {
+pub struct BatchStageTotals {
     /// Copying the inputs of all requests into the model's slab.
     pub input: Total,
     /// Executing, as the worker reported it.
@@ -53,18 +53,18 @@ pub struct Totals {
     /// Streams that broke off after their first answer.
     pub streams_failed: u64,
     /// Batches by their rows, of which there are at most as many sizes as `batch.max`.
-    pub by_rows: BTreeMap<u32, Steps>,
+    pub by_rows: BTreeMap<u32, BatchStageTotals>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Took {
+pub(crate) struct BatchTimes {
     pub(crate) input: Duration,
     pub(crate) infer: Duration,
     pub(crate) output: Duration,
 }
 
 impl Totals {
-    pub(crate) fn answered(&mut self, spent: &Spent) {
+    pub(crate) fn answered(&mut self, spent: &RequestTimes) {
         self.latency.record(spent.latency);
         self.queue_wait.add(spent.until_sent);
         self.writing.add(spent.writing);
@@ -72,7 +72,7 @@ impl Totals {
     }
 
     /// A batch of `rows` was answered; clients still waited for `wanted` of the rows.
-    pub(crate) fn executed(&mut self, rows: u32, wanted: u32, took: Took, at: SystemTime) {
+    pub(crate) fn executed(&mut self, rows: u32, wanted: u32, took: BatchTimes, at: SystemTime) {
         self.batch_execution.add(took.infer);
         self.rows += u64::from(wanted);
         self.last = Some(at);
@@ -91,12 +91,12 @@ mod tests {
     fn batches_are_told_apart_by_their_size_and_rows_by_whether_a_client_waited() {
         let ms = Duration::from_millis;
         let mut totals = Totals::default();
-        let took = Took { input: ms(1), infer: ms(5), output: ms(2) };
+        let took = BatchTimes { input: ms(1), infer: ms(5), output: ms(2) };
         for (rows, wanted) in [(7, 6), (7, 7), (1, 0)] {
             totals.executed(rows, wanted, took, SystemTime::UNIX_EPOCH);
         }
         assert_eq!((totals.rows, totals.last), (13, Some(SystemTime::UNIX_EPOCH)));
-        let Steps { input, infer, output } = totals.by_rows[&7];
+        let BatchStageTotals { input, infer, output } = totals.by_rows[&7];
         let twice = |time| Total { count: 2, time: ms(time) };
         assert_eq!((input, infer, output), (twice(2), twice(10), twice(4)));
         assert_eq!(totals.by_rows[&1].infer, Total { count: 1, time: ms(5) });

@@ -11,7 +11,7 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use super::{AnswerHead, NEXT, RelayReply, RelayRequest, TensorHead, read_head, read_parts, write_head};
-use crate::pipeline::{Coming, Failure, Input, Output};
+use crate::pipeline::{InputTensor, OutputTensor, RequestArrival, RequestFailure};
 use crate::router::Router;
 use crate::sockets::SocketFile;
 
@@ -68,15 +68,17 @@ async fn serve(mut stream: UnixStream, router: Arc<Router>) {
 async fn answer(stream: &mut UnixStream, router: &Router) -> io::Result<()> {
     let RelayRequest { model, coming, terms, inputs } = read_head(stream).await?;
     let Some(route) = router.model(&model) else {
-        let failure = Failure::Unavailable(format!("the next supervisor does not serve model '{model}'"));
+        let failure =
+            RequestFailure::Unavailable(format!("the next supervisor does not serve model '{model}'"));
         write_head(stream, &RelayReply::Err(failure)).await?;
         return Err(io::ErrorKind::NotFound.into());
     };
     let inputs = read_parts(stream, inputs, route.request_bytes()).await?;
-    let input = |Output { shape, data }| Input { shape, data: data.into() };
+    let input = |OutputTensor { shape, data }| InputTensor { shape, data: data.into() };
     let inputs = inputs.into_iter().map(input).collect();
     let now = Instant::now();
-    let coming = Coming { began: now.checked_sub(coming).unwrap_or(now), ..Coming::now(None) };
+    let coming =
+        RequestArrival { began: now.checked_sub(coming).unwrap_or(now), ..RequestArrival::now(None) };
     let mut answers = match before_the_end(stream, route.stream(inputs, terms, coming)).await? {
         Ok(answers) => answers,
         Err(failure) => return write_head(stream, &RelayReply::Err(failure)).await,
@@ -110,8 +112,9 @@ async fn before_the_end<T>(stream: &mut UnixStream, answer: impl Future<Output =
     }
 }
 
-async fn tell(stream: &mut UnixStream, outputs: &[Output], more: bool) -> io::Result<()> {
-    let part = |output: &Output| TensorHead { shape: output.shape.clone(), bytes: output.data.len() as u64 };
+async fn tell(stream: &mut UnixStream, outputs: &[OutputTensor], more: bool) -> io::Result<()> {
+    let part =
+        |output: &OutputTensor| TensorHead { shape: output.shape.clone(), bytes: output.data.len() as u64 };
     let described = outputs.iter().map(part).collect();
     write_head(stream, &RelayReply::Ok(AnswerHead { outputs: described, more })).await?;
     for output in outputs {

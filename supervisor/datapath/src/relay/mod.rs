@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 
-use crate::pipeline::{Failure, Output, RequestOptions};
+use crate::pipeline::{OutputTensor, RequestFailure, RequestOptions};
 
 /// Of what describes a request or an answer, without the tensors' bytes.
 const MAX_HEAD: u32 = 1 << 20;
@@ -38,7 +38,7 @@ struct RelayRequest {
 /// Asks for the next answer of a stream.
 const NEXT: u8 = 1;
 
-type RelayReply = Result<AnswerHead, Failure>;
+type RelayReply = Result<AnswerHead, RequestFailure>;
 
 #[derive(Debug, Serialize, Deserialize)]
 struct AnswerHead {
@@ -72,7 +72,11 @@ async fn read_head<T: DeserializeOwned>(stream: &mut UnixStream) -> io::Result<T
 }
 
 /// The bytes of these tensors, of `most` bytes together.
-async fn read_parts(stream: &mut UnixStream, parts: Vec<TensorHead>, most: u64) -> io::Result<Vec<Output>> {
+async fn read_parts(
+    stream: &mut UnixStream,
+    parts: Vec<TensorHead>,
+    most: u64,
+) -> io::Result<Vec<OutputTensor>> {
     let (mut tensors, mut left) = (Vec::with_capacity(parts.len()), most);
     for TensorHead { shape, bytes } in parts {
         left = left.checked_sub(bytes).ok_or(io::ErrorKind::FileTooLarge)?;
@@ -82,7 +86,7 @@ async fn read_parts(stream: &mut UnixStream, parts: Vec<TensorHead>, most: u64) 
         if (&mut *stream).take(bytes).read_to_end(&mut data).await? < length {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        tensors.push(Output { shape, data: Bytes::from(data) });
+        tensors.push(OutputTensor { shape, data: Bytes::from(data) });
     }
     Ok(tensors)
 }

@@ -11,7 +11,9 @@ use tokio::net::UnixStream;
 use tokio::sync::watch;
 
 use super::{AnswerHead, NEXT, RelayReply, RelayRequest, TensorHead, read_head, read_parts, write_head};
-use crate::pipeline::{Answers, Coming, Delivery, Failure, Input, Output, RequestOptions};
+use crate::pipeline::{
+    Answers, Delivery, InputTensor, OutputTensor, RequestArrival, RequestFailure, RequestOptions,
+};
 use crate::router::Route;
 
 /// Whether the supervisor at that socket says anything within that time, be it that it ends.
@@ -47,10 +49,10 @@ impl Relay {
 
     pub(crate) async fn infer(
         self: &Arc<Self>,
-        inputs: Vec<Input>,
+        inputs: Vec<InputTensor>,
         terms: RequestOptions,
-        coming: Coming,
-    ) -> Result<(Vec<Output>, Delivery), Failure> {
+        coming: RequestArrival,
+    ) -> Result<(Vec<OutputTensor>, Delivery), RequestFailure> {
         let mut answers = self.stream(inputs, terms, coming, false).await?;
         let outputs = answers.next().await.unwrap_or_else(|| Err(self.gone()))?;
         Ok((outputs, answers.delivery()))
@@ -59,18 +61,18 @@ impl Relay {
     /// `streams`: whether the model gives many answers to a request.
     pub(crate) async fn stream(
         self: &Arc<Self>,
-        inputs: Vec<Input>,
+        inputs: Vec<InputTensor>,
         terms: RequestOptions,
-        coming: Coming,
+        coming: RequestArrival,
         streams: bool,
-    ) -> Result<Answers, Failure> {
+    ) -> Result<Answers, RequestFailure> {
         let asked = Instant::now();
         match self.ask(&inputs, terms, coming.began.elapsed()).await {
             Ok(outcome) => outcome.map(|(first, onward)| Answers::relayed(first, onward, streams)),
             Err(error) => {
                 tracing::debug!(model = self.model, %error, "the other supervisor has not answered");
                 let home = self.home(terms.timeout, coming.began).await?;
-                let coming = Coming { waited: coming.waited + asked.elapsed(), ..coming };
+                let coming = RequestArrival { waited: coming.waited + asked.elapsed(), ..coming };
                 Box::pin(home.stream(inputs, terms, coming)).await
             }
         }
@@ -79,17 +81,18 @@ impl Relay {
     /// An error means that the other supervisor is not there, or not any more.
     async fn ask(
         self: &Arc<Self>,
-        inputs: &[Input],
+        inputs: &[InputTensor],
         terms: RequestOptions,
         coming: Duration,
-    ) -> io::Result<Result<(Vec<Output>, Option<RelayedStream>), Failure>> {
+    ) -> io::Result<Result<(Vec<OutputTensor>, Option<RelayedStream>), RequestFailure>> {
         let idle = self.idle.lock().pop();
         // Not kept if this is given up, as an answer may still come on it.
         let mut stream = match idle {
             Some(stream) => stream,
             None => UnixStream::connect(&self.socket).await?,
         };
-        let part = |input: &Input| TensorHead { shape: input.shape.clone(), bytes: input.data.len() as u64 };
+        let part =
+            |input: &InputTensor| TensorHead { shape: input.shape.clone(), bytes: input.data.len() as u64 };
         let inputs_described = inputs.iter().map(part).collect();
         let ask = RelayRequest { model: self.model.clone(), coming, terms, inputs: inputs_described };
         write_head(&mut stream, &ask).await?;
@@ -99,12 +102,12 @@ impl Relay {
         RelayedStream { relay: Arc::clone(self), stream }.answer().await
     }
 
-    fn gone(&self) -> Failure {
+    fn gone(&self) -> RequestFailure {
         let why = format!("the supervisor that serves model '{}' has ended; connect anew", self.model);
-        Failure::Unavailable(why)
+        RequestFailure::Unavailable(why)
     }
 
-    async fn home(&self, timeout: Option<Duration>, began: Instant) -> Result<Route, Failure> {
+    async fn home(&self, timeout: Option<Duration>, began: Instant) -> Result<Route, RequestFailure> {
         let mut home = self.home.clone();
         let back = async {
             // An error means that it will not be.
@@ -114,7 +117,7 @@ impl Relay {
             None => back.await,
             Some(timeout) => {
                 let left = timeout.saturating_sub(began.elapsed());
-                tokio::time::timeout(left, back).await.map_err(|_| Failure::timed_out(timeout))?
+                tokio::time::timeout(left, back).await.map_err(|_| RequestFailure::timed_out(timeout))?
             }
         };
         back.ok_or_else(|| self.gone())
@@ -130,7 +133,7 @@ pub(crate) struct RelayedStream {
 
 impl RelayedStream {
     /// `None` after the last one.
-    pub(crate) async fn next(&mut self) -> Option<Result<Vec<Output>, Failure>> {
+    pub(crate) async fn next(&mut self) -> Option<Result<Vec<OutputTensor>, RequestFailure>> {
         let next = async {
             self.stream.write_u8(NEXT).await?;
             read_answer(&mut self.stream).await
@@ -144,7 +147,7 @@ impl RelayedStream {
     }
 
     /// The first answer, and itself if there are more.
-    async fn answer(mut self) -> io::Result<Result<(Vec<Output>, Option<Self>), Failure>> {
+    async fn answer(mut self) -> io::Result<Result<(Vec<OutputTensor>, Option<Self>), RequestFailure>> {
         let answer = read_answer(&mut self.stream).await?;
         if let Ok((outputs, true)) = answer {
             return Ok(Ok((outputs, Some(self))));
@@ -155,7 +158,9 @@ impl RelayedStream {
 }
 
 /// And whether it is one of several.
-async fn read_answer(stream: &mut UnixStream) -> io::Result<Result<(Vec<Output>, bool), Failure>> {
+async fn read_answer(
+    stream: &mut UnixStream,
+) -> io::Result<Result<(Vec<OutputTensor>, bool), RequestFailure>> {
     match read_head::<RelayReply>(stream).await? {
         Ok(AnswerHead { outputs, more }) => Ok(Ok((read_parts(stream, outputs, u64::MAX).await?, more))),
         Err(failure) => Ok(Err(failure)),

@@ -26,7 +26,7 @@ use crate::status::Status;
 use marks::{Mark, Refusing};
 use sample::Sample;
 use shadowslice_control::controller::PlanReport;
-use shadowslice_datapath::pipeline::Look;
+use shadowslice_datapath::pipeline::RecentLatencies;
 
 /// How often it is looked.
 const INTERVAL: Duration = Duration::from_secs(2);
@@ -50,13 +50,13 @@ struct Seen {
     status: Status,
     plan: PlanReport,
     /// By the model's name.
-    looks: BTreeMap<String, Look>,
+    looks: BTreeMap<String, RecentLatencies>,
 }
 
 impl Seen {
     fn now(reach: &Reach) -> Self {
         let models = reach.models();
-        let look = |name: &String, look: Option<Look>| Some((name.clone(), look?));
+        let look = |name: &String, look: Option<RecentLatencies>| Some((name.clone(), look?));
         let looks =
             models.served.iter().filter_map(|served| look(&served.model.name, served.pipeline.look()));
         Self { at: Instant::now(), looks: looks.collect(), status: reach.status(), plan: reach.plan() }

@@ -8,7 +8,7 @@ use super::Seen;
 use super::marks::{self, Mark, Refusing};
 use super::parts::even_parts;
 use crate::status::{GpuStatus, ModelStatus};
-use shadowslice_datapath::pipeline::{Counts, Look};
+use shadowslice_datapath::pipeline::{RecentLatencies, RequestCounts};
 use shadowslice_datapath::readiness::HostState;
 use shadowslice_shared::logged::rounded;
 
@@ -142,13 +142,13 @@ impl ModelSample {
     fn of(
         model: &ModelStatus,
         before: Option<&ModelStatus>,
-        look: Option<Look>,
+        look: Option<RecentLatencies>,
         part_sms: f64,
         span: Duration,
     ) -> Self {
         // A model that was replaced counts from zero.
         let counts = before.and_then(|before| model.requests.since(&before.requests));
-        let Counts { succeeded, within_slo, rejected, failed, .. } = counts.unwrap_or(model.requests);
+        let RequestCounts { succeeded, within_slo, rejected, failed, .. } = counts.unwrap_or(model.requests);
         let overload = model.overload.as_ref().map(|why| format!("overloaded: {why}"));
         let a_second = |count: u64| rounded(count as f64 / span.as_secs_f64().max(1e-3));
         Self {

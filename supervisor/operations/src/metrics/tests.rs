@@ -8,7 +8,7 @@ use crate::machine::MachineMemory;
 use crate::status::{GpuMemory, Latency, LoadedStatus, NvmlStatus, SloStatus, WorkerStatus};
 use shadowslice_control::controller::{HandoverReport, Handovers, WorkerMemory, WorkerReport};
 use shadowslice_datapath::host_counters::HostCounts;
-use shadowslice_datapath::pipeline::{Durations, LatencyHistogram, Steps};
+use shadowslice_datapath::pipeline::{BatchStageTotals, Durations, LatencyHistogram};
 
 /// Counts of which only one is not zero.
 const fn only<const N: usize>(count: u64, at: usize) -> [u64; N] {
@@ -271,7 +271,7 @@ fn busy(index: usize, latency: &LatencyHistogram) -> ModelMetrics {
     *stall = total;
     // A worker waits now and then, and the metric is absent otherwise.
     model.waits = if index == 0 { vec![WaitReason::Memory] } else { Vec::new() };
-    let by_rows = BTreeMap::from([(8, Steps { infer: total, ..Steps::default() })]);
+    let by_rows = BTreeMap::from([(8, BatchStageTotals { infer: total, ..BatchStageTotals::default() })]);
     let latency = latency.clone();
     model.totals = Totals {
         coming: total,

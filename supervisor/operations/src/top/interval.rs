@@ -1,7 +1,7 @@
 //! What happened to a model between two statuses.
 
 use crate::status::ModelStatus;
-use shadowslice_datapath::pipeline::Counts;
+use shadowslice_datapath::pipeline::RequestCounts;
 
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(super) struct Interval {
@@ -15,7 +15,7 @@ impl Interval {
     /// `None` if the counters began anew in between, as those of a replaced model do.
     pub(super) fn between(before: &ModelStatus, after: &ModelStatus) -> Option<Self> {
         let counts = after.requests.since(&before.requests)?;
-        let Counts { accepted, succeeded, failed, rejected, invalid, cancelled, .. } = counts;
+        let RequestCounts { accepted, succeeded, failed, rejected, invalid, cancelled, .. } = counts;
         let ended = succeeded + failed + rejected + invalid + cancelled;
         let waited = (after.queue_wait_s - before.queue_wait_s) * 1e3;
         Some(Self {

@@ -14,7 +14,7 @@ async fn the_queue_has_its_bound_and_given_up_requests_make_room() {
     let waiting: Vec<_> = (0..4).map(|_| stage.ask()).collect();
     stage.until((4, 2)).await;
     let refused = stage.ask().await.unwrap();
-    assert!(matches!(refused, Err(Failure::Unavailable(why)) if why.contains("full")));
+    assert!(matches!(refused, Err(RequestFailure::Unavailable(why)) if why.contains("full")));
     waiting[0].abort();
     while !waiting[0].is_finished() {
         tokio::task::yield_now().await;
@@ -50,7 +50,7 @@ async fn the_queue_makes_room_where_a_request_that_was_given_up_comes_back() {
     // A search while that request executes finds no settled request, so none is counted any more.
     stage.pipeline.state.lock().scheduler.forget_settled();
     drop(worker);
-    assert_eq!(stage.fact().await, LaneFact::Gone(WorkerId(1)));
+    assert_eq!(stage.fact().await, LaneEvent::Gone(WorkerId(1)));
     let waiting: Vec<_> = (0..3).map(|_| stage.ask()).collect();
     while stage.pipeline.report().counts.accepted < 5 {
         assert_eq!(stage.pipeline.report().counts.rejected, 0);
@@ -66,7 +66,7 @@ async fn the_memory_has_its_bound_and_given_up_requests_make_room() {
     let (leaves, stays) = (half(), half());
     stage.until((2, 0)).await;
     let refused = half().await.unwrap();
-    assert!(matches!(refused, Err(Failure::Unavailable(why)) if why.contains("memory")));
+    assert!(matches!(refused, Err(RequestFailure::Unavailable(why)) if why.contains("memory")));
     leaves.abort();
     while !leaves.is_finished() {
         tokio::task::yield_now().await;

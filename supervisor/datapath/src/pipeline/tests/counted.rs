@@ -17,11 +17,14 @@ async fn an_input_that_the_engine_refuses_is_its_clients_fault() {
     let bad_one = stage.ask();
     worker.answer(worker.batch().await.id, Err(RunFailure::Input("no such token".to_owned())));
     let refused = bad_one.await.unwrap();
-    assert!(matches!(&refused, Err(Failure::Invalid(why)) if why.contains("no such token")), "{refused:?}");
+    assert!(
+        matches!(&refused, Err(RequestFailure::Invalid(why)) if why.contains("no such token")),
+        "{refused:?}"
+    );
     assert_eq!(judged(&stage), (1.0, 0));
     let broken = stage.ask();
     worker.answer(worker.batch().await.id, Err(RunFailure::Engine("it broke".to_owned())));
-    assert!(matches!(broken.await.unwrap(), Err(Failure::Internal(_))));
+    assert!(matches!(broken.await.unwrap(), Err(RequestFailure::Internal(_))));
     assert_eq!(judged(&stage).0, 0.5);
     let counts = stage.pipeline.report().counts;
     assert_eq!((counts.succeeded, counts.invalid, counts.failed, counts.rejected), (1, 1, 1, 0));
@@ -31,7 +34,7 @@ async fn an_input_that_the_engine_refuses_is_its_clients_fault() {
 async fn so_is_a_request_that_never_fits() {
     let stage = Stage::new();
     let too_large = stage.ask_with(Bytes::from(vec![0; MEMORY_BYTES + 1])).await.unwrap();
-    assert!(matches!(too_large, Err(Failure::Invalid(_))), "{too_large:?}");
+    assert!(matches!(too_large, Err(RequestFailure::Invalid(_))), "{too_large:?}");
     assert_eq!(judged(&stage), (1.0, 0));
 }
 
@@ -42,7 +45,10 @@ async fn what_is_refused_as_not_ready_is_a_miss_of_the_slo_and_tells_the_policy_
     stage.until((1, 0)).await;
     stage.pipeline.shut("it broke");
     for refused in [waits.await.unwrap(), stage.ask().await.unwrap()] {
-        assert!(matches!(&refused, Err(Failure::Unavailable(why)) if why.contains("broke")), "{refused:?}");
+        assert!(
+            matches!(&refused, Err(RequestFailure::Unavailable(why)) if why.contains("broke")),
+            "{refused:?}"
+        );
     }
     let counts = stage.pipeline.report().counts;
     assert_eq!((counts.accepted, counts.failed, counts.rejected), (1, 0, 2));

@@ -4,12 +4,12 @@
 use std::time::Instant;
 
 use super::*;
-use crate::pipeline::Counts;
+use crate::pipeline::RequestCounts;
 
-type Answered = Result<(Vec<Output>, Delivery), Failure>;
+type Answered = Result<(Vec<OutputTensor>, Delivery), RequestFailure>;
 
 /// An answer that its client takes at once.
-pub(super) fn written((outputs, mut delivery): (Vec<Output>, Delivery)) -> Vec<Output> {
+pub(super) fn written((outputs, mut delivery): (Vec<OutputTensor>, Delivery)) -> Vec<OutputTensor> {
     delivery.written();
     outputs
 }
@@ -17,9 +17,10 @@ pub(super) fn written((outputs, mut delivery): (Vec<Output>, Delivery)) -> Vec<O
 /// Asks with a request whose first byte was read `took` ago.
 fn ask(stage: &Stage, took: Duration, terms: RequestOptions) -> JoinHandle<Answered> {
     let pipeline = Arc::clone(&stage.pipeline);
-    let coming = Coming { began: Instant::now().checked_sub(took).unwrap(), ..Coming::now(None) };
+    let coming =
+        RequestArrival { began: Instant::now().checked_sub(took).unwrap(), ..RequestArrival::now(None) };
     tokio::spawn(async move {
-        let input = Input { shape: vec![1, 1], data: vec![0; 4].into() };
+        let input = InputTensor { shape: vec![1, 1], data: vec![0; 4].into() };
         pipeline.infer(vec![input], terms, coming).await
     })
 }
@@ -35,7 +36,7 @@ async fn answered(stage: &Stage, worker: &Actor) -> Delivery {
 
 /// Succeeded, within the SLO, failed, cancelled.
 fn ends(stage: &Stage) -> [u64; 4] {
-    let Counts { succeeded, within_slo, failed, cancelled, .. } = stage.pipeline.report().counts;
+    let RequestCounts { succeeded, within_slo, failed, cancelled, .. } = stage.pipeline.report().counts;
     [succeeded, within_slo, failed, cancelled]
 }
 
@@ -178,7 +179,7 @@ async fn a_timeout_begins_with_the_first_byte() {
     let terms = RequestOptions { timeout: Some(UPTIME), ..Default::default() };
     let asked = ask(&stage, UPTIME, terms);
     let outcome = tokio::time::timeout(UPTIME / 3, asked).await.unwrap().unwrap();
-    assert!(matches!(outcome, Err(Failure::TimedOut(_))), "{outcome:?}");
+    assert!(matches!(outcome, Err(RequestFailure::TimedOut(_))), "{outcome:?}");
     worker.answer_well(&worker.batch().await);
     assert_eq!(ends(&stage), [0, 0, 1, 0]);
 }
@@ -194,9 +195,10 @@ async fn who_came_slowly_is_due_sooner_than_those_behind_it() {
     // Each fills a batch of its own: by priority 1 before the others they go by their deadlines.
     let wide = |took: Duration| {
         let pipeline = Arc::clone(&stage.pipeline);
-        let coming = Coming { began: Instant::now().checked_sub(took).unwrap(), ..Coming::now(None) };
+        let coming =
+            RequestArrival { began: Instant::now().checked_sub(took).unwrap(), ..RequestArrival::now(None) };
         tokio::spawn(async move {
-            let input = Input { shape: vec![8, 1], data: vec![0; 32].into() };
+            let input = InputTensor { shape: vec![8, 1], data: vec![0; 32].into() };
             pipeline.infer(vec![input], RequestOptions::default(), coming).await.map(drop)
         })
     };

@@ -12,7 +12,7 @@ const SECOND: Duration = Duration::from_secs(1);
 const DELAY: Duration = Duration::from_millis(10);
 
 /// A worker whose batches should take 1 ms, and the request that it executes.
-async fn stuck(stage: &Stage, worker: u64) -> (Actor, JoinHandle<Result<Vec<Output>, Failure>>) {
+async fn stuck(stage: &Stage, worker: u64) -> (Actor, JoinHandle<Result<Vec<OutputTensor>, RequestFailure>>) {
     let times = vec![(1, Duration::from_millis(1))];
     let actor = stage.enter_as(worker, Sms(10), |arrival, _| arrival.slice.times = times);
     let asked = stage.ask();
@@ -42,10 +42,10 @@ async fn each_of_two_workers_that_seem_to_hang_is_looked_at_again() {
     executes_since(&stage, 2, Duration::from_secs(10));
     look(now + ms(99));
     look(now + ms(101));
-    assert_eq!(stage.facts.try_recv(), Ok(LaneFact::Hung(WorkerId(1))));
+    assert_eq!(stage.facts.try_recv(), Ok(LaneEvent::Hung(WorkerId(1))));
     assert!(stage.facts.try_recv().is_err(), "the other was seen once");
     look(now + ms(201));
-    assert_eq!(stage.facts.try_recv(), Ok(LaneFact::Hung(WorkerId(2))));
+    assert_eq!(stage.facts.try_recv(), Ok(LaneEvent::Hung(WorkerId(2))));
     look(now + ms(400));
     assert!(stage.facts.try_recv().is_err(), "they were reported once");
     one.abort();
@@ -81,7 +81,7 @@ async fn a_shape_that_was_never_executed_is_given_time() {
     let times = state.link_mut(WorkerId(1)).unwrap().shapes.as_mut().unwrap();
     times.observe(&shape, 1, Duration::from_millis(100));
     drop(state);
-    assert_eq!(looked_at(&mut stage, 20), Some(LaneFact::Hung(WorkerId(1))));
+    assert_eq!(looked_at(&mut stage, 20), Some(LaneEvent::Hung(WorkerId(1))));
     drop(actor);
     stuck.abort();
 }
@@ -103,7 +103,7 @@ async fn what_is_due_is_sent_before_a_worker_that_seems_to_hang_is_looked_at_aga
         fact = stage.fact() => panic!("{fact:?} before the other worker's batch"),
         batch = new.batch() => batch,
     };
-    assert_eq!(stage.fact().await, LaneFact::Hung(WorkerId(1)));
+    assert_eq!(stage.fact().await, LaneEvent::Hung(WorkerId(1)));
     new.answer_well(&batch);
     assert_eq!(waits.await.unwrap(), Ok(good()));
     stuck.abort();
@@ -125,7 +125,7 @@ async fn requests_behind_a_suspect_are_refused_once_their_time_is_up() {
     };
     let now = stage.pipeline.now();
     stage.pipeline.change(|state| state.died(WorkerId(1), now));
-    assert_eq!(stage.fact().await, LaneFact::Gone(WorkerId(1)));
+    assert_eq!(stage.fact().await, LaneEvent::Gone(WorkerId(1)));
     let times = vec![(1, Duration::from_millis(1))];
     let second = stage.enter_as(2, Sms(10), |arrival, _| arrival.slice.times = times);
     let _tried_again = second.batch().await;
@@ -136,7 +136,7 @@ async fn requests_behind_a_suspect_are_refused_once_their_time_is_up() {
     assert_eq!(look(&stage), (Some(1), 0));
     let refused = waits.await.unwrap().unwrap_err();
     assert!(
-        matches!(&refused, Failure::Unavailable(why) if why.contains("past its deadline")),
+        matches!(&refused, RequestFailure::Unavailable(why) if why.contains("past its deadline")),
         "{refused:?}"
     );
     suspect.abort();
@@ -144,7 +144,7 @@ async fn requests_behind_a_suspect_are_refused_once_their_time_is_up() {
 
 #[test]
 fn a_host_waits_for_a_model_that_loads_until_a_worker_must_be_killed() {
-    let (facts, _heard) = mpsc::channel(FACTS);
+    let (facts, _heard) = mpsc::channel(EVENT_QUEUE_SIZE);
     let pipeline = Pipeline::new(settings(), Clock::started(UPTIME), facts).unwrap();
     assert!(pipeline.is_loading());
     pipeline.killed();

@@ -4,12 +4,15 @@ use super::*;
 use crate::trace::{Journal, LostReason, RouteChange, RunEnd};
 
 /// Asks a traced request.
-fn ask(stage: &Stage) -> (JoinHandle<Result<Vec<Output>, Failure>>, Journal) {
+fn ask(stage: &Stage) -> (JoinHandle<Result<Vec<OutputTensor>, RequestFailure>>, Journal) {
     let (pipeline, journal) = (Arc::clone(&stage.pipeline), Journal::default());
-    let input = Input { shape: vec![1, 1], data: Bytes::from_static(&[1, 0, 0, 0]).into() };
+    let input = InputTensor { shape: vec![1, 1], data: Bytes::from_static(&[1, 0, 0, 0]).into() };
     let noted = journal.clone();
     let asked = tokio::spawn(async move {
-        pipeline.infer(vec![input], RequestOptions::default(), Coming::now(Some(noted))).await.map(written)
+        pipeline
+            .infer(vec![input], RequestOptions::default(), RequestArrival::now(Some(noted)))
+            .await
+            .map(written)
     });
     (asked, journal)
 }

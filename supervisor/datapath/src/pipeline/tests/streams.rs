@@ -12,23 +12,23 @@ fn streaming() -> Stage {
     let (inputs, outputs) = (vec![tensor("x")], vec![tensor("y")]);
     let metadata =
         Metadata { name, platform, max_batch: 0, streams: Some(2), inputs, optional: Vec::new(), outputs };
-    let (reporter, facts) = mpsc::channel(FACTS);
+    let (reporter, facts) = mpsc::channel(EVENT_QUEUE_SIZE);
     let pipeline = Arc::new(Pipeline::new(settings(), Clock::started(UPTIME), reporter).unwrap());
     pipeline.describe(metadata).unwrap();
     pipeline.open();
     Stage { pipeline, facts }
 }
 
-fn ask(stage: &Stage) -> JoinHandle<Result<Answers, Failure>> {
+fn ask(stage: &Stage) -> JoinHandle<Result<Answers, RequestFailure>> {
     let pipeline = Arc::clone(&stage.pipeline);
-    let input = Input { shape: vec![1], data: vec![1, 0, 0, 0].into() };
-    tokio::spawn(
-        async move { pipeline.stream(vec![input], RequestOptions::default(), Coming::now(None)).await },
-    )
+    let input = InputTensor { shape: vec![1], data: vec![1, 0, 0, 0].into() };
+    tokio::spawn(async move {
+        pipeline.stream(vec![input], RequestOptions::default(), RequestArrival::now(None)).await
+    })
 }
 
 /// An answer, and where further ones come from.
-type Next = (Option<Result<Vec<Output>, Failure>>, Answers);
+type Next = (Option<Result<Vec<OutputTensor>, RequestFailure>>, Answers);
 
 fn next(mut answers: Answers) -> JoinHandle<Next> {
     tokio::spawn(async move { (answers.next().await, answers) })
@@ -57,11 +57,11 @@ impl Actor {
     }
 
     /// Begins a stream and gives its first answer.
-    async fn begins(&self, asked: JoinHandle<Result<Answers, Failure>>) -> (u64, Answers) {
+    async fn begins(&self, asked: JoinHandle<Result<Answers, RequestFailure>>) -> (u64, Answers) {
         let batch = self.batch().await;
         self.goes_on(batch.id);
         let mut answers = asked.await.unwrap().unwrap();
-        assert_eq!(answers.next().await, Some(Ok(vec![Output { shape: vec![1], ..good().remove(0) }])));
+        assert_eq!(answers.next().await, Some(Ok(vec![OutputTensor { shape: vec![1], ..good().remove(0) }])));
         answers.delivery().written();
         (batch.id, answers)
     }
@@ -83,7 +83,7 @@ async fn each_answer_is_asked_for_and_a_lane_drains_when_its_streams_end() {
     assert_eq!(stage.pipeline.report().counts.succeeded, 1);
 
     let other = stage.enter(2);
-    assert!(matches!(stage.fact().await, LaneFact::FirstAnswer(WorkerId(1), _)));
+    assert!(matches!(stage.fact().await, LaneEvent::FirstAnswer(WorkerId(1), _)));
     stage.pipeline.drain(WorkerId(1));
     let (_, second) = other.begins(ask(&stage)).await;
     let asked = next(answers);
@@ -91,8 +91,8 @@ async fn each_answer_is_asked_for_and_a_lane_drains_when_its_streams_end() {
     worker.answer(step.id, Ok(vec![]));
     assert!(asked.await.unwrap().0.is_none(), "that was the end");
     assert_eq!(worker.closed().await, stream);
-    assert!(matches!(stage.fact().await, LaneFact::FirstAnswer(WorkerId(2), _)));
-    assert_eq!(stage.fact().await, LaneFact::Drained(WorkerId(1)));
+    assert!(matches!(stage.fact().await, LaneEvent::FirstAnswer(WorkerId(2), _)));
+    assert_eq!(stage.fact().await, LaneEvent::Drained(WorkerId(1)));
     let totals = stage.pipeline.totals();
     assert_eq!((totals.stream_steps.count, totals.batch_execution.count, totals.streams_failed), (2, 2, 0));
     drop(second);
@@ -156,11 +156,11 @@ async fn the_end_of_a_worker_is_that_of_its_streams_but_not_of_requests_without_
     worker.step().await;
     drop(worker);
     let (answer, mut answers) = executing.await.unwrap();
-    let Some(Err(Failure::Unavailable(why))) = answer else { panic!("{answer:?}") };
+    let Some(Err(RequestFailure::Unavailable(why))) = answer else { panic!("{answer:?}") };
     assert!(why.contains("died while it computed"), "{why}");
     assert!(answers.next().await.is_none());
     let (answer, _) = next(idle).await.unwrap();
-    let Some(Err(Failure::Unavailable(why))) = answer else { panic!("{answer:?}") };
+    let Some(Err(RequestFailure::Unavailable(why))) = answer else { panic!("{answer:?}") };
     assert!(why.contains("send the request again"), "{why}");
     assert_eq!(stage.pipeline.totals().streams_failed, 2);
 
@@ -181,12 +181,15 @@ async fn inputs_in_whose_streams_workers_die_are_refused_from_the_third_death_on
         let asked = next(answers);
         worker.step().await;
         drop(worker);
-        assert!(matches!(asked.await.unwrap().0, Some(Err(Failure::Unavailable(_)))));
+        assert!(matches!(asked.await.unwrap().0, Some(Err(RequestFailure::Unavailable(_)))));
     }
-    while stage.fact().await != LaneFact::PoisonConfirmed {}
+    while stage.fact().await != LaneEvent::PoisonConfirmed {}
     stage.enter(4);
     let refused = ask(&stage).await.unwrap().unwrap_err();
-    assert!(matches!(&refused, Failure::Internal(why) if why.contains("they are refused")), "{refused:?}");
+    assert!(
+        matches!(&refused, RequestFailure::Internal(why) if why.contains("they are refused")),
+        "{refused:?}"
+    );
 }
 
 #[tokio::test]
@@ -198,7 +201,7 @@ async fn streams_end_where_draining_takes_too_long() {
     stage.pipeline.drain(WorkerId(1));
     stage.pipeline.requeue(WorkerId(1));
     let (answer, _) = next(answers).await.unwrap();
-    assert!(matches!(answer, Some(Err(Failure::Unavailable(_)))), "{answer:?}");
+    assert!(matches!(answer, Some(Err(RequestFailure::Unavailable(_)))), "{answer:?}");
 }
 
 #[tokio::test]
@@ -210,7 +213,10 @@ async fn a_failure_in_the_middle_ends_the_stream_with_its_reason() {
     let step = worker.step().await;
     worker.answer(step.id, Err(RunFailure::Engine("broken".to_owned())));
     let (answer, _) = asked.await.unwrap();
-    assert!(matches!(answer, Some(Err(Failure::Internal(ref why))) if why.contains("broken")), "{answer:?}");
+    assert!(
+        matches!(answer, Some(Err(RequestFailure::Internal(ref why))) if why.contains("broken")),
+        "{answer:?}"
+    );
     assert_eq!(worker.closed().await, stream);
 }
 
@@ -221,7 +227,7 @@ async fn a_model_that_gives_one_answer_cannot_have_more() {
     let asked = stage.ask();
     liar.goes_on(liar.batch().await.id);
     let fact = stage.fact().await;
-    assert!(matches!(&fact, LaneFact::Broken(_, why) if why.contains("there is more of it")), "{fact:?}");
+    assert!(matches!(&fact, LaneEvent::Broken(_, why) if why.contains("there is more of it")), "{fact:?}");
     let honest = stage.enter(2);
     honest.answer_well(&honest.batch().await);
     assert_eq!(asked.await.unwrap(), Ok(good()));

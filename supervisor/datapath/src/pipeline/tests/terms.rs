@@ -12,10 +12,16 @@ async fn busy(stage: &Stage) -> (Actor, Batch) {
     (worker, batch)
 }
 
-fn ask(stage: &Stage, byte: u8, terms: RequestOptions) -> JoinHandle<Result<Vec<Output>, Failure>> {
+fn ask(
+    stage: &Stage,
+    byte: u8,
+    terms: RequestOptions,
+) -> JoinHandle<Result<Vec<OutputTensor>, RequestFailure>> {
     let pipeline = Arc::clone(&stage.pipeline);
-    let input = Input { shape: vec![1, 1], data: vec![byte; 4].into() };
-    tokio::spawn(async move { pipeline.infer(vec![input], terms, Coming::now(None)).await.map(written) })
+    let input = InputTensor { shape: vec![1, 1], data: vec![byte; 4].into() };
+    tokio::spawn(
+        async move { pipeline.infer(vec![input], terms, RequestArrival::now(None)).await.map(written) },
+    )
 }
 
 fn priority(priority: u64) -> RequestOptions {
@@ -70,8 +76,10 @@ async fn within_a_priority_the_sooner_timeout_goes_first() {
     let pipeline = Arc::clone(&stage.pipeline);
     let wide = |terms| {
         let pipeline = Arc::clone(&pipeline);
-        let input = Input { shape: vec![8, 1], data: vec![0; 32].into() };
-        tokio::spawn(async move { pipeline.infer(vec![input], terms, Coming::now(None)).await.map(written) })
+        let input = InputTensor { shape: vec![8, 1], data: vec![0; 32].into() };
+        tokio::spawn(async move {
+            pipeline.infer(vec![input], terms, RequestArrival::now(None)).await.map(written)
+        })
     };
     let late = wide(patient);
     stage.until((1, 2)).await;
@@ -82,7 +90,7 @@ async fn within_a_priority_the_sooner_timeout_goes_first() {
     // Each fills a batch. Only the first is on the lane's first slot when it comes.
     worker.answer(worker.batch().await.id, Err(RunFailure::Engine("the first".into())));
     let failed = soon.await.unwrap();
-    assert!(matches!(&failed, Err(Failure::Internal(why)) if why.contains("the first")), "{failed:?}");
+    assert!(matches!(&failed, Err(RequestFailure::Internal(why)) if why.contains("the first")), "{failed:?}");
     late.abort();
 }
 
@@ -98,7 +106,7 @@ async fn a_timeout_acts_while_the_request_waits_and_while_it_runs() {
     for request in [runs, waits] {
         let timed_out = request.await.unwrap();
         assert!(
-            matches!(&timed_out, Err(Failure::TimedOut(why)) if why.contains("20000 us")),
+            matches!(&timed_out, Err(RequestFailure::TimedOut(why)) if why.contains("20000 us")),
             "{timed_out:?}"
         );
     }

@@ -29,13 +29,16 @@ fn enter(stage: &Stage, worker: u64) -> Actor {
     stage.enter_with(worker, Sms(60))
 }
 
-async fn answered(asked: JoinHandle<Result<Vec<Output>, Failure>>) {
+async fn answered(asked: JoinHandle<Result<Vec<OutputTensor>, RequestFailure>>) {
     assert_eq!(asked.await.unwrap(), Ok(good()));
 }
 
-async fn refused(asked: JoinHandle<Result<Vec<Output>, Failure>>, word: &str) {
+async fn refused(asked: JoinHandle<Result<Vec<OutputTensor>, RequestFailure>>, word: &str) {
     let outcome = tokio::time::timeout(Duration::from_secs(10), asked).await.unwrap().unwrap();
-    assert!(matches!(outcome, Err(Failure::Unavailable(ref why)) if why.contains(word)), "{outcome:?}");
+    assert!(
+        matches!(outcome, Err(RequestFailure::Unavailable(ref why)) if why.contains(word)),
+        "{outcome:?}"
+    );
 }
 
 fn count(stage: &Stage, reason: &str) -> u64 {
@@ -70,7 +73,7 @@ async fn a_request_that_would_be_late_is_refused_at_the_door_but_an_idle_lane_tr
         refused(stage.ask(), "within 1 ms, its SLO or timeout").await;
         assert_eq!(count(&stage, "late"), tried);
         worker.answer(batch.id, Err(RunFailure::Engine("no".to_owned())));
-        assert!(matches!(asked.await.unwrap(), Err(Failure::Internal(_))));
+        assert!(matches!(asked.await.unwrap(), Err(RequestFailure::Internal(_))));
     }
 }
 

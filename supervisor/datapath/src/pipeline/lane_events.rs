@@ -6,10 +6,10 @@ use shadowslice_shared::units::Timestamp;
 
 /// Facts that may wait for the controller. A lane gives rise to few: it drains, serves first, hangs
 /// or dies once a hand-over, and hand-overs wait for the controller.
-pub const FACTS: usize = 256;
+pub const EVENT_QUEUE_SIZE: usize = 256;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum LaneFact {
+pub enum LaneEvent {
     /// It was told to drain, and nothing is in flight any more.
     Drained(WorkerId),
     /// Its worker completed its first batch since it was routed to.
