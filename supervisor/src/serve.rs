@@ -268,8 +268,8 @@ async fn serve(
             ready = ready => ready?,
             () = ended(steered.clone()) => return Ok(()),
         }
-        sockets.iter().for_each(PassableSocket::keep);
-        inherited.remove_left();
+        sockets.iter().for_each(PassableSocket::retain);
+        inherited.remove_unclaimed();
         rising.send_replace(false);
         open.send_replace(true);
         tracing::info!(models = config.models.len(), run_dir = %run_dir.path().display(), "serving");

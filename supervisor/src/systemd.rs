@@ -25,7 +25,7 @@ pub(crate) async fn feed_watchdog(pulse: Heartbeat) {
     let mut turn = tokio::time::interval(limit / 3);
     loop {
         turn.tick().await;
-        if pulse.moves() {
+        if pulse.is_alive() {
             say(NotifyState::Watchdog);
         }
     }

@@ -171,7 +171,7 @@ impl AccessEntry {
 
 impl Drop for EntryState {
     fn drop(&mut self) {
-        let journey = self.journal.take();
+        let trace = self.journal.take();
         let EntryResponse { peer, code, is_whole } = self.answer.get_mut();
         let left = (code.is_none() || !*is_whole).then_some(CLIENT_LEFT);
         let record = AccessRecord {
@@ -180,11 +180,11 @@ impl Drop for EntryState {
             method: std::mem::take(&mut self.method),
             path: std::mem::take(&mut self.path),
             peer: Arc::clone(peer),
-            model: journey.model,
-            request_id: journey.id.map(|id| clipped(&id)).or_else(|| self.request_id.take()),
+            model: trace.model,
+            request_id: trace.id.map(|id| clipped(&id)).or_else(|| self.request_id.take()),
             code: code.unwrap_or(self.protocol.left()),
-            reason: journey.refusal.or(left),
-            error: journey.why.map(|why| clipped(&why)),
+            reason: trace.refusal.or(left),
+            error: trace.why.map(|why| clipped(&why)),
             bytes: (*self.received.get_mut(), *self.sent.get_mut()),
             latency: self.began.elapsed(),
         };

@@ -17,27 +17,28 @@ pub const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(5);
 pub struct Heartbeat {
     clock: Clock,
     /// In ms since the clock's origin.
-    last: Arc<AtomicU64>,
+    last_beat_ms: Arc<AtomicU64>,
 }
 
 impl Heartbeat {
     /// It has moved just now.
     pub fn new(clock: Clock) -> Self {
-        let pulse = Self { clock, last: Arc::default() };
-        pulse.beat();
-        pulse
+        let heartbeat = Self { clock, last_beat_ms: Arc::default() };
+        heartbeat.beat();
+        heartbeat
     }
 
     pub fn beat(&self) {
-        self.last.store(self.now(), Ordering::Relaxed);
+        self.last_beat_ms.store(self.now_ms(), Ordering::Relaxed);
     }
 
-    pub fn moves(&self) -> bool {
-        let still = Duration::from_millis(self.now().saturating_sub(self.last.load(Ordering::Relaxed)));
-        still < HEARTBEAT_TIMEOUT
+    pub fn is_alive(&self) -> bool {
+        let silence =
+            Duration::from_millis(self.now_ms().saturating_sub(self.last_beat_ms.load(Ordering::Relaxed)));
+        silence < HEARTBEAT_TIMEOUT
     }
 
-    fn now(&self) -> u64 {
+    fn now_ms(&self) -> u64 {
         self.clock.now().since_origin().as_millis() as u64
     }
 }
@@ -48,9 +49,10 @@ mod tests {
 
     #[test]
     fn it_stands_still_after_five_seconds_without_a_word() {
-        let pulse = Heartbeat { clock: Clock::started(Duration::from_secs(6)), last: Arc::default() };
-        assert!(!pulse.moves());
-        pulse.beat();
-        assert!(pulse.moves());
+        let heartbeat =
+            Heartbeat { clock: Clock::started(Duration::from_secs(6)), last_beat_ms: Arc::default() };
+        assert!(!heartbeat.is_alive());
+        heartbeat.beat();
+        assert!(heartbeat.is_alive());
     }
 }

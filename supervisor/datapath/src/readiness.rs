@@ -31,25 +31,25 @@ pub(crate) struct Readiness {
 
 impl Readiness {
     /// Before `models` change: whether the start is over. Models that are added later do not count.
-    pub(crate) fn look(&self, models: &HashMap<String, Route>) -> bool {
+    pub(crate) fn is_started(&self, models: &HashMap<String, Route>) -> bool {
         if !models.is_empty() && !models.values().any(|model| model.is_loading()) {
             self.started.store(true, Ordering::Relaxed);
         }
         self.started.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn of(&self, models: &HashMap<String, Route>) -> bool {
+    pub(crate) fn is_ready(&self, models: &HashMap<String, Route>) -> bool {
         let ready = |(name, model): (&String, &Route)| !self.is_drained(name) && model.ready().is_ok();
         let host = self.host == HostState::Serving;
         host && match &self.rule {
             Ready::All => models.iter().all(ready),
-            Ready::Any => self.look(models) && models.iter().any(ready),
+            Ready::Any => self.is_started(models) && models.iter().any(ready),
             Ready::Each(names) => names.iter().all(|name| models.get_key_value(name).is_some_and(ready)),
         }
     }
 
     /// Returns whether that is news.
-    pub(crate) fn drain(&mut self, model: Option<&str>, drained: bool) -> bool {
+    pub(crate) fn set_drained(&mut self, model: Option<&str>, drained: bool) -> bool {
         match (model, self.host) {
             (Some(name), _) if drained => self.drained.insert(name.to_owned()),
             (Some(name), _) => self.drained.remove(name),
@@ -62,15 +62,15 @@ impl Readiness {
     }
 
     pub(crate) fn is_drained(&self, model: &str) -> bool {
-        self.host != HostState::Serving || self.drains(model)
+        self.host != HostState::Serving || self.is_model_drained(model)
     }
 
-    pub(crate) fn drains(&self, model: &str) -> bool {
+    pub(crate) fn is_model_drained(&self, model: &str) -> bool {
         self.drained.contains(model)
     }
 
     /// Forgets the models that are gone.
-    pub(crate) fn keep(&mut self, is_there: impl Fn(&str) -> bool) {
+    pub(crate) fn retain(&mut self, is_there: impl Fn(&str) -> bool) {
         self.drained.retain(|name| is_there(name));
     }
 }

@@ -10,7 +10,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use crate::peer::{Guard, Peer};
 
 /// How long a command may wait for its turn: another command may be starting models.
-const TURN_WITHIN: Duration = Duration::from_secs(5);
+const TURN_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ModelCommand {
@@ -23,7 +23,7 @@ pub enum ModelCommand {
 
 impl ModelCommand {
     /// What is to be done to which model.
-    pub fn named(&self) -> (&'static str, &str) {
+    pub fn action_and_model(&self) -> (&'static str, &str) {
         match self {
             Self::Load { model, .. } => ("load", model),
             Self::Unload { model } => ("unload", model),
@@ -33,9 +33,9 @@ impl ModelCommand {
 
 #[derive(Debug)]
 pub struct QueuedCommand {
-    pub wish: ModelCommand,
+    pub command: ModelCommand,
     pub by: Arc<Peer>,
-    pub reply: oneshot::Sender<Result<(), ModelCommandError>>,
+    pub reply_tx: oneshot::Sender<Result<(), ModelCommandError>>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -75,25 +75,25 @@ type ListModels = Box<dyn Fn() -> Vec<ModelListing> + Send + Sync>;
 pub struct Repository {
     list: ListModels,
     guard: Guard,
-    wishes: mpsc::Sender<QueuedCommand>,
-    rising: watch::Receiver<bool>,
+    commands_tx: mpsc::Sender<QueuedCommand>,
+    successor_rx: watch::Receiver<bool>,
 }
 
 impl fmt::Debug for Repository {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Repository").field("wishes", &self.wishes).finish_non_exhaustive()
+        f.debug_struct("Repository").field("wishes", &self.commands_tx).finish_non_exhaustive()
     }
 }
 
 impl Repository {
-    /// Commands of those whom `guard` lets go to `wishes`, unless the next supervisor is `rising`.
+    /// Commands of those whom `guard` lets go to `commands_tx`, unless the next supervisor is `successor_rx`.
     pub fn new(
         list: impl Fn() -> Vec<ModelListing> + Send + Sync + 'static,
         guard: Guard,
-        wishes: mpsc::Sender<QueuedCommand>,
-        rising: watch::Receiver<bool>,
+        commands_tx: mpsc::Sender<QueuedCommand>,
+        successor_rx: watch::Receiver<bool>,
     ) -> Self {
-        Self { list: Box::new(list), guard, wishes, rising }
+        Self { list: Box::new(list), guard, commands_tx, successor_rx }
     }
 
     pub fn list(&self) -> Vec<ModelListing> {
@@ -101,22 +101,25 @@ impl Repository {
     }
 
     /// Waits until it is so, or cannot be.
-    pub async fn wish(&self, by: Arc<Peer>, wish: ModelCommand) -> Result<(), ModelCommandError> {
-        if !self.guard.is_open() {
+    pub async fn execute(&self, by: Arc<Peer>, command: ModelCommand) -> Result<(), ModelCommandError> {
+        if !self.guard.permits_any() {
             return Err(ModelCommandError::NotAllowed);
         }
-        let (action, model) = wish.named();
-        if !self.guard.lets(&by, action, model) {
+        let (action, model) = command.action_and_model();
+        if !self.guard.permits(&by, action, model) {
             return Err(ModelCommandError::Denied);
         }
-        if *self.rising.borrow() {
+        if *self.successor_rx.borrow() {
             return Err(ModelCommandError::Succession);
         }
-        let (reply, outcome) = oneshot::channel();
-        let sent =
-            tokio::time::timeout(TURN_WITHIN, self.wishes.send(QueuedCommand { wish, by, reply })).await;
+        let (reply_tx, reply_rx) = oneshot::channel();
+        let sent = tokio::time::timeout(
+            TURN_TIMEOUT,
+            self.commands_tx.send(QueuedCommand { command, by, reply_tx }),
+        )
+        .await;
         sent.map_err(|_| ModelCommandError::Busy)?.map_err(|_| ModelCommandError::Busy)?;
         // The registry bounds the time of a command; if it sends no reply, it has ended.
-        outcome.await.unwrap_or(Err(ModelCommandError::Busy))
+        reply_rx.await.unwrap_or(Err(ModelCommandError::Busy))
     }
 }

@@ -20,8 +20,8 @@ use crate::relay::Relay;
 #[derive(Debug)]
 pub struct Router {
     hosted: RwLock<Hosted>,
-    changed: watch::Sender<()>,
-    pulse: Heartbeat,
+    changed_tx: watch::Sender<()>,
+    heartbeat: Heartbeat,
 }
 
 #[derive(Debug, Default)]
@@ -38,8 +38,8 @@ pub struct Route {
     /// If another supervisor has the model's workers.
     relay: Option<Arc<Relay>>,
     /// Held, not used: its end tells.
-    _guest: RouteHold,
-    streams: RouteHold,
+    _hold_tx: RouteHold,
+    streams_tx: RouteHold,
 }
 
 /// Held as long as something is on its way to a model.
@@ -48,14 +48,17 @@ pub(crate) type RouteHold = mpsc::Sender<Infallible>;
 /// Says when nothing is on its way to a model any more.
 #[derive(Debug)]
 pub struct RouteHolds {
-    requests: mpsc::Receiver<Infallible>,
-    streams: mpsc::Receiver<Infallible>,
+    requests_rx: mpsc::Receiver<Infallible>,
+    streams_rx: mpsc::Receiver<Infallible>,
 }
 
 impl Route {
     pub fn to(pipeline: Arc<Pipeline>) -> (Self, RouteHolds) {
-        let ((guest, requests), (streams, open)) = (mpsc::channel(1), mpsc::channel(1));
-        (Self { pipeline, relay: None, _guest: guest, streams }, RouteHolds { requests, streams: open })
+        let ((hold_tx, requests_rx), (streams_tx, streams_rx)) = (mpsc::channel(1), mpsc::channel(1));
+        (
+            Self { pipeline, relay: None, _hold_tx: hold_tx, streams_tx },
+            RouteHolds { requests_rx, streams_rx },
+        )
     }
 
     /// The way to the same model by another supervisor. Who takes it is no guest here.
@@ -72,12 +75,12 @@ impl Route {
     pub async fn infer(
         &self,
         inputs: Vec<InputTensor>,
-        terms: RequestOptions,
-        coming: RequestArrival,
+        options: RequestOptions,
+        arrival: RequestArrival,
     ) -> Result<(Vec<OutputTensor>, Delivery), RequestFailure> {
         match &self.relay {
-            None => self.pipeline.infer(inputs, terms, coming).await,
-            Some(relay) => relay.infer(inputs, terms, coming).await,
+            None => self.pipeline.infer(inputs, options, arrival).await,
+            Some(relay) => relay.infer(inputs, options, arrival).await,
         }
     }
 
@@ -85,27 +88,27 @@ impl Route {
     pub async fn stream(
         &self,
         inputs: Vec<InputTensor>,
-        terms: RequestOptions,
-        coming: RequestArrival,
+        options: RequestOptions,
+        arrival: RequestArrival,
     ) -> Result<Answers, RequestFailure> {
         let answers = match &self.relay {
-            None => self.pipeline.stream(inputs, terms, coming).await,
-            Some(relay) => relay.stream(inputs, terms, coming, self.pipeline.streams()).await,
+            None => self.pipeline.stream(inputs, options, arrival).await,
+            Some(relay) => relay.stream(inputs, options, arrival, self.pipeline.streams()).await,
         };
-        Ok(answers?.held(self.streams.clone()))
+        Ok(answers?.held(self.streams_tx.clone()))
     }
 }
 
 impl RouteHolds {
     /// Waits until the route and every copy of it have gone.
-    pub async fn gone(&mut self) {
+    pub async fn released(&mut self) {
         // Nothing is ever sent: this is the end of the last sender.
-        self.requests.recv().await;
+        self.requests_rx.recv().await;
     }
 
     /// Waits until the streams have ended, too.
     pub async fn streams_ended(&mut self) {
-        self.streams.recv().await;
+        self.streams_rx.recv().await;
     }
 }
 
@@ -118,21 +121,21 @@ impl Deref for Route {
 }
 
 impl Router {
-    pub fn new(pulse: Heartbeat) -> Self {
-        Self { hosted: RwLock::default(), changed: watch::Sender::default(), pulse }
+    pub fn new(heartbeat: Heartbeat) -> Self {
+        Self { hosted: RwLock::default(), changed_tx: watch::Sender::default(), heartbeat }
     }
 
     /// A model that comes back later is not drained any more.
     pub fn set(&self, models: HashMap<String, Route>) {
         let before = {
             let Hosted { models: now, readiness } = &mut *self.hosted.write();
-            readiness.look(now);
-            readiness.keep(|name| models.contains_key(name));
+            readiness.is_started(now);
+            readiness.retain(|name| models.contains_key(name));
             std::mem::replace(now, models)
         };
         // Not under the lock.
         drop(before);
-        self.changed.send_replace(());
+        self.changed_tx.send_replace(());
     }
 
     pub fn model(&self, name: &str) -> Option<Route> {
@@ -150,31 +153,31 @@ impl Router {
 
     /// Changes whenever there are other models, or the host's readiness goes by something else.
     pub fn changes(&self) -> watch::Receiver<()> {
-        self.changed.subscribe()
+        self.changed_tx.subscribe()
     }
 
     /// Which models make the host ready, from now on.
-    pub fn go_by(&self, rule: Ready) {
-        self.tell(|hosted| hosted.readiness.rule = rule);
+    pub fn set_ready_rule(&self, rule: Ready) {
+        self.change(|hosted| hosted.readiness.rule = rule);
     }
 
     /// Has the host, or one of its models, say that it is ready no more, or say again what is so.
     /// Both serve on. Returns whether that is news.
     pub fn drain(&self, model: Option<&str>, drained: bool) -> bool {
-        self.tell(|Hosted { models, readiness }| {
-            model.is_none_or(|name| models.contains_key(name)) && readiness.drain(model, drained)
+        self.change(|Hosted { models, readiness }| {
+            model.is_none_or(|name| models.contains_key(name)) && readiness.set_drained(model, drained)
         })
     }
 
     /// The host is to stop, and is never ready again.
     pub fn stop(&self) {
-        self.tell(|hosted| hosted.readiness.host = HostState::Stopping);
+        self.change(|hosted| hosted.readiness.host = HostState::Stopping);
     }
 
-    fn tell<T>(&self, change: impl FnOnce(&mut Hosted) -> T) -> T {
-        let changed = change(&mut self.hosted.write());
-        self.changed.send_replace(());
-        changed
+    fn change<T>(&self, change: impl FnOnce(&mut Hosted) -> T) -> T {
+        let result = change(&mut self.hosted.write());
+        self.changed_tx.send_replace(());
+        result
     }
 
     pub fn host(&self) -> HostState {
@@ -187,14 +190,14 @@ impl Router {
     }
 
     /// Whether that was said of this model, and not of the host.
-    pub fn drains(&self, model: &str) -> bool {
-        self.hosted.read().readiness.drains(model)
+    pub fn is_model_drained(&self, model: &str) -> bool {
+        self.hosted.read().readiness.is_model_drained(model)
     }
 
     /// The host serves what its rule says, and the control thread would replace a worker that dies.
     pub fn ready(&self) -> bool {
         let Hosted { models, readiness } = &*self.hosted.read();
-        self.pulse.moves() && readiness.of(models)
+        self.heartbeat.is_alive() && readiness.is_ready(models)
     }
 }
 
@@ -222,10 +225,10 @@ mod tests {
         Arc::new(Pipeline::new(settings, Clock::start(), mpsc::channel(1).0).unwrap())
     }
 
-    async fn have_gone(guests: &mut RouteHolds) -> bool {
+    async fn are_released(holds: &mut RouteHolds) -> bool {
         tokio::select! {
             biased;
-            () = guests.gone() => true,
+            () = holds.released() => true,
             () = std::future::ready(()) => false,
         }
     }
@@ -272,19 +275,19 @@ mod tests {
     #[test]
     fn all_or_named_models_may_be_what_makes_a_host_ready() {
         let (router, [a, b]) = router(["a", "b"]);
-        router.go_by(Ready::Each(vec!["b".to_owned()]));
+        router.set_ready_rule(Ready::Each(vec!["b".to_owned()]));
         a.open();
         assert!(!router.ready());
         b.open();
         a.shut("it is broken");
         assert!(router.ready());
-        router.go_by(Ready::All);
+        router.set_ready_rule(Ready::All);
         assert!(!router.ready());
         a.open();
         assert!(router.ready());
         set(&router, &[("a", &a)]);
         assert!(router.ready(), "an unloaded model is none of all");
-        router.go_by(Ready::Each(vec!["b".to_owned()]));
+        router.set_ready_rule(Ready::Each(vec!["b".to_owned()]));
         assert!(!router.ready(), "and is named all the same");
     }
 
@@ -321,13 +324,13 @@ mod tests {
     #[tokio::test]
     async fn a_model_has_gone_when_its_last_request_has() {
         let router = Router::new(Heartbeat::new(Clock::start()));
-        let (route, mut guests) = Route::to(pipeline());
+        let (route, mut holds) = Route::to(pipeline());
         router.set(HashMap::from([("m".to_owned(), route)]));
-        let guest = router.model("m").unwrap();
+        let route = router.model("m").unwrap();
         router.set(HashMap::new());
         assert!(router.model("m").is_none());
-        assert!(!have_gone(&mut guests).await, "a request is under way");
-        drop(guest);
-        assert!(have_gone(&mut guests).await);
+        assert!(!are_released(&mut holds).await, "a request is under way");
+        drop(route);
+        assert!(are_released(&mut holds).await);
     }
 }

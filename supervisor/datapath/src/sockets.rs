@@ -43,16 +43,16 @@ impl PassableSocket {
     }
 
     /// From now on the socket's file is another supervisor's.
-    pub fn pass(&self) {
+    pub fn release(&self) {
         if let Some(file) = self.file.upgrade() {
-            file.passed.store(true, Ordering::Relaxed);
+            file.is_released.store(true, Ordering::Relaxed);
         }
     }
 
     /// From now on it is this one's, which has inherited it.
-    pub fn keep(&self) {
+    pub fn retain(&self) {
         if let Some(file) = self.file.upgrade() {
-            file.passed.store(false, Ordering::Relaxed);
+            file.is_released.store(false, Ordering::Relaxed);
         }
     }
 }
@@ -63,7 +63,7 @@ impl PassableSocket {
 pub struct Inherited(HashMap<String, Vec<OwnedFd>>);
 
 impl Inherited {
-    pub fn put(&mut self, address: String, socket: OwnedFd) {
+    pub fn insert(&mut self, address: String, socket: OwnedFd) {
         self.0.entry(address).or_default().push(socket);
     }
 
@@ -74,7 +74,7 @@ impl Inherited {
     }
 
     /// Removes the files of Unix sockets that were not taken: nobody listens there any more.
-    pub fn remove_left(self) {
+    pub fn remove_unclaimed(self) {
         for (address, sockets) in self.0 {
             if let (Some(path), false) = (address.strip_prefix("unix:"), sockets.is_empty())
                 && let Err(error) = std::fs::remove_file(path)
@@ -90,18 +90,18 @@ impl Inherited {
 pub struct SocketFile {
     path: PathBuf,
     identity: (u64, u64),
-    passed: AtomicBool,
+    is_released: AtomicBool,
 }
 
 impl SocketFile {
     pub fn new(path: &Path) -> io::Result<Self> {
-        Ok(Self { path: path.to_owned(), identity: identity(path)?, passed: AtomicBool::new(false) })
+        Ok(Self { path: path.to_owned(), identity: identity(path)?, is_released: AtomicBool::new(false) })
     }
 
     /// One of a supervisor that still listens there: it stays unless it is [kept](Passable::keep).
     pub fn inherited(path: &Path) -> io::Result<Self> {
         let file = Self::new(path)?;
-        file.passed.store(true, Ordering::Relaxed);
+        file.is_released.store(true, Ordering::Relaxed);
         Ok(file)
     }
 
@@ -112,7 +112,7 @@ impl SocketFile {
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        if !self.passed.load(Ordering::Relaxed)
+        if !self.is_released.load(Ordering::Relaxed)
             && identity(&self.path).is_ok_and(|identity| identity == self.identity)
             && let Err(error) = std::fs::remove_file(&self.path)
             // The other supervisor of an upgrade may have been faster.
@@ -141,7 +141,7 @@ mod tests {
         let file = Arc::new(SocketFile::new(&path).unwrap());
         let passable = PassableSocket::new("unix:x.sock".to_owned(), &socket, Some(&file));
         let copy = passable.duplicate().unwrap();
-        passable.pass();
+        passable.release();
         drop((socket, file));
         assert!(passable.duplicate().is_err(), "it is not held open");
         drop(passable);
@@ -151,7 +151,7 @@ mod tests {
         drop(next());
         assert!(path.try_exists().unwrap(), "the one before listens there");
         let file = next();
-        PassableSocket::new("unix:x.sock".to_owned(), &socket, Some(&file)).keep();
+        PassableSocket::new("unix:x.sock".to_owned(), &socket, Some(&file)).retain();
         drop(file);
         assert!(!path.try_exists().unwrap());
     }
@@ -160,8 +160,8 @@ mod tests {
     fn sockets_of_one_address_are_taken_in_turn() {
         let mut inherited = Inherited::default();
         let socket = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
-        inherited.put("a:0".to_owned(), socket());
-        inherited.put("a:0".to_owned(), socket());
+        inherited.insert("a:0".to_owned(), socket());
+        inherited.insert("a:0".to_owned(), socket());
         assert!(inherited.take("b").is_none());
         assert!(inherited.take("a:0").is_some() && inherited.take("a:0").is_some());
         assert!(inherited.take("a:0").is_none());

@@ -87,7 +87,7 @@ pub(super) async fn infer(
 /// Counts a request that turned out to be at fault itself before the model has seen it.
 pub(super) fn count_malformed<T>(route: &Route, outcome: Result<T, RequestError>) -> Result<T, RequestError> {
     if let Err(RequestError::Failed(RequestFailure::Invalid(_))) = &outcome {
-        route.malformed();
+        route.count_malformed();
     }
     outcome
 }

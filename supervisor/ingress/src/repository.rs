@@ -79,7 +79,7 @@ pub(super) async fn answer(
             ModelCommand::Unload { model }
         }
     };
-    repository.wish(by, wish).await?;
+    repository.execute(by, wish).await?;
     Ok(empty(StatusCode::OK))
 }
 
@@ -111,7 +111,7 @@ pub(super) async fn load(
         _ => (name, None),
     };
     let config = config(request.parameters.into_iter().map(text))?;
-    Ok(repository.wish(by, ModelCommand::Load { model: request.model_name, config }).await?)
+    Ok(repository.execute(by, ModelCommand::Load { model: request.model_name, config }).await?)
 }
 
 /// No model depends on another.
@@ -121,7 +121,7 @@ pub(super) async fn unload(
     request: RepositoryModelUnloadRequest,
 ) -> Result<(), RequestError> {
     only_one(&request.repository_name)?;
-    Ok(repository.wish(by, ModelCommand::Unload { model: request.model_name }).await?)
+    Ok(repository.execute(by, ModelCommand::Unload { model: request.model_name }).await?)
 }
 
 fn listed(repository: &Repository, ready: bool) -> Vec<ModelIndex> {

@@ -196,7 +196,7 @@ fn target(front: &Frontend, name: String, version: &str, head: &Parts) -> Result
     if let Some(journal) = journal {
         journal.found(&name);
     }
-    let metadata = pipeline.described(journal)?;
+    let metadata = pipeline.metadata_or_refuse(journal)?;
     Ok(Target { name, pipeline, metadata })
 }
 
@@ -265,7 +265,7 @@ pub(super) async fn infer(
     let _place = reserved
         .client()
         .admit()
-        .inspect_err(|_| pipeline.refused_by_host(traced::journal(&head.extensions)))?;
+        .inspect_err(|_| pipeline.count_host_refusal(traced::journal(&head.extensions)))?;
     let parsed = parse(front, &head.headers, body, metadata, reserved).await;
     let HttpRequest { request, form } = model::count_malformed(pipeline, parsed)?;
     if let Some(journal) = traced::journal(&head.extensions) {

@@ -120,15 +120,15 @@ impl Regions {
     }
 
     pub(super) fn allowed(&self) -> bool {
-        self.guard.is_open()
+        self.guard.permits_any()
     }
 
     fn check_allowed(&self, by: &Peer, action: &'static str, name: &str) -> Result<(), RequestError> {
-        if !self.guard.is_open() {
+        if !self.guard.permits_any() {
             let why = "shared memory is not allowed here; the operator may set limits.shared_memory";
             return Err(RequestError::Unsupported(why.to_owned()));
         }
-        if !self.guard.lets(by, action, name) {
+        if !self.guard.permits(by, action, name) {
             let why = "this client may not use shared memory; limits.shared_memory names who may";
             return Err(RequestError::Forbidden(why.to_owned()));
         }

@@ -162,7 +162,7 @@ impl Succession<'_> {
         }
         self.stay().await;
         self.gpus.iter().for_each(|gpu| gpu.pass());
-        self.sockets.iter().for_each(PassableSocket::pass);
+        self.sockets.iter().for_each(PassableSocket::release);
         Ok(next)
     }
 
@@ -199,7 +199,7 @@ impl Succession<'_> {
         let names = models.served.iter().map(|served| &served.model.name);
         Go {
             drained: self.router.host() == HostState::Drained,
-            drained_models: names.filter(|name| self.router.drains(name)).cloned().collect(),
+            drained_models: names.filter(|name| self.router.is_model_drained(name)).cloned().collect(),
             regions: self.memory.regions(),
         }
     }

@@ -193,7 +193,7 @@ const ANSWERS_WITHIN: Duration = Duration::from_secs(5);
 
 /// Returns when the supervisor at that socket does not answer any more.
 async fn silence(socket: &Path) {
-    while relay::answers(socket, ANSWERS_WITHIN).await {
+    while relay::is_responding(socket, ANSWERS_WITHIN).await {
         tokio::time::sleep(ASKED_EVERY).await;
     }
 }

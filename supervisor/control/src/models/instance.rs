@@ -145,7 +145,7 @@ impl Instance {
         drop(route);
         let streams_until = Instant::now() + drain;
         tokio::spawn(async move {
-            if tokio::time::timeout(ANSWER_WITHIN, guests.gone()).await.is_err() {
+            if tokio::time::timeout(ANSWER_WITHIN, guests.released()).await.is_err() {
                 tracing::warn!(
                     model = model.name,
                     "requests that have waited for {} are refused: {why}",

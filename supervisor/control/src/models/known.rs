@@ -52,7 +52,7 @@ impl Known {
                 initial_percent: served.model.share.initial.get(),
                 share_percent: report.share.get(),
                 held: report.held,
-                drained: router.drains(&served.model.name),
+                drained: router.is_model_drained(&served.model.name),
                 unloaded: false,
                 gpu: Some(served.model.gpu),
                 by_clients: models.by_clients.get(&served.model.name).cloned().unwrap_or_default(),

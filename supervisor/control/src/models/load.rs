@@ -19,7 +19,7 @@ impl Registry {
             }
             ModelCommand::Unload { model } => self.unload_by_client(model),
         };
-        let (action, model) = wish.named();
+        let (action, model) = wish.action_and_model();
         let told = outcome.clone().map_err(|why| why.to_string());
         peer::audit(by, action, model, (&told).into());
         outcome

@@ -143,7 +143,7 @@ impl Registry {
             tokio::select! {
                 biased;
                 Some(command) = commands.recv() => self.obey(command).await,
-                Some(QueuedCommand { wish, by, reply }) = wishes.recv() => {
+                Some(QueuedCommand { command: wish, by, reply_tx: reply }) = wishes.recv() => {
                     let outcome = self.grant(wish, &by).await;
                     reply.send(outcome).ok();
                 }
@@ -191,7 +191,7 @@ impl Registry {
     /// Which models make the host ready from now on.
     pub(super) fn ready_by(&mut self, rule: Ready) {
         self.config.ready = rule.clone();
-        self.shown.router.go_by(rule);
+        self.shown.router.set_ready_rule(rule);
     }
 
     /// A client wants the model to serve, whatever an operator wanted before.

@@ -13,7 +13,7 @@ use shadowslice_config::{Access, Account, Peers};
 use super::{AuditOutcome, Peer, audit};
 
 /// The log is told of peers that a guard refuses this often at most.
-const QUIET: Duration = Duration::from_secs(1);
+const LOG_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How many peers were refused, over all guards.
 #[derive(Debug, Default)]
@@ -31,7 +31,7 @@ pub struct Guard {
     permitted: Permitted,
     refusals: Arc<Refusals>,
     /// When the log was last told.
-    said: Mutex<Option<Instant>>,
+    logged_at: Mutex<Option<Instant>>,
 }
 
 #[derive(Debug)]
@@ -59,7 +59,7 @@ pub struct UnknownAccount {
 
 impl Guard {
     fn new(permitted: Permitted, refusals: Arc<Refusals>) -> Self {
-        Self { permitted, refusals, said: Mutex::default() }
+        Self { permitted, refusals, logged_at: Mutex::default() }
     }
 
     pub fn nobody() -> Self {
@@ -71,7 +71,7 @@ impl Guard {
     }
 
     /// For refusals that are decided elsewhere.
-    pub fn counting(refusals: &Arc<Refusals>) -> Self {
+    pub fn refusing(refusals: &Arc<Refusals>) -> Self {
         Self::new(Permitted::Nobody, Arc::clone(refusals))
     }
 
@@ -95,13 +95,13 @@ impl Guard {
     }
 
     /// Whether there is anybody to let in.
-    pub fn is_open(&self) -> bool {
+    pub fn permits_any(&self) -> bool {
         !matches!(self.permitted, Permitted::Nobody)
     }
 
     /// A refused peer is counted, and the log says so, though not of each in a crowd.
-    pub fn lets(&self, peer: &Peer, action: &str, on: &str) -> bool {
-        let may = match (&self.permitted, peer) {
+    pub fn permits(&self, peer: &Peer, action: &str, on: &str) -> bool {
+        let is_permitted = match (&self.permitted, peer) {
             (Permitted::Nobody, _) => return false,
             (Permitted::Everybody, _) => true,
             (Permitted::Only { clients, .. }, Peer::Tcp { names, .. }) => {
@@ -114,10 +114,10 @@ impl Guard {
                     || its.iter().any(|group| groups.contains(group))
             }
         };
-        if !may {
+        if !is_permitted {
             self.refuse(peer, action, on);
         }
-        may
+        is_permitted
     }
 
     /// Counts it, and tells the log.
@@ -125,9 +125,9 @@ impl Guard {
         self.refusals.0.fetch_add(1, Ordering::Relaxed);
         let now = Instant::now();
         let due = {
-            let mut said = self.said.lock();
-            let due = said.is_none_or(|said| now.duration_since(said) >= QUIET);
-            *said = if due { Some(now) } else { *said };
+            let mut logged_at = self.logged_at.lock();
+            let due = logged_at.is_none_or(|logged_at| now.duration_since(logged_at) >= LOG_INTERVAL);
+            *logged_at = if due { Some(now) } else { *logged_at };
             due
         };
         if due {
@@ -168,19 +168,22 @@ mod tests {
         };
         let refusals = Arc::default();
         let guard = Guard::only(&peers, &refusals).unwrap();
-        let lets = |peer| guard.lets(&peer, "connect", "x.sock");
-        assert!(lets(unix(70_001, &[])) && lets(unix(70_009, &[5, 70_002])), "a user; a member of the group");
-        assert!(lets(unix(0, &[])) && lets(unix(geteuid().as_raw(), &[])), "root and this user always");
-        assert!(!lets(unix(70_002, &[70_001])), "a user's number is no group's");
+        let permits = |peer| guard.permits(&peer, "connect", "x.sock");
+        assert!(
+            permits(unix(70_001, &[])) && permits(unix(70_009, &[5, 70_002])),
+            "a user; a member of the group"
+        );
+        assert!(permits(unix(0, &[])) && permits(unix(geteuid().as_raw(), &[])), "root and this user always");
+        assert!(!permits(unix(70_002, &[70_001])), "a user's number is no group's");
         let tcp = |names: &[&str]| Peer::Tcp {
             address: ([127, 0, 0, 1], 9).into(),
             names: names.iter().map(ToString::to_string).collect(),
         };
-        assert!(!lets(tcp(&[])), "TCP by itself does not say who it is");
-        assert!(lets(tcp(&["else", "ci"])) && !lets(tcp(&["c", "70001"])));
+        assert!(!permits(tcp(&[])), "TCP by itself does not say who it is");
+        assert!(permits(tcp(&["else", "ci"])) && !permits(tcp(&["c", "70001"])));
         assert_eq!(refusals.count(), 3);
-        assert!(!Guard::nobody().lets(&unix(0, &[]), "load", "m"));
-        assert!(Guard::everybody().lets(&unix(70_009, &[]), "load", "m"));
+        assert!(!Guard::nobody().permits(&unix(0, &[]), "load", "m"));
+        assert!(Guard::everybody().permits(&unix(70_009, &[]), "load", "m"));
     }
 
     #[test]

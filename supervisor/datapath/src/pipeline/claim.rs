@@ -39,19 +39,19 @@ impl AnswerWait<'_> {
     /// The answer, or word that `timeout` was over first.
     pub(crate) async fn answer(
         &self,
-        mut answer: oneshot::Receiver<Result<WorkerAnswer, RequestFailure>>,
+        mut reply_rx: oneshot::Receiver<Result<WorkerAnswer, RequestFailure>>,
         timeout: Option<Duration>,
     ) -> Result<WorkerAnswer, RequestFailure> {
         if let Some(timeout) = timeout {
             let left = timeout.saturating_sub(self.pipeline.now().since(self.arrived));
-            match tokio::time::timeout(left, &mut answer).await {
+            match tokio::time::timeout(left, &mut reply_rx).await {
                 Ok(answered) => return answered.unwrap_or_else(|_| stopping()),
                 Err(_) if self.claim.take() => return Err(self.timed_out(timeout)),
                 // It has been settled in the meantime, and word of that is on its way.
                 Err(_) => {}
             }
         }
-        answer.await.unwrap_or_else(|_| stopping())
+        reply_rx.await.unwrap_or_else(|_| stopping())
     }
 
     fn timed_out(&self, timeout: Duration) -> RequestFailure {

@@ -68,7 +68,7 @@ impl Pipeline {
 
     /// Takes requests at once, which wait for the first worker: the model has served before, as this
     /// other pipeline knows it.
-    pub fn open_as(&self, before: &Self) -> Result<(), String> {
+    pub fn open_like(&self, before: &Self) -> Result<(), String> {
         if let Some(known) = before.metadata() {
             self.describe((*known).clone())?;
         }
@@ -81,7 +81,7 @@ impl Pipeline {
     pub fn set_live_settings(&self, rules: LiveSettings) {
         let now = self.clock.now();
         // Requests that have ended are judged by the rules of that time.
-        drop(self.counted());
+        drop(self.counted_state());
         self.change(|state| {
             state.stats.slo = rules.slo;
             state.scheduler.set_rules(rules.scheduled());
@@ -92,7 +92,7 @@ impl Pipeline {
     pub fn open(&self) {
         let mut state = self.state.lock();
         state.gate = Gate::Open;
-        self.readiness.send_replace(());
+        self.readiness_tx.send_replace(());
     }
 
     /// Refuses new requests from now on, and the requests that wait.
@@ -103,7 +103,7 @@ impl Pipeline {
             let waiting = state.scheduler.drain_queue();
             state.refuse(waiting, why, now);
             state.dispatch(now);
-            self.readiness.send_replace(());
+            self.readiness_tx.send_replace(());
         });
     }
 
@@ -173,15 +173,15 @@ impl Pipeline {
     }
 
     /// Begins to measure the stall that a worker's death causes, from the moment of the death.
-    pub fn begin_stall_with_outage(&self) {
-        self.state.lock().stall.begin_with_outage();
+    pub fn begin_stall_at_outage(&self) {
+        self.state.lock().stall.begin_at_outage();
     }
 
     pub fn stall(&self) -> Stall {
         self.state.lock().stall.read(self.clock.now())
     }
 
-    pub fn set_door(&self, door: Door) {
+    pub fn set_admission(&self, door: Door) {
         let now = self.clock.now();
         self.change(|state| {
             state.scheduler.set_door(door);
@@ -196,12 +196,12 @@ impl Pipeline {
     /// Since the last call, or since the start.
     pub fn observe(&self) -> Seen {
         let now = self.clock.now();
-        self.counted().scheduler.observe(now)
+        self.counted_state().scheduler.observe(now)
     }
 
     pub fn report(&self) -> PipelineReport {
         let now = self.clock.now();
-        let mut state = self.counted();
+        let mut state = self.counted_state();
         let serving = state.scheduler.serving_lane();
         let execution = serving.map_or_else(Vec::new, |lane| lane.predictor.observed().collect());
         PipelineReport {
@@ -220,23 +220,23 @@ impl Pipeline {
 
     pub fn rates(&self) -> Rates {
         let now = self.clock.now();
-        self.counted().stats.rates.rates(now)
+        self.counted_state().stats.rates.rates(now)
     }
 
     /// For one observer: what one look has seen, no other sees. `None` if no request was answered
     /// since the last one.
-    pub fn look(&self) -> Option<RecentLatencies> {
-        self.counted().stats.look()
+    pub fn take_recent_latencies(&self) -> Option<RecentLatencies> {
+        self.counted_state().stats.take_recent_latencies()
     }
 
     /// And how many requests wait.
     pub fn load(&self) -> (ModelLoad, usize) {
         let now = self.clock.now();
-        let mut state = self.counted();
+        let mut state = self.counted_state();
         (state.stats.load.load(now), state.scheduler.queued())
     }
 
     pub fn totals(&self) -> Totals {
-        self.counted().stats.totals.clone()
+        self.counted_state().stats.totals.clone()
     }
 }

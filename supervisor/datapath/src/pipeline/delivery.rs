@@ -22,7 +22,7 @@ use super::state::PipelineState;
 
 /// The most ends that wait to be counted. The end that reaches it takes the pipeline's lock and counts
 /// them all.
-const TOGETHER: usize = 64;
+const ENDINGS_LIMIT: usize = 64;
 
 /// An answer that its client does not have yet. If it is dropped, its request counts as given up.
 ///
@@ -104,15 +104,15 @@ impl Pipeline {
     fn ended(&self, ended: RequestEnd) {
         let mut endings = self.endings.lock();
         endings.push(ended);
-        let many = endings.len() >= TOGETHER;
+        let many = endings.len() >= ENDINGS_LIMIT;
         drop(endings);
         if many {
-            drop(self.counted());
+            drop(self.counted_state());
         }
     }
 
     /// Returns the state, in which all ends are counted.
-    pub(super) fn counted(&self) -> parking_lot::MutexGuard<'_, PipelineState> {
+    pub(super) fn counted_state(&self) -> parking_lot::MutexGuard<'_, PipelineState> {
         let mut state = self.state.lock();
         for RequestEnd { at, how } in self.endings.lock().drain(..) {
             match how {

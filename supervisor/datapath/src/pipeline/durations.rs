@@ -28,7 +28,7 @@ pub(crate) struct RequestTimes {
     /// it ends with the worker's answer.
     pub(crate) latency: Duration,
     /// The part of that until it was all there.
-    pub(crate) coming: Duration,
+    pub(crate) receiving: Duration,
     /// From then to the sending of its batch, the last time if it was sent again.
     pub(crate) until_sent: Duration,
     pub(crate) copy_in: Duration,
@@ -40,11 +40,11 @@ pub(crate) struct RequestTimes {
 
 impl Durations {
     pub(crate) fn add(&mut self, spent: &RequestTimes) {
-        let RequestTimes { latency, coming, copy_in, execution, copy_out, writing, .. } = *spent;
-        let here = latency.saturating_sub(coming + writing);
+        let RequestTimes { latency, receiving, copy_in, execution, copy_out, writing, .. } = *spent;
+        let in_supervisor = latency.saturating_sub(receiving + writing);
         self.count += 1;
-        self.request += here;
-        self.queue += here.saturating_sub(copy_in + execution + copy_out);
+        self.request += in_supervisor;
+        self.queue += in_supervisor.saturating_sub(copy_in + execution + copy_out);
         self.compute_input += copy_in;
         self.compute_infer += execution;
         self.compute_output += copy_out;
@@ -58,9 +58,9 @@ mod tests {
     #[test]
     fn the_parts_of_a_request_add_up_to_the_time_since_it_was_there() {
         let ms = Duration::from_millis;
-        let spent = |here: u64| RequestTimes {
-            latency: ms(5 + here + 4),
-            coming: ms(5),
+        let spent = |in_supervisor: u64| RequestTimes {
+            latency: ms(5 + in_supervisor + 4),
+            receiving: ms(5),
             until_sent: ms(3),
             copy_in: ms(1),
             execution: ms(10),

@@ -11,7 +11,7 @@ use super::state::PipelineState;
 
 /// A worker that seems to hang is looked at again after this: when this process could not run for a
 /// while, answers lie unread, and their readers must get their turn first.
-const SECOND_LOOK: Duration = Duration::from_millis(100);
+const RECHECK_DELAY: Duration = Duration::from_millis(100);
 
 /// A batch that executes for longer than it should.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,28 +25,28 @@ pub struct StalledBatch {
 
 /// How often a batch that may hang is looked at: others on its GPU may end meanwhile, and it may
 /// then take less time.
-const LOOK_AGAIN: Duration = Duration::from_millis(500);
+const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 impl WorkerLink {
     /// When to look whether its worker hangs: as soon as it may, and once more if it then seems to.
-    fn next_look(&mut self, lane: &PipelineLane, now: Timestamp) -> Option<Timestamp> {
+    fn next_check(&mut self, lane: &PipelineLane, now: Timestamp) -> Option<Timestamp> {
         self.note_running(lane, now);
         let left = self.hangs_in(lane, now);
         let seems_to = left == Some(Duration::ZERO);
-        self.second_look = seems_to.then(|| self.second_look.unwrap_or(now + SECOND_LOOK));
-        self.second_look.or(left.map(|left| now + left.min(LOOK_AGAIN)))
+        self.recheck_at = seems_to.then(|| self.recheck_at.unwrap_or(now + RECHECK_DELAY));
+        self.recheck_at.or(left.map(|left| now + left.min(CHECK_INTERVAL)))
     }
 
     fn hangs(&self, lane: &PipelineLane, now: Timestamp) -> bool {
-        let seen_twice = self.second_look.is_some_and(|due| due <= now);
+        let seen_twice = self.recheck_at.is_some_and(|due| due <= now);
         seen_twice && self.hangs_in(lane, now) == Some(Duration::ZERO)
     }
 }
 
 impl PipelineState {
-    pub(crate) fn next_look(&mut self, now: Timestamp) -> Option<Timestamp> {
+    pub(crate) fn next_check(&mut self, now: Timestamp) -> Option<Timestamp> {
         let Self { scheduler, links, .. } = self;
-        links.iter_mut().filter_map(|link| link.next_look(scheduler.lane(link.worker)?, now)).min()
+        links.iter_mut().filter_map(|link| link.next_check(scheduler.lane(link.worker)?, now)).min()
     }
 
     /// Refuses the requests that wait past their deadline while a request executes that seems to

@@ -49,7 +49,7 @@ pub struct WarmWorker {
 }
 
 /// Commands that may wait for room in a worker's socket: those of partitions, and ends of streams.
-const OUTBOX: usize = 4 * READY_PARTITIONS + 1024;
+const MAX_OUTBOX: usize = 4 * READY_PARTITIONS + 1024;
 
 /// The batch that a worker executes.
 #[derive(Debug)]
@@ -64,12 +64,12 @@ struct RunningBatch {
 pub(crate) struct WorkerLink {
     pub(crate) worker: WorkerId,
     /// For traces: the worker, and where it runs.
-    pub(crate) place: Arc<RunLocation>,
+    pub(crate) location: Arc<RunLocation>,
     occupancy: Arc<Occupancy>,
     running: Option<RunningBatch>,
     /// How long its batches take by shape, where requests differ in it.
     pub(crate) shapes: Option<ShapeTimes>,
-    pub(crate) second_look: Option<Timestamp>,
+    pub(crate) recheck_at: Option<Timestamp>,
     /// How many inputs every request has; optional ones stand behind them.
     inputs: usize,
     /// Memory that the worker may still read, of requests that were taken away from it, by their
@@ -94,11 +94,11 @@ impl WorkerLink {
         let lane = PipelineLane::new(worker, &slice, blank, slots);
         let link = Self {
             worker,
-            place: Arc::new(RunLocation { worker: worker.0, share, sms: slice.sms, device }),
+            location: Arc::new(RunLocation { worker: worker.0, share, sms: slice.sms, device }),
             occupancy,
             running: None,
             shapes: ShapeTimes::of(metadata, slice.sms),
-            second_look: None,
+            recheck_at: None,
             inputs: metadata.inputs.len(),
             held: BTreeMap::new(),
             socket,
@@ -109,9 +109,9 @@ impl WorkerLink {
     }
 
     pub(crate) fn move_to(&mut self, share: Percent, slice: &Slice) {
-        let RunLocation { worker, device, .. } = &*self.place;
+        let RunLocation { worker, device, .. } = &*self.location;
         let (worker, device) = (*worker, Arc::clone(device));
-        self.place = Arc::new(RunLocation { worker, share, sms: slice.sms, device });
+        self.location = Arc::new(RunLocation { worker, share, sms: slice.sms, device });
     }
 
     /// Keeps the memory of requests that are taken away until the worker has finished with them.
@@ -128,7 +128,7 @@ impl WorkerLink {
 
     /// If the outbox is full, the command is dropped: the worker is gone, or will be found to hang.
     pub(crate) fn command(&mut self, command: Command) {
-        if self.outbox.len() < OUTBOX {
+        if self.outbox.len() < MAX_OUTBOX {
             self.outbox.push_back(command);
         }
         self.flush();
@@ -156,7 +156,7 @@ impl WorkerLink {
         self.running = since.map(|since| {
             let from = self.occupancy.progress_at(since, now);
             let occupied = before.map(|running| running.occupied);
-            let occupied = occupied.unwrap_or_else(|| self.occupancy.occupy(self.place.share));
+            let occupied = occupied.unwrap_or_else(|| self.occupancy.occupy(self.location.share));
             RunningBatch { since, from, occupied }
         });
     }

@@ -132,12 +132,16 @@ pub struct Pipeline {
     /// Requests whose deliveries have ended and that the state doesn't count yet.
     endings: Mutex<Vec<RequestEnd>>,
     alarm_moved: Notify,
-    readiness: watch::Sender<()>,
+    readiness_tx: watch::Sender<()>,
 }
 
 impl Pipeline {
     /// A pipeline that takes no requests until a worker serves.
-    pub fn new(settings: Settings, clock: Clock, facts: mpsc::Sender<LaneEvent>) -> Result<Self, SlabError> {
+    pub fn new(
+        settings: Settings,
+        clock: Clock,
+        events_tx: mpsc::Sender<LaneEvent>,
+    ) -> Result<Self, SlabError> {
         let memory = Arc::new(RequestMemory::create(&settings.name, settings.memory)?);
         let name: Arc<str> = settings.name.into();
         let state = PipelineState {
@@ -147,11 +151,11 @@ impl Pipeline {
             links: Vec::new(),
             stall: StallMeter::default(),
             stats: Stats::new(settings.live.slo, clock.now()),
-            facts,
+            events_tx,
             alarm: None,
             armed: None,
             routed: None,
-            went_idle: VecDeque::new(),
+            idle_gone: VecDeque::new(),
             quarantine: Quarantine::default(),
         };
         Ok(Self {
@@ -164,7 +168,7 @@ impl Pipeline {
             state: Mutex::new(state),
             endings: Mutex::default(),
             alarm_moved: Notify::new(),
-            readiness: watch::Sender::default(),
+            readiness_tx: watch::Sender::default(),
         })
     }
 
@@ -174,13 +178,13 @@ impl Pipeline {
     }
 
     /// The same, for a request that is to be checked against it. A refusal counts.
-    pub fn described(&self, journal: Option<&Journal>) -> Result<Arc<Metadata>, RequestFailure> {
+    pub fn metadata_or_refuse(&self, journal: Option<&Journal>) -> Result<Arc<Metadata>, RequestFailure> {
         self.metadata().ok_or_else(|| {
             let now = self.clock.now();
             let mut state = self.state.lock();
             let failure = state.not_ready();
             note::refused(journal, RefusalReason::NotReady);
-            state.turn_away(RefusalReason::NotReady, 1, now);
+            state.count_refusal(RefusalReason::NotReady, 1, now);
             failure
         })
     }
@@ -190,14 +194,14 @@ impl Pipeline {
     }
 
     /// Counts a request that a limit of the host refuses.
-    pub fn refused_by_host(&self, journal: Option<&Journal>) {
+    pub fn count_host_refusal(&self, journal: Option<&Journal>) {
         note::refused(journal, RefusalReason::HostFull);
-        self.state.lock().turn_away(RefusalReason::HostFull, 1, self.clock.now());
+        self.state.lock().count_refusal(RefusalReason::HostFull, 1, self.clock.now());
     }
 
     /// Counts a request that is at fault itself, so that the model never sees it. As with Triton it is
     /// in none of the statistics.
-    pub fn malformed(&self) {
+    pub fn count_malformed(&self) {
         self.state.lock().stats.counts.invalid += 1;
     }
 
@@ -212,17 +216,17 @@ impl Pipeline {
     }
 
     /// A worker was killed. A host does not wait for a model whose workers take too long to start.
-    pub fn killed(&self) {
+    pub fn worker_killed(&self) {
         let mut state = self.state.lock();
         if state.gate == Gate::Loading {
             state.gate = Gate::LoadingAgain;
-            self.readiness.send_replace(());
+            self.readiness_tx.send_replace(());
         }
     }
 
     /// Changes whenever it may be ready, or ready no more.
     pub fn readiness(&self) -> watch::Receiver<()> {
-        self.readiness.subscribe()
+        self.readiness_tx.subscribe()
     }
 
     /// `inputs` are checked against the model's metadata and stand in its order, and behind them all
@@ -234,41 +238,41 @@ impl Pipeline {
     pub async fn infer(
         &self,
         inputs: Vec<InputTensor>,
-        terms: RequestOptions,
-        coming: RequestArrival,
+        options: RequestOptions,
+        arrival: RequestArrival,
     ) -> Result<(Vec<OutputTensor>, Delivery), RequestFailure> {
-        let WorkerAnswer { outputs, delivery, .. } = self.ask(inputs, terms, coming).await?;
+        let WorkerAnswer { outputs, delivery, .. } = self.submit(inputs, options, arrival).await?;
         Ok((outputs, delivery))
     }
 
-    async fn ask(
+    async fn submit(
         &self,
         inputs: Vec<InputTensor>,
-        terms: RequestOptions,
+        options: RequestOptions,
         RequestArrival { began, waited, journal }: RequestArrival,
     ) -> Result<WorkerAnswer, RequestFailure> {
         let (received, elapsed) = (self.clock.now(), began.elapsed());
         let arrived = received - elapsed;
-        let metadata = self.described(journal.as_ref())?;
+        let metadata = self.metadata_or_refuse(journal.as_ref())?;
         let rows = metadata.rows(&inputs);
         let memory = self.store(&inputs, rows, journal.as_ref(), received)?;
         let stored = self.clock.now();
         if let Some(journal) = &journal {
             journal.stored(rows, stored.since(received));
         }
-        let (reply, answer) = oneshot::channel();
+        let (reply_tx, reply_rx) = oneshot::channel();
         let claim = Claim::default();
         let mut entry = Entry {
             shape: metadata.shapes(&inputs),
             rows,
             arrived,
             deadline: arrived,
-            level: terms.level(),
+            level: options.level(),
             // Other requests have other values, or the default.
             alone: inputs.len() > metadata.inputs.len(),
             item: PendingRequest {
                 memory: Arc::new(memory),
-                reply,
+                reply_tx,
                 claim: claim.clone(),
                 received,
                 copy_in: stored.since(received),
@@ -281,11 +285,11 @@ impl Pipeline {
         self.change(|state| {
             // The objective may change.
             let slo = state.scheduler.slo();
-            entry.deadline = arrived + terms.timeout.map_or(slo, |timeout| timeout.min(slo));
-            state.stats.totals.coming.add(elapsed.saturating_sub(waited));
+            entry.deadline = arrived + options.timeout.map_or(slo, |timeout| timeout.min(slo));
+            state.stats.totals.receiving.add(elapsed.saturating_sub(waited));
             state.accept(entry, stored)
         })?;
-        AnswerWait { pipeline: self, claim, arrived }.answer(answer, terms.timeout).await
+        AnswerWait { pipeline: self, claim, arrived }.answer(reply_rx, options.timeout).await
     }
 
     fn store(
@@ -299,7 +303,7 @@ impl Pipeline {
         let limit = self.memory.slab.bytes();
         let refuse = |why| {
             note::refused(journal, why);
-            self.state.lock().turn_away(why, rows, now);
+            self.state.lock().count_refusal(why, rows, now);
         };
         if needed > limit {
             let why = format!(

@@ -24,12 +24,12 @@ pub(super) fn queued(requests: &[QueuedRequest], at: Timestamp) {
     journals(requests).for_each(|journal| journal.queued(at));
 }
 
-pub(super) fn sent(batch: &OutgoingBatch, place: &Arc<RunLocation>, at: Timestamp) {
+pub(super) fn sent(batch: &OutgoingBatch, location: &Arc<RunLocation>, at: Timestamp) {
     let &OutgoingBatch { id, ref requests, .. } = batch;
     let rows = requests.iter().map(|request| request.rows).sum();
     for journal in journals(requests) {
-        let (requests, place) = (requests.len(), Arc::clone(place));
-        journal.sent(WorkerRun { sent: at, batch: id, rows, requests, place, ending: RunEnd::Open });
+        let (requests, location) = (requests.len(), Arc::clone(location));
+        journal.sent(WorkerRun { sent: at, batch: id, rows, requests, location, end: RunEnd::Open });
     }
 }
 
@@ -47,7 +47,7 @@ pub(super) fn answered(
         let Some(journal) = &request.item.journal else { continue };
         journal.ended(RunEnd::Answered { received, execution, copied });
         if let Some(routed) = routed.filter(|routed| routed.at > request.arrived) {
-            journal.handed_over(routed);
+            journal.route_changed(routed);
         }
     }
 }

@@ -23,7 +23,7 @@ pub(crate) type InFlightBatch = scheduler::InFlight<Shapes, PendingRequest>;
 #[derive(Debug)]
 pub(crate) struct PendingRequest {
     pub(crate) memory: Arc<Reservation>,
-    pub(crate) reply: oneshot::Sender<Result<WorkerAnswer, RequestFailure>>,
+    pub(crate) reply_tx: oneshot::Sender<Result<WorkerAnswer, RequestFailure>>,
     pub(crate) claim: Claim,
     /// When all of it was there.
     pub(crate) received: Timestamp,

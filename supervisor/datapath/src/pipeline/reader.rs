@@ -60,8 +60,8 @@ impl LaneReader {
             match self.socket.receive(&mut message).await {
                 Ok(0) => break,
                 Ok(length) => {
-                    if let Err(why) = self.reported(&message[..length]) {
-                        self.broken(why);
+                    if let Err(why) = self.handle_message(&message[..length]) {
+                        self.condemn_faulty(why);
                         // Until its end the worker may still read its requests, so their memory
                         // stays taken. Nothing more that it says is listened to.
                         while self.socket.receive(&mut message).await.is_ok_and(|length| length > 0) {}
@@ -79,7 +79,7 @@ impl LaneReader {
     }
 
     /// The worker gets no more work, and its requests are served elsewhere.
-    fn broken(&self, why: String) {
+    fn condemn_faulty(&self, why: String) {
         let now = self.pipeline.now();
         self.pipeline.change(|state| {
             state.report(LaneEvent::Broken(self.worker, why));
@@ -87,12 +87,12 @@ impl LaneReader {
         });
     }
 
-    fn reported(&self, message: &[u8]) -> Result<(), String> {
+    fn handle_message(&self, message: &[u8]) -> Result<(), String> {
         match batch::decode(message).map_err(|error| errors::chain(&error))? {
             FromWorker::Answer(answer) => self.answered(answer),
             FromWorker::Prepared(prepared) => {
-                let fact = LaneEvent::Prepared(self.worker, prepared);
-                self.pipeline.state.lock().report(fact);
+                let event = LaneEvent::Prepared(self.worker, prepared);
+                self.pipeline.state.lock().report(event);
                 Ok(())
             }
         }
@@ -224,7 +224,7 @@ impl LaneReader {
             }
             let spent = RequestTimes {
                 latency: now.since(request.arrived),
-                coming: request.item.received.since(request.arrived),
+                receiving: request.item.received.since(request.arrived),
                 until_sent: batch.sent.since(request.item.received),
                 copy_in: request.item.copy_in,
                 execution: took.infer,

@@ -19,12 +19,12 @@ pub(crate) struct StallMeter {
 
 impl StallMeter {
     pub(crate) fn begin(&mut self, now: Timestamp) {
-        self.begin_with_outage();
+        self.begin_at_outage();
         self.since = self.since.map(|_| now);
     }
 
     /// Begins a new window with a stall that is going on, from when that began.
-    pub(crate) fn begin_with_outage(&mut self) {
+    pub(crate) fn begin_at_outage(&mut self) {
         self.seen = Stall::default();
     }
 
@@ -75,7 +75,7 @@ mod tests {
         assert_eq!(meter.read(at(33)), Stall { total: ms(7), longest: ms(4) });
         meter.begin(at(40));
         assert_eq!(meter.read(at(41)), Stall { total: ms(1), longest: ms(1) });
-        meter.begin_with_outage();
+        meter.begin_at_outage();
         assert_eq!(meter.read(at(42)), Stall { total: ms(2), longest: ms(2) });
     }
 }

@@ -29,12 +29,12 @@ use super::streams::{WorkerAnswer, broken_off, died_in_step};
 use crate::trace::{LostReason, RouteChange};
 
 /// Workers that are remembered: more than a model has at a time, as several may go at once.
-const WENT: usize = 8;
+const MAX_IDLE_GONE: usize = 8;
 
 /// A batch that a worker did not take, though it had room, is sent again after this time: an idle
 /// worker has no answer coming that would start another try. If memory for the message was missing,
 /// it may be free then; a worker that is gone is found to be gone before.
-const SEND_AGAIN: Duration = Duration::from_millis(5);
+const RESEND_DELAY: Duration = Duration::from_millis(5);
 
 type RefusedRequest = scheduler::Refused<Shapes, PendingRequest>;
 
@@ -47,7 +47,7 @@ pub(crate) struct PipelineState {
     pub(crate) links: Vec<WorkerLink>,
     pub(crate) stall: StallMeter,
     pub(crate) stats: Stats,
-    pub(crate) facts: mpsc::Sender<LaneEvent>,
+    pub(crate) events_tx: mpsc::Sender<LaneEvent>,
     /// When the pipeline must look again though nothing happens.
     pub(crate) alarm: Option<Timestamp>,
     /// When it is looked at next, in vain perhaps.
@@ -55,7 +55,7 @@ pub(crate) struct PipelineState {
     /// The last change of the lane that serves.
     pub(crate) routed: Option<RouteChange>,
     /// Of the last workers that went, those that had nothing to do then.
-    pub(crate) went_idle: VecDeque<WorkerId>,
+    pub(crate) idle_gone: VecDeque<WorkerId>,
     pub(crate) quarantine: Quarantine,
 }
 
@@ -67,7 +67,7 @@ impl PipelineState {
     ) -> Result<(), RequestFailure> {
         if self.gate.open().is_err() {
             let failure = self.not_ready();
-            self.turn_away(RefusalReason::NotReady, request.rows, now);
+            self.count_refusal(RefusalReason::NotReady, request.rows, now);
             note::refused(request.item.journal.as_ref(), RefusalReason::NotReady);
             return Err(failure);
         }
@@ -75,7 +75,7 @@ impl PipelineState {
             Admission::Free => {}
             Admission::OnTrial => (request.alone, request.item.deaths) = (true, blame::ON_TRIAL),
             Admission::Refused(pause) => {
-                self.turn_away(RefusalReason::Quarantined, request.rows, now);
+                self.count_refusal(RefusalReason::Quarantined, request.rows, now);
                 note::refused(request.item.journal.as_ref(), RefusalReason::Quarantined);
                 return Err(quarantined(pause));
             }
@@ -108,7 +108,7 @@ impl PipelineState {
         RequestFailure::Unavailable(format!("model '{}' is not ready: {why}", self.name))
     }
 
-    pub(crate) fn turn_away(&mut self, why: RefusalReason, rows: u32, now: Timestamp) {
+    pub(crate) fn count_refusal(&mut self, why: RefusalReason, rows: u32, now: Timestamp) {
         // The others tell nothing of the model's load.
         if why == RefusalReason::MemoryFull {
             self.scheduler.turned_away(rows);
@@ -123,9 +123,9 @@ impl PipelineState {
         let wait = match rest {
             Some(Rest::Until(wait)) => Some(wait),
             Some(Rest::Idle | Rest::NoLane) => None,
-            None => Some(now + SEND_AGAIN),
+            None => Some(now + RESEND_DELAY),
         };
-        self.alarm = [wait, self.next_look(now)].into_iter().flatten().min();
+        self.alarm = [wait, self.next_check(now)].into_iter().flatten().min();
     }
 
     /// What rests then, and why; `None` where a batch was ready and its worker did not take it.
@@ -149,7 +149,7 @@ impl PipelineState {
         let link = link.expect("links and lanes come and go together");
         match link.send(&sending) {
             Ok(true) => {
-                note::sent(&sending, &link.place, now);
+                note::sent(&sending, &link.location, now);
                 self.scheduler.sent(sending, now);
                 true
             }
@@ -241,8 +241,8 @@ impl PipelineState {
 
     pub(crate) fn died(&mut self, worker: WorkerId, now: Timestamp) {
         if self.is_idle(worker) {
-            self.went_idle.truncate(WENT - 1);
-            self.went_idle.push_front(worker);
+            self.idle_gone.truncate(MAX_IDLE_GONE - 1);
+            self.idle_gone.push_front(worker);
         }
         self.condemn(worker, now);
         self.scheduler.detach(worker);
@@ -252,7 +252,7 @@ impl PipelineState {
 
     /// For a worker that is gone: whether it had nothing to do then, as far as is remembered.
     pub(crate) fn is_idle(&self, worker: WorkerId) -> bool {
-        self.scheduler.lane(worker).map_or(self.went_idle.contains(&worker), PipelineLane::executes_nothing)
+        self.scheduler.lane(worker).map_or(self.idle_gone.contains(&worker), PipelineLane::executes_nothing)
     }
 
     /// A worker is dead or as good as dead: the requests that it executed are blamed and, if they
@@ -377,10 +377,10 @@ impl PipelineState {
     }
 
     /// Never waits.
-    pub(crate) fn report(&self, fact: LaneEvent) {
+    pub(crate) fn report(&self, event: LaneEvent) {
         // As a model goes, its controller does so before the last of its lanes.
-        if let Err(TrySendError::Full(fact)) = self.facts.try_send(fact) {
-            tracing::error!(?fact, "a lane's fact is lost: the controller is far behind");
+        if let Err(TrySendError::Full(event)) = self.events_tx.try_send(event) {
+            tracing::error!(?event, "a lane's fact is lost: the controller is far behind");
         }
     }
 
@@ -405,5 +405,5 @@ fn too_late(model: &str, request: &QueuedRequest) -> RequestFailure {
 
 /// A client that went away is no matter.
 pub(crate) fn reply(request: QueuedRequest, outcome: Result<WorkerAnswer, RequestFailure>) {
-    drop(request.item.reply.send(outcome));
+    drop(request.item.reply_tx.send(outcome));
 }

@@ -176,14 +176,14 @@ impl Stats {
     }
 
     /// `None` if no request was answered since the last look.
-    pub(crate) fn look(&mut self) -> Option<RecentLatencies> {
+    pub(crate) fn take_recent_latencies(&mut self) -> Option<RecentLatencies> {
         if self.unseen_us.is_empty() {
             return None;
         }
         let ms = |quantile| self.unseen_us.value_at_quantile(quantile) as f64 / 1e3;
-        let look = RecentLatencies { p50_ms: ms(0.5), p99_ms: ms(0.99) };
+        let recent = RecentLatencies { p50_ms: ms(0.5), p99_ms: ms(0.99) };
         self.unseen_us.reset();
-        Some(look)
+        Some(recent)
     }
 
     fn window(&mut self, now: Timestamp) -> &mut Window {
@@ -214,7 +214,7 @@ mod tests {
     fn answered_after(ms: u64) -> RequestTimes {
         RequestTimes {
             latency: Duration::from_millis(ms),
-            coming: Duration::ZERO,
+            receiving: Duration::ZERO,
             until_sent: Duration::from_millis(2),
             copy_in: Duration::ZERO,
             execution: Duration::from_millis(5),
@@ -250,16 +250,19 @@ mod tests {
     #[test]
     fn a_look_sees_what_was_answered_since_the_look_before() {
         let mut stats = Stats::new(Slo { latency: Duration::from_millis(20), percentile: 75.0 }, at(0));
-        assert_eq!(stats.look(), None);
+        assert_eq!(stats.take_recent_latencies(), None);
         (0..99).for_each(|_| stats.succeeded(&answered_after(10), at(1)));
         stats.succeeded(&answered_after(300), at(1));
-        let near = |look: RecentLatencies, p50: f64, p99: f64| {
-            assert!((look.p50_ms / p50 - 1.0).abs() < 0.01 && (look.p99_ms / p99 - 1.0).abs() < 0.01);
+        let near = |take_recent_latencies: RecentLatencies, p50: f64, p99: f64| {
+            assert!(
+                (take_recent_latencies.p50_ms / p50 - 1.0).abs() < 0.01
+                    && (take_recent_latencies.p99_ms / p99 - 1.0).abs() < 0.01
+            );
         };
-        near(stats.look().unwrap(), 10.0, 10.0);
+        near(stats.take_recent_latencies().unwrap(), 10.0, 10.0);
         stats.succeeded(&answered_after(300), at(2));
-        near(stats.look().unwrap(), 300.0, 300.0);
-        assert_eq!(stats.look(), None);
+        near(stats.take_recent_latencies().unwrap(), 300.0, 300.0);
+        assert_eq!(stats.take_recent_latencies(), None);
     }
 
     #[test]

@@ -74,7 +74,7 @@ pub struct Answers {
     delivery: Delivery,
     rest: FurtherAnswers,
     /// So that the model's workers stay until the stream ends.
-    guest: Option<RouteHold>,
+    route_hold: Option<RouteHold>,
 }
 
 /// Where further answers come from.
@@ -93,11 +93,11 @@ impl Answers {
     pub(crate) fn relayed(first: Vec<OutputTensor>, onward: Option<RelayedStream>, streams: bool) -> Self {
         let first = (onward.is_some() || !streams).then_some(first);
         let rest = onward.map_or(FurtherAnswers::None, FurtherAnswers::Relayed);
-        Self { first, delivery: Delivery::default(), rest, guest: None }
+        Self { first, delivery: Delivery::default(), rest, route_hold: None }
     }
 
-    pub(crate) fn held(self, guest: RouteHold) -> Self {
-        Self { guest: Some(guest), ..self }
+    pub(crate) fn held(self, route_hold: RouteHold) -> Self {
+        Self { route_hold: Some(route_hold), ..self }
     }
 
     /// Returns the delivery of the last answer. Only the first answer of a request counts.
@@ -112,34 +112,34 @@ impl Answers {
         }
         let next = match &mut self.rest {
             FurtherAnswers::None => return None,
-            FurtherAnswers::Here(open, terms) => open.next(*terms).await,
+            FurtherAnswers::Here(open, options) => open.next(*options).await,
             FurtherAnswers::Relayed(onward) => onward.next().await,
         };
         if !matches!(next, Some(Ok(_))) {
-            (self.rest, self.guest) = (FurtherAnswers::None, None);
+            (self.rest, self.route_hold) = (FurtherAnswers::None, None);
         }
         next
     }
 }
 
 impl OpenStream {
-    async fn next(&self, terms: RequestOptions) -> Option<Result<Vec<OutputTensor>, RequestFailure>> {
-        match self.step(terms).await {
+    async fn next(&self, options: RequestOptions) -> Option<Result<Vec<OutputTensor>, RequestFailure>> {
+        match self.step(options).await {
             Ok(WorkerAnswer { outputs, then: Continuation::More, .. }) => Some(Ok(outputs)),
             Ok(_) => None,
             Err(failure) => Some(Err(failure)),
         }
     }
 
-    async fn step(&self, terms: RequestOptions) -> Result<WorkerAnswer, RequestFailure> {
+    async fn step(&self, options: RequestOptions) -> Result<WorkerAnswer, RequestFailure> {
         let Self { ref pipeline, worker, id, ref inputs } = *self;
-        let (reply, answer) = oneshot::channel();
+        let (reply_tx, reply_rx) = oneshot::channel();
         let given_up = AbandonedStep(Claim::default());
         let now = pipeline.now();
         pipeline.change(|state| {
             let item = PendingRequest {
                 memory: Arc::clone(inputs),
-                reply,
+                reply_tx,
                 claim: given_up.0.clone(),
                 received: now,
                 copy_in: Duration::ZERO,
@@ -153,7 +153,7 @@ impl OpenStream {
                 rows: 1,
                 arrived: now,
                 deadline,
-                level: terms.level(),
+                level: options.level(),
                 alone: true,
                 item,
             };
@@ -164,7 +164,7 @@ impl OpenStream {
             state.dispatch(now);
             Ok(())
         })?;
-        answer.await.unwrap_or_else(|_| stopping())
+        reply_rx.await.unwrap_or_else(|_| stopping())
     }
 }
 
@@ -197,12 +197,12 @@ impl Pipeline {
     pub async fn stream(
         &self,
         inputs: Vec<InputTensor>,
-        terms: RequestOptions,
-        coming: RequestArrival,
+        options: RequestOptions,
+        arrival: RequestArrival,
     ) -> Result<Answers, RequestFailure> {
-        let WorkerAnswer { outputs, then, mut delivery } = self.ask(inputs, terms, coming).await?;
+        let WorkerAnswer { outputs, then, mut delivery } = self.submit(inputs, options, arrival).await?;
         let (first, rest) = match then {
-            Continuation::Opened(open) => (Some(outputs), FurtherAnswers::Here(open, terms)),
+            Continuation::Opened(open) => (Some(outputs), FurtherAnswers::Here(open, options)),
             // The end of a stream carries no answer, so nothing will be written.
             Continuation::End | Continuation::More => {
                 ((!self.streams()).then_some(outputs), FurtherAnswers::None)
@@ -211,7 +211,7 @@ impl Pipeline {
         if first.is_none() {
             delivery.written();
         }
-        Ok(Answers { first, delivery, rest, guest: None })
+        Ok(Answers { first, delivery, rest, route_hold: None })
     }
 
     /// Whether the model gives many answers to a request.

@@ -33,7 +33,7 @@ pub struct BatchStageTotals {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Totals {
     /// Of each request that reached the model: from its head to its end.
-    pub coming: Total,
+    pub receiving: Total,
     /// The latency of each answered request, from its first byte to the answer's last byte.
     pub latency: LatencyHistogram,
     /// Of each answered request: from when it was all there to the sending of its batch.

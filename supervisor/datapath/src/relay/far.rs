@@ -16,7 +16,7 @@ use crate::router::Router;
 use crate::sockets::SocketFile;
 
 /// A failure such as too many open files does not pass at once.
-const REST: Duration = Duration::from_millis(100);
+const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
 
 /// Where requests of the supervisor before this one arrive. Its file goes with it.
 #[derive(Debug)]
@@ -47,7 +47,7 @@ impl RelayServer {
                     }
                     Err(error) => {
                         tracing::debug!(%error, "no connection of the other supervisor is accepted");
-                        sleep(REST).await;
+                        sleep(ACCEPT_BACKOFF).await;
                     }
                 },
                 Some(_) = connections.join_next() => {}
@@ -66,7 +66,7 @@ async fn serve(mut stream: UnixStream, router: Arc<Router>) {
 }
 
 async fn answer(stream: &mut UnixStream, router: &Router) -> io::Result<()> {
-    let RelayRequest { model, coming, terms, inputs } = read_head(stream).await?;
+    let RelayRequest { model, arrival, options, inputs } = read_head(stream).await?;
     let Some(route) = router.model(&model) else {
         let failure =
             RequestFailure::Unavailable(format!("the next supervisor does not serve model '{model}'"));
@@ -77,9 +77,9 @@ async fn answer(stream: &mut UnixStream, router: &Router) -> io::Result<()> {
     let input = |OutputTensor { shape, data }| InputTensor { shape, data: data.into() };
     let inputs = inputs.into_iter().map(input).collect();
     let now = Instant::now();
-    let coming =
-        RequestArrival { began: now.checked_sub(coming).unwrap_or(now), ..RequestArrival::now(None) };
-    let mut answers = match before_the_end(stream, route.stream(inputs, terms, coming)).await? {
+    let arrival =
+        RequestArrival { began: now.checked_sub(arrival).unwrap_or(now), ..RequestArrival::now(None) };
+    let mut answers = match before_the_end(stream, route.stream(inputs, options, arrival)).await? {
         Ok(answers) => answers,
         Err(failure) => return write_head(stream, &RelayReply::Err(failure)).await,
     };
@@ -93,7 +93,7 @@ async fn answer(stream: &mut UnixStream, router: &Router) -> io::Result<()> {
             Some(Err(failure)) => return write_head(stream, &RelayReply::Err(failure)).await,
         };
         let mut delivery = answers.delivery();
-        tell(stream, &outputs, more).await?;
+        write_answer(stream, &outputs, more).await?;
         delivery.written();
         if !more {
             return Ok(());
@@ -112,7 +112,7 @@ async fn before_the_end<T>(stream: &mut UnixStream, answer: impl Future<Output =
     }
 }
 
-async fn tell(stream: &mut UnixStream, outputs: &[OutputTensor], more: bool) -> io::Result<()> {
+async fn write_answer(stream: &mut UnixStream, outputs: &[OutputTensor], more: bool) -> io::Result<()> {
     let part =
         |output: &OutputTensor| TensorHead { shape: output.shape.clone(), bytes: output.data.len() as u64 };
     let described = outputs.iter().map(part).collect();

@@ -10,7 +10,7 @@ mod near;
 
 pub use far::RelayServer;
 pub(crate) use near::RelayedStream;
-pub use near::{Relay, answers};
+pub use near::{Relay, is_responding};
 
 use std::io;
 use std::time::Duration;
@@ -30,8 +30,8 @@ const MAX_HEAD: u32 = 1 << 20;
 struct RelayRequest {
     model: String,
     /// How long ago its head was read.
-    coming: Duration,
-    terms: RequestOptions,
+    arrival: Duration,
+    options: RequestOptions,
     inputs: Vec<TensorHead>,
 }
 
@@ -71,13 +71,13 @@ async fn read_head<T: DeserializeOwned>(stream: &mut UnixStream) -> io::Result<T
     postcard::from_bytes(&head).map_err(io::Error::other)
 }
 
-/// The bytes of these tensors, of `most` bytes together.
+/// The bytes of these tensors, of `max_bytes` bytes together.
 async fn read_parts(
     stream: &mut UnixStream,
     parts: Vec<TensorHead>,
-    most: u64,
+    max_bytes: u64,
 ) -> io::Result<Vec<OutputTensor>> {
-    let (mut tensors, mut left) = (Vec::with_capacity(parts.len()), most);
+    let (mut tensors, mut left) = (Vec::with_capacity(parts.len()), max_bytes);
     for TensorHead { shape, bytes } in parts {
         left = left.checked_sub(bytes).ok_or(io::ErrorKind::FileTooLarge)?;
         let length = usize::try_from(bytes).map_err(io::Error::other)?;

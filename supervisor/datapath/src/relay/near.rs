@@ -17,17 +17,20 @@ use crate::pipeline::{
 use crate::router::Route;
 
 /// Whether the supervisor at that socket says anything within that time, be it that it ends.
-pub async fn answers(socket: &Path, within: Duration) -> bool {
-    let asked = async {
+pub async fn is_responding(socket: &Path, within: Duration) -> bool {
+    let exchange = async {
         let mut stream = UnixStream::connect(socket).await?;
         // No model has no name.
-        let (model, terms) = (String::new(), RequestOptions::default());
-        write_head(&mut stream, &RelayRequest { model, coming: Duration::ZERO, terms, inputs: Vec::new() })
-            .await?;
+        let (model, options) = (String::new(), RequestOptions::default());
+        write_head(
+            &mut stream,
+            &RelayRequest { model, arrival: Duration::ZERO, options, inputs: Vec::new() },
+        )
+        .await?;
         read_head::<RelayReply>(&mut stream).await
     };
-    let answered: Result<io::Result<RelayReply>, _> = tokio::time::timeout(within, asked).await;
-    answered.is_ok()
+    let reply: Result<io::Result<RelayReply>, _> = tokio::time::timeout(within, exchange).await;
+    reply.is_ok()
 }
 
 /// The way to a model that another supervisor serves.
@@ -38,23 +41,23 @@ pub struct Relay {
     /// Connections without a request.
     idle: Mutex<Vec<UnixStream>>,
     /// The model's own workers, once they are back.
-    home: watch::Receiver<Option<Route>>,
+    returned_rx: watch::Receiver<Option<Route>>,
 }
 
 impl Relay {
-    /// By the other supervisor's `socket`. If that ends, requests wait until the model is `home`.
-    pub fn new(model: String, socket: Arc<Path>, home: watch::Receiver<Option<Route>>) -> Self {
-        Self { model, socket, idle: Mutex::default(), home }
+    /// By the other supervisor's `socket`. If that ends, requests wait until the model is `returned`.
+    pub fn new(model: String, socket: Arc<Path>, returned_rx: watch::Receiver<Option<Route>>) -> Self {
+        Self { model, socket, idle: Mutex::default(), returned_rx }
     }
 
     pub(crate) async fn infer(
         self: &Arc<Self>,
         inputs: Vec<InputTensor>,
-        terms: RequestOptions,
-        coming: RequestArrival,
+        options: RequestOptions,
+        arrival: RequestArrival,
     ) -> Result<(Vec<OutputTensor>, Delivery), RequestFailure> {
-        let mut answers = self.stream(inputs, terms, coming, false).await?;
-        let outputs = answers.next().await.unwrap_or_else(|| Err(self.gone()))?;
+        let mut answers = self.stream(inputs, options, arrival, false).await?;
+        let outputs = answers.next().await.unwrap_or_else(|| Err(self.supervisor_ended()))?;
         Ok((outputs, answers.delivery()))
     }
 
@@ -62,28 +65,28 @@ impl Relay {
     pub(crate) async fn stream(
         self: &Arc<Self>,
         inputs: Vec<InputTensor>,
-        terms: RequestOptions,
-        coming: RequestArrival,
+        options: RequestOptions,
+        arrival: RequestArrival,
         streams: bool,
     ) -> Result<Answers, RequestFailure> {
-        let asked = Instant::now();
-        match self.ask(&inputs, terms, coming.began.elapsed()).await {
-            Ok(outcome) => outcome.map(|(first, onward)| Answers::relayed(first, onward, streams)),
+        let sent_at = Instant::now();
+        match self.send(&inputs, options, arrival.began.elapsed()).await {
+            Ok(outcome) => outcome.map(|(first, further)| Answers::relayed(first, further, streams)),
             Err(error) => {
                 tracing::debug!(model = self.model, %error, "the other supervisor has not answered");
-                let home = self.home(terms.timeout, coming.began).await?;
-                let coming = RequestArrival { waited: coming.waited + asked.elapsed(), ..coming };
-                Box::pin(home.stream(inputs, terms, coming)).await
+                let returned = self.wait_until_returned(options.timeout, arrival.began).await?;
+                let arrival = RequestArrival { waited: arrival.waited + sent_at.elapsed(), ..arrival };
+                Box::pin(returned.stream(inputs, options, arrival)).await
             }
         }
     }
 
     /// An error means that the other supervisor is not there, or not any more.
-    async fn ask(
+    async fn send(
         self: &Arc<Self>,
         inputs: &[InputTensor],
-        terms: RequestOptions,
-        coming: Duration,
+        options: RequestOptions,
+        arrival: Duration,
     ) -> io::Result<Result<(Vec<OutputTensor>, Option<RelayedStream>), RequestFailure>> {
         let idle = self.idle.lock().pop();
         // Not kept if this is given up, as an answer may still come on it.
@@ -94,24 +97,28 @@ impl Relay {
         let part =
             |input: &InputTensor| TensorHead { shape: input.shape.clone(), bytes: input.data.len() as u64 };
         let inputs_described = inputs.iter().map(part).collect();
-        let ask = RelayRequest { model: self.model.clone(), coming, terms, inputs: inputs_described };
-        write_head(&mut stream, &ask).await?;
+        let request = RelayRequest { model: self.model.clone(), arrival, options, inputs: inputs_described };
+        write_head(&mut stream, &request).await?;
         for input in inputs {
             stream.write_all_buf(&mut input.data.clone()).await?;
         }
         RelayedStream { relay: Arc::clone(self), stream }.answer().await
     }
 
-    fn gone(&self) -> RequestFailure {
+    fn supervisor_ended(&self) -> RequestFailure {
         let why = format!("the supervisor that serves model '{}' has ended; connect anew", self.model);
         RequestFailure::Unavailable(why)
     }
 
-    async fn home(&self, timeout: Option<Duration>, began: Instant) -> Result<Route, RequestFailure> {
-        let mut home = self.home.clone();
+    async fn wait_until_returned(
+        &self,
+        timeout: Option<Duration>,
+        began: Instant,
+    ) -> Result<Route, RequestFailure> {
+        let mut returned_rx = self.returned_rx.clone();
         let back = async {
             // An error means that it will not be.
-            home.wait_for(Option::is_some).await.ok().and_then(|home| home.clone())
+            returned_rx.wait_for(Option::is_some).await.ok().and_then(|route| route.clone())
         };
         let back = match timeout {
             None => back.await,
@@ -120,7 +127,7 @@ impl Relay {
                 tokio::time::timeout(left, back).await.map_err(|_| RequestFailure::timed_out(timeout))?
             }
         };
-        back.ok_or_else(|| self.gone())
+        back.ok_or_else(|| self.supervisor_ended())
     }
 }
 
@@ -142,7 +149,7 @@ impl RelayedStream {
             Ok(Ok((outputs, true))) => Some(Ok(outputs)),
             Ok(Ok((_, false))) => None,
             Ok(Err(failure)) => Some(Err(failure)),
-            Err(_) => Some(Err(self.relay.gone())),
+            Err(_) => Some(Err(self.relay.supervisor_ended())),
         }
     }
 

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use shadowslice_shared::units::{Percent, Sms, Timestamp};
 
 /// The most waits in the queue that are noted of one request; further waits are only counted.
-const MAX_TRIES: usize = 16;
+const MAX_ATTEMPTS: usize = 16;
 
 /// A journey that is being written. Its holders write to the same journey; they hold its lock for
 /// moments only and never wait meanwhile.
@@ -23,7 +23,7 @@ pub struct RequestTrace {
     pub rows: Option<u32>,
     pub copy_in: Duration,
     /// Its waits in the queue, with the result of each.
-    pub tries: Vec<RequestAttempt>,
+    pub attempts: Vec<RequestAttempt>,
     /// How often it was put back into the queue.
     pub retries: u32,
     /// Why it was turned away, in a word.
@@ -31,14 +31,14 @@ pub struct RequestTrace {
     /// Why it has no answer, as its client reads it.
     pub why: Option<String>,
     /// The last change of the worker that serves, if a change fell into the request's time.
-    pub handover: Option<RouteChange>,
+    pub route_change: Option<RouteChange>,
 }
 
 #[derive(Debug, Clone)]
 pub struct RequestAttempt {
     pub queued: Timestamp,
     /// The stay with a worker; `None` while the request waits, and for good if it never ran.
-    pub ran: Option<WorkerRun>,
+    pub run: Option<WorkerRun>,
 }
 
 #[derive(Debug, Clone)]
@@ -49,8 +49,8 @@ pub struct WorkerRun {
     /// Rows of all requests of the batch.
     pub rows: u32,
     pub requests: usize,
-    pub place: Arc<RunLocation>,
-    pub ending: RunEnd,
+    pub location: Arc<RunLocation>,
+    pub end: RunEnd,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -111,38 +111,38 @@ impl Journal {
     }
 
     pub fn stored(&self, rows: u32, copy_in: Duration) {
-        let mut journey = self.0.lock();
-        journey.rows = Some(rows);
-        journey.copy_in = copy_in;
+        let mut trace = self.0.lock();
+        trace.rows = Some(rows);
+        trace.copy_in = copy_in;
     }
 
     /// It waits in the queue, the first time or again.
     pub fn queued(&self, at: Timestamp) {
-        let mut journey = self.0.lock();
-        if !journey.tries.is_empty() {
-            journey.retries += 1;
+        let mut trace = self.0.lock();
+        if !trace.attempts.is_empty() {
+            trace.retries += 1;
         }
-        if journey.tries.len() < MAX_TRIES {
-            journey.tries.push(RequestAttempt { queued: at, ran: None });
-        }
-    }
-
-    pub fn sent(&self, ran: WorkerRun) {
-        if let Some(waits) = self.0.lock().tries.last_mut().filter(|last| last.ran.is_none()) {
-            waits.ran = Some(ran);
+        if trace.attempts.len() < MAX_ATTEMPTS {
+            trace.attempts.push(RequestAttempt { queued: at, run: None });
         }
     }
 
-    pub fn ended(&self, ending: RunEnd) {
-        let mut journey = self.0.lock();
-        let ran = journey.tries.last_mut().and_then(|last| last.ran.as_mut());
-        if let Some(ran) = ran.filter(|ran| ran.ending == RunEnd::Open) {
-            ran.ending = ending;
+    pub fn sent(&self, run: WorkerRun) {
+        if let Some(waits) = self.0.lock().attempts.last_mut().filter(|last| last.run.is_none()) {
+            waits.run = Some(run);
         }
     }
 
-    pub fn handed_over(&self, handover: RouteChange) {
-        self.0.lock().handover = Some(handover);
+    pub fn ended(&self, end: RunEnd) {
+        let mut trace = self.0.lock();
+        let run = trace.attempts.last_mut().and_then(|last| last.run.as_mut());
+        if let Some(run) = run.filter(|run| run.end == RunEnd::Open) {
+            run.end = end;
+        }
+    }
+
+    pub fn route_changed(&self, route_change: RouteChange) {
+        self.0.lock().route_change = Some(route_change);
     }
 
     pub fn refused(&self, reason: &'static str) {
@@ -155,20 +155,20 @@ impl Journal {
 
     /// Returns the notes up to now. All but the tries stay, for a line of the access log.
     pub fn take(&self) -> RequestTrace {
-        let mut journey = self.0.lock();
-        RequestTrace { tries: std::mem::take(&mut journey.tries), ..journey.clone() }
+        let mut trace = self.0.lock();
+        RequestTrace { attempts: std::mem::take(&mut trace.attempts), ..trace.clone() }
     }
 }
 
 impl RequestTrace {
     /// The spans that it is told as, the request's own included.
     pub fn spans(&self) -> u64 {
-        let of = |one: &RequestAttempt| match &one.ran {
+        let of = |one: &RequestAttempt| match &one.run {
             None => 1,
-            Some(WorkerRun { ending: RunEnd::Answered { .. }, .. }) => 3,
+            Some(WorkerRun { end: RunEnd::Answered { .. }, .. }) => 3,
             Some(_) => 2,
         };
-        1 + self.tries.iter().map(of).sum::<u64>()
+        1 + self.attempts.iter().map(of).sum::<u64>()
     }
 }
 
@@ -180,26 +180,27 @@ mod tests {
         Timestamp::after_origin(Duration::from_millis(ms))
     }
 
-    fn ran(sent: Timestamp, batch: u64) -> WorkerRun {
-        let place = RunLocation { worker: 1, share: Percent::WHOLE, sms: Sms(10), device: "emulated".into() };
-        WorkerRun { sent, batch, rows: 1, requests: 1, place: Arc::new(place), ending: RunEnd::Open }
+    fn run(sent: Timestamp, batch: u64) -> WorkerRun {
+        let location =
+            RunLocation { worker: 1, share: Percent::WHOLE, sms: Sms(10), device: "emulated".into() };
+        WorkerRun { sent, batch, rows: 1, requests: 1, location: Arc::new(location), end: RunEnd::Open }
     }
 
     #[test]
     fn a_request_that_is_tried_again_waits_again() {
         let journal = Journal::default();
         journal.queued(at(1));
-        journal.sent(ran(at(2), 7));
+        journal.sent(run(at(2), 7));
         let died = RunEnd::Lost { at: at(3), why: LostReason::Died };
         journal.ended(died);
         journal.ended(RunEnd::Lost { at: at(4), why: LostReason::Failed });
         journal.queued(at(3));
-        let journey = journal.take();
-        assert_eq!((journey.retries, journey.spans()), (1, 4));
-        let [first, second] = &journey.tries[..] else { panic!("{journey:?}") };
-        assert_eq!(first.ran.as_ref().map(|ran| (ran.batch, ran.ending)), Some((7, died)), "the first word");
-        assert!(second.queued == at(3) && second.ran.is_none());
-        assert!(journal.take().tries.is_empty());
+        let trace = journal.take();
+        assert_eq!((trace.retries, trace.spans()), (1, 4));
+        let [first, second] = &trace.attempts[..] else { panic!("{trace:?}") };
+        assert_eq!(first.run.as_ref().map(|run| (run.batch, run.end)), Some((7, died)), "the first word");
+        assert!(second.queued == at(3) && second.run.is_none());
+        assert!(journal.take().attempts.is_empty());
     }
 
     #[test]
@@ -207,12 +208,12 @@ mod tests {
         let journal = Journal::default();
         for round in 0..100 {
             journal.queued(at(round));
-            journal.sent(ran(at(round), round));
+            journal.sent(run(at(round), round));
             journal.ended(RunEnd::Lost { at: at(round), why: LostReason::TakenBack });
         }
-        let journey = journal.take();
-        assert_eq!((journey.tries.len(), journey.retries), (MAX_TRIES, 99));
-        let last = journey.tries.last().and_then(|last| last.ran.as_ref());
-        assert_eq!(last.map(|ran| ran.batch), Some(MAX_TRIES as u64 - 1));
+        let trace = journal.take();
+        assert_eq!((trace.attempts.len(), trace.retries), (MAX_ATTEMPTS, 99));
+        let last = trace.attempts.last().and_then(|last| last.run.as_ref());
+        assert_eq!(last.map(|run| run.batch), Some(MAX_ATTEMPTS as u64 - 1));
     }
 }

@@ -44,7 +44,7 @@ pub struct TracedRequest {
     /// When it was answered, or given up.
     pub ended: Timestamp,
     pub outcome: SpanStatus,
-    pub journey: RequestTrace,
+    pub trace: RequestTrace,
 }
 
 impl RequestSpan<'_> {
@@ -66,7 +66,7 @@ impl RequestSpan<'_> {
 
 impl Drop for RequestSpan<'_> {
     fn drop(&mut self) {
-        let (ended, journey) = (self.tracer.now(), self.journal.take());
-        self.tracer.tell(TracedRequest { ended, journey, ..self.traced.clone() });
+        let (ended, trace) = (self.tracer.now(), self.journal.take());
+        self.tracer.tell(TracedRequest { ended, trace, ..self.traced.clone() });
     }
 }

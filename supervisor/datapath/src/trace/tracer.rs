@@ -93,7 +93,7 @@ impl Tracer {
                 began,
                 ended: began,
                 outcome: SpanStatus::Cancelled,
-                journey: RequestTrace::default(),
+                trace: RequestTrace::default(),
             };
             RequestSpan { tracer: self, journal: Journal::default(), traced }
         })
@@ -105,7 +105,7 @@ impl Tracer {
 
     pub(super) fn tell(&self, traced: TracedRequest) {
         if let Err(lost) = self.told.try_send(traced) {
-            self.counts.lock().queue_full += lost.into_inner().journey.spans();
+            self.counts.lock().queue_full += lost.into_inner().trace.spans();
         }
     }
 }

@@ -193,7 +193,7 @@ impl Admin {
                 Ok((stream, _)) => {
                     // A stream that does not say whose it is is nobody's.
                     let Ok(peer) = Peer::of_unix(&stream) else { continue };
-                    if !self.guard.lets(&peer, "connect", SOCKET) {
+                    if !self.guard.permits(&peer, "connect", SOCKET) {
                         continue;
                     }
                     let reach = Arc::clone(&reach);

@@ -57,8 +57,10 @@ impl Seen {
     fn now(reach: &Reach) -> Self {
         let models = reach.models();
         let look = |name: &String, look: Option<RecentLatencies>| Some((name.clone(), look?));
-        let looks =
-            models.served.iter().filter_map(|served| look(&served.model.name, served.pipeline.look()));
+        let looks = models
+            .served
+            .iter()
+            .filter_map(|served| look(&served.model.name, served.pipeline.take_recent_latencies()));
         Self { at: Instant::now(), looks: looks.collect(), status: reach.status(), plan: reach.plan() }
     }
 }

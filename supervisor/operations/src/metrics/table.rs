@@ -88,7 +88,7 @@ pub(super) const MODELS: &[Metric<ModelMetrics>] = &[
     summary(
         "shadowslice_request_receive_seconds",
         "How long requests took to come, from their head to their end.",
-        |model| total(&model.totals.coming),
+        |model| total(&model.totals.receiving),
     ),
     summary(
         "shadowslice_queue_wait_seconds",

@@ -274,7 +274,7 @@ fn busy(index: usize, latency: &LatencyHistogram) -> ModelMetrics {
     let by_rows = BTreeMap::from([(8, BatchStageTotals { infer: total, ..BatchStageTotals::default() })]);
     let latency = latency.clone();
     model.totals = Totals {
-        coming: total,
+        receiving: total,
         latency,
         queue_wait: total,
         batch_execution: total,

@@ -47,10 +47,10 @@ struct Maker<'t> {
 pub(super) fn spans(traced: &TracedRequest, wall: Wall, next_id: &mut dyn FnMut() -> u64) -> Vec<Span> {
     let mut maker = Maker { traced, wall, next_id };
     let mut spans = vec![maker.request()];
-    for one in &traced.journey.tries {
-        let end = one.ran.as_ref().map_or(traced.ended, |ran| ran.sent);
+    for one in &traced.trace.attempts {
+        let end = one.run.as_ref().map_or(traced.ended, |ran| ran.sent);
         spans.push(maker.child(&traced.span_id.to_be_bytes(), "queue", (one.queued, end)));
-        if let Some(ran) = &one.ran {
+        if let Some(ran) = &one.run {
             maker.batch(ran, &mut spans);
         }
     }
@@ -59,7 +59,8 @@ pub(super) fn spans(traced: &TracedRequest, wall: Wall, next_id: &mut dyn FnMut(
 
 impl Maker<'_> {
     fn request(&mut self) -> Span {
-        let TracedRequest { span_id, parent, protocol, outcome, journey, began, ended, .. } = self.traced;
+        let TracedRequest { span_id, parent, protocol, outcome, trace: journey, began, ended, .. } =
+            self.traced;
         let mut span = self.span(*span_id, "inference", (*began, *ended));
         span.kind = SpanKind::Server.into();
         span.trace_state.clone_from(&self.traced.state);
@@ -70,19 +71,19 @@ impl Maker<'_> {
         span.attributes = of_protocol(protocol);
         span.attributes.extend(of_outcome(*outcome, journey));
         span.attributes.extend(of_journey(journey));
-        span.events = journey.handover.iter().map(|handover| self.handover(*handover)).collect();
+        span.events = journey.route_change.iter().map(|handover| self.handover(*handover)).collect();
         span.status = status(*outcome, journey);
         span
     }
 
     fn batch(&mut self, ran: &WorkerRun, spans: &mut Vec<Span>) {
-        let end = match ran.ending {
+        let end = match ran.end {
             RunEnd::Open => self.traced.ended,
             RunEnd::Answered { copied, .. } => copied,
             RunEnd::Lost { at, .. } => at,
         };
         let mut batch = self.child(&self.traced.span_id.to_be_bytes(), "batch", (ran.sent, end));
-        let place = &ran.place;
+        let place = &ran.location;
         batch.attributes = vec![
             number("shadowslice.batch.id", ran.batch),
             number("shadowslice.batch.rows", ran.rows),
@@ -91,13 +92,13 @@ impl Maker<'_> {
             number("shadowslice.share_percent", place.share.get()),
             number("shadowslice.sms", place.sms.0),
             text("shadowslice.device", &*place.device),
-            text("shadowslice.batch.outcome", ending(ran.ending)),
+            text("shadowslice.batch.outcome", ending(ran.end)),
         ];
-        if let RunEnd::Lost { why, .. } = ran.ending {
-            batch.attributes.push(text("error.type", ending(ran.ending)));
+        if let RunEnd::Lost { why, .. } = ran.end {
+            batch.attributes.push(text("error.type", ending(ran.end)));
             batch.status = (why != LostReason::TakenBack).then(|| error(lost(why)));
         }
-        if let RunEnd::Answered { received, execution, .. } = ran.ending {
+        if let RunEnd::Answered { received, execution, .. } = ran.end {
             let execution = self.child(&batch.span_id, "execution", (received - execution, received));
             spans.extend([batch, execution]);
         } else {

@@ -21,7 +21,7 @@ fn unix(ms: u64) -> u64 {
 fn ran(sent: u64, worker: u64, ending: RunEnd) -> Option<WorkerRun> {
     let place =
         RunLocation { worker, share: Percent::new(30).unwrap(), sms: Sms(38), device: "emulated".into() };
-    Some(WorkerRun { sent: at(sent), batch: 5, rows: 9, requests: 2, place: Arc::new(place), ending })
+    Some(WorkerRun { sent: at(sent), batch: 5, rows: 9, requests: 2, location: Arc::new(place), end: ending })
 }
 
 fn traced(outcome: SpanStatus, journey: RequestTrace) -> TracedRequest {
@@ -34,7 +34,7 @@ fn traced(outcome: SpanStatus, journey: RequestTrace) -> TracedRequest {
         began: at(100),
         ended: at(200),
         outcome,
-        journey,
+        trace: journey,
     }
 }
 
@@ -76,15 +76,15 @@ fn a_retried_request_has_a_wait_and_a_batch_for_each_time() {
         model: Some("m".to_owned()),
         rows: Some(4),
         copy_in: Duration::from_micros(30),
-        tries: vec![
+        attempts: vec![
             RequestAttempt {
                 queued: at(110),
-                ran: ran(120, 1, RunEnd::Lost { at: at(150), why: LostReason::Died }),
+                run: ran(120, 1, RunEnd::Lost { at: at(150), why: LostReason::Died }),
             },
-            RequestAttempt { queued: at(150), ran: ran(160, 2, answered) },
+            RequestAttempt { queued: at(150), run: ran(160, 2, answered) },
         ],
         retries: 1,
-        handover: Some(RouteChange { at: at(155), from: None, to: 2 }),
+        route_change: Some(RouteChange { at: at(155), from: None, to: 2 }),
         ..RequestTrace::default()
     };
     let traced = traced(SpanStatus::Grpc(0), journey);
@@ -98,7 +98,7 @@ fn a_retried_request_has_a_wait_and_a_batch_for_each_time() {
         ("execution", 104, 175, 190),
     ];
     assert_eq!(outline(&spans), expected);
-    assert_eq!(spans.len() as u64, traced.journey.spans(), "what is counted where they are dropped");
+    assert_eq!(spans.len() as u64, traced.trace.spans(), "what is counted where they are dropped");
     let trace_id = &0xabc_u128.to_be_bytes()[..];
     assert!(spans.iter().all(|span| span.trace_id == trace_id && span.span_id.len() == 8));
     let [request, _, died, _, batch, _] = &spans[..] else { panic!() };
@@ -135,15 +135,16 @@ fn a_retried_request_has_a_wait_and_a_batch_for_each_time() {
 #[test]
 fn what_never_ran_or_was_given_up_ends_with_the_request() {
     let waits = RequestTrace {
-        tries: vec![RequestAttempt { queued: at(110), ran: None }],
+        attempts: vec![RequestAttempt { queued: at(110), run: None }],
         ..RequestTrace::default()
     };
     let spans = made(&traced(SpanStatus::Cancelled, waits));
     assert_eq!(outline(&spans)[1..], [("queue", 7, 110, 200)]);
     assert_eq!(said(&spans[0], "error.type").as_deref(), Some("cancelled"));
     assert!(spans[0].status.is_none());
-    let runs = vec![RequestAttempt { queued: at(110), ran: ran(120, 1, RunEnd::Open) }];
-    let spans = made(&traced(SpanStatus::Cancelled, RequestTrace { tries: runs, ..RequestTrace::default() }));
+    let runs = vec![RequestAttempt { queued: at(110), run: ran(120, 1, RunEnd::Open) }];
+    let spans =
+        made(&traced(SpanStatus::Cancelled, RequestTrace { attempts: runs, ..RequestTrace::default() }));
     assert_eq!(outline(&spans)[2..], [("batch", 7, 120, 200)]);
     assert_eq!(said(&spans[2], "shadowslice.batch.outcome").as_deref(), Some("abandoned"));
 }
@@ -176,9 +177,10 @@ fn faults_of_the_server_are_errors_and_faults_of_clients_are_not() {
 #[test]
 fn a_hand_over_names_the_worker_that_served_before() {
     let handover = Some(RouteChange { at: at(150), from: Some(3), to: 4 });
-    let [span] =
-        &made(&traced(SpanStatus::Http(200), RequestTrace { handover, ..RequestTrace::default() }))[..]
-    else {
+    let [span] = &made(&traced(
+        SpanStatus::Http(200),
+        RequestTrace { route_change: handover, ..RequestTrace::default() },
+    ))[..] else {
         panic!()
     };
     assert_eq!((span.events[0].name.as_str(), span.events[0].attributes.len()), ("handover", 2));

@@ -210,7 +210,7 @@ impl Planner {
 
     fn set_doors(&self, doors: &[Door]) {
         for ((sharer, _), door) in self.models.iter().zip(doors) {
-            sharer.pipeline.set_door(*door);
+            sharer.pipeline.set_admission(*door);
         }
     }
 

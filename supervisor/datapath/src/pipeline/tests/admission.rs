@@ -48,7 +48,7 @@ fn count(stage: &Stage, reason: &str) -> u64 {
 #[tokio::test]
 async fn batches_are_no_larger_than_the_door_says() {
     let stage = stage(EASY);
-    stage.pipeline.set_door(Door::open(2));
+    stage.pipeline.set_admission(Door::open(2));
     let asked: Vec<_> = (0..4).map(|_| stage.ask()).collect();
     stage.until((4, 0)).await;
     let worker = enter(&stage, 1);
@@ -66,7 +66,7 @@ async fn batches_are_no_larger_than_the_door_says() {
 async fn a_request_that_would_be_late_is_refused_at_the_door_but_an_idle_lane_tries_any() {
     let stage = stage(HOPELESS);
     let worker = enter(&stage, 1);
-    stage.pipeline.set_door(Door { refuse_late: true, ..OPEN });
+    stage.pipeline.set_admission(Door { refuse_late: true, ..OPEN });
     for tried in 1..=3 {
         let asked = stage.ask();
         let batch = worker.batch().await;
@@ -86,7 +86,7 @@ async fn a_request_that_has_become_late_is_refused_when_its_batch_is_sent() {
     worker.batch().await;
     let others = [stage.ask(), stage.ask()];
     stage.until((2, 1)).await;
-    stage.pipeline.set_door(Door { refuse_late: true, ..OPEN });
+    stage.pipeline.set_admission(Door { refuse_late: true, ..OPEN });
     for other in others {
         refused(other, "SLO").await;
     }
@@ -106,7 +106,7 @@ async fn a_request_that_waits_behind_takes_the_place_of_a_refused_request() {
     stage.pipeline.set_live_settings(LiveSettings { slo, max_delay: Duration::ZERO, reject_late: true });
     let others = [stage.ask(), stage.ask()];
     stage.until((3, 1)).await;
-    stage.pipeline.set_door(Door { refuse_late: true, ..Door::open(2) });
+    stage.pipeline.set_admission(Door { refuse_late: true, ..Door::open(2) });
     worker.answer_well(&batch);
     refused(late, "SLO").await;
     let batch = worker.batch().await;
@@ -123,7 +123,7 @@ async fn where_late_requests_are_served_the_door_turns_no_request_away() {
         (settings.live.slo.latency, settings.profile) = (HOPELESS, Some(slow_profile()));
     });
     let worker = enter(&stage, 1);
-    stage.pipeline.set_door(Door { refuse_late: true, ..OPEN });
+    stage.pipeline.set_admission(Door { refuse_late: true, ..OPEN });
     let asked: Vec<_> = (0..4).map(|_| stage.ask()).collect();
     let mut served = 0;
     while served < asked.len() {
@@ -140,7 +140,7 @@ async fn where_late_requests_are_served_the_door_turns_no_request_away() {
 #[tokio::test]
 async fn neither_an_outage_nor_a_death_nor_a_hand_over_is_held_against_requests() {
     let stage = stage(HOPELESS);
-    stage.pipeline.set_door(Door { refuse_late: true, ..OPEN });
+    stage.pipeline.set_admission(Door { refuse_late: true, ..OPEN });
     let asked: Vec<_> = (0..3).map(|_| stage.ask()).collect();
     stage.until((3, 0)).await;
     let dies = enter(&stage, 1);
@@ -169,7 +169,7 @@ async fn nor_is_a_worker_that_stalls_and_is_not_found_dead_yet() {
         settings.profile = Some(Profile { execution, ..slow_profile() });
     });
     let worker = enter(&stage, 1);
-    stage.pipeline.set_door(Door { refuse_late: true, ..OPEN });
+    stage.pipeline.set_admission(Door { refuse_late: true, ..OPEN });
     let first = stage.ask();
     let batch = worker.batch().await;
     tokio::time::sleep(Duration::from_millis(150)).await;
@@ -224,7 +224,7 @@ async fn a_look_sees_what_came_since_the_last_one() {
     stage.pipeline.observe();
     let first = stage.ask();
     let batch = worker.batch().await;
-    stage.pipeline.set_door(Door { refuse_late: true, ..OPEN });
+    stage.pipeline.set_admission(Door { refuse_late: true, ..OPEN });
     let slo = |latency| Slo { latency, percentile: 99.0 };
     let rules = |latency| LiveSettings { slo: slo(latency), max_delay: Duration::ZERO, reject_late: true };
     stage.pipeline.set_live_settings(rules(HOPELESS));

@@ -58,10 +58,10 @@ async fn what_is_refused_as_not_ready_is_a_miss_of_the_slo_and_tells_the_policy_
 #[test]
 fn a_request_for_a_model_that_no_worker_has_described_yet_counts() {
     let pipeline = Pipeline::new(settings(), Clock::start(), mpsc::channel(1).0).unwrap();
-    let refused = pipeline.described(None).unwrap_err();
+    let refused = pipeline.metadata_or_refuse(None).unwrap_err();
     assert_eq!(refused.to_string(), "model 'm' is not ready: the model is being loaded");
     pipeline.shut("its file is broken");
-    let refused = pipeline.described(None).unwrap_err();
+    let refused = pipeline.metadata_or_refuse(None).unwrap_err();
     assert_eq!(refused.to_string(), "model 'm' is not ready: its file is broken");
     assert_eq!((pipeline.report().counts.rejected, pipeline.totals().fail.count), (2, 2));
 }
@@ -69,7 +69,7 @@ fn a_request_for_a_model_that_no_worker_has_described_yet_counts() {
 #[tokio::test]
 async fn a_malformed_request_counts_as_invalid_and_in_no_statistics() {
     let stage = Stage::new();
-    stage.pipeline.malformed();
+    stage.pipeline.count_malformed();
     assert_eq!(stage.pipeline.report().counts.invalid, 1);
     assert_eq!(stage.pipeline.totals().fail.count, 0);
 }

@@ -15,13 +15,13 @@ pub(super) fn written((outputs, mut delivery): (Vec<OutputTensor>, Delivery)) ->
 }
 
 /// Asks with a request whose first byte was read `took` ago.
-fn ask(stage: &Stage, took: Duration, terms: RequestOptions) -> JoinHandle<Answered> {
+fn ask(stage: &Stage, took: Duration, options: RequestOptions) -> JoinHandle<Answered> {
     let pipeline = Arc::clone(&stage.pipeline);
-    let coming =
+    let arrival =
         RequestArrival { began: Instant::now().checked_sub(took).unwrap(), ..RequestArrival::now(None) };
     tokio::spawn(async move {
         let input = InputTensor { shape: vec![1, 1], data: vec![0; 4].into() };
-        pipeline.infer(vec![input], terms, coming).await
+        pipeline.infer(vec![input], options, arrival).await
     })
 }
 
@@ -154,21 +154,21 @@ async fn ends_are_counted_however_many_wait_for_it() {
 }
 
 /// What counts, of the way and as latency, for a request that took half a minute to arrive.
-async fn half_a_minute(terms: RequestOptions) -> (Duration, Duration) {
+async fn half_a_minute(options: RequestOptions) -> (Duration, Duration) {
     let stage = with_slo(Duration::from_secs(100));
     let worker = stage.enter(1);
-    let asked = ask(&stage, UPTIME, terms);
+    let asked = ask(&stage, UPTIME, options);
     worker.answer_well(&worker.batch().await);
     assert_eq!(asked.await.unwrap().map(written), Ok(good()));
     let totals = stage.pipeline.totals();
-    (totals.coming.time, totals.latency.sum())
+    (totals.receiving.time, totals.latency.sum())
 }
 
 #[tokio::test]
 async fn all_the_time_counts_in_which_a_request_arrives() {
     for timeout in [None, Some(Duration::from_secs(40))] {
-        let (coming, latency) = half_a_minute(RequestOptions { timeout, ..Default::default() }).await;
-        assert!(coming >= UPTIME && latency >= UPTIME, "{coming:?}, {latency:?}");
+        let (arrival, latency) = half_a_minute(RequestOptions { timeout, ..Default::default() }).await;
+        assert!(arrival >= UPTIME && latency >= UPTIME, "{arrival:?}, {latency:?}");
     }
 }
 
@@ -176,8 +176,8 @@ async fn all_the_time_counts_in_which_a_request_arrives() {
 async fn a_timeout_begins_with_the_first_byte() {
     let stage = with_slo(Duration::from_secs(100));
     let worker = stage.enter(1);
-    let terms = RequestOptions { timeout: Some(UPTIME), ..Default::default() };
-    let asked = ask(&stage, UPTIME, terms);
+    let options = RequestOptions { timeout: Some(UPTIME), ..Default::default() };
+    let asked = ask(&stage, UPTIME, options);
     let outcome = tokio::time::timeout(UPTIME / 3, asked).await.unwrap().unwrap();
     assert!(matches!(outcome, Err(RequestFailure::TimedOut(_))), "{outcome:?}");
     worker.answer_well(&worker.batch().await);
@@ -195,11 +195,11 @@ async fn who_came_slowly_is_due_sooner_than_those_behind_it() {
     // Each fills a batch of its own: by priority 1 before the others they go by their deadlines.
     let wide = |took: Duration| {
         let pipeline = Arc::clone(&stage.pipeline);
-        let coming =
+        let arrival =
             RequestArrival { began: Instant::now().checked_sub(took).unwrap(), ..RequestArrival::now(None) };
         tokio::spawn(async move {
             let input = InputTensor { shape: vec![8, 1], data: vec![0; 32].into() };
-            pipeline.infer(vec![input], RequestOptions::default(), coming).await.map(drop)
+            pipeline.infer(vec![input], RequestOptions::default(), arrival).await.map(drop)
         })
     };
     let quick = wide(Duration::ZERO);

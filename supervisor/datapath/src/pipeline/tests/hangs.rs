@@ -147,9 +147,9 @@ fn a_host_waits_for_a_model_that_loads_until_a_worker_must_be_killed() {
     let (facts, _heard) = mpsc::channel(EVENT_QUEUE_SIZE);
     let pipeline = Pipeline::new(settings(), Clock::started(UPTIME), facts).unwrap();
     assert!(pipeline.is_loading());
-    pipeline.killed();
+    pipeline.worker_killed();
     assert!(!pipeline.is_loading() && pipeline.ready().is_err());
     pipeline.open();
-    pipeline.killed();
+    pipeline.worker_killed();
     assert_eq!(pipeline.ready(), Ok(()), "later deaths are no matter");
 }

@@ -28,15 +28,15 @@ async fn a_death_and_the_retry_after_it_are_noted_with_the_worker() {
     let second = stage.enter(2);
     second.answer_well(&second.batch().await);
     assert_eq!(asked.await.unwrap(), Ok(good()));
-    let journey = journal.take();
-    assert_eq!((journey.rows, journey.retries, journey.refusal), (Some(1), 1, None));
-    let [died, answered] = &journey.tries[..] else { panic!("{journey:?}") };
-    let (died, answered) = (died.ran.as_ref().unwrap(), answered.ran.as_ref().unwrap());
-    assert!(matches!(died.ending, RunEnd::Lost { why: LostReason::Died, .. }), "{died:?}");
-    assert!(matches!(answered.ending, RunEnd::Answered { .. }), "{answered:?}");
-    assert_eq!((died.place.worker, answered.place.worker), (1, 2));
-    assert_eq!((answered.rows, answered.requests, answered.place.sms), (1, 1, Sms(10)));
-    assert!(matches!(journey.handover, Some(RouteChange { from: None, to: 2, .. })), "{journey:?}");
+    let trace = journal.take();
+    assert_eq!((trace.rows, trace.retries, trace.refusal), (Some(1), 1, None));
+    let [died, answered] = &trace.attempts[..] else { panic!("{trace:?}") };
+    let (died, answered) = (died.run.as_ref().unwrap(), answered.run.as_ref().unwrap());
+    assert!(matches!(died.end, RunEnd::Lost { why: LostReason::Died, .. }), "{died:?}");
+    assert!(matches!(answered.end, RunEnd::Answered { .. }), "{answered:?}");
+    assert_eq!((died.location.worker, answered.location.worker), (1, 2));
+    assert_eq!((answered.rows, answered.requests, answered.location.sms), (1, 1, Sms(10)));
+    assert!(matches!(trace.route_change, Some(RouteChange { from: None, to: 2, .. })), "{trace:?}");
 }
 
 #[tokio::test]
@@ -48,12 +48,12 @@ async fn a_hand_over_underneath_is_noted_and_one_before_is_not() {
     let new = stage.enter(2);
     old.answer_well(&batch);
     assert_eq!(under.await.unwrap(), Ok(good()));
-    let handover = journal.take().handover;
-    assert!(matches!(handover, Some(RouteChange { from: Some(1), to: 2, .. })), "{handover:?}");
+    let route_change = journal.take().route_change;
+    assert!(matches!(route_change, Some(RouteChange { from: Some(1), to: 2, .. })), "{route_change:?}");
     let (after, journal) = ask(&stage);
     new.answer_well(&new.batch().await);
     assert_eq!(after.await.unwrap(), Ok(good()));
-    assert_eq!(journal.take().handover, None);
+    assert_eq!(journal.take().route_change, None);
 }
 
 #[tokio::test]
@@ -67,8 +67,8 @@ async fn a_batch_that_is_taken_back_or_fails_is_told_apart() {
     let batch = new.batch().await;
     new.answer(batch.id, Err(RunFailure::Engine("no".to_owned())));
     assert!(asked.await.unwrap().is_err());
-    let tries = journal.take().tries;
-    let whys = tries.iter().map(|one| match one.ran.as_ref().unwrap().ending {
+    let attempts = journal.take().attempts;
+    let whys = attempts.iter().map(|one| match one.run.as_ref().unwrap().end {
         RunEnd::Lost { why, .. } => Some(why),
         _ => None,
     });
@@ -85,8 +85,8 @@ async fn why_a_request_was_turned_away_is_noted() {
     stage.until((4, 2)).await;
     let (asked, journal) = ask(&stage);
     assert!(asked.await.unwrap().is_err());
-    let journey = journal.take();
-    assert_eq!((journey.refusal, journey.tries.len()), (Some("queue_full"), 0));
+    let trace = journal.take();
+    assert_eq!((trace.refusal, trace.attempts.len()), (Some("queue_full"), 0));
     stage.pipeline.shut("it goes");
     let (asked, journal) = ask(&stage);
     assert!(asked.await.unwrap().is_err());
@@ -102,8 +102,8 @@ async fn a_request_that_was_given_up_is_told_as_far_as_it_came() {
     let batch = worker.batch().await;
     asked.abort();
     assert!(asked.await.is_err());
-    let journey = journal.take();
-    assert_eq!(journey.tries[0].ran.as_ref().map(|ran| ran.ending), Some(RunEnd::Open));
+    let trace = journal.take();
+    assert_eq!(trace.attempts[0].run.as_ref().map(|run| run.end), Some(RunEnd::Open));
     worker.answer_well(&batch);
     stage.until((0, 0)).await;
 }

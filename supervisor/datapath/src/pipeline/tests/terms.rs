@@ -15,12 +15,12 @@ async fn busy(stage: &Stage) -> (Actor, Batch) {
 fn ask(
     stage: &Stage,
     byte: u8,
-    terms: RequestOptions,
+    options: RequestOptions,
 ) -> JoinHandle<Result<Vec<OutputTensor>, RequestFailure>> {
     let pipeline = Arc::clone(&stage.pipeline);
     let input = InputTensor { shape: vec![1, 1], data: vec![byte; 4].into() };
     tokio::spawn(
-        async move { pipeline.infer(vec![input], terms, RequestArrival::now(None)).await.map(written) },
+        async move { pipeline.infer(vec![input], options, RequestArrival::now(None)).await.map(written) },
     )
 }
 
@@ -74,11 +74,11 @@ async fn within_a_priority_the_sooner_timeout_goes_first() {
     let patient = RequestOptions { priority: 1, timeout: Some(Duration::from_secs(50)) };
     let hasty = RequestOptions { priority: 1, timeout: Some(Duration::from_secs(40)) };
     let pipeline = Arc::clone(&stage.pipeline);
-    let wide = |terms| {
+    let wide = |options| {
         let pipeline = Arc::clone(&pipeline);
         let input = InputTensor { shape: vec![8, 1], data: vec![0; 32].into() };
         tokio::spawn(async move {
-            pipeline.infer(vec![input], terms, RequestArrival::now(None)).await.map(written)
+            pipeline.infer(vec![input], options, RequestArrival::now(None)).await.map(written)
         })
     };
     let late = wide(patient);
