@@ -1,7 +1,7 @@
-//! The access log's record of each request. Its last holder tells it: the answer's last bytes when
-//! they have been written, or whatever was dropped as the client left.
+//! The access log's record of each request. The last holder of an entry logs it: either the answer,
+//! after its last byte was written, or the task that is dropped when the client disconnects.
 //!
-//! Nothing here writes. The log takes a record without waiting, or drops and counts it.
+//! Nothing here writes to a file. The log takes a record without waiting, or drops and counts it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,12 +13,13 @@ use parking_lot::Mutex;
 use crate::peer::Peer;
 use crate::trace::Journal;
 
-/// The longest text of a client that a record has, in bytes: paths, ids and messages.
+/// The longest client text in a record (path, id or message), in bytes.
 const MAX_TEXT_BYTES: usize = 256;
 
-/// The reason of an answer that its client did not take to the end.
+/// The reason in the record of a client that disconnected before it had the whole answer.
 const CLIENT_LEFT: &str = "client_left";
 
+/// The protocol of a logged request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AccessProtocol {
     Http,
@@ -33,8 +34,8 @@ impl AccessProtocol {
         }
     }
 
-    /// Returns the code of a request whose client left before its answer: nginx's 499, gRPC's
-    /// `CANCELLED`.
+    /// Returns the code of a request whose client disconnected before the answer: nginx's 499,
+    /// gRPC's `CANCELLED`.
     fn left(self) -> u16 {
         match self {
             Self::Http => 499,
@@ -43,7 +44,7 @@ impl AccessProtocol {
     }
 }
 
-/// A request and its answer.
+/// The record of a request and its answer.
 #[derive(Debug)]
 pub struct AccessRecord {
     /// The time at which the request's first part was read.
@@ -52,24 +53,25 @@ pub struct AccessRecord {
     pub method: String,
     pub path: String,
     pub peer: Arc<Peer>,
-    /// The model of an inference.
+    /// The model, if the request is an inference.
     pub model: Option<String>,
-    /// The request's own id, else that of its header `x-request-id`.
+    /// The id in the request, or the value of its header `x-request-id`.
     pub request_id: Option<String>,
     pub code: u16,
-    /// The reason of a refusal in a word, as the metrics have it, or [`CLIENT_LEFT`].
+    /// The reason for a refusal as the metrics name it, or [`CLIENT_LEFT`].
     pub reason: Option<&'static str>,
-    /// The error as the client reads it, shortened.
+    /// The error that the client reads, shortened.
     pub error: Option<String>,
-    /// The bytes of the request's body and the answer's.
+    /// The sizes of the request's body and of the answer's body, in bytes.
     pub bytes: (u64, u64),
     /// The time from the request's first part to the answer's last byte.
     pub latency: Duration,
 }
 
-/// Takes records. It must not wait.
+/// A function that takes records. It must not block.
 type RecordSink = Box<dyn Fn(&AccessRecord) + Send + Sync>;
 
+/// The access log, which takes the records of requests.
 pub struct AccessLog(RecordSink);
 
 impl fmt::Debug for AccessLog {
@@ -84,16 +86,16 @@ pub struct RequestHead<'h> {
     pub protocol: AccessProtocol,
     pub method: &'h str,
     pub path: &'h str,
-    /// Its header `x-request-id`.
+    /// The value of the header `x-request-id`.
     pub request_id: Option<&'h str>,
 }
 
 impl AccessLog {
-    pub fn new(tell: impl Fn(&AccessRecord) + Send + Sync + 'static) -> Self {
-        Self(Box::new(tell))
+    pub fn new(sink: impl Fn(&AccessRecord) + Send + Sync + 'static) -> Self {
+        Self(Box::new(sink))
     }
 
-    /// Begins the record of a request whose first part was read at `began`.
+    /// Starts the entry of a request whose first part was read at `began`.
     pub fn begin(self: &Arc<Self>, head: RequestHead<'_>, peer: &Arc<Peer>, began: Instant) -> AccessEntry {
         let RequestHead { protocol, method, path, request_id } = head;
         AccessEntry(Arc::new(EntryState {
@@ -112,7 +114,8 @@ impl AccessLog {
     }
 }
 
-/// The record of a request under way; the last one that is dropped tells it.
+/// The access log's entry of a request in flight. The record is logged when the last clone is
+/// dropped.
 #[derive(Debug, Clone)]
 pub struct AccessEntry(Arc<EntryState>);
 
@@ -135,17 +138,17 @@ struct EntryState {
 struct EntryResponse {
     peer: Arc<Peer>,
     code: Option<u16>,
-    /// Whether the client took all of it.
+    /// True if the client took the whole answer.
     is_whole: bool,
 }
 
 impl AccessEntry {
-    /// Returns the request's journal, which names the model, the id and the failure.
+    /// Returns the request's journal, which holds the model, the id and the failure.
     pub fn journal(&self) -> &Journal {
         &self.0.journal
     }
 
-    /// Notes that the peer is known by a name now.
+    /// Replaces the peer after it was authenticated by name.
     pub fn identified(&self, peer: &Arc<Peer>) {
         self.0.answer.lock().peer = Arc::clone(peer);
     }
@@ -158,12 +161,12 @@ impl AccessEntry {
         self.0.sent.fetch_add(bytes as u64, Relaxed);
     }
 
-    /// Notes the code of the answer, which may be on its way for a while. A later code wins.
+    /// Sets the code of the answer, which may not be sent yet. A later code replaces it.
     pub fn answered(&self, code: u16) {
         self.0.answer.lock().code = Some(code);
     }
 
-    /// Notes that the client took the whole answer.
+    /// Marks the answer as taken completely by the client.
     pub fn delivered(&self) {
         self.0.answer.lock().is_whole = true;
     }
@@ -202,12 +205,12 @@ mod tests {
 
     fn log() -> (Arc<AccessLog>, Arc<Mutex<Vec<String>>>) {
         let lines = Arc::new(Mutex::new(Vec::new()));
-        let told = Arc::clone(&lines);
-        let tell = move |record: &AccessRecord| {
+        let logged = Arc::clone(&lines);
+        let sink = move |record: &AccessRecord| {
             let AccessRecord { code, reason, error, request_id, bytes, .. } = record;
-            told.lock().push(format!("{code} {reason:?} {error:?} {request_id:?} {bytes:?}"));
+            logged.lock().push(format!("{code} {reason:?} {error:?} {request_id:?} {bytes:?}"));
         };
-        (Arc::new(AccessLog::new(tell)), lines)
+        (Arc::new(AccessLog::new(sink)), lines)
     }
 
     fn begin(log: &Arc<AccessLog>, protocol: AccessProtocol) -> AccessEntry {
@@ -216,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_holder_tells_the_record() {
+    fn the_last_holder_logs_the_record() {
         let (log, lines) = log();
         let access = begin(&log, AccessProtocol::Http);
         let other = access.clone();
@@ -232,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_leaves_is_told_apart() {
+    fn a_client_that_disconnects_has_its_own_reason() {
         let (log, lines) = log();
         drop(begin(&log, AccessProtocol::Http));
         drop(begin(&log, AccessProtocol::Grpc));

@@ -1,5 +1,5 @@
-//! Whether the control thread moves. Without it requests are still answered, but no worker that
-//! dies is replaced.
+//! The heartbeat of the control thread. If it stops, requests are still answered, but a worker that
+//! dies is not replaced.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,21 +7,22 @@ use std::time::Duration;
 
 use crate::clock::Clock;
 
-/// How often the control thread says that it moves.
+/// The interval between beats of the control thread.
 pub const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(500);
 
-/// After so long without a word it counts as standing still.
+/// The time without a beat after which the control thread counts as stalled.
 pub const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// The heartbeat of the control thread; clones share it.
 #[derive(Debug, Clone)]
 pub struct Heartbeat {
     clock: Clock,
-    /// In ms since the clock's origin.
+    /// The time of the last beat, in ms since the clock's origin.
     last_beat_ms: Arc<AtomicU64>,
 }
 
 impl Heartbeat {
-    /// It has moved just now.
+    /// Creates a heartbeat whose last beat is now.
     pub fn new(clock: Clock) -> Self {
         let heartbeat = Self { clock, last_beat_ms: Arc::default() };
         heartbeat.beat();
@@ -32,6 +33,7 @@ impl Heartbeat {
         self.last_beat_ms.store(self.now_ms(), Ordering::Relaxed);
     }
 
+    /// Returns whether the last beat is less than [`HEARTBEAT_TIMEOUT`] ago.
     pub fn is_alive(&self) -> bool {
         let silence =
             Duration::from_millis(self.now_ms().saturating_sub(self.last_beat_ms.load(Ordering::Relaxed)));
@@ -48,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_stands_still_after_five_seconds_without_a_word() {
+    fn it_is_not_alive_five_seconds_after_the_last_beat() {
         let heartbeat =
             Heartbeat { clock: Clock::started(Duration::from_secs(6)), last_beat_ms: Arc::default() };
         assert!(!heartbeat.is_alive());

@@ -1,4 +1,4 @@
-//! The data path: a request's way from a queue to a worker and back.
+//! The data path: takes requests from the queue to a worker, and answers back to clients.
 
 pub mod access;
 pub mod clock;

@@ -1,4 +1,4 @@
-//! When the host says that it is ready: to load balancers, and to all who look before they send.
+//! The host's readiness, as load balancers and other clients see it.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,29 +8,31 @@ use shadowslice_config::Ready;
 
 use crate::router::Route;
 
-/// What is done with the host.
+/// The state of the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum HostState {
     #[default]
     Serving,
-    /// It serves, and is to get no more requests.
+    /// The host serves, but should get no more requests.
     Drained,
-    /// It is drained, and will end.
+    /// The host is drained and will end.
     Stopping,
 }
 
+/// The rule for the host's readiness, and the drained models.
 #[derive(Debug, Default)]
 pub(crate) struct Readiness {
     pub(crate) rule: Ready,
     pub(crate) host: HostState,
     drained: HashSet<String>,
-    /// Every model of the start has been ready or given up.
+    /// True once every model of the start has been ready or given up.
     started: AtomicBool,
 }
 
 impl Readiness {
-    /// Before `models` change: whether the start is over. Models that are added later do not count.
+    /// Returns whether the start is over. Call this before `models` change: models that are added
+    /// later do not count.
     pub(crate) fn is_started(&self, models: &HashMap<String, Route>) -> bool {
         if !models.is_empty() && !models.values().any(|model| model.is_loading()) {
             self.started.store(true, Ordering::Relaxed);
@@ -48,7 +50,7 @@ impl Readiness {
         }
     }
 
-    /// Returns whether that is news.
+    /// Drains a model or the host, or ends that. Returns whether the state has changed.
     pub(crate) fn set_drained(&mut self, model: Option<&str>, drained: bool) -> bool {
         match (model, self.host) {
             (Some(name), _) if drained => self.drained.insert(name.to_owned()),
@@ -69,7 +71,7 @@ impl Readiness {
         self.drained.contains(model)
     }
 
-    /// Forgets the models that are gone.
+    /// Keeps the drained state only of the models that still exist.
     pub(crate) fn retain(&mut self, is_there: impl Fn(&str) -> bool) {
         self.drained.retain(|name| is_there(name));
     }

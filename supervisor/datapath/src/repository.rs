@@ -1,5 +1,5 @@
-//! The protocol's model repository: clients list, load and unload models. Ingress uses this module
-//! only, and does not know the registry behind it.
+//! The protocol's model repository: clients list, load and unload models. Ingress uses only this
+//! module, and does not know the registry behind it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,20 +9,22 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::peer::{Guard, Peer};
 
-/// How long a command may wait for its turn: another command may be starting models.
+/// The longest time that a command waits for its turn, because another command may be starting
+/// models.
 const TURN_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// A client's command to load or unload a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ModelCommand {
-    /// The model is to serve, with its files read anew; `config` has the keys of its configuration
-    /// that are to differ, as JSON.
+    /// Load the model and read its files again. `config` has the keys of its configuration to
+    /// override, as JSON.
     Load { model: String, config: Option<String> },
-    /// The model is to answer the requests that it accepted, and end.
+    /// Unload the model after it has answered the requests that it accepted.
     Unload { model: String },
 }
 
 impl ModelCommand {
-    /// What is to be done to which model.
+    /// Returns the name of the action, and the model.
     pub fn action_and_model(&self) -> (&'static str, &str) {
         match self {
             Self::Load { model, .. } => ("load", model),
@@ -31,6 +33,7 @@ impl ModelCommand {
     }
 }
 
+/// A command that waits for the registry.
 #[derive(Debug)]
 pub struct QueuedCommand {
     pub command: ModelCommand,
@@ -38,6 +41,7 @@ pub struct QueuedCommand {
     pub reply_tx: oneshot::Sender<Result<(), ModelCommandError>>,
 }
 
+/// The reason why a command was not carried out.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ModelCommandError {
     #[error(
@@ -56,7 +60,7 @@ pub enum ModelCommandError {
     Failed(String, String),
     #[error("the server is busy with other models, or stopping; try again later")]
     Busy,
-    /// What is changed now would not be known there.
+    /// The next supervisor is starting, and would not know of a change that is made now.
     #[error("another supervisor is about to take over; try again in some seconds")]
     Succession,
 }
@@ -72,6 +76,7 @@ pub struct ModelListing {
 
 type ListModels = Box<dyn Fn() -> Vec<ModelListing> + Send + Sync>;
 
+/// The models as clients see them, and the commands that change them.
 pub struct Repository {
     list: ListModels,
     guard: Guard,
@@ -81,12 +86,13 @@ pub struct Repository {
 
 impl fmt::Debug for Repository {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Repository").field("wishes", &self.commands_tx).finish_non_exhaustive()
+        f.debug_struct("Repository").field("commands_tx", &self.commands_tx).finish_non_exhaustive()
     }
 }
 
 impl Repository {
-    /// Commands of those whom `guard` lets go to `commands_tx`, unless the next supervisor is `successor_rx`.
+    /// Creates a repository. It sends the commands that `guard` permits to `commands_tx`, unless
+    /// `successor_rx` says that the next supervisor is starting.
     pub fn new(
         list: impl Fn() -> Vec<ModelListing> + Send + Sync + 'static,
         guard: Guard,
@@ -96,11 +102,12 @@ impl Repository {
         Self { list: Box::new(list), guard, commands_tx, successor_rx }
     }
 
+    /// Returns the models.
     pub fn list(&self) -> Vec<ModelListing> {
         (self.list)()
     }
 
-    /// Waits until it is so, or cannot be.
+    /// Executes a command, and waits until it has succeeded or failed.
     pub async fn execute(&self, by: Arc<Peer>, command: ModelCommand) -> Result<(), ModelCommandError> {
         if !self.guard.permits_any() {
             return Err(ModelCommandError::NotAllowed);

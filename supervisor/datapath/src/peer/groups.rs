@@ -7,13 +7,14 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use nix::errno::Errno;
 use nix::libc;
 
-/// Few processes have more.
+/// The number of groups that the first read has room for. Few processes have more.
 const USUAL_GROUPS: usize = 64;
 
-/// Linux lets no process have more.
+/// The largest number of groups that Linux allows for a process.
 const MAX_GROUPS: usize = 65_536;
 
-/// Its supplementary groups as it connected; none where the kernel does not say (before Linux 4.13).
+/// Returns the peer's supplementary groups at the time when it connected. The list is empty if the
+/// kernel does not support the query (before Linux 4.13).
 pub(super) fn supplementary(socket: BorrowedFd<'_>) -> io::Result<Vec<u32>> {
     let found = match read(socket, USUAL_GROUPS) {
         Err(Errno::ERANGE) => read(socket, MAX_GROUPS),

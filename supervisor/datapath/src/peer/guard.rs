@@ -1,4 +1,4 @@
-//! Who may connect, or may do what changes something.
+//! Guards: the rules for who may connect, and who may change something.
 
 use std::io;
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use shadowslice_config::{Access, Account, Peers};
 
 use super::{AuditOutcome, Peer, audit};
 
-/// The log is told of peers that a guard refuses this often at most.
+/// The shortest interval between log messages about refused peers.
 const LOG_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How many peers were refused, over all guards.
+/// The number of refused peers, over all guards.
 #[derive(Debug, Default)]
 pub struct Refusals(AtomicU64);
 
@@ -25,12 +25,12 @@ impl Refusals {
     }
 }
 
-/// Lets some peers do one kind of thing.
+/// A guard that permits one kind of action to some peers.
 #[derive(Debug)]
 pub struct Guard {
     permitted: Permitted,
     refusals: Arc<Refusals>,
-    /// When the log was last told.
+    /// The time of the last log message about a refused peer.
     logged_at: Mutex<Option<Instant>>,
 }
 
@@ -38,7 +38,7 @@ pub struct Guard {
 enum Permitted {
     Nobody,
     Everybody,
-    /// Besides root and this process's user.
+    /// The listed users, groups and clients, with root and this process's user.
     Only {
         users: Vec<u32>,
         groups: Vec<u32>,
@@ -70,12 +70,12 @@ impl Guard {
         Self::new(Permitted::Everybody, Arc::default())
     }
 
-    /// For refusals that are decided elsewhere.
+    /// Creates a guard that permits nobody and counts refusals that other code decides.
     pub fn refusing(refusals: &Arc<Refusals>) -> Self {
         Self::new(Permitted::Nobody, Arc::clone(refusals))
     }
 
-    /// Looks names up, which may take long.
+    /// Creates a guard for these peers. Looking up their names may take long.
     pub fn only(peers: &Peers, refusals: &Arc<Refusals>) -> Result<Self, UnknownAccount> {
         let users =
             ids("the user", &peers.users, |name| Ok(User::from_name(name)?.map(|user| user.uid.as_raw())))?;
@@ -94,12 +94,13 @@ impl Guard {
         }
     }
 
-    /// Whether there is anybody to let in.
+    /// Returns whether the guard permits any peer.
     pub fn permits_any(&self) -> bool {
         !matches!(self.permitted, Permitted::Nobody)
     }
 
-    /// A refused peer is counted, and the log says so, though not of each in a crowd.
+    /// Returns whether `peer` may do `action`. A refused peer is counted and logged, at most once
+    /// in [`LOG_INTERVAL`].
     pub fn permits(&self, peer: &Peer, action: &str, on: &str) -> bool {
         let is_permitted = match (&self.permitted, peer) {
             (Permitted::Nobody, _) => return false,
@@ -120,7 +121,7 @@ impl Guard {
         is_permitted
     }
 
-    /// Counts it, and tells the log.
+    /// Counts a refused peer, and logs it unless another one was logged within [`LOG_INTERVAL`].
     pub fn refuse(&self, peer: &Peer, action: &str, on: &str) {
         self.refusals.0.fetch_add(1, Ordering::Relaxed);
         let now = Instant::now();
@@ -160,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn users_and_groups_are_let_in_and_nobody_else_is() {
+    fn users_and_groups_are_permitted_and_nobody_else_is() {
         let peers = Peers {
             users: vec![Account::Id(70_001)],
             groups: vec![Account::Id(70_002)],
@@ -174,12 +175,12 @@ mod tests {
             "a user; a member of the group"
         );
         assert!(permits(unix(0, &[])) && permits(unix(geteuid().as_raw(), &[])), "root and this user always");
-        assert!(!permits(unix(70_002, &[70_001])), "a user's number is no group's");
+        assert!(!permits(unix(70_002, &[70_001])), "a user's number is not a group's");
         let tcp = |names: &[&str]| Peer::Tcp {
             address: ([127, 0, 0, 1], 9).into(),
             names: names.iter().map(ToString::to_string).collect(),
         };
-        assert!(!permits(tcp(&[])), "TCP by itself does not say who it is");
+        assert!(!permits(tcp(&[])), "a TCP connection has no name by itself");
         assert!(permits(tcp(&["else", "ci"])) && !permits(tcp(&["c", "70001"])));
         assert_eq!(refusals.count(), 3);
         assert!(!Guard::nobody().permits(&unix(0, &[]), "load", "m"));

@@ -1,4 +1,4 @@
-//! The side that has the workers.
+//! The side of a relay that has the workers.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -15,10 +15,11 @@ use crate::pipeline::{InputTensor, OutputTensor, RequestArrival, RequestFailure}
 use crate::router::Router;
 use crate::sockets::SocketFile;
 
-/// A failure such as too many open files does not pass at once.
+/// The pause after a failed accept: a failure such as too many open files lasts for a while.
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
 
-/// Where requests of the supervisor before this one arrive. Its file goes with it.
+/// The server for requests that the previous supervisor relays. Its socket's file is removed with
+/// it.
 #[derive(Debug)]
 pub struct RelayServer {
     listener: UnixListener,
@@ -26,8 +27,8 @@ pub struct RelayServer {
 }
 
 impl RelayServer {
-    /// By a listening socket in a folder that nobody else may enter: clients are not asked who they
-    /// are.
+    /// Creates a server on a listening socket. The socket must be in a folder that no other user
+    /// may enter, because clients are not authenticated.
     pub fn listen(socket: OwnedFd) -> io::Result<Self> {
         let listener = std::os::unix::net::UnixListener::from(socket);
         listener.set_nonblocking(true)?;
@@ -36,7 +37,7 @@ impl RelayServer {
         Ok(Self { listener: UnixListener::from_std(listener)?, _file: file })
     }
 
-    /// Answers for ever. Dropping the future gives up what is under way.
+    /// Answers requests, and never returns. Dropping the future abandons the requests in flight.
     pub async fn run(&self, router: Arc<Router>) {
         let mut connections = JoinSet::new();
         loop {
@@ -59,14 +60,14 @@ impl RelayServer {
 async fn serve(mut stream: UnixStream, router: Arc<Router>) {
     loop {
         if let Err(error) = answer(&mut stream, &router).await {
-            // The end of a connection is the usual one.
+            // A connection normally ends this way.
             return tracing::debug!(%error, "a connection of the other supervisor ends");
         }
     }
 }
 
 async fn answer(stream: &mut UnixStream, router: &Router) -> io::Result<()> {
-    let RelayRequest { model, arrival, options, inputs } = read_head(stream).await?;
+    let RelayRequest { model, elapsed, options, inputs } = read_head(stream).await?;
     let Some(route) = router.model(&model) else {
         let failure =
             RequestFailure::Unavailable(format!("the next supervisor does not serve model '{model}'"));
@@ -78,16 +79,16 @@ async fn answer(stream: &mut UnixStream, router: &Router) -> io::Result<()> {
     let inputs = inputs.into_iter().map(input).collect();
     let now = Instant::now();
     let arrival =
-        RequestArrival { began: now.checked_sub(arrival).unwrap_or(now), ..RequestArrival::now(None) };
-    let mut answers = match before_the_end(stream, route.stream(inputs, options, arrival)).await? {
+        RequestArrival { began: now.checked_sub(elapsed).unwrap_or(now), ..RequestArrival::now(None) };
+    let mut answers = match unless_closed(stream, route.stream(inputs, options, arrival)).await? {
         Ok(answers) => answers,
         Err(failure) => return write_head(stream, &RelayReply::Err(failure)).await,
     };
     let streams = route.streams();
-    // A stream does not keep a model that goes longer than it may.
+    // A stream must not keep a model from stopping in time.
     drop(route);
     loop {
-        let (outputs, more) = match before_the_end(stream, answers.next()).await? {
+        let (outputs, more) = match unless_closed(stream, answers.next()).await? {
             Some(Ok(outputs)) => (outputs, streams),
             None => (Vec::new(), false),
             Some(Err(failure)) => return write_head(stream, &RelayReply::Err(failure)).await,
@@ -104,8 +105,9 @@ async fn answer(stream: &mut UnixStream, router: &Router) -> io::Result<()> {
     }
 }
 
-/// Nothing comes from the other side meanwhile, but its end.
-async fn before_the_end<T>(stream: &mut UnixStream, answer: impl Future<Output = T>) -> io::Result<T> {
+/// Waits for an answer, and fails if the other side closes the connection first. It sends nothing
+/// in the meantime.
+async fn unless_closed<T>(stream: &mut UnixStream, answer: impl Future<Output = T>) -> io::Result<T> {
     tokio::select! {
         answer = answer => Ok(answer),
         _ = stream.read_u8() => Err(io::ErrorKind::ConnectionAborted.into()),

@@ -1,9 +1,11 @@
-//! Requests that one supervisor passes to the next, whose workers serve the model already, for
-//! clients that are still connected to the first.
+//! The relay between two supervisors of an upgrade. Clients may still be connected to the
+//! supervisor whose models have moved: it sends their requests to the other one, whose workers
+//! serve the models.
 //!
-//! A connection of a Unix socket carries one request at a time, and its answer: a frame of at most
-//! [`MAX_HEAD`] bytes after its length, and the tensors' bytes behind it. Where there is more, the
-//! byte [`NEXT`] asks for the next answer. A client that gives its request up closes the connection.
+//! A connection of a Unix socket carries one request at a time, and its answer. Each is a frame of
+//! at most [`MAX_HEAD`] bytes after its length, with the tensors' bytes behind it. If a stream has
+//! more answers, the byte [`NEXT`] requests the next one. A client that abandons its request closes
+//! the connection.
 
 mod far;
 mod near;
@@ -23,31 +25,34 @@ use tokio::net::UnixStream;
 
 use crate::pipeline::{OutputTensor, RequestFailure, RequestOptions};
 
-/// Of what describes a request or an answer, without the tensors' bytes.
+/// The largest head of a request or an answer, in bytes: its description without the tensors'
+/// bytes.
 const MAX_HEAD: u32 = 1 << 20;
 
+/// The head of a relayed request.
 #[derive(Debug, Serialize, Deserialize)]
 struct RelayRequest {
     model: String,
-    /// How long ago its head was read.
-    arrival: Duration,
+    /// The time since the request's head was read.
+    elapsed: Duration,
     options: RequestOptions,
     inputs: Vec<TensorHead>,
 }
 
-/// Asks for the next answer of a stream.
+/// The byte that requests the next answer of a stream.
 const NEXT: u8 = 1;
 
 type RelayReply = Result<AnswerHead, RequestFailure>;
 
+/// The head of an answer.
 #[derive(Debug, Serialize, Deserialize)]
 struct AnswerHead {
     outputs: Vec<TensorHead>,
-    /// Whether it is one answer of several; its end has no outputs.
+    /// True if more answers follow; the end of a stream has no outputs.
     more: bool,
 }
 
-/// A tensor, whose bytes follow.
+/// The description of a tensor, whose bytes follow.
 #[derive(Debug, Serialize, Deserialize)]
 struct TensorHead {
     shape: Vec<i64>,
@@ -71,7 +76,7 @@ async fn read_head<T: DeserializeOwned>(stream: &mut UnixStream) -> io::Result<T
     postcard::from_bytes(&head).map_err(io::Error::other)
 }
 
-/// The bytes of these tensors, of `max_bytes` bytes together.
+/// Reads the bytes of these tensors. Fails if they are longer than `max_bytes` together.
 async fn read_parts(
     stream: &mut UnixStream,
     parts: Vec<TensorHead>,

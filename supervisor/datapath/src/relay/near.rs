@@ -1,4 +1,4 @@
-//! The side that has the client.
+//! The side of a relay that has the client.
 
 use std::io;
 use std::path::Path;
@@ -16,15 +16,15 @@ use crate::pipeline::{
 };
 use crate::router::Route;
 
-/// Whether the supervisor at that socket says anything within that time, be it that it ends.
+/// Returns whether the supervisor at `socket` replies or closes the connection within that time.
 pub async fn is_responding(socket: &Path, within: Duration) -> bool {
     let exchange = async {
         let mut stream = UnixStream::connect(socket).await?;
-        // No model has no name.
+        // No model has an empty name.
         let (model, options) = (String::new(), RequestOptions::default());
         write_head(
             &mut stream,
-            &RelayRequest { model, arrival: Duration::ZERO, options, inputs: Vec::new() },
+            &RelayRequest { model, elapsed: Duration::ZERO, options, inputs: Vec::new() },
         )
         .await?;
         read_head::<RelayReply>(&mut stream).await
@@ -33,19 +33,20 @@ pub async fn is_responding(socket: &Path, within: Duration) -> bool {
     reply.is_ok()
 }
 
-/// The way to a model that another supervisor serves.
+/// A relay to a model that another supervisor serves.
 #[derive(Debug)]
 pub struct Relay {
     model: String,
     socket: Arc<Path>,
-    /// Connections without a request.
+    /// The connections without a request.
     idle: Mutex<Vec<UnixStream>>,
-    /// The model's own workers, once they are back.
+    /// The route to the model's own workers, once they have returned.
     returned_rx: watch::Receiver<Option<Route>>,
 }
 
 impl Relay {
-    /// By the other supervisor's `socket`. If that ends, requests wait until the model is `returned`.
+    /// Creates a relay through the other supervisor's `socket`. If that supervisor ends, requests
+    /// wait for the route from `returned_rx`.
     pub fn new(model: String, socket: Arc<Path>, returned_rx: watch::Receiver<Option<Route>>) -> Self {
         Self { model, socket, idle: Mutex::default(), returned_rx }
     }
@@ -61,7 +62,8 @@ impl Relay {
         Ok((outputs, answers.delivery()))
     }
 
-    /// `streams`: whether the model gives many answers to a request.
+    /// Sends a request and returns its answers. `streams` is true if the model gives many answers
+    /// to a request.
     pub(crate) async fn stream(
         self: &Arc<Self>,
         inputs: Vec<InputTensor>,
@@ -81,15 +83,15 @@ impl Relay {
         }
     }
 
-    /// An error means that the other supervisor is not there, or not any more.
+    /// Sends a request to the other supervisor. An error means that it does not run, or has ended.
     async fn send(
         self: &Arc<Self>,
         inputs: &[InputTensor],
         options: RequestOptions,
-        arrival: Duration,
+        elapsed: Duration,
     ) -> io::Result<Result<(Vec<OutputTensor>, Option<RelayedStream>), RequestFailure>> {
         let idle = self.idle.lock().pop();
-        // Not kept if this is given up, as an answer may still come on it.
+        // A cancelled request drops its connection, as an answer may still arrive on it.
         let mut stream = match idle {
             Some(stream) => stream,
             None => UnixStream::connect(&self.socket).await?,
@@ -97,7 +99,7 @@ impl Relay {
         let part =
             |input: &InputTensor| TensorHead { shape: input.shape.clone(), bytes: input.data.len() as u64 };
         let inputs_described = inputs.iter().map(part).collect();
-        let request = RelayRequest { model: self.model.clone(), arrival, options, inputs: inputs_described };
+        let request = RelayRequest { model: self.model.clone(), elapsed, options, inputs: inputs_described };
         write_head(&mut stream, &request).await?;
         for input in inputs {
             stream.write_all_buf(&mut input.data.clone()).await?;
@@ -117,7 +119,7 @@ impl Relay {
     ) -> Result<Route, RequestFailure> {
         let mut returned_rx = self.returned_rx.clone();
         let back = async {
-            // An error means that it will not be.
+            // The sender is dropped if the model does not return.
             returned_rx.wait_for(Option::is_some).await.ok().and_then(|route| route.clone())
         };
         let back = match timeout {
@@ -131,7 +133,7 @@ impl Relay {
     }
 }
 
-/// A connection with a request that has not got its last answer.
+/// A connection with a request that has more answers.
 #[derive(Debug)]
 pub(crate) struct RelayedStream {
     relay: Arc<Relay>,
@@ -139,7 +141,7 @@ pub(crate) struct RelayedStream {
 }
 
 impl RelayedStream {
-    /// `None` after the last one.
+    /// Returns the next answer, or `None` after the last one.
     pub(crate) async fn next(&mut self) -> Option<Result<Vec<OutputTensor>, RequestFailure>> {
         let next = async {
             self.stream.write_u8(NEXT).await?;
@@ -153,7 +155,7 @@ impl RelayedStream {
         }
     }
 
-    /// The first answer, and itself if there are more.
+    /// Reads the first answer. Returns it with the stream if there are more.
     async fn answer(mut self) -> io::Result<Result<(Vec<OutputTensor>, Option<Self>), RequestFailure>> {
         let answer = read_answer(&mut self.stream).await?;
         if let Ok((outputs, true)) = answer {
@@ -164,7 +166,7 @@ impl RelayedStream {
     }
 }
 
-/// And whether it is one of several.
+/// Reads an answer. The flag is true if more answers follow.
 async fn read_answer(
     stream: &mut UnixStream,
 ) -> io::Result<Result<(Vec<OutputTensor>, bool), RequestFailure>> {

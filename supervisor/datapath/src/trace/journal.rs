@@ -1,4 +1,5 @@
-//! The steps of one traced request, noted by each part of the supervisor that handles it.
+//! The steps of one traced request. Each part of the supervisor that handles the request records
+//! them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,104 +7,114 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use shadowslice_shared::units::{Percent, Sms, Timestamp};
 
-/// The most waits in the queue that are noted of one request; further waits are only counted.
+/// The most attempts that are recorded of one request; further attempts are only counted.
 const MAX_ATTEMPTS: usize = 16;
 
-/// A journey that is being written. Its holders write to the same journey; they hold its lock for
-/// moments only and never wait meanwhile.
+/// A request's trace while it is recorded. Its clones write to the same trace; they hold its lock
+/// only for moments and never block.
 #[derive(Debug, Clone, Default)]
 pub struct Journal(Arc<Mutex<RequestTrace>>);
 
+/// The recorded steps of a request.
 #[derive(Debug, Clone, Default)]
 pub struct RequestTrace {
     pub model: Option<String>,
     /// The id that the client gave the request.
     pub id: Option<String>,
-    /// Along the batch axis.
+    /// The size along the batch axis.
     pub rows: Option<u32>,
     pub copy_in: Duration,
-    /// Its waits in the queue, with the result of each.
+    /// The request's waits in the queue, each with its result.
     pub attempts: Vec<RequestAttempt>,
-    /// How often it was put back into the queue.
+    /// The number of times that the request was put back into the queue.
     pub retries: u32,
-    /// Why it was turned away, in a word.
+    /// The reason for a refusal, as the metrics name it.
     pub refusal: Option<&'static str>,
-    /// Why it has no answer, as its client reads it.
+    /// The error that the client reads instead of an answer.
     pub why: Option<String>,
-    /// The last change of the worker that serves, if a change fell into the request's time.
+    /// The last route change, if it happened while the request was in flight.
     pub route_change: Option<RouteChange>,
 }
 
+/// One wait of a request in the queue, and the run that followed.
 #[derive(Debug, Clone)]
 pub struct RequestAttempt {
     pub queued: Timestamp,
-    /// The stay with a worker; `None` while the request waits, and for good if it never ran.
+    /// The run on a worker. `None` while the request waits, and if it never ran.
     pub run: Option<WorkerRun>,
 }
 
+/// A run of a request on a worker.
 #[derive(Debug, Clone)]
 pub struct WorkerRun {
     pub sent: Timestamp,
-    /// The batch's number, of all batches of the model.
+    /// The batch's number, over all batches of the model.
     pub batch: u64,
-    /// Rows of all requests of the batch.
+    /// The rows of all requests of the batch.
     pub rows: u32,
     pub requests: usize,
     pub location: Arc<RunLocation>,
     pub end: RunEnd,
 }
 
+/// The worker of a run, and the part of the GPU that it used.
 #[derive(Debug, PartialEq, Eq)]
 pub struct RunLocation {
-    /// Names it for the life of the supervisor.
+    /// The worker's id, unique while the supervisor runs.
     pub worker: u64,
     pub share: Percent,
     pub sms: Sms,
-    /// The GPU: its UUID, or as the configuration names it.
+    /// The GPU: its UUID, or its name in the configuration.
     pub device: Arc<str>,
 }
 
+/// The end of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RunEnd {
     Open,
     Answered {
         received: Timestamp,
-        /// The execution as the worker reports it, no longer than the stay.
+        /// The execution time that the worker reports, at most the length of the run.
         execution: Duration,
-        /// When the outputs had been copied.
+        /// The time at which the outputs had been copied.
         copied: Timestamp,
     },
     Lost {
-        /// When that was known.
+        /// The time at which the supervisor knew of the loss.
         at: Timestamp,
         why: LostReason,
     },
 }
 
-/// Why a stay with a worker ended without an answer.
+/// The reason why a run ended without an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LostReason {
-    /// The worker died, or hung and was given up.
+    /// The worker died, or hung and was condemned.
     Died,
-    /// A hand-over took it back in time.
+    /// A hand-over took the request back.
     TakenBack,
+    /// The engine failed on the batch.
     Failed,
+    /// The worker's answer was invalid.
     Nonsense,
 }
 
+/// A change of the worker that gets a model's requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RouteChange {
     pub at: Timestamp,
-    /// The worker that served until then; `None` after a death.
+    /// The worker that served before; `None` after a death.
     pub from: Option<u64>,
     pub to: u64,
 }
 
 impl Journal {
+    /// Records the model's name.
     pub fn found(&self, model: &str) {
         self.0.lock().model = Some(model.to_owned());
     }
 
+    /// Records the client's id of the request, unless it is empty.
     pub fn identified(&self, id: &str) {
         if !id.is_empty() {
             self.0.lock().id = Some(id.to_owned());
@@ -116,7 +127,7 @@ impl Journal {
         trace.copy_in = copy_in;
     }
 
-    /// It waits in the queue, the first time or again.
+    /// Records that the request waits in the queue, for the first time or again.
     pub fn queued(&self, at: Timestamp) {
         let mut trace = self.0.lock();
         if !trace.attempts.is_empty() {
@@ -149,11 +160,12 @@ impl Journal {
         self.0.lock().refusal = Some(reason);
     }
 
+    /// Records the error that the client reads.
     pub fn failed(&self, why: String) {
         self.0.lock().why = Some(why);
     }
 
-    /// Returns the notes up to now. All but the tries stay, for a line of the access log.
+    /// Returns the trace up to now. All but the attempts are kept for the access log.
     pub fn take(&self) -> RequestTrace {
         let mut trace = self.0.lock();
         RequestTrace { attempts: std::mem::take(&mut trace.attempts), ..trace.clone() }
@@ -161,7 +173,7 @@ impl Journal {
 }
 
 impl RequestTrace {
-    /// The spans that it is told as, the request's own included.
+    /// Returns the number of spans that the trace is exported as, with the request's own span.
     pub fn spans(&self) -> u64 {
         let of = |one: &RequestAttempt| match &one.run {
             None => 1,
@@ -198,13 +210,17 @@ mod tests {
         let trace = journal.take();
         assert_eq!((trace.retries, trace.spans()), (1, 4));
         let [first, second] = &trace.attempts[..] else { panic!("{trace:?}") };
-        assert_eq!(first.run.as_ref().map(|run| (run.batch, run.end)), Some((7, died)), "the first word");
+        assert_eq!(
+            first.run.as_ref().map(|run| (run.batch, run.end)),
+            Some((7, died)),
+            "the first end is kept"
+        );
         assert!(second.queued == at(3) && second.run.is_none());
         assert!(journal.take().attempts.is_empty());
     }
 
     #[test]
-    fn tries_are_bounded_and_the_last_one_told_stays_as_it_was() {
+    fn attempts_are_bounded_and_the_last_recorded_one_is_kept() {
         let journal = Journal::default();
         for round in 0..100 {
             journal.queued(at(round));

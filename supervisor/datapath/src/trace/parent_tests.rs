@@ -10,7 +10,7 @@ fn parsed(text: &str) -> Option<TraceParent> {
     TraceParent::parse(text.as_bytes())
 }
 
-/// The specification's example, with a part of it replaced.
+/// Returns the specification's example with a part replaced.
 fn with(place: usize, part: &str) -> String {
     let mut text = GOOD.to_owned();
     text.replace_range(place..place + part.len(), part);
@@ -40,7 +40,7 @@ fn the_specifications_example_is_read() {
 }
 
 #[test]
-fn what_is_malformed_is_no_parent() {
+fn a_malformed_header_counts_as_no_parent() {
     let zero = |digits| "0".repeat(digits);
     let malformed = [
         String::new(),
@@ -102,12 +102,12 @@ fn states_are_combined_and_cut_at_whole_members() {
 
 proptest! {
     #[test]
-    fn no_bytes_break_it(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
+    fn any_bytes_are_parsed_without_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
         TraceParent::parse(&bytes);
     }
 
     #[test]
-    fn nothing_near_a_good_one_breaks_it(place in 0_usize..55, byte: u8, length in 0_usize..70) {
+    fn no_change_to_a_valid_header_breaks_it(place in 0_usize..55, byte: u8, length in 0_usize..70) {
         let mut bytes = GOOD.as_bytes().to_vec();
         bytes[place] = byte;
         bytes.resize(length, b'-');

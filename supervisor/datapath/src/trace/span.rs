@@ -1,4 +1,4 @@
-//! A request that is traced, from its beginning to its end.
+//! A traced request, from its start to its end.
 
 use shadowslice_shared::units::Timestamp;
 
@@ -6,42 +6,45 @@ use super::journal::{Journal, RequestTrace};
 use super::parent::TraceParent;
 use super::tracer::Tracer;
 
+/// The protocol of a traced request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SpanProtocol {
-    /// Over HTTP, to that path.
+    /// A request over HTTP, with its path.
     Http(String),
     Grpc,
 }
 
-/// How a request ended, as its protocol says it.
+/// The status of a request, as its protocol reports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SpanStatus {
-    /// Its client went away before that was known.
+    /// The client disconnected before the status was known.
     Cancelled,
     Http(u16),
-    /// A gRPC status; 0 is fine.
+    /// A gRPC status; 0 is OK.
     Grpc(i32),
 }
 
-/// A request that is traced. Dropped, it is told; until then it counts as given up by its client.
+/// The span of a traced request. Dropping it exports the request. If it was not ended, it counts as
+/// cancelled by its client.
 #[derive(Debug)]
 pub struct RequestSpan<'t> {
     pub(super) tracer: &'t Tracer,
     pub(super) journal: Journal,
-    /// As it is told, but for the end and the steps.
+    /// The request as it is exported, except for its end and steps.
     pub(super) traced: TracedRequest,
 }
 
+/// A traced request that has ended.
 #[derive(Debug, Clone)]
 pub struct TracedRequest {
     pub trace_id: u128,
     pub span_id: u64,
     pub parent: Option<TraceParent>,
-    /// The state that travels with the trace; may be empty.
+    /// The vendors' state of the trace; may be empty.
     pub state: String,
     pub protocol: SpanProtocol,
     pub began: Timestamp,
-    /// When it was answered, or given up.
+    /// The time at which the request was answered or cancelled.
     pub ended: Timestamp,
     pub outcome: SpanStatus,
     pub trace: RequestTrace,
@@ -52,13 +55,14 @@ impl RequestSpan<'_> {
         &self.journal
     }
 
-    /// Has the span tell what is noted in this journal.
+    /// Replaces the journal, whose steps are exported with the span.
     #[must_use]
     pub fn of(mut self, journal: Journal) -> Self {
         self.journal = journal;
         self
     }
 
+    /// Ends the span with a status.
     pub fn end(mut self, outcome: SpanStatus) {
         self.traced.outcome = outcome;
     }
@@ -67,6 +71,6 @@ impl RequestSpan<'_> {
 impl Drop for RequestSpan<'_> {
     fn drop(&mut self) {
         let (ended, trace) = (self.tracer.now(), self.journal.take());
-        self.tracer.tell(TracedRequest { ended, trace, ..self.traced.clone() });
+        self.tracer.export(TracedRequest { ended, trace, ..self.traced.clone() });
     }
 }

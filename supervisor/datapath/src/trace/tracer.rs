@@ -1,4 +1,4 @@
-//! Which requests are traced, and where their traces go.
+//! The tracer, which chooses the traced requests and queues them for the exporter.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -13,18 +13,18 @@ use super::span::{RequestSpan, SpanProtocol, SpanStatus, TracedRequest};
 use crate::clock::Clock;
 use shadowslice_config::Sample;
 
-/// Traced requests that may wait to be sent on; more are dropped.
-const WAITING: usize = 4096;
+/// The most traced requests that wait for the exporter; more are dropped.
+const MAX_QUEUED: usize = 4096;
 
-/// How spans ended since the start.
+/// The number of spans by their end, since the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SpanCounts {
     pub exported: u64,
-    /// Dropped, because [`WAITING`] requests waited.
+    /// Spans dropped because the queue was full.
     pub queue_full: u64,
-    /// Dropped, because the collector could not be reached, or did not take them.
+    /// Spans dropped because the collector was unreachable or refused them.
     pub unsent: u64,
-    /// Received by the collector, which said that it does not keep them.
+    /// Spans that the collector received and rejected.
     pub rejected: u64,
 }
 
@@ -39,20 +39,20 @@ impl SpanCounts {
     }
 }
 
-/// Decides which requests are traced, and takes in their spans. Never waits.
+/// Chooses the traced requests and takes their spans. It never blocks.
 #[derive(Debug)]
 pub struct Tracer {
     clock: Clock,
-    /// The part of the requests without a parent that are traced.
+    /// The fraction of requests without a parent that are traced, in parts of [`Sample::ALL`].
     sample: AtomicU32,
-    told: mpsc::Sender<TracedRequest>,
+    queue_tx: mpsc::Sender<TracedRequest>,
     counts: Mutex<SpanCounts>,
 }
 
 impl Tracer {
     pub fn new(sample: Sample, clock: Clock) -> (Self, mpsc::Receiver<TracedRequest>) {
-        let (told, traced) = mpsc::channel(WAITING);
-        (Self { clock, sample: AtomicU32::new(sample.parts()), told, counts: Mutex::default() }, traced)
+        let (queue_tx, queue_rx) = mpsc::channel(MAX_QUEUED);
+        (Self { clock, sample: AtomicU32::new(sample.parts()), queue_tx, counts: Mutex::default() }, queue_rx)
     }
 
     pub fn set_sample(&self, sample: Sample) {
@@ -67,7 +67,7 @@ impl Tracer {
         add(&mut self.counts.lock());
     }
 
-    /// A request is traced as its parent is, or by chance if it has no parent.
+    /// Starts a span if the request is traced: like its parent, or by chance if it has no parent.
     pub fn begin(
         &self,
         headers: &HeaderMap,
@@ -103,8 +103,8 @@ impl Tracer {
         self.clock.now()
     }
 
-    pub(super) fn tell(&self, traced: TracedRequest) {
-        if let Err(lost) = self.told.try_send(traced) {
+    pub(super) fn export(&self, traced: TracedRequest) {
+        if let Err(lost) = self.queue_tx.try_send(traced) {
             self.counts.lock().queue_full += lost.into_inner().trace.spans();
         }
     }
@@ -132,25 +132,25 @@ mod tests {
 
     #[test]
     fn a_parent_decides_whatever_the_ratio() {
-        let (all, mut told) = tracer(Sample::ALL);
+        let (all, mut queue_rx) = tracer(Sample::ALL);
         let (none, _) = tracer(0);
         assert!(all.begin(&headers(Some("00")), || SpanProtocol::Grpc).is_none());
         assert!(none.begin(&headers(Some("01")), || SpanProtocol::Grpc).is_some());
         assert!(none.begin(&headers(None), || SpanProtocol::Grpc).is_none());
         all.begin(&headers(Some("01")), || SpanProtocol::Grpc).unwrap().end(SpanStatus::Grpc(0));
-        let traced = told.try_recv().unwrap();
+        let traced = queue_rx.try_recv().unwrap();
         assert_eq!(traced.trace_id, 0x0af7_6519_16cd_43dd_8448_eb21_1c80_319c);
         assert_eq!(traced.parent.map(|parent| parent.span_id), Some(0xb7ad_6b71_6920_3331));
         assert_eq!((traced.state.as_str(), traced.outcome), ("k=v", SpanStatus::Grpc(0)));
     }
 
     #[test]
-    fn without_a_parent_a_state_means_nothing_and_an_unfinished_span_was_given_up() {
-        let (all, mut told) = tracer(Sample::ALL);
+    fn without_a_parent_the_state_is_ignored_and_an_unfinished_span_is_cancelled() {
+        let (all, mut queue_rx) = tracer(Sample::ALL);
         drop(all.begin(&headers(None), || SpanProtocol::Http("/x".to_owned())));
         drop(all.begin(&headers(Some("0x")), || SpanProtocol::Grpc));
         for _ in 0..2 {
-            let traced = told.try_recv().unwrap();
+            let traced = queue_rx.try_recv().unwrap();
             assert_eq!(
                 (traced.state.as_str(), traced.parent, traced.outcome),
                 ("", None, SpanStatus::Cancelled)
@@ -160,7 +160,7 @@ mod tests {
 
     #[test]
     fn the_ratio_is_kept_over_many_requests() {
-        let (tracer, _told) = tracer(Sample::ALL / 4);
+        let (tracer, _queue_rx) = tracer(Sample::ALL / 4);
         let traced =
             (0..20_000).filter(|_| tracer.begin(&headers(None), || SpanProtocol::Grpc).is_some()).count();
         // Six standard deviations of 61.
@@ -170,9 +170,9 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_dropped_and_counted_in_spans() {
-        let (tracer, _told) = tracer(Sample::ALL);
-        for _ in 0..WAITING + 3 {
+    fn requests_beyond_the_queue_are_dropped_and_counted_in_spans() {
+        let (tracer, _queue_rx) = tracer(Sample::ALL);
+        for _ in 0..MAX_QUEUED + 3 {
             let span = tracer.begin(&headers(None), || SpanProtocol::Grpc).unwrap();
             span.journal().queued(Timestamp::default());
         }
