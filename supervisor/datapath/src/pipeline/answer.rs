@@ -1,4 +1,5 @@
-//! From a worker's answer to the outputs of each request. A worker's numbers are never trusted.
+//! The split of a worker's answer into the outputs of each request. A worker's numbers are never
+//! trusted.
 
 use bytes::Bytes;
 use shadowslice_shared::batch::{Extent, Output as WireOutput};
@@ -8,8 +9,8 @@ use shadowslice_shared::tensor::{TensorSpec, count_byte_strings, elements};
 use super::pending::QueuedRequest;
 use super::request::{Metadata, OutputTensor, RequestFailure};
 
-/// For each request its outputs, or that there is no memory for them. An error says why the answer
-/// makes no sense.
+/// Returns the outputs of each request, or a failure if memory for them is short. An error says why
+/// the answer is invalid.
 pub(crate) fn split(
     model: &Metadata,
     slab: &AnswerSlab,
@@ -19,7 +20,7 @@ pub(crate) fn split(
     if more && (model.streams.is_none() || requests.len() != 1) {
         return Err("there is more of it, and the model gives one answer to a request".to_owned());
     }
-    // The end of a stream.
+    // The end of a stream has no outputs.
     if outputs.is_empty() && model.streams.is_some() && !more {
         return Ok(requests.iter().map(|_| Ok(Vec::new())).collect());
     }
@@ -32,7 +33,8 @@ pub(crate) fn split(
             return Err(format!("output {} has {got} parts for {want} requests", spec.name));
         }
     }
-    // Parts do not overlap; else a few could be named over and over until memory is full.
+    // Parts must not overlap. Otherwise a worker could name a few parts again and again until
+    // memory is full.
     let parts = outputs.iter().flat_map(|output| &output.parts);
     if parts.fold(0, |sum: u64, part| sum.saturating_add(part.len)) > slab.bytes() {
         return Err(format!("its parts have more bytes than their slab, {}", slab.bytes()));

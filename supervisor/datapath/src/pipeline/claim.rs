@@ -1,4 +1,4 @@
-//! What settles a request: its worker, the queue, or the client that waits for it.
+//! Claims: a request is settled once, by its worker, by the queue or by its waiting client.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,12 +11,13 @@ use super::request::RequestFailure;
 use super::streams::WorkerAnswer;
 use shadowslice_shared::units::Timestamp;
 
-/// Taken by what settles a request first, which alone counts it: so it is counted once.
+/// A claim on a request. The party that takes it first settles the request and counts it, so it is
+/// counted once.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Claim(Arc<AtomicBool>);
 
 impl Claim {
-    /// Whether it was free; it is taken now.
+    /// Takes the claim. Returns whether it was free.
     pub(crate) fn take(&self) -> bool {
         !self.0.swap(true, Ordering::AcqRel)
     }
@@ -26,8 +27,8 @@ impl Claim {
     }
 }
 
-/// Dropped without an answer, it gives the request up: that is not run if it still waits, and if it
-/// runs its answer is ignored.
+/// A client's wait for an answer. If it is dropped before the answer, the request is cancelled: it
+/// does not run if it still waits, and the answer is ignored if it runs.
 #[derive(Debug)]
 pub(crate) struct AnswerWait<'p> {
     pub(crate) pipeline: &'p Pipeline,
@@ -36,7 +37,7 @@ pub(crate) struct AnswerWait<'p> {
 }
 
 impl AnswerWait<'_> {
-    /// The answer, or word that `timeout` was over first.
+    /// Waits for the answer. Fails if `timeout` ends first.
     pub(crate) async fn answer(
         &self,
         mut reply_rx: oneshot::Receiver<Result<WorkerAnswer, RequestFailure>>,
@@ -47,7 +48,7 @@ impl AnswerWait<'_> {
             match tokio::time::timeout(left, &mut reply_rx).await {
                 Ok(answered) => return answered.unwrap_or_else(|_| stopping()),
                 Err(_) if self.claim.take() => return Err(self.timed_out(timeout)),
-                // It has been settled in the meantime, and word of that is on its way.
+                // Another party has settled the request, and the reply follows.
                 Err(_) => {}
             }
         }

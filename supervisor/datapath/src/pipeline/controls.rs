@@ -1,4 +1,4 @@
-//! The controller's side of a pipeline: its settings, and reports of its state.
+//! The controller's view of a pipeline: its settings, and reports of its state.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -24,21 +24,22 @@ use super::totals::Totals;
 use super::{LiveSettings, Pipeline};
 use crate::trace::{LostReason, RouteChange};
 
+/// A report of a pipeline's state.
 #[derive(Debug, Clone)]
 pub struct PipelineReport {
     pub at: Timestamp,
-    /// It takes requests.
+    /// True if the model takes requests.
     pub open: bool,
     pub counts: RequestCounts,
     pub batches: u64,
-    /// Of all answered requests together, until their batch was sent.
+    /// The queue wait of all answered requests together, until their batch was sent.
     pub queue_wait: Duration,
     pub latencies: Latencies,
     pub rates: Rates,
     /// Accepted, and not answered yet: queued, in flight.
     pub pending: (usize, usize),
     pub stalled: Option<StalledBatch>,
-    /// How long batches execute at the share in force, by rows; empty while nothing serves.
+    /// The execution time of batches at the current share, by rows; empty while no worker serves.
     pub execution: Vec<(u32, Duration)>,
 }
 
@@ -51,7 +52,8 @@ impl Pipeline {
         self.memory.slab.bytes()
     }
 
-    /// The first description stands; a worker that finds another model is faulty.
+    /// Sets the model's description. The first one is kept; a worker that finds another model is
+    /// faulty.
     pub fn describe(&self, found: Metadata) -> Result<Arc<Metadata>, String> {
         let known = self.metadata.get_or_init(|| Arc::new(found.clone()));
         if **known != found {
@@ -66,9 +68,9 @@ impl Pipeline {
         Ok(Arc::clone(known))
     }
 
-    /// Takes requests at once, which wait for the first worker: the model has served before, as this
-    /// other pipeline knows it.
-    pub fn open_like(&self, before: &Self) -> Result<(), String> {
+    /// Opens the model at once, with the description from `before`. Its requests wait for the first
+    /// worker.
+    pub fn open_with_metadata_of(&self, before: &Self) -> Result<(), String> {
         if let Some(known) = before.metadata() {
             self.describe((*known).clone())?;
         }
@@ -77,14 +79,14 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Waiting requests follow the new rules when they are sent, as far as these apply then.
+    /// Changes the settings. They apply to waiting requests when their batch is sent.
     pub fn set_live_settings(&self, rules: LiveSettings) {
         let now = self.clock.now();
-        // Requests that have ended are judged by the rules of that time.
+        // Requests that have ended are counted by the previous settings.
         drop(self.counted_state());
         self.change(|state| {
             state.stats.slo = rules.slo;
-            state.scheduler.set_rules(rules.scheduled());
+            state.scheduler.set_rules(rules.scheduler_rules());
             state.dispatch(now);
         });
     }
@@ -95,7 +97,7 @@ impl Pipeline {
         self.readiness_tx.send_replace(());
     }
 
-    /// Refuses new requests from now on, and the requests that wait.
+    /// Refuses new requests from now on, and the waiting requests.
     pub fn shut(&self, why: &str) {
         let now = self.clock.now();
         self.change(|state| {
@@ -107,7 +109,7 @@ impl Pipeline {
         });
     }
 
-    /// The old lane finishes the batches that it has.
+    /// Routes new batches to `worker`. The previous lane finishes its batches.
     pub fn route(&self, worker: Option<WorkerId>) {
         let now = self.clock.now();
         self.change(|state| {
@@ -120,15 +122,15 @@ impl Pipeline {
         });
     }
 
-    /// Has a partition made ready, of which [`LaneEvent::Prepared`] reports the result, or lets go
-    /// of one that no further batch names.
+    /// Sends a command to a worker: to prepare a partition, which [`LaneEvent::Prepared`] confirms,
+    /// or to forget one that no further batch names.
     pub fn command(&self, worker: WorkerId, command: Command) {
         if let Some(link) = self.state.lock().link_mut(worker) {
             link.command(command);
         }
     }
 
-    /// Has `worker`'s next batch run on this part of the GPU, which it has ready.
+    /// Runs the next batch of `worker` on this part of the GPU, which the worker has prepared.
     pub fn move_to(&self, worker: WorkerId, share: Percent, slice: &Slice) {
         let mut state = self.state.lock();
         if let Some(link) = state.link_mut(worker) {
@@ -145,7 +147,7 @@ impl Pipeline {
         }
     }
 
-    /// Serves the requests of `worker` elsewhere, without blame.
+    /// Takes the requests of `worker` back to serve them elsewhere. The worker is not blamed.
     pub fn requeue(&self, worker: WorkerId) {
         let now = self.clock.now();
         self.change(|state| {
@@ -157,13 +159,14 @@ impl Pipeline {
         });
     }
 
-    /// It is as good as dead: its requests are served elsewhere, and the executing batch is blamed.
+    /// Treats `worker` as dead: its requests are served elsewhere, and its executing batch is
+    /// blamed.
     pub fn condemn(&self, worker: WorkerId) {
         let now = self.clock.now();
         self.change(|state| state.condemn(worker, now));
     }
 
-    /// Whether `worker` has nothing to do, or had not when it went.
+    /// Returns whether `worker` is idle, or was idle when it ended.
     pub fn is_idle(&self, worker: WorkerId) -> bool {
         self.state.lock().is_idle(worker)
     }
@@ -172,7 +175,7 @@ impl Pipeline {
         self.state.lock().stall.begin(self.clock.now());
     }
 
-    /// Begins to measure the stall that a worker's death causes, from the moment of the death.
+    /// Starts to measure the stall that a worker's death causes, from the time of the death.
     pub fn begin_stall_at_outage(&self) {
         self.state.lock().stall.begin_at_outage();
     }
@@ -181,10 +184,10 @@ impl Pipeline {
         self.state.lock().stall.read(self.clock.now())
     }
 
-    pub fn set_admission(&self, door: Door) {
+    pub fn set_admission(&self, admission: Door) {
         let now = self.clock.now();
         self.change(|state| {
-            state.scheduler.set_door(door);
+            state.scheduler.set_door(admission);
             state.dispatch(now);
         });
     }
@@ -193,7 +196,7 @@ impl Pipeline {
         self.state.lock().scheduler.refuses_late()
     }
 
-    /// Since the last call, or since the start.
+    /// Returns the observations since the last call, or since the start.
     pub fn observe(&self) -> Seen {
         let now = self.clock.now();
         self.counted_state().scheduler.observe(now)
@@ -223,13 +226,13 @@ impl Pipeline {
         self.counted_state().stats.rates.rates(now)
     }
 
-    /// For one observer: what one look has seen, no other sees. `None` if no request was answered
-    /// since the last one.
+    /// Returns the latencies of the requests answered since the last call, or `None` if there are
+    /// none. Only one observer may call this, as each latency is returned once.
     pub fn take_recent_latencies(&self) -> Option<RecentLatencies> {
         self.counted_state().stats.take_recent_latencies()
     }
 
-    /// And how many requests wait.
+    /// Returns the load, and the number of waiting requests.
     pub fn load(&self) -> (ModelLoad, usize) {
         let now = self.clock.now();
         let mut state = self.counted_state();

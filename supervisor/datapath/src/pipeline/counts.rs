@@ -1,21 +1,22 @@
-//! How a model's requests ended, as it is counted and as the status shows it.
+//! Counts of a model's requests by their end, as the metrics and the status show them.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+/// The reason why a request was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RefusalReason {
     NotReady,
     QueueFull,
     MemoryFull,
-    /// It would never fit into that memory.
+    /// The request would never fit into that memory.
     TooLarge,
-    /// It cannot be answered in time, or its time is up.
+    /// The request cannot be answered in time, or its time is over.
     Late,
-    /// Its inputs were proved to kill workers.
+    /// The inputs are known to kill workers.
     Quarantined,
-    /// A limit that all models share: `limits.in_flight`.
+    /// The limit that all models share, `limits.in_flight`, was reached.
     HostFull,
 }
 
@@ -28,30 +29,32 @@ impl RefusalReason {
     }
 }
 
-/// How the requests ended since the start.
+/// The number of requests by their end, since the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct RequestCounts {
-    /// Taken into the queue.
+    /// Requests taken into the queue.
     pub accepted: u64,
     pub succeeded: u64,
     pub within_slo: u64,
-    /// Accepted, and answered with an error.
+    /// Requests accepted, and answered with an error.
     pub failed: u64,
-    /// Turned away, at the door or out of the queue.
+    /// Requests refused, on arrival or in the queue.
     pub rejected: u64,
-    /// At fault themselves: the engine refuses their input, or they never fit into the memory.
+    /// Requests that were invalid: the engine refused their input, or they never fit into the
+    /// memory.
     #[serde(default)]
     pub invalid: u64,
-    /// All that were turned away, by the reason.
+    /// Refused requests by the reason.
     pub refused: RefusalCounts,
-    /// Requests put back into the queue after a worker's death or a hand-over's timeout, or to be
-    /// tried alone after their batch failed.
+    /// Requests put back into the queue after a worker's death or the timeout of a hand-over, or to
+    /// run alone after their batch failed.
     pub retried: u64,
-    /// Given up by their clients before they were answered.
+    /// Requests cancelled by their clients before they were answered.
     pub cancelled: u64,
 }
 
-/// Counts by [`RefusalReason`]; serialized as a map from the refusals' names.
+/// The number of refused requests by [`RefusalReason`], serialized as a map from the reasons'
+/// names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(from = "BTreeMap<String, u64>", into = "BTreeMap<String, u64>")]
 pub struct RefusalCounts([u64; RefusalReason::NAMES.len()]);
@@ -65,15 +68,15 @@ impl RefusalCounts {
         Some(Self(grown))
     }
 
-    /// For each reason, all of them included, how many.
+    /// Returns the count of each reason, including zeros.
     pub fn by_reason(&self) -> impl Iterator<Item = (&'static str, u64)> {
         RefusalReason::NAMES.into_iter().zip(self.0)
     }
 }
 
 impl RequestCounts {
-    /// What was counted after `earlier`; `None` if the counts began anew in between, as those of a
-    /// replaced model do.
+    /// Returns the counts since `earlier`. Returns `None` if the counts were reset in between, as
+    /// those of a replaced model are.
     pub fn since(&self, earlier: &Self) -> Option<Self> {
         Some(Self {
             accepted: self.accepted.checked_sub(earlier.accepted)?,
@@ -114,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_counted_since_is_the_difference_unless_it_began_anew() {
+    fn counts_since_a_time_are_the_difference_unless_they_were_reset() {
         let mut before = RequestCounts { accepted: 3, succeeded: 2, ..RequestCounts::default() };
         before.refuse(RefusalReason::Late);
         let mut now = RequestCounts { accepted: 7, within_slo: 1, ..before };
@@ -133,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn each_reason_is_told_by_its_name_and_read_back() {
+    fn each_reason_is_serialized_by_its_name_and_read_back() {
         let mut counts = RequestCounts { accepted: 3, ..RequestCounts::default() };
         for (times, why) in
             [(1, RefusalReason::NotReady), (2, RefusalReason::TooLarge), (3, RefusalReason::Late)]

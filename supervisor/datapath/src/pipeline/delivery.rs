@@ -1,14 +1,15 @@
-//! The last part of a request's way: from its worker's answer to its client's socket.
+//! The delivery of an answer, from its worker's answer to its client's socket.
 //!
-//! A request counts as answered when the last byte of its answer has been written. Its latency, which
-//! the SLO bounds, ends then. If the client leaves earlier, the request counts as given up.
+//! A request counts as answered when the last byte of its answer has been written. Its latency,
+//! which the SLO bounds, ends then. If the client disconnects earlier, the request counts as
+//! cancelled.
 //!
 //! "Written" means that the socket took the byte. These parts are not measured:
 //!
 //! * the kernel's buffers, the network and the client
 //! * with TLS, up to 64 KiB that wait for encryption
-//! * with gRPC, the trailers behind a message, and the wait of a message of less than 256 bytes in
-//!   the connection's buffer
+//! * with gRPC, the trailers behind a message, and the time that a message of less than 256 bytes
+//!   waits in the connection's buffer
 //! * if the previous supervisor relays a request, its own writing to the client
 
 use std::sync::Arc;
@@ -20,13 +21,13 @@ use super::Pipeline;
 use super::durations::RequestTimes;
 use super::state::PipelineState;
 
-/// The most ends that wait to be counted. The end that reaches it takes the pipeline's lock and counts
-/// them all.
+/// The number of ends that wait to be counted. The end that reaches it takes the pipeline's lock
+/// and counts them all.
 const ENDINGS_LIMIT: usize = 64;
 
-/// An answer that its client does not have yet. If it is dropped, its request counts as given up.
+/// An answer that its client does not have yet. If it is dropped, its request counts as cancelled.
 ///
-/// The default is an answer that does not count, for example a later one of a stream.
+/// The default is an answer that does not count, for example a later answer of a stream.
 #[derive(Debug, Default)]
 pub struct Delivery(Option<Box<UnwrittenAnswer>>);
 
@@ -45,7 +46,7 @@ pub(crate) struct RequestEnd {
     how: EndKind,
 }
 
-/// The way in which a request ended, with the time since its first byte.
+/// The kind of a request's end, with the time since its first byte.
 #[derive(Debug)]
 enum EndKind {
     Written(RequestTimes),
@@ -53,7 +54,7 @@ enum EndKind {
     Failed(Duration),
     /// The answer could not be written, and the request is at fault.
     Invalid(Duration),
-    /// The client left.
+    /// The client disconnected.
     Left(Duration),
 }
 
@@ -79,8 +80,8 @@ impl Delivery {
         self.end(|underway, at| EndKind::Failed(at.since(underway.arrived)));
     }
 
-    /// Counts the request as at fault itself: its client asked for the answer in a form that it does
-    /// not have.
+    /// Counts the request as invalid: its client requested the answer in a form that it does not
+    /// have.
     pub fn invalid(&mut self) {
         self.end(|underway, at| EndKind::Invalid(at.since(underway.arrived)));
     }
@@ -99,7 +100,7 @@ impl Drop for Delivery {
 }
 
 impl Pipeline {
-    /// Notes an end, which is counted with others or when somebody reads the counts. A connection
+    /// Records an end, to be counted with others or when the counts are read next. So a connection
     /// does not wait for the pipeline's lock, under which batches are sent.
     fn ended(&self, ended: RequestEnd) {
         let mut endings = self.endings.lock();
@@ -111,7 +112,7 @@ impl Pipeline {
         }
     }
 
-    /// Returns the state, in which all ends are counted.
+    /// Locks the state and counts all recorded ends in it.
     pub(super) fn counted_state(&self) -> parking_lot::MutexGuard<'_, PipelineState> {
         let mut state = self.state.lock();
         for RequestEnd { at, how } in self.endings.lock().drain(..) {

@@ -1,4 +1,4 @@
-//! Workers that hang: they execute one batch for too long.
+//! The detection of workers that hang: they execute one batch for too long.
 
 use std::time::Duration;
 
@@ -9,26 +9,27 @@ use super::link::{PipelineLane, WorkerLink};
 use super::pending::QueuedRequest;
 use super::state::PipelineState;
 
-/// A worker that seems to hang is looked at again after this: when this process could not run for a
-/// while, answers lie unread, and their readers must get their turn first.
+/// The delay after which a worker that seems to hang is checked again. If this process could not
+/// run for a while, answers are unread, and their readers must run first.
 const RECHECK_DELAY: Duration = Duration::from_millis(100);
 
-/// A batch that executes for longer than it should.
+/// A batch that executes for longer than expected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StalledBatch {
     pub requests: usize,
-    /// For how long by now.
+    /// The execution time up to now.
     pub executes: Duration,
-    /// Until its worker counts as hung, if the GPU stays as crowded as it is.
+    /// The time until its worker counts as hung, if the load on the GPU does not change.
     pub left: Duration,
 }
 
-/// How often a batch that may hang is looked at: others on its GPU may end meanwhile, and it may
-/// then take less time.
+/// The interval between checks of a batch that may hang. Other batches on its GPU may end in the
+/// meantime, and shorten its time limit.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 impl WorkerLink {
-    /// When to look whether its worker hangs: as soon as it may, and once more if it then seems to.
+    /// Returns the time of the next check for a hang: as soon as the worker may hang, and once more
+    /// if it then seems to.
     fn next_check(&mut self, lane: &PipelineLane, now: Timestamp) -> Option<Timestamp> {
         self.note_running(lane, now);
         let left = self.hangs_in(lane, now);
@@ -49,8 +50,8 @@ impl PipelineState {
         links.iter_mut().filter_map(|link| link.next_check(scheduler.lane(link.worker)?, now)).min()
     }
 
-    /// Refuses the requests that wait past their deadline while a request executes that seems to
-    /// hang not for the first time: such requests are given more and more time.
+    /// Refuses requests past their deadline while a request executes that has been suspected of a
+    /// hang before. Such requests get longer and longer limits.
     pub(crate) fn refuse_overdue(&mut self, now: Timestamp) {
         let is_suspect = |request: &QueuedRequest| request.item.deaths > 0;
         let lane = self.scheduler.serving_lane().filter(|lane| lane.is_stalled(now));
@@ -61,7 +62,7 @@ impl PipelineState {
         }
     }
 
-    /// The batch that the serving worker executes, if something is wrong with it.
+    /// Returns the batch that the serving worker executes, if it takes too long.
     pub(crate) fn stalled(&self, now: Timestamp) -> Option<StalledBatch> {
         let lane = self.scheduler.serving_lane().filter(|lane| lane.is_stalled(now))?;
         let front = lane.in_flight().next()?;
@@ -71,7 +72,7 @@ impl PipelineState {
         Some(StalledBatch { requests: front.requests.len(), executes, left })
     }
 
-    /// Reports the workers that hang, once each: the batch counts as executing no more.
+    /// Reports each worker that hangs once. Its batch no longer counts as executing.
     pub(crate) fn report_hangs(&mut self, now: Timestamp) {
         for link in &self.links {
             if self.scheduler.lane(link.worker).is_some_and(|lane| link.hangs(lane, now)) {

@@ -1,26 +1,28 @@
-//! Facts that a pipeline reports to its controller.
+//! Events of lanes, which a pipeline reports to its controller.
 
 use shadowslice_shared::batch::Prepared;
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::Timestamp;
 
-/// Facts that may wait for the controller. A lane gives rise to few: it drains, serves first, hangs
-/// or dies once a hand-over, and hand-overs wait for the controller.
+/// The most events that may wait for the controller. A lane causes few: it drains, serves first,
+/// hangs or dies once in a hand-over, and hand-overs wait for the controller.
 pub const EVENT_QUEUE_SIZE: usize = 256;
 
+/// An event of a lane.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LaneEvent {
-    /// It was told to drain, and nothing is in flight any more.
+    /// The lane was draining, and nothing is in flight any more.
     Drained(WorkerId),
-    /// Its worker completed its first batch since it was routed to.
+    /// The worker completed its first batch since requests were routed to it.
     FirstAnswer(WorkerId, Timestamp),
-    /// Its worker has made a partition ready, or could not.
+    /// The worker has prepared a partition, or could not.
     Prepared(WorkerId, Prepared),
-    /// Its worker's socket ended, and it with that.
+    /// The worker's socket has closed, and the lane has ended.
     Gone(WorkerId),
-    /// A request has proved that it kills its workers: the model is not to blame for their deaths.
+    /// A request is known to kill workers, so the model is not to blame for their deaths.
     PoisonConfirmed,
+    /// The worker hangs.
     Hung(WorkerId),
-    /// Its worker said something that makes no sense, and why.
+    /// The worker sent an invalid message, for this reason.
     Broken(WorkerId, String),
 }

@@ -1,5 +1,4 @@
-//! The link to one worker: its socket, the commands that wait to be sent on it, and where the
-//! worker runs.
+//! The link to one worker: its socket, the commands that wait for it, and its share of the GPU.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::AsRawFd;
@@ -32,52 +31,54 @@ pub(crate) type PipelineLane = scheduler::Lane<Shapes, PendingRequest>;
 
 pub(crate) type OutgoingBatch = scheduler::Sending<Shapes, PendingRequest>;
 
+/// A warm worker to attach to the pipeline.
 #[derive(Debug)]
 pub struct WarmWorker {
     pub worker: WorkerId,
     pub share: Percent,
-    /// The part of the GPU that it begins with.
+    /// The part of the GPU that the worker starts with.
     pub slice: Slice,
-    /// The GPU, as traces name it.
+    /// The GPU's name in traces.
     pub device: Arc<str>,
     /// The batch sizes that were warmed up.
     pub sizes: Vec<u32>,
-    /// Whether it pads batches to the next size that was warmed up.
+    /// True if the worker pads batches to the next size that was warmed up.
     pub pads: bool,
-    /// What executes on its GPU.
+    /// The occupancy of its GPU.
     pub occupancy: Arc<Occupancy>,
 }
 
-/// Commands that may wait for room in a worker's socket: those of partitions, and ends of streams.
+/// The most commands that may wait for room in a worker's socket: commands about partitions, and
+/// ends of streams.
 const MAX_OUTBOX: usize = 4 * READY_PARTITIONS + 1024;
 
 /// The batch that a worker executes.
 #[derive(Debug)]
 struct RunningBatch {
     since: Timestamp,
-    /// The GPU's progress then.
+    /// The GPU's progress at that time.
     from: Duration,
     occupied: OccupancyGuard,
 }
 
+/// The link to one worker.
 #[derive(Debug)]
 pub(crate) struct WorkerLink {
     pub(crate) worker: WorkerId,
-    /// For traces: the worker, and where it runs.
+    /// The worker and its place on the GPU, for traces.
     pub(crate) location: Arc<RunLocation>,
     occupancy: Arc<Occupancy>,
     running: Option<RunningBatch>,
-    /// How long its batches take by shape, where requests differ in it.
+    /// The times of its batches by shape, if the model's requests differ in their shapes.
     pub(crate) shapes: Option<ShapeTimes>,
     pub(crate) recheck_at: Option<Timestamp>,
-    /// How many inputs every request has; optional ones stand behind them.
+    /// The number of inputs that every request has; optional inputs follow them.
     inputs: usize,
-    /// Memory that the worker may still read, of requests that were taken away from it, by their
-    /// batch.
+    /// The memory of requests that were taken back, by their batch. The worker may still read it.
     held: BTreeMap<u64, Vec<Arc<Reservation>>>,
     socket: Arc<BatchSocket>,
     message: Vec<u8>,
-    /// Commands that could not be sent yet; they go before any further batch.
+    /// The commands that could not be sent yet; they are sent before any further batch.
     outbox: VecDeque<Command>,
 }
 
@@ -114,7 +115,7 @@ impl WorkerLink {
         self.location = Arc::new(RunLocation { worker, share, sms: slice.sms, device });
     }
 
-    /// Keeps the memory of requests that are taken away until the worker has finished with them.
+    /// Keeps the memory of requests that are taken back until the worker has finished with them.
     pub(crate) fn hold<'b>(&mut self, in_flight: impl Iterator<Item = &'b InFlightBatch>) {
         for batch in in_flight {
             let memory = batch.requests.iter().map(|request| Arc::clone(&request.item.memory));
@@ -126,7 +127,8 @@ impl WorkerLink {
         self.held.remove(&batch);
     }
 
-    /// If the outbox is full, the command is dropped: the worker is gone, or will be found to hang.
+    /// Sends a command, or queues it. If the outbox is full, the command is dropped: the worker has
+    /// ended, or will be found to hang.
     pub(crate) fn command(&mut self, command: Command) {
         if self.outbox.len() < MAX_OUTBOX {
             self.outbox.push_back(command);
@@ -134,7 +136,7 @@ impl WorkerLink {
         self.flush();
     }
 
-    /// Sends the commands that wait, as far as the worker takes them; whether it took all.
+    /// Sends the queued commands that the worker takes. Returns whether it took all.
     pub(crate) fn flush(&mut self) -> bool {
         while let Some(command) = self.outbox.front() {
             let bytes = batch::encode(command, &mut self.message).expect("a number or a set of groups fits");
@@ -146,7 +148,7 @@ impl WorkerLink {
         true
     }
 
-    /// Tells the GPU whether the worker executes a batch of `lane`.
+    /// Updates the GPU's occupancy: whether the worker executes a batch of `lane`.
     pub(crate) fn note_running(&mut self, lane: &PipelineLane, now: Timestamp) {
         let since = lane.in_flight().next().and_then(|front| front.executing_since);
         if self.running.as_ref().map(|running| running.since) == since {
@@ -161,13 +163,15 @@ impl WorkerLink {
         });
     }
 
-    /// Returns how long the worker, which executes the first batch of `lane`, may take until it
-    /// counts as hung; zero once it does. It may take longer while others execute on its GPU, and
-    /// longer for requests that seemed to hang before.
+    /// Returns the time until the worker counts as hung, zero once it does; `None` if it executes
+    /// nothing.
+    ///
+    /// The limit of the first batch of `lane` grows while others execute on its GPU. It also grows
+    /// for requests that seemed to hang before.
     pub(crate) fn hangs_in(&self, lane: &PipelineLane, now: Timestamp) -> Option<Duration> {
         let (front, running) = lane.in_flight().next().zip(self.running.as_ref())?;
         if front.step {
-            // Generators pause as they like.
+            // A generator may pause between answers, so its steps have a fixed limit.
             return Some((running.since + BLIND_HANG_LIMIT).since(now));
         }
         let deaths = front.requests.iter().map(|request| request.item.deaths).max().unwrap_or(0);
@@ -177,8 +181,8 @@ impl WorkerLink {
         Some(self.occupancy.left(running.from, limit.saturating_mul(1 << deaths.min(8)), now))
     }
 
-    /// False if the worker takes nothing now: if it is gone, its reader will find out. An error if
-    /// no message can hold this batch.
+    /// Sends a batch. Returns false if the worker takes nothing now; if it has ended, its reader
+    /// finds out. An error means that no message can hold this batch.
     pub(crate) fn send(&mut self, sending: &OutgoingBatch) -> Result<bool, String> {
         if !self.flush() {
             return Ok(false);
@@ -212,7 +216,7 @@ impl WorkerLink {
     }
 }
 
-/// Returns the optional inputs that a request gives behind the model's other `inputs`.
+/// Returns the optional inputs of a request, which follow the model's `inputs` other ones.
 fn optional(request: &QueuedRequest, inputs: usize) -> Vec<OptionalTensor> {
     let tensors = request.shape.iter().zip(&request.item.memory.tensors).skip(inputs);
     let given = (0..).zip(tensors).filter(|(_, (shape, _))| *shape != LEFT_OUT);

@@ -1,20 +1,20 @@
-//! How loaded a model is, as answers tell load balancers.
+//! The load of a model, as answers report it to load balancers.
 
 use std::time::Duration;
 
 use shadowslice_shared::units::Timestamp;
 
-/// What a load is taken over.
+/// The period over which a load is measured.
 const SPAN: Duration = Duration::from_secs(1);
 
-/// Over the last second that was full; zero where no request ended in it.
+/// The load over the last full second; zero if no request ended in it.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct ModelLoad {
-    /// The part of the SLO that requests took, in the mean: above 1 where most are late.
+    /// The mean latency as a part of the SLO: above 1 if most requests are late.
     pub utilisation: f64,
-    /// Requests answered each second.
+    /// The requests answered per second.
     pub rate: f64,
-    /// Requests refused or failed each second.
+    /// The requests refused or failed per second.
     pub errors: f64,
 }
 
@@ -33,27 +33,27 @@ impl LoadMeter {
     }
 
     pub(super) fn answered(&mut self, latency: Duration, slo: Duration, now: Timestamp) {
-        self.go_on(now);
+        self.advance(now);
         self.answered += 1;
         self.parts += latency.as_secs_f64() / slo.as_secs_f64();
     }
 
     pub(super) fn failed(&mut self, now: Timestamp) {
-        self.go_on(now);
+        self.advance(now);
         self.errors += 1;
     }
 
     pub(super) fn load(&mut self, now: Timestamp) -> ModelLoad {
-        self.go_on(now);
+        self.advance(now);
         self.last
     }
 
-    fn go_on(&mut self, now: Timestamp) {
+    fn advance(&mut self, now: Timestamp) {
         let span = now.since(self.began);
         if span < SPAN {
             return;
         }
-        // What came before a long pause says nothing of the last second.
+        // Requests from before a long pause say nothing about the last second.
         let last = match span < SPAN * 2 {
             true => ModelLoad {
                 utilisation: self.parts / f64::from(self.answered.max(1)),

@@ -1,4 +1,4 @@
-//! One model's way from its requests to its workers.
+//! The pipeline of one model, from its requests to its workers.
 //!
 //! ```text
 //! ingress ─ infer ─▶ request slab ─▶ scheduler ─▶ link ─▶ worker
@@ -6,9 +6,9 @@
 //!    └───────── outputs, copied from its slab ◀─ reader ┘
 //! ```
 //!
-//! [`shadowslice_policy::scheduler`] decides which requests wait, are refused, or run together;
-//! this module moves the bytes. The controller attaches workers, routes to one of them and receives
-//! facts from them; the data path never waits for it.
+//! [`shadowslice_policy::scheduler`] decides which requests wait, are refused, or run together. This
+//! module moves the bytes. The controller attaches workers, routes requests to one of them, and
+//! receives events from them; the data path never waits for it.
 
 mod alarm;
 mod answer;
@@ -91,13 +91,14 @@ use state::PipelineState;
 use stats::Stats;
 use streams::WorkerAnswer;
 
+/// The settings of a pipeline.
 #[derive(Debug)]
 pub struct Settings {
     pub name: String,
     pub live: LiveSettings,
-    /// Requests that may wait.
+    /// The most requests that may wait.
     pub max_requests: usize,
-    /// Bytes of the request slab.
+    /// The size of the request slab, in bytes.
     pub memory: u64,
     pub profile: Option<Profile>,
     pub content: Arc<ModelContent>,
@@ -106,20 +107,22 @@ pub struct Settings {
 /// The settings of a pipeline that can change while it serves.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LiveSettings {
-    /// The model's SLO; its latency is every request's deadline.
+    /// The model's SLO. Its latency is the deadline of every request, unless its timeout is
+    /// shorter.
     pub slo: Slo,
     pub max_delay: Duration,
-    /// Whether late requests are refused under overload.
+    /// True if late requests are refused under overload.
     pub reject_late: bool,
 }
 
 impl LiveSettings {
-    fn scheduled(&self) -> scheduler::Rules {
+    fn scheduler_rules(&self) -> scheduler::Rules {
         let &Self { slo, max_delay, reject_late } = self;
         scheduler::Rules { slo: slo.latency, max_delay, reject_late }
     }
 }
 
+/// One model's queue, its lanes and its statistics.
 #[derive(Debug)]
 pub struct Pipeline {
     name: Arc<str>,
@@ -129,14 +132,14 @@ pub struct Pipeline {
     metadata: OnceLock<Arc<Metadata>>,
     content: Arc<ModelContent>,
     state: Mutex<PipelineState>,
-    /// Requests whose deliveries have ended and that the state doesn't count yet.
+    /// The ends of deliveries that the state does not count yet.
     endings: Mutex<Vec<RequestEnd>>,
     alarm_moved: Notify,
     readiness_tx: watch::Sender<()>,
 }
 
 impl Pipeline {
-    /// A pipeline that takes no requests until a worker serves.
+    /// Creates a pipeline, which takes no requests until a worker serves.
     pub fn new(
         settings: Settings,
         clock: Clock,
@@ -147,7 +150,7 @@ impl Pipeline {
         let state = PipelineState {
             name: Arc::clone(&name),
             gate: Gate::Loading,
-            scheduler: Scheduler::new(settings.live.scheduled(), settings.max_requests, clock.now()),
+            scheduler: Scheduler::new(settings.live.scheduler_rules(), settings.max_requests, clock.now()),
             links: Vec::new(),
             stall: StallMeter::default(),
             stats: Stats::new(settings.live.slo, clock.now()),
@@ -172,12 +175,13 @@ impl Pipeline {
         })
     }
 
-    /// The model's description, once a worker has loaded the model.
+    /// Returns the model's description, once a worker has loaded the model.
     pub fn metadata(&self) -> Option<Arc<Metadata>> {
         self.metadata.get().cloned()
     }
 
-    /// The same, for a request that is to be checked against it. A refusal counts.
+    /// Returns the model's description to check a request against. Counts a refusal if there is
+    /// none yet.
     pub fn metadata_or_refuse(&self, journal: Option<&Journal>) -> Result<Arc<Metadata>, RequestFailure> {
         self.metadata().ok_or_else(|| {
             let now = self.clock.now();
@@ -193,29 +197,31 @@ impl Pipeline {
         &self.content
     }
 
-    /// Counts a request that a limit of the host refuses.
+    /// Counts a request that a limit of the host refused.
     pub fn count_host_refusal(&self, journal: Option<&Journal>) {
         note::refused(journal, RefusalReason::HostFull);
         self.state.lock().count_refusal(RefusalReason::HostFull, 1, self.clock.now());
     }
 
-    /// Counts a request that is at fault itself, so that the model never sees it. As with Triton it is
-    /// in none of the statistics.
+    /// Counts a request that is invalid itself, so that the model never gets it. As in Triton, no
+    /// other statistic counts it.
     pub fn count_malformed(&self) {
         self.state.lock().stats.counts.invalid += 1;
     }
 
-    /// Whether it takes requests; else why not.
+    /// Returns `Ok` if the model takes requests, or else the reason why it does not.
     pub fn ready(&self) -> Result<(), String> {
         self.state.lock().gate.open().map_err(str::to_owned)
     }
 
-    /// It has neither been ready yet nor been given up, and none of its workers had to be killed.
+    /// Returns whether the model is still loading: it has not been ready or given up yet, and none
+    /// of its workers was killed.
     pub fn is_loading(&self) -> bool {
         self.state.lock().gate == Gate::Loading
     }
 
-    /// A worker was killed. A host does not wait for a model whose workers take too long to start.
+    /// Notes that a worker was killed. The host's readiness does not wait for a model whose workers
+    /// take too long to start.
     pub fn worker_killed(&self) {
         let mut state = self.state.lock();
         if state.gate == Gate::Loading {
@@ -224,17 +230,19 @@ impl Pipeline {
         }
     }
 
-    /// Changes whenever it may be ready, or ready no more.
+    /// Returns a receiver that changes whenever the model's readiness may have changed.
     pub fn readiness(&self) -> watch::Receiver<()> {
         self.readiness_tx.subscribe()
     }
 
-    /// `inputs` are checked against the model's metadata and stand in its order, and behind them all
-    /// optional ones if any of these is given; the outputs come in its order too.
+    /// Runs a request and returns its outputs, in the order of the model's metadata.
     ///
-    /// Dropping the future gives the request up: it is not run if it still waits. The end of its
-    /// timeout does the same. The request is due at its SLO or its timeout, whichever is sooner. It
-    /// counts when its answer's delivery has ended.
+    /// `inputs` were checked against that metadata and are in its order. If the request has any
+    /// optional input, all optional inputs follow.
+    ///
+    /// Dropping the future cancels the request: it does not run if it still waits. The end of its
+    /// timeout has the same effect. The deadline is the SLO or the timeout, whichever is shorter.
+    /// The request counts when the delivery of its answer has ended.
     pub async fn infer(
         &self,
         inputs: Vec<InputTensor>,
@@ -268,7 +276,7 @@ impl Pipeline {
             arrived,
             deadline: arrived,
             level: options.level(),
-            // Other requests have other values, or the default.
+            // Other requests have other values of optional inputs, or their defaults.
             alone: inputs.len() > metadata.inputs.len(),
             item: PendingRequest {
                 memory: Arc::new(memory),
@@ -283,7 +291,7 @@ impl Pipeline {
         };
         drop(inputs);
         self.change(|state| {
-            // The objective may change.
+            // The SLO may have changed since the request arrived.
             let slo = state.scheduler.slo();
             entry.deadline = arrived + options.timeout.map_or(slo, |timeout| timeout.min(slo));
             state.stats.totals.receiving.add(elapsed.saturating_sub(waited));
@@ -325,7 +333,7 @@ impl Pipeline {
         Ok(memory)
     }
 
-    /// Room for these inputs, if need be in the place of requests that are settled.
+    /// Reserves memory for these inputs. If it is full, settled requests are removed first.
     fn reserve(&self, inputs: &[InputTensor]) -> Option<Reservation> {
         let lengths = || inputs.iter().map(|input| input.data.len() as u64);
         self.memory.reserve(lengths()).or_else(|| {
@@ -334,8 +342,8 @@ impl Pipeline {
         })
     }
 
-    /// Changes the state, and moves the alarm if it must ring earlier now. An alarm that could ring
-    /// later stays and rings in vain, which costs less than setting it with each request.
+    /// Changes the state, and brings the alarm forward if needed. An alarm that could be later is
+    /// not moved: an early alarm costs less than a new one for each request.
     fn change<T>(&self, change: impl FnOnce(&mut PipelineState) -> T) -> T {
         let mut state = self.state.lock();
         let result = change(&mut state);
@@ -350,8 +358,7 @@ impl Pipeline {
         result
     }
 
-    /// Sends batches whose delay is over or whose turn has come, and reports workers that hang.
-    /// Never returns.
+    /// Sends batches that are due, and reports workers that hang. Never returns.
     pub async fn watch(&self) {
         let alarm = Alarm::new(self.clock);
         loop {

@@ -1,4 +1,4 @@
-//! Notes of requests that are traced. Of a request that is not traced there is nothing to note.
+//! Records of traced requests' steps. Requests that are not traced have no journal.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,7 +37,7 @@ pub(super) fn lost(requests: &[QueuedRequest], why: LostReason, at: Timestamp) {
     journals(requests).for_each(|journal| journal.ended(RunEnd::Lost { at, why }));
 }
 
-/// `routed` is the last change of the worker that serves.
+/// Records the answer of a batch. `routed` is the last route change.
 pub(super) fn answered(
     batch: &InFlightBatch,
     (received, execution, copied): (Timestamp, Duration, Timestamp),

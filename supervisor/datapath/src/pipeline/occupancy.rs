@@ -1,4 +1,4 @@
-//! What executes on a GPU at a time, across the models that share it: a batch beside others may
+//! The occupancy of a GPU across the models that share it. A batch that executes beside others may
 //! take longer, and counts as hung later.
 
 use std::sync::Arc;
@@ -7,28 +7,28 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use shadowslice_shared::units::{Percent, Timestamp};
 
-/// The shares that execute on a GPU, for all models that share it.
+/// The shares that execute on a GPU at present, over all models.
 ///
-/// Its pace is 1 while they add up to the whole GPU at most, and 1/n while they add up to n times
+/// Its pace is 1 while they add up to at most the whole GPU, and 1/n while they add up to n times
 /// the GPU. Progress is the pace summed over time: the time that a batch would have executed on an
 /// uncrowded GPU.
 #[derive(Debug)]
 pub struct Occupancy {
-    /// Whether a batch is confined to its model's share.
+    /// True if a batch is confined to its model's share.
     divides: bool,
     state: Mutex<OccupancyState>,
 }
 
 #[derive(Debug, Default)]
 struct OccupancyState {
-    /// Shares that execute, added up.
+    /// The sum of the executing shares.
     percent: u32,
     progress: Duration,
-    /// Up to when the progress is known.
+    /// The time up to which the progress is known.
     at: Timestamp,
 }
 
-/// A share that executes, until this is dropped.
+/// A share that executes until this is dropped.
 #[derive(Debug)]
 pub struct OccupancyGuard {
     on: Arc<Occupancy>,
@@ -47,7 +47,7 @@ impl OccupancyState {
 }
 
 impl Occupancy {
-    /// Makes the occupancy of an idle GPU.
+    /// Creates the occupancy of an idle GPU.
     pub fn new(divides: bool) -> Arc<Self> {
         Arc::new(Self { divides, state: Mutex::default() })
     }
@@ -59,16 +59,16 @@ impl Occupancy {
         OccupancyGuard { on: Arc::clone(self), percent }
     }
 
-    /// Brings the progress up to now, and returns what it was at `since`, if the GPU was as crowded
-    /// from then on as it is now.
+    /// Advances the progress to `now`. Returns the progress at `since`, assuming that the load on
+    /// the GPU has been constant since then.
     pub(crate) fn progress_at(&self, since: Timestamp, now: Timestamp) -> Duration {
         let mut state = self.state.lock();
         state.advance(now);
         state.progress.saturating_sub(now.since(since) / state.crowding())
     }
 
-    /// Returns how long it takes until the progress from `from` on is `span`, if the GPU stays as
-    /// crowded as it is; zero once it is.
+    /// Returns the time until the progress since `from` reaches `span`, if the load on the GPU does
+    /// not change; zero once it has.
     pub(crate) fn left(&self, from: Duration, span: Duration, now: Timestamp) -> Duration {
         let mut state = self.state.lock();
         state.advance(now);

@@ -1,5 +1,5 @@
-//! Inputs that were proved to kill workers: requests with the same are refused for a while, and then
-//! one of them is tried, alone.
+//! The quarantine of inputs that are known to kill workers. Requests with equal inputs are refused
+//! for a while, and then one of them is tried alone.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -9,19 +9,22 @@ use shadowslice_shared::units::Timestamp;
 
 use super::memory::Reservation;
 
-/// Kept at most, the newest ones; and their bytes together. Larger inputs are not kept.
-const KEPT: usize = 16;
-const BYTES: usize = 64 << 20;
+/// The most inputs that are kept, the newest ones.
+const MAX_KEPT: usize = 16;
+/// The most bytes of inputs that are kept. Larger inputs are not kept.
+const MAX_BYTES: usize = 64 << 20;
 
-/// Until the first trial, and between trials at most; the pause doubles with each that fails.
+/// The pause before the first trial, and the longest pause between trials. The pause doubles with
+/// each failed trial.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(600);
 
 #[derive(Debug, Default)]
 pub(crate) struct Quarantine {
-    /// The newest last.
+    /// The inputs in quarantine, the newest last.
     proved: VecDeque<QuarantinedInputs>,
-    /// Those in whose streams workers died lately, and how often; the newest last.
+    /// The inputs of streams in which workers died lately, with the number of deaths; the newest
+    /// last.
     suspects: VecDeque<(Vec<Vec<u8>>, u8)>,
 }
 
@@ -32,12 +35,13 @@ struct QuarantinedInputs {
     pause: Duration,
 }
 
+/// The decision on a request with certain inputs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Admission {
     Free,
-    /// If its worker dies, that proves it again.
+    /// The request is on trial: a death of its worker confirms the quarantine.
     OnTrial,
-    /// For so long.
+    /// The request is refused, and this time is left.
     Refused(Duration),
 }
 
@@ -53,17 +57,18 @@ impl Quarantine {
         }
     }
 
+    /// Puts inputs into quarantine, with twice the pause if they were there before.
     pub(crate) fn proved(&mut self, inputs: &Reservation, now: Timestamp) {
         let pause = self.take(inputs).map_or(FIRST_PAUSE, |before| (before.pause * 2).min(LONGEST_PAUSE));
         let Some(tensors) = inputs.copy() else { return };
         self.proved.push_back(QuarantinedInputs { tensors, until: now + pause, pause });
-        while self.proved.len() > KEPT || (self.bytes() > BYTES && !self.proved.is_empty()) {
+        while self.proved.len() > MAX_KEPT || (self.bytes() > MAX_BYTES && !self.proved.is_empty()) {
             self.proved.pop_front();
         }
     }
 
-    /// A worker died in a step of a stream with these inputs, which cannot be tried again. Returns
-    /// whether that proves that they kill workers.
+    /// Notes that a worker died in a step of a stream with these inputs. A step cannot be tried
+    /// again. Returns whether this proves that the inputs kill workers.
     pub(crate) fn died_in_step(&mut self, inputs: &Reservation, now: Timestamp) -> bool {
         let before = self.suspect(inputs).map_or(0, |(_, deaths)| deaths);
         let known = self.proved.iter().any(|proved| inputs.holds(&proved.tensors));
@@ -72,13 +77,13 @@ impl Quarantine {
             return true;
         }
         self.suspects.extend(inputs.copy().map(|tensors| (tensors, before + 1)));
-        while self.suspects.len() > KEPT || (self.bytes() > BYTES && !self.suspects.is_empty()) {
+        while self.suspects.len() > MAX_KEPT || (self.bytes() > MAX_BYTES && !self.suspects.is_empty()) {
             self.suspects.pop_front();
         }
         false
     }
 
-    /// A request with these inputs was answered, to the end.
+    /// Lifts the quarantine: a request with these inputs was answered completely.
     pub(crate) fn lift(&mut self, inputs: &Reservation) {
         self.take(inputs);
         self.suspect(inputs);
@@ -144,10 +149,10 @@ mod tests {
     fn it_is_bounded() {
         let memory = Arc::new(RequestMemory::create("test", 1 << 16).unwrap());
         let mut quarantine = Quarantine::default();
-        for number in 0..=KEPT as u8 {
+        for number in 0..=MAX_KEPT as u8 {
             quarantine.proved(&inputs(&memory, &[&[number]]), at(0));
         }
-        assert_eq!(quarantine.proved.len(), KEPT);
+        assert_eq!(quarantine.proved.len(), MAX_KEPT);
         assert_eq!(quarantine.admit(&inputs(&memory, &[&[0]]), at(0)), Admission::Free);
     }
 }

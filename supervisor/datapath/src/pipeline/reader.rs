@@ -1,4 +1,4 @@
-//! A lane's reader: takes a worker's answers, and notices its death.
+//! The reader of a lane, which receives a worker's answers and notices its death.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -26,6 +26,7 @@ use crate::pipeline::BatchSocket;
 use crate::trace::LostReason;
 use shadowslice_shared::errors;
 
+/// The reader of one worker's lane.
 #[derive(Debug)]
 pub struct LaneReader {
     pipeline: Arc<Pipeline>,
@@ -36,7 +37,7 @@ pub struct LaneReader {
 }
 
 impl LaneReader {
-    /// Attaches a warm worker, to which nothing is routed yet.
+    /// Attaches a warm worker. Nothing is routed to it yet.
     pub fn attach(
         pipeline: Arc<Pipeline>,
         metadata: Arc<Metadata>,
@@ -53,7 +54,7 @@ impl LaneReader {
         Self { pipeline, metadata, worker, socket, slab }
     }
 
-    /// Reads until the worker is gone, and then takes its lane away.
+    /// Reads until the worker has ended, and then removes its lane.
     pub async fn run(self) {
         let mut message = vec![0; MAX_MESSAGE_BYTES];
         loop {
@@ -61,9 +62,9 @@ impl LaneReader {
                 Ok(0) => break,
                 Ok(length) => {
                     if let Err(why) = self.handle_message(&message[..length]) {
-                        self.condemn_faulty(why);
-                        // Until its end the worker may still read its requests, so their memory
-                        // stays taken. Nothing more that it says is listened to.
+                        self.report_invalid(why);
+                        // The worker may read its requests until it ends, so their memory stays
+                        // reserved. Its further messages are ignored.
                         while self.socket.receive(&mut message).await.is_ok_and(|length| length > 0) {}
                         break;
                     }
@@ -78,8 +79,9 @@ impl LaneReader {
         self.pipeline.change(|state| state.died(self.worker, now));
     }
 
-    /// The worker gets no more work, and its requests are served elsewhere.
-    fn condemn_faulty(&self, why: String) {
+    /// Reports an invalid message. The worker gets no more work, and its requests are served
+    /// elsewhere.
+    fn report_invalid(&self, why: String) {
         let now = self.pipeline.now();
         self.pipeline.change(|state| {
             state.report(LaneEvent::Broken(self.worker, why));
@@ -89,7 +91,7 @@ impl LaneReader {
 
     fn handle_message(&self, message: &[u8]) -> Result<(), String> {
         match batch::decode(message).map_err(|error| errors::chain(&error))? {
-            FromWorker::Answer(answer) => self.answered(answer),
+            FromWorker::Answer(answer) => self.handle_answer(answer),
             FromWorker::Prepared(prepared) => {
                 let event = LaneEvent::Prepared(self.worker, prepared);
                 self.pipeline.state.lock().report(event);
@@ -98,7 +100,7 @@ impl LaneReader {
         }
     }
 
-    fn answered(&self, answer: Answer) -> Result<(), String> {
+    fn handle_answer(&self, answer: Answer) -> Result<(), String> {
         let now = self.pipeline.now();
         let taken = self.pipeline.state.lock().answered(self.worker, answer.id, now);
         let batch =
@@ -131,9 +133,9 @@ impl LaneReader {
         reported: Duration,
         received: Timestamp,
     ) -> Result<(), String> {
-        // A worker's report of its own speed is believed as far as the supervisor's clock bears it
-        // out. The worker may have begun a batch before the supervisor read that the batch before
-        // it was finished; predictions are not made from such a time.
+        // A worker's report of its own speed is limited by the time that the supervisor measured.
+        // The worker may have begun a batch before the supervisor read that the previous one was
+        // finished; predictions do not use such a time.
         let reported = reported.min(received.since(batch.sent));
         let longest = batch.executing_since.map_or(Duration::ZERO, |since| received.since(since));
         let execution = reported.min(longest);
@@ -162,7 +164,7 @@ impl LaneReader {
                 state.scheduler.opened(self.worker);
             }
             for ((request, answer), delivery) in batch.requests.iter().zip(&answers).zip(&deliveries) {
-                // Its client gave it up while it ran, and it counts as given up.
+                // Its client cancelled it while it ran, and it is counted as cancelled.
                 if delivery.is_none() {
                     continue;
                 }
@@ -195,7 +197,7 @@ impl LaneReader {
         for ((request, answer), delivery) in batch.requests.into_iter().zip(answers).zip(deliveries) {
             let then = match more {
                 false => Continuation::End,
-                true if opens => Continuation::Opened(self.opened(batch.id, &request)),
+                true if opens => Continuation::Opened(self.open_stream(batch.id, &request)),
                 true => Continuation::More,
             };
             state::reply(
@@ -206,7 +208,7 @@ impl LaneReader {
         Ok(())
     }
 
-    /// Returns a delivery for each request that nothing else has settled. Later answers of streams and
+    /// Returns a delivery for each request that is not settled yet. Later answers of streams and
     /// failures get the default.
     fn deliveries(
         &self,
@@ -237,13 +239,13 @@ impl LaneReader {
         batch.requests.iter().zip(answers).map(delivery).collect()
     }
 
-    fn opened(&self, id: u64, request: &QueuedRequest) -> OpenStream {
+    fn open_stream(&self, id: u64, request: &QueuedRequest) -> OpenStream {
         let (pipeline, inputs) = (Arc::clone(&self.pipeline), Arc::clone(&request.item.memory));
         OpenStream { pipeline, worker: self.worker, id, inputs }
     }
 
-    /// A request that was alone in the batch gets the engine's reason; of several, each is tried
-    /// again alone.
+    /// Handles a failed batch. A request that was alone in it gets the engine's error; several
+    /// requests are tried again one by one.
     fn failed(&self, mut batch: InFlightBatch, failure: &RunFailure) {
         let now = self.pipeline.now();
         let requests = std::mem::take(&mut batch.requests);

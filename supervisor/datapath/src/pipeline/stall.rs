@@ -1,13 +1,14 @@
-//! Stall: the time in which a batch was ready and a slot free, and no lane took it.
+//! The stall of a model: the time in which a batch was ready and a slot free, but no lane took it.
 
 use std::time::Duration;
 
 use shadowslice_shared::units::Timestamp;
 
+/// The stall in a window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Stall {
     pub total: Duration,
-    /// The longest in one piece.
+    /// The longest uninterrupted stall.
     pub longest: Duration,
 }
 
@@ -18,17 +19,19 @@ pub(crate) struct StallMeter {
 }
 
 impl StallMeter {
+    /// Starts a new window at `now`.
     pub(crate) fn begin(&mut self, now: Timestamp) {
         self.begin_at_outage();
         self.since = self.since.map(|_| now);
     }
 
-    /// Begins a new window with a stall that is going on, from when that began.
+    /// Starts a new window. A stall in progress counts from its start.
     pub(crate) fn begin_at_outage(&mut self) {
         self.seen = Stall::default();
     }
 
-    /// `stalled`: after an attempt to dispatch, a ready batch was left though no lane was full.
+    /// Updates the stall after an attempt to dispatch. `stalled` means that a ready batch is left
+    /// though no lane was full.
     pub(crate) fn note(&mut self, stalled: bool, now: Timestamp) {
         match (self.since, stalled) {
             (None, true) => self.since = Some(now),

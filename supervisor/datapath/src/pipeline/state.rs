@@ -1,7 +1,7 @@
-//! The state of a pipeline, under one lock: the queue, the lanes, and which lane serves.
+//! The state of a pipeline, under one lock: the queue, the lanes, and the lane that serves.
 //!
-//! Everything here is short and never waits. A request that finds a free slot is on its way to the
-//! worker before its client's task gives the lock back, so no other task has to wake for it.
+//! Everything here is short and never blocks. A request that finds a free slot is sent to the
+//! worker before its client's task releases the lock, so no other task has to wake up for it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -28,12 +28,13 @@ use super::stats::Stats;
 use super::streams::{WorkerAnswer, broken_off, died_in_step};
 use crate::trace::{LostReason, RouteChange};
 
-/// Workers that are remembered: more than a model has at a time, as several may go at once.
+/// The number of ended workers that are remembered. A model has fewer at a time, but several may
+/// end at once.
 const MAX_IDLE_GONE: usize = 8;
 
-/// A batch that a worker did not take, though it had room, is sent again after this time: an idle
-/// worker has no answer coming that would start another try. If memory for the message was missing,
-/// it may be free then; a worker that is gone is found to be gone before.
+/// The delay after which a batch that an idle worker did not take, though it had room, is sent
+/// again. An idle worker has no pending answer that would start another attempt. Memory for the
+/// message may be free by then, and a worker that has ended is noticed earlier.
 const RESEND_DELAY: Duration = Duration::from_millis(5);
 
 type RefusedRequest = scheduler::Refused<Shapes, PendingRequest>;
@@ -43,18 +44,18 @@ pub(crate) struct PipelineState {
     pub(crate) name: Arc<str>,
     pub(crate) gate: Gate,
     pub(crate) scheduler: Scheduler<Shapes, PendingRequest>,
-    /// One link for each of the scheduler's lanes.
+    /// The links, one for each of the scheduler's lanes.
     pub(crate) links: Vec<WorkerLink>,
     pub(crate) stall: StallMeter,
     pub(crate) stats: Stats,
     pub(crate) events_tx: mpsc::Sender<LaneEvent>,
-    /// When the pipeline must look again though nothing happens.
+    /// The time of the next check, even if nothing happens before.
     pub(crate) alarm: Option<Timestamp>,
-    /// When it is looked at next, in vain perhaps.
+    /// The time for which the alarm is set, which may be too early.
     pub(crate) armed: Option<Timestamp>,
     /// The last change of the lane that serves.
     pub(crate) routed: Option<RouteChange>,
-    /// Of the last workers that went, those that had nothing to do then.
+    /// The last ended workers that were idle when they ended.
     pub(crate) idle_gone: VecDeque<WorkerId>,
     pub(crate) quarantine: Quarantine,
 }
@@ -109,14 +110,14 @@ impl PipelineState {
     }
 
     pub(crate) fn count_refusal(&mut self, why: RefusalReason, rows: u32, now: Timestamp) {
-        // The others tell nothing of the model's load.
+        // The other reasons say nothing about the model's load.
         if why == RefusalReason::MemoryFull {
             self.scheduler.turned_away(rows);
         }
         self.stats.rejected(why, Duration::ZERO, now);
     }
 
-    /// Sends all that can be sent, and leaves in `alarm` when to look again.
+    /// Sends all batches that can be sent, and sets `alarm` to the time of the next check.
     pub(crate) fn dispatch(&mut self, now: Timestamp) {
         let rest = self.send_all(now);
         self.stall.note(matches!(rest, None | Some(Rest::NoLane)), now);
@@ -128,7 +129,8 @@ impl PipelineState {
         self.alarm = [wait, self.next_check(now)].into_iter().flatten().min();
     }
 
-    /// What rests then, and why; `None` where a batch was ready and its worker did not take it.
+    /// Sends batches until the scheduler has none to send, and returns why. Returns `None` if a
+    /// batch was ready and its worker did not take it.
     fn send_all(&mut self, now: Timestamp) -> Option<Rest> {
         loop {
             match self.scheduler.next(now) {
@@ -143,7 +145,7 @@ impl PipelineState {
         }
     }
 
-    /// Sends one batch. False if the worker did not take it.
+    /// Sends one batch. Returns false if the worker did not take it.
     fn send(&mut self, sending: OutgoingBatch, now: Timestamp) -> bool {
         let link = self.links.iter_mut().find(|link| link.worker == sending.worker);
         let link = link.expect("links and lanes come and go together");
@@ -166,7 +168,7 @@ impl PipelineState {
         }
     }
 
-    /// Turns a request away that was accepted, and is too late now.
+    /// Refuses an accepted request that is too late now.
     pub(crate) fn reject(&mut self, RefusedRequest { request, why }: RefusedRequest, now: Timestamp) {
         let waited = now.since(request.arrived);
         let failure = match why {
@@ -183,21 +185,23 @@ impl PipelineState {
         reply(request, Err(failure));
     }
 
-    /// A request was not answered within its own timeout, `waited` after it came. The policy counts
-    /// it as a miss: a client with a timeout no longer than the SLO must not hide a miss by it.
+    /// Counts a request that was not answered within its own timeout, `waited` after its arrival.
+    /// The policy counts it as a miss: a client with a timeout shorter than the SLO must not hide
+    /// misses.
     pub(crate) fn timed_out(&mut self, waited: Duration, now: Timestamp) {
         self.scheduler.missed();
         self.stats.failed(waited, now);
         self.scheduler.give_up();
     }
 
-    /// A client gave a request up, `waited` after it came: a miss if that was after its SLO.
+    /// Counts a request that its client cancelled, `waited` after its arrival. It is a miss if the
+    /// SLO had passed.
     pub(crate) fn cancelled(&mut self, waited: Duration, now: Timestamp) {
         self.left(waited, now);
         self.scheduler.give_up();
     }
 
-    /// Counts a request as given up that doesn't wait any more, `waited` after it came.
+    /// Counts a request as cancelled that no longer waits, `waited` after its arrival.
     pub(crate) fn left(&mut self, waited: Duration, now: Timestamp) {
         if waited >= self.scheduler.slo() {
             self.scheduler.missed();
@@ -205,7 +209,7 @@ impl PipelineState {
         self.stats.cancelled(waited, now);
     }
 
-    /// A worker has answered: takes the batch off its lane. `None` if the worker had no such batch.
+    /// Takes an answered batch off its lane. Returns `None` if the worker had no such batch.
     pub(crate) fn answered(&mut self, worker: WorkerId, batch: u64, now: Timestamp) -> Option<InFlightBatch> {
         let taken = self.scheduler.take(worker, batch, now)?;
         if let Some(link) = self.link_mut(worker) {
@@ -221,12 +225,13 @@ impl PipelineState {
         execution: Duration,
         now: Timestamp,
     ) {
-        let done = self.scheduler.completed(worker, batch, execution);
-        let times = self.link_mut(worker).and_then(|link| link.shapes.as_mut()).filter(|_| done.observed);
+        let completion = self.scheduler.completed(worker, batch, execution);
+        let times =
+            self.link_mut(worker).and_then(|link| link.shapes.as_mut()).filter(|_| completion.observed);
         if let Some((times, request)) = times.zip(batch.requests.first()) {
             times.observe(&request.shape, batch.rows, execution);
         }
-        if done.first {
+        if completion.first {
             self.report(LaneEvent::FirstAnswer(worker, now));
         }
         self.recycle(worker, batch.slot, now);
@@ -250,14 +255,15 @@ impl PipelineState {
         self.report(LaneEvent::Gone(worker));
     }
 
-    /// For a worker that is gone: whether it had nothing to do then, as far as is remembered.
+    /// Returns whether the worker is idle. For an ended worker it returns whether the worker was
+    /// idle then, if that is remembered.
     pub(crate) fn is_idle(&self, worker: WorkerId) -> bool {
         self.scheduler.lane(worker).map_or(self.idle_gone.contains(&worker), PipelineLane::executes_nothing)
     }
 
-    /// A worker is dead or as good as dead: the requests that it executed are blamed and, if they
-    /// may, tried again; the requests behind them are tried again without blame. Nothing more is
-    /// sent to the worker.
+    /// Treats a worker as dead. The requests that it executed are blamed and tried again if they
+    /// may; the requests behind them are tried again without blame. Nothing more is sent to the
+    /// worker.
     pub(crate) fn condemn(&mut self, worker: WorkerId, now: Timestamp) {
         let served = self.scheduler.stop_sending(worker);
         let Abandoned { executing, behind } = self.take_back(worker);
@@ -271,7 +277,8 @@ impl PipelineState {
         self.dispatch(now);
     }
 
-    /// The worker may still read the memory of its requests, which stays taken.
+    /// Takes a worker's requests back. Their memory stays reserved, because the worker may still
+    /// read it.
     pub(crate) fn take_back(&mut self, worker: WorkerId) -> Abandoned<Shapes, PendingRequest> {
         let Self { scheduler, links, .. } = self;
         let link = links.iter_mut().find(|link| link.worker == worker);
@@ -281,7 +288,7 @@ impl PipelineState {
         scheduler.take_back(worker)
     }
 
-    /// Counts a death against requests that were executing; returns the requests to try again.
+    /// Counts a death against requests that were executing. Returns the requests to try again.
     pub(crate) fn blamed(&mut self, requests: Vec<QueuedRequest>, now: Timestamp) -> Vec<QueuedRequest> {
         let was_alone = requests.len() == 1;
         let mut again = Vec::with_capacity(requests.len());
@@ -294,7 +301,8 @@ impl PipelineState {
                 continue;
             }
             request.item.deaths += 1;
-            // Else others would kill workers before this one has proved anything.
+            // A suspect runs first, so that no other request kills workers before this one is
+            // proven.
             request.level = SUSPECT_LEVEL;
             match blame::after_death(request.item.deaths, was_alone) {
                 blame::Blame::Again => again.push(request),
@@ -313,7 +321,7 @@ impl PipelineState {
         again
     }
 
-    /// Equal requests that wait are refused with it.
+    /// Puts inputs into quarantine, and refuses equal requests that wait.
     fn quarantine(&mut self, inputs: &Reservation, now: Timestamp) {
         self.quarantine.proved(inputs, now);
         let Self { scheduler, quarantine, .. } = self;
@@ -330,7 +338,8 @@ impl PipelineState {
         }
     }
 
-    /// Requests that failed together are tried one by one, so that only the guilty request fails.
+    /// Queues requests that failed together to run one by one, so that only the request at fault
+    /// fails.
     pub(crate) fn try_alone(&mut self, mut requests: Vec<QueuedRequest>, now: Timestamp) {
         for request in &mut requests {
             request.alone = true;
@@ -338,7 +347,7 @@ impl PipelineState {
         self.put_back(requests, now);
     }
 
-    /// Has requests that ran without an answer wait again, unless the model is shut.
+    /// Queues requests again that ran without an answer, unless the model is shut.
     pub(crate) fn put_back(&mut self, mut requests: Vec<QueuedRequest>, now: Timestamp) {
         for step in requests.extract_if(.., |request| request.item.stream.is_some()) {
             self.fail(step, broken_off(), now);
@@ -365,7 +374,7 @@ impl PipelineState {
         reply(request, Err(failure));
     }
 
-    /// Turns requests away that were accepted, as the model serves no more.
+    /// Refuses accepted requests because the model no longer serves.
     pub(crate) fn refuse(&mut self, requests: Vec<QueuedRequest>, why: &str, now: Timestamp) {
         for request in requests {
             note::refused(request.item.journal.as_ref(), RefusalReason::NotReady);
@@ -376,9 +385,10 @@ impl PipelineState {
         }
     }
 
-    /// Never waits.
+    /// Reports an event to the controller without blocking.
     pub(crate) fn report(&self, event: LaneEvent) {
-        // As a model goes, its controller does so before the last of its lanes.
+        // A closed channel needs no report: when a model is removed, its controller ends before its
+        // last lane.
         if let Err(TrySendError::Full(event)) = self.events_tx.try_send(event) {
             tracing::error!(?event, "a lane's fact is lost: the controller is far behind");
         }
@@ -403,7 +413,7 @@ fn too_late(model: &str, request: &QueuedRequest) -> RequestFailure {
     ))
 }
 
-/// A client that went away is no matter.
+/// Sends the outcome of a request to its client. If the client has disconnected, nobody needs it.
 pub(crate) fn reply(request: QueuedRequest, outcome: Result<WorkerAnswer, RequestFailure>) {
     drop(request.item.reply_tx.send(outcome));
 }

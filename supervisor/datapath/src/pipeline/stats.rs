@@ -1,4 +1,4 @@
-//! Counts and latencies of one model.
+//! The counts and latencies of one model.
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -13,29 +13,30 @@ use super::load::LoadMeter;
 use super::rates::{End, RateMeter};
 use super::totals::Totals;
 
-/// How long a window of latencies lasts; percentiles cover one to two windows.
+/// The length of a window of latencies; percentiles cover one to two windows.
 const WINDOW: Duration = Duration::from_secs(60);
 
-/// Over which a rate is taken at least.
+/// The shortest period over which a rate is taken.
 const SHORTEST: Duration = Duration::from_secs(1);
 
-/// The longest latency told apart, in microseconds: an hour.
+/// The longest latency in the histograms, in µs: an hour.
 const LONGEST_US: u64 = 3_600_000_000;
 
-/// Over the last minute or two.
+/// The latencies over the last one to two minutes.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Latencies {
     pub p50_ms: f64,
     pub p99_ms: f64,
-    /// The SLO's percentile, in ms; `None` if no request was answered.
+    /// The latency at the SLO's percentile, in ms; `None` if no request was answered.
     pub slo_percentile_ms: Option<f64>,
-    /// Answered within the SLO / offered; 1 when nothing was offered.
+    /// The requests answered within the SLO, as a part of all offered requests; 1 if none were
+    /// offered.
     pub attainment: f64,
-    /// Offered, in requests each second.
+    /// The offered requests per second.
     pub rate: f64,
 }
 
-/// Of the requests answered since the last look, in ms.
+/// The latencies of the requests answered since the previous read, in ms.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RecentLatencies {
     pub p50_ms: f64,
@@ -47,12 +48,12 @@ pub(crate) struct Stats {
     pub(crate) counts: RequestCounts,
     pub(crate) totals: Totals,
     pub(crate) slo: Slo,
-    /// The windows' starts; the previous one's is the current one's while there is none.
+    /// The start of the previous window; the start of the current one at first.
     previous_began: Timestamp,
     began: Timestamp,
     current: Window,
     previous: Window,
-    /// Since the last look.
+    /// The latencies since the previous read.
     unseen_us: Histogram<u32>,
     pub(super) load: LoadMeter,
     pub(super) rates: RateMeter,
@@ -115,7 +116,7 @@ impl Stats {
         }
     }
 
-    /// A request was accepted and failed, `waited` after it came.
+    /// Counts an accepted request that failed, `waited` after its arrival.
     pub(crate) fn failed(&mut self, waited: Duration, now: Timestamp) {
         self.counts.failed += 1;
         self.rates.count(End::Failed, now);
@@ -134,13 +135,13 @@ impl Stats {
         }
     }
 
-    /// A request was accepted, and is at fault itself: no SLO covers it.
+    /// Counts an accepted request that is invalid, so that no SLO covers it.
     pub(crate) fn invalid(&mut self, waited: Duration) {
         self.counts.invalid += 1;
         self.totals.fail.add(waited);
     }
 
-    /// A client gave its request up: a miss if that was after its SLO.
+    /// Counts a request that its client cancelled. It is a miss if the SLO had passed.
     pub(crate) fn cancelled(&mut self, waited: Duration, now: Timestamp) {
         self.counts.cancelled += 1;
         self.rates.count(End::Other, now);
@@ -153,7 +154,7 @@ impl Stats {
     pub(crate) fn latencies(&mut self, now: Timestamp) -> Latencies {
         self.window(now);
         let (current, previous) = (&self.current.latency_us, &self.previous.latency_us);
-        // Most models are idle most of the time, and histograms are large.
+        // Most models are idle most of the time, and a merge of histograms is expensive.
         let both = match (current.is_empty(), previous.is_empty()) {
             (true, _) => Cow::Borrowed(previous),
             (_, true) => Cow::Borrowed(current),
@@ -175,7 +176,7 @@ impl Stats {
         }
     }
 
-    /// `None` if no request was answered since the last look.
+    /// Returns the latencies since the previous call; `None` if no request was answered since.
     pub(crate) fn take_recent_latencies(&mut self) -> Option<RecentLatencies> {
         if self.unseen_us.is_empty() {
             return None;
@@ -224,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_does_not_wait_for_a_late_answer_hides_no_miss() {
+    fn a_client_that_cancels_a_late_request_does_not_hide_the_miss() {
         let slo = Slo { latency: Duration::from_millis(20), percentile: 75.0 };
         let mut stats = Stats::new(slo, at(0));
         let ms = Duration::from_millis;
@@ -237,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_at_fault_themselves_are_no_misses() {
+    fn invalid_requests_are_not_misses() {
         let mut stats = Stats::new(Slo { latency: Duration::from_millis(20), percentile: 75.0 }, at(0));
         stats.succeeded(&answered_after(10), at(1));
         stats.invalid(Duration::from_millis(30));
@@ -248,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_look_sees_what_was_answered_since_the_look_before() {
+    fn recent_latencies_cover_the_answers_since_the_previous_read() {
         let mut stats = Stats::new(Slo { latency: Duration::from_millis(20), percentile: 75.0 }, at(0));
         assert_eq!(stats.take_recent_latencies(), None);
         (0..99).for_each(|_| stats.succeeded(&answered_after(10), at(1)));
@@ -266,10 +267,10 @@ mod tests {
     }
 
     #[test]
-    fn the_rate_is_over_as_long_as_it_is_known_and_forgets_old_windows() {
+    fn the_rate_covers_the_known_time_and_forgets_old_windows() {
         let mut stats = Stats::new(Slo { latency: Duration::from_millis(20), percentile: 99.0 }, at(10));
         stats.succeeded(&answered_after(10), at(10));
-        assert_eq!(stats.latencies(at(10)).rate, 1.0, "a moment is no time to take it over");
+        assert_eq!(stats.latencies(at(10)).rate, 1.0, "a rate covers a second at least");
         stats.rejected(RefusalReason::Late, Duration::ZERO, at(11));
         assert_eq!(stats.latencies(at(14)).rate, 0.5);
         stats.failed(Duration::ZERO, at(90));
@@ -279,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn attainment_counts_what_was_refused_and_forgets_old_windows() {
+    fn attainment_counts_refused_requests_and_forgets_old_windows() {
         let slo = Slo { latency: Duration::from_millis(20), percentile: 75.0 };
         let mut stats = Stats::new(slo, at(0));
         assert_eq!(stats.latencies(at(0)).attainment, 1.0);

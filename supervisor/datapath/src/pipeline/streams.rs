@@ -1,9 +1,9 @@
 //! Streams: models that give many answers to a request, one after the other.
 //!
-//! The request's first answer comes as any answer does, and opens the stream in the worker. From then
-//! on each further answer is asked for, by a step in the place of a batch: so streams take turns with
-//! each other, a client that reads slowly holds nobody up, and a change of share takes effect with the
-//! next answer. A hand-over lets the old worker's streams end there.
+//! The request's first answer arrives like any answer, and opens the stream in the worker. Each
+//! further answer is requested by a step, which is scheduled like a batch. So streams take turns, a
+//! slow reader delays no other client, and a change of share takes effect with the next answer. A
+//! hand-over ends the streams of the previous worker.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +23,7 @@ use super::request::{InputTensor, OutputTensor, RequestArrival, RequestFailure, 
 use crate::relay::RelayedStream;
 use crate::router::RouteHold;
 
-/// What a worker gave.
+/// An answer of a worker to one request.
 #[derive(Debug)]
 pub(crate) struct WorkerAnswer {
     pub(crate) outputs: Vec<OutputTensor>,
@@ -31,22 +31,24 @@ pub(crate) struct WorkerAnswer {
     pub(crate) delivery: Delivery,
 }
 
+/// The continuation after an answer.
 #[derive(Debug)]
 pub(crate) enum Continuation {
-    /// It was the only answer, or is the end of a stream and has no outputs.
+    /// It was the only answer, or the end of a stream, which has no outputs.
     End,
+    /// The first answer of a stream.
     Opened(OpenStream),
     More,
 }
 
-/// A stream in a worker, which is closed there when this is dropped.
+/// A stream that is open in a worker. Dropping this closes the stream there.
 #[derive(Debug)]
 pub(crate) struct OpenStream {
     pub(crate) pipeline: Arc<Pipeline>,
     pub(crate) worker: WorkerId,
-    /// The id of the batch that began it.
+    /// The id of the batch that opened it.
     pub(crate) id: u64,
-    /// The request's.
+    /// The inputs of the request.
     pub(crate) inputs: Arc<Reservation>,
 }
 
@@ -60,39 +62,40 @@ impl Drop for OpenStream {
             if state.scheduler.closed(self.worker) {
                 state.report(LaneEvent::Drained(self.worker));
             }
-            // Another may begin in its place.
+            // A waiting request may now open a stream.
             state.dispatch(now);
         });
     }
 }
 
-/// The answers to a request. Dropping them gives up those that have not come.
+/// The answers to a request. Dropping them cancels the answers that have not arrived.
 #[derive(Debug)]
 pub struct Answers {
     first: Option<Vec<OutputTensor>>,
     /// The delivery of the first answer.
     delivery: Delivery,
     rest: FurtherAnswers,
-    /// So that the model's workers stay until the stream ends.
+    /// The hold that keeps the model's workers until the stream ends.
     route_hold: Option<RouteHold>,
 }
 
-/// Where further answers come from.
+/// The source of further answers.
 #[derive(Debug)]
 enum FurtherAnswers {
-    /// There are none.
+    /// There are no further answers.
     None,
+    /// The answers come from a worker of this supervisor.
     Here(OpenStream, RequestOptions),
-    /// Another supervisor's worker.
+    /// The answers come from another supervisor's worker.
     Relayed(RelayedStream),
 }
 
 impl Answers {
-    /// `onward`: if it is a stream that goes on; `None` for its end, and for a model that gives one
-    /// answer to a request.
-    pub(crate) fn relayed(first: Vec<OutputTensor>, onward: Option<RelayedStream>, streams: bool) -> Self {
-        let first = (onward.is_some() || !streams).then_some(first);
-        let rest = onward.map_or(FurtherAnswers::None, FurtherAnswers::Relayed);
+    /// Creates the answers to a relayed request. `further` is a stream that continues; `None` at
+    /// its end, and for a model that gives one answer.
+    pub(crate) fn relayed(first: Vec<OutputTensor>, further: Option<RelayedStream>, streams: bool) -> Self {
+        let first = (further.is_some() || !streams).then_some(first);
+        let rest = further.map_or(FurtherAnswers::None, FurtherAnswers::Relayed);
         Self { first, delivery: Delivery::default(), rest, route_hold: None }
     }
 
@@ -105,7 +108,7 @@ impl Answers {
         std::mem::take(&mut self.delivery)
     }
 
-    /// `None` after the last one, and after a failure.
+    /// Returns the next answer; `None` after the last one, and after a failure.
     pub async fn next(&mut self) -> Option<Result<Vec<OutputTensor>, RequestFailure>> {
         if let Some(first) = self.first.take() {
             return Some(Ok(first));
@@ -113,7 +116,7 @@ impl Answers {
         let next = match &mut self.rest {
             FurtherAnswers::None => return None,
             FurtherAnswers::Here(open, options) => open.next(*options).await,
-            FurtherAnswers::Relayed(onward) => onward.next().await,
+            FurtherAnswers::Relayed(stream) => stream.next().await,
         };
         if !matches!(next, Some(Ok(_))) {
             (self.rest, self.route_hold) = (FurtherAnswers::None, None);
@@ -134,13 +137,13 @@ impl OpenStream {
     async fn step(&self, options: RequestOptions) -> Result<WorkerAnswer, RequestFailure> {
         let Self { ref pipeline, worker, id, ref inputs } = *self;
         let (reply_tx, reply_rx) = oneshot::channel();
-        let given_up = AbandonedStep(Claim::default());
+        let abandoned = AbandonedStep(Claim::default());
         let now = pipeline.now();
         pipeline.change(|state| {
             let item = PendingRequest {
                 memory: Arc::clone(inputs),
                 reply_tx,
-                claim: given_up.0.clone(),
+                claim: abandoned.0.clone(),
                 received: now,
                 copy_in: Duration::ZERO,
                 deaths: 0,
@@ -168,7 +171,7 @@ impl OpenStream {
     }
 }
 
-/// So that a step that waits for its turn, and whose client has gone, does not get it.
+/// A step whose claim is taken on drop, so that it does not run after its client has disconnected.
 struct AbandonedStep(Claim);
 
 impl Drop for AbandonedStep {
@@ -177,14 +180,15 @@ impl Drop for AbandonedStep {
     }
 }
 
-/// Of a stream in whose step its worker died.
+/// Returns the failure of a stream whose worker died in a step.
 pub(crate) fn died_in_step() -> RequestFailure {
     let why =
         "the worker died while it computed this stream's next answer; inputs that do so again are refused";
     RequestFailure::Unavailable(why.to_owned())
 }
 
-/// Of a stream whose worker cannot go on: another worker could not either.
+/// Returns the failure of a stream whose worker cannot continue. No other worker could continue it
+/// either.
 pub(crate) fn broken_off() -> RequestFailure {
     RequestFailure::Unavailable(
         "the worker that gave this stream has ended; send the request again".to_owned(),
@@ -192,8 +196,8 @@ pub(crate) fn broken_off() -> RequestFailure {
 }
 
 impl Pipeline {
-    /// As [`Self::infer`], for all models: those that do not stream give one answer. It returns when
-    /// the first is there.
+    /// Runs a request of any model, like [`Self::infer`], and returns when the first answer is
+    /// there. A model that does not stream gives one answer.
     pub async fn stream(
         &self,
         inputs: Vec<InputTensor>,
@@ -203,7 +207,7 @@ impl Pipeline {
         let WorkerAnswer { outputs, then, mut delivery } = self.submit(inputs, options, arrival).await?;
         let (first, rest) = match then {
             Continuation::Opened(open) => (Some(outputs), FurtherAnswers::Here(open, options)),
-            // The end of a stream carries no answer, so nothing will be written.
+            // The end of a stream has no answer, so nothing will be written.
             Continuation::End | Continuation::More => {
                 ((!self.streams()).then_some(outputs), FurtherAnswers::None)
             }
@@ -214,7 +218,7 @@ impl Pipeline {
         Ok(Answers { first, delivery, rest, route_hold: None })
     }
 
-    /// Whether the model gives many answers to a request.
+    /// Returns whether the model gives many answers to a request.
     pub fn streams(&self) -> bool {
         self.metadata().is_some_and(|model| model.streams.is_some())
     }

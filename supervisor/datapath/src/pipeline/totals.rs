@@ -1,4 +1,4 @@
-//! Totals of one model's requests and batches since the start, whichever workers served.
+//! Totals of one model's requests and batches since the start, over all workers.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime};
 use super::durations::{Durations, RequestTimes};
 use super::histogram::LatencyHistogram;
 
+/// The number of events, and their total time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Total {
     pub count: u64,
@@ -19,43 +20,46 @@ impl Total {
     }
 }
 
+/// The totals of the stages of batches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct BatchStageTotals {
-    /// Copying the inputs of all requests into the model's slab.
+    /// The copy of all requests' inputs into the model's slab.
     pub input: Total,
-    /// Executing, as the worker reported it.
+    /// The execution as the worker reports it.
     pub infer: Total,
-    /// Checking the answer and copying outputs out of the worker's slab.
+    /// The check of the answer, and the copy of the outputs out of the worker's slab.
     pub output: Total,
 }
 
-/// Histograms and sums. They only grow.
+/// Histograms and sums of a model, which only grow.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Totals {
-    /// Of each request that reached the model: from its head to its end.
+    /// The time from the head to the end of each request that reached the model.
     pub receiving: Total,
     /// The latency of each answered request, from its first byte to the answer's last byte.
     pub latency: LatencyHistogram,
-    /// Of each answered request: from when it was all there to the sending of its batch.
+    /// The time of each answered request from its last byte until its batch was sent.
     pub queue_wait: Total,
-    /// The time of each answered request from its worker's answer until its client's socket had it.
+    /// The time of each answered request from its worker's answer until the client's socket had it.
     pub writing: Total,
-    /// Of each answered batch: how long it executed, as its worker reported it.
+    /// The execution time of each answered batch, as its worker reported it.
     pub batch_execution: Total,
     pub durations: Durations,
-    /// Requests refused, failed, timed out, or given up by their clients, from arrival to that.
+    /// The time of requests that were refused, failed, timed out or cancelled, from arrival to that
+    /// end.
     pub fail: Total,
-    /// Rows of the requests that were answered.
+    /// The rows of the answered requests.
     pub rows: u64,
     pub last: Option<SystemTime>,
-    /// Of answers after the first of their stream, as their workers reported them.
+    /// The execution time of answers after the first of their stream, as their workers reported it.
     pub stream_steps: Total,
     /// Streams that broke off after their first answer.
     pub streams_failed: u64,
-    /// Batches by their rows, of which there are at most as many sizes as `batch.max`.
+    /// The totals of batches by their rows; there are at most `batch.max` different sizes.
     pub by_rows: BTreeMap<u32, BatchStageTotals>,
 }
 
+/// The times of one batch's stages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct BatchTimes {
     pub(crate) input: Duration,
@@ -71,7 +75,7 @@ impl Totals {
         self.durations.add(spent);
     }
 
-    /// A batch of `rows` was answered; clients still waited for `wanted` of the rows.
+    /// Counts an answered batch of `rows`; clients still waited for `wanted` of them.
     pub(crate) fn executed(&mut self, rows: u32, wanted: u32, took: BatchTimes, at: SystemTime) {
         self.batch_execution.add(took.infer);
         self.rows += u64::from(wanted);
@@ -88,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn batches_are_told_apart_by_their_size_and_rows_by_whether_a_client_waited() {
+    fn batches_are_counted_by_size_and_rows_only_if_a_client_waited() {
         let ms = Duration::from_millis;
         let mut totals = Totals::default();
         let took = BatchTimes { input: ms(1), infer: ms(5), output: ms(2) };
