@@ -290,7 +290,7 @@ pub fn of_model(
     plan: Option<&ModelPlan>,
 ) -> ModelStatus {
     let seen = pipeline.report();
-    let PipelineReport { open, latencies, pending: (queue, in_flight), .. } = seen;
+    let PipelineReport { open, latencies, queued: queue, in_flight, .. } = seen;
     let slo_ms = model.slo.latency.as_secs_f64() * 1e3;
     let shadow = report.mechanism == "shadow";
     let cannot_resize =

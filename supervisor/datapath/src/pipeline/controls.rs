@@ -36,8 +36,10 @@ pub struct PipelineReport {
     pub queue_wait: Duration,
     pub latencies: Latencies,
     pub rates: Rates,
-    /// Accepted, and not answered yet: queued, in flight.
-    pub pending: (usize, usize),
+    /// The requests that wait in the queue.
+    pub queued: usize,
+    /// The requests that execute, or wait in a worker's slot.
+    pub in_flight: usize,
     pub stalled: Option<StalledBatch>,
     /// The execution time of batches at the current share, by rows; empty while no worker serves.
     pub execution: Vec<(u32, Duration)>,
@@ -215,7 +217,8 @@ impl Pipeline {
             queue_wait: state.stats.totals.queue_wait.time,
             latencies: state.stats.latencies(now),
             rates: state.stats.rates.rates(now),
-            pending: (state.scheduler.queued(), state.scheduler.in_flight()),
+            queued: state.scheduler.queued(),
+            in_flight: state.scheduler.in_flight(),
             stalled: state.stalled(now),
             execution,
         }

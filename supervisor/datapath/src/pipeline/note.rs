@@ -1,7 +1,6 @@
 //! Records of traced requests' steps. Requests that are not traced have no journal.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use shadowslice_shared::units::Timestamp;
 
@@ -37,15 +36,11 @@ pub(super) fn lost(requests: &[QueuedRequest], why: LostReason, at: Timestamp) {
     journals(requests).for_each(|journal| journal.ended(RunEnd::Lost { at, why }));
 }
 
-/// Records the answer of a batch. `routed` is the last route change.
-pub(super) fn answered(
-    batch: &InFlightBatch,
-    (received, execution, copied): (Timestamp, Duration, Timestamp),
-    routed: Option<RouteChange>,
-) {
+/// Records `end`, the answer of a batch. `routed` is the last route change.
+pub(super) fn answered(batch: &InFlightBatch, end: RunEnd, routed: Option<RouteChange>) {
     for request in &batch.requests {
         let Some(journal) = &request.item.journal else { continue };
-        journal.ended(RunEnd::Answered { received, execution, copied });
+        journal.ended(end);
         if let Some(routed) = routed.filter(|routed| routed.at > request.arrived) {
             journal.route_changed(routed);
         }

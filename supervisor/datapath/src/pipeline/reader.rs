@@ -23,7 +23,7 @@ use super::state;
 use super::streams::{Continuation, OpenStream, WorkerAnswer};
 use super::totals::BatchTimes;
 use crate::pipeline::BatchSocket;
-use crate::trace::LostReason;
+use crate::trace::{LostReason, RunEnd};
 use shadowslice_shared::errors;
 
 /// The reader of one worker's lane.
@@ -154,9 +154,9 @@ impl LaneReader {
         let now = self.pipeline.now();
         let input = batch.requests.iter().map(|request| request.item.copy_in).sum();
         let took = BatchTimes { input, infer: reported, output: now.since(received) };
-        let step = batch.requests.iter().any(|request| request.item.stream.is_some());
-        let opens = more && !step;
-        let deliveries = self.deliveries(&batch, &answers, took, (step, now));
+        let is_step = batch.requests.iter().any(|request| request.item.stream.is_some());
+        let opens = more && !is_step;
+        let deliveries = self.deliveries(&batch, &answers, took, is_step, now);
         let mut rows = 0;
         let at = SystemTime::now();
         let routed = self.pipeline.change(|state| {
@@ -168,7 +168,7 @@ impl LaneReader {
                 if delivery.is_none() {
                     continue;
                 }
-                if step {
+                if is_step {
                     match answer {
                         Ok(_) => state.stats.totals.stream_steps.add(reported),
                         Err(_) => state.stats.totals.streams_failed += 1,
@@ -187,13 +187,13 @@ impl LaneReader {
                     state.quarantine.lift(&request.item.memory);
                 }
             }
-            if !step {
+            if !is_step {
                 state.stats.totals.executed(batch.rows, rows, took, at);
             }
             state.completed(self.worker, &batch, execution, now);
             state.routed
         });
-        note::answered(&batch, (received, reported, now), routed);
+        note::answered(&batch, RunEnd::Answered { received, execution: reported, copied: now }, routed);
         for ((request, answer), delivery) in batch.requests.into_iter().zip(answers).zip(deliveries) {
             let then = match more {
                 false => Continuation::End,
@@ -215,13 +215,14 @@ impl LaneReader {
         batch: &InFlightBatch,
         answers: &[Result<Vec<OutputTensor>, RequestFailure>],
         took: BatchTimes,
-        (step, now): (bool, Timestamp),
+        is_step: bool,
+        now: Timestamp,
     ) -> Vec<Option<Delivery>> {
         let delivery = |(request, answer): (&QueuedRequest, &Result<_, _>)| {
             if !request.item.claim.take() {
                 return None;
             }
-            if step || answer.is_err() {
+            if is_step || answer.is_err() {
                 return Some(Delivery::default());
             }
             let spent = RequestTimes {

@@ -1,5 +1,5 @@
-//! What counts when: a request's time begins with its first byte and ends as its client's socket has
-//! the answer.
+//! Tests of when requests count: a request's time starts with its first byte and ends when its
+//! client's socket has the answer.
 
 use std::time::Instant;
 
@@ -8,14 +8,14 @@ use crate::pipeline::RequestCounts;
 
 type Answered = Result<(Vec<OutputTensor>, Delivery), RequestFailure>;
 
-/// An answer that its client takes at once.
+/// Writes an answer as its client would take it at once.
 pub(super) fn written((outputs, mut delivery): (Vec<OutputTensor>, Delivery)) -> Vec<OutputTensor> {
     delivery.written();
     outputs
 }
 
-/// Asks with a request whose first byte was read `took` ago.
-fn ask(stage: &Stage, took: Duration, options: RequestOptions) -> JoinHandle<Answered> {
+/// Sends a request whose first byte was read `took` ago.
+fn request(stage: &Stage, took: Duration, options: RequestOptions) -> JoinHandle<Answered> {
     let pipeline = Arc::clone(&stage.pipeline);
     let arrival =
         RequestArrival { began: Instant::now().checked_sub(took).unwrap(), ..RequestArrival::now(None) };
@@ -25,16 +25,16 @@ fn ask(stage: &Stage, took: Duration, options: RequestOptions) -> JoinHandle<Ans
     })
 }
 
-/// A request that was answered and whose answer is not written yet.
+/// Returns the delivery of a request whose answer is not written yet.
 async fn answered(stage: &Stage, worker: &Actor) -> Delivery {
-    let asked = ask(stage, Duration::ZERO, RequestOptions::default());
+    let reply = request(stage, Duration::ZERO, RequestOptions::default());
     worker.answer_well(&worker.batch().await);
-    let (outputs, delivery) = asked.await.unwrap().unwrap();
+    let (outputs, delivery) = reply.await.unwrap().unwrap();
     assert_eq!(outputs, good());
     delivery
 }
 
-/// Succeeded, within the SLO, failed, cancelled.
+/// Returns the requests that succeeded, succeeded within the SLO, failed and were cancelled.
 fn ends(stage: &Stage) -> [u64; 4] {
     let RequestCounts { succeeded, within_slo, failed, cancelled, .. } = stage.pipeline.report().counts;
     [succeeded, within_slo, failed, cancelled]
@@ -45,7 +45,7 @@ fn with_slo(slo: Duration) -> Stage {
 }
 
 #[tokio::test]
-async fn an_answer_counts_when_it_has_been_written_and_then_with_all_its_time() {
+async fn an_answer_counts_with_its_whole_time_when_it_has_been_written() {
     let stage = with_slo(Duration::from_secs(60));
     let worker = stage.enter(1);
     let begun = stage.pipeline.now();
@@ -67,7 +67,7 @@ async fn an_answer_counts_when_it_has_been_written_and_then_with_all_its_time() 
     assert_eq!((totals.writing.count, totals.latency.count(), totals.durations.count), (1, 1, 1));
 }
 
-fn nothing_keeps_the_slo(stage: &Stage) {
+fn set_unreachable_slo(stage: &Stage) {
     let slo = Slo { latency: Duration::from_nanos(1), ..settings().live.slo };
     stage.pipeline.set_live_settings(LiveSettings { slo, ..settings().live });
 }
@@ -77,7 +77,7 @@ async fn an_answer_keeps_the_slo_under_which_it_was_written() {
     let stage = with_slo(Duration::from_secs(60));
     let worker = stage.enter(1);
     answered(&stage, &worker).await.written();
-    nothing_keeps_the_slo(&stage);
+    set_unreachable_slo(&stage);
     assert_eq!(ends(&stage), [1, 1, 0, 0]);
     assert_eq!(stage.pipeline.observe().missed(), 0);
 }
@@ -87,8 +87,8 @@ async fn an_answer_that_is_written_after_the_slo_is_a_miss() {
     let stage = with_slo(Duration::from_secs(60));
     let worker = stage.enter(1);
     let mut delivery = answered(&stage, &worker).await;
-    // As if a minute had passed.
-    nothing_keeps_the_slo(&stage);
+    // A tiny SLO has the effect of a long delay.
+    set_unreachable_slo(&stage);
     delivery.written();
     assert_eq!(ends(&stage), [1, 0, 0, 0]);
     let seen = stage.pipeline.observe();
@@ -97,7 +97,7 @@ async fn an_answer_that_is_written_after_the_slo_is_a_miss() {
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_before_it_has_its_answer_has_given_it_up() {
+async fn a_client_that_disconnects_before_its_answer_has_cancelled() {
     for (slo, missed) in [(Duration::from_secs(60), 0), (Duration::from_nanos(1), 1)] {
         let stage = with_slo(slo);
         let worker = stage.enter(1);
@@ -122,14 +122,14 @@ async fn an_answer_that_cannot_be_written_has_failed() {
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_as_its_answer_comes_is_counted_once() {
+async fn a_client_that_disconnects_as_its_answer_arrives_is_counted_once() {
     let stage = Stage::new();
     let worker = stage.enter(1);
-    let asked = ask(&stage, Duration::ZERO, RequestOptions::default());
+    let reply = request(&stage, Duration::ZERO, RequestOptions::default());
     worker.answer_well(&worker.batch().await);
-    asked.abort();
-    // Whichever was first: without an answer on its way, or with one.
-    if let Ok(answered) = asked.await {
+    reply.abort();
+    // The task ends with or without an answer, depending on which event was first.
+    if let Ok(answered) = reply.await {
         drop(answered);
     }
     while ends(&stage) == [0; 4] {
@@ -139,7 +139,7 @@ async fn a_client_that_leaves_as_its_answer_comes_is_counted_once() {
 }
 
 #[tokio::test]
-async fn ends_are_counted_however_many_wait_for_it() {
+async fn any_number_of_ends_is_counted() {
     let stage = with_slo(Duration::from_secs(60));
     let worker = stage.enter(1);
     for n in 0..150 {
@@ -153,13 +153,13 @@ async fn ends_are_counted_however_many_wait_for_it() {
     assert!(stage.pipeline.endings.lock().is_empty());
 }
 
-/// What counts, of the way and as latency, for a request that took half a minute to arrive.
+/// Returns the receiving time and the latency of a request that took half a minute to arrive.
 async fn half_a_minute(options: RequestOptions) -> (Duration, Duration) {
     let stage = with_slo(Duration::from_secs(100));
     let worker = stage.enter(1);
-    let asked = ask(&stage, UPTIME, options);
+    let reply = request(&stage, UPTIME, options);
     worker.answer_well(&worker.batch().await);
-    assert_eq!(asked.await.unwrap().map(written), Ok(good()));
+    assert_eq!(reply.await.unwrap().map(written), Ok(good()));
     let totals = stage.pipeline.totals();
     (totals.receiving.time, totals.latency.sum())
 }
@@ -177,22 +177,22 @@ async fn a_timeout_begins_with_the_first_byte() {
     let stage = with_slo(Duration::from_secs(100));
     let worker = stage.enter(1);
     let options = RequestOptions { timeout: Some(UPTIME), ..Default::default() };
-    let asked = ask(&stage, UPTIME, options);
-    let outcome = tokio::time::timeout(UPTIME / 3, asked).await.unwrap().unwrap();
+    let reply = request(&stage, UPTIME, options);
+    let outcome = tokio::time::timeout(UPTIME / 3, reply).await.unwrap().unwrap();
     assert!(matches!(outcome, Err(RequestFailure::TimedOut(_))), "{outcome:?}");
     worker.answer_well(&worker.batch().await);
     assert_eq!(ends(&stage), [0, 0, 1, 0]);
 }
 
 #[tokio::test]
-async fn who_came_slowly_is_due_sooner_than_those_behind_it() {
+async fn a_request_that_arrived_slowly_is_due_before_later_ones() {
     let stage = with_slo(Duration::from_secs(100));
     let worker = stage.enter(1);
-    let first = stage.ask();
+    let first = stage.request();
     let batch = worker.batch().await;
-    let second = stage.ask();
+    let second = stage.request();
     stage.until((0, 2)).await;
-    // Each fills a batch of its own: by priority 1 before the others they go by their deadlines.
+    // Each request fills one batch, so that they are served in the order of their deadlines.
     let wide = |took: Duration| {
         let pipeline = Arc::clone(&stage.pipeline);
         let arrival =
