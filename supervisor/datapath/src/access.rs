@@ -149,25 +149,25 @@ impl AccessEntry {
     }
 
     /// Replaces the peer after it was authenticated by name.
-    pub fn identified(&self, peer: &Arc<Peer>) {
+    pub fn set_peer(&self, peer: &Arc<Peer>) {
         self.0.answer.lock().peer = Arc::clone(peer);
     }
 
-    pub fn received(&self, bytes: usize) {
+    pub fn add_received(&self, bytes: usize) {
         self.0.received.fetch_add(bytes as u64, Relaxed);
     }
 
-    pub fn sent(&self, bytes: usize) {
+    pub fn add_sent(&self, bytes: usize) {
         self.0.sent.fetch_add(bytes as u64, Relaxed);
     }
 
     /// Sets the code of the answer, which may not be sent yet. A later code replaces it.
-    pub fn answered(&self, code: u16) {
+    pub fn set_code(&self, code: u16) {
         self.0.answer.lock().code = Some(code);
     }
 
     /// Marks the answer as taken completely by the client.
-    pub fn delivered(&self) {
+    pub fn mark_delivered(&self) {
         self.0.answer.lock().is_whole = true;
     }
 }
@@ -223,13 +223,13 @@ mod tests {
         let (log, lines) = log();
         let access = begin(&log, AccessProtocol::Http);
         let other = access.clone();
-        access.received(5);
-        access.answered(200);
+        access.add_received(5);
+        access.set_code(200);
         drop(access);
         assert!(lines.lock().is_empty());
-        other.sent(7);
-        other.delivered();
-        other.journal().identified("own");
+        other.add_sent(7);
+        other.mark_delivered();
+        other.journal().set_id("own");
         drop(other);
         assert_eq!(*lines.lock(), ["200 None None Some(\"own\") (5, 7)"]);
     }
@@ -239,12 +239,12 @@ mod tests {
         let (log, lines) = log();
         drop(begin(&log, AccessProtocol::Http));
         drop(begin(&log, AccessProtocol::Grpc));
-        begin(&log, AccessProtocol::Http).answered(200);
+        begin(&log, AccessProtocol::Http).set_code(200);
         let refused = begin(&log, AccessProtocol::Http);
-        refused.journal().refused("late");
-        refused.journal().failed("x".repeat(300));
-        refused.answered(503);
-        refused.delivered();
+        refused.journal().record_refusal("late");
+        refused.journal().record_failure("x".repeat(300));
+        refused.set_code(503);
+        refused.mark_delivered();
         drop(refused);
         let long = "x".repeat(MAX_TEXT_BYTES);
         let expected = [

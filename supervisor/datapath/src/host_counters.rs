@@ -82,17 +82,17 @@ impl Default for HostCounters {
 }
 
 impl HostCounters {
-    pub fn connected(&self) {
+    pub fn count_connection(&self) {
         self.connections.fetch_add(1, Relaxed);
     }
 
-    pub fn disconnected(&self) {
+    pub fn count_disconnection(&self) {
         self.connections.fetch_sub(1, Relaxed);
     }
 
     /// Counts a connection that is closed because another one needs its place, and logs that at
     /// intervals.
-    pub fn closed(&self) {
+    pub fn count_closed(&self) {
         let closed = self.connections_closed.fetch_add(1, Relaxed) + 1;
         if self.may_log(HostLimit::Connections) {
             tracing::warn!(
@@ -105,7 +105,7 @@ impl HostCounters {
     }
 
     /// Counts a refusal, and logs at intervals that the limit refuses requests.
-    pub fn refused(&self, limit: HostLimit) {
+    pub fn count_refusal(&self, limit: HostLimit) {
         let refused = self.refused[limit as usize].fetch_add(1, Relaxed) + 1;
         if self.may_log(limit) {
             tracing::warn!(
@@ -127,13 +127,13 @@ impl HostCounters {
     }
 
     /// Counts an HTTP response.
-    pub fn http(&self, code: u16) {
+    pub fn count_http(&self, code: u16) {
         let at = HTTP_CODES.iter().position(|&known| known == code).unwrap_or(HTTP_CODES.len());
         self.http[at].fetch_add(1, Relaxed);
     }
 
     /// Counts a gRPC response. A code that gRPC does not have counts as unknown (2).
-    pub fn grpc(&self, code: usize) {
+    pub fn count_grpc(&self, code: usize) {
         self.grpc[if code < GRPC_CODES { code } else { 2 }].fetch_add(1, Relaxed);
     }
 
@@ -154,14 +154,14 @@ mod tests {
 
     #[test]
     fn each_answer_and_refusal_counts_in_its_place() {
-        let tally = HostCounters::default();
-        [200, 200, 503, 418].into_iter().for_each(|code| tally.http(code));
-        [0, 14, 99].into_iter().for_each(|code| tally.grpc(code));
-        tally.refused(HostLimit::Memory);
-        (0..3).for_each(|_| tally.connected());
-        tally.disconnected();
-        tally.closed();
-        let counts = tally.counts();
+        let counters = HostCounters::default();
+        [200, 200, 503, 418].into_iter().for_each(|code| counters.count_http(code));
+        [0, 14, 99].into_iter().for_each(|code| counters.count_grpc(code));
+        counters.count_refusal(HostLimit::Memory);
+        (0..3).for_each(|_| counters.count_connection());
+        counters.count_disconnection();
+        counters.count_closed();
+        let counts = counters.counts();
         assert_eq!((counts.connections, counts.connections_closed), (2, 1));
         assert_eq!(counts.refused, [0, 1, 0]);
         assert_eq!((counts.http[0], counts.http[14], counts.http[HTTP_CODES.len()]), (2, 1, 1));

@@ -98,7 +98,7 @@ impl Route {
             None => self.pipeline.stream(inputs, options, arrival).await,
             Some(relay) => relay.stream(inputs, options, arrival, self.pipeline.streams()).await,
         };
-        Ok(answers?.held(self.streams_tx.clone()))
+        Ok(answers?.with_hold(self.streams_tx.clone()))
     }
 }
 

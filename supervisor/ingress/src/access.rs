@@ -49,8 +49,8 @@ pub(super) fn of(extensions: &Extensions) -> Option<&AccessEntry> {
 
 /// Notes that the client gets this error as its answer.
 pub(super) fn failed(access: &AccessEntry, why: &RequestError) {
-    access.journal().failed(why.message());
-    access.answered(why.code() as u16);
+    access.journal().record_failure(why.message());
+    access.set_code(why.code() as u16);
 }
 
 /// A request's body, of which the record counts the bytes.
@@ -69,7 +69,7 @@ impl Body for Counted {
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         let frame = Pin::new(&mut self.body).poll_frame(cx);
         if let (Some(access), Poll::Ready(Some(Ok(frame)))) = (&self.access, &frame) {
-            access.received(frame.data_ref().map_or(0, Bytes::len));
+            access.add_received(frame.data_ref().map_or(0, Bytes::len));
         }
         frame
     }

@@ -56,7 +56,7 @@ impl Context {
         let head =
             RequestHead { protocol: AccessProtocol::Grpc, method: "POST", path: STREAM, request_id: None };
         let access = log.begin(head, &self.peer, began);
-        access.received(request.encoded_len());
+        access.add_received(request.encoded_len());
         Some(access)
     }
 }
@@ -222,7 +222,7 @@ async fn answer(context: Context, request: ModelInferRequest, (reserved, coming,
                 mark(&mut response, true);
             }
             if let Some(access) = &access {
-                access.answered(Code::Ok as u16);
+                access.set_code(Code::Ok as u16);
             }
             told(response)
         }
@@ -235,7 +235,7 @@ async fn answer(context: Context, request: ModelInferRequest, (reserved, coming,
         }
     };
     if let Some(access) = access {
-        access.sent(answer.encoded_len());
+        access.add_sent(answer.encoded_len());
         reserved.carry(access.into());
     }
     (answer, reserved)
@@ -288,7 +288,7 @@ fn answers(
         match open.next().await {
             Some(Ok(response)) => {
                 if let Some(access) = &open.access {
-                    access.sent(response.encoded_len());
+                    access.add_sent(response.encoded_len());
                 }
                 Some((told(response), Turn::Open(open)))
             }
@@ -313,9 +313,9 @@ fn end(access: Option<&AccessEntry>, why: Option<&RequestError>) {
     let Some(access) = access else { return };
     match why {
         Some(why) => access::failed(access, why),
-        None => access.answered(Code::Ok as u16),
+        None => access.set_code(Code::Ok as u16),
     }
-    access.delivered();
+    access.mark_delivered();
 }
 
 async fn open(

@@ -34,19 +34,19 @@ impl Deliveries {
     /// Counts the requests as answered: the socket has the last bytes.
     pub(super) fn written(&mut self) {
         let Self { first, others, records } = std::mem::take(self);
-        records.iter().for_each(AccessEntry::delivered);
-        first.into_iter().chain(others).for_each(|mut delivery| delivery.written());
+        records.iter().for_each(AccessEntry::mark_delivered);
+        first.into_iter().chain(others).for_each(|mut delivery| delivery.mark_written());
     }
 
     /// Counts the requests as failed: their client gets this error instead.
     pub(super) fn failed(self, why: &RequestError) {
         for record in &self.records {
             access::failed(record, why);
-            record.delivered();
+            record.mark_delivered();
         }
         let invalid = why.status().is_client_error();
         let all = self.first.into_iter().chain(self.others);
-        all.for_each(|mut delivery| if invalid { delivery.invalid() } else { delivery.failed() });
+        all.for_each(|mut delivery| if invalid { delivery.mark_invalid() } else { delivery.mark_failed() });
     }
 }
 

@@ -111,10 +111,10 @@ pub(super) async fn serve(
         let (untaken, caller) = (untaken.clone(), caller.clone());
         async move {
             let (answer, reserved) = reserve(front, &client, servers, &caller, request).await;
-            client.tally().grpc(code(&answer));
+            client.tally().count_grpc(code(&answer));
             if let Some(access) = &access {
                 if answer.status() != StatusCode::OK {
-                    access.answered(answer.status().as_u16());
+                    access.set_code(answer.status().as_u16());
                 }
                 traced::note_grpc(access, answer.headers());
             }
@@ -228,7 +228,7 @@ async fn call(
         Err(refusal) => return Status::from(refusal).into_http(),
     };
     if let Some(access) = access::of(request.extensions()) {
-        access.identified(&peer);
+        access.set_peer(&peer);
     }
     request.extensions_mut().insert(peer);
     if request.uri().path() != INFER {

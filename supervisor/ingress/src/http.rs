@@ -71,7 +71,7 @@ pub(super) async fn serve(
         let is_head = request.method() == Method::HEAD;
         let (request, access) = front.logged(AccessProtocol::Http, request, &caller.peer);
         let reply = answer(&front, (client, &caller), (&asked, &refused), &stop, request).await;
-        client.tally().http(reply.status().as_u16());
+        client.tally().count_http(reply.status().as_u16());
         Ok::<_, Infallible>(written(reply, access, is_head))
     };
     let service = service_fn(|request| Box::pin(counted(request)));
@@ -149,13 +149,13 @@ async fn answer(
     match caller.identify(&head.uri, &head.headers, about) {
         Ok(peer) => {
             if let Some(access) = access::of(&head.extensions) {
-                access.identified(&peer);
+                access.set_peer(&peer);
             }
             head.extensions.insert(peer);
         }
         Err(refusal) => {
             if let Some(access) = access::of(&head.extensions) {
-                access.journal().failed(refusal.message());
+                access.journal().record_failure(refusal.message());
             }
             // Its body is not read.
             refused.store(true, Ordering::Relaxed);
@@ -202,9 +202,9 @@ async fn answer(
 /// An answer on its way. An empty one, as one to HEAD, is not written, and so arrives at once.
 fn written(reply: Reply, access: Option<AccessEntry>, is_head: bool) -> Response<Written> {
     if let Some(access) = &access {
-        access.answered(reply.status().as_u16());
+        access.set_code(reply.status().as_u16());
         if is_head || reply.body().0.is_empty() {
-            access.delivered();
+            access.mark_delivered();
         }
     }
     reply.map(|(pieces, reserved)| Full::new(Kept::new(pieces, Companions { reserved, access })))
@@ -220,7 +220,7 @@ struct Companions {
 impl Goes for Companions {
     fn advanced(&mut self, bytes: usize) {
         if let Some(access) = &self.access {
-            access.sent(bytes);
+            access.add_sent(bytes);
         }
     }
 
@@ -229,7 +229,7 @@ impl Goes for Companions {
             reserved.deliveries().written();
         }
         if let Some(access) = &self.access {
-            access.delivered();
+            access.mark_delivered();
         }
     }
 }
@@ -285,7 +285,7 @@ fn refuse(unread: Unread, limit: usize, inference: bool, head: &Parts) -> Answer
         Unread::NoMemory(why) => (why.status(), why.message()),
     };
     if let Some(journal) = traced::journal(&head.extensions) {
-        journal.failed(message.clone());
+        journal.record_failure(message.clone());
     }
     error(status, &message)
 }

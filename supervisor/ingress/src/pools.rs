@@ -172,7 +172,7 @@ impl Client {
     /// A place among the requests in flight.
     pub(super) fn admit(self: &Arc<Self>) -> Result<Taken, RequestError> {
         self.take(Pool::Requests, 1).ok_or_else(|| {
-            self.tally().refused(HostLimit::InFlight);
+            self.tally().count_refusal(HostLimit::InFlight);
             let why =
                 "too many requests in flight; try again, use more connections, or raise limits.in_flight";
             RequestFailure::Unavailable(why.to_owned()).into()
@@ -267,7 +267,7 @@ impl Client {
         match timeout(WITHIN, standing.wait_for(|standing| *standing != Standing::Beyond)).await {
             Ok(_) => Ok(()),
             Err(_) => {
-                self.tally().refused(HostLimit::Connections);
+                self.tally().count_refusal(HostLimit::Connections);
                 let why =
                     "too many connections, and none of them is idle; try again, or raise limits.connections";
                 Err(RequestFailure::Unavailable(why.to_owned()).into())

@@ -130,7 +130,7 @@ impl Drop for Reserved {
 }
 
 fn spent(client: &Client, pool: Pool) -> RequestError {
-    client.tally().refused(HostLimit::Memory);
+    client.tally().count_refusal(HostLimit::Memory);
     let size = client.size(pool);
     RequestFailure::Exhausted(format!(
         "the memory for requests and answers is spent: {size} bytes, of which a connection has half at most; try again later, send less at a time, or raise limits.memory"

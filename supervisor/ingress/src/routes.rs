@@ -194,7 +194,7 @@ fn target(front: &Frontend, name: String, version: &str, head: &Parts) -> Result
     let pipeline = model::find(&front.router, &name, version)?;
     let journal = traced::journal(&head.extensions);
     if let Some(journal) = journal {
-        journal.found(&name);
+        journal.set_model(&name);
     }
     let metadata = pipeline.metadata_or_refuse(journal)?;
     Ok(Target { name, pipeline, metadata })
@@ -202,7 +202,7 @@ fn target(front: &Frontend, name: String, version: &str, head: &Parts) -> Result
 
 pub(super) fn refusal(why: &RequestError, head: &Parts) -> Answer {
     if let Some(journal) = traced::journal(&head.extensions) {
-        journal.failed(why.message());
+        journal.record_failure(why.message());
     }
     error(why.status(), &why.message())
 }
@@ -269,7 +269,7 @@ pub(super) async fn infer(
     let parsed = parse(front, &head.headers, body, metadata, reserved).await;
     let HttpRequest { request, form } = model::count_malformed(pipeline, parsed)?;
     if let Some(journal) = traced::journal(&head.extensions) {
-        journal.identified(&request.id);
+        journal.set_id(&request.id);
     }
     let wanted = tensors::requested(metadata, &request.outputs)?;
     answer::check_form(metadata, &wanted, &request.outputs, &form)?;

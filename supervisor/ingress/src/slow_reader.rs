@@ -112,7 +112,7 @@ impl<B: Body> Answer<B> {
         access: Option<AccessEntry>,
     ) -> Self {
         if let Some(access) = access.as_ref().filter(|_| body.is_end_stream()) {
-            access.delivered();
+            access.mark_delivered();
         }
         Self { body, rest: Bytes::new(), deliveries: Deliveries::default(), untaken, reserved, access }
     }
@@ -125,7 +125,7 @@ impl<B> Answer<B> {
         if let Some(trailers) = trailers {
             note_grpc(access, trailers);
         }
-        access.delivered();
+        access.mark_delivered();
     }
 }
 
@@ -142,7 +142,7 @@ pub(super) struct Piece {
 impl Goes for Piece {
     fn advanced(&mut self, bytes: usize) {
         if let Some(access) = &self.access {
-            access.sent(bytes);
+            access.add_sent(bytes);
         }
     }
 

@@ -71,9 +71,9 @@ pub(super) fn journal(of: &Extensions) -> Option<&Journal> {
 pub(super) fn note_grpc(access: &AccessEntry, headers: &HeaderMap) {
     if let Some(status) = Status::from_header_map(headers) {
         if !status.message().is_empty() {
-            access.journal().failed(status.message().to_owned());
+            access.journal().record_failure(status.message().to_owned());
         }
-        access.answered(i32::from(status.code()).try_into().unwrap_or_default());
+        access.set_code(i32::from(status.code()).try_into().unwrap_or_default());
     }
 }
 
@@ -81,7 +81,7 @@ pub(super) fn note_grpc(access: &AccessEntry, headers: &HeaderMap) {
 pub(super) fn end_grpc<B>(span: RequestSpan<'_>, response: &Response<B>) {
     let code = match Status::from_header_map(response.headers()) {
         Some(status) => {
-            span.journal().failed(status.message().to_owned());
+            span.journal().record_failure(status.message().to_owned());
             status.code()
         }
         None => tonic::Code::Ok,

@@ -11,8 +11,8 @@ fn ask(log: &Arc<AccessLog>, path: &str) {
     let peer = Arc::new(Peer::Unix { uid: 7, groups: Vec::new(), pid: 8 });
     let head = RequestHead { protocol: AccessProtocol::Http, method: "GET", path, request_id: None };
     let access = log.begin(head, &peer, Instant::now());
-    access.answered(200);
-    access.delivered();
+    access.set_code(200);
+    access.mark_delivered();
 }
 
 fn paths(file: &Path) -> Vec<String> {

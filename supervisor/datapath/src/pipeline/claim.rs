@@ -57,7 +57,7 @@ impl AnswerWait<'_> {
 
     fn timed_out(&self, timeout: Duration) -> RequestFailure {
         let now = self.pipeline.now();
-        self.pipeline.state.lock().timed_out(now.since(self.arrived), now);
+        self.pipeline.state.lock().count_timeout(now.since(self.arrived), now);
         RequestFailure::timed_out(timeout)
     }
 }
@@ -66,7 +66,7 @@ impl Drop for AnswerWait<'_> {
     fn drop(&mut self) {
         if self.claim.take() {
             let now = self.pipeline.now();
-            self.pipeline.state.lock().cancelled(now.since(self.arrived), now);
+            self.pipeline.state.lock().cancel_waiting(now.since(self.arrived), now);
         }
     }
 }

@@ -155,7 +155,7 @@ impl Pipeline {
         self.change(|state| {
             let Abandoned { mut executing, behind } = state.take_back(worker);
             executing.extend(behind);
-            note::lost(&executing, LostReason::TakenBack, now);
+            note::record_loss(&executing, LostReason::TakenBack, now);
             state.put_back(executing, now);
             state.dispatch(now);
         });
@@ -219,7 +219,7 @@ impl Pipeline {
             rates: state.stats.rates.rates(now),
             queued: state.scheduler.queued(),
             in_flight: state.scheduler.in_flight(),
-            stalled: state.stalled(now),
+            stalled: state.stalled_batch(now),
             execution,
         }
     }

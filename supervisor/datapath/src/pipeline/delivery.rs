@@ -64,7 +64,7 @@ impl Delivery {
     }
 
     /// Counts the request as answered: the client's socket has the last byte.
-    pub fn written(&mut self) {
+    pub fn mark_written(&mut self) {
         self.end(|underway, at| {
             let writing = at.since(underway.answered);
             EndKind::Written(RequestTimes {
@@ -76,13 +76,13 @@ impl Delivery {
     }
 
     /// Counts the request as failed: the client gets an error instead of the answer.
-    pub fn failed(&mut self) {
+    pub fn mark_failed(&mut self) {
         self.end(|underway, at| EndKind::Failed(at.since(underway.arrived)));
     }
 
     /// Counts the request as invalid: its client requested the answer in a form that it does not
     /// have.
-    pub fn invalid(&mut self) {
+    pub fn mark_invalid(&mut self) {
         self.end(|underway, at| EndKind::Invalid(at.since(underway.arrived)));
     }
 
@@ -120,11 +120,11 @@ impl Pipeline {
                 EndKind::Written(spent) => {
                     state.scheduler.answered(spent.latency);
                     state.scheduler.wrote(spent.writing);
-                    state.stats.succeeded(&spent, at);
+                    state.stats.count_success(&spent, at);
                 }
-                EndKind::Failed(waited) => state.stats.failed(waited, at),
-                EndKind::Invalid(waited) => state.stats.invalid(waited),
-                EndKind::Left(waited) => state.left(waited, at),
+                EndKind::Failed(waited) => state.stats.count_failure(waited, at),
+                EndKind::Invalid(waited) => state.stats.count_invalid(waited),
+                EndKind::Left(waited) => state.count_cancellation(waited, at),
             }
         }
         state

@@ -63,7 +63,7 @@ impl PipelineState {
     }
 
     /// Returns the batch that the serving worker executes, if it takes too long.
-    pub(crate) fn stalled(&self, now: Timestamp) -> Option<StalledBatch> {
+    pub(crate) fn stalled_batch(&self, now: Timestamp) -> Option<StalledBatch> {
         let lane = self.scheduler.serving_lane().filter(|lane| lane.is_stalled(now))?;
         let front = lane.in_flight().next()?;
         let executes = now.since(front.executing_since?);

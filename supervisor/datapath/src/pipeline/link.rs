@@ -178,7 +178,7 @@ impl WorkerLink {
         let shape = front.requests.first().map(|request| &request.shape);
         let own = self.shapes.as_ref().zip(shape).map(|(times, shape)| times.hang_limit(shape, front.rows));
         let limit = lane.predictor.hang_limit(front.rows).max(own.unwrap_or_default());
-        Some(self.occupancy.left(running.from, limit.saturating_mul(1 << deaths.min(8)), now))
+        Some(self.occupancy.time_left(running.from, limit.saturating_mul(1 << deaths.min(8)), now))
     }
 
     /// Sends a batch. Returns false if the worker takes nothing now; if it has ended, its reader

@@ -32,13 +32,13 @@ impl LoadMeter {
         Self { began: now, parts: 0.0, answered: 0, errors: 0, last: ModelLoad::default() }
     }
 
-    pub(super) fn answered(&mut self, latency: Duration, slo: Duration, now: Timestamp) {
+    pub(super) fn count_answer(&mut self, latency: Duration, slo: Duration, now: Timestamp) {
         self.advance(now);
         self.answered += 1;
         self.parts += latency.as_secs_f64() / slo.as_secs_f64();
     }
 
-    pub(super) fn failed(&mut self, now: Timestamp) {
+    pub(super) fn count_error(&mut self, now: Timestamp) {
         self.advance(now);
         self.errors += 1;
     }
@@ -74,16 +74,16 @@ mod tests {
     fn a_load_is_that_of_the_last_full_second() {
         let (ms, at) = (Duration::from_millis, |ms| Timestamp::after_origin(Duration::from_millis(ms)));
         let mut meter = LoadMeter::new(at(0));
-        meter.answered(ms(10), ms(20), at(100));
-        meter.answered(ms(30), ms(20), at(200));
-        meter.failed(at(300));
+        meter.count_answer(ms(10), ms(20), at(100));
+        meter.count_answer(ms(30), ms(20), at(200));
+        meter.count_error(at(300));
         assert_eq!(meter.load(at(999)), ModelLoad::default(), "nothing is full yet");
         let load = ModelLoad { utilisation: 1.0, rate: 2.0, errors: 1.0 };
         assert_eq!(meter.load(at(1000)), load);
-        meter.answered(ms(5), ms(20), at(1500));
+        meter.count_answer(ms(5), ms(20), at(1500));
         assert_eq!(meter.load(at(1999)), load);
         assert_eq!(meter.load(at(2000)), ModelLoad { utilisation: 0.25, rate: 1.0, errors: 0.0 });
-        meter.answered(ms(5), ms(20), at(2100));
+        meter.count_answer(ms(5), ms(20), at(2100));
         assert_eq!(meter.load(at(9000)), ModelLoad::default(), "it has been idle");
     }
 }

@@ -187,7 +187,7 @@ impl Pipeline {
             let now = self.clock.now();
             let mut state = self.state.lock();
             let failure = state.not_ready();
-            note::refused(journal, RefusalReason::NotReady);
+            note::record_refusal(journal, RefusalReason::NotReady);
             state.count_refusal(RefusalReason::NotReady, 1, now);
             failure
         })
@@ -199,7 +199,7 @@ impl Pipeline {
 
     /// Counts a request that a limit of the host refused.
     pub fn count_host_refusal(&self, journal: Option<&Journal>) {
-        note::refused(journal, RefusalReason::HostFull);
+        note::record_refusal(journal, RefusalReason::HostFull);
         self.state.lock().count_refusal(RefusalReason::HostFull, 1, self.clock.now());
     }
 
@@ -266,7 +266,7 @@ impl Pipeline {
         let memory = self.store(&inputs, rows, journal.as_ref(), received)?;
         let stored = self.clock.now();
         if let Some(journal) = &journal {
-            journal.stored(rows, stored.since(received));
+            journal.record_copy_in(rows, stored.since(received));
         }
         let (reply_tx, reply_rx) = oneshot::channel();
         let claim = Claim::default();
@@ -310,7 +310,7 @@ impl Pipeline {
         let needed: u64 = inputs.iter().map(|input| memory::taken(input.data.len() as u64)).sum();
         let limit = self.memory.slab.bytes();
         let refuse = |why| {
-            note::refused(journal, why);
+            note::record_refusal(journal, why);
             self.state.lock().count_refusal(why, rows, now);
         };
         if needed > limit {

@@ -13,36 +13,36 @@ fn journals(requests: &[QueuedRequest]) -> impl Iterator<Item = &Journal> {
     requests.iter().filter_map(|request| request.item.journal.as_ref())
 }
 
-pub(super) fn refused(journal: Option<&Journal>, why: RefusalReason) {
+pub(super) fn record_refusal(journal: Option<&Journal>, why: RefusalReason) {
     if let Some(journal) = journal {
-        journal.refused(why.name());
+        journal.record_refusal(why.name());
     }
 }
 
-pub(super) fn queued(requests: &[QueuedRequest], at: Timestamp) {
-    journals(requests).for_each(|journal| journal.queued(at));
+pub(super) fn record_queued(requests: &[QueuedRequest], at: Timestamp) {
+    journals(requests).for_each(|journal| journal.record_queued(at));
 }
 
-pub(super) fn sent(batch: &OutgoingBatch, location: &Arc<RunLocation>, at: Timestamp) {
+pub(super) fn record_sent(batch: &OutgoingBatch, location: &Arc<RunLocation>, at: Timestamp) {
     let &OutgoingBatch { id, ref requests, .. } = batch;
     let rows = requests.iter().map(|request| request.rows).sum();
     for journal in journals(requests) {
         let (requests, location) = (requests.len(), Arc::clone(location));
-        journal.sent(WorkerRun { sent: at, batch: id, rows, requests, location, end: RunEnd::Open });
+        journal.record_sent(WorkerRun { sent: at, batch: id, rows, requests, location, end: RunEnd::Open });
     }
 }
 
-pub(super) fn lost(requests: &[QueuedRequest], why: LostReason, at: Timestamp) {
-    journals(requests).for_each(|journal| journal.ended(RunEnd::Lost { at, why }));
+pub(super) fn record_loss(requests: &[QueuedRequest], why: LostReason, at: Timestamp) {
+    journals(requests).for_each(|journal| journal.record_end(RunEnd::Lost { at, why }));
 }
 
 /// Records `end`, the answer of a batch. `routed` is the last route change.
-pub(super) fn answered(batch: &InFlightBatch, end: RunEnd, routed: Option<RouteChange>) {
+pub(super) fn record_answer(batch: &InFlightBatch, end: RunEnd, routed: Option<RouteChange>) {
     for request in &batch.requests {
         let Some(journal) = &request.item.journal else { continue };
-        journal.ended(end);
+        journal.record_end(end);
         if let Some(routed) = routed.filter(|routed| routed.at > request.arrived) {
-            journal.route_changed(routed);
+            journal.set_route_change(routed);
         }
     }
 }

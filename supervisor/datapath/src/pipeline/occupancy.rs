@@ -69,7 +69,7 @@ impl Occupancy {
 
     /// Returns the time until the progress since `from` reaches `span`, if the load on the GPU does
     /// not change; zero once it has.
-    pub(crate) fn left(&self, from: Duration, span: Duration, now: Timestamp) -> Duration {
+    pub(crate) fn time_left(&self, from: Duration, span: Duration, now: Timestamp) -> Duration {
         let mut state = self.state.lock();
         state.advance(now);
         let done = state.progress.saturating_sub(from);
@@ -98,13 +98,13 @@ mod tests {
         let gpu = Occupancy::new(true);
         let _own = gpu.occupy(Percent::WHOLE);
         let from = gpu.progress_at(at(10), at(10));
-        assert_eq!(gpu.left(from, 10 * SECOND, at(12)), 8 * SECOND);
+        assert_eq!(gpu.time_left(from, 10 * SECOND, at(12)), 8 * SECOND);
         let others: Vec<_> = (0..3).map(|_| gpu.occupy(Percent::WHOLE)).collect();
-        assert_eq!(gpu.left(from, 10 * SECOND, at(12)), 32 * SECOND);
-        assert_eq!(gpu.left(from, 10 * SECOND, at(16)), 28 * SECOND);
+        assert_eq!(gpu.time_left(from, 10 * SECOND, at(12)), 32 * SECOND);
+        assert_eq!(gpu.time_left(from, 10 * SECOND, at(16)), 28 * SECOND);
         drop(others);
-        assert_eq!(gpu.left(from, 10 * SECOND, at(16)), 7 * SECOND);
-        assert_eq!(gpu.left(from, 10 * SECOND, at(30)), Duration::ZERO);
+        assert_eq!(gpu.time_left(from, 10 * SECOND, at(16)), 7 * SECOND);
+        assert_eq!(gpu.time_left(from, 10 * SECOND, at(30)), Duration::ZERO);
     }
 
     #[test]
@@ -114,7 +114,7 @@ mod tests {
             let gpu = Occupancy::new(divides);
             let _both = [gpu.occupy(half), gpu.occupy(half)];
             let from = gpu.progress_at(at(1), at(1));
-            assert_eq!(gpu.left(from, 4 * SECOND, at(1)), left * SECOND, "{divides}");
+            assert_eq!(gpu.time_left(from, 4 * SECOND, at(1)), left * SECOND, "{divides}");
         }
     }
 
@@ -123,6 +123,6 @@ mod tests {
         let gpu = Occupancy::new(true);
         let _both = [gpu.occupy(Percent::WHOLE), gpu.occupy(Percent::WHOLE)];
         let from = gpu.progress_at(at(6), at(10));
-        assert_eq!(gpu.left(from, 5 * SECOND, at(10)), 6 * SECOND);
+        assert_eq!(gpu.time_left(from, 5 * SECOND, at(10)), 6 * SECOND);
     }
 }

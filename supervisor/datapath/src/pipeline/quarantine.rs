@@ -22,7 +22,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(600);
 #[derive(Debug, Default)]
 pub(crate) struct Quarantine {
     /// The inputs in quarantine, the newest last.
-    proved: VecDeque<QuarantinedInputs>,
+    quarantined: VecDeque<QuarantinedInputs>,
     /// The inputs of streams in which workers died lately, with the number of deaths; the newest
     /// last.
     suspects: VecDeque<(Vec<Vec<u8>>, u8)>,
@@ -47,7 +47,7 @@ pub(crate) enum Admission {
 
 impl Quarantine {
     pub(crate) fn admit(&mut self, inputs: &Reservation, now: Timestamp) -> Admission {
-        match self.proved.iter_mut().find(|proved| inputs.holds(&proved.tensors)) {
+        match self.quarantined.iter_mut().find(|proved| inputs.holds(&proved.tensors)) {
             None => Admission::Free,
             Some(proved) if now < proved.until => Admission::Refused(proved.until.since(now)),
             Some(proved) => {
@@ -58,22 +58,23 @@ impl Quarantine {
     }
 
     /// Puts inputs into quarantine, with twice the pause if they were there before.
-    pub(crate) fn proved(&mut self, inputs: &Reservation, now: Timestamp) {
+    pub(crate) fn add(&mut self, inputs: &Reservation, now: Timestamp) {
         let pause = self.take(inputs).map_or(FIRST_PAUSE, |before| (before.pause * 2).min(LONGEST_PAUSE));
         let Some(tensors) = inputs.copy() else { return };
-        self.proved.push_back(QuarantinedInputs { tensors, until: now + pause, pause });
-        while self.proved.len() > MAX_KEPT || (self.bytes() > MAX_BYTES && !self.proved.is_empty()) {
-            self.proved.pop_front();
+        self.quarantined.push_back(QuarantinedInputs { tensors, until: now + pause, pause });
+        while self.quarantined.len() > MAX_KEPT || (self.bytes() > MAX_BYTES && !self.quarantined.is_empty())
+        {
+            self.quarantined.pop_front();
         }
     }
 
     /// Notes that a worker died in a step of a stream with these inputs. A step cannot be tried
     /// again. Returns whether this proves that the inputs kill workers.
-    pub(crate) fn died_in_step(&mut self, inputs: &Reservation, now: Timestamp) -> bool {
-        let before = self.suspect(inputs).map_or(0, |(_, deaths)| deaths);
-        let known = self.proved.iter().any(|proved| inputs.holds(&proved.tensors));
+    pub(crate) fn record_death_in_step(&mut self, inputs: &Reservation, now: Timestamp) -> bool {
+        let before = self.take_suspect(inputs).map_or(0, |(_, deaths)| deaths);
+        let known = self.quarantined.iter().any(|proved| inputs.holds(&proved.tensors));
         if known || before >= blame::ON_TRIAL {
-            self.proved(inputs, now);
+            self.add(inputs, now);
             return true;
         }
         self.suspects.extend(inputs.copy().map(|tensors| (tensors, before + 1)));
@@ -86,21 +87,21 @@ impl Quarantine {
     /// Lifts the quarantine: a request with these inputs was answered completely.
     pub(crate) fn lift(&mut self, inputs: &Reservation) {
         self.take(inputs);
-        self.suspect(inputs);
+        self.take_suspect(inputs);
     }
 
-    fn suspect(&mut self, inputs: &Reservation) -> Option<(Vec<Vec<u8>>, u8)> {
+    fn take_suspect(&mut self, inputs: &Reservation) -> Option<(Vec<Vec<u8>>, u8)> {
         let place = self.suspects.iter().position(|(tensors, _)| inputs.holds(tensors))?;
         self.suspects.remove(place)
     }
 
     fn take(&mut self, inputs: &Reservation) -> Option<QuarantinedInputs> {
-        let place = self.proved.iter().position(|proved| inputs.holds(&proved.tensors))?;
-        self.proved.remove(place)
+        let place = self.quarantined.iter().position(|proved| inputs.holds(&proved.tensors))?;
+        self.quarantined.remove(place)
     }
 
     fn bytes(&self) -> usize {
-        let proved = self.proved.iter().map(|proved| &proved.tensors);
+        let proved = self.quarantined.iter().map(|proved| &proved.tensors);
         proved.chain(self.suspects.iter().map(|(tensors, _)| tensors)).flatten().map(Vec::len).sum()
     }
 }
@@ -130,7 +131,7 @@ mod tests {
         let memory = Arc::new(RequestMemory::create("test", 1 << 16).unwrap());
         let mut quarantine = Quarantine::default();
         let bad = inputs(&memory, &[b"bad", b"x"]);
-        quarantine.proved(&bad, at(0));
+        quarantine.add(&bad, at(0));
         let same = inputs(&memory, &[b"bad", b"x"]);
         assert_eq!(quarantine.admit(&same, at(0)), Admission::Refused(FIRST_PAUSE));
         for other in [&[&b"bad"[..], b"y"][..], &[b"ba", b"dx"], &[b"bad"]] {
@@ -138,7 +139,7 @@ mod tests {
         }
         assert_eq!(quarantine.admit(&same, at(1)), Admission::OnTrial);
         assert_eq!(quarantine.admit(&same, at(1)), Admission::Refused(FIRST_PAUSE), "one at a time");
-        quarantine.proved(&same, at(1));
+        quarantine.add(&same, at(1));
         assert_eq!(quarantine.admit(&same, at(2)), Admission::Refused(FIRST_PAUSE));
         assert_eq!(quarantine.admit(&same, at(3)), Admission::OnTrial, "the pause has doubled");
         quarantine.lift(&same);
@@ -150,9 +151,9 @@ mod tests {
         let memory = Arc::new(RequestMemory::create("test", 1 << 16).unwrap());
         let mut quarantine = Quarantine::default();
         for number in 0..=MAX_KEPT as u8 {
-            quarantine.proved(&inputs(&memory, &[&[number]]), at(0));
+            quarantine.add(&inputs(&memory, &[&[number]]), at(0));
         }
-        assert_eq!(quarantine.proved.len(), MAX_KEPT);
+        assert_eq!(quarantine.quarantined.len(), MAX_KEPT);
         assert_eq!(quarantine.admit(&inputs(&memory, &[&[0]]), at(0)), Admission::Free);
     }
 }

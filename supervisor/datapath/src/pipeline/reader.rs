@@ -76,7 +76,7 @@ impl LaneReader {
             }
         }
         let now = self.pipeline.now();
-        self.pipeline.change(|state| state.died(self.worker, now));
+        self.pipeline.change(|state| state.remove_dead(self.worker, now));
     }
 
     /// Reports an invalid message. The worker gets no more work, and its requests are served
@@ -102,7 +102,7 @@ impl LaneReader {
 
     fn handle_answer(&self, answer: Answer) -> Result<(), String> {
         let now = self.pipeline.now();
-        let taken = self.pipeline.state.lock().answered(self.worker, answer.id, now);
+        let taken = self.pipeline.state.lock().take_answered(self.worker, answer.id, now);
         let batch =
             taken.ok_or_else(|| format!("it answered batch {}, which it does not have", answer.id))?;
         if batch.requests.is_empty() {
@@ -117,16 +117,16 @@ impl LaneReader {
         match answer.result {
             Ok(outputs) => {
                 let execution = Duration::from_micros(answer.execution_us);
-                self.completed(batch, (&outputs, answer.more), execution, now)
+                self.handle_outputs(batch, (&outputs, answer.more), execution, now)
             }
             Err(failure) => {
-                self.failed(batch, &failure);
+                self.handle_failure(batch, &failure);
                 Ok(())
             }
         }
     }
 
-    fn completed(
+    fn handle_outputs(
         &self,
         batch: InFlightBatch,
         (outputs, more): (&[WireOutput], bool),
@@ -143,9 +143,9 @@ impl LaneReader {
             Ok(answers) => answers,
             Err(why) => {
                 let now = self.pipeline.now();
-                note::lost(&batch.requests, LostReason::Nonsense, now);
+                note::record_loss(&batch.requests, LostReason::Nonsense, now);
                 self.pipeline.change(|state| {
-                    let again = state.blamed(batch.requests, now);
+                    let again = state.blame(batch.requests, now);
                     state.try_alone(again, now);
                 });
                 return Err(why);
@@ -179,7 +179,7 @@ impl LaneReader {
                     continue;
                 }
                 if answer.is_err() {
-                    state.stats.failed(now.since(request.arrived), now);
+                    state.stats.count_failure(now.since(request.arrived), now);
                     continue;
                 }
                 rows += request.rows;
@@ -188,12 +188,12 @@ impl LaneReader {
                 }
             }
             if !is_step {
-                state.stats.totals.executed(batch.rows, rows, took, at);
+                state.stats.totals.add_batch(batch.rows, rows, took, at);
             }
-            state.completed(self.worker, &batch, execution, now);
+            state.complete(self.worker, &batch, execution, now);
             state.routed
         });
-        note::answered(&batch, RunEnd::Answered { received, execution: reported, copied: now }, routed);
+        note::record_answer(&batch, RunEnd::Answered { received, execution: reported, copied: now }, routed);
         for ((request, answer), delivery) in batch.requests.into_iter().zip(answers).zip(deliveries) {
             let then = match more {
                 false => Continuation::End,
@@ -247,10 +247,10 @@ impl LaneReader {
 
     /// Handles a failed batch. A request that was alone in it gets the engine's error; several
     /// requests are tried again one by one.
-    fn failed(&self, mut batch: InFlightBatch, failure: &RunFailure) {
+    fn handle_failure(&self, mut batch: InFlightBatch, failure: &RunFailure) {
         let now = self.pipeline.now();
         let requests = std::mem::take(&mut batch.requests);
-        note::lost(&requests, LostReason::Failed, now);
+        note::record_loss(&requests, LostReason::Failed, now);
         self.pipeline.change(|state| {
             if requests.len() > 1 {
                 state.try_alone(requests, now);

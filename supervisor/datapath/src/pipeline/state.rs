@@ -69,7 +69,7 @@ impl PipelineState {
         if self.gate.open().is_err() {
             let failure = self.not_ready();
             self.count_refusal(RefusalReason::NotReady, request.rows, now);
-            note::refused(request.item.journal.as_ref(), RefusalReason::NotReady);
+            note::record_refusal(request.item.journal.as_ref(), RefusalReason::NotReady);
             return Err(failure);
         }
         match self.quarantine.admit(&request.item.memory, now) {
@@ -77,7 +77,7 @@ impl PipelineState {
             Admission::OnTrial => (request.alone, request.item.deaths) = (true, blame::ON_TRIAL),
             Admission::Refused(pause) => {
                 self.count_refusal(RefusalReason::Quarantined, request.rows, now);
-                note::refused(request.item.journal.as_ref(), RefusalReason::Quarantined);
+                note::record_refusal(request.item.journal.as_ref(), RefusalReason::Quarantined);
                 return Err(quarantined(pause));
             }
         }
@@ -87,12 +87,12 @@ impl PipelineState {
                 scheduler::Refusal::QueueFull => (RefusalReason::QueueFull, self.queue_full()),
                 _ => (RefusalReason::Late, too_late(&self.name, &request)),
             };
-            note::refused(journal.as_ref(), why);
-            self.stats.rejected(why, Duration::ZERO, now);
+            note::record_refusal(journal.as_ref(), why);
+            self.stats.count_refusal(why, Duration::ZERO, now);
             return Err(failure);
         }
         if let Some(journal) = journal {
-            journal.queued(now);
+            journal.record_queued(now);
         }
         self.stats.counts.accepted += 1;
         self.dispatch(now);
@@ -114,7 +114,7 @@ impl PipelineState {
         if why == RefusalReason::MemoryFull {
             self.scheduler.turned_away(rows);
         }
-        self.stats.rejected(why, Duration::ZERO, now);
+        self.stats.count_refusal(why, Duration::ZERO, now);
     }
 
     /// Sends all batches that can be sent, and sets `alarm` to the time of the next check.
@@ -151,7 +151,7 @@ impl PipelineState {
         let link = link.expect("links and lanes come and go together");
         match link.send(&sending) {
             Ok(true) => {
-                note::sent(&sending, &link.location, now);
+                note::record_sent(&sending, &link.location, now);
                 self.scheduler.sent(sending, now);
                 true
             }
@@ -178,9 +178,9 @@ impl PipelineState {
             )),
             _ => too_late(&self.name, &request),
         };
-        note::refused(request.item.journal.as_ref(), RefusalReason::Late);
+        note::record_refusal(request.item.journal.as_ref(), RefusalReason::Late);
         if request.item.claim.take() {
-            self.stats.rejected(RefusalReason::Late, waited, now);
+            self.stats.count_refusal(RefusalReason::Late, waited, now);
         }
         reply(request, Err(failure));
     }
@@ -188,29 +188,34 @@ impl PipelineState {
     /// Counts a request that was not answered within its own timeout, `waited` after its arrival.
     /// The policy counts it as a miss: a client with a timeout shorter than the SLO must not hide
     /// misses.
-    pub(crate) fn timed_out(&mut self, waited: Duration, now: Timestamp) {
+    pub(crate) fn count_timeout(&mut self, waited: Duration, now: Timestamp) {
         self.scheduler.missed();
-        self.stats.failed(waited, now);
+        self.stats.count_failure(waited, now);
         self.scheduler.give_up();
     }
 
     /// Counts a request that its client cancelled, `waited` after its arrival. It is a miss if the
     /// SLO had passed.
-    pub(crate) fn cancelled(&mut self, waited: Duration, now: Timestamp) {
-        self.left(waited, now);
+    pub(crate) fn cancel_waiting(&mut self, waited: Duration, now: Timestamp) {
+        self.count_cancellation(waited, now);
         self.scheduler.give_up();
     }
 
     /// Counts a request as cancelled that no longer waits, `waited` after its arrival.
-    pub(crate) fn left(&mut self, waited: Duration, now: Timestamp) {
+    pub(crate) fn count_cancellation(&mut self, waited: Duration, now: Timestamp) {
         if waited >= self.scheduler.slo() {
             self.scheduler.missed();
         }
-        self.stats.cancelled(waited, now);
+        self.stats.count_cancellation(waited, now);
     }
 
     /// Takes an answered batch off its lane. Returns `None` if the worker had no such batch.
-    pub(crate) fn answered(&mut self, worker: WorkerId, batch: u64, now: Timestamp) -> Option<InFlightBatch> {
+    pub(crate) fn take_answered(
+        &mut self,
+        worker: WorkerId,
+        batch: u64,
+        now: Timestamp,
+    ) -> Option<InFlightBatch> {
         let taken = self.scheduler.take(worker, batch, now)?;
         if let Some(link) = self.link_mut(worker) {
             link.release(batch);
@@ -218,7 +223,7 @@ impl PipelineState {
         Some(taken)
     }
 
-    pub(crate) fn completed(
+    pub(crate) fn complete(
         &mut self,
         worker: WorkerId,
         batch: &InFlightBatch,
@@ -244,7 +249,7 @@ impl PipelineState {
         self.dispatch(now);
     }
 
-    pub(crate) fn died(&mut self, worker: WorkerId, now: Timestamp) {
+    pub(crate) fn remove_dead(&mut self, worker: WorkerId, now: Timestamp) {
         if self.is_idle(worker) {
             self.idle_gone.truncate(MAX_IDLE_GONE - 1);
             self.idle_gone.push_front(worker);
@@ -267,12 +272,14 @@ impl PipelineState {
     pub(crate) fn condemn(&mut self, worker: WorkerId, now: Timestamp) {
         let served = self.scheduler.stop_sending(worker);
         let Abandoned { executing, behind } = self.take_back(worker);
-        [&executing, &behind].into_iter().for_each(|requests| note::lost(requests, LostReason::Died, now));
+        [&executing, &behind]
+            .into_iter()
+            .for_each(|requests| note::record_loss(requests, LostReason::Died, now));
         if served || !(executing.is_empty() && behind.is_empty()) {
             self.scheduler.disturbed();
         }
         self.put_back(behind, now);
-        let again = self.blamed(executing, now);
+        let again = self.blame(executing, now);
         self.put_back(again, now);
         self.dispatch(now);
     }
@@ -289,12 +296,12 @@ impl PipelineState {
     }
 
     /// Counts a death against requests that were executing. Returns the requests to try again.
-    pub(crate) fn blamed(&mut self, requests: Vec<QueuedRequest>, now: Timestamp) -> Vec<QueuedRequest> {
+    pub(crate) fn blame(&mut self, requests: Vec<QueuedRequest>, now: Timestamp) -> Vec<QueuedRequest> {
         let was_alone = requests.len() == 1;
         let mut again = Vec::with_capacity(requests.len());
         for mut request in requests {
             if request.item.stream.is_some() {
-                if self.quarantine.died_in_step(&request.item.memory, now) {
+                if self.quarantine.record_death_in_step(&request.item.memory, now) {
                     self.report(LaneEvent::PoisonConfirmed);
                 }
                 self.fail(request, died_in_step(), now);
@@ -323,7 +330,7 @@ impl PipelineState {
 
     /// Puts inputs into quarantine, and refuses equal requests that wait.
     fn quarantine(&mut self, inputs: &Reservation, now: Timestamp) {
-        self.quarantine.proved(inputs, now);
+        self.quarantine.add(inputs, now);
         let Self { scheduler, quarantine, .. } = self;
         let mut pause = Duration::ZERO;
         let equal = scheduler.take_if(|item| match quarantine.admit(&item.memory, now) {
@@ -357,7 +364,7 @@ impl PipelineState {
             return self.refuse(requests, &why, now);
         }
         self.stats.counts.retried += requests.len() as u64;
-        note::queued(&requests, now);
+        note::record_queued(&requests, now);
         self.scheduler.put_back(requests, now);
     }
 
@@ -367,8 +374,8 @@ impl PipelineState {
         } else if request.item.claim.take() {
             let waited = now.since(request.arrived);
             match failure {
-                RequestFailure::Invalid(_) => self.stats.invalid(waited),
-                _ => self.stats.failed(waited, now),
+                RequestFailure::Invalid(_) => self.stats.count_invalid(waited),
+                _ => self.stats.count_failure(waited, now),
             }
         }
         reply(request, Err(failure));
@@ -377,9 +384,9 @@ impl PipelineState {
     /// Refuses accepted requests because the model no longer serves.
     pub(crate) fn refuse(&mut self, requests: Vec<QueuedRequest>, why: &str, now: Timestamp) {
         for request in requests {
-            note::refused(request.item.journal.as_ref(), RefusalReason::NotReady);
+            note::record_refusal(request.item.journal.as_ref(), RefusalReason::NotReady);
             if request.item.claim.take() {
-                self.stats.rejected(RefusalReason::NotReady, now.since(request.arrived), now);
+                self.stats.count_refusal(RefusalReason::NotReady, now.since(request.arrived), now);
             }
             reply(request, Err(RequestFailure::Unavailable(why.to_owned())));
         }

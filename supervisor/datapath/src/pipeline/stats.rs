@@ -98,11 +98,11 @@ impl Stats {
         }
     }
 
-    pub(crate) fn succeeded(&mut self, spent: &RequestTimes, now: Timestamp) {
+    pub(crate) fn count_success(&mut self, spent: &RequestTimes, now: Timestamp) {
         let latency = spent.latency;
         self.counts.succeeded += 1;
-        self.totals.answered(spent);
-        self.load.answered(latency, self.slo.latency, now);
+        self.totals.add_answer(spent);
+        self.load.count_answer(latency, self.slo.latency, now);
         self.rates.count(End::Other, now);
         let in_time = latency <= self.slo.latency;
         let us = u64::try_from(latency.as_micros()).unwrap_or(LONGEST_US);
@@ -117,32 +117,32 @@ impl Stats {
     }
 
     /// Counts an accepted request that failed, `waited` after its arrival.
-    pub(crate) fn failed(&mut self, waited: Duration, now: Timestamp) {
+    pub(crate) fn count_failure(&mut self, waited: Duration, now: Timestamp) {
         self.counts.failed += 1;
         self.rates.count(End::Failed, now);
         self.totals.fail.add(waited);
-        self.load.failed(now);
+        self.load.count_error(now);
         self.window(now).offered += 1;
     }
 
-    pub(crate) fn rejected(&mut self, why: RefusalReason, waited: Duration, now: Timestamp) {
+    pub(crate) fn count_refusal(&mut self, why: RefusalReason, waited: Duration, now: Timestamp) {
         self.counts.refuse(why);
         self.rates.count(End::Refused, now);
         self.totals.fail.add(waited);
         if why != RefusalReason::TooLarge {
-            self.load.failed(now);
+            self.load.count_error(now);
             self.window(now).offered += 1;
         }
     }
 
     /// Counts an accepted request that is invalid, so that no SLO covers it.
-    pub(crate) fn invalid(&mut self, waited: Duration) {
+    pub(crate) fn count_invalid(&mut self, waited: Duration) {
         self.counts.invalid += 1;
         self.totals.fail.add(waited);
     }
 
     /// Counts a request that its client cancelled. It is a miss if the SLO had passed.
-    pub(crate) fn cancelled(&mut self, waited: Duration, now: Timestamp) {
+    pub(crate) fn count_cancellation(&mut self, waited: Duration, now: Timestamp) {
         self.counts.cancelled += 1;
         self.rates.count(End::Other, now);
         self.totals.fail.add(waited);
@@ -229,10 +229,10 @@ mod tests {
         let slo = Slo { latency: Duration::from_millis(20), percentile: 75.0 };
         let mut stats = Stats::new(slo, at(0));
         let ms = Duration::from_millis;
-        stats.failed(ms(15), at(1));
-        stats.cancelled(ms(20), at(1));
-        stats.cancelled(ms(19), at(1));
-        stats.succeeded(&answered_after(10), at(1));
+        stats.count_failure(ms(15), at(1));
+        stats.count_cancellation(ms(20), at(1));
+        stats.count_cancellation(ms(19), at(1));
+        stats.count_success(&answered_after(10), at(1));
         assert_eq!(stats.latencies(at(1)).attainment, 1.0 / 3.0);
         assert_eq!((stats.counts.failed, stats.counts.cancelled), (1, 2));
     }
@@ -240,9 +240,9 @@ mod tests {
     #[test]
     fn invalid_requests_are_not_misses() {
         let mut stats = Stats::new(Slo { latency: Duration::from_millis(20), percentile: 75.0 }, at(0));
-        stats.succeeded(&answered_after(10), at(1));
-        stats.invalid(Duration::from_millis(30));
-        stats.rejected(RefusalReason::TooLarge, Duration::ZERO, at(1));
+        stats.count_success(&answered_after(10), at(1));
+        stats.count_invalid(Duration::from_millis(30));
+        stats.count_refusal(RefusalReason::TooLarge, Duration::ZERO, at(1));
         assert_eq!(stats.latencies(at(1)).attainment, 1.0);
         assert_eq!((stats.counts.invalid, stats.counts.failed, stats.counts.rejected), (2, 0, 0));
         assert_eq!(stats.totals.fail.count, 2);
@@ -252,8 +252,8 @@ mod tests {
     fn recent_latencies_cover_the_answers_since_the_previous_read() {
         let mut stats = Stats::new(Slo { latency: Duration::from_millis(20), percentile: 75.0 }, at(0));
         assert_eq!(stats.take_recent_latencies(), None);
-        (0..99).for_each(|_| stats.succeeded(&answered_after(10), at(1)));
-        stats.succeeded(&answered_after(300), at(1));
+        (0..99).for_each(|_| stats.count_success(&answered_after(10), at(1)));
+        stats.count_success(&answered_after(300), at(1));
         let near = |take_recent_latencies: RecentLatencies, p50: f64, p99: f64| {
             assert!(
                 (take_recent_latencies.p50_ms / p50 - 1.0).abs() < 0.01
@@ -261,7 +261,7 @@ mod tests {
             );
         };
         near(stats.take_recent_latencies().unwrap(), 10.0, 10.0);
-        stats.succeeded(&answered_after(300), at(2));
+        stats.count_success(&answered_after(300), at(2));
         near(stats.take_recent_latencies().unwrap(), 300.0, 300.0);
         assert_eq!(stats.take_recent_latencies(), None);
     }
@@ -269,11 +269,11 @@ mod tests {
     #[test]
     fn the_rate_covers_the_known_time_and_forgets_old_windows() {
         let mut stats = Stats::new(Slo { latency: Duration::from_millis(20), percentile: 99.0 }, at(10));
-        stats.succeeded(&answered_after(10), at(10));
+        stats.count_success(&answered_after(10), at(10));
         assert_eq!(stats.latencies(at(10)).rate, 1.0, "a rate covers a second at least");
-        stats.rejected(RefusalReason::Late, Duration::ZERO, at(11));
+        stats.count_refusal(RefusalReason::Late, Duration::ZERO, at(11));
         assert_eq!(stats.latencies(at(14)).rate, 0.5);
-        stats.failed(Duration::ZERO, at(90));
+        stats.count_failure(Duration::ZERO, at(90));
         assert_eq!(stats.latencies(at(90)).rate, 3.0 / 80.0);
         assert_eq!(stats.latencies(at(160)).rate, 1.0 / 70.0, "the first window is gone");
         assert_eq!(stats.latencies(at(400)).rate, 0.0);
@@ -285,17 +285,17 @@ mod tests {
         let mut stats = Stats::new(slo, at(0));
         assert_eq!(stats.latencies(at(0)).attainment, 1.0);
         assert_eq!(stats.latencies(at(0)).slo_percentile_ms, None);
-        stats.succeeded(&answered_after(10), at(1));
-        stats.succeeded(&answered_after(30), at(1));
-        stats.rejected(RefusalReason::Late, Duration::from_millis(5), at(2));
-        stats.failed(Duration::from_millis(7), at(2));
-        stats.rejected(RefusalReason::Late, Duration::ZERO, at(2));
-        stats.cancelled(Duration::from_millis(1), at(2));
+        stats.count_success(&answered_after(10), at(1));
+        stats.count_success(&answered_after(30), at(1));
+        stats.count_refusal(RefusalReason::Late, Duration::from_millis(5), at(2));
+        stats.count_failure(Duration::from_millis(7), at(2));
+        stats.count_refusal(RefusalReason::Late, Duration::ZERO, at(2));
+        stats.count_cancellation(Duration::from_millis(1), at(2));
         assert_eq!(stats.latencies(at(3)).attainment, 0.2);
         assert_eq!(stats.totals.fail, Total { count: 4, time: Duration::from_millis(13) });
         let slow = stats.latencies(at(3)).slo_percentile_ms.unwrap();
         assert!((slow - 30.0).abs() < 0.5, "{slow}");
-        stats.succeeded(&answered_after(10), at(70));
+        stats.count_success(&answered_after(10), at(70));
         assert_eq!(stats.latencies(at(70)).attainment, 2.0 / 6.0);
         assert_eq!(stats.latencies(at(300)).attainment, 1.0);
         assert_eq!((stats.counts.succeeded, stats.counts.within_slo), (3, 2));

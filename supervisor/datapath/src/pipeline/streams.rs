@@ -93,13 +93,17 @@ enum FurtherAnswers {
 impl Answers {
     /// Creates the answers to a relayed request. `further` is a stream that continues; `None` at
     /// its end, and for a model that gives one answer.
-    pub(crate) fn relayed(first: Vec<OutputTensor>, further: Option<RelayedStream>, streams: bool) -> Self {
+    pub(crate) fn from_relay(
+        first: Vec<OutputTensor>,
+        further: Option<RelayedStream>,
+        streams: bool,
+    ) -> Self {
         let first = (further.is_some() || !streams).then_some(first);
         let rest = further.map_or(FurtherAnswers::None, FurtherAnswers::Relayed);
         Self { first, delivery: Delivery::default(), rest, route_hold: None }
     }
 
-    pub(crate) fn held(self, route_hold: RouteHold) -> Self {
+    pub(crate) fn with_hold(self, route_hold: RouteHold) -> Self {
         Self { route_hold: Some(route_hold), ..self }
     }
 
@@ -213,7 +217,7 @@ impl Pipeline {
             }
         };
         if first.is_none() {
-            delivery.written();
+            delivery.mark_written();
         }
         Ok(Answers { first, delivery, rest, route_hold: None })
     }

@@ -68,7 +68,7 @@ pub(crate) struct BatchTimes {
 }
 
 impl Totals {
-    pub(crate) fn answered(&mut self, spent: &RequestTimes) {
+    pub(crate) fn add_answer(&mut self, spent: &RequestTimes) {
         self.latency.record(spent.latency);
         self.queue_wait.add(spent.until_sent);
         self.writing.add(spent.writing);
@@ -76,7 +76,7 @@ impl Totals {
     }
 
     /// Counts an answered batch of `rows`; clients still waited for `wanted` of them.
-    pub(crate) fn executed(&mut self, rows: u32, wanted: u32, took: BatchTimes, at: SystemTime) {
+    pub(crate) fn add_batch(&mut self, rows: u32, wanted: u32, took: BatchTimes, at: SystemTime) {
         self.batch_execution.add(took.infer);
         self.rows += u64::from(wanted);
         self.last = Some(at);
@@ -97,7 +97,7 @@ mod tests {
         let mut totals = Totals::default();
         let took = BatchTimes { input: ms(1), infer: ms(5), output: ms(2) };
         for (rows, wanted) in [(7, 6), (7, 7), (1, 0)] {
-            totals.executed(rows, wanted, took, SystemTime::UNIX_EPOCH);
+            totals.add_batch(rows, wanted, took, SystemTime::UNIX_EPOCH);
         }
         assert_eq!((totals.rows, totals.last), (13, Some(SystemTime::UNIX_EPOCH)));
         let BatchStageTotals { input, infer, output } = totals.by_rows[&7];

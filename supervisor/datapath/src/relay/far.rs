@@ -95,7 +95,7 @@ async fn answer(stream: &mut UnixStream, router: &Router) -> io::Result<()> {
         };
         let mut delivery = answers.delivery();
         write_answer(stream, &outputs, more).await?;
-        delivery.written();
+        delivery.mark_written();
         if !more {
             return Ok(());
         }

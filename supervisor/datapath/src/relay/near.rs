@@ -73,7 +73,7 @@ impl Relay {
     ) -> Result<Answers, RequestFailure> {
         let sent_at = Instant::now();
         match self.send(&inputs, options, arrival.began.elapsed()).await {
-            Ok(outcome) => outcome.map(|(first, further)| Answers::relayed(first, further, streams)),
+            Ok(outcome) => outcome.map(|(first, further)| Answers::from_relay(first, further, streams)),
             Err(error) => {
                 tracing::debug!(model = self.model, %error, "the other supervisor has not answered");
                 let returned = self.wait_until_returned(options.timeout, arrival.began).await?;

@@ -110,25 +110,25 @@ pub struct RouteChange {
 
 impl Journal {
     /// Records the model's name.
-    pub fn found(&self, model: &str) {
+    pub fn set_model(&self, model: &str) {
         self.0.lock().model = Some(model.to_owned());
     }
 
     /// Records the client's id of the request, unless it is empty.
-    pub fn identified(&self, id: &str) {
+    pub fn set_id(&self, id: &str) {
         if !id.is_empty() {
             self.0.lock().id = Some(id.to_owned());
         }
     }
 
-    pub fn stored(&self, rows: u32, copy_in: Duration) {
+    pub fn record_copy_in(&self, rows: u32, copy_in: Duration) {
         let mut trace = self.0.lock();
         trace.rows = Some(rows);
         trace.copy_in = copy_in;
     }
 
     /// Records that the request waits in the queue, for the first time or again.
-    pub fn queued(&self, at: Timestamp) {
+    pub fn record_queued(&self, at: Timestamp) {
         let mut trace = self.0.lock();
         if !trace.attempts.is_empty() {
             trace.retries += 1;
@@ -138,13 +138,13 @@ impl Journal {
         }
     }
 
-    pub fn sent(&self, run: WorkerRun) {
+    pub fn record_sent(&self, run: WorkerRun) {
         if let Some(waits) = self.0.lock().attempts.last_mut().filter(|last| last.run.is_none()) {
             waits.run = Some(run);
         }
     }
 
-    pub fn ended(&self, end: RunEnd) {
+    pub fn record_end(&self, end: RunEnd) {
         let mut trace = self.0.lock();
         let run = trace.attempts.last_mut().and_then(|last| last.run.as_mut());
         if let Some(run) = run.filter(|run| run.end == RunEnd::Open) {
@@ -152,16 +152,16 @@ impl Journal {
         }
     }
 
-    pub fn route_changed(&self, route_change: RouteChange) {
+    pub fn set_route_change(&self, route_change: RouteChange) {
         self.0.lock().route_change = Some(route_change);
     }
 
-    pub fn refused(&self, reason: &'static str) {
+    pub fn record_refusal(&self, reason: &'static str) {
         self.0.lock().refusal = Some(reason);
     }
 
     /// Records the error that the client reads.
-    pub fn failed(&self, why: String) {
+    pub fn record_failure(&self, why: String) {
         self.0.lock().why = Some(why);
     }
 
@@ -201,12 +201,12 @@ mod tests {
     #[test]
     fn a_request_that_is_tried_again_waits_again() {
         let journal = Journal::default();
-        journal.queued(at(1));
-        journal.sent(run(at(2), 7));
+        journal.record_queued(at(1));
+        journal.record_sent(run(at(2), 7));
         let died = RunEnd::Lost { at: at(3), why: LostReason::Died };
-        journal.ended(died);
-        journal.ended(RunEnd::Lost { at: at(4), why: LostReason::Failed });
-        journal.queued(at(3));
+        journal.record_end(died);
+        journal.record_end(RunEnd::Lost { at: at(4), why: LostReason::Failed });
+        journal.record_queued(at(3));
         let trace = journal.take();
         assert_eq!((trace.retries, trace.spans()), (1, 4));
         let [first, second] = &trace.attempts[..] else { panic!("{trace:?}") };
@@ -223,9 +223,9 @@ mod tests {
     fn attempts_are_bounded_and_the_last_recorded_one_is_kept() {
         let journal = Journal::default();
         for round in 0..100 {
-            journal.queued(at(round));
-            journal.sent(run(at(round), round));
-            journal.ended(RunEnd::Lost { at: at(round), why: LostReason::TakenBack });
+            journal.record_queued(at(round));
+            journal.record_sent(run(at(round), round));
+            journal.record_end(RunEnd::Lost { at: at(round), why: LostReason::TakenBack });
         }
         let trace = journal.take();
         assert_eq!((trace.attempts.len(), trace.retries), (MAX_ATTEMPTS, 99));

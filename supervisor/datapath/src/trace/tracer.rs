@@ -174,7 +174,7 @@ mod tests {
         let (tracer, _queue_rx) = tracer(Sample::ALL);
         for _ in 0..MAX_QUEUED + 3 {
             let span = tracer.begin(&headers(None), || SpanProtocol::Grpc).unwrap();
-            span.journal().queued(Timestamp::default());
+            span.journal().record_queued(Timestamp::default());
         }
         assert_eq!(tracer.counts(), SpanCounts { queue_full: 6, ..SpanCounts::default() });
     }

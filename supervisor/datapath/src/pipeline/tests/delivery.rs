@@ -10,7 +10,7 @@ type Answered = Result<(Vec<OutputTensor>, Delivery), RequestFailure>;
 
 /// Writes an answer as its client would take it at once.
 pub(super) fn written((outputs, mut delivery): (Vec<OutputTensor>, Delivery)) -> Vec<OutputTensor> {
-    delivery.written();
+    delivery.mark_written();
     outputs
 }
 
@@ -55,7 +55,7 @@ async fn an_answer_counts_with_its_whole_time_when_it_has_been_written() {
     while stage.pipeline.now().since(begun) < 2 * until_answered {
         tokio::task::yield_now().await;
     }
-    delivery.written();
+    delivery.mark_written();
     drop(delivery);
     assert_eq!(ends(&stage), [1, 1, 0, 0]);
     let (seen, totals) = (stage.pipeline.observe(), stage.pipeline.totals());
@@ -76,7 +76,7 @@ fn set_unreachable_slo(stage: &Stage) {
 async fn an_answer_keeps_the_slo_under_which_it_was_written() {
     let stage = with_slo(Duration::from_secs(60));
     let worker = stage.enter(1);
-    answered(&stage, &worker).await.written();
+    answered(&stage, &worker).await.mark_written();
     set_unreachable_slo(&stage);
     assert_eq!(ends(&stage), [1, 1, 0, 0]);
     assert_eq!(stage.pipeline.observe().missed(), 0);
@@ -89,7 +89,7 @@ async fn an_answer_that_is_written_after_the_slo_is_a_miss() {
     let mut delivery = answered(&stage, &worker).await;
     // A tiny SLO has the effect of a long delay.
     set_unreachable_slo(&stage);
-    delivery.written();
+    delivery.mark_written();
     assert_eq!(ends(&stage), [1, 0, 0, 0]);
     let seen = stage.pipeline.observe();
     assert_eq!((seen.answered, seen.in_time, seen.missed()), (1, 0, 1));
@@ -114,10 +114,10 @@ async fn an_answer_that_cannot_be_written_has_failed() {
     let stage = Stage::new();
     let worker = stage.enter(1);
     let mut delivery = answered(&stage, &worker).await;
-    delivery.failed();
+    delivery.mark_failed();
     drop(delivery);
     assert_eq!(ends(&stage), [0, 0, 1, 0]);
-    answered(&stage, &worker).await.invalid();
+    answered(&stage, &worker).await.mark_invalid();
     assert_eq!((ends(&stage), stage.pipeline.report().counts.invalid), ([0, 0, 1, 0], 1));
 }
 
@@ -145,7 +145,7 @@ async fn any_number_of_ends_is_counted() {
     for n in 0..150 {
         let mut delivery = answered(&stage, &worker).await;
         if n % 3 > 0 {
-            delivery.written();
+            delivery.mark_written();
         }
     }
     assert!(stage.pipeline.endings.lock().len() < 64);

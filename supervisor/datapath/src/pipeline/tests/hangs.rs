@@ -121,10 +121,10 @@ async fn requests_behind_a_suspect_are_refused_after_their_deadline() {
         let now = stage.pipeline.now();
         let mut state = stage.pipeline.state.lock();
         state.refuse_overdue(now);
-        (state.stalled(now).map(|batch| batch.requests), state.scheduler.queued())
+        (state.stalled_batch(now).map(|batch| batch.requests), state.scheduler.queued())
     };
     let now = stage.pipeline.now();
-    stage.pipeline.change(|state| state.died(WorkerId(1), now));
+    stage.pipeline.change(|state| state.remove_dead(WorkerId(1), now));
     assert_eq!(stage.event().await, LaneEvent::Gone(WorkerId(1)));
     let times = vec![(1, Duration::from_millis(1))];
     let second = stage.enter_as(2, Sms(10), |arrival, _| arrival.slice.times = times);

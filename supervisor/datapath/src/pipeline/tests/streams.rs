@@ -62,7 +62,7 @@ impl Actor {
         self.answer_with_more(batch.id);
         let mut answers = reply.await.unwrap().unwrap();
         assert_eq!(answers.next().await, Some(Ok(vec![OutputTensor { shape: vec![1], ..good().remove(0) }])));
-        answers.delivery().written();
+        answers.delivery().mark_written();
         (batch.id, answers)
     }
 }
@@ -79,7 +79,7 @@ async fn each_answer_is_requested_and_a_lane_drains_when_its_streams_end() {
     worker.answer_with_more(step.id);
     let (answer, mut answers) = reply.await.unwrap();
     assert!(matches!(answer, Some(Ok(_))));
-    answers.delivery().written();
+    answers.delivery().mark_written();
     assert_eq!(stage.pipeline.report().counts.succeeded, 1);
 
     let other = stage.enter(2);
