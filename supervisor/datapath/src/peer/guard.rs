@@ -99,8 +99,8 @@ impl Guard {
         !matches!(self.permitted, Permitted::Nobody)
     }
 
-    /// Returns whether `peer` may do `action`. A refused peer is counted and logged, at most once
-    /// in [`LOG_INTERVAL`].
+    /// Returns whether `peer` may do `action`. A refused peer is counted, and logged at most once in
+    /// [`LOG_INTERVAL`]. A guard that permits nobody does neither.
     pub fn permits(&self, peer: &Peer, action: &str, on: &str) -> bool {
         let is_permitted = match (&self.permitted, peer) {
             (Permitted::Nobody, _) => return false,

@@ -15,12 +15,12 @@ use super::gate::Gate;
 use super::hangs::StalledBatch;
 use super::lane_events::LaneEvent;
 use super::load::ModelLoad;
-use super::note;
 use super::rates::Rates;
 use super::request::Metadata;
 use super::stall::Stall;
 use super::stats::{Latencies, RecentLatencies};
 use super::totals::Totals;
+use super::trace_event;
 use super::{LiveSettings, Pipeline};
 use crate::trace::{LostReason, RouteChange};
 
@@ -155,7 +155,7 @@ impl Pipeline {
         self.change(|state| {
             let Abandoned { mut executing, behind } = state.take_back(worker);
             executing.extend(behind);
-            note::record_loss(&executing, LostReason::TakenBack, now);
+            trace_event::record_loss(&executing, LostReason::TakenBack, now);
             state.put_back(executing, now);
             state.dispatch(now);
         });

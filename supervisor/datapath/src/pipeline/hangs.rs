@@ -31,16 +31,16 @@ impl WorkerLink {
     /// Returns the time of the next check for a hang: as soon as the worker may hang, and once more
     /// if it then seems to.
     fn next_check(&mut self, lane: &PipelineLane, now: Timestamp) -> Option<Timestamp> {
-        self.note_running(lane, now);
-        let left = self.hangs_in(lane, now);
-        let seems_to = left == Some(Duration::ZERO);
-        self.recheck_at = seems_to.then(|| self.recheck_at.unwrap_or(now + RECHECK_DELAY));
+        self.update_occupancy(lane, now);
+        let left = self.time_until_hung(lane, now);
+        let seems_hung = left == Some(Duration::ZERO);
+        self.recheck_at = seems_hung.then(|| self.recheck_at.unwrap_or(now + RECHECK_DELAY));
         self.recheck_at.or(left.map(|left| now + left.min(CHECK_INTERVAL)))
     }
 
     fn hangs(&self, lane: &PipelineLane, now: Timestamp) -> bool {
-        let seen_twice = self.recheck_at.is_some_and(|due| due <= now);
-        seen_twice && self.hangs_in(lane, now) == Some(Duration::ZERO)
+        let was_checked_twice = self.recheck_at.is_some_and(|due| due <= now);
+        was_checked_twice && self.time_until_hung(lane, now) == Some(Duration::ZERO)
     }
 }
 
@@ -68,7 +68,7 @@ impl PipelineState {
         let front = lane.in_flight().next()?;
         let executes = now.since(front.executing_since?);
         let link = self.links.iter().find(|link| link.worker == lane.worker)?;
-        let left = link.hangs_in(lane, now)?;
+        let left = link.time_until_hung(lane, now)?;
         Some(StalledBatch { requests: front.requests.len(), executes, left })
     }
 

@@ -84,12 +84,12 @@ pub(crate) struct WorkerLink {
 
 impl WorkerLink {
     pub(crate) fn new(
-        arrival: WarmWorker,
+        warm_worker: WarmWorker,
         metadata: &Metadata,
         profile: Option<&Profile>,
         socket: Arc<BatchSocket>,
     ) -> (Self, PipelineLane) {
-        let WarmWorker { worker, share, slice, device, sizes, pads, occupancy } = arrival;
+        let WarmWorker { worker, share, slice, device, sizes, pads, occupancy } = warm_worker;
         let blank = Predictor::new(profile, slice.sms).padded_to(if pads { sizes } else { Vec::new() });
         let slots = u8::try_from(IN_FLIGHT).expect("two slots");
         let lane = PipelineLane::new(worker, &slice, blank, slots);
@@ -149,7 +149,7 @@ impl WorkerLink {
     }
 
     /// Updates the GPU's occupancy: whether the worker executes a batch of `lane`.
-    pub(crate) fn note_running(&mut self, lane: &PipelineLane, now: Timestamp) {
+    pub(crate) fn update_occupancy(&mut self, lane: &PipelineLane, now: Timestamp) {
         let since = lane.in_flight().next().and_then(|front| front.executing_since);
         if self.running.as_ref().map(|running| running.since) == since {
             return;
@@ -168,7 +168,7 @@ impl WorkerLink {
     ///
     /// The limit of the first batch of `lane` grows while others execute on its GPU. It also grows
     /// for requests that seemed to hang before.
-    pub(crate) fn hangs_in(&self, lane: &PipelineLane, now: Timestamp) -> Option<Duration> {
+    pub(crate) fn time_until_hung(&self, lane: &PipelineLane, now: Timestamp) -> Option<Duration> {
         let (front, running) = lane.in_flight().next().zip(self.running.as_ref())?;
         if front.step {
             // A generator may pause between answers, so its steps have a fixed limit.

@@ -24,7 +24,6 @@ mod lane_events;
 mod link;
 mod load;
 mod memory;
-mod note;
 mod occupancy;
 mod pending;
 mod pieces;
@@ -41,6 +40,7 @@ mod streams;
 #[cfg(test)]
 mod tests;
 mod totals;
+mod trace_event;
 
 use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
@@ -158,7 +158,7 @@ impl Pipeline {
             alarm: None,
             armed: None,
             routed: None,
-            idle_gone: VecDeque::new(),
+            idle_ended: VecDeque::new(),
             quarantine: Quarantine::default(),
         };
         Ok(Self {
@@ -187,7 +187,7 @@ impl Pipeline {
             let now = self.clock.now();
             let mut state = self.state.lock();
             let failure = state.not_ready();
-            note::record_refusal(journal, RefusalReason::NotReady);
+            trace_event::record_refusal(journal, RefusalReason::NotReady);
             state.count_refusal(RefusalReason::NotReady, 1, now);
             failure
         })
@@ -199,7 +199,7 @@ impl Pipeline {
 
     /// Counts a request that a limit of the host refused.
     pub fn count_host_refusal(&self, journal: Option<&Journal>) {
-        note::record_refusal(journal, RefusalReason::HostFull);
+        trace_event::record_refusal(journal, RefusalReason::HostFull);
         self.state.lock().count_refusal(RefusalReason::HostFull, 1, self.clock.now());
     }
 
@@ -310,7 +310,7 @@ impl Pipeline {
         let needed: u64 = inputs.iter().map(|input| memory::taken(input.data.len() as u64)).sum();
         let limit = self.memory.slab.bytes();
         let refuse = |why| {
-            note::record_refusal(journal, why);
+            trace_event::record_refusal(journal, why);
             self.state.lock().count_refusal(why, rows, now);
         };
         if needed > limit {

@@ -16,12 +16,12 @@ use super::delivery::{Delivery, UnwrittenAnswer};
 use super::durations::RequestTimes;
 use super::lane_events::LaneEvent;
 use super::link::{WarmWorker, WorkerLink};
-use super::note;
 use super::pending::{InFlightBatch, QueuedRequest};
 use super::request::{Metadata, OutputTensor, RequestFailure};
 use super::state;
 use super::streams::{Continuation, OpenStream, WorkerAnswer};
 use super::totals::BatchTimes;
+use super::trace_event;
 use crate::pipeline::BatchSocket;
 use crate::trace::{LostReason, RunEnd};
 use shadowslice_shared::errors;
@@ -41,12 +41,12 @@ impl LaneReader {
     pub fn attach(
         pipeline: Arc<Pipeline>,
         metadata: Arc<Metadata>,
-        arrival: WarmWorker,
+        warm_worker: WarmWorker,
         (socket, slab): (Arc<BatchSocket>, AnswerSlab),
     ) -> Self {
-        let worker = arrival.worker;
+        let worker = warm_worker.worker;
         let (link, lane) =
-            WorkerLink::new(arrival, &metadata, pipeline.profile.as_ref(), Arc::clone(&socket));
+            WorkerLink::new(warm_worker, &metadata, pipeline.profile.as_ref(), Arc::clone(&socket));
         let mut state = pipeline.state.lock();
         state.links.push(link);
         state.scheduler.attach(lane);
@@ -143,7 +143,7 @@ impl LaneReader {
             Ok(answers) => answers,
             Err(why) => {
                 let now = self.pipeline.now();
-                note::record_loss(&batch.requests, LostReason::Nonsense, now);
+                trace_event::record_loss(&batch.requests, LostReason::Nonsense, now);
                 self.pipeline.change(|state| {
                     let again = state.blame(batch.requests, now);
                     state.try_alone(again, now);
@@ -193,7 +193,11 @@ impl LaneReader {
             state.complete(self.worker, &batch, execution, now);
             state.routed
         });
-        note::record_answer(&batch, RunEnd::Answered { received, execution: reported, copied: now }, routed);
+        trace_event::record_answer(
+            &batch,
+            RunEnd::Answered { received, execution: reported, copied: now },
+            routed,
+        );
         for ((request, answer), delivery) in batch.requests.into_iter().zip(answers).zip(deliveries) {
             let then = match more {
                 false => Continuation::End,
@@ -250,7 +254,7 @@ impl LaneReader {
     fn handle_failure(&self, mut batch: InFlightBatch, failure: &RunFailure) {
         let now = self.pipeline.now();
         let requests = std::mem::take(&mut batch.requests);
-        note::record_loss(&requests, LostReason::Failed, now);
+        trace_event::record_loss(&requests, LostReason::Failed, now);
         self.pipeline.change(|state| {
             if requests.len() > 1 {
                 state.try_alone(requests, now);

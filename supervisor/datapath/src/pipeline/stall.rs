@@ -32,7 +32,7 @@ impl StallMeter {
 
     /// Updates the stall after an attempt to dispatch. `stalled` means that a ready batch is left
     /// though no lane was full.
-    pub(crate) fn note(&mut self, stalled: bool, now: Timestamp) {
+    pub(crate) fn update(&mut self, stalled: bool, now: Timestamp) {
         match (self.since, stalled) {
             (None, true) => self.since = Some(now),
             (Some(since), false) => {
@@ -68,12 +68,12 @@ mod tests {
     #[test]
     fn only_time_in_which_a_batch_was_left_counts() {
         let mut meter = StallMeter::default();
-        meter.note(true, at(5));
+        meter.update(true, at(5));
         meter.begin(at(10));
-        meter.note(true, at(12));
-        meter.note(false, at(14));
-        meter.note(false, at(20));
-        meter.note(true, at(30));
+        meter.update(true, at(12));
+        meter.update(false, at(14));
+        meter.update(false, at(20));
+        meter.update(true, at(30));
         let ms = Duration::from_millis;
         assert_eq!(meter.read(at(33)), Stall { total: ms(7), longest: ms(4) });
         meter.begin(at(40));

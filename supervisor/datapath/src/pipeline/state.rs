@@ -19,18 +19,18 @@ use super::gate::Gate;
 use super::lane_events::LaneEvent;
 use super::link::{OutgoingBatch, PipelineLane, WorkerLink};
 use super::memory::Reservation;
-use super::note;
 use super::pending::{InFlightBatch, PendingRequest, QueuedRequest, Shapes};
 use super::quarantine::{Admission, Quarantine};
 use super::request::RequestFailure;
 use super::stall::StallMeter;
 use super::stats::Stats;
 use super::streams::{WorkerAnswer, broken_off, died_in_step};
+use super::trace_event;
 use crate::trace::{LostReason, RouteChange};
 
 /// The number of ended workers that are remembered. A model has fewer at a time, but several may
 /// end at once.
-const MAX_IDLE_GONE: usize = 8;
+const MAX_IDLE_ENDED: usize = 8;
 
 /// The delay after which a batch that an idle worker did not take, though it had room, is sent
 /// again. An idle worker has no pending answer that would start another attempt. Memory for the
@@ -56,7 +56,7 @@ pub(crate) struct PipelineState {
     /// The last change of the lane that serves.
     pub(crate) routed: Option<RouteChange>,
     /// The last ended workers that were idle when they ended.
-    pub(crate) idle_gone: VecDeque<WorkerId>,
+    pub(crate) idle_ended: VecDeque<WorkerId>,
     pub(crate) quarantine: Quarantine,
 }
 
@@ -69,7 +69,7 @@ impl PipelineState {
         if self.gate.open().is_err() {
             let failure = self.not_ready();
             self.count_refusal(RefusalReason::NotReady, request.rows, now);
-            note::record_refusal(request.item.journal.as_ref(), RefusalReason::NotReady);
+            trace_event::record_refusal(request.item.journal.as_ref(), RefusalReason::NotReady);
             return Err(failure);
         }
         match self.quarantine.admit(&request.item.memory, now) {
@@ -77,7 +77,7 @@ impl PipelineState {
             Admission::OnTrial => (request.alone, request.item.deaths) = (true, blame::ON_TRIAL),
             Admission::Refused(pause) => {
                 self.count_refusal(RefusalReason::Quarantined, request.rows, now);
-                note::record_refusal(request.item.journal.as_ref(), RefusalReason::Quarantined);
+                trace_event::record_refusal(request.item.journal.as_ref(), RefusalReason::Quarantined);
                 return Err(quarantined(pause));
             }
         }
@@ -87,7 +87,7 @@ impl PipelineState {
                 scheduler::Refusal::QueueFull => (RefusalReason::QueueFull, self.queue_full()),
                 _ => (RefusalReason::Late, too_late(&self.name, &request)),
             };
-            note::record_refusal(journal.as_ref(), why);
+            trace_event::record_refusal(journal.as_ref(), why);
             self.stats.count_refusal(why, Duration::ZERO, now);
             return Err(failure);
         }
@@ -120,7 +120,7 @@ impl PipelineState {
     /// Sends all batches that can be sent, and sets `alarm` to the time of the next check.
     pub(crate) fn dispatch(&mut self, now: Timestamp) {
         let rest = self.send_all(now);
-        self.stall.note(matches!(rest, None | Some(Rest::NoLane)), now);
+        self.stall.update(matches!(rest, None | Some(Rest::NoLane)), now);
         let wait = match rest {
             Some(Rest::Until(wait)) => Some(wait),
             Some(Rest::Idle | Rest::NoLane) => None,
@@ -151,7 +151,7 @@ impl PipelineState {
         let link = link.expect("links and lanes come and go together");
         match link.send(&sending) {
             Ok(true) => {
-                note::record_sent(&sending, &link.location, now);
+                trace_event::record_sent(&sending, &link.location, now);
                 self.scheduler.sent(sending, now);
                 true
             }
@@ -178,7 +178,7 @@ impl PipelineState {
             )),
             _ => too_late(&self.name, &request),
         };
-        note::record_refusal(request.item.journal.as_ref(), RefusalReason::Late);
+        trace_event::record_refusal(request.item.journal.as_ref(), RefusalReason::Late);
         if request.item.claim.take() {
             self.stats.count_refusal(RefusalReason::Late, waited, now);
         }
@@ -251,8 +251,8 @@ impl PipelineState {
 
     pub(crate) fn remove_dead(&mut self, worker: WorkerId, now: Timestamp) {
         if self.is_idle(worker) {
-            self.idle_gone.truncate(MAX_IDLE_GONE - 1);
-            self.idle_gone.push_front(worker);
+            self.idle_ended.truncate(MAX_IDLE_ENDED - 1);
+            self.idle_ended.push_front(worker);
         }
         self.condemn(worker, now);
         self.scheduler.detach(worker);
@@ -263,7 +263,7 @@ impl PipelineState {
     /// Returns whether the worker is idle. For an ended worker it returns whether the worker was
     /// idle then, if that is remembered.
     pub(crate) fn is_idle(&self, worker: WorkerId) -> bool {
-        self.scheduler.lane(worker).map_or(self.idle_gone.contains(&worker), PipelineLane::executes_nothing)
+        self.scheduler.lane(worker).map_or(self.idle_ended.contains(&worker), PipelineLane::executes_nothing)
     }
 
     /// Treats a worker as dead. The requests that it executed are blamed and tried again if they
@@ -274,7 +274,7 @@ impl PipelineState {
         let Abandoned { executing, behind } = self.take_back(worker);
         [&executing, &behind]
             .into_iter()
-            .for_each(|requests| note::record_loss(requests, LostReason::Died, now));
+            .for_each(|requests| trace_event::record_loss(requests, LostReason::Died, now));
         if served || !(executing.is_empty() && behind.is_empty()) {
             self.scheduler.disturbed();
         }
@@ -364,7 +364,7 @@ impl PipelineState {
             return self.refuse(requests, &why, now);
         }
         self.stats.counts.retried += requests.len() as u64;
-        note::record_queued(&requests, now);
+        trace_event::record_queued(&requests, now);
         self.scheduler.put_back(requests, now);
     }
 
@@ -384,7 +384,7 @@ impl PipelineState {
     /// Refuses accepted requests because the model no longer serves.
     pub(crate) fn refuse(&mut self, requests: Vec<QueuedRequest>, why: &str, now: Timestamp) {
         for request in requests {
-            note::record_refusal(request.item.journal.as_ref(), RefusalReason::NotReady);
+            trace_event::record_refusal(request.item.journal.as_ref(), RefusalReason::NotReady);
             if request.item.claim.take() {
                 self.stats.count_refusal(RefusalReason::NotReady, now.since(request.arrived), now);
             }

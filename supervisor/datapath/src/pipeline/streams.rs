@@ -141,13 +141,13 @@ impl OpenStream {
     async fn step(&self, options: RequestOptions) -> Result<WorkerAnswer, RequestFailure> {
         let Self { ref pipeline, worker, id, ref inputs } = *self;
         let (reply_tx, reply_rx) = oneshot::channel();
-        let abandoned = AbandonedStep(Claim::default());
+        let guard = StepGuard(Claim::default());
         let now = pipeline.now();
         pipeline.change(|state| {
             let item = PendingRequest {
                 memory: Arc::clone(inputs),
                 reply_tx,
-                claim: abandoned.0.clone(),
+                claim: guard.0.clone(),
                 received: now,
                 copy_in: Duration::ZERO,
                 deaths: 0,
@@ -176,9 +176,9 @@ impl OpenStream {
 }
 
 /// A step whose claim is taken on drop, so that it does not run after its client has disconnected.
-struct AbandonedStep(Claim);
+struct StepGuard(Claim);
 
-impl Drop for AbandonedStep {
+impl Drop for StepGuard {
     fn drop(&mut self) {
         self.0.take();
     }

@@ -3,13 +3,13 @@
 mod admission;
 mod blocked;
 mod bounds;
-mod counted;
 mod delivery;
 mod ended;
 mod hangs;
 mod journal;
+mod misses;
+mod request_options;
 mod streams;
-mod terms;
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -152,7 +152,7 @@ impl Stage {
         let slab = AnswerSlab::create("test", SLAB_BYTES).unwrap();
         let actor = Actor { socket: theirs, slab: AnswerWriter::map(slab.as_fd(), SLAB_BYTES).unwrap() };
         let metadata = self.pipeline.metadata().unwrap();
-        let mut arrival = WarmWorker {
+        let mut warm_worker = WarmWorker {
             worker: WorkerId(worker),
             share: Percent::WHOLE,
             slice: Slice { groups: Groups::WHOLE, sms, times: Vec::new(), max_rows: None },
@@ -161,9 +161,9 @@ impl Stage {
             pads: false,
             occupancy: Occupancy::new(true),
         };
-        change(&mut arrival, &socket);
+        change(&mut warm_worker, &socket);
         let reader =
-            LaneReader::attach(Arc::clone(&self.pipeline), metadata, arrival, (Arc::new(socket), slab));
+            LaneReader::attach(Arc::clone(&self.pipeline), metadata, warm_worker, (Arc::new(socket), slab));
         tokio::spawn(reader.run());
         self.pipeline.route(Some(WorkerId(worker)));
         actor
@@ -411,8 +411,9 @@ async fn each_worker_is_held_to_the_times_of_its_own_share() {
     let longest = |stage: &Stage| {
         let state = stage.pipeline.state.lock();
         let now = stage.pipeline.now();
-        let hangs_in = |link: &link::WorkerLink| link.hangs_in(state.scheduler.lane(link.worker)?, now);
-        state.links.iter().filter_map(hangs_in).map(|left| now + left).max()
+        let time_until_hung =
+            |link: &link::WorkerLink| link.time_until_hung(state.scheduler.lane(link.worker)?, now);
+        state.links.iter().filter_map(time_until_hung).map(|left| now + left).max()
     };
     for (old_sms, new_sms) in [(60, 2), (2, 60)] {
         let mut stage = Stage::with_profile(Some(slow_profile()));

@@ -265,10 +265,10 @@ async fn a_batch_that_would_be_padded_is_split_if_that_delays_no_request() {
         let stage = stage(EASY);
         let reply: Vec<_> = (0..3).map(|_| stage.request()).collect();
         stage.until((3, 0)).await;
-        let worker = stage.enter_as(1, Sms(60), |arrival, _| {
-            arrival.slice.times = [1, 2, 4].map(|rows| (rows, Duration::ZERO)).to_vec();
-            arrival.sizes = vec![1, 2, 4];
-            arrival.pads = pads;
+        let worker = stage.enter_as(1, Sms(60), |warm_worker, _| {
+            warm_worker.slice.times = [1, 2, 4].map(|rows| (rows, Duration::ZERO)).to_vec();
+            warm_worker.sizes = vec![1, 2, 4];
+            warm_worker.pads = pads;
         });
         for part in parts {
             let batch = worker.batch().await;

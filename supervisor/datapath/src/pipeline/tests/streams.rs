@@ -238,12 +238,12 @@ async fn a_step_has_a_fixed_limit_on_a_crowded_gpu() {
     let stage = streaming();
     let occupancy = Occupancy::new(true);
     let _others: Vec<_> = (0..8).map(|_| occupancy.occupy(Percent::WHOLE)).collect();
-    let worker = stage.enter_as(1, Sms(10), |arrival, _| arrival.occupancy = occupancy);
+    let worker = stage.enter_as(1, Sms(10), |warm_worker, _| warm_worker.occupancy = occupancy);
     let (_, answers) = worker.begin(request(&stage)).await;
     let _asked = next(answers);
     let _unanswered = worker.step().await;
     let state = stage.pipeline.state.lock();
     let (link, lane) = (&state.links[0], state.scheduler.lane(WorkerId(1)).unwrap());
     let since = lane.in_flight().next().unwrap().executing_since.unwrap();
-    assert_eq!(link.hangs_in(lane, since), Some(BLIND_HANG_LIMIT));
+    assert_eq!(link.time_until_hung(lane, since), Some(BLIND_HANG_LIMIT));
 }
