@@ -12,7 +12,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::heartbeat::Heartbeat;
 use crate::pipeline::{
-    Answers, Delivery, InputTensor, OutputTensor, Pipeline, RequestArrival, RequestFailure, RequestOptions,
+    Answers, Delivery, Pipeline, RequestArrival, RequestFailure, RequestInput, RequestOptions, RequestOutput,
 };
 use crate::readiness::{HostState, Readiness};
 use crate::relay::Relay;
@@ -77,10 +77,10 @@ impl Route {
     /// Runs a request, see [`Pipeline::infer`].
     pub async fn infer(
         &self,
-        inputs: Vec<InputTensor>,
+        inputs: Vec<RequestInput>,
         options: RequestOptions,
         arrival: RequestArrival,
-    ) -> Result<(Vec<OutputTensor>, Delivery), RequestFailure> {
+    ) -> Result<(Vec<RequestOutput>, Delivery), RequestFailure> {
         match &self.relay {
             None => self.pipeline.infer(inputs, options, arrival).await,
             Some(relay) => relay.infer(inputs, options, arrival).await,
@@ -90,7 +90,7 @@ impl Route {
     /// Starts a stream, see [`Pipeline::stream`]. The stream continues after the route is dropped.
     pub async fn stream(
         &self,
-        inputs: Vec<InputTensor>,
+        inputs: Vec<RequestInput>,
         options: RequestOptions,
         arrival: RequestArrival,
     ) -> Result<Answers, RequestFailure> {
@@ -212,10 +212,10 @@ mod tests {
 
     use super::*;
     use crate::clock::Clock;
-    use crate::pipeline::{LiveSettings, Settings, Slo};
+    use crate::pipeline::{LiveSettings, PipelineSettings, Slo};
 
     fn pipeline() -> Arc<Pipeline> {
-        let settings = Settings {
+        let settings = PipelineSettings {
             name: "m".to_owned(),
             live: LiveSettings {
                 slo: Slo { latency: Duration::from_secs(1), percentile: 99.0 },

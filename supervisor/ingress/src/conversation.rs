@@ -16,7 +16,7 @@ use futures_util::stream::{BoxStream, FuturesOrdered, SelectAll, Stream, StreamE
 use prost::Message as _;
 use shadowslice_datapath::access::{AccessEntry, AccessProtocol, RequestHead};
 use shadowslice_datapath::peer::Peer;
-use shadowslice_datapath::pipeline::{Answers, Metadata, OutputTensor, RequestArrival};
+use shadowslice_datapath::pipeline::{Answers, Metadata, RequestArrival, RequestOutput};
 use tonic::{Code, Status, Streaming};
 
 use super::deliveries::{Beginnings, Deliveries};
@@ -347,7 +347,7 @@ impl Open {
         Some(response)
     }
 
-    fn response(&self, outputs: Vec<OutputTensor>) -> Result<ModelInferResponse, RequestError> {
+    fn response(&self, outputs: Vec<RequestOutput>) -> Result<ModelInferResponse, RequestError> {
         let outputs = self.wanted.of(&self.metadata, outputs)?;
         self.call.grow(2 * (self.id.len() + model::bytes(&outputs)))?;
         let mut response = response(self.name.clone(), self.id.clone(), outputs);

@@ -141,7 +141,7 @@ mod tests {
     use shadowslice_datapath::clock::Clock;
     use shadowslice_datapath::heartbeat::Heartbeat;
     use shadowslice_datapath::peer::Guard;
-    use shadowslice_datapath::pipeline::{LiveSettings, Pipeline, Settings, Slo};
+    use shadowslice_datapath::pipeline::{LiveSettings, Pipeline, PipelineSettings, Slo};
     use shadowslice_datapath::repository::Repository;
     use shadowslice_datapath::router::{Route, Router};
 
@@ -164,7 +164,7 @@ mod tests {
 
     /// The only model from now on, ready.
     fn serve(front: &Frontend) -> Arc<Pipeline> {
-        let settings = Settings {
+        let settings = PipelineSettings {
             name: "m".to_owned(),
             live: LiveSettings {
                 slo: Slo { latency: Duration::from_secs(1), percentile: 99.0 },

@@ -12,7 +12,7 @@ use super::shared_memory::Found;
 use super::tensors::{self, Clipped, InferRequest, NamedTensor};
 use shadowslice_datapath::peer::Peer;
 use shadowslice_datapath::pipeline::{
-    InputTensor, Metadata, OutputTensor, RequestArrival, RequestFailure, RequestOptions,
+    Metadata, RequestArrival, RequestFailure, RequestInput, RequestOptions, RequestOutput,
 };
 use shadowslice_datapath::router::{Route, Router};
 
@@ -26,7 +26,7 @@ pub(super) struct Answered {
     pub(super) name: String,
     pub(super) datatype: Datatype,
     pub(super) shape: Vec<i64>,
-    /// Its elements, as in [`shadowslice_datapath::pipeline::OutputTensor::data`].
+    /// Its elements, as in [`shadowslice_datapath::pipeline::RequestOutput::data`].
     pub(super) data: Bytes,
     /// Whether it was put into shared memory instead.
     pub(super) placed: bool,
@@ -99,7 +99,7 @@ pub(super) async fn ready_made(
     mut request: InferRequest,
     peer: &Peer,
     reserved: &Reserved,
-) -> Result<(Vec<InputTensor>, RequestOptions, Wanted), RequestError> {
+) -> Result<(Vec<RequestInput>, RequestOptions, Wanted), RequestError> {
     let order = tensors::requested(metadata, &request.outputs)?;
     let places = request.outputs.iter().map(|output| &output.place);
     let places = places.map(|place| place.as_ref().map(|place| front.regions.find(peer, place)).transpose());
@@ -122,7 +122,7 @@ impl Wanted {
     pub(super) fn of(
         &self,
         metadata: &Metadata,
-        outputs: Vec<OutputTensor>,
+        outputs: Vec<RequestOutput>,
     ) -> Result<Vec<Answered>, RequestError> {
         if outputs.len() != metadata.outputs.len() {
             let (expected, got) = (metadata.outputs.len(), outputs.len());
@@ -133,7 +133,7 @@ impl Wanted {
         let mut answered = Vec::new();
         for (order, &index) in self.order.iter().enumerate() {
             let (spec, output) = (&metadata.outputs[index], outputs[index].take());
-            let Some(OutputTensor { shape, data }) = output else { continue };
+            let Some(RequestOutput { shape, data }) = output else { continue };
             let found = self.places.get(order).and_then(Option::as_ref);
             let data = match found {
                 Some(found) => {
@@ -152,7 +152,7 @@ impl Wanted {
 async fn checked(
     metadata: &Arc<Metadata>,
     tensors: Vec<NamedTensor>,
-) -> Result<Vec<InputTensor>, RequestFailure> {
+) -> Result<Vec<RequestInput>, RequestFailure> {
     let one_by_one = |tensor: &&NamedTensor| matches!(tensor.datatype, Datatype::Bool | Datatype::Bytes);
     if tensors.iter().filter(one_by_one).map(|tensor| tensor.data.len()).sum::<usize>() <= QUICK_BYTES {
         return tensors::check(metadata, tensors);

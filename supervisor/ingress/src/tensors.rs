@@ -7,7 +7,7 @@ use shadowslice_shared::tensor::{Datatype, TensorSpec, UnknownDatatype, count_by
 
 use super::request_error::invalid;
 use super::shared_memory::SharedTensor;
-use shadowslice_datapath::pipeline::{InputTensor, Metadata, Pieces, RequestFailure, RequestOptions};
+use shadowslice_datapath::pipeline::{Metadata, Pieces, RequestFailure, RequestInput, RequestOptions};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct InferRequest {
@@ -31,7 +31,7 @@ pub(super) struct NamedTensor {
     pub(super) name: String,
     pub(super) datatype: Datatype,
     pub(super) shape: Vec<i64>,
-    /// Its elements, as in [`InputTensor::data`]; empty if they lie in shared memory.
+    /// Its elements, as in [`RequestInput::data`]; empty if they lie in shared memory.
     pub(super) data: Pieces,
     pub(super) place: Option<SharedTensor>,
 }
@@ -61,9 +61,12 @@ pub(super) fn no_number(name: &str, got: &str) -> RequestFailure {
 }
 
 /// Returns the inputs in the model's order. If an optional one is given, all of those follow.
-pub(super) fn check(model: &Metadata, tensors: Vec<NamedTensor>) -> Result<Vec<InputTensor>, RequestFailure> {
-    let mut inputs: Vec<Option<InputTensor>> = vec![None; model.inputs.len()];
-    let mut optional: Vec<Option<InputTensor>> = vec![None; model.optional.len()];
+pub(super) fn check(
+    model: &Metadata,
+    tensors: Vec<NamedTensor>,
+) -> Result<Vec<RequestInput>, RequestFailure> {
+    let mut inputs: Vec<Option<RequestInput>> = vec![None; model.inputs.len()];
+    let mut optional: Vec<Option<RequestInput>> = vec![None; model.optional.len()];
     for tensor in tensors {
         let required = model.inputs.iter().zip(&mut inputs).map(|(spec, slot)| (spec, slot, false));
         let left_out = model.optional.iter().zip(&mut optional).map(|(spec, slot)| (spec, slot, true));
@@ -76,7 +79,7 @@ pub(super) fn check(model: &Metadata, tensors: Vec<NamedTensor>) -> Result<Vec<I
             return invalid(format!("input '{}' is given twice for model '{}'", spec.name, model.name));
         }
         check_tensor(model, (spec, is_optional), &tensor)?;
-        *slot = Some(InputTensor { shape: tensor.shape, data: tensor.data });
+        *slot = Some(RequestInput { shape: tensor.shape, data: tensor.data });
     }
     let given = inputs.iter().flatten().count();
     if let Some((spec, _)) = model.inputs.iter().zip(&inputs).find(|(_, input)| input.is_none()) {
@@ -86,12 +89,12 @@ pub(super) fn check(model: &Metadata, tensors: Vec<NamedTensor>) -> Result<Vec<I
             "expected {expected} inputs but got {given} inputs for model '{model}': input '{name}' is missing"
         ));
     }
-    let mut inputs: Vec<InputTensor> = inputs.into_iter().flatten().collect();
+    let mut inputs: Vec<RequestInput> = inputs.into_iter().flatten().collect();
     if model.max_batch > 0 {
         check_rows(model, &inputs)?;
     }
     if optional.iter().any(Option::is_some) {
-        inputs.extend(optional.into_iter().map(|input| input.unwrap_or_else(InputTensor::left_out)));
+        inputs.extend(optional.into_iter().map(|input| input.unwrap_or_else(RequestInput::left_out)));
     }
     Ok(inputs)
 }
@@ -189,8 +192,8 @@ fn check_data(tensor: &NamedTensor, elements: usize) -> Result<(), String> {
     no_bool.map_or(Ok(()), |byte| Err(format!("expected 0 or 1 for each BOOL, got the byte {byte}")))
 }
 
-fn check_rows(model: &Metadata, inputs: &[InputTensor]) -> Result<(), RequestFailure> {
-    let rows = |input: &InputTensor| input.shape.first().copied().unwrap_or(0);
+fn check_rows(model: &Metadata, inputs: &[RequestInput]) -> Result<(), RequestFailure> {
+    let rows = |input: &RequestInput| input.shape.first().copied().unwrap_or(0);
     let Some(first) = inputs.first().map(rows) else { return Ok(()) };
     let (name, max) = (&model.name, model.max_batch);
     if let Some((spec, input)) = model.inputs.iter().zip(inputs).find(|(_, input)| rows(input) != first) {

@@ -30,7 +30,7 @@ fn optional_inputs_follow_the_others_if_one_is_given() {
     let inputs = check(&model, vec![c(), x(3), n(3)]).unwrap();
     assert_eq!(
         inputs[2..],
-        [InputTensor::left_out(), InputTensor { shape: vec![2], data: vec![5, 6].into() }]
+        [RequestInput::left_out(), RequestInput { shape: vec![2], data: vec![5, 6].into() }]
     );
     assert!(refused(&model, vec![x(3), n(3), c(), c()]).contains("given twice"));
     let wrong = tensor("c", Datatype::Uint8, &[3], &[5, 6, 7]);

@@ -17,7 +17,7 @@ use crate::controller::{
 use crate::host::onnxruntime_library;
 use crate::process::{ReferenceError, ReferenceFile};
 use shadowslice_config::{Config, Model, OnLate, Timeouts};
-use shadowslice_datapath::pipeline::{EVENT_QUEUE_SIZE, LiveSettings, Pipeline, Settings};
+use shadowslice_datapath::pipeline::{EVENT_QUEUE_SIZE, LiveSettings, Pipeline, PipelineSettings};
 use shadowslice_datapath::router::{Route, RouteHolds};
 use shadowslice_shared::errors;
 
@@ -68,7 +68,7 @@ impl ModelFactory {
         let id = self.next;
         self.next += 1;
         let (facts, heard) = mpsc::channel(EVENT_QUEUE_SIZE);
-        let settings = Settings {
+        let settings = PipelineSettings {
             name: model.name.clone(),
             live: live(&model),
             max_requests: model.queue.max_requests,

@@ -7,7 +7,7 @@ use shadowslice_shared::slab::{AnswerSlab, CopyError};
 use shadowslice_shared::tensor::{TensorSpec, count_byte_strings, elements};
 
 use super::pending::QueuedRequest;
-use super::request::{Metadata, OutputTensor, RequestFailure};
+use super::request::{Metadata, RequestFailure, RequestOutput};
 
 /// Returns the outputs of each request, or a failure if memory for them is short. An error says why
 /// the answer is invalid.
@@ -16,7 +16,7 @@ pub(crate) fn split(
     slab: &AnswerSlab,
     (outputs, more): (&[WireOutput], bool),
     requests: &[QueuedRequest],
-) -> Result<Vec<Result<Vec<OutputTensor>, RequestFailure>>, String> {
+) -> Result<Vec<Result<Vec<RequestOutput>, RequestFailure>>, String> {
     if more && (model.streams.is_none() || requests.len() != 1) {
         return Err("there is more of it, and the model gives one answer to a request".to_owned());
     }
@@ -64,7 +64,7 @@ fn copy(
     spec: &TensorSpec,
     shape: Vec<i64>,
     part: Extent,
-) -> Result<Result<OutputTensor, RequestFailure>, String> {
+) -> Result<Result<RequestOutput, RequestFailure>, String> {
     let name = &spec.name;
     let wrong = || format!("output {name} of shape {shape:?} does not have {} bytes", part.len);
     let elements = elements(&shape);
@@ -83,5 +83,5 @@ fn copy(
     if expected.is_none() && count_byte_strings(&data) != elements {
         return Err(wrong());
     }
-    Ok(Ok(OutputTensor { shape, data: Bytes::from(data) }))
+    Ok(Ok(RequestOutput { shape, data: Bytes::from(data) }))
 }

@@ -33,7 +33,7 @@ pub(crate) type OutgoingBatch = scheduler::Sending<Shapes, PendingRequest>;
 
 /// A warm worker to attach to the pipeline.
 #[derive(Debug)]
-pub struct WarmWorker {
+pub struct LaneWorker {
     pub worker: WorkerId,
     pub share: Percent,
     /// The part of the GPU that the worker starts with.
@@ -84,12 +84,12 @@ pub(crate) struct WorkerLink {
 
 impl WorkerLink {
     pub(crate) fn new(
-        warm_worker: WarmWorker,
+        lane_worker: LaneWorker,
         metadata: &Metadata,
         profile: Option<&Profile>,
         socket: Arc<BatchSocket>,
     ) -> (Self, PipelineLane) {
-        let WarmWorker { worker, share, slice, device, sizes, pads, occupancy } = warm_worker;
+        let LaneWorker { worker, share, slice, device, sizes, pads, occupancy } = lane_worker;
         let blank = Predictor::new(profile, slice.sms).padded_to(if pads { sizes } else { Vec::new() });
         let slots = u8::try_from(IN_FLIGHT).expect("two slots");
         let lane = PipelineLane::new(worker, &slice, blank, slots);

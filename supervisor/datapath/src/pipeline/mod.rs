@@ -60,14 +60,14 @@ pub use durations::Durations;
 pub use hangs::StalledBatch;
 pub use histogram::LatencyHistogram;
 pub use lane_events::{EVENT_QUEUE_SIZE, LaneEvent};
-pub use link::WarmWorker;
+pub use link::LaneWorker;
 pub use load::ModelLoad;
 pub use occupancy::{Occupancy, OccupancyGuard};
 pub use pieces::Pieces;
 pub use rates::Rates;
 pub use reader::LaneReader;
 pub use request::{
-    InputTensor, Metadata, ModelContent, OutputTensor, RequestArrival, RequestFailure, RequestOptions,
+    Metadata, ModelContent, RequestArrival, RequestFailure, RequestInput, RequestOptions, RequestOutput,
 };
 pub use shadowslice_config::Slo;
 pub use shadowslice_policy::scheduler::Slice;
@@ -93,7 +93,7 @@ use streams::WorkerAnswer;
 
 /// The settings of a pipeline.
 #[derive(Debug)]
-pub struct Settings {
+pub struct PipelineSettings {
     pub name: String,
     pub live: LiveSettings,
     /// The most requests that may wait.
@@ -141,7 +141,7 @@ pub struct Pipeline {
 impl Pipeline {
     /// Creates a pipeline, which takes no requests until a worker serves.
     pub fn new(
-        settings: Settings,
+        settings: PipelineSettings,
         clock: Clock,
         events_tx: mpsc::Sender<LaneEvent>,
     ) -> Result<Self, SlabError> {
@@ -245,17 +245,17 @@ impl Pipeline {
     /// The request counts when the delivery of its answer has ended.
     pub async fn infer(
         &self,
-        inputs: Vec<InputTensor>,
+        inputs: Vec<RequestInput>,
         options: RequestOptions,
         arrival: RequestArrival,
-    ) -> Result<(Vec<OutputTensor>, Delivery), RequestFailure> {
+    ) -> Result<(Vec<RequestOutput>, Delivery), RequestFailure> {
         let WorkerAnswer { outputs, delivery, .. } = self.submit(inputs, options, arrival).await?;
         Ok((outputs, delivery))
     }
 
     async fn submit(
         &self,
-        inputs: Vec<InputTensor>,
+        inputs: Vec<RequestInput>,
         options: RequestOptions,
         RequestArrival { began, waited, journal }: RequestArrival,
     ) -> Result<WorkerAnswer, RequestFailure> {
@@ -302,7 +302,7 @@ impl Pipeline {
 
     fn store(
         &self,
-        inputs: &[InputTensor],
+        inputs: &[RequestInput],
         rows: u32,
         journal: Option<&Journal>,
         now: Timestamp,
@@ -334,7 +334,7 @@ impl Pipeline {
     }
 
     /// Reserves memory for these inputs. If it is full, settled requests are removed first.
-    fn reserve(&self, inputs: &[InputTensor]) -> Option<Reservation> {
+    fn reserve(&self, inputs: &[RequestInput]) -> Option<Reservation> {
         let lengths = || inputs.iter().map(|input| input.data.len() as u64);
         self.memory.reserve(lengths()).or_else(|| {
             self.state.lock().scheduler.forget_settled();

@@ -15,9 +15,9 @@ use super::answer;
 use super::delivery::{Delivery, UnwrittenAnswer};
 use super::durations::RequestTimes;
 use super::lane_events::LaneEvent;
-use super::link::{WarmWorker, WorkerLink};
+use super::link::{LaneWorker, WorkerLink};
 use super::pending::{InFlightBatch, QueuedRequest};
-use super::request::{Metadata, OutputTensor, RequestFailure};
+use super::request::{Metadata, RequestFailure, RequestOutput};
 use super::state;
 use super::streams::{Continuation, OpenStream, WorkerAnswer};
 use super::totals::BatchTimes;
@@ -41,12 +41,12 @@ impl LaneReader {
     pub fn attach(
         pipeline: Arc<Pipeline>,
         metadata: Arc<Metadata>,
-        warm_worker: WarmWorker,
+        lane_worker: LaneWorker,
         (socket, slab): (Arc<BatchSocket>, AnswerSlab),
     ) -> Self {
-        let worker = warm_worker.worker;
+        let worker = lane_worker.worker;
         let (link, lane) =
-            WorkerLink::new(warm_worker, &metadata, pipeline.profile.as_ref(), Arc::clone(&socket));
+            WorkerLink::new(lane_worker, &metadata, pipeline.profile.as_ref(), Arc::clone(&socket));
         let mut state = pipeline.state.lock();
         state.links.push(link);
         state.scheduler.attach(lane);
@@ -217,7 +217,7 @@ impl LaneReader {
     fn deliveries(
         &self,
         batch: &InFlightBatch,
-        answers: &[Result<Vec<OutputTensor>, RequestFailure>],
+        answers: &[Result<Vec<RequestOutput>, RequestFailure>],
         took: BatchTimes,
         is_step: bool,
         now: Timestamp,

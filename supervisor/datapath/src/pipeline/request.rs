@@ -36,8 +36,8 @@ impl Metadata {
     }
 
     /// Returns the shapes of checked inputs without their batch axis.
-    pub(crate) fn shapes(&self, inputs: &[InputTensor]) -> Arc<[Vec<i64>]> {
-        let tail = |(place, input): (usize, &InputTensor)| match place < self.inputs.len() {
+    pub(crate) fn shapes(&self, inputs: &[RequestInput]) -> Arc<[Vec<i64>]> {
+        let tail = |(place, input): (usize, &RequestInput)| match place < self.inputs.len() {
             true => self.tail(&input.shape).to_vec(),
             false => input.shape.clone(),
         };
@@ -45,7 +45,7 @@ impl Metadata {
     }
 
     /// Returns the size of checked inputs along the batch axis; 1 for a model without a batch axis.
-    pub fn rows(&self, inputs: &[InputTensor]) -> u32 {
+    pub fn rows(&self, inputs: &[RequestInput]) -> u32 {
         let batched = inputs[..self.inputs.len().min(inputs.len())].first().filter(|_| self.max_batch > 0);
         let first = batched.and_then(|input| input.shape.first());
         first.map_or(1, |&rows| u32::try_from(rows).unwrap_or(u32::MAX))
@@ -54,14 +54,14 @@ impl Metadata {
 
 /// An input of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct InputTensor {
+pub struct RequestInput {
     /// Its whole shape.
     pub shape: Vec<i64>,
     /// The elements, row-major and little-endian. Each BYTES element follows its length.
     pub data: Pieces,
 }
 
-impl InputTensor {
+impl RequestInput {
     /// Returns a placeholder for an optional input that a request leaves out while it has others.
     pub fn left_out() -> Self {
         Self { shape: LEFT_OUT.to_vec(), data: Pieces::default() }
@@ -73,10 +73,10 @@ pub(crate) const LEFT_OUT: &[i64] = &[-1];
 
 /// An output of an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct OutputTensor {
+pub struct RequestOutput {
     /// Its whole shape.
     pub shape: Vec<i64>,
-    /// The elements, as in [`InputTensor::data`].
+    /// The elements, as in [`RequestInput::data`].
     pub data: Bytes,
 }
 

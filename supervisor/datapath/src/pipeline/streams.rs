@@ -19,14 +19,14 @@ use super::delivery::Delivery;
 use super::lane_events::LaneEvent;
 use super::memory::Reservation;
 use super::pending::PendingRequest;
-use super::request::{InputTensor, OutputTensor, RequestArrival, RequestFailure, RequestOptions};
+use super::request::{RequestArrival, RequestFailure, RequestInput, RequestOptions, RequestOutput};
 use crate::relay::RelayedStream;
 use crate::router::RouteHold;
 
 /// An answer of a worker to one request.
 #[derive(Debug)]
 pub(crate) struct WorkerAnswer {
-    pub(crate) outputs: Vec<OutputTensor>,
+    pub(crate) outputs: Vec<RequestOutput>,
     pub(crate) then: Continuation,
     pub(crate) delivery: Delivery,
 }
@@ -71,7 +71,7 @@ impl Drop for OpenStream {
 /// The answers to a request. Dropping them cancels the answers that have not arrived.
 #[derive(Debug)]
 pub struct Answers {
-    first: Option<Vec<OutputTensor>>,
+    first: Option<Vec<RequestOutput>>,
     /// The delivery of the first answer.
     delivery: Delivery,
     rest: FurtherAnswers,
@@ -94,7 +94,7 @@ impl Answers {
     /// Creates the answers to a relayed request. `further` is a stream that continues; `None` at
     /// its end, and for a model that gives one answer.
     pub(crate) fn from_relay(
-        first: Vec<OutputTensor>,
+        first: Vec<RequestOutput>,
         further: Option<RelayedStream>,
         streams: bool,
     ) -> Self {
@@ -113,7 +113,7 @@ impl Answers {
     }
 
     /// Returns the next answer; `None` after the last one, and after a failure.
-    pub async fn next(&mut self) -> Option<Result<Vec<OutputTensor>, RequestFailure>> {
+    pub async fn next(&mut self) -> Option<Result<Vec<RequestOutput>, RequestFailure>> {
         if let Some(first) = self.first.take() {
             return Some(Ok(first));
         }
@@ -130,7 +130,7 @@ impl Answers {
 }
 
 impl OpenStream {
-    async fn next(&self, options: RequestOptions) -> Option<Result<Vec<OutputTensor>, RequestFailure>> {
+    async fn next(&self, options: RequestOptions) -> Option<Result<Vec<RequestOutput>, RequestFailure>> {
         match self.step(options).await {
             Ok(WorkerAnswer { outputs, then: Continuation::More, .. }) => Some(Ok(outputs)),
             Ok(_) => None,
@@ -204,7 +204,7 @@ impl Pipeline {
     /// there. A model that does not stream gives one answer.
     pub async fn stream(
         &self,
-        inputs: Vec<InputTensor>,
+        inputs: Vec<RequestInput>,
         options: RequestOptions,
         arrival: RequestArrival,
     ) -> Result<Answers, RequestFailure> {

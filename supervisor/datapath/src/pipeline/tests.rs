@@ -88,8 +88,8 @@ impl Actor {
     }
 }
 
-fn settings() -> Settings {
-    Settings {
+fn settings() -> PipelineSettings {
+    PipelineSettings {
         name: "m".to_owned(),
         live: LiveSettings {
             slo: Slo { latency: Duration::from_secs(1), percentile: 99.0 },
@@ -117,7 +117,7 @@ impl Stage {
         Self::with(|settings| settings.profile = profile)
     }
 
-    fn with(change: impl FnOnce(&mut Settings)) -> Self {
+    fn with(change: impl FnOnce(&mut PipelineSettings)) -> Self {
         let (events_tx, events_rx) = mpsc::channel(EVENT_QUEUE_SIZE);
         let mut settings = settings();
         change(&mut settings);
@@ -147,12 +147,12 @@ impl Stage {
         self.enter_as(worker, sms, |_, _| ())
     }
 
-    fn enter_as(&self, worker: u64, sms: Sms, change: impl FnOnce(&mut WarmWorker, &BatchSocket)) -> Actor {
+    fn enter_as(&self, worker: u64, sms: Sms, change: impl FnOnce(&mut LaneWorker, &BatchSocket)) -> Actor {
         let (socket, theirs) = BatchSocket::pair().unwrap();
         let slab = AnswerSlab::create("test", SLAB_BYTES).unwrap();
         let actor = Actor { socket: theirs, slab: AnswerWriter::map(slab.as_fd(), SLAB_BYTES).unwrap() };
         let metadata = self.pipeline.metadata().unwrap();
-        let mut warm_worker = WarmWorker {
+        let mut lane_worker = LaneWorker {
             worker: WorkerId(worker),
             share: Percent::WHOLE,
             slice: Slice { groups: Groups::WHOLE, sms, times: Vec::new(), max_rows: None },
@@ -161,21 +161,21 @@ impl Stage {
             pads: false,
             occupancy: Occupancy::new(true),
         };
-        change(&mut warm_worker, &socket);
+        change(&mut lane_worker, &socket);
         let reader =
-            LaneReader::attach(Arc::clone(&self.pipeline), metadata, warm_worker, (Arc::new(socket), slab));
+            LaneReader::attach(Arc::clone(&self.pipeline), metadata, lane_worker, (Arc::new(socket), slab));
         tokio::spawn(reader.run());
         self.pipeline.route(Some(WorkerId(worker)));
         actor
     }
 
-    fn request(&self) -> JoinHandle<Result<Vec<OutputTensor>, RequestFailure>> {
+    fn request(&self) -> JoinHandle<Result<Vec<RequestOutput>, RequestFailure>> {
         self.request_with(Bytes::from_static(&[1, 0, 0, 0]))
     }
 
-    fn request_with(&self, data: Bytes) -> JoinHandle<Result<Vec<OutputTensor>, RequestFailure>> {
+    fn request_with(&self, data: Bytes) -> JoinHandle<Result<Vec<RequestOutput>, RequestFailure>> {
         let pipeline = Arc::clone(&self.pipeline);
-        let input = InputTensor { shape: vec![1, 1], data: data.into() };
+        let input = RequestInput { shape: vec![1, 1], data: data.into() };
         tokio::spawn(async move {
             pipeline
                 .infer(vec![input], RequestOptions::default(), RequestArrival::now(None))
@@ -208,8 +208,8 @@ fn watch(stage: &Stage) -> JoinHandle<()> {
     tokio::spawn(async move { pipeline.watch().await })
 }
 
-fn good() -> Vec<OutputTensor> {
-    vec![OutputTensor { shape: vec![1, 1], data: Bytes::from_static(&[7, 0, 0, 0]) }]
+fn good() -> Vec<RequestOutput> {
+    vec![RequestOutput { shape: vec![1, 1], data: Bytes::from_static(&[7, 0, 0, 0]) }]
 }
 
 #[tokio::test]

@@ -11,7 +11,7 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use super::{AnswerHead, NEXT, RelayReply, RelayRequest, TensorHead, read_head, read_parts, write_head};
-use crate::pipeline::{InputTensor, OutputTensor, RequestArrival, RequestFailure};
+use crate::pipeline::{RequestArrival, RequestFailure, RequestInput, RequestOutput};
 use crate::router::Router;
 use crate::sockets::SocketFile;
 
@@ -75,7 +75,7 @@ async fn answer(stream: &mut UnixStream, router: &Router) -> io::Result<()> {
         return Err(io::ErrorKind::NotFound.into());
     };
     let inputs = read_parts(stream, inputs, route.request_bytes()).await?;
-    let input = |OutputTensor { shape, data }| InputTensor { shape, data: data.into() };
+    let input = |RequestOutput { shape, data }| RequestInput { shape, data: data.into() };
     let inputs = inputs.into_iter().map(input).collect();
     let now = Instant::now();
     let arrival =
@@ -114,9 +114,9 @@ async fn unless_closed<T>(stream: &mut UnixStream, answer: impl Future<Output = 
     }
 }
 
-async fn write_answer(stream: &mut UnixStream, outputs: &[OutputTensor], more: bool) -> io::Result<()> {
+async fn write_answer(stream: &mut UnixStream, outputs: &[RequestOutput], more: bool) -> io::Result<()> {
     let part =
-        |output: &OutputTensor| TensorHead { shape: output.shape.clone(), bytes: output.data.len() as u64 };
+        |output: &RequestOutput| TensorHead { shape: output.shape.clone(), bytes: output.data.len() as u64 };
     let described = outputs.iter().map(part).collect();
     write_head(stream, &RelayReply::Ok(AnswerHead { outputs: described, more })).await?;
     for output in outputs {

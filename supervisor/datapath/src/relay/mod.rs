@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 
-use crate::pipeline::{OutputTensor, RequestFailure, RequestOptions};
+use crate::pipeline::{RequestFailure, RequestOptions, RequestOutput};
 
 /// The largest head of a request or an answer, in bytes: its description without the tensors'
 /// bytes.
@@ -81,7 +81,7 @@ async fn read_parts(
     stream: &mut UnixStream,
     parts: Vec<TensorHead>,
     max_bytes: u64,
-) -> io::Result<Vec<OutputTensor>> {
+) -> io::Result<Vec<RequestOutput>> {
     let (mut tensors, mut left) = (Vec::with_capacity(parts.len()), max_bytes);
     for TensorHead { shape, bytes } in parts {
         left = left.checked_sub(bytes).ok_or(io::ErrorKind::FileTooLarge)?;
@@ -91,7 +91,7 @@ async fn read_parts(
         if (&mut *stream).take(bytes).read_to_end(&mut data).await? < length {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        tensors.push(OutputTensor { shape, data: Bytes::from(data) });
+        tensors.push(RequestOutput { shape, data: Bytes::from(data) });
     }
     Ok(tensors)
 }

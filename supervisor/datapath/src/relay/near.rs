@@ -12,7 +12,7 @@ use tokio::sync::watch;
 
 use super::{AnswerHead, NEXT, RelayReply, RelayRequest, TensorHead, read_head, read_parts, write_head};
 use crate::pipeline::{
-    Answers, Delivery, InputTensor, OutputTensor, RequestArrival, RequestFailure, RequestOptions,
+    Answers, Delivery, RequestArrival, RequestFailure, RequestInput, RequestOptions, RequestOutput,
 };
 use crate::router::Route;
 
@@ -53,10 +53,10 @@ impl Relay {
 
     pub(crate) async fn infer(
         self: &Arc<Self>,
-        inputs: Vec<InputTensor>,
+        inputs: Vec<RequestInput>,
         options: RequestOptions,
         arrival: RequestArrival,
-    ) -> Result<(Vec<OutputTensor>, Delivery), RequestFailure> {
+    ) -> Result<(Vec<RequestOutput>, Delivery), RequestFailure> {
         let mut answers = self.stream(inputs, options, arrival, false).await?;
         let outputs = answers.next().await.unwrap_or_else(|| Err(self.supervisor_ended()))?;
         Ok((outputs, answers.delivery()))
@@ -66,7 +66,7 @@ impl Relay {
     /// to a request.
     pub(crate) async fn stream(
         self: &Arc<Self>,
-        inputs: Vec<InputTensor>,
+        inputs: Vec<RequestInput>,
         options: RequestOptions,
         arrival: RequestArrival,
         streams: bool,
@@ -86,10 +86,10 @@ impl Relay {
     /// Sends a request to the other supervisor. An error means that it does not run, or has ended.
     async fn send(
         self: &Arc<Self>,
-        inputs: &[InputTensor],
+        inputs: &[RequestInput],
         options: RequestOptions,
         elapsed: Duration,
-    ) -> io::Result<Result<(Vec<OutputTensor>, Option<RelayedStream>), RequestFailure>> {
+    ) -> io::Result<Result<(Vec<RequestOutput>, Option<RelayedStream>), RequestFailure>> {
         let idle = self.idle.lock().pop();
         // A cancelled request drops its connection, as an answer may still arrive on it.
         let mut stream = match idle {
@@ -97,7 +97,7 @@ impl Relay {
             None => UnixStream::connect(&self.socket).await?,
         };
         let part =
-            |input: &InputTensor| TensorHead { shape: input.shape.clone(), bytes: input.data.len() as u64 };
+            |input: &RequestInput| TensorHead { shape: input.shape.clone(), bytes: input.data.len() as u64 };
         let inputs_described = inputs.iter().map(part).collect();
         let request = RelayRequest { model: self.model.clone(), elapsed, options, inputs: inputs_described };
         write_head(&mut stream, &request).await?;
@@ -142,7 +142,7 @@ pub(crate) struct RelayedStream {
 
 impl RelayedStream {
     /// Returns the next answer, or `None` after the last one.
-    pub(crate) async fn next(&mut self) -> Option<Result<Vec<OutputTensor>, RequestFailure>> {
+    pub(crate) async fn next(&mut self) -> Option<Result<Vec<RequestOutput>, RequestFailure>> {
         let next = async {
             self.stream.write_u8(NEXT).await?;
             read_answer(&mut self.stream).await
@@ -156,7 +156,7 @@ impl RelayedStream {
     }
 
     /// Reads the first answer. Returns it with the stream if there are more.
-    async fn answer(mut self) -> io::Result<Result<(Vec<OutputTensor>, Option<Self>), RequestFailure>> {
+    async fn answer(mut self) -> io::Result<Result<(Vec<RequestOutput>, Option<Self>), RequestFailure>> {
         let answer = read_answer(&mut self.stream).await?;
         if let Ok((outputs, true)) = answer {
             return Ok(Ok((outputs, Some(self))));
@@ -169,7 +169,7 @@ impl RelayedStream {
 /// Reads an answer. The flag is true if more answers follow.
 async fn read_answer(
     stream: &mut UnixStream,
-) -> io::Result<Result<(Vec<OutputTensor>, bool), RequestFailure>> {
+) -> io::Result<Result<(Vec<RequestOutput>, bool), RequestFailure>> {
     match read_head::<RelayReply>(stream).await? {
         Ok(AnswerHead { outputs, more }) => Ok(Ok((read_parts(stream, outputs, u64::MAX).await?, more))),
         Err(failure) => Ok(Err(failure)),

@@ -32,11 +32,11 @@ fn enter(stage: &Stage, worker: u64) -> Actor {
     stage.enter_with(worker, Sms(60))
 }
 
-async fn answered(reply: JoinHandle<Result<Vec<OutputTensor>, RequestFailure>>) {
+async fn answered(reply: JoinHandle<Result<Vec<RequestOutput>, RequestFailure>>) {
     assert_eq!(reply.await.unwrap(), Ok(good()));
 }
 
-async fn refused(reply: JoinHandle<Result<Vec<OutputTensor>, RequestFailure>>, word: &str) {
+async fn refused(reply: JoinHandle<Result<Vec<RequestOutput>, RequestFailure>>, word: &str) {
     let outcome = tokio::time::timeout(Duration::from_secs(10), reply).await.unwrap().unwrap();
     assert!(
         matches!(outcome, Err(RequestFailure::Unavailable(ref why)) if why.contains(word)),
@@ -265,10 +265,10 @@ async fn a_batch_that_would_be_padded_is_split_if_that_delays_no_request() {
         let stage = stage(EASY);
         let reply: Vec<_> = (0..3).map(|_| stage.request()).collect();
         stage.until((3, 0)).await;
-        let worker = stage.enter_as(1, Sms(60), |warm_worker, _| {
-            warm_worker.slice.times = [1, 2, 4].map(|rows| (rows, Duration::ZERO)).to_vec();
-            warm_worker.sizes = vec![1, 2, 4];
-            warm_worker.pads = pads;
+        let worker = stage.enter_as(1, Sms(60), |lane_worker, _| {
+            lane_worker.slice.times = [1, 2, 4].map(|rows| (rows, Duration::ZERO)).to_vec();
+            lane_worker.sizes = vec![1, 2, 4];
+            lane_worker.pads = pads;
         });
         for part in parts {
             let batch = worker.batch().await;

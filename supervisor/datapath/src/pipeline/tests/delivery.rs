@@ -6,10 +6,10 @@ use std::time::Instant;
 use super::*;
 use crate::pipeline::RequestCounts;
 
-type Answered = Result<(Vec<OutputTensor>, Delivery), RequestFailure>;
+type Answered = Result<(Vec<RequestOutput>, Delivery), RequestFailure>;
 
 /// Writes an answer as its client would take it at once.
-pub(super) fn written((outputs, mut delivery): (Vec<OutputTensor>, Delivery)) -> Vec<OutputTensor> {
+pub(super) fn written((outputs, mut delivery): (Vec<RequestOutput>, Delivery)) -> Vec<RequestOutput> {
     delivery.mark_written();
     outputs
 }
@@ -20,7 +20,7 @@ fn request(stage: &Stage, took: Duration, options: RequestOptions) -> JoinHandle
     let arrival =
         RequestArrival { began: Instant::now().checked_sub(took).unwrap(), ..RequestArrival::now(None) };
     tokio::spawn(async move {
-        let input = InputTensor { shape: vec![1, 1], data: vec![0; 4].into() };
+        let input = RequestInput { shape: vec![1, 1], data: vec![0; 4].into() };
         pipeline.infer(vec![input], options, arrival).await
     })
 }
@@ -198,7 +198,7 @@ async fn a_request_that_arrived_slowly_is_due_before_later_ones() {
         let arrival =
             RequestArrival { began: Instant::now().checked_sub(took).unwrap(), ..RequestArrival::now(None) };
         tokio::spawn(async move {
-            let input = InputTensor { shape: vec![8, 1], data: vec![0; 32].into() };
+            let input = RequestInput { shape: vec![8, 1], data: vec![0; 32].into() };
             pipeline.infer(vec![input], RequestOptions::default(), arrival).await.map(drop)
         })
     };

@@ -11,9 +11,12 @@ const SECOND: Duration = Duration::from_secs(1);
 const DELAY: Duration = Duration::from_millis(10);
 
 /// Attaches a worker whose batches should take 1 ms. Returns it with the request that it executes.
-async fn stuck(stage: &Stage, worker: u64) -> (Actor, JoinHandle<Result<Vec<OutputTensor>, RequestFailure>>) {
+async fn stuck(
+    stage: &Stage,
+    worker: u64,
+) -> (Actor, JoinHandle<Result<Vec<RequestOutput>, RequestFailure>>) {
     let times = vec![(1, Duration::from_millis(1))];
-    let actor = stage.enter_as(worker, Sms(10), |warm_worker, _| warm_worker.slice.times = times);
+    let actor = stage.enter_as(worker, Sms(10), |lane_worker, _| lane_worker.slice.times = times);
     let reply = stage.request();
     let _unanswered = actor.batch().await;
     (actor, reply)
@@ -127,7 +130,7 @@ async fn requests_behind_a_suspect_are_refused_after_their_deadline() {
     stage.pipeline.change(|state| state.remove_dead(WorkerId(1), now));
     assert_eq!(stage.event().await, LaneEvent::Gone(WorkerId(1)));
     let times = vec![(1, Duration::from_millis(1))];
-    let second = stage.enter_as(2, Sms(10), |warm_worker, _| warm_worker.slice.times = times);
+    let second = stage.enter_as(2, Sms(10), |lane_worker, _| lane_worker.slice.times = times);
     let _tried_again = second.batch().await;
     let waits = stage.request();
     stage.until((1, 1)).await;

@@ -4,9 +4,9 @@ use super::*;
 use crate::trace::{Journal, LostReason, RouteChange, RunEnd};
 
 /// Sends a traced request.
-fn request(stage: &Stage) -> (JoinHandle<Result<Vec<OutputTensor>, RequestFailure>>, Journal) {
+fn request(stage: &Stage) -> (JoinHandle<Result<Vec<RequestOutput>, RequestFailure>>, Journal) {
     let (pipeline, journal) = (Arc::clone(&stage.pipeline), Journal::default());
-    let input = InputTensor { shape: vec![1, 1], data: Bytes::from_static(&[1, 0, 0, 0]).into() };
+    let input = RequestInput { shape: vec![1, 1], data: Bytes::from_static(&[1, 0, 0, 0]).into() };
     let noted = journal.clone();
     let reply = tokio::spawn(async move {
         pipeline

@@ -17,9 +17,9 @@ fn request(
     stage: &Stage,
     byte: u8,
     options: RequestOptions,
-) -> JoinHandle<Result<Vec<OutputTensor>, RequestFailure>> {
+) -> JoinHandle<Result<Vec<RequestOutput>, RequestFailure>> {
     let pipeline = Arc::clone(&stage.pipeline);
-    let input = InputTensor { shape: vec![1, 1], data: vec![byte; 4].into() };
+    let input = RequestInput { shape: vec![1, 1], data: vec![byte; 4].into() };
     tokio::spawn(
         async move { pipeline.infer(vec![input], options, RequestArrival::now(None)).await.map(written) },
     )
@@ -77,7 +77,7 @@ async fn within_a_priority_the_earlier_timeout_is_served_first() {
     let pipeline = Arc::clone(&stage.pipeline);
     let wide = |options| {
         let pipeline = Arc::clone(&pipeline);
-        let input = InputTensor { shape: vec![8, 1], data: vec![0; 32].into() };
+        let input = RequestInput { shape: vec![8, 1], data: vec![0; 32].into() };
         tokio::spawn(async move {
             pipeline.infer(vec![input], options, RequestArrival::now(None)).await.map(written)
         })

@@ -21,14 +21,14 @@ fn streaming() -> Stage {
 
 fn request(stage: &Stage) -> JoinHandle<Result<Answers, RequestFailure>> {
     let pipeline = Arc::clone(&stage.pipeline);
-    let input = InputTensor { shape: vec![1], data: vec![1, 0, 0, 0].into() };
+    let input = RequestInput { shape: vec![1], data: vec![1, 0, 0, 0].into() };
     tokio::spawn(async move {
         pipeline.stream(vec![input], RequestOptions::default(), RequestArrival::now(None)).await
     })
 }
 
 /// An answer, and the source of further ones.
-type Next = (Option<Result<Vec<OutputTensor>, RequestFailure>>, Answers);
+type Next = (Option<Result<Vec<RequestOutput>, RequestFailure>>, Answers);
 
 fn next(mut answers: Answers) -> JoinHandle<Next> {
     tokio::spawn(async move { (answers.next().await, answers) })
@@ -61,7 +61,10 @@ impl Actor {
         let batch = self.batch().await;
         self.answer_with_more(batch.id);
         let mut answers = reply.await.unwrap().unwrap();
-        assert_eq!(answers.next().await, Some(Ok(vec![OutputTensor { shape: vec![1], ..good().remove(0) }])));
+        assert_eq!(
+            answers.next().await,
+            Some(Ok(vec![RequestOutput { shape: vec![1], ..good().remove(0) }]))
+        );
         answers.delivery().mark_written();
         (batch.id, answers)
     }
@@ -238,7 +241,7 @@ async fn a_step_has_a_fixed_limit_on_a_crowded_gpu() {
     let stage = streaming();
     let occupancy = Occupancy::new(true);
     let _others: Vec<_> = (0..8).map(|_| occupancy.occupy(Percent::WHOLE)).collect();
-    let worker = stage.enter_as(1, Sms(10), |warm_worker, _| warm_worker.occupancy = occupancy);
+    let worker = stage.enter_as(1, Sms(10), |lane_worker, _| lane_worker.occupancy = occupancy);
     let (_, answers) = worker.begin(request(&stage)).await;
     let _asked = next(answers);
     let _unanswered = worker.step().await;
