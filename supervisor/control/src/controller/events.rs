@@ -27,7 +27,7 @@ use crate::process::{
 };
 use shadowslice_config::{Model, Timeouts};
 use shadowslice_datapath::clock::Clock;
-use shadowslice_datapath::pipeline::{LaneFact, Pipeline};
+use shadowslice_datapath::pipeline::{LaneEvent, Pipeline};
 use shadowslice_shared::errors;
 use shadowslice_shared::ids::WorkerId;
 
@@ -72,7 +72,7 @@ pub struct Context {
 #[derive(Debug)]
 pub(super) struct Inbox {
     orders: mpsc::Receiver<Order>,
-    facts: mpsc::Receiver<LaneFact>,
+    facts: mpsc::Receiver<LaneEvent>,
     events: mpsc::Receiver<WorkerEvent>,
     /// When standing workers of the GPU are called in.
     calls: watch::Receiver<()>,
@@ -118,7 +118,7 @@ pub struct ModelParts {
     /// Is empty.
     pub reference: ReferenceFile,
     pub files: Arc<LoadedFiles>,
-    pub facts: mpsc::Receiver<LaneFact>,
+    pub facts: mpsc::Receiver<LaneEvent>,
 }
 
 impl ControllerTask {
@@ -270,23 +270,23 @@ impl Controller {
         }
     }
 
-    fn lane_told(&mut self, fact: LaneFact) {
+    fn lane_told(&mut self, fact: LaneEvent) {
         let fact = match fact {
-            LaneFact::Drained(worker) => LifecycleEvent::Drained(worker),
-            LaneFact::PoisonConfirmed => LifecycleEvent::PoisonConfirmed,
-            LaneFact::FirstAnswer(worker, at) => {
+            LaneEvent::Drained(worker) => LifecycleEvent::Drained(worker),
+            LaneEvent::PoisonConfirmed => LifecycleEvent::PoisonConfirmed,
+            LaneEvent::FirstAnswer(worker, at) => {
                 self.records.note_effect(worker, at);
                 LifecycleEvent::FirstAnswer(worker)
             }
-            LaneFact::Prepared(worker, prepared) => LifecycleEvent::Prepared { worker, prepared },
-            LaneFact::Gone(worker) => {
+            LaneEvent::Prepared(worker, prepared) => LifecycleEvent::Prepared { worker, prepared },
+            LaneEvent::Gone(worker) => {
                 LifecycleEvent::LaneEnded { worker, idle: self.pipeline.is_idle(worker) }
             }
-            LaneFact::Hung(worker) => LifecycleEvent::Misbehaved {
+            LaneEvent::Hung(worker) => LifecycleEvent::Misbehaved {
                 worker,
                 why: "it hangs: a batch executes for far too long".to_owned(),
             },
-            LaneFact::Broken(worker, why) => LifecycleEvent::Misbehaved { worker, why },
+            LaneEvent::Broken(worker, why) => LifecycleEvent::Misbehaved { worker, why },
         };
         self.tell(fact);
     }

@@ -16,7 +16,7 @@ use super::{engine, loaded};
 use crate::backend::{Grant, GrantError, GrantRequest};
 use crate::process::{self, FilesToLoad, NoUser, Rank, SpawnError, Start, Worker};
 use shadowslice_config::{Engine, Model};
-use shadowslice_datapath::pipeline::{Arrival, LaneReader};
+use shadowslice_datapath::pipeline::{LaneReader, LaneWorker};
 use shadowslice_shared::errors;
 use shadowslice_shared::ids::WorkerId;
 
@@ -185,7 +185,7 @@ impl Controller {
         let Some(metadata) = self.pipeline.metadata() else { return };
         let status = self.gpu.status();
         let Some(lane) = self.processes.get_mut(&worker).and_then(Worker::lane) else { return };
-        let arrival = Arrival {
+        let arrival = LaneWorker {
             worker,
             share,
             slice,

@@ -37,7 +37,7 @@ impl Controller {
             Action::Kill(worker, why) => {
                 tracing::error!(model = self.model.name, pid = self.pid(worker), why, "a worker is killed");
                 self.with(worker, |process| process.kill());
-                self.pipeline.killed();
+                self.pipeline.worker_killed();
             }
             Action::AskGroups { count, cannot } => {
                 let tenancy = self.tenancy.as_ref()?;
@@ -53,7 +53,7 @@ impl Controller {
                 self.ledger.tell(&self.model, self.workers.needs_shadows());
             }
             Action::MeasureStall { outage: false } => self.pipeline.begin_stall(),
-            Action::MeasureStall { outage: true } => self.pipeline.begin_stall_with_outage(),
+            Action::MeasureStall { outage: true } => self.pipeline.begin_stall_at_outage(),
             Action::AwaitEffect(worker, request) => self.records.await_effect(worker, request, self.now()),
             Action::Report(report) => self.report(report),
         }

@@ -75,7 +75,7 @@ impl Rig {
         let (mut sharers, mut reports, mut ordered) = (Vec::new(), Vec::new(), Vec::new());
         for model in &config.models {
             let (facts, _) = mpsc::channel(1);
-            let settings = pipeline::Settings {
+            let settings = pipeline::PipelineSettings {
                 name: model.name.clone(),
                 live: pipeline::LiveSettings { slo: model.slo, max_delay: Duration::ZERO, reject_late: true },
                 max_requests: 1,
