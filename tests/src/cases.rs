@@ -12,7 +12,7 @@ pub const NO_OPERATORS: &[u8] = b"\x08\x09\x3a\x07\x12\x05graph";
 
 /// A tensor, its elements row-major and little-endian as the protocol carries them.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Tensor {
+pub struct ClientTensor {
     /// Its name.
     pub name: String,
     /// Its datatype in the protocol's words, such as FP32.
@@ -23,7 +23,7 @@ pub struct Tensor {
     pub data: Bytes,
 }
 
-impl Tensor {
+impl ClientTensor {
     /// A tensor of FP32 elements.
     pub fn fp32(name: &str, shape: &[i64], elements: &[f32]) -> Self {
         let data = elements.iter().flat_map(|element| element.to_le_bytes()).collect();
@@ -39,18 +39,18 @@ impl Tensor {
 
 /// One request, the answer that it must get, and the true label if it is known.
 #[derive(Debug, Clone)]
-pub struct Case {
+pub struct RequestCase {
     /// The request's tensors.
-    pub inputs: Vec<Tensor>,
+    pub inputs: Vec<ClientTensor>,
     /// The answer of ONNX Runtime when it is called directly.
-    pub outputs: Vec<Tensor>,
+    pub outputs: Vec<ClientTensor>,
     /// The true label of the input.
     pub truth: Option<i64>,
 }
 
 /// Why there are no cases.
 #[derive(Debug, thiserror::Error)]
-pub enum BadCases {
+pub enum CasesError {
     /// The file cannot be read.
     #[error("cannot read {}; `make models` makes it", path.display())]
     Read {
@@ -70,10 +70,10 @@ pub enum BadCases {
 }
 
 /// The cases in a file.
-pub fn load(path: &Path) -> Result<Vec<Case>, BadCases> {
-    let text = fs::read(path).map_err(|source| BadCases::Read { path: path.into(), source })?;
+pub fn load(path: &Path) -> Result<Vec<RequestCase>, CasesError> {
+    let text = fs::read(path).map_err(|source| CasesError::Read { path: path.into(), source })?;
     let file: File =
-        serde_json::from_slice(&text).map_err(|source| BadCases::Parse { path: path.into(), source })?;
+        serde_json::from_slice(&text).map_err(|source| CasesError::Parse { path: path.into(), source })?;
     Ok(file.cases)
 }
 
@@ -84,7 +84,7 @@ pub fn models_folder() -> PathBuf {
 
 #[derive(Deserialize)]
 struct File {
-    cases: Vec<Case>,
+    cases: Vec<RequestCase>,
 }
 
 #[derive(Deserialize)]
@@ -111,15 +111,15 @@ enum Elements {
     Int64(Vec<i64>),
 }
 
-impl<'de> Deserialize<'de> for Case {
+impl<'de> Deserialize<'de> for RequestCase {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let RawCase { inputs, outputs, truth } = RawCase::deserialize(deserializer)?;
-        let tensors = |raw: Vec<RawTensor>| raw.into_iter().map(Tensor::from).collect();
+        let tensors = |raw: Vec<RawTensor>| raw.into_iter().map(ClientTensor::from).collect();
         Ok(Self { inputs: tensors(inputs), outputs: tensors(outputs), truth })
     }
 }
 
-impl From<RawTensor> for Tensor {
+impl From<RawTensor> for ClientTensor {
     fn from(RawTensor { name, shape, elements }: RawTensor) -> Self {
         match elements {
             Elements::Fp32(elements) => Self::fp32(&name, &shape, &elements),
@@ -133,15 +133,15 @@ impl From<RawTensor> for Tensor {
 
 /// Compares an answer with the expected answer: FP32 within `tolerance` if that is above zero, all
 /// other types byte for byte. The error names the difference.
-pub fn compare(expected: &[Tensor], got: &[Tensor], tolerance: f32) -> Result<(), String> {
+pub fn compare(expected: &[ClientTensor], got: &[ClientTensor], tolerance: f32) -> Result<(), String> {
     if expected.len() != got.len() {
         return Err(format!("{} outputs instead of {}", got.len(), expected.len()));
     }
     expected.iter().zip(got).try_for_each(|(expected, got)| compare_tensor(expected, got, tolerance))
 }
 
-fn compare_tensor(expected: &Tensor, got: &Tensor, tolerance: f32) -> Result<(), String> {
-    let head = |tensor: &Tensor| format!("{} {} {:?}", tensor.name, tensor.datatype, tensor.shape);
+fn compare_tensor(expected: &ClientTensor, got: &ClientTensor, tolerance: f32) -> Result<(), String> {
+    let head = |tensor: &ClientTensor| format!("{} {} {:?}", tensor.name, tensor.datatype, tensor.shape);
     if head(expected) != head(got) || expected.data.len() != got.data.len() {
         return Err(format!(
             "output {} of {} bytes instead of {} of {}",
@@ -180,7 +180,7 @@ mod tests {
         assert_eq!(case.inputs[0].data[8..], [0xff; 8]);
         assert_eq!(case.truth, Some(3));
 
-        let answer = |elements: &[f32]| vec![Tensor::fp32("y", &[2], elements)];
+        let answer = |elements: &[f32]| vec![ClientTensor::fp32("y", &[2], elements)];
         assert_eq!(compare(&case.outputs, &answer(&[0.5, 2.00005]), 1e-4), Ok(()));
         assert!(compare(&case.outputs, &answer(&[0.5, 2.1]), 1e-4).unwrap_err().contains("element 1"));
         assert!(compare(&case.outputs, &answer(&[0.5, 2.00005]), 0.0).is_err());

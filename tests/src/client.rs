@@ -20,7 +20,7 @@ use tonic::{Code, Request, Status};
 use tonic_prost::ProstCodec;
 use tower::{Service, ServiceExt};
 
-use crate::cases::Tensor;
+use crate::cases::ClientTensor;
 use crate::proto::grpc_inference_service_client::GrpcInferenceServiceClient;
 use crate::proto::health::HealthCheckRequest;
 use crate::proto::health::health_check_response::ServingStatus;
@@ -48,12 +48,12 @@ const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 /// A client with one connection, made when it is first needed and again after it broke. Clones share
 /// the connection; any number of requests may be in flight on it.
 #[derive(Debug, Clone)]
-pub struct Client {
+pub struct InferGrpcClient {
     grpc: GrpcInferenceServiceClient<Channel>,
     channel: Channel,
 }
 
-impl Client {
+impl InferGrpcClient {
     /// A client of the server that listens on this socket.
     pub fn new(socket: &Path) -> Self {
         let socket = socket.to_path_buf();
@@ -132,7 +132,7 @@ impl Client {
     }
 
     /// The model's answer to one request.
-    pub async fn infer(&mut self, model: &str, inputs: &[Tensor]) -> Result<Vec<Tensor>, Status> {
+    pub async fn infer(&mut self, model: &str, inputs: &[ClientTensor]) -> Result<Vec<ClientTensor>, Status> {
         self.infer_with(model, inputs, &[]).await
     }
 
@@ -140,9 +140,9 @@ impl Client {
     pub async fn infer_with(
         &mut self,
         model: &str,
-        inputs: &[Tensor],
+        inputs: &[ClientTensor],
         metadata: &[(&'static str, &str)],
-    ) -> Result<Vec<Tensor>, Status> {
+    ) -> Result<Vec<ClientTensor>, Status> {
         let mut asked = Request::new(request(model, inputs));
         for (name, value) in metadata {
             let value = value.parse().map_err(|_| Status::invalid_argument("it is no metadata"))?;
@@ -153,7 +153,10 @@ impl Client {
 
     /// Sends requests over one call of `ModelStreamInfer`, one after the other, each with its place as
     /// its id. Returns the error of each answer; it is empty where there is none.
-    pub async fn infer_in_stream(&mut self, requests: &[(&str, &[Tensor])]) -> Result<Vec<String>, Status> {
+    pub async fn infer_in_stream(
+        &mut self,
+        requests: &[(&str, &[ClientTensor])],
+    ) -> Result<Vec<String>, Status> {
         let requests = requests.iter().enumerate();
         let requests: Vec<_> = requests
             .map(|(at, (model, inputs))| ModelInferRequest { id: at.to_string(), ..request(model, inputs) })
@@ -166,9 +169,9 @@ impl Client {
     pub async fn infer_at(
         &mut self,
         model: &str,
-        inputs: &[Tensor],
+        inputs: &[ClientTensor],
         priority: i64,
-    ) -> Result<Vec<Tensor>, Status> {
+    ) -> Result<Vec<ClientTensor>, Status> {
         let mut asked = request(model, inputs);
         let priority = InferParameter { parameter_choice: Some(Choice::Int64Param(priority)) };
         asked.parameters.insert("priority".to_owned(), priority);
@@ -180,9 +183,9 @@ impl Client {
     pub async fn infer_after(
         &self,
         model: &str,
-        inputs: &[Tensor],
+        inputs: &[ClientTensor],
         over: impl Future<Output = ()> + Send + 'static,
-    ) -> Result<Vec<Tensor>, Status> {
+    ) -> Result<Vec<ClientTensor>, Status> {
         let mut grpc = tonic::client::Grpc::new(self.channel.clone());
         grpc.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
         let message = request(model, inputs);
@@ -196,7 +199,7 @@ impl Client {
     }
 
     /// Sends a request that is encoded already, without a copy of it; returns the model's answer.
-    pub async fn infer_prepared(&self, prepared: &Prepared) -> Result<Vec<Tensor>, Status> {
+    pub async fn infer_prepared(&self, prepared: &EncodedRequest) -> Result<Vec<ClientTensor>, Status> {
         let failed = |error: tonic::transport::Error| Status::unavailable(error.to_string());
         let request = http::Request::post(INFER)
             .header("content-type", "application/grpc")
@@ -234,11 +237,11 @@ fn refused(headers: &http::HeaderMap) -> Result<(), Status> {
 
 /// A request for an inference as it goes over the wire. Clones share its bytes.
 #[derive(Debug, Clone)]
-pub struct Prepared(Bytes);
+pub struct EncodedRequest(Bytes);
 
-impl Prepared {
+impl EncodedRequest {
     /// Encodes a request.
-    pub fn new(model: &str, inputs: &[Tensor]) -> Self {
+    pub fn new(model: &str, inputs: &[ClientTensor]) -> Self {
         let message = request(model, inputs);
         let length = message.encoded_len();
         let mut framed = BytesMut::with_capacity(FRAMING + length);
@@ -288,13 +291,13 @@ impl Decoder for AnyBytes {
     }
 }
 
-fn tensors(answer: ModelInferResponse) -> Result<Vec<Tensor>, Status> {
+fn tensors(answer: ModelInferResponse) -> Result<Vec<ClientTensor>, Status> {
     if answer.outputs.len() != answer.raw_output_contents.len() {
         return Err(Status::data_loss("the answer does not carry each output's raw contents"));
     }
     let outputs = answer.outputs.into_iter().zip(answer.raw_output_contents);
     Ok(outputs
-        .map(|(output, data)| Tensor {
+        .map(|(output, data)| ClientTensor {
             name: output.name,
             datatype: output.datatype,
             shape: output.shape,
@@ -304,14 +307,14 @@ fn tensors(answer: ModelInferResponse) -> Result<Vec<Tensor>, Status> {
 }
 
 /// A request for an inference as it goes into the body of a call: flag, length, message.
-pub fn framed(model: &str, inputs: &[Tensor]) -> Vec<u8> {
+pub fn framed(model: &str, inputs: &[ClientTensor]) -> Vec<u8> {
     let message = request(model, inputs).encode_to_vec();
     let length = u32::try_from(message.len()).unwrap_or(u32::MAX);
     [&[0], &length.to_be_bytes()[..], &message].concat()
 }
 
-fn request(model: &str, inputs: &[Tensor]) -> ModelInferRequest {
-    let described = |tensor: &Tensor| InferInputTensor {
+fn request(model: &str, inputs: &[ClientTensor]) -> ModelInferRequest {
+    let described = |tensor: &ClientTensor| InferInputTensor {
         name: tensor.name.clone(),
         datatype: tensor.datatype.clone(),
         shape: tensor.shape.clone(),

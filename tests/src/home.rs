@@ -12,17 +12,17 @@ use tempfile::TempDir;
 use tokio::process::Command;
 use tokio::time::timeout;
 
-use crate::process::Process;
+use crate::process::ProcessHandle;
 
 /// How long anything that the supervisor does by itself may take here, unless a folder says otherwise.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How much of the supervisor's log an error shows, in lines.
 const LOG_LINES: usize = 30;
 
 /// The failure of a supervisor under test.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum HarnessError {
     /// A file or process of the harness itself.
     #[error("cannot {what}")]
     Io {
@@ -93,21 +93,21 @@ pub struct Home {
 
 impl Home {
     /// An empty folder.
-    pub fn new() -> Result<Self, Error> {
+    pub fn new() -> Result<Self, HarnessError> {
         let folder = tempfile::Builder::new()
             .prefix("ss-")
             .tempdir_in("/tmp")
-            .map_err(|source| Error::Io { what: "make a folder in /tmp".into(), source })?;
+            .map_err(|source| HarnessError::Io { what: "make a folder in /tmp".into(), source })?;
         let log = folder.path().join("log");
-        let home = Self { folder, environment: Vec::new(), binary: None, log, patience: PATIENCE };
+        let home = Self { folder, environment: Vec::new(), binary: None, log, patience: DEFAULT_TIMEOUT };
         let temporary = home.path().join("tmp");
         fs::create_dir(&temporary)
-            .map_err(|source| Error::Io { what: format!("make {}", temporary.display()), source })?;
+            .map_err(|source| HarnessError::Io { what: format!("make {}", temporary.display()), source })?;
         Ok(home)
     }
 
     /// A folder that holds this configuration as `config.yaml`.
-    pub fn with_config(yaml: &str) -> Result<Self, Error> {
+    pub fn with_config(yaml: &str) -> Result<Self, HarnessError> {
         let home = Self::new()?;
         home.write("config.yaml", yaml)?;
         Ok(home)
@@ -124,10 +124,10 @@ impl Home {
     }
 
     /// Writes a file into it.
-    pub fn write(&self, name: &str, contents: impl AsRef<[u8]>) -> Result<PathBuf, Error> {
+    pub fn write(&self, name: &str, contents: impl AsRef<[u8]>) -> Result<PathBuf, HarnessError> {
         let path = self.path().join(name);
         fs::write(&path, contents)
-            .map_err(|source| Error::Io { what: format!("write {}", path.display()), source })?;
+            .map_err(|source| HarnessError::Io { what: format!("write {}", path.display()), source })?;
         Ok(path)
     }
 
@@ -149,8 +149,8 @@ impl Home {
     }
 
     /// Runs the binary from a folder `bin` of its own, where this script is the worker's.
-    pub fn set_worker(&mut self, script: &str) -> Result<(), Error> {
-        let failed = |source| Error::Io { what: "give the supervisor another worker".into(), source };
+    pub fn set_worker(&mut self, script: &str) -> Result<(), HarnessError> {
+        let failed = |source| HarnessError::Io { what: "give the supervisor another worker".into(), source };
         let folder = self.path().join("bin");
         fs::create_dir_all(&folder).map_err(failed)?;
         let program = folder.join("shadowslice");
@@ -172,8 +172,9 @@ impl Home {
     }
 
     /// Lets the supervisor keep optimised models in this folder, which outlives it.
-    pub fn keep_optimised_in(&self, folder: &Path) -> Result<(), Error> {
-        let failed = |source| Error::Io { what: format!("keep models in {}", folder.display()), source };
+    pub fn keep_optimised_in(&self, folder: &Path) -> Result<(), HarnessError> {
+        let failed =
+            |source| HarnessError::Io { what: format!("keep models in {}", folder.display()), source };
         let private = self.run_dir().join("private");
         // The supervisor takes no folder that others may write to.
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&private).map_err(failed)?;
@@ -194,7 +195,7 @@ impl Home {
     /// it writes to the temporary or the home directory. ONNX Runtime's library writes its
     /// telemetry there unless the supervisor prevents it, and this environment does nothing to
     /// prevent it.
-    pub fn command(&self, arguments: &[&str]) -> Result<Command, Error> {
+    pub fn command(&self, arguments: &[&str]) -> Result<Command, HarnessError> {
         let mut command = Command::new(self.binary.clone().map_or_else(binary, Ok)?);
         command
             .args(arguments)
@@ -211,35 +212,36 @@ impl Home {
     }
 
     /// Runs a command of `shadowslice` to its end.
-    pub async fn run(&self, arguments: &[&str]) -> Result<Output, Error> {
+    pub async fn run(&self, arguments: &[&str]) -> Result<Output, HarnessError> {
         let what = format!("`shadowslice {}`", arguments.join(" "));
         let within = self.patience;
         let output = timeout(within, self.command(arguments)?.output()).await;
-        let output = output.map_err(|_| Error::TooLate { within, what: what.clone(), log: String::new() })?;
-        output.map_err(|source| Error::Io { what: format!("run {what}"), source })
+        let output =
+            output.map_err(|_| HarnessError::TooLate { within, what: what.clone(), log: String::new() })?;
+        output.map_err(|source| HarnessError::Io { what: format!("run {what}"), source })
     }
 }
 
 /// The `shadowslice` binary: named by SHADOWSLICE_BIN, or built beside this one.
-fn binary() -> Result<PathBuf, Error> {
+fn binary() -> Result<PathBuf, HarnessError> {
     match std::env::var_os("SHADOWSLICE_BIN") {
         Some(path) => Ok(path.into()),
-        None => beside("shadowslice"),
+        None => sibling_binary("shadowslice"),
     }
 }
 
 /// A binary of this workspace, built beside the running program.
-pub fn beside(name: &str) -> Result<PathBuf, Error> {
+pub fn sibling_binary(name: &str) -> Result<PathBuf, HarnessError> {
     let own = std::env::current_exe()
-        .map_err(|source| Error::Io { what: "find the running program".into(), source })?;
+        .map_err(|source| HarnessError::Io { what: "find the running program".into(), source })?;
     // Cargo puts tests into `deps`, one folder below the binaries.
     let folder = own.parent().filter(|folder| !folder.ends_with("deps")).or(own.ancestors().nth(2));
     let path = folder.unwrap_or(Path::new(".")).join(name);
-    if path.is_file() { Ok(path) } else { Err(Error::NoBinary(path)) }
+    if path.is_file() { Ok(path) } else { Err(HarnessError::NoBinary(path)) }
 }
 
 /// The remains of a supervisor that ended: processes, sockets, temporary and memory files.
-pub fn left_behind(home: &Home, children: &[Process]) -> Vec<String> {
+pub fn left_behind(home: &Home, children: &[ProcessHandle]) -> Vec<String> {
     let processes = children.iter().filter(|child| child.alive());
     let mut left: Vec<String> = processes.map(|child| format!("process {}", child.pid)).collect();
     let mut folders = vec![home.run_dir(), home.path().join("tmp")];

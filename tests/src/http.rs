@@ -9,13 +9,13 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 
-use crate::cases::Tensor;
+use crate::cases::ClientTensor;
 
 type Connection = BufReader<TcpStream>;
 
 /// Clones share the connections. A request takes one that is idle, or makes one.
 #[derive(Debug, Clone)]
-pub struct HttpClient {
+pub struct InferHttpClient {
     address: SocketAddr,
     idle: Arc<Mutex<Vec<Connection>>>,
 }
@@ -26,14 +26,14 @@ struct Answer {
     body: Vec<u8>,
 }
 
-impl HttpClient {
+impl InferHttpClient {
     /// A client of the server at this address.
     pub fn new(address: SocketAddr) -> Self {
         Self { address, idle: Arc::default() }
     }
 
     /// The model's answer to one request, all tensors being FP32; an error says why there is none.
-    pub async fn infer(&self, model: &str, inputs: &[Tensor]) -> Result<Vec<Tensor>, String> {
+    pub async fn infer(&self, model: &str, inputs: &[ClientTensor]) -> Result<Vec<ClientTensor>, String> {
         let request = request(model, inputs)?;
         let answer = self.answer(&request).await.map_err(|error| format!("HTTP: {error}"))?;
         if answer.status != 200 {
@@ -101,8 +101,8 @@ async fn asked(connection: &mut Connection, request: &[u8]) -> io::Result<Option
     Ok(Some(Answer { status, closes, body }))
 }
 
-fn request(model: &str, inputs: &[Tensor]) -> Result<Vec<u8>, String> {
-    let described = |tensor: &Tensor| {
+fn request(model: &str, inputs: &[ClientTensor]) -> Result<Vec<u8>, String> {
+    let described = |tensor: &ClientTensor| {
         let data: Vec<f32> = tensor.as_fp32().ok_or("an input is not FP32")?.collect();
         Ok(json!({"name": tensor.name, "datatype": "FP32", "shape": tensor.shape, "data": data}))
     };
@@ -115,13 +115,13 @@ fn request(model: &str, inputs: &[Tensor]) -> Result<Vec<u8>, String> {
     .into_bytes())
 }
 
-fn tensors(body: &[u8]) -> Option<Vec<Tensor>> {
+fn tensors(body: &[u8]) -> Option<Vec<ClientTensor>> {
     let body: Value = serde_json::from_slice(body).ok()?;
     let tensor = |output: &Value| {
         let shape: Vec<i64> = serde_json::from_value(output["shape"].clone()).ok()?;
         let data: Vec<f32> = serde_json::from_value(output["data"].clone()).ok()?;
         let name = output["name"].as_str().filter(|_| output["datatype"] == "FP32")?;
-        Some(Tensor::fp32(name, &shape, &data))
+        Some(ClientTensor::fp32(name, &shape, &data))
     };
     body["outputs"].as_array()?.iter().map(tensor).collect()
 }

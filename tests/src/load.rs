@@ -31,14 +31,14 @@ const MAX_LATENCY_US: u64 = 60_000_000;
 
 /// How arrivals are spread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Arrivals {
+pub enum ArrivalPattern {
     /// At equal distances.
     Uniform,
     /// At random, as from many independent clients.
     Poisson,
 }
 
-impl Arrivals {
+impl ArrivalPattern {
     /// The next distance between two of them, as a part of the mean.
     pub fn distance(self, random: &mut SplitMix64) -> f64 {
         match self {
@@ -50,18 +50,18 @@ impl Arrivals {
 
 /// Which requests arrive when. The same plan always means the same arrivals.
 #[derive(Debug, Clone, Copy)]
-pub struct Plan {
+pub struct LoadPlan {
     /// Requests per second.
     pub rate: f64,
     /// From the start to the last arrival.
     pub span: Duration,
     /// How they are spread.
-    pub arrivals: Arrivals,
+    pub arrivals: ArrivalPattern,
     /// Decides random arrivals.
     pub seed: u64,
 }
 
-impl Plan {
+impl LoadPlan {
     /// The arrivals, as times since the start.
     pub fn schedule(&self) -> Vec<Duration> {
         let mut random = SplitMix64::new(self.seed);
@@ -76,7 +76,7 @@ impl Plan {
 
 /// The outcome of one request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Outcome {
+pub enum RequestOutcome {
     /// Answered rightly.
     Right,
     /// Answered wrongly; holds the difference.
@@ -87,7 +87,7 @@ pub enum Outcome {
 
 /// The outcome of a load.
 #[derive(Debug, Clone)]
-pub struct Tally {
+pub struct LoadTally {
     /// Requests that were due so far.
     pub offered: u64,
     /// Right answers.
@@ -104,7 +104,7 @@ pub struct Tally {
     pub late_us: Histogram<u64>,
 }
 
-impl Default for Tally {
+impl Default for LoadTally {
     fn default() -> Self {
         let histogram = || {
             Histogram::new_with_max(MAX_LATENCY_US, 3)
@@ -122,7 +122,7 @@ impl Default for Tally {
     }
 }
 
-impl Tally {
+impl LoadTally {
     /// Requests answered, rightly or wrongly.
     pub fn answered(&self) -> u64 {
         self.right + self.wrong
@@ -165,19 +165,19 @@ impl Tally {
         self.late_us.add(&other.late_us).expect("both have the same bounds");
     }
 
-    fn record(&mut self, latency: Duration, outcome: Outcome) {
+    fn record(&mut self, latency: Duration, outcome: RequestOutcome) {
         match outcome {
-            Outcome::Right => {
+            RequestOutcome::Right => {
                 self.right += 1;
                 self.latency_us.saturating_record(micros(latency));
             }
-            Outcome::Wrong(how) => {
+            RequestOutcome::Wrong(how) => {
                 self.wrong += 1;
                 if self.examples.len() < MAX_EXAMPLES {
                     self.examples.push(how);
                 }
             }
-            Outcome::Failed(why) => *self.failed.entry(why).or_default() += 1,
+            RequestOutcome::Failed(why) => *self.failed.entry(why).or_default() += 1,
         }
     }
 }
@@ -188,49 +188,49 @@ fn micros(time: Duration) -> u64 {
 
 /// The tallies of a load in two parts: of requests that were due in its first part, and later.
 #[derive(Debug, Clone)]
-pub struct Split {
+pub struct SplitTally {
     start: Instant,
     /// The length of the first part.
     first: Duration,
-    tallies: [Arc<Mutex<Tally>>; 2],
+    tallies: [Arc<Mutex<LoadTally>>; 2],
 }
 
-impl Split {
+impl SplitTally {
     /// Returns empty tallies of a load that starts now.
     pub fn after(first: Duration) -> Self {
         Self { start: Instant::now(), first, tallies: [Arc::default(), Arc::default()] }
     }
 
     /// Counts all requests in one tally.
-    fn all(tally: &Arc<Mutex<Tally>>) -> Self {
+    fn all(tally: &Arc<Mutex<LoadTally>>) -> Self {
         Self { start: Instant::now(), first: Duration::MAX, tallies: [Arc::clone(tally), Arc::default()] }
     }
 
-    fn at(&self, due: Instant) -> &Arc<Mutex<Tally>> {
+    fn at(&self, due: Instant) -> &Arc<Mutex<LoadTally>> {
         &self.tallies[usize::from(due.saturating_duration_since(self.start) >= self.first)]
     }
 
     /// Returns the tallies of both parts.
-    pub fn take(&self) -> [Tally; 2] {
+    pub fn take(&self) -> [LoadTally; 2] {
         self.tallies.each_ref().map(|tally| std::mem::take(&mut *tally.lock()))
     }
 }
 
 /// Sends the planned requests, `request(n)` being the n-th request with the check of its answer,
 /// and returns when all of them have ended. `tally` may be read meanwhile.
-pub async fn run<F, R>(plan: &Plan, tally: &Arc<Mutex<Tally>>, request: F)
+pub async fn run<F, R>(plan: &LoadPlan, tally: &Arc<Mutex<LoadTally>>, request: F)
 where
     F: Fn(usize) -> R,
-    R: Future<Output = Outcome> + Send + 'static,
+    R: Future<Output = RequestOutcome> + Send + 'static,
 {
-    run_split(plan, &Split::all(tally), request).await;
+    run_split(plan, &SplitTally::all(tally), request).await;
 }
 
 /// Does the same with tallies by the time at which a request was due.
-pub async fn run_split<F, R>(plan: &Plan, tallies: &Split, request: F)
+pub async fn run_split<F, R>(plan: &LoadPlan, tallies: &SplitTally, request: F)
 where
     F: Fn(usize) -> R,
-    R: Future<Output = Outcome> + Send + 'static,
+    R: Future<Output = RequestOutcome> + Send + 'static,
 {
     let mut paced = paced(plan.schedule());
     let mut in_flight = JoinSet::new();
@@ -242,7 +242,7 @@ where
         if in_flight.len() < MAX_IN_FLIGHT {
             in_flight.spawn(one(due, Arc::clone(tally), request(n)));
         } else {
-            tally.lock().record(Duration::ZERO, Outcome::Failed("too many in flight".into()));
+            tally.lock().record(Duration::ZERO, RequestOutcome::Failed("too many in flight".into()));
         }
         n += 1;
     }
@@ -271,20 +271,25 @@ fn paced(schedule: Vec<Duration>) -> mpsc::Receiver<Instant> {
 
 /// So many clients send requests one after the other, `request(n)` being the n-th request of all,
 /// until `work` is done; returns the result of `work`.
-pub async fn closed<F, R, W>(clients: usize, tally: &Arc<Mutex<Tally>>, request: F, work: W) -> W::Output
+pub async fn run_closed<F, R, W>(
+    clients: usize,
+    tally: &Arc<Mutex<LoadTally>>,
+    request: F,
+    work: W,
+) -> W::Output
 where
     F: Fn(usize) -> R + Send + Sync + 'static,
-    R: Future<Output = Outcome> + Send + 'static,
+    R: Future<Output = RequestOutcome> + Send + 'static,
     W: Future,
 {
-    closed_split(clients, &Split::all(tally), request, work).await
+    run_closed_split(clients, &SplitTally::all(tally), request, work).await
 }
 
 /// Does the same with tallies by the time at which a request was sent.
-pub async fn closed_split<F, R, W>(clients: usize, tallies: &Split, request: F, work: W) -> W::Output
+pub async fn run_closed_split<F, R, W>(clients: usize, tallies: &SplitTally, request: F, work: W) -> W::Output
 where
     F: Fn(usize) -> R + Send + Sync + 'static,
-    R: Future<Output = Outcome> + Send + 'static,
+    R: Future<Output = RequestOutcome> + Send + 'static,
     W: Future,
 {
     let (done, request) = (Arc::new(AtomicBool::new(false)), Arc::new(request));
@@ -308,11 +313,12 @@ where
     result
 }
 
-async fn one(due: Instant, tally: Arc<Mutex<Tally>>, request: impl Future<Output = Outcome>) {
+async fn one(due: Instant, tally: Arc<Mutex<LoadTally>>, request: impl Future<Output = RequestOutcome>) {
     let late = due.elapsed();
     let outcome = timeout(ANSWER_WITHIN, request).await;
     let latency = due.elapsed();
-    let outcome = outcome.unwrap_or_else(|_| Outcome::Failed(format!("no answer within {ANSWER_WITHIN:?}")));
+    let outcome =
+        outcome.unwrap_or_else(|_| RequestOutcome::Failed(format!("no answer within {ANSWER_WITHIN:?}")));
     let mut tally = tally.lock();
     tally.late_us.saturating_record(micros(late));
     tally.record(latency, outcome);
@@ -324,19 +330,19 @@ mod tests {
 
     use super::*;
 
-    fn plan(arrivals: Arrivals, seed: u64) -> Plan {
-        Plan { rate: 100.0, span: Duration::from_secs(20), arrivals, seed }
+    fn plan(arrivals: ArrivalPattern, seed: u64) -> LoadPlan {
+        LoadPlan { rate: 100.0, span: Duration::from_secs(20), arrivals, seed }
     }
 
     #[test]
     fn the_same_seed_means_the_same_arrivals() {
-        let schedule = |seed| plan(Arrivals::Poisson, seed).schedule();
+        let schedule = |seed| plan(ArrivalPattern::Poisson, seed).schedule();
         assert_eq!(schedule(1), schedule(1));
         assert_ne!(schedule(1), schedule(2));
         let count = schedule(1).len();
         assert!((1800..2200).contains(&count), "{count} arrivals instead of about 2000");
         assert!(schedule(1).is_sorted());
-        assert_eq!(plan(Arrivals::Uniform, 1).schedule().len(), 1999);
+        assert_eq!(plan(ArrivalPattern::Uniform, 1).schedule().len(), 1999);
     }
 
     #[tokio::test]
@@ -346,11 +352,13 @@ mod tests {
         let request = move |_| {
             let mut gate = gate.clone();
             async move {
-                gate.wait_for(|open| *open).await.map_or(Outcome::Wrong(String::new()), |_| Outcome::Right)
+                gate.wait_for(|open| *open)
+                    .await
+                    .map_or(RequestOutcome::Wrong(String::new()), |_| RequestOutcome::Right)
             }
         };
         let counted = Arc::clone(&tally);
-        closed(3, &tally, request, async move {
+        run_closed(3, &tally, request, async move {
             while counted.lock().offered < 3 {
                 tokio::task::yield_now().await;
             }
@@ -361,22 +369,26 @@ mod tests {
             }
         })
         .await;
-        let tally: Tally = tally.lock().clone();
+        let tally: LoadTally = tally.lock().clone();
         assert!(tally.offered >= 100 && tally.right == tally.offered, "{tally:?}");
     }
 
     #[tokio::test]
     async fn a_stalled_server_is_charged_for_what_came_meanwhile() {
-        let plan =
-            Plan { rate: 100.0, span: Duration::from_millis(500), arrivals: Arrivals::Uniform, seed: 0 };
+        let plan = LoadPlan {
+            rate: 100.0,
+            span: Duration::from_millis(500),
+            arrivals: ArrivalPattern::Uniform,
+            seed: 0,
+        };
         let tally = Arc::default();
         let stalled_until = Instant::now() + Duration::from_millis(400);
         run(&plan, &tally, |n| async move {
             sleep_until(stalled_until).await;
             match n {
-                0 => Outcome::Failed("lost".into()),
-                1 => Outcome::Wrong("differs".into()),
-                _ => Outcome::Right,
+                0 => RequestOutcome::Failed("lost".into()),
+                1 => RequestOutcome::Wrong("differs".into()),
+                _ => RequestOutcome::Right,
             }
         })
         .await;

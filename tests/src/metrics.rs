@@ -8,11 +8,11 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
-use crate::home::PATIENCE;
+use crate::home::DEFAULT_TIMEOUT;
 
 /// An answer over HTTP.
 #[derive(Debug, Clone)]
-pub struct Answer {
+pub struct MetricsResponse {
     /// The status line and the headers.
     pub head: String,
     /// The body.
@@ -20,7 +20,7 @@ pub struct Answer {
 }
 
 /// Asks at a Unix socket, on a connection of its own.
-pub async fn ask(socket: &Path, method: &str, path: &str) -> io::Result<Answer> {
+pub async fn ask(socket: &Path, method: &str, path: &str) -> io::Result<MetricsResponse> {
     let asking = async {
         let mut stream = UnixStream::connect(socket).await?;
         let request = format!("{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
@@ -28,9 +28,9 @@ pub async fn ask(socket: &Path, method: &str, path: &str) -> io::Result<Answer> 
         let mut text = String::new();
         stream.read_to_string(&mut text).await?;
         let (head, body) = text.split_once("\r\n\r\n").ok_or(io::ErrorKind::InvalidData)?;
-        Ok(Answer { head: head.to_lowercase(), body: body.to_owned() })
+        Ok(MetricsResponse { head: head.to_lowercase(), body: body.to_owned() })
     };
-    timeout(PATIENCE, asking).await.map_err(|_| io::ErrorKind::TimedOut)?
+    timeout(DEFAULT_TIMEOUT, asking).await.map_err(|_| io::ErrorKind::TimedOut)?
 }
 
 /// Values by name and labels, as they are written: `a_total{model="m"}`.

@@ -9,19 +9,19 @@ use nix::unistd::Pid;
 
 /// A process. Its number may be given to another process later; the start time tells the two apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Process {
+pub struct ProcessHandle {
     /// Its number.
     pub pid: i32,
     started: u64,
 }
 
 struct Stat {
-    process: Process,
+    process: ProcessHandle,
     parent: i32,
     gone: bool,
 }
 
-impl Process {
+impl ProcessHandle {
     /// The living process of that number.
     pub fn of(pid: i32) -> Option<Self> {
         stat(pid).filter(|stat| !stat.gone).map(|stat| stat.process)
@@ -64,7 +64,7 @@ impl Process {
 }
 
 /// The living children of a process, their children, and so on.
-pub fn descendants(pid: i32) -> Vec<Process> {
+pub fn descendants(pid: i32) -> Vec<ProcessHandle> {
     let all: Vec<Stat> = all().collect();
     let mut known = HashSet::from([pid]);
     // Children may be listed before their parents, so look until nothing new is found.
@@ -99,7 +99,7 @@ fn stat(pid: i32) -> Option<Stat> {
 fn parse(pid: i32, line: &str) -> Option<Stat> {
     let fields: Vec<&str> = line.rsplit_once(')')?.1.split_ascii_whitespace().collect();
     Some(Stat {
-        process: Process { pid, started: fields.get(19)?.parse().ok()? },
+        process: ProcessHandle { pid, started: fields.get(19)?.parse().ok()? },
         parent: fields.get(1)?.parse().ok()?,
         gone: matches!(*fields.first()?, "Z" | "X"),
     })

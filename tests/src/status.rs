@@ -9,18 +9,18 @@ use serde_json::{Map, Value};
 
 /// The whole answer.
 #[derive(Debug, Clone, Deserialize)]
-pub struct Status {
+pub struct StatusJson {
     /// The process that answers.
-    pub supervisor: Supervisor,
+    pub supervisor: SupervisorJson,
     /// Every model.
-    pub models: Vec<Model>,
+    pub models: Vec<ModelStatusJson>,
     /// Every GPU.
-    pub gpus: Vec<Gpu>,
+    pub gpus: Vec<GpuStatusJson>,
 }
 
 /// A supervisor's process.
 #[derive(Debug, Clone, Deserialize)]
-pub struct Supervisor {
+pub struct SupervisorJson {
     /// The program's version.
     pub version: String,
     /// Its process.
@@ -33,7 +33,7 @@ pub struct Supervisor {
 
 /// One GPU.
 #[derive(Debug, Clone, Deserialize)]
-pub struct Gpu {
+pub struct GpuStatusJson {
     /// Its place in the configuration.
     pub index: usize,
     /// `emulated`, an index or a UUID.
@@ -52,7 +52,7 @@ pub struct Gpu {
 
 /// One model.
 #[derive(Debug, Clone, Deserialize)]
-pub struct Model {
+pub struct ModelStatusJson {
     /// Its name.
     pub name: String,
     /// `ready`, or another state.
@@ -67,13 +67,13 @@ pub struct Model {
     /// The groups of SMs of a partition inside the worker.
     pub groups: Option<String>,
     /// Its worker processes.
-    pub workers: Vec<Worker>,
+    pub workers: Vec<WorkerStatusJson>,
     /// The outcomes of its requests.
-    pub requests: Requests,
+    pub requests: RequestCountsJson,
     /// Its promise to clients.
-    pub slo: Slo,
+    pub slo: SloStatusJson,
     /// Its hand-overs.
-    pub handovers: Handovers,
+    pub handovers: HandoverCountsJson,
     /// All further keys of the model.
     #[serde(flatten)]
     pub more: Map<String, Value>,
@@ -81,7 +81,7 @@ pub struct Model {
 
 /// One worker process.
 #[derive(Debug, Clone, Deserialize)]
-pub struct Worker {
+pub struct WorkerStatusJson {
     /// `incumbent`, `shadow`, or another role.
     pub role: String,
     /// Its process.
@@ -97,7 +97,7 @@ pub struct Worker {
 
 /// Requests by their outcome.
 #[derive(Debug, Clone, Deserialize)]
-pub struct Requests {
+pub struct RequestCountsJson {
     /// Taken into the queue.
     pub accepted: u64,
     /// Answered.
@@ -118,7 +118,7 @@ pub struct Requests {
 
 /// A service level objective.
 #[derive(Debug, Clone, Deserialize)]
-pub struct Slo {
+pub struct SloStatusJson {
     /// The latency promised, in milliseconds.
     pub latency_ms: f64,
     /// The part of the recent requests that kept it; `None` while the model takes no requests.
@@ -127,7 +127,7 @@ pub struct Slo {
 
 /// Hand-overs so far.
 #[derive(Debug, Clone, Deserialize)]
-pub struct Handovers {
+pub struct HandoverCountsJson {
     /// Hand-overs after which the new worker serves.
     pub completed: u64,
     /// Hand-overs that were given up.
@@ -139,12 +139,12 @@ pub struct Handovers {
     #[serde(default)]
     pub failovers: u64,
     /// The last hand-over.
-    pub last: Option<Handover>,
+    pub last: Option<HandoverJson>,
 }
 
 /// One hand-over.
 #[derive(Debug, Clone, Deserialize)]
-pub struct Handover {
+pub struct HandoverJson {
     /// The SMs before.
     pub from_sms: u32,
     /// The SMs after.
@@ -167,16 +167,16 @@ pub struct Handover {
 
 /// The outcome of a reload.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-pub struct Reloaded {
+pub struct ReloadJson {
     /// Every model that it changed.
-    pub models: Vec<Change>,
+    pub models: Vec<ModelChangeJson>,
     /// Models that were not touched.
     pub unchanged: usize,
 }
 
 /// The outcome for one model.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-pub struct Change {
+pub struct ModelChangeJson {
     /// Its name.
     pub name: String,
     /// `added`, `removed`, `changed` or `replaced`.
@@ -187,16 +187,16 @@ pub struct Change {
     pub why: Option<String>,
 }
 
-impl Reloaded {
+impl ReloadJson {
     /// Name and kind of every change.
     pub fn changes(&self) -> Vec<(&str, &str)> {
         self.models.iter().map(|model| (model.name.as_str(), model.change.as_str())).collect()
     }
 }
 
-impl Status {
+impl StatusJson {
     /// The model of that name.
-    pub fn model(&self, name: &str) -> Option<&Model> {
+    pub fn model(&self, name: &str) -> Option<&ModelStatusJson> {
         self.models.iter().find(|model| model.name == name)
     }
 }

@@ -26,7 +26,7 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use parking_lot::Mutex;
-use shadowslice_tests::process::Process;
+use shadowslice_tests::process::ProcessHandle;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixListener;
 use tokio::process::{Child, Command};
@@ -110,7 +110,7 @@ async fn daemon() -> io::Result<()> {
     }
     let server = state.server.lock().take();
     if let Some(mut server) = server {
-        let process = server.id().and_then(|pid| i32::try_from(pid).ok()).and_then(Process::of);
+        let process = server.id().and_then(|pid| i32::try_from(pid).ok()).and_then(ProcessHandle::of);
         process.map(|process| process.signal(Signal::SIGTERM));
         server.wait().await?;
     }
@@ -202,7 +202,7 @@ fn clients() -> Vec<i32> {
     let entries = fs::read_dir(pipe().join("clients")).into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     let lingers = order("linger").is_some();
-    pids.filter(|pid| lingers || Process::of(*pid).is_some_and(|process| process.alive())).collect()
+    pids.filter(|pid| lingers || ProcessHandle::of(*pid).is_some_and(|process| process.alive())).collect()
 }
 
 fn lines(pids: &[i32]) -> String {

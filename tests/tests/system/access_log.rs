@@ -11,9 +11,9 @@ use futures_util::future::join_all;
 use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
 use serde_json::{Value, json};
-use shadowslice_tests::home::{Home, PATIENCE};
+use shadowslice_tests::home::{DEFAULT_TIMEOUT, Home};
 use shadowslice_tests::metrics::{self, Metrics};
-use shadowslice_tests::server::Server;
+use shadowslice_tests::server::ServerUnderTest;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::time::timeout;
@@ -29,18 +29,18 @@ access_log: access.log
 ";
 
 /// A server with a fast model, and a slow one of whose requests one may wait.
-async fn logging(prepare: impl FnOnce(&Home)) -> Server {
+async fn logging(prepare: impl FnOnce(&Home)) -> ServerUnderTest {
     let model = echo("echo", "profile: profile.yaml, share: {initial: 50%}");
     let full = echo("full", "profile: slow.yaml, share: {initial: 50%}, queue: {max_requests: 1}");
     let ours = Home::with_config(&format!("{CONFIG}models:\n  - {model}\n  - {full}\n")).unwrap();
     ours.write("profile.yaml", profile(2.0)).unwrap();
     ours.write("slow.yaml", profile(50.0)).unwrap();
     prepare(&ours);
-    Server::ready(ours).await.unwrap()
+    ServerUnderTest::ready(ours).await.unwrap()
 }
 
 /// Sends these bytes over one HTTP connection, and reads to its end.
-async fn http(server: &Server, request: impl AsRef<[u8]>) -> io::Result<String> {
+async fn http(server: &ServerUnderTest, request: impl AsRef<[u8]>) -> io::Result<String> {
     let mut stream = UnixStream::connect(server.home().run_dir().join("http.sock")).await?;
     let (mut from, mut to) = stream.split();
     let mut answer = String::new();
@@ -68,7 +68,7 @@ fn lines(file: &Path) -> Vec<Value> {
 
 /// Waits until a line is as wanted.
 async fn line(file: &Path, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + DEFAULT_TIMEOUT;
     loop {
         let lines = lines(file);
         if let Some(line) = lines.iter().find(|line| wanted(line)) {
@@ -85,7 +85,7 @@ fn has(line: &Value, fields: &[(&str, Value)]) {
     }
 }
 
-fn file(server: &Server) -> PathBuf {
+fn file(server: &ServerUnderTest) -> PathBuf {
     server.home().path().join("access.log")
 }
 
@@ -192,7 +192,7 @@ async fn a_rotation_loses_no_line() {
     line(&file, "the second request", |line| line["request_id"] == "signalled").await;
     // Without one it is soon.
     fs::rename(&file, folder.join("2")).unwrap();
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + DEFAULT_TIMEOUT;
     let mut asked = 0;
     while !file.try_exists().unwrap() {
         assert!(Instant::now() < until, "the file is not opened again");
@@ -225,7 +225,7 @@ async fn requests_do_not_wait_for_a_reader_that_stopped() {
     .await;
     let live = "GET /v2/health/live HTTP/1.1\r\nhost: x\r\n\r\n".repeat(MANY);
     let last = "GET /v2/health/live HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
-    let answers = timeout(PATIENCE, http(&server, live + last)).await.unwrap().unwrap();
+    let answers = timeout(DEFAULT_TIMEOUT, http(&server, live + last)).await.unwrap().unwrap();
     assert_eq!(answers.matches("HTTP/1.1 200").count(), MANY + 1);
     let socket = server.home().run_dir().join("metrics.sock");
     let metrics = metrics::ask(&socket, "GET", "/metrics").await.unwrap();

@@ -4,21 +4,26 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use serde_json::Value;
-use shadowslice_tests::home::{Error, Home, beside};
-use shadowslice_tests::process::Process;
-use shadowslice_tests::server::Server;
-use shadowslice_tests::status::Model;
+use shadowslice_tests::home::{HarnessError, Home, sibling_binary};
+use shadowslice_tests::process::ProcessHandle;
+use shadowslice_tests::server::ServerUnderTest;
+use shadowslice_tests::status::ModelStatusJson;
 use tokio::task::JoinHandle;
 
 use crate::scene::{EMULATED, assert_nothing_lost, echo, load, profile, unwrapped};
 use crate::standby::{in_phase, incumbent, kill};
 
 /// Two models that take 10 ms a batch with 66 SMs and more, under a policy.
-async fn two(controller: &str, first: &str, second: &str) -> Result<Server, Error> {
+async fn two(controller: &str, first: &str, second: &str) -> Result<ServerUnderTest, HarnessError> {
     of_profile(&profile(10.0), controller, first, second).await
 }
 
-async fn of_profile(profile: &str, controller: &str, first: &str, second: &str) -> Result<Server, Error> {
+async fn of_profile(
+    profile: &str,
+    controller: &str,
+    first: &str,
+    second: &str,
+) -> Result<ServerUnderTest, HarnessError> {
     let models = [("one", first), ("two", second)]
         .map(|(name, more)| format!("  - {}\n", echo(name, &format!("profile: profile.yaml, {more}"))));
     let home = Home::with_config(&format!(
@@ -27,11 +32,11 @@ async fn of_profile(profile: &str, controller: &str, first: &str, second: &str) 
         models.concat()
     ))?;
     home.write("profile.yaml", profile)?;
-    Server::ready(home).await
+    ServerUnderTest::ready(home).await
 }
 
 /// The plan once `decisions` decisions were made.
-async fn plan(server: &Server, decisions: u64) -> Result<Value, Error> {
+async fn plan(server: &ServerUnderTest, decisions: u64) -> Result<Value, HarnessError> {
     loop {
         let plan = server.plan().await?;
         if plan["decisions"].as_u64() >= Some(decisions) {
@@ -41,7 +46,7 @@ async fn plan(server: &Server, decisions: u64) -> Result<Value, Error> {
     }
 }
 
-async fn shares(server: &Server) -> Result<Vec<u32>, Error> {
+async fn shares(server: &ServerUnderTest) -> Result<Vec<u32>, HarnessError> {
     Ok(server.status().await?.models.iter().map(|model| model.share_percent).collect())
 }
 
@@ -83,7 +88,7 @@ async fn a_share_set_by_hand_is_held_until_it_is_released() {
     assert!(model.more["verdict"].as_str().unwrap().contains("held"));
     let words = server.said(&["release", "one"]).await.unwrap();
     assert!(words.contains("is free"), "{words}");
-    let back = |model: &Model| model.share_percent == 50 && model.more["held"] == false;
+    let back = |model: &ModelStatusJson| model.share_percent == 50 && model.more["held"] == false;
     server.wait_status("one", "the policy's share", back).await.unwrap();
     assert!(server.said(&["release", "one"]).await.unwrap().contains("already"));
     assert!(server.said(&["hold", "two"]).await.unwrap().contains("is held"));
@@ -99,10 +104,10 @@ async fn a_share_set_by_hand_is_held_until_it_is_released() {
 async fn a_share_set_by_hand_that_is_taken_back_is_no_failure_of_the_policys() {
     let server = two("policy: equal, interval: 50ms", "gpu: 0", "gpu: 0").await.unwrap();
     server.said(&["resize", "one", "20%"]).await.unwrap();
-    let parked = |model: &Model| in_phase(model, "parked", "standing").is_some();
+    let parked = |model: &ModelStatusJson| in_phase(model, "parked", "standing").is_some();
     let model = server.wait_status("one", "a worker that was relieved", parked).await.unwrap();
     kill(incumbent(&model).unwrap().pid);
-    let taken_back = |model: &Model| model.handovers.rolled_back == 1;
+    let taken_back = |model: &ModelStatusJson| model.handovers.rolled_back == 1;
     let model = server.wait_status("one", "the old share", taken_back).await.unwrap();
     assert_eq!(model.more["worker_deaths"], 1, "the worker that died served");
     let decided = server.plan().await.unwrap()["decisions"].as_u64().unwrap();
@@ -122,7 +127,7 @@ async fn a_policy_moves_shares_under_load_and_loses_nothing() {
     let policy = "policy: gslice, interval: 100ms";
     let server = two(policy, share, share).await.unwrap();
     let loads = ["one", "two"].map(|model| load(&server, model, 30.0, Duration::from_secs(6)));
-    let moved = |model: &Model| model.handovers.completed > 0;
+    let moved = |model: &ModelStatusJson| model.handovers.completed > 0;
     server.wait_status("one", "a share that the policy changed", moved).await.unwrap();
     for load in loads {
         assert_nothing_lost(&load.await.unwrap());
@@ -141,7 +146,7 @@ async fn a_policy_moves_shares_under_load_and_loses_nothing() {
 async fn a_plan_says_where_each_model_is_and_which_others_are_there() {
     let inside = "handover: auto, share: {initial: 60%}";
     let server = two("policy: gslice, act: false", inside, inside).await.unwrap();
-    let on_groups = |model: &Model| model.groups.as_deref() != Some("all");
+    let on_groups = |model: &ModelStatusJson| model.groups.as_deref() != Some("all");
     for model in ["one", "two"] {
         server.wait_status(model, "groups of its own", on_groups).await.unwrap();
     }
@@ -160,7 +165,7 @@ async fn a_plan_says_where_each_model_is_and_which_others_are_there() {
 /// A model that is asked for less than it can carry, and a model of lower priority that never
 /// rests: their kernels take turns, so that the first model does not keep up. All is so slow that a
 /// busy host makes no difference.
-async fn beside_a_hog(handover: &str) -> Result<Server, Error> {
+async fn beside_a_hog(handover: &str) -> Result<ServerUnderTest, HarnessError> {
     let profile = profile(50.0).replace("sms: [66]", "sms: [132]");
     let [high, low] = [1, 2]
         .map(|priority| format!("slo: 1s, batch: {{max: 1}}, priority: {priority}, handover: {handover}"));
@@ -173,7 +178,7 @@ async fn a_lower_priority_gets_less_where_models_violate_their_slos_and_plan_say
         let server = beside_a_hog(handover).await.unwrap();
         let span = Duration::from_secs(15);
         let loads = [("one", 12.0), ("two", 30.0)].map(|(model, rate)| load(&server, model, rate, span));
-        let has_less = |model: &Model| {
+        let has_less = |model: &ModelStatusJson| {
             let verdict = model.more["verdict"].as_str();
             let says =
                 verdict.is_some_and(|why| why.contains("lower priorities in") && why.contains("violate"));
@@ -216,7 +221,7 @@ async fn nothing_is_refused_and_nothing_moves_while_no_model_misses() {
 /// Stops a process for 160 ms in each 400, as a host does that has no CPU for it, until this is aborted.
 fn starve(pid: i32) -> JoinHandle<()> {
     tokio::spawn(async move {
-        let process = Process::of(pid).expect("it serves");
+        let process = ProcessHandle::of(pid).expect("it serves");
         loop {
             for (signal, ms) in [(Signal::SIGCONT, 240), (Signal::SIGSTOP, 160)] {
                 process.signal(signal).expect("it serves");
@@ -237,14 +242,14 @@ async fn a_model_that_misses_for_want_of_cpu_has_no_neighbour_make_room() {
     let starved = starve(pid);
     let loads = [("one", 200.0), ("two", 200.0)]
         .map(|(model, rate)| load(&server, model, rate, Duration::from_secs(6)));
-    let says_so = |model: &Model| {
+    let says_so = |model: &ModelStatusJson| {
         model.more["verdict"].as_str().is_some_and(|why| why.contains("more SMs would not help"))
     };
     server.wait_status("one", "that it misses for another reason", says_so).await.unwrap();
     let [one, two] = loads;
     let (one, two) = (one.await.unwrap(), two.await.unwrap());
     starved.abort();
-    Process::of(pid).unwrap().signal(Signal::SIGCONT).unwrap();
+    ProcessHandle::of(pid).unwrap().signal(Signal::SIGCONT).unwrap();
     assert_nothing_lost(&two);
     // A host that is busy with other tests, too, may leave so little CPU time that the queue stands
     // still; the policy cannot mend that.
@@ -291,13 +296,13 @@ async fn without_a_policy_nothing_is_decided_and_nothing_held() {
 async fn a_resize_that_only_has_a_model_tried_again_holds_nothing() {
     let text = EMULATED.replace("policy: static", "policy: equal");
     let mut home = Home::with_config(&format!("{text}models:\n  - {}\n", echo("echo", "gpu: 0"))).unwrap();
-    let (broken, real) = (home.path().join("broken"), beside("shadowslice-worker").unwrap());
+    let (broken, real) = (home.path().join("broken"), sibling_binary("shadowslice-worker").unwrap());
     home.set_worker(&format!("test -e {} && exit 1\nexec {} \"$@\"", broken.display(), real.display()))
         .unwrap();
-    let server = Server::ready(home).await.unwrap();
+    let server = ServerUnderTest::ready(home).await.unwrap();
     std::fs::write(&broken, "").unwrap();
     let pid = server.model("echo").await.unwrap().workers[0].pid;
-    Process::of(pid).unwrap().signal(Signal::SIGKILL).unwrap();
+    ProcessHandle::of(pid).unwrap().signal(Signal::SIGKILL).unwrap();
     server.wait_status("echo", "unready", |model| model.state == "unready").await.unwrap();
     std::fs::remove_file(&broken).unwrap();
     let words = server.said(&["resize", "echo", "100%"]).await.unwrap();

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
-use shadowslice_tests::home::{Error, Home};
-use shadowslice_tests::load::{Arrivals, Plan, Tally};
-use shadowslice_tests::process::Process;
-use shadowslice_tests::server::Server;
-use shadowslice_tests::status::{Model, Worker};
+use shadowslice_tests::home::{HarnessError, Home};
+use shadowslice_tests::load::{ArrivalPattern, LoadPlan, LoadTally};
+use shadowslice_tests::process::ProcessHandle;
+use shadowslice_tests::server::ServerUnderTest;
+use shadowslice_tests::status::{ModelStatusJson, WorkerStatusJson};
 
 use crate::scene::{EMULATED, assert_nothing_lost, echo, planned_load, profile};
 
@@ -39,7 +39,7 @@ const CELLS: [(&str, &str, Way, bool); 8] = [
 /// of a start if that is what hangs.
 const BACK_WITHIN: f64 = 5000.0;
 
-async fn server(standby: bool) -> Result<Server, Error> {
+async fn server(standby: bool) -> Result<ServerUnderTest, HarnessError> {
     let standby = if standby { "always" } else { "off" };
     let more = format!(
         "profile: profile.yaml, share: {{initial: 50%}}, queue: {{on_late: serve}}, standby: {standby}"
@@ -47,33 +47,33 @@ async fn server(standby: bool) -> Result<Server, Error> {
     let timeouts = "timeouts: {spawn: 3s, warm: 3s, dwell: 2s, stop: 500ms}\n";
     let home = Home::with_config(&format!("{EMULATED}{timeouts}models:\n  - {}\n", echo("echo", &more)))?;
     home.write("profile.yaml", profile(5.0).replace("load: 50ms", "load: 200ms"))?;
-    Server::ready(home).await
+    ServerUnderTest::ready(home).await
 }
 
-fn find<'m>(model: &'m Model, role: &str, phase: &str) -> Option<&'m Worker> {
+fn find<'m>(model: &'m ModelStatusJson, role: &str, phase: &str) -> Option<&'m WorkerStatusJson> {
     model.workers.iter().find(|worker| worker.role == role && worker.more["phase"] == phase)
 }
 
 /// Does the fault once a worker is in this role and phase. False if it was over too soon.
 async fn strike(
-    server: &Server,
+    server: &ServerUnderTest,
     (role, phase, way, _): (&str, &str, Way, bool),
     fault: Signal,
-) -> Result<bool, Error> {
-    let serving = |model: &Model| find(model, "incumbent", "serving").map(|worker| worker.pid);
+) -> Result<bool, HarnessError> {
+    let serving = |model: &ModelStatusJson| find(model, "incumbent", "serving").map(|worker| worker.pid);
     let first = server.wait_status("echo", "a worker", |model| serving(model).is_some()).await?;
     let first = serving(&first).unwrap_or_default();
     if way == Way::Death {
-        Process::of(first).map(|process| process.signal(Signal::SIGKILL));
+        ProcessHandle::of(first).map(|process| process.signal(Signal::SIGKILL));
     }
-    let there = |model: &Model| {
-        let other = |worker: &Worker| way == Way::Start || role == "parked" || worker.pid != first;
+    let there = |model: &ModelStatusJson| {
+        let other = |worker: &WorkerStatusJson| way == Way::Start || role == "parked" || worker.pid != first;
         find(model, role, phase).is_some_and(other)
     };
     let hit = async {
         let model = server.wait_status("echo", "the role and the phase", there).await?;
-        let worker = find(&model, role, phase).and_then(|worker| Process::of(worker.pid));
-        Ok::<_, Error>(worker.is_some_and(|worker| worker.signal(fault).is_ok()))
+        let worker = find(&model, role, phase).and_then(|worker| ProcessHandle::of(worker.pid));
+        Ok::<_, HarnessError>(worker.is_some_and(|worker| worker.signal(fault).is_ok()))
     };
     if way != Way::Resize {
         return hit.await;
@@ -83,9 +83,10 @@ async fn strike(
     hit
 }
 
-async fn cell(cell: (&str, &str, Way, bool), fault: Signal) -> Result<(bool, Tally), Error> {
+async fn cell(cell: (&str, &str, Way, bool), fault: Signal) -> Result<(bool, LoadTally), HarnessError> {
     let server = server(cell.3).await?;
-    let plan = Plan { rate: 100.0, span: Duration::from_secs(5), arrivals: Arrivals::Poisson, seed: 3 };
+    let plan =
+        LoadPlan { rate: 100.0, span: Duration::from_secs(5), arrivals: ArrivalPattern::Poisson, seed: 3 };
     let loading = planned_load(&server, "echo", plan);
     let hit = strike(&server, cell, fault).await?;
     let tally = loading.await.expect("the load does not panic");

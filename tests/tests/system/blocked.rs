@@ -11,8 +11,8 @@ use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
 use nix::unistd::{mkfifo, pipe};
 use shadowslice_tests::home::Home;
-use shadowslice_tests::load::Outcome;
-use shadowslice_tests::server::Server;
+use shadowslice_tests::load::RequestOutcome;
+use shadowslice_tests::server::ServerUnderTest;
 use tokio::time::timeout;
 
 use crate::metrics::scrape;
@@ -33,7 +33,7 @@ async fn a_configuration_that_cannot_be_read_is_given_up_and_the_next_reload_wor
     assert!(code == Some(1) && why.contains("not read within 10 s"), "{why}");
     let (code, why) = reload().await;
     assert!(code == Some(1) && why.contains("earlier read"), "{why}");
-    assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, Outcome::Right);
+    assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, RequestOutcome::Right);
     // The read ends with the pipe's end.
     drop(File::options().write(true).open(&config).unwrap());
     std::fs::remove_file(&config).unwrap();
@@ -56,7 +56,7 @@ async fn systemd_hears_that_it_serves_moves_and_stops() {
     let socket = tokio::net::UnixDatagram::bind(&path).unwrap();
     home.set_env("NOTIFY_SOCKET", &path);
     home.set_env("WATCHDOG_USEC", "300000");
-    let mut server = Server::start(home, None).unwrap();
+    let mut server = ServerUnderTest::start(home, None).unwrap();
     server.wait_ready().await.unwrap();
     let hear = async |wanted: &str| {
         let mut said = [0; 256];
@@ -106,7 +106,7 @@ async fn a_log_that_is_not_read_stops_nothing_else() {
     ))
     .unwrap();
     home.set_env("RUST_LOG", "trace");
-    let mut server = Server::start_saying_to(home, None, full.into()).unwrap();
+    let mut server = ServerUnderTest::start_saying_to(home, None, full.into()).unwrap();
     server.wait_ready().await.unwrap();
     let mut dropped = 0.0;
     for round in 0..4 {
@@ -114,12 +114,16 @@ async fn a_log_that_is_not_read_stops_nothing_else() {
         let [killed] = server.children()[..] else { panic!("one worker") };
         assert_eq!(killed.pid, worker);
         killed.signal(Signal::SIGKILL).unwrap();
-        let replaced = |model: &shadowslice_tests::status::Model| {
+        let replaced = |model: &shadowslice_tests::status::ModelStatusJson| {
             model.state == "ready" && model.workers.iter().all(|other| other.pid != worker)
         };
         server.wait_status("echo", "another worker", replaced).await.unwrap();
         for _ in 0..400 {
-            assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, Outcome::Right, "{round}");
+            assert_eq!(
+                ask(server.client(), "echo", &echo_case(1), 0.0).await,
+                RequestOutcome::Right,
+                "{round}"
+            );
         }
         dropped = scrape(&server, "metrics.sock")
             .await

@@ -8,19 +8,19 @@ use std::process::Stdio;
 
 use nix::sys::signal::Signal;
 use shadowslice_tests::cases::{NO_OPERATORS, models_folder};
-use shadowslice_tests::home::{Error, Home, beside};
-use shadowslice_tests::load::Outcome;
-use shadowslice_tests::server::Server;
+use shadowslice_tests::home::{HarnessError, Home, sibling_binary};
+use shadowslice_tests::load::RequestOutcome;
+use shadowslice_tests::server::ServerUnderTest;
 
 use crate::scene::{EMULATED, ask, echo, echo_case, home, one_echo, unwrapped};
 
 /// Runs `serve` on a folder's configuration to its end; returns the exit code and the output.
-async fn refused(home: &Home) -> Result<(Option<i32>, String), Error> {
+async fn refused(home: &Home) -> Result<(Option<i32>, String), HarnessError> {
     let output = home.run(&["serve", "config.yaml"]).await?;
     Ok((output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned()))
 }
 
-fn with_a_broken_one() -> Result<Home, Error> {
+fn with_a_broken_one() -> Result<Home, HarnessError> {
     let models = [
         echo("echo", "share: {initial: 50%}"),
         "{name: nonsense, path: nonsense.onnx, slo: 50ms}".into(),
@@ -33,16 +33,19 @@ fn with_a_broken_one() -> Result<Home, Error> {
 
 #[tokio::test]
 async fn others_serve_beside_broken_models_and_status_says_why() {
-    let mut server = Server::start(with_a_broken_one().unwrap(), None).unwrap();
+    let mut server = ServerUnderTest::start(with_a_broken_one().unwrap(), None).unwrap();
     server.wait_model_ready("echo").await.unwrap();
-    assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, Outcome::Right);
+    assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, RequestOutcome::Right);
     for name in ["nonsense", "missing"] {
-        let why = |model: &shadowslice_tests::status::Model| {
+        let why = |model: &shadowslice_tests::status::ModelStatusJson| {
             model.state != "ready" && model.more.values().any(|value| value.to_string().contains(name))
         };
         server.wait_status(name, "unready, with the file in the reason", why).await.unwrap();
         let refused = ask(server.client(), name, &echo_case(1), 0.0).await;
-        assert!(matches!(&refused, Outcome::Failed(why) if why.starts_with("Unavailable")), "{refused:?}");
+        assert!(
+            matches!(&refused, RequestOutcome::Failed(why) if why.starts_with("Unavailable")),
+            "{refused:?}"
+        );
     }
     assert!(server.client().server_ready().await.unwrap(), "the others serve");
     server.stop().await.unwrap();
@@ -53,7 +56,7 @@ async fn a_mended_file_is_read_by_a_reload_and_one_that_is_not_is_said_to_be_fau
     let broken = "{name: m, path: m.onnx, slo: 50ms, share: {initial: 50%}}".to_owned();
     let home = home(&[echo("echo", "share: {initial: 50%}"), broken]).unwrap();
     home.write("m.onnx", NO_OPERATORS).unwrap();
-    let mut server = Server::start(home, None).unwrap();
+    let mut server = ServerUnderTest::start(home, None).unwrap();
     server.wait_model_ready("echo").await.unwrap();
     server.wait_status("m", "unready", |model| model.state == "unready").await.unwrap();
     let output = server.home().run(&["reload"]).await.unwrap();
@@ -72,9 +75,9 @@ async fn a_model_with_a_broken_file_is_loaded_as_soon_as_the_file_is_mended() {
     let broken = "{name: m, path: m.onnx, slo: 50ms, share: {initial: 50%}}".to_owned();
     let home = home(&[echo("echo", "share: {initial: 50%}"), broken]).unwrap();
     home.write("m.onnx", NO_OPERATORS).unwrap();
-    let mut server = Server::start(home, None).unwrap();
+    let mut server = ServerUnderTest::start(home, None).unwrap();
     server.wait_model_ready("echo").await.unwrap();
-    let unready = |model: &shadowslice_tests::status::Model| model.state == "unready";
+    let unready = |model: &shadowslice_tests::status::ModelStatusJson| model.state == "unready";
     server.wait_status("m", "unready", unready).await.unwrap();
     let said = server.home().run(&["status"]).await.unwrap();
     let said = unwrapped(&String::from_utf8_lossy(&said.stdout));
@@ -142,7 +145,7 @@ async fn a_temporary_directory_that_is_gone_is_not_needed() {
     let server = one_echo(5.0, "share: {initial: 50%}").await.unwrap();
     std::fs::remove_dir_all(server.home().path().join("tmp")).unwrap();
     assert_eq!(server.resize("echo", 30).await.unwrap().outcome.as_deref(), Some("completed"));
-    assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, Outcome::Right);
+    assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, RequestOutcome::Right);
     server.stop().await.unwrap();
 }
 
@@ -160,7 +163,7 @@ async fn a_run_directory_that_is_a_link_is_refused_and_nothing_behind_it_changes
 #[tokio::test]
 async fn workers_that_speak_nonsense_as_they_start_harm_nothing() {
     let mut home = home(&[echo("echo", "share: {initial: 50%}")]).unwrap();
-    let real = beside("shadowslice-worker").unwrap();
+    let real = sibling_binary("shadowslice-worker").unwrap();
     let (count, real) = (home.path().join("count"), real.display().to_string());
     // Lengths of 4 GiB, of the most that is taken and more than is sent; nothing; a message that is none.
     let script = format!(
@@ -173,8 +176,8 @@ async fn workers_that_speak_nonsense_as_they_start_harm_nothing() {
         count = count.display()
     );
     home.set_worker(&script).unwrap();
-    let server = Server::ready(home).await.unwrap();
-    assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, Outcome::Right);
+    let server = ServerUnderTest::ready(home).await.unwrap();
+    assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, RequestOutcome::Right);
     let log = server.log();
     assert_eq!(log.matches("does not speak as agreed").count(), 2, "{log}");
     server.stop().await.unwrap();
@@ -184,9 +187,9 @@ async fn workers_that_speak_nonsense_as_they_start_harm_nothing() {
 async fn a_log_that_cannot_be_written_stops_nothing() {
     let mut home = home(&[echo("echo", "share: {initial: 50%}")]).unwrap();
     home.set_log("/dev/full".into());
-    let server = Server::ready(home).await.unwrap();
+    let server = ServerUnderTest::ready(home).await.unwrap();
     assert_eq!(server.resize("echo", 30).await.unwrap().outcome.as_deref(), Some("completed"));
-    assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, Outcome::Right);
+    assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, RequestOutcome::Right);
     server.stop().await.unwrap();
 }
 
@@ -243,17 +246,17 @@ async fn clients_cannot_take_the_descriptors_that_a_new_worker_needs() {
     let script = home.write("limited", script).unwrap();
     std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
     home.set_binary(script);
-    let server = Server::ready(home).await.unwrap();
+    let server = ServerUnderTest::ready(home).await.unwrap();
     let socket = server.home().run_dir().join("http.sock");
     let peers: Vec<_> = (0..200).map(|_| UnixStream::connect(&socket).unwrap()).collect();
     let before = server.model("echo").await.unwrap().workers[0].pid;
     let worker = server.children().into_iter().find(|child| child.pid == before).unwrap();
     worker.signal(Signal::SIGKILL).unwrap();
-    let another = |model: &shadowslice_tests::status::Model| {
+    let another = |model: &shadowslice_tests::status::ModelStatusJson| {
         model.state == "ready" && model.workers.iter().any(|worker| worker.pid != before)
     };
     server.wait_status("echo", "another worker", another).await.unwrap();
     drop(peers);
-    assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, Outcome::Right);
+    assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, RequestOutcome::Right);
     server.stop().await.unwrap();
 }

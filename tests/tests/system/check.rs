@@ -8,7 +8,7 @@ use std::path::Path;
 use nix::unistd::geteuid;
 use shadowslice_tests::cases::models_folder;
 use shadowslice_tests::home::Home;
-use shadowslice_tests::server::Server;
+use shadowslice_tests::server::ServerUnderTest;
 
 use crate::scene::{EMULATED, echo};
 
@@ -118,7 +118,7 @@ models:
   - {path: encoder.onnx, slo: 1s, warmup: {input_ids: [16], attention_mask: [16]}}
 ";
     home.write("config.yaml", written).unwrap();
-    let server = Server::ready(home).await.unwrap();
+    let server = ServerUnderTest::ready(home).await.unwrap();
     let workers = || server.children().into_iter().map(|child| child.pid).collect::<Vec<_>>();
     let before = workers();
     let printed = server.said(&["check", "--print", "config.yaml"]).await.unwrap();
@@ -142,7 +142,7 @@ timeouts: {stop: 5000ms}
     server.stop().await.unwrap();
 }
 
-fn home_write(server: &Server, name: &str, text: &str) {
+fn home_write(server: &ServerUnderTest, name: &str, text: &str) {
     server.home().write(name, text).expect("the folder takes files");
 }
 
@@ -189,7 +189,7 @@ async fn the_run_directory_of_one_that_serves_is_fine() {
     let home = Home::new().unwrap();
     let text = serving_in(&home.run_dir());
     home.write("config.yaml", &text).unwrap();
-    let server = Server::ready(home).await.unwrap();
+    let server = ServerUnderTest::ready(home).await.unwrap();
     assert_eq!(check(server.home(), &text).await, (0, String::new()));
     // As root sees the one of another user's supervisor.
     set_permissions(server.home().run_dir(), Permissions::from_mode(0o777)).unwrap();

@@ -15,7 +15,7 @@ use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue};
 use opentelemetry_proto::tonic::resource::v1::Resource;
 use opentelemetry_proto::tonic::trace::v1::Span;
 use parking_lot::Mutex;
-use shadowslice_tests::home::PATIENCE;
+use shadowslice_tests::home::DEFAULT_TIMEOUT;
 use tokio::net::TcpListener;
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
@@ -103,7 +103,7 @@ impl Collector {
                 more.await;
             }
         };
-        let waited = timeout(PATIENCE, looking).await;
+        let waited = timeout(DEFAULT_TIMEOUT, looking).await;
         waited.map_err(|_| format!("no {what} among {:#?}", self.spans()))
     }
 

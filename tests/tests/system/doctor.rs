@@ -8,17 +8,17 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use serde::Deserialize;
-use shadowslice_tests::home::{Error, Home};
+use shadowslice_tests::home::{HarnessError, Home};
 
 use crate::scene::{EMULATED, echo};
 
 /// The doctor's exit code, and its checks.
-async fn checks(home: &Home, arguments: &[&str]) -> Result<(Option<i32>, Checks), Error> {
+async fn checks(home: &Home, arguments: &[&str]) -> Result<(Option<i32>, Checks), HarnessError> {
     let arguments = [&["doctor", "--json"], arguments].concat();
     let output = home.run(&arguments).await?;
     let report = serde_json::from_slice(&output.stdout).map_err(|source| {
         let printed = String::from_utf8_lossy(&output.stdout).into_owned();
-        Error::Printed { command: arguments.join(" "), printed, source }
+        HarnessError::Printed { command: arguments.join(" "), printed, source }
     })?;
     Ok((output.status.code(), report))
 }
@@ -131,9 +131,9 @@ async fn a_worker_that_breaks_off_is_a_finding_and_so_is_an_absent_one() {
 }
 
 /// A folder in front of the PATH, with MPS's programs as far as the doctor looks at them.
-fn with_mps(script: &str) -> Result<Home, Error> {
+fn with_mps(script: &str) -> Result<Home, HarnessError> {
     let mut home = Home::new()?;
-    let io = |source| Error::Io { what: "make a program".into(), source };
+    let io = |source| HarnessError::Io { what: "make a program".into(), source };
     home.write("nvidia-cuda-mps-server", "")?;
     let control = home.write("nvidia-cuda-mps-control", format!("#!/bin/sh\n{script}\n"))?;
     fs::set_permissions(control, Permissions::from_mode(0o755)).map_err(io)?;

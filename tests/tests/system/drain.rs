@@ -4,10 +4,10 @@ use std::error::Error as StdError;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
-use shadowslice_tests::home::{Error, Home, left_behind};
-use shadowslice_tests::load::Outcome;
+use shadowslice_tests::home::{HarnessError, Home, left_behind};
+use shadowslice_tests::load::RequestOutcome;
 use shadowslice_tests::metrics::ask as http;
-use shadowslice_tests::server::Server;
+use shadowslice_tests::server::ServerUnderTest;
 use tokio::time::{Instant, timeout};
 use tokio_stream::StreamExt;
 
@@ -15,16 +15,16 @@ use crate::readiness::says_ready;
 use crate::scene::{EMULATED, ask, assert_nothing_lost, echo, echo_case, load, profile};
 
 /// Two ready models, `m` and `n`, which clients may load and unload.
-async fn serving(more: &str) -> Result<Server, Error> {
+async fn serving(more: &str) -> Result<ServerUnderTest, HarnessError> {
     let keys = "profile: profile.yaml, share: {initial: 40%}, queue: {on_late: serve}";
     let models = format!("  - {}\n  - {}\n", echo("m", keys), echo("n", keys));
     let home = Home::with_config(&format!("{EMULATED}model_control: explicit\n{more}\nmodels:\n{models}"))?;
     home.write("profile.yaml", profile(2.0))?;
-    Server::ready(home).await
+    ServerUnderTest::ready(home).await
 }
 
 /// What is said of a model over HTTP and gRPC, and in the repository's index.
-async fn of_model(server: &Server, model: &str) -> Result<(bool, bool, String), Box<dyn StdError>> {
+async fn of_model(server: &ServerUnderTest, model: &str) -> Result<(bool, bool, String), Box<dyn StdError>> {
     let path = format!("/v2/models/{model}/ready");
     let answer = http(&server.home().run_dir().join("http.sock"), "GET", &path).await?;
     let listed = server.client().repository_index(false).await?;
@@ -73,7 +73,7 @@ async fn a_drained_model_answers_and_is_not_ready_until_it_is_undrained_or_loade
         (drained(), ready())
     );
     assert_eq!(says_ready(&server).await.unwrap(), [true; 3], "another one serves");
-    assert_eq!(ask(server.client(), "m", &echo_case(1), 0.0).await, Outcome::Right);
+    assert_eq!(ask(server.client(), "m", &echo_case(1), 0.0).await, RequestOutcome::Right);
     assert_eq!(server.model("m").await.unwrap().more["drained"], true);
     // New workers under another configuration change nothing about that, an undrain does.
     let yaml = std::fs::read_to_string(server.home().path().join("config.yaml")).unwrap();
@@ -105,7 +105,11 @@ async fn a_terminated_host_is_a_lame_duck_first() {
     server.signal(Signal::SIGTERM).unwrap();
     assert!(!health.next().await.unwrap().unwrap(), "watchers are told");
     assert_eq!(says_ready(&server).await.unwrap(), [false; 3]);
-    assert_eq!(ask(server.client(), "m", &echo_case(1), 0.0).await, Outcome::Right, "it accepts and serves");
+    assert_eq!(
+        ask(server.client(), "m", &echo_case(1), 0.0).await,
+        RequestOutcome::Right,
+        "it accepts and serves"
+    );
     assert!(server.said(&["status"]).await.unwrap().contains("the host is stopping"));
     assert_eq!(server.home().run(&["undrain"]).await.unwrap().status.code(), Some(1));
     assert!(server.ended().await.unwrap().success(), "{}", server.log());

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use shadowslice_tests::client::Client;
+use shadowslice_tests::client::InferGrpcClient;
 use shadowslice_tests::home::Home;
-use shadowslice_tests::load::Outcome;
-use shadowslice_tests::server::Server;
+use shadowslice_tests::load::RequestOutcome;
+use shadowslice_tests::server::ServerUnderTest;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, interval, timeout};
@@ -29,18 +29,18 @@ fn home(limits: &str, execution_ms: f64) -> Tried<Home> {
     Ok(home)
 }
 
-async fn started(limits: &str) -> Tried<Server> {
-    Ok(Server::ready(home(limits, 1.0)?).await?)
+async fn started(limits: &str) -> Tried<ServerUnderTest> {
+    Ok(ServerUnderTest::ready(home(limits, 1.0)?).await?)
 }
 
 /// In MiB.
-fn peak(server: &Server) -> u64 {
+fn peak(server: &ServerUnderTest) -> u64 {
     server.process().peak_memory().map_or(u64::MAX, |bytes| bytes >> 20)
 }
 
-async fn assert_served(client: Client) {
+async fn assert_served(client: InferGrpcClient) {
     let answer = timeout(SOON, ask(client, "echo", &echo_case(1), 0.0)).await;
-    assert_eq!(answer, Ok(Outcome::Right));
+    assert_eq!(answer, Ok(RequestOutcome::Right));
 }
 
 #[tokio::test]
@@ -131,7 +131,7 @@ async fn answers_that_nobody_takes_are_counted_and_their_readers_cut() {
 
 #[tokio::test]
 async fn a_connection_with_many_requests_leaves_places_to_others() {
-    let server = Server::ready(home("in_flight: 16", 200.0).unwrap()).await.unwrap();
+    let server = ServerUnderTest::ready(home("in_flight: 16", 200.0).unwrap()).await.unwrap();
     let (greedy, other) = (server.client(), server.client());
     // Both are connected.
     assert_served(greedy.clone()).await;
@@ -142,10 +142,13 @@ async fn a_connection_with_many_requests_leaves_places_to_others() {
         asking.spawn(async move { ask(client, "echo", &echo_case(n), 0.0).await });
     }
     let refused = asking.join_next().await.unwrap().unwrap();
-    assert!(matches!(&refused, Outcome::Failed(why) if why.contains("limits.in_flight")), "{refused:?}");
+    assert!(
+        matches!(&refused, RequestOutcome::Failed(why) if why.contains("limits.in_flight")),
+        "{refused:?}"
+    );
     assert_served(other).await;
     let outcomes = asking.join_all().await;
-    let right = outcomes.iter().filter(|outcome| **outcome == Outcome::Right).count();
+    let right = outcomes.iter().filter(|outcome| **outcome == RequestOutcome::Right).count();
     assert!((7..=16).contains(&right), "{right}");
     // All of the sixty but those, and the first one that was taken out.
     let refused = outcomes.len() + 1 - right;
@@ -163,7 +166,7 @@ async fn a_connection_with_many_requests_leaves_places_to_others() {
 }
 
 /// The beginning of what a new connection is answered.
-async fn got(server: &Server, socket: &str, path: &str) -> Tried<String> {
+async fn got(server: &ServerUnderTest, socket: &str, path: &str) -> Tried<String> {
     let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n");
     heard(&mut connect(server, socket).await?, request.as_bytes()).await
 }
@@ -193,7 +196,7 @@ async fn a_request_for_which_the_system_has_no_memory_fails_alone() {
     let queue = std::fs::read_to_string(home.path().join("config.yaml")).unwrap();
     home.write("config.yaml", queue.replace("queue: {memory: 64Mi", "queue: {memory: 2Gi")).unwrap();
     confine(&mut home, 4096).unwrap();
-    let server = Server::ready(home).await.unwrap();
+    let server = ServerUnderTest::ready(home).await.unwrap();
     let mut stream = connect(&server, "grpc.sock").await.unwrap();
     stream.write_all(&endless_call()).await.unwrap();
     let mut said = Vec::new();

@@ -9,7 +9,7 @@ use std::time::Duration;
 use flate2::Compression;
 use flate2::read::GzEncoder;
 use shadowslice_tests::home::Home;
-use shadowslice_tests::server::Server;
+use shadowslice_tests::server::ServerUnderTest;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::time::timeout;
@@ -21,7 +21,7 @@ pub(crate) const MIB: usize = 1 << 20;
 /// Far less than what the server waits for of a client.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
 
-pub(crate) async fn connect(server: &Server, socket: &str) -> io::Result<UnixStream> {
+pub(crate) async fn connect(server: &ServerUnderTest, socket: &str) -> io::Result<UnixStream> {
     UnixStream::connect(server.home().run_dir().join(socket)).await
 }
 
@@ -106,7 +106,7 @@ pub(crate) fn heads(calls: u32) -> Vec<u8> {
 }
 
 /// A connection on which so many calls were begun and read.
-pub(crate) async fn called(server: &Server, calls: u32) -> Tried<UnixStream> {
+pub(crate) async fn called(server: &ServerUnderTest, calls: u32) -> Tried<UnixStream> {
     let mut stream = connect(server, "grpc.sock").await?;
     stream.write_all(&heads(calls)).await?;
     let mut got = Vec::new();

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use shadowslice_tests::home::{Error, Home};
-use shadowslice_tests::server::Server;
-use shadowslice_tests::status::Model;
+use shadowslice_tests::home::{HarnessError, Home};
+use shadowslice_tests::server::ServerUnderTest;
+use shadowslice_tests::status::ModelStatusJson;
 
 use crate::scene::{EMULATED, assert_nothing_lost, echo, load, one_echo, profile};
 
@@ -19,13 +19,13 @@ fn groups(text: &str) -> Vec<u32> {
     text.split(',').flat_map(range).collect()
 }
 
-async fn two_models(first: &str, second: &str) -> Result<Server, Error> {
+async fn two_models(first: &str, second: &str) -> Result<ServerUnderTest, HarnessError> {
     let models = [("one", first), ("two", second)].map(|(name, more)| {
         format!("  - {}\n", echo(name, &format!("profile: profile.yaml, handover: auto, {more}")))
     });
     let home = Home::with_config(&format!("{EMULATED}models:\n{}", models.concat()))?;
     home.write("profile.yaml", profile(2.0))?;
-    Server::ready(home).await
+    ServerUnderTest::ready(home).await
 }
 
 #[tokio::test]
@@ -96,7 +96,7 @@ async fn shares_that_fit_get_groups_of_their_own_and_others_overlap() {
 }
 
 /// How long a batch of one row executes, as the emulated device says, in ms.
-async fn executes(server: &Server, model: &str) -> f64 {
+async fn executes(server: &ServerUnderTest, model: &str) -> f64 {
     let model = server.model(model).await;
     model.ok().and_then(|model| model.more["execution_ms"]["1"].as_f64()).unwrap_or(f64::NAN)
 }
@@ -147,7 +147,7 @@ async fn a_model_between_others_keeps_clear_of_them_wherever_they_leave_room_and
         .map(|(name, priority)| format!("  - {}\n", echo(name, &format!("{more}, priority: {priority}"))));
     let home = Home::with_config(&format!("{EMULATED}models:\n{}", models.concat())).unwrap();
     home.write("profile.yaml", profile(2.0)).unwrap();
-    let server = Server::ready(home).await.unwrap();
+    let server = ServerUnderTest::ready(home).await.unwrap();
     let first = server.model("middle").await.unwrap().workers[0].pid;
     let loading = load(&server, "middle", 100.0, Duration::from_secs(5));
     let set = async |model: &str, groups: u32| {
@@ -165,7 +165,8 @@ async fn a_model_between_others_keeps_clear_of_them_wherever_they_leave_room_and
                 set(model, groups).await;
             }
             let between: Vec<u32> = (left..left + middle).collect();
-            let there = |model: &Model| model.groups.as_deref().map(groups).as_ref() == Some(&between);
+            let there =
+                |model: &ModelStatusJson| model.groups.as_deref().map(groups).as_ref() == Some(&between);
             server.wait_status("middle", "its place between both", there).await.unwrap();
         }
     }
@@ -207,7 +208,7 @@ async fn where_the_gpu_does_not_divide_it_is_a_shadow_or_the_model_says_why_not(
     let models = ["auto", "in-process"]
         .map(|how| format!("  - {}\n", echo(how, &format!("handover: {how}, share: {{min: 25%}}"))));
     let home = Home::with_config(&format!("{small}models:\n{}", models.concat())).unwrap();
-    let mut server = Server::start(home, None).unwrap();
+    let mut server = ServerUnderTest::start(home, None).unwrap();
     server.wait_model_ready("auto").await.unwrap();
     let unready = server.wait_status("in-process", "an end", |model| model.state == "unready").await.unwrap();
     assert!(unready.more["why"].as_str().unwrap().contains("too few SMs"));

@@ -6,11 +6,11 @@ use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
-use shadowslice_tests::client::Client;
+use shadowslice_tests::client::InferGrpcClient;
 use shadowslice_tests::home::{Home, left_behind};
-use shadowslice_tests::load::Outcome;
-use shadowslice_tests::process::Process;
-use shadowslice_tests::server::Server;
+use shadowslice_tests::load::RequestOutcome;
+use shadowslice_tests::process::ProcessHandle;
+use shadowslice_tests::server::ServerUnderTest;
 use tokio::time::{interval, timeout};
 
 use crate::metrics::counted;
@@ -19,7 +19,7 @@ use crate::scene::{ask, ask_all, echo, echo_case, home, one_echo, profile};
 #[tokio::test]
 async fn serves_and_stops_leaving_nothing_behind() {
     let server = one_echo(5.0, "share: {initial: 50%}").await.unwrap();
-    assert_eq!(ask(server.client(), "echo", &echo_case(7), 0.0).await, Outcome::Right);
+    assert_eq!(ask(server.client(), "echo", &echo_case(7), 0.0).await, RequestOutcome::Right);
     counted(&server, 1).await.unwrap();
     let model = server.model("echo").await.unwrap();
     assert_eq!((model.state.as_str(), model.share_percent, model.sms), ("ready", 50, 66));
@@ -35,7 +35,7 @@ async fn answers_what_it_accepted_before_it_stops() {
         tokio::spawn(async move { ask_all(&client, "echo", (0..30).map(echo_case).collect(), 0.0).await });
     server.wait_status("echo", "30 requests accepted", |model| model.requests.accepted == 30).await.unwrap();
     server.stop().await.unwrap();
-    assert_eq!(asking.await.unwrap(), vec![Outcome::Right; 30]);
+    assert_eq!(asking.await.unwrap(), vec![RequestOutcome::Right; 30]);
 }
 
 #[tokio::test]
@@ -52,7 +52,7 @@ async fn a_second_sigterm_ends_it_at_once() {
     server.signal(Signal::SIGTERM).unwrap();
     server.ended().await.unwrap();
     let outcomes = asking.await.unwrap();
-    assert!(outcomes.iter().any(|outcome| *outcome != Outcome::Right), "it answered everything first");
+    assert!(outcomes.iter().any(|outcome| *outcome != RequestOutcome::Right), "it answered everything first");
     assert_eq!(outlived(&children).await, 0);
     assert_eq!(left_behind(server.home(), &children), Vec::<String>::new());
 }
@@ -63,7 +63,7 @@ async fn a_strict_start_can_be_stopped_before_its_models_are_loaded() {
     home.write("profile.yaml", profile(5.0).replace("load: 50ms", "load: 300s")).unwrap();
     let yaml = fs::read_to_string(home.path().join("config.yaml")).unwrap();
     home.write("config.yaml", format!("start: strict\n{yaml}")).unwrap();
-    let server = Server::start(home, None).unwrap();
+    let server = ServerUnderTest::start(home, None).unwrap();
     let starts = async {
         let mut look = interval(Duration::from_millis(10));
         while !server.model("echo").await.is_ok_and(|model| !model.workers.is_empty()) {
@@ -106,15 +106,15 @@ async fn starts_again_where_a_killed_one_left_its_sockets_and_a_stopped_worker()
     let home = home(&[echo("echo", "share: {initial: 50%}")]).unwrap();
     let run_dir = home.run_dir();
     let yaml = fs::read_to_string(home.path().join("config.yaml")).unwrap();
-    let mut first = Server::ready(home).await.unwrap();
+    let mut first = ServerUnderTest::ready(home).await.unwrap();
     let left = first.children();
     left.iter().for_each(|worker| worker.signal(Signal::SIGSTOP).unwrap());
     first.signal(Signal::SIGKILL).unwrap();
     first.ended().await.unwrap();
     // The kernel wakes stopped processes whose group has lost its parent, and most end by that.
     let second = Home::with_config(&format!("run_dir: {}\n{yaml}", run_dir.display())).unwrap();
-    let second = Server::start(second, None).unwrap();
-    let client = Client::new(&run_dir.join("grpc.sock"));
+    let second = ServerUnderTest::start(second, None).unwrap();
+    let client = InferGrpcClient::new(&run_dir.join("grpc.sock"));
     let ready = async {
         let mut look = interval(Duration::from_millis(20));
         while !matches!(client.clone().server_ready().await, Ok(true)) {
@@ -122,7 +122,7 @@ async fn starts_again_where_a_killed_one_left_its_sockets_and_a_stopped_worker()
         }
     };
     timeout(Duration::from_secs(30), ready).await.unwrap_or_else(|_| panic!("{}", second.log()));
-    assert_eq!(ask(client, "echo", &echo_case(1), 0.0).await, Outcome::Right);
+    assert_eq!(ask(client, "echo", &echo_case(1), 0.0).await, RequestOutcome::Right);
     assert_eq!(outlived(&left).await, 0);
     second.stop().await.unwrap();
 }
@@ -136,11 +136,11 @@ async fn several_listeners_each_with_its_mode() {
         echo("echo", "share: {initial: 50%}")
     ))
     .unwrap();
-    let server = Server::ready(home).await.unwrap();
+    let server = ServerUnderTest::ready(home).await.unwrap();
     let team = server.home().run_dir().join("team.sock");
     assert_eq!(fs::metadata(&team).unwrap().permissions().mode() & 0o777, 0o660);
-    assert_eq!(ask(Client::new(&team), "echo", &echo_case(1), 0.0).await, Outcome::Right);
-    assert_eq!(ask(server.client(), "echo", &echo_case(2), 0.0).await, Outcome::Right);
+    assert_eq!(ask(InferGrpcClient::new(&team), "echo", &echo_case(1), 0.0).await, RequestOutcome::Right);
+    assert_eq!(ask(server.client(), "echo", &echo_case(2), 0.0).await, RequestOutcome::Right);
     server.stop().await.unwrap();
 }
 
@@ -159,7 +159,7 @@ async fn what_is_private_is_closed_to_others() {
 
 /// The number of an ended supervisor's workers that are still there, once all are gone or patience
 /// ends.
-async fn outlived(workers: &[Process]) -> usize {
+async fn outlived(workers: &[ProcessHandle]) -> usize {
     let mut look = interval(Duration::from_millis(20));
     let living = || workers.iter().filter(|worker| worker.alive()).count();
     let waiting = async {

@@ -6,9 +6,9 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 use serde_json::Value;
 use shadowslice_tests::home::Home;
-use shadowslice_tests::process::Process;
-use shadowslice_tests::server::Server;
-use shadowslice_tests::status::Model;
+use shadowslice_tests::process::ProcessHandle;
+use shadowslice_tests::server::ServerUnderTest;
+use shadowslice_tests::status::ModelStatusJson;
 
 use crate::scene::{echo, load, profile};
 
@@ -32,12 +32,14 @@ async fn eventful(form: Option<&str>) -> String {
     if let Some(form) = form {
         home.set_env("SHADOWSLICE_LOG", form);
     }
-    let mut server = Server::ready(home).await.unwrap();
+    let mut server = ServerUnderTest::ready(home).await.unwrap();
     let loads = [("short", 150.0), ("long", 40.0)]
         .map(|(model, rate)| load(&server, model, rate, Duration::from_secs(4)));
     let pid = server.model("short").await.unwrap().workers[0].pid;
-    Process::of(pid).unwrap().signal(Signal::SIGKILL).unwrap();
-    let back = |model: &Model| model.state == "ready" && model.workers.iter().any(|worker| worker.pid != pid);
+    ProcessHandle::of(pid).unwrap().signal(Signal::SIGKILL).unwrap();
+    let back = |model: &ModelStatusJson| {
+        model.state == "ready" && model.workers.iter().any(|worker| worker.pid != pid)
+    };
     server.wait_status("short", "another worker", back).await.unwrap();
     server.resize("short", 40).await.unwrap();
     for orders in [["resize", "short", "41%"], ["resize", "short", "41%"], ["resize", "absent", "1%"]] {

@@ -3,12 +3,12 @@
 use std::time::Instant;
 
 use nix::sys::signal::Signal;
-use shadowslice_tests::cases::{Case, Tensor};
-use shadowslice_tests::home::{Error, Home, left_behind};
-use shadowslice_tests::load::Outcome;
-use shadowslice_tests::metrics::{Answer, Metrics, ask as http};
-use shadowslice_tests::server::Server;
-use shadowslice_tests::status::Model;
+use shadowslice_tests::cases::{ClientTensor, RequestCase};
+use shadowslice_tests::home::{HarnessError, Home, left_behind};
+use shadowslice_tests::load::RequestOutcome;
+use shadowslice_tests::metrics::{Metrics, MetricsResponse, ask as http};
+use shadowslice_tests::server::ServerUnderTest;
+use shadowslice_tests::status::ModelStatusJson;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::sync::oneshot;
@@ -17,19 +17,19 @@ use tokio::time::{Duration, interval};
 use crate::scene::{ask, ask_all, echo, echo_case, profile};
 
 /// One ready model, `echo`, and metrics on two sockets.
-async fn scraped(execution_ms: f64, more: &str) -> Result<Server, Error> {
+async fn scraped(execution_ms: f64, more: &str) -> Result<ServerUnderTest, HarnessError> {
     let home = Home::with_config(&format!(
         "listen:\n  http: [\"unix:http.sock\"]\n  grpc: [\"unix:grpc.sock\"]\n  metrics: [\"unix:metrics.sock\", \"unix:more.sock\"]\n\
          gpus: [{{device: emulated, sms: 132}}]\ncontroller: {{policy: static}}\nmodels:\n  - {}\n",
         echo("echo", &format!("profile: profile.yaml, {more}"))
     ))?;
     home.write("profile.yaml", profile(execution_ms))?;
-    Server::ready(home).await
+    ServerUnderTest::ready(home).await
 }
 
-pub(crate) async fn scrape(server: &Server, socket: &str) -> Result<Metrics, String> {
+pub(crate) async fn scrape(server: &ServerUnderTest, socket: &str) -> Result<Metrics, String> {
     let answer = http(&server.home().run_dir().join(socket), "GET", "/metrics").await;
-    let Answer { head, body } = answer.map_err(|error| error.to_string())?;
+    let MetricsResponse { head, body } = answer.map_err(|error| error.to_string())?;
     let kind = "content-type: text/plain; version=0.0.4; charset=utf-8\r\n";
     if !head.starts_with("http/1.1 200 ") || !head.contains(kind) {
         return Err(head);
@@ -38,8 +38,8 @@ pub(crate) async fn scrape(server: &Server, socket: &str) -> Result<Metrics, Str
 }
 
 /// Waits until this many answers are counted, a moment after their clients have them.
-pub(crate) async fn counted(server: &Server, answers: u64) -> Result<(), Error> {
-    let all = |model: &Model| model.requests.succeeded == answers;
+pub(crate) async fn counted(server: &ServerUnderTest, answers: u64) -> Result<(), HarnessError> {
+    let all = |model: &ModelStatusJson| model.requests.succeeded == answers;
     server.wait_status("echo", "the ends of all requests", all).await.map(drop)
 }
 
@@ -61,11 +61,12 @@ async fn a_request_and_a_resize_move_the_counters() {
     ] {
         assert_eq!(told(&before, name, more), value, "{name}{more}");
     }
-    assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, Outcome::Right);
+    assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, RequestOutcome::Right);
     server.resize("echo", 20).await.unwrap();
-    assert_eq!(ask(server.client(), "echo", &echo_case(2), 0.0).await, Outcome::Right);
+    assert_eq!(ask(server.client(), "echo", &echo_case(2), 0.0).await, RequestOutcome::Right);
     // The controller hears of the first answer after the client did.
-    let effect = |model: &Model| model.handovers.last.as_ref().is_some_and(|last| last.effect_ms.is_some());
+    let effect =
+        |model: &ModelStatusJson| model.handovers.last.as_ref().is_some_and(|last| last.effect_ms.is_some());
     server.wait_status("echo", "the hand-over's effect", effect).await.unwrap();
     counted(&server, 2).await.unwrap();
     for socket in ["metrics.sock", "more.sock"] {
@@ -94,10 +95,11 @@ async fn a_request_and_a_resize_move_the_counters() {
 }
 
 /// A request of so many rows.
-fn rows(rows: u16) -> Case {
-    let tensor =
-        |name| Tensor::fp32(name, &[i64::from(rows), 16], &vec![f32::from(rows); 16 * usize::from(rows)]);
-    Case { inputs: vec![tensor("x")], outputs: vec![tensor("y")], truth: None }
+fn rows(rows: u16) -> RequestCase {
+    let tensor = |name| {
+        ClientTensor::fp32(name, &[i64::from(rows), 16], &vec![f32::from(rows); 16 * usize::from(rows)])
+    };
+    RequestCase { inputs: vec![tensor("x")], outputs: vec![tensor("y")], truth: None }
 }
 
 #[tokio::test]
@@ -108,7 +110,7 @@ async fn sums_and_counts_match_the_requests_that_were_sent() {
     let sent: Vec<u16> = (0..40).map(|n| 1 + n % 5).collect();
     let all = f64::from(sent.iter().sum::<u16>());
     let outcomes = ask_all(&server.client(), "echo", sent.iter().copied().map(rows).collect(), 0.0).await;
-    assert_eq!(outcomes, vec![Outcome::Right; 40]);
+    assert_eq!(outcomes, vec![RequestOutcome::Right; 40]);
     counted(&server, 40).await.unwrap();
     let metrics = scrape(&server, "metrics.sock").await.unwrap();
     let ours = |name: &str, more| metrics.of("echo", name, more).unwrap_or_else(|| panic!("no {name}{more}"));
@@ -159,7 +161,7 @@ async fn sums_and_counts_match_the_requests_that_were_sent() {
 async fn what_is_refused_is_a_failure_to_triton_too() {
     let server = scraped(500.0, "batch: {max: 1}, queue: {max_requests: 1, on_late: serve}").await.unwrap();
     let outcomes = ask_all(&server.client(), "echo", (0..8).map(echo_case).collect(), 0.0).await;
-    let right = outcomes.iter().filter(|outcome| **outcome == Outcome::Right).count();
+    let right = outcomes.iter().filter(|outcome| **outcome == RequestOutcome::Right).count();
     assert!((1..8).contains(&right), "{outcomes:?}");
     let metrics = scrape(&server, "metrics.sock").await.unwrap();
     let refused = (8 - right) as f64;
@@ -241,7 +243,7 @@ async fn metrics_are_told_while_the_last_requests_are_answered() {
     let of = |name| draining.of("echo", name, "").unwrap();
     assert!(of("queue_requests") + of("in_flight_requests") >= 1.0, "all was answered already");
     assert!(server.ended().await.unwrap().success(), "{}", server.log());
-    assert_eq!(asking.await.unwrap(), vec![Outcome::Right; 2]);
+    assert_eq!(asking.await.unwrap(), vec![RequestOutcome::Right; 2]);
     assert_eq!(left_behind(server.home(), &children), Vec::<String>::new());
 }
 
@@ -273,7 +275,7 @@ async fn latency_begins_with_the_head_of_a_request_that_comes_slowly() {
     assert_eq!(&told, b"HTTP/1.1 100 Continue\r\n\r\n");
     let begun = Instant::now();
     for n in 0..4 {
-        assert_eq!(ask(server.client(), "echo", &echo_case(n), 0.0).await, Outcome::Right);
+        assert_eq!(ask(server.client(), "echo", &echo_case(n), 0.0).await, RequestOutcome::Right);
     }
     let between = begun.elapsed().as_secs_f64();
     slow.write_all(body.as_bytes()).await.unwrap();
@@ -301,10 +303,10 @@ async fn so_it_does_over_grpc() {
     headed.await.unwrap();
     // The other requests come by the same connection, so the head of the first request has been
     // read when they are answered.
-    assert_eq!(ask(client.clone(), "echo", &echo_case(0), 0.0).await, Outcome::Right);
+    assert_eq!(ask(client.clone(), "echo", &echo_case(0), 0.0).await, RequestOutcome::Right);
     let begun = Instant::now();
     for n in 1..4 {
-        assert_eq!(ask(client.clone(), "echo", &echo_case(n), 0.0).await, Outcome::Right);
+        assert_eq!(ask(client.clone(), "echo", &echo_case(n), 0.0).await, RequestOutcome::Right);
     }
     let between = begun.elapsed().as_secs_f64();
     send.send(()).unwrap();

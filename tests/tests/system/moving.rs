@@ -5,20 +5,20 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use shadowslice_tests::cases::NO_OPERATORS;
-use shadowslice_tests::home::{Home, beside};
-use shadowslice_tests::http::HttpClient;
-use shadowslice_tests::load::{self, Arrivals, Outcome, Plan, Tally};
-use shadowslice_tests::process::{Process, descendants};
-use shadowslice_tests::server::Server;
+use shadowslice_tests::home::{Home, sibling_binary};
+use shadowslice_tests::http::InferHttpClient;
+use shadowslice_tests::load::{self, ArrivalPattern, LoadPlan, LoadTally, RequestOutcome};
+use shadowslice_tests::process::{ProcessHandle, descendants};
+use shadowslice_tests::server::ServerUnderTest;
 use tokio::task::JoinHandle;
 
 use crate::scene::{EMULATED, ask, ask_all, assert_nothing_lost, echo, echo_case, load, profile};
 
 /// Serves `a` and `b`.
-async fn serving() -> Server {
+async fn serving() -> ServerUnderTest {
     let home = home();
     configure(&home, &[]);
-    let mut server = Server::ready(home).await.unwrap();
+    let mut server = ServerUnderTest::ready(home).await.unwrap();
     server.wait_model_ready("b").await.unwrap();
     server
 }
@@ -53,7 +53,7 @@ fn broken(name: &str) -> String {
     format!("{{name: {name}, path: broken.onnx, slo: 1s, share: {{initial: 10%}}}}")
 }
 
-async fn a_has_moved(server: &Server) {
+async fn a_has_moved(server: &ServerUnderTest) {
     server
         .wait_status("a", "moved", |model| model.state == "moved" && model.workers.is_empty())
         .await
@@ -62,8 +62,8 @@ async fn a_has_moved(server: &Server) {
 }
 
 /// The supervisor that this one has started.
-fn successor(server: &Server) -> Process {
-    let named = |process: &Process| {
+fn successor(server: &ServerUnderTest) -> ProcessHandle {
+    let named = |process: &ProcessHandle| {
         std::fs::read_to_string(format!("/proc/{}/comm", process.pid))
             .is_ok_and(|name| name == "shadowslice\n")
     };
@@ -71,29 +71,29 @@ fn successor(server: &Server) -> Process {
 }
 
 /// Processes below `of`, and not below `next`.
-fn descendants_beside(of: Process, next: Process) -> usize {
+fn descendants_beside(of: ProcessHandle, next: ProcessHandle) -> usize {
     let there = descendants(next.pid);
     let all = descendants(of.pid).into_iter();
     all.filter(|process| !there.contains(process) && process.open_files() > 0).count()
 }
 
-fn loads(server: &Server, span: Duration) -> [JoinHandle<Tally>; 2] {
+fn loads(server: &ServerUnderTest, span: Duration) -> [JoinHandle<LoadTally>; 2] {
     ["a", "b"].map(|model| load(server, model, 100.0, span))
 }
 
-async fn over_http(client: HttpClient, model: &str, n: u16) -> Outcome {
+async fn over_http(client: InferHttpClient, model: &str, n: u16) -> RequestOutcome {
     let case = echo_case(n);
     match client.infer(model, &case.inputs).await {
-        Ok(answer) if answer == case.outputs => Outcome::Right,
-        Ok(answer) => Outcome::Wrong(format!("{answer:?}")),
-        Err(why) => Outcome::Failed(why),
+        Ok(answer) if answer == case.outputs => RequestOutcome::Right,
+        Ok(answer) => RequestOutcome::Wrong(format!("{answer:?}")),
+        Err(why) => RequestOutcome::Failed(why),
     }
 }
 
-fn http_load(client: &HttpClient, model: &'static str, span: Duration) -> JoinHandle<Tally> {
+fn http_load(client: &InferHttpClient, model: &'static str, span: Duration) -> JoinHandle<LoadTally> {
     let client = client.clone();
     tokio::spawn(async move {
-        let plan = Plan { rate: 100.0, span, arrivals: Arrivals::Poisson, seed: 2 };
+        let plan = LoadPlan { rate: 100.0, span, arrivals: ArrivalPattern::Poisson, seed: 2 };
         let tally = std::sync::Arc::default();
         load::run(&plan, &tally, |n| over_http(client.clone(), model, u16::try_from(n).unwrap())).await;
         let tally = tally.lock();
@@ -105,7 +105,7 @@ fn http_load(client: &HttpClient, model: &'static str, span: Duration) -> JoinHa
 async fn nothing_is_lost_and_no_more_than_one_model_has_workers_twice() {
     let mut server = serving().await;
     configure(server.home(), &[slow()]);
-    let client = HttpClient::new(server.tcp_address("HTTP").await.unwrap());
+    let client = InferHttpClient::new(server.tcp_address("HTTP").await.unwrap());
     let loads = ["a", "b"].map(|model| http_load(&client, model, Duration::from_secs(5)));
     let before = server.process();
     let (upgraded, ()) = tokio::join!(server.home().run(&["upgrade"]), async {
@@ -127,7 +127,7 @@ async fn nothing_is_lost_and_no_more_than_one_model_has_workers_twice() {
     let workers: Vec<_> =
         left.filter(|process| !descendants(server.process().pid).contains(process)).collect();
     assert!(workers.is_empty(), "{workers:?}");
-    assert_eq!(over_http(client, "b", 7).await, Outcome::Right);
+    assert_eq!(over_http(client, "b", 7).await, RequestOutcome::Right);
     server.stop().await.unwrap();
 }
 
@@ -175,10 +175,10 @@ async fn a_stop_in_the_middle_answers_what_was_accepted_and_leaves_nothing() {
     home.write("long.yaml", profile(500.0)).unwrap();
     let long = echo("a", "profile: long.yaml, slo: 20s, share: {initial: 100%}");
     configure_with(&home, &[long.clone(), echo("b", "share: {initial: 10%}")]);
-    let mut server = Server::ready(home).await.unwrap();
+    let mut server = ServerUnderTest::ready(home).await.unwrap();
     configure_with(server.home(), &[long, slow(), echo("b", "share: {initial: 10%}")]);
     let (client, case) = (server.client(), echo_case(1));
-    assert_eq!(ask(client.clone(), "a", &case, 0.0).await, Outcome::Right);
+    assert_eq!(ask(client.clone(), "a", &case, 0.0).await, RequestOutcome::Right);
     let (_, outcome) = tokio::join!(server.home().run(&["upgrade"]), async {
         a_has_moved(&server).await;
         let (outcome, ()) = tokio::join!(ask(client, "a", &case, 0.0), async {
@@ -188,7 +188,7 @@ async fn a_stop_in_the_middle_answers_what_was_accepted_and_leaves_nothing() {
         });
         outcome
     });
-    assert_eq!(outcome, Outcome::Right);
+    assert_eq!(outcome, RequestOutcome::Right);
     assert!(server.ended().await.unwrap().success());
 }
 
@@ -205,7 +205,7 @@ async fn the_next_one_serves_all_if_the_first_is_killed_in_the_middle() {
     server.follow(&next.pid.to_string()).unwrap();
     server.wait_ready().await.unwrap();
     for model in ["a", "b"] {
-        assert_eq!(ask(server.client(), model, &echo_case(1), 0.0).await, Outcome::Right);
+        assert_eq!(ask(server.client(), model, &echo_case(1), 0.0).await, RequestOutcome::Right);
     }
     server.stop().await.unwrap();
 }
@@ -213,15 +213,15 @@ async fn the_next_one_serves_all_if_the_first_is_killed_in_the_middle() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_idle_connection_is_served_through_two_upgrades() {
     let mut server = serving().await;
-    let client = HttpClient::new(server.tcp_address("HTTP").await.unwrap());
-    assert_eq!(over_http(client.clone(), "a", 1).await, Outcome::Right);
+    let client = InferHttpClient::new(server.tcp_address("HTTP").await.unwrap());
+    assert_eq!(over_http(client.clone(), "a", 1).await, RequestOutcome::Right);
     let first = server.upgrade().await.unwrap();
     let second = server.upgrade().await.unwrap();
     // The first has the second below it, and that has the third.
     let below = [first, second].map(|of| descendants_beside(of, server.process()));
     assert_eq!(below, [2, 1], "supervisors alone");
     assert!(first.alive() && second.alive());
-    assert_eq!(over_http(client, "b", 2).await, Outcome::Right);
+    assert_eq!(over_http(client, "b", 2).await, RequestOutcome::Right);
     server.wait_gone(first).await.unwrap();
     server.wait_gone(second).await.unwrap();
     server.stop().await.unwrap();
@@ -231,26 +231,26 @@ async fn an_idle_connection_is_served_through_two_upgrades() {
 async fn clients_of_a_model_that_takes_other_inputs_now_are_served_as_before_to_their_end() {
     let mut server = serving().await;
     let at = server.tcp_address("HTTP").await.unwrap();
-    let client = HttpClient::new(at);
-    assert_eq!(over_http(client.clone(), "a", 1).await, Outcome::Right);
+    let client = InferHttpClient::new(at);
+    assert_eq!(over_http(client.clone(), "a", 1).await, RequestOutcome::Right);
     let config = std::fs::read_to_string(server.home().path().join("config.yaml")).unwrap();
     server.home().write("config.yaml", config.replacen("shape: [16]", "shape: [32]", 1)).unwrap();
     let first = server.upgrade().await.unwrap();
     assert_eq!(descendants_beside(first, server.process()), 2, "the next supervisor, and the worker of `a`");
-    assert_eq!(over_http(client.clone(), "a", 2).await, Outcome::Right);
+    assert_eq!(over_http(client.clone(), "a", 2).await, RequestOutcome::Right);
     let refused = over_http(client, "a", 3).await;
-    assert!(matches!(&refused, Outcome::Failed(why) if why.contains("shape")), "{refused:?}");
+    assert!(matches!(&refused, RequestOutcome::Failed(why) if why.contains("shape")), "{refused:?}");
     server.wait_gone(first).await.unwrap();
     server.stop().await.unwrap();
 }
 
 /// `a` takes 1.2 s to start and its SLO is 50 ms.
-async fn with_slow_starts() -> Server {
+async fn with_slow_starts() -> ServerUnderTest {
     let home = home();
     home.write("starts.yaml", profile(1.0).replace("process: 50ms", "process: 1s")).unwrap();
     let a = echo("a", "profile: starts.yaml, slo: 50ms, share: {initial: 30%}");
     configure_with(&home, std::slice::from_ref(&a));
-    let server = Server::ready(home).await.unwrap();
+    let server = ServerUnderTest::ready(home).await.unwrap();
     configure_with(server.home(), &[a, slow()]);
     server
 }
@@ -262,7 +262,7 @@ async fn requests_that_wait_for_a_model_to_come_back_are_not_refused_and_count_a
         server.wait_status("a", "moved", |model| model.state == "moved").await.unwrap();
         successor(&server).signal(Signal::SIGKILL).unwrap();
         let asked = ask_all(&server.client(), "a", (0..300).map(echo_case).collect(), 0.0).await;
-        assert!(asked.iter().all(|outcome| *outcome == Outcome::Right), "{asked:?}");
+        assert!(asked.iter().all(|outcome| *outcome == RequestOutcome::Right), "{asked:?}");
     });
     let a = server.model("a").await.unwrap();
     let p50 = a.more["latency_ms"]["p50"].as_f64().unwrap();
@@ -309,27 +309,27 @@ async fn workers_start_from_the_program_that_was_there_at_the_supervisors_start(
     let folder = home.path().join("bin");
     std::fs::create_dir(&folder).unwrap();
     for name in ["shadowslice", "shadowslice-worker"] {
-        std::fs::copy(beside(name).unwrap(), folder.join(name)).unwrap();
+        std::fs::copy(sibling_binary(name).unwrap(), folder.join(name)).unwrap();
     }
     home.set_binary(folder.join("shadowslice"));
-    let server = Server::ready(home).await.unwrap();
+    let server = ServerUnderTest::ready(home).await.unwrap();
     // As a package is unpacked: another file of that name.
     std::fs::copy("/bin/false", folder.join("new")).unwrap();
     std::fs::rename(folder.join("new"), folder.join("shadowslice-worker")).unwrap();
     let before = server.model("a").await.unwrap().workers[0].pid;
-    Process::of(before).unwrap().signal(Signal::SIGKILL).unwrap();
+    ProcessHandle::of(before).unwrap().signal(Signal::SIGKILL).unwrap();
     let after = server
         .wait_status("a", "another worker", |model| model.state == "ready" && model.workers[0].pid != before)
         .await
         .unwrap();
     let name = std::fs::read_to_string(format!("/proc/{}/comm", after.workers[0].pid)).unwrap();
     assert_eq!(name, "shadowslice-wor\n");
-    assert_eq!(ask(server.client(), "a", &echo_case(1), 0.0).await, Outcome::Right);
+    assert_eq!(ask(server.client(), "a", &echo_case(1), 0.0).await, RequestOutcome::Right);
     server.stop().await.unwrap();
 }
 
 /// A request to `a` whose body does not come.
-async fn half_asked(server: &Server) -> tokio::net::TcpStream {
+async fn half_asked(server: &ServerUnderTest) -> tokio::net::TcpStream {
     use tokio::io::AsyncWriteExt;
     let at = server.tcp_address("HTTP").await.unwrap();
     let mut stream = tokio::net::TcpStream::connect(at).await.unwrap();
@@ -344,7 +344,7 @@ async fn a_hang_is_noticed_too_while_a_body_keeps_a_model_from_moving_and_no_zom
     configure(server.home(), &[slow()]);
     let half = half_asked(&server).await;
     // The request is known by then.
-    assert_eq!(ask(server.client(), "a", &echo_case(1), 0.0).await, Outcome::Right);
+    assert_eq!(ask(server.client(), "a", &echo_case(1), 0.0).await, RequestOutcome::Right);
     let (output, tallies) = tokio::join!(server.home().run(&["upgrade"]), async {
         server.wait_status("a", "moved", |model| model.state == "moved").await.unwrap();
         successor(&server).signal(Signal::SIGSTOP).unwrap();

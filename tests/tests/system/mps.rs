@@ -6,10 +6,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
-use shadowslice_tests::home::{Error, Home, beside};
-use shadowslice_tests::process::Process;
-use shadowslice_tests::server::Server;
-use shadowslice_tests::status::Gpu;
+use shadowslice_tests::home::{HarnessError, Home, sibling_binary};
+use shadowslice_tests::process::ProcessHandle;
+use shadowslice_tests::server::ServerUnderTest;
+use shadowslice_tests::status::GpuStatusJson;
 use tokio::time::{interval, timeout};
 
 use crate::scene::{echo, unwrapped};
@@ -19,7 +19,7 @@ const UUID: &str = "GPU-00000000-1111-2222-3333-444444444444";
 /// A worker that reports the GPU's data, computes reference answers on the CPU as ever, and does
 /// `then` when it is to serve, being a client of the MPS server.
 fn worker(then: &str) -> String {
-    let real = beside("shadowslice-worker").unwrap();
+    let real = sibling_binary("shadowslice-worker").unwrap();
     format!(
         "if [ \"$1\" = --probe ]; then\n\
            case $CUDA_MPS_ACTIVE_THREAD_PERCENTAGE in 1) sms=8;; *) sms=132;; esac\n\
@@ -33,7 +33,7 @@ fn worker(then: &str) -> String {
     )
 }
 
-fn home(then: &str, partition: &str) -> Result<Home, Error> {
+fn home(then: &str, partition: &str) -> Result<Home, HarnessError> {
     let mut home = Home::with_config(&format!(
         "listen: {{http: [], grpc: [\"unix:grpc.sock\"], metrics: []}}\n\
          gpus: [{{device: {UUID}, partition: {partition}}}]\n\
@@ -43,14 +43,15 @@ fn home(then: &str, partition: &str) -> Result<Home, Error> {
     ))?;
     home.set_worker(&worker(then))?;
     let orders = home.path().join("orders");
-    std::fs::create_dir(&orders).map_err(|source| Error::Io { what: "make a folder".into(), source })?;
+    std::fs::create_dir(&orders)
+        .map_err(|source| HarnessError::Io { what: "make a folder".into(), source })?;
     home.set_env("STAND_IN_ORDERS", orders);
-    home.set_env("SHADOWSLICE_MPS_CONTROL", beside("nvidia-cuda-mps-stand-in")?);
+    home.set_env("SHADOWSLICE_MPS_CONTROL", sibling_binary("nvidia-cuda-mps-stand-in")?);
     Ok(home)
 }
 
 /// The GPU, once it is as wanted.
-async fn gpu(server: &Server, wanted: impl Fn(&Gpu) -> bool) -> Gpu {
+async fn gpu(server: &ServerUnderTest, wanted: impl Fn(&GpuStatusJson) -> bool) -> GpuStatusJson {
     let looking = async {
         let mut look = interval(Duration::from_millis(20));
         loop {
@@ -67,7 +68,7 @@ async fn gpu(server: &Server, wanted: impl Fn(&Gpu) -> bool) -> Gpu {
 }
 
 /// Waits until a process is gone.
-async fn gone(process: Process) {
+async fn gone(process: ProcessHandle) {
     let mut look = interval(Duration::from_millis(20));
     let waiting = async {
         while process.alive() {
@@ -77,17 +78,17 @@ async fn gone(process: Process) {
     timeout(Duration::from_secs(30), waiting).await.unwrap();
 }
 
-fn process_of(pid_file: &Path) -> Process {
-    Process::of(std::fs::read_to_string(pid_file).unwrap().parse().unwrap()).unwrap()
+fn process_of(pid_file: &Path) -> ProcessHandle {
+    ProcessHandle::of(std::fs::read_to_string(pid_file).unwrap().parse().unwrap()).unwrap()
 }
 
 #[tokio::test]
 async fn a_worker_is_taken_off_the_gpu_before_it_is_killed() {
-    let server = Server::start(home("exec sleep 3600", "mps").unwrap(), None).unwrap();
+    let server = ServerUnderTest::start(home("exec sleep 3600", "mps").unwrap(), None).unwrap();
     let status = gpu(&server, |gpu| gpu.mps_server_pid.is_some()).await;
     assert_eq!((status.backend.as_str(), status.sms, status.why), ("mps", 132, None));
     // It never says hello, and is given up.
-    let died = |model: &shadowslice_tests::status::Model| {
+    let died = |model: &shadowslice_tests::status::ModelStatusJson| {
         model.more["worker_deaths"].as_u64().is_some_and(|deaths| deaths > 0)
     };
     let model = server.wait_status("echo", "a worker that died", died).await.unwrap();
@@ -99,7 +100,7 @@ async fn a_worker_is_taken_off_the_gpu_before_it_is_killed() {
 
 #[tokio::test]
 async fn the_daemon_goes_with_a_supervisor_that_is_killed() {
-    let mut server = Server::start(home("exec sleep 3600", "mps").unwrap(), None).unwrap();
+    let mut server = ServerUnderTest::start(home("exec sleep 3600", "mps").unwrap(), None).unwrap();
     gpu(&server, |gpu| gpu.mps_server_pid.is_some()).await;
     let daemon = process_of(&server.home().run_dir().join("private/mps0/pipe/nvidia-cuda-mps-control.pid"));
     // A stopped supervisor starts no further child that the list below would miss.
@@ -129,7 +130,7 @@ fn name(pid: i32) -> String {
 
 #[tokio::test]
 async fn the_daemon_is_taken_over_by_the_next_supervisor_and_left_by_one_that_fails() {
-    let mut server = Server::start(home("exec sleep 3600", "mps").unwrap(), None).unwrap();
+    let mut server = ServerUnderTest::start(home("exec sleep 3600", "mps").unwrap(), None).unwrap();
     let first = gpu(&server, |gpu| gpu.mps_server_pid.is_some()).await;
     let daemon = process_of(&server.home().run_dir().join("private/mps0/pipe/nvidia-cuda-mps-control.pid"));
     let before = server.upgrade().await.unwrap();
@@ -153,7 +154,7 @@ async fn the_daemon_is_taken_over_by_the_next_supervisor_and_left_by_one_that_fa
 
 #[tokio::test]
 async fn models_outlive_an_outage_of_mps_however_long_it_takes() {
-    let server = Server::start(home("exec sleep 3600", "mps").unwrap(), None).unwrap();
+    let server = ServerUnderTest::start(home("exec sleep 3600", "mps").unwrap(), None).unwrap();
     gpu(&server, |gpu| gpu.mps_server_pid.is_some()).await;
     let run_dir = server.home().run_dir();
     let daemon = process_of(&run_dir.join("private/mps0/pipe/nvidia-cuda-mps-control.pid"));
@@ -166,7 +167,8 @@ async fn models_outlive_an_outage_of_mps_however_long_it_takes() {
     tokio::time::sleep(Duration::from_secs(4)).await;
     let after = server.model("echo").await.unwrap();
     assert_ne!(after.state, "unready", "{}", server.log());
-    let deaths = |model: &shadowslice_tests::status::Model| model.more["worker_deaths"].as_u64().unwrap();
+    let deaths =
+        |model: &shadowslice_tests::status::ModelStatusJson| model.more["worker_deaths"].as_u64().unwrap();
     assert!(deaths(&after) <= deaths(&before) + 1, "an outage is no death of the model's");
     std::fs::remove_file(server.home().path().join("orders/initializing")).unwrap();
     gpu(&server, |gpu| gpu.why.is_none()).await;
@@ -177,7 +179,7 @@ async fn models_outlive_an_outage_of_mps_however_long_it_takes() {
 async fn a_daemon_of_others_is_left_alone_and_reported() {
     let mut home = home("exec sleep 3600", "mps").unwrap();
     let theirs = home.path().join("theirs");
-    let mut daemon = tokio::process::Command::new(beside("nvidia-cuda-mps-stand-in").unwrap());
+    let mut daemon = tokio::process::Command::new(sibling_binary("nvidia-cuda-mps-stand-in").unwrap());
     daemon.arg("-f").env("CUDA_MPS_PIPE_DIRECTORY", &theirs).kill_on_drop(true);
     let mut daemon = daemon.spawn().unwrap();
     let pid_file = theirs.join("nvidia-cuda-mps-control.pid");
@@ -187,7 +189,7 @@ async fn a_daemon_of_others_is_left_alone_and_reported() {
     }
     home.set_env("CUDA_MPS_PIPE_DIRECTORY", &theirs);
     home.set_env("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "1");
-    let server = Server::start(home, None).unwrap();
+    let server = ServerUnderTest::start(home, None).unwrap();
     let gpu = gpu(&server, |gpu| gpu.mps_server_pid.is_some()).await;
     assert_eq!(gpu.sms, 132, "the variables of the supervisor's own environment reach no daemon or worker");
     assert!(server.log().contains("it is left alone"), "{}", server.log());
@@ -197,7 +199,7 @@ async fn a_daemon_of_others_is_left_alone_and_reported() {
 
 #[tokio::test]
 async fn without_mps_no_share_is_enforced_and_status_says_so() {
-    let server = Server::start(home("exec sleep 3600", "none").unwrap(), None).unwrap();
+    let server = ServerUnderTest::start(home("exec sleep 3600", "none").unwrap(), None).unwrap();
     let status = gpu(&server, |_| true).await;
     assert_eq!((status.backend.as_str(), status.sms, status.mps_server_pid), ("none", 132, None));
     let model = server.model("echo").await.unwrap();

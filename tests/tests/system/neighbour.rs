@@ -19,8 +19,8 @@ use nix::unistd::geteuid;
 use parking_lot::Mutex;
 use rustix::process::nice;
 use shadowslice_tests::cases::compare;
-use shadowslice_tests::http::HttpClient;
-use shadowslice_tests::load::{self, Arrivals, Outcome, Plan, Tally};
+use shadowslice_tests::http::InferHttpClient;
+use shadowslice_tests::load::{self, ArrivalPattern, LoadPlan, LoadTally, RequestOutcome};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout};
 
@@ -119,18 +119,20 @@ async fn twin() -> Tried<()> {
     }
 }
 
-async fn asked(client: HttpClient, n: usize) -> Outcome {
+async fn asked(client: InferHttpClient, n: usize) -> RequestOutcome {
     let case = echo_case(u16::try_from(n % 60_000).unwrap_or(0));
     match client.infer(NEIGHBOUR, &case.inputs).await {
-        Ok(answer) => compare(&case.outputs, &answer, 0.0).map_or_else(Outcome::Wrong, |()| Outcome::Right),
-        Err(why) => Outcome::Failed(why),
+        Ok(answer) => compare(&case.outputs, &answer, 0.0)
+            .map_or_else(RequestOutcome::Wrong, |()| RequestOutcome::Right),
+        Err(why) => RequestOutcome::Failed(why),
     }
 }
 
 /// The neighbour's load.
-async fn seen(client: &HttpClient, seed: u64) -> Tally {
-    let plan = Plan { rate: 200.0, span: Duration::from_secs(5), arrivals: Arrivals::Poisson, seed };
-    let tally: Arc<Mutex<Tally>> = Arc::default();
+async fn seen(client: &InferHttpClient, seed: u64) -> LoadTally {
+    let plan =
+        LoadPlan { rate: 200.0, span: Duration::from_secs(5), arrivals: ArrivalPattern::Poisson, seed };
+    let tally: Arc<Mutex<LoadTally>> = Arc::default();
     load::run(&plan, &tally, |n| asked(client.clone(), n)).await;
     let tally = tally.lock();
     tally.clone()
@@ -141,7 +143,7 @@ fn mib(bytes: Option<u64>) -> u64 {
 }
 
 /// p50, p99 and the longest in ms.
-fn figures(tally: &Tally) -> String {
+fn figures(tally: &LoadTally) -> String {
     let [half, most, all] = [0.5, 0.99, 1.0].map(|quantile| tally.latency_ms(quantile));
     format!("{half:>5.1} {most:>6.1} {all:>6.1}")
 }
@@ -150,7 +152,7 @@ fn figures(tally: &Tally) -> String {
 async fn row(Attack { name, setting, begin }: Attack) -> Tried<()> {
     let unread = Arc::new(AtomicBool::new(false));
     let server = Arc::new(setting.server(&unread).await?);
-    let client = HttpClient::new(server.tcp_address("HTTP").await?);
+    let client = InferHttpClient::new(server.tcp_address("HTTP").await?);
     let mut quiet = seen(&client, 1).await;
     let underway = Underway::begin(|| Box::pin(twin()));
     let beside_twin = seen(&client, 2).await;
@@ -165,7 +167,7 @@ async fn row(Attack { name, setting, begin }: Attack) -> Tried<()> {
     let back = ended.elapsed().as_secs_f64() * 1e3;
     quiet.add(&seen(&client, 4).await);
     let (peak, rounds) = (mib(server.process().peak_memory()), rounds.load(Relaxed));
-    let ratio = |over: &Tally| attacked.latency_ms(0.99) / over.latency_ms(0.99);
+    let ratio = |over: &LoadTally| attacked.latency_ms(0.99) / over.latency_ms(0.99);
     println!(
         "{name:<34} {} | {} | {} | {:>5.1} {:>5.1} | {before:>4} {peak:>5} | {:>4} {:>5} | {back:>5.0} | {rounds:>6}",
         figures(&quiet),
@@ -177,7 +179,7 @@ async fn row(Attack { name, setting, begin }: Attack) -> Tried<()> {
         attacked.wrong,
     );
     [&quiet, &beside_twin, &attacked].into_iter().for_each(assert_nothing_lost);
-    assert!(first == Outcome::Right && back <= BACK_WITHIN, "{name}: {first:?} after {back:.0} ms");
+    assert!(first == RequestOutcome::Right && back <= BACK_WITHIN, "{name}: {first:?} after {back:.0} ms");
     assert!(rounds > 0, "{name}: nothing was attacked");
     assert!(peak <= MEMORY + BESIDE, "{name}: {peak} MiB");
     let server = Arc::into_inner(server).ok_or("the attack keeps the server")?;

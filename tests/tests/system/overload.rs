@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use shadowslice_tests::load::{Arrivals, Plan};
-use shadowslice_tests::status::Model;
+use shadowslice_tests::load::{ArrivalPattern, LoadPlan};
+use shadowslice_tests::status::ModelStatusJson;
 
 use crate::scene::{one_echo_under, planned_load, unwrapped};
 
@@ -15,11 +15,13 @@ const OFFERED: f64 = 180.0;
 #[tokio::test]
 async fn an_overload_has_its_reason_and_the_same_rates_everywhere() {
     let server = one_echo_under("adaptive", 10.0, "slo: 30ms, batch: {max: 1}").await.unwrap();
-    let plan = Plan { rate: OFFERED, span: Duration::from_secs(20), arrivals: Arrivals::Uniform, seed: 1 };
+    let plan =
+        LoadPlan { rate: OFFERED, span: Duration::from_secs(20), arrivals: ArrivalPattern::Uniform, seed: 1 };
     let load = planned_load(&server, "echo", plan);
     // Ten seconds and more, so that the window is full of it.
-    let full = |model: &Model| model.more["rates"]["window_s"].as_f64().is_some_and(|span| span >= 10.0);
-    let loaded = |model: &Model| {
+    let full =
+        |model: &ModelStatusJson| model.more["rates"]["window_s"].as_f64().is_some_and(|span| span >= 10.0);
+    let loaded = |model: &ModelStatusJson| {
         model.more["rates"]["requests"].as_f64().is_some_and(|rate| rate > 0.9 * OFFERED) && full(model)
     };
     let model = server.wait_status("echo", "the load over ten seconds", loaded).await.unwrap();

@@ -7,8 +7,8 @@ use std::path::Path;
 use std::process::Output;
 
 use nix::unistd::geteuid;
-use shadowslice_tests::home::{Error, Home, beside};
-use shadowslice_tests::server::Server;
+use shadowslice_tests::home::{HarnessError, Home, sibling_binary};
+use shadowslice_tests::server::ServerUnderTest;
 use tokio::process::Command;
 use tonic::Code;
 
@@ -55,7 +55,7 @@ fn alone() -> bool {
 }
 
 /// A server whose folder, sockets and command other users can reach.
-async fn server(http: &str, more: &str) -> Result<Server, Error> {
+async fn server(http: &str, more: &str) -> Result<ServerUnderTest, HarnessError> {
     let yaml = format!(
         "listen: {{http: [{{address: \"unix:http.sock\", mode: \"0666\"{http}}}], \
          grpc: [\"unix:grpc.sock\", \"127.0.0.1:0\"], metrics: [\"unix:metrics.sock\"]}}\n\
@@ -65,9 +65,9 @@ async fn server(http: &str, more: &str) -> Result<Server, Error> {
     );
     let home = Home::with_config(&yaml)?;
     let opened = set_permissions(home.path(), Permissions::from_mode(0o755));
-    let opened = opened.and(copy(beside("shadowslice")?, home.path().join("shadowslice")));
-    opened.map_err(|source| Error::Io { what: "open the folder to other users".into(), source })?;
-    Server::ready(home).await
+    let opened = opened.and(copy(sibling_binary("shadowslice")?, home.path().join("shadowslice")));
+    opened.map_err(|source| HarnessError::Io { what: "open the folder to other users".into(), source })?;
+    ServerUnderTest::ready(home).await
 }
 
 const INDEX: &str = "/v2/repository/index";

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use shadowslice_tests::cases;
-use shadowslice_tests::home::{Error, Home};
-use shadowslice_tests::load::Outcome;
-use shadowslice_tests::server::Server;
+use shadowslice_tests::home::{HarnessError, Home};
+use shadowslice_tests::load::RequestOutcome;
+use shadowslice_tests::server::ServerUnderTest;
 
 use crate::scene::{ask, assert_nothing_lost, echo, echo_case, load, profile, unwrapped};
 
@@ -26,21 +26,21 @@ fn config(models: &[String]) -> String {
     format!("{TWO_GPUS}models:\n{models}")
 }
 
-async fn serving(models: &[String]) -> Result<Server, Error> {
+async fn serving(models: &[String]) -> Result<ServerUnderTest, HarnessError> {
     let home = Home::with_config(&config(models))?;
     home.write("profile.yaml", profile(5.0))?;
     home.write("whole.yaml", profile(5.0).replace("sms: [66]", "sms: [132]"))?;
-    Server::ready(home).await
+    ServerUnderTest::ready(home).await
 }
 
-async fn gpus(server: &Server, names: &[&str]) -> Result<Vec<Option<u64>>, Error> {
+async fn gpus(server: &ServerUnderTest, names: &[&str]) -> Result<Vec<Option<u64>>, HarnessError> {
     let status = server.status().await?;
     let gpu = |name: &&str| status.model(name).and_then(|model| model.more["gpu"].as_u64());
     Ok(names.iter().map(gpu).collect())
 }
 
 /// What a command says that is refused.
-async fn refused(server: &Server, arguments: &[&str]) -> Result<String, Error> {
+async fn refused(server: &ServerUnderTest, arguments: &[&str]) -> Result<String, HarnessError> {
     let refused = server.home().run(arguments).await?;
     assert_eq!(refused.status.code(), Some(1), "{arguments:?}");
     Ok(unwrapped(&String::from_utf8_lossy(&refused.stderr)))
@@ -66,7 +66,7 @@ async fn models_are_spread_over_gpus_and_stay_where_they_are() {
     let need = server.model("large").await.unwrap().more["need"].clone();
     assert_eq!((&need["sms"], &need["memory_mib"]), (&64.into(), &120.into()), "{need}");
     // Without a profile what it needs is known by its warm-up, and then by its batches.
-    assert_eq!(ask(server.client(), "bare", &echo_case(1), 0.0).await, Outcome::Right);
+    assert_eq!(ask(server.client(), "bare", &echo_case(1), 0.0).await, RequestOutcome::Right);
     let need = server.model("bare").await.unwrap().more["need"].clone();
     assert_eq!((&need["sms"], &need["why"]), (&8.into(), &serde_json::Value::Null), "{need}");
     assert!(need["rate"].as_f64().is_some_and(|rate| rate > 0.0), "{need}");
@@ -118,19 +118,19 @@ async fn a_model_that_cannot_move_serves_on_and_says_why() {
     let model = "{name: digits, path: m.onnx, slo: 200ms, gpu: auto}".to_owned();
     let home = Home::with_config(&config(&[model, echo("fixed", "gpu: 1")])).unwrap();
     let file = home.write("m.onnx", digits).unwrap();
-    let server = Server::ready(home).await.unwrap();
+    let server = ServerUnderTest::ready(home).await.unwrap();
     assert_eq!(gpus(&server, &["digits"]).await.unwrap(), [Some(0)]);
     std::fs::remove_file(file).unwrap();
     let why = refused(&server, &["move", "digits", "1"]).await.unwrap();
     assert!(why.contains("it stays on GPU 0: ") && why.contains("m.onnx"), "{why}");
     assert_eq!(gpus(&server, &["digits"]).await.unwrap(), [Some(0)]);
     let case = &cases::load(&cases::models_folder().join("digits.json")).unwrap()[0];
-    assert_eq!(ask(server.client(), "digits", case, 1e-4).await, Outcome::Right);
+    assert_eq!(ask(server.client(), "digits", case, 1e-4).await, RequestOutcome::Right);
     let why = refused(&server, &["move", "fixed", "0"]).await.unwrap();
     assert!(why.contains("the configuration puts 'fixed' on GPU 1"), "{why}");
     assert!(refused(&server, &["move", "digits", "2"]).await.unwrap().contains("there is no GPU 2"));
     assert!(refused(&server, &["move", "digit", "1"]).await.unwrap().contains("there is no model 'digit'"));
-    assert_eq!(ask(server.client(), "fixed", &echo_case(1), 0.0).await, Outcome::Right);
+    assert_eq!(ask(server.client(), "fixed", &echo_case(1), 0.0).await, RequestOutcome::Right);
     server.stop().await.unwrap();
 }
 

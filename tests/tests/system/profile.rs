@@ -5,7 +5,7 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 use shadowslice_tests::cases::{NO_OPERATORS, models_folder};
 use shadowslice_tests::home::Home;
-use shadowslice_tests::process::Process;
+use shadowslice_tests::process::ProcessHandle;
 
 /// A table by which a device takes its time, the arguments besides, and the rows that are to be found back.
 struct Case {
@@ -134,7 +134,7 @@ async fn a_signal_ends_it_and_what_it_made_goes() {
         let arguments = ["profile", model, "--device", "emulated", "--emulate", given, "--output", output];
         let mut command = home.command(&arguments).unwrap();
         let child = command.stderr(std::process::Stdio::piped()).spawn().unwrap();
-        let process = Process::of(child.id().unwrap().try_into().unwrap()).unwrap();
+        let process = ProcessHandle::of(child.id().unwrap().try_into().unwrap()).unwrap();
         // It measures once its folder, and its worker's, are there.
         let begun = async {
             while left() == 0 {

@@ -4,18 +4,18 @@ use std::error::Error as StdError;
 
 use futures_util::FutureExt;
 use shadowslice_tests::cases::NO_OPERATORS;
-use shadowslice_tests::home::{Error, Home, PATIENCE};
-use shadowslice_tests::load::Outcome;
+use shadowslice_tests::home::{DEFAULT_TIMEOUT, HarnessError, Home};
+use shadowslice_tests::load::RequestOutcome;
 use shadowslice_tests::metrics::ask as http;
-use shadowslice_tests::server::Server;
-use shadowslice_tests::status::Model;
+use shadowslice_tests::server::ServerUnderTest;
+use shadowslice_tests::status::ModelStatusJson;
 use tokio::time::timeout;
 use tokio_stream::StreamExt;
 
 use crate::scene::{EMULATED, ask, echo, echo_case, profile};
 
 /// What the host says over HTTP, over gRPC, and by gRPC's health service.
-pub(crate) async fn says_ready(server: &Server) -> Result<[bool; 3], Box<dyn StdError>> {
+pub(crate) async fn says_ready(server: &ServerUnderTest) -> Result<[bool; 3], Box<dyn StdError>> {
     let answer = http(&server.home().run_dir().join("http.sock"), "GET", "/v2/health/ready").await?;
     let over_http = answer.head.starts_with("http/1.1 200 ");
     assert!(over_http || answer.head.starts_with("http/1.1 400 "), "{}", answer.head);
@@ -42,21 +42,25 @@ fn broken() -> String {
     "{name: broken, path: broken.onnx, slo: 50ms, share: {initial: 10%}}".to_owned()
 }
 
-fn write(home: &Home, more: &str, models: &[String]) -> Result<(), Error> {
+fn write(home: &Home, more: &str, models: &[String]) -> Result<(), HarnessError> {
     let models: String = models.iter().map(|model| format!("  - {model}\n")).collect();
     home.write("config.yaml", format!("{EMULATED}{more}\nmodels:\n{models}")).map(drop)
 }
 
 /// A server that begins to start these models.
-async fn starting(more: &str, models: &[String]) -> Result<Server, Error> {
+async fn starting(more: &str, models: &[String]) -> Result<ServerUnderTest, HarnessError> {
     let home = Home::new()?;
     home.write("slow.yaml", profile(5.0).replace("load: 50ms", "load: 300s"))?;
     home.write("broken.onnx", NO_OPERATORS)?;
     write(&home, more, models)?;
-    Server::start(home, None)
+    ServerUnderTest::start(home, None)
 }
 
-async fn wait_state(server: &Server, model: &str, state: &str) -> Result<Model, Error> {
+async fn wait_state(
+    server: &ServerUnderTest,
+    model: &str,
+    state: &str,
+) -> Result<ModelStatusJson, HarnessError> {
     server.wait_status(model, state, |model| model.state == state).await
 }
 
@@ -79,7 +83,7 @@ async fn a_host_with_a_broken_model_is_ready_for_the_others() {
     server.wait_ready().await.unwrap();
     wait_state(&server, "broken", "unready").await.unwrap();
     assert_eq!(says_ready(&server).await.unwrap(), READY);
-    assert_eq!(ask(server.client(), "quick", &echo_case(1), 0.0).await, Outcome::Right);
+    assert_eq!(ask(server.client(), "quick", &echo_case(1), 0.0).await, RequestOutcome::Right);
     server.stop().await.unwrap();
 }
 
@@ -93,7 +97,7 @@ async fn a_model_that_a_reload_adds_takes_no_host_out_while_it_loads_nor_when_it
     // It returns when the models serve or are given up; one of them will not in this test.
     let mut reloading = server.home().command(&["reload"]).unwrap().spawn().unwrap();
     let added = async { while server.model("slow").await.is_err() {} };
-    timeout(PATIENCE, added).await.unwrap();
+    timeout(DEFAULT_TIMEOUT, added).await.unwrap();
     wait_state(&server, "slow", "loading").await.unwrap();
     wait_state(&server, "broken", "unready").await.unwrap();
     assert_eq!(says_ready(&server).await.unwrap(), READY);
@@ -120,7 +124,7 @@ async fn named_models_make_a_host_ready_and_a_reload_names_others() {
 async fn a_host_starts_without_models_and_gets_and_gives_them_up_by_reloads() {
     let none = format!("{EMULATED}models: []\n");
     let model = echo("m", "profile: profile.yaml, share: {initial: 50%}");
-    let mut server = Server::start(Home::with_config(&none).unwrap(), None).unwrap();
+    let mut server = ServerUnderTest::start(Home::with_config(&none).unwrap(), None).unwrap();
     server.home().write("profile.yaml", profile(2.0)).unwrap();
     server.wait_up().await.unwrap();
     assert_eq!(says_ready(&server).await.unwrap(), UNREADY);
@@ -129,7 +133,7 @@ async fn a_host_starts_without_models_and_gets_and_gives_them_up_by_reloads() {
         server.home().write("config.yaml", format!("{EMULATED}models:\n  - {model}\n")).unwrap();
         server.reload().await.unwrap();
         server.wait_ready().await.unwrap();
-        assert_eq!(ask(server.client(), "m", &echo_case(1), 0.0).await, Outcome::Right);
+        assert_eq!(ask(server.client(), "m", &echo_case(1), 0.0).await, RequestOutcome::Right);
         server.home().write("config.yaml", &none).unwrap();
         server.reload().await.unwrap();
         assert_eq!(says_ready(&server).await.unwrap(), UNREADY);

@@ -5,13 +5,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
-use shadowslice_tests::cases::{Case, NO_OPERATORS, Tensor};
-use shadowslice_tests::client::Client;
-use shadowslice_tests::home::{Error, Home};
-use shadowslice_tests::load::Outcome;
-use shadowslice_tests::process::Process;
-use shadowslice_tests::server::Server;
-use shadowslice_tests::status::Model;
+use shadowslice_tests::cases::{ClientTensor, NO_OPERATORS, RequestCase};
+use shadowslice_tests::client::InferGrpcClient;
+use shadowslice_tests::home::{HarnessError, Home};
+use shadowslice_tests::load::RequestOutcome;
+use shadowslice_tests::process::ProcessHandle;
+use shadowslice_tests::server::ServerUnderTest;
+use shadowslice_tests::status::ModelStatusJson;
 use tokio::task::JoinSet;
 
 use crate::scene::{EMULATED, ask, assert_nothing_lost, echo, echo_case, load, profile};
@@ -22,7 +22,7 @@ const CLIENTS: u16 = 8;
 const QUICK: &str = "profile: profile.yaml, queue: {on_late: serve}";
 
 /// Writes a configuration of these models, with more keys for all.
-fn write(home: &Home, models: &[String], more: &str) -> Result<(), Error> {
+fn write(home: &Home, models: &[String], more: &str) -> Result<(), HarnessError> {
     let models: String = models.iter().map(|model| format!("  - {model}\n")).collect();
     home.write("config.yaml", format!("{EMULATED}{more}models:\n{models}")).map(drop)
 }
@@ -33,25 +33,25 @@ fn quick(name: &str, more: &str) -> String {
 }
 
 /// A server with these models, ready.
-async fn serving(models: &[String]) -> Result<Server, Error> {
+async fn serving(models: &[String]) -> Result<ServerUnderTest, HarnessError> {
     let home = Home::new()?;
     home.write("profile.yaml", profile(2.0))?;
     write(&home, models, "timeouts: {dwell: 100ms}\n")?;
-    Server::ready(home).await
+    ServerUnderTest::ready(home).await
 }
 
-fn rewrite(server: &Server, models: &[String]) -> Result<(), Error> {
+fn rewrite(server: &ServerUnderTest, models: &[String]) -> Result<(), HarnessError> {
     write(server.home(), models, "timeouts: {dwell: 100ms}\n")
 }
 
 /// Connections that each send requests one after the other until they are told to stop.
 struct Clients {
     stop: Arc<AtomicBool>,
-    asking: JoinSet<(u64, Vec<Outcome>)>,
+    asking: JoinSet<(u64, Vec<RequestOutcome>)>,
 }
 
 impl Clients {
-    fn start(server: &Server, model: &'static str) -> Self {
+    fn start(server: &ServerUnderTest, model: &'static str) -> Self {
         let (stop, mut asking) = (Arc::new(AtomicBool::new(false)), JoinSet::new());
         for client in 0..CLIENTS {
             asking.spawn(ask_on(server.client(), model, client, Arc::clone(&stop)));
@@ -70,16 +70,16 @@ impl Clients {
 }
 
 async fn ask_on(
-    client: Client,
+    client: InferGrpcClient,
     model: &'static str,
     seed: u16,
     stop: Arc<AtomicBool>,
-) -> (u64, Vec<Outcome>) {
+) -> (u64, Vec<RequestOutcome>) {
     let (mut right, mut wrong) = (0, Vec::new());
     while !stop.load(Ordering::Relaxed) {
         let case = echo_case(seed * 1000 + u16::try_from(right % 1000).unwrap_or(0));
         match ask(client.clone(), model, &case, 0.0).await {
-            Outcome::Right => right += 1,
+            RequestOutcome::Right => right += 1,
             other => wrong.push(other),
         }
     }
@@ -88,20 +88,20 @@ async fn ask_on(
 
 /// Sends requests one after the other; returns how many were answered rightly before the first that
 /// was not, and the outcome of that request.
-async fn ask_until_refused(client: Client, seed: u16) -> (u64, String) {
+async fn ask_until_refused(client: InferGrpcClient, seed: u16) -> (u64, String) {
     let mut right = 0;
     loop {
         match ask(client.clone(), "m", &echo_case(seed), 0.0).await {
-            Outcome::Right => right += 1,
-            Outcome::Wrong(how) => return (right, how),
-            Outcome::Failed(why) => return (right, why),
+            RequestOutcome::Right => right += 1,
+            RequestOutcome::Wrong(how) => return (right, how),
+            RequestOutcome::Failed(why) => return (right, why),
         }
     }
 }
 
 /// The process of the worker that serves a model.
-async fn incumbent(server: &Server, model: &str) -> Result<i32, Error> {
-    let serving = |model: &Model| {
+async fn incumbent(server: &ServerUnderTest, model: &str) -> Result<i32, HarnessError> {
+    let serving = |model: &ModelStatusJson| {
         let worker = model.workers.iter().find(|worker| worker.role == "incumbent");
         worker.map(|worker| worker.pid)
     };
@@ -146,7 +146,7 @@ async fn changes_of_every_kind_lose_nothing() {
     assert!(clients.end().await > 100);
     assert!(beside.end().await > 100);
     assert_eq!(incumbent(&server, "n").await.unwrap(), neighbour, "an unchanged model is not touched");
-    let alone = |model: &Model| model.workers.len() == 1;
+    let alone = |model: &ModelStatusJson| model.workers.len() == 1;
     server.wait_status("m", "one worker", alone).await.unwrap();
     server.stop().await.unwrap();
 }
@@ -160,7 +160,7 @@ async fn models_come_and_go_and_come_again() {
         rewrite(&server, &[n.clone(), m.clone()]).unwrap();
         assert_eq!(server.reload().await.unwrap().changes(), [("n", "added")], "round {round}");
         server.wait_model_ready("n").await.unwrap();
-        assert_eq!(ask(server.client(), "n", &echo_case(1), 0.0).await, Outcome::Right);
+        assert_eq!(ask(server.client(), "n", &echo_case(1), 0.0).await, RequestOutcome::Right);
         let names: Vec<_> =
             server.status().await.unwrap().models.into_iter().map(|model| model.name).collect();
         assert_eq!(names, ["n", "m"], "as the configuration orders them");
@@ -169,7 +169,10 @@ async fn models_come_and_go_and_come_again() {
         rewrite(&server, std::slice::from_ref(&m)).unwrap();
         assert_eq!(server.reload().await.unwrap().changes(), [("n", "removed")]);
         let gone = ask(server.client(), "n", &echo_case(1), 0.0).await;
-        assert!(matches!(&gone, Outcome::Failed(why) if why.contains("unknown model: 'n'")), "{gone:?}");
+        assert!(
+            matches!(&gone, RequestOutcome::Failed(why) if why.contains("unknown model: 'n'")),
+            "{gone:?}"
+        );
         assert!(server.model("n").await.is_err());
     }
     clients.end().await;
@@ -184,7 +187,7 @@ async fn a_removed_model_answers_what_it_accepted() {
     home.write("slow.yaml", profile(300.0)).unwrap();
     let slow = echo("slow", "profile: slow.yaml, batch: {max: 1}, queue: {on_late: serve}");
     write(&home, &[slow, quick("m", "share: {initial: 30%}")], "").unwrap();
-    let server = Server::ready(home).await.unwrap();
+    let server = ServerUnderTest::ready(home).await.unwrap();
     let mut asking = JoinSet::new();
     for n in 0..8 {
         let client = server.client();
@@ -193,7 +196,7 @@ async fn a_removed_model_answers_what_it_accepted() {
     server.wait_status("slow", "8 requests accepted", |model| model.requests.accepted == 8).await.unwrap();
     write(server.home(), &[quick("m", "share: {initial: 30%}")], "").unwrap();
     server.reload().await.unwrap();
-    assert_eq!(asking.join_all().await, vec![Outcome::Right; 8]);
+    assert_eq!(asking.join_all().await, vec![RequestOutcome::Right; 8]);
     server.stop().await.unwrap();
 }
 
@@ -217,9 +220,9 @@ async fn other_inputs_meet_other_workers() {
         (report.changes(), &report.models[0].keys),
         (vec![("m", "replaced")], &vec!["tensors".to_owned()])
     );
-    let four = |name| Tensor::fp32(name, &[1, 4], &[7.0; 4]);
-    let case = Case { inputs: vec![four("x")], outputs: vec![four("y")], truth: None };
-    assert_eq!(ask(server.client(), "m", &case, 0.0).await, Outcome::Right);
+    let four = |name| ClientTensor::fp32(name, &[1, 4], &[7.0; 4]);
+    let case = RequestCase { inputs: vec![four("x")], outputs: vec![four("y")], truth: None };
+    assert_eq!(ask(server.client(), "m", &case, 0.0).await, RequestOutcome::Right);
     for (right, refused) in asking.join_all().await {
         assert!(right > 0 && refused.starts_with("InvalidArgument"), "after {right}: {refused}");
     }
@@ -286,7 +289,7 @@ async fn a_hangup_during_a_hand_over_waits_for_it() {
     let clients = Clients::start(&server, "m");
     rewrite(&server, &[quick("m", "share: {initial: 70%}")]).unwrap();
     let (resized, ()) = tokio::join!(server.resize("m", 20), async {
-        let coming = |model: &Model| model.workers.len() == 2;
+        let coming = |model: &ModelStatusJson| model.workers.len() == 2;
         server.wait_status("m", "a shadow", coming).await.unwrap();
         server.signal(Signal::SIGHUP).unwrap();
     });
@@ -308,14 +311,14 @@ async fn killed_workers_do_not_stop_a_reload() {
     // Slow to load, so that there is time to kill the loading worker.
     home.write("profile.yaml", profile(2.0).replace("load: 50ms", "load: 2s")).unwrap();
     write(&home, &[quick("m", "share: {initial: 50%}")], "timeouts: {dwell: 100ms}\n").unwrap();
-    let server = Server::ready(home).await.unwrap();
+    let server = ServerUnderTest::ready(home).await.unwrap();
     let clients = Clients::start(&server, "m");
     let old = incumbent(&server, "m").await.unwrap();
     rewrite(&server, &[quick("m", "share: {initial: 50%}, batch: {max: 4}")]).unwrap();
     let (reloaded, ()) = tokio::join!(server.reload(), async {
         let mut killed = 0;
         for _ in 0..2 {
-            let shadow = |model: &Model| {
+            let shadow = |model: &ModelStatusJson| {
                 let shadow =
                     model.workers.iter().find(|worker| worker.role == "shadow" && worker.pid != killed);
                 shadow.map(|worker| worker.pid)
@@ -364,7 +367,7 @@ async fn a_policy_goes_by_the_models_that_there_are() {
         format!("{rest}timeouts: {{dwell: 50ms}}\nmodels:\n{models}")
     };
     home.write("config.yaml", yaml(&["m"])).unwrap();
-    let server = Server::ready(home).await.unwrap();
+    let server = ServerUnderTest::ready(home).await.unwrap();
     let clients = Clients::start(&server, "m");
     assert_eq!(server.model("m").await.unwrap().share_percent, 100);
     server.home().write("config.yaml", yaml(&["m", "n"])).unwrap();
@@ -390,7 +393,7 @@ async fn new_bounds_are_in_force_before_a_policy_decides_again_even_for_a_held_s
             .unwrap();
     };
     write(&home, "max: 90%");
-    let server = Server::ready(home).await.unwrap();
+    let server = ServerUnderTest::ready(home).await.unwrap();
     let clients = Clients::start(&server, "m");
     let mut held = false;
     for (bounds, percent) in
@@ -411,7 +414,7 @@ async fn new_bounds_are_in_force_before_a_policy_decides_again_even_for_a_held_s
 
 /// A reload whose hand-over fails, under this policy, is tried again by the next reload, and is in
 /// no client's way meanwhile.
-async fn tried_again(policy: &str) -> Result<(), Error> {
+async fn tried_again(policy: &str) -> Result<(), HarnessError> {
     let home = Home::new()?;
     // Slow to load, so that there is time to kill the loading worker.
     home.write("profile.yaml", profile(2.0).replace("load: 50ms", "load: 2s"))?;
@@ -424,18 +427,18 @@ async fn tried_again(policy: &str) -> Result<(), Error> {
         home.write("config.yaml", format!("{rest}models:\n{}", models.concat())).map(drop)
     };
     write(&home, 80)?;
-    let server = Server::ready(home).await?;
+    let server = ServerUnderTest::ready(home).await?;
     server.said(&["hold", "m"]).await?;
     let before = server.model("m").await?.share_percent;
     write(server.home(), 30)?;
     let kill_shadow = async {
-        let shadow = |model: &Model| {
+        let shadow = |model: &ModelStatusJson| {
             model.workers.iter().find(|worker| worker.role == "shadow").map(|worker| worker.pid)
         };
         let seen = server.wait_status("m", "a shadow", |model| shadow(model).is_some()).await?;
-        let killed = shadow(&seen).and_then(Process::of);
+        let killed = shadow(&seen).and_then(ProcessHandle::of);
         assert!(killed.is_some_and(|shadow| shadow.signal(Signal::SIGKILL).is_ok()), "{seen:?}");
-        Ok::<_, Error>(())
+        Ok::<_, HarnessError>(())
     };
     let (output, killed) = tokio::join!(server.home().run(&["reload"]), kill_shadow);
     killed?;

@@ -2,25 +2,25 @@
 
 use std::time::Duration;
 
-use shadowslice_tests::home::{Error, Home};
-use shadowslice_tests::load::Outcome;
-use shadowslice_tests::server::Server;
-use shadowslice_tests::status::Model;
+use shadowslice_tests::home::{HarnessError, Home};
+use shadowslice_tests::load::RequestOutcome;
+use shadowslice_tests::server::ServerUnderTest;
+use shadowslice_tests::status::ModelStatusJson;
 use tonic::{Code, Status};
 
 use crate::scene::{EMULATED, ask, assert_nothing_lost, echo, echo_case, load, profile};
 
 /// A server with two models that clients may load and unload.
-async fn explicit() -> Result<Server, Error> {
+async fn explicit() -> Result<ServerUnderTest, HarnessError> {
     let keys = "profile: profile.yaml, share: {initial: 40%}, queue: {on_late: serve}";
     let models = format!("  - {}\n  - {}\n", echo("m", keys), echo("n", keys));
     let home = Home::with_config(&format!("{EMULATED}model_control: explicit\nmodels:\n{models}"))?;
     home.write("profile.yaml", profile(2.0))?;
-    Server::ready(home).await
+    ServerUnderTest::ready(home).await
 }
 
 /// Name and state of every model.
-async fn index(server: &Server, ready: bool) -> Result<Vec<(String, String)>, Status> {
+async fn index(server: &ServerUnderTest, ready: bool) -> Result<Vec<(String, String)>, Status> {
     let listed = server.client().repository_index(ready).await?;
     Ok(listed.into_iter().map(|(name, state, _)| (name, state)).collect())
 }
@@ -36,7 +36,7 @@ async fn an_unloaded_model_is_gone_and_comes_back() {
     let beside = load(&server, "n", 100.0, Duration::from_secs(2));
     server.client().unload("m").await.unwrap();
     let gone = ask(server.client(), "m", &echo_case(1), 0.0).await;
-    assert!(matches!(&gone, Outcome::Failed(why) if why.starts_with("NotFound")), "{gone:?}");
+    assert!(matches!(&gone, RequestOutcome::Failed(why) if why.starts_with("NotFound")), "{gone:?}");
     server.wait_status("m", "unloaded", |model| model.state == "unloaded").await.unwrap();
     assert_eq!(index(&server, false).await.unwrap(), states(&[("n", "READY"), ("m", "UNAVAILABLE")]));
     assert_eq!(index(&server, true).await.unwrap(), states(&[("n", "READY")]));
@@ -48,7 +48,7 @@ async fn an_unloaded_model_is_gone_and_comes_back() {
     server.client().unload("m").await.unwrap();
     server.wait_children(1).await.unwrap();
     server.client().load("m", None).await.unwrap();
-    assert_eq!(ask(server.client(), "m", &echo_case(1), 0.0).await, Outcome::Right);
+    assert_eq!(ask(server.client(), "m", &echo_case(1), 0.0).await, RequestOutcome::Right);
     assert_nothing_lost(&beside.await.unwrap());
     server.stop().await.unwrap();
 }
@@ -65,7 +65,7 @@ async fn a_load_with_another_configuration_hands_over() {
     // Without anything that differs its files are read again, by new workers.
     let before = model.workers.iter().find(|worker| worker.role == "incumbent").unwrap().pid;
     server.client().load("m", None).await.unwrap();
-    let other = |model: &Model| model.workers.iter().all(|worker| worker.pid != before);
+    let other = |model: &ModelStatusJson| model.workers.iter().all(|worker| worker.pid != before);
     server.wait_status("m", "other workers", other).await.unwrap();
     // The next reload brings the file's settings back.
     server.reload().await.unwrap();
@@ -120,13 +120,13 @@ async fn a_load_stays_within_what_the_operator_wrote() {
 async fn clients_are_no_operators_unless_they_are_made_so() {
     let home = Home::with_config(&format!("{EMULATED}models:\n  - {}\n", echo("m", "share: {initial: 40%}")))
         .unwrap();
-    let server = Server::ready(home).await.unwrap();
+    let server = ServerUnderTest::ready(home).await.unwrap();
     for refused in [server.client().unload("m").await, server.client().load("m", None).await] {
         let refused = refused.unwrap_err();
         assert_eq!(refused.code(), Code::Unavailable);
         assert!(refused.message().contains("model_control: explicit"), "{refused}");
     }
     assert_eq!(index(&server, false).await.unwrap(), states(&[("m", "READY")]));
-    assert_eq!(ask(server.client(), "m", &echo_case(1), 0.0).await, Outcome::Right);
+    assert_eq!(ask(server.client(), "m", &echo_case(1), 0.0).await, RequestOutcome::Right);
     server.stop().await.unwrap();
 }

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use shadowslice_tests::home::Home;
-use shadowslice_tests::load::Outcome;
-use shadowslice_tests::process::Process;
-use shadowslice_tests::server::Server;
-use shadowslice_tests::status::Model;
+use shadowslice_tests::load::RequestOutcome;
+use shadowslice_tests::process::ProcessHandle;
+use shadowslice_tests::server::ServerUnderTest;
+use shadowslice_tests::status::ModelStatusJson;
 
 use crate::scene::{EMULATED, ask, assert_nothing_lost, echo, echo_case, load, one_echo, profile};
 
@@ -58,7 +58,7 @@ async fn impossible_shares_are_refused_with_the_reason() {
     assert!(!output.status.success());
     assert!(String::from_utf8_lossy(&output.stderr).contains("absent"));
     assert_eq!(server.model("echo").await.unwrap().workers[0].pid, before);
-    assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, Outcome::Right);
+    assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, RequestOutcome::Right);
     server.stop().await.unwrap();
 }
 
@@ -93,7 +93,7 @@ async fn a_second_resize_of_a_model_does_not_disturb_the_first() {
 #[tokio::test]
 async fn hand_overs_leave_no_file_open_in_the_supervisor() {
     let server = one_echo(5.0, "share: {initial: 50%}").await.unwrap();
-    let alone = |model: &shadowslice_tests::status::Model| model.workers.len() == 1;
+    let alone = |model: &shadowslice_tests::status::ModelStatusJson| model.workers.len() == 1;
     let before = server.process().open_files();
     for n in 0..6 {
         server.resize("echo", 20 + 10 * (n % 2)).await.unwrap();
@@ -117,11 +117,11 @@ async fn a_reload_during_a_hand_over_reckons_with_its_share() {
     let home = Home::new().unwrap();
     home.write("profile.yaml", profile(2.0).replace("load: 50ms", "load: 1s")).unwrap();
     write(&home, "initial: 40%}");
-    let server = Server::ready(home).await.unwrap();
+    let server = ServerUnderTest::ready(home).await.unwrap();
     let during = async |share: u32, file: &str| {
         write(server.home(), file);
         let reload = async {
-            let shadow = |model: &Model| model.workers.iter().any(|worker| worker.role == "shadow");
+            let shadow = |model: &ModelStatusJson| model.workers.iter().any(|worker| worker.role == "shadow");
             server.wait_status("m", "a shadow", shadow).await.unwrap();
             server.reload().await.unwrap()
         };
@@ -147,19 +147,20 @@ async fn bounds_hold_although_the_hand_over_that_would_have_kept_them_fails() {
     let home = Home::new().unwrap();
     home.write("profile.yaml", profile(2.0).replace("load: 50ms", "load: 2s")).unwrap();
     write(&home, "slo: 9s, share: {max: 40%}");
-    let server = Server::ready(home).await.unwrap();
+    let server = ServerUnderTest::ready(home).await.unwrap();
     write(server.home(), "slo: 9s, share: {max: 90%}");
     assert_eq!(server.reload().await.unwrap().changes(), [("m", "changed")]);
     write(server.home(), "slo: 8s, share: {min: 60%, max: 90%}");
-    let shadow =
-        |model: &Model| model.workers.iter().find(|worker| worker.role == "shadow").map(|one| one.pid);
+    let shadow = |model: &ModelStatusJson| {
+        model.workers.iter().find(|worker| worker.role == "shadow").map(|one| one.pid)
+    };
     let reload = async {
         let seen = server.wait_status("m", "a shadow", |model| shadow(model).is_some()).await.unwrap();
         let killed = async {
             // By then the reload has looked at the share that is coming.
-            let changed = |model: &Model| model.slo.latency_ms == 8_000.0;
+            let changed = |model: &ModelStatusJson| model.slo.latency_ms == 8_000.0;
             server.wait_status("m", "the other objective", changed).await.unwrap();
-            Process::of(shadow(&seen).unwrap()).unwrap().signal(Signal::SIGKILL).unwrap();
+            ProcessHandle::of(shadow(&seen).unwrap()).unwrap().signal(Signal::SIGKILL).unwrap();
         };
         tokio::join!(server.reload(), killed).0.unwrap()
     };
@@ -181,10 +182,10 @@ async fn new_workers_have_the_share_that_was_set_by_hand_while_they_started() {
     home.write("profile.yaml", profile(2.0)).unwrap();
     home.write("slow.yaml", profile(2.0).replace("load: 50ms", "load: 4s")).unwrap();
     write(&home, "profile.yaml");
-    let server = Server::ready(home).await.unwrap();
+    let server = ServerUnderTest::ready(home).await.unwrap();
     write(server.home(), "slow.yaml");
     let resize = async {
-        let two = |model: &Model| model.workers.len() > 1;
+        let two = |model: &ModelStatusJson| model.workers.len() > 1;
         server.wait_status("m", "workers that start", two).await.unwrap();
         server.resize("m", 70).await.unwrap().outcome
     };

@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
-use shadowslice_tests::home::{Error, Home, PATIENCE};
+use shadowslice_tests::home::{DEFAULT_TIMEOUT, HarnessError, Home};
 use shadowslice_tests::metrics::ask as http;
-use shadowslice_tests::server::Server;
+use shadowslice_tests::server::ServerUnderTest;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
@@ -76,7 +76,7 @@ impl Backend {
     /// Returns whether it was so in time.
     async fn is_soon(&self, ready: bool) -> bool {
         let mut seen = self.ready.subscribe();
-        timeout(PATIENCE, seen.wait_for(|now| *now == ready)).await.is_ok()
+        timeout(DEFAULT_TIMEOUT, seen.wait_for(|now| *now == ready)).await.is_ok()
     }
 }
 
@@ -161,7 +161,7 @@ async fn client(socket: PathBuf, keeps: bool, stop: Arc<AtomicBool>) -> (u64, Ve
     (right, wrong)
 }
 
-fn start(run_dir: &Path) -> Result<Server, Error> {
+fn start(run_dir: &Path) -> Result<ServerUnderTest, HarnessError> {
     let keys = "profile: profile.yaml, slo: 10s, share: {initial: 50%}, queue: {on_late: serve}";
     let home = Home::with_config(&format!(
         "run_dir: {}\n{EMULATED}timeouts: {{lame_duck: {LAME_DUCK}}}\nmodels:\n  - {}\n",
@@ -169,7 +169,7 @@ fn start(run_dir: &Path) -> Result<Server, Error> {
         echo("m", keys)
     ))?;
     home.write("profile.yaml", profile(2.0))?;
-    Server::start(home, None)
+    ServerUnderTest::start(home, None)
 }
 
 /// Waits until the host has answered more of the clients' requests; returns whether it has in time.
@@ -181,7 +181,7 @@ async fn answers(backend: &Backend) -> bool {
             look.tick().await;
         }
     };
-    timeout(PATIENCE, more).await.is_ok()
+    timeout(DEFAULT_TIMEOUT, more).await.is_ok()
 }
 
 #[tokio::test]

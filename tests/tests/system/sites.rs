@@ -3,10 +3,10 @@
 use std::io;
 use std::net::SocketAddr;
 
-use shadowslice_tests::home::{Error, Home, PATIENCE};
+use shadowslice_tests::home::{DEFAULT_TIMEOUT, HarnessError, Home};
 use shadowslice_tests::proto::ServerLiveRequest;
 use shadowslice_tests::proto::grpc_inference_service_client::GrpcInferenceServiceClient;
-use shadowslice_tests::server::Server;
+use shadowslice_tests::server::ServerUnderTest;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
@@ -15,14 +15,14 @@ use tonic::{Code, Status};
 
 use crate::scene::echo;
 
-async fn server() -> Result<Server, Error> {
+async fn server() -> Result<ServerUnderTest, HarnessError> {
     let yaml = format!(
         "listen: {{http: [\"127.0.0.1:0\"], grpc: [\"unix:grpc.sock\", \"127.0.0.1:0\"], metrics: [\"0.0.0.0:0\"]}}\n\
          gpus: [{{device: emulated, sms: 132}}]\ncontroller: {{policy: static}}\nmodel_control: explicit\n\
          models:\n  - {}\n",
         echo("m", "share: {initial: 40%}")
     );
-    Server::ready(Home::with_config(&yaml)?).await
+    ServerUnderTest::ready(Home::with_config(&yaml)?).await
 }
 
 /// The status line of the answer to a request with these headers.
@@ -35,7 +35,7 @@ async fn asked(at: SocketAddr, request: &str, headers: &str) -> io::Result<Strin
         stream.read_to_string(&mut answer).await?;
         Ok(answer.lines().next().unwrap_or_default().to_owned())
     };
-    timeout(PATIENCE, asking).await.map_err(|_| io::ErrorKind::TimedOut)?
+    timeout(DEFAULT_TIMEOUT, asking).await.map_err(|_| io::ErrorKind::TimedOut)?
 }
 
 #[tokio::test]

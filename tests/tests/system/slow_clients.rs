@@ -2,12 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use shadowslice_tests::cases::Tensor;
+use shadowslice_tests::cases::ClientTensor;
 use shadowslice_tests::client::framed;
 use shadowslice_tests::home::Home;
-use shadowslice_tests::load::Outcome;
-use shadowslice_tests::server::Server;
-use shadowslice_tests::status::Model;
+use shadowslice_tests::load::RequestOutcome;
+use shadowslice_tests::server::ServerUnderTest;
+use shadowslice_tests::status::ModelStatusJson;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::time::timeout;
@@ -25,7 +25,7 @@ const LARGE: usize = 600_000;
 const FRAME: usize = 16 << 10;
 
 /// A model whose input has any length.
-async fn started() -> Tried<Server> {
+async fn started() -> Tried<ServerUnderTest> {
     let home = Home::with_config(
         "listen: {http: [\"unix:http.sock\"], grpc: [\"unix:grpc.sock\"], metrics: [\"unix:metrics.sock\"]}\n\
          gpus: [{device: emulated, sms: 132}]\ncontroller: {policy: static}\n\
@@ -33,23 +33,23 @@ async fn started() -> Tried<Server> {
          queue: {on_late: serve}, tensors: [{input: x, output: y, datatype: FP32, shape: [-1]}]}\n",
     )?;
     home.write("profile.yaml", profile(1.0))?;
-    Ok(Server::ready(home).await?)
+    Ok(ServerUnderTest::ready(home).await?)
 }
 
 /// Asks with other requests until the SLO of one that the server has begun to read is over. Returns
 /// their number.
-async fn until_it_is_late(server: &Server) -> u64 {
+async fn until_it_is_late(server: &ServerUnderTest) -> u64 {
     let (begun, mut others) = (Instant::now(), 0);
     while begun.elapsed() <= SLO {
-        assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, Outcome::Right);
+        assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, RequestOutcome::Right);
         others += 1;
     }
     others
 }
 
 /// Waits until all requests count as answered, and checks that all but `late` kept the SLO.
-async fn counted(server: &Server, answered: u64, late: u64) -> Tried<()> {
-    let all = |model: &Model| model.requests.succeeded >= answered;
+async fn counted(server: &ServerUnderTest, answered: u64, late: u64) -> Tried<()> {
+    let all = |model: &ModelStatusJson| model.requests.succeeded >= answered;
     let status = server.wait_status("echo", "the ends of all requests", all).await?;
     assert_eq!((status.requests.succeeded, status.requests.failed), (answered, 0));
     let within = (answered - late) as f64;
@@ -61,14 +61,14 @@ async fn counted(server: &Server, answered: u64, late: u64) -> Tried<()> {
 }
 
 /// Returns a summary's time in seconds.
-async fn spent(server: &Server, doing: &str) -> Tried<f64> {
+async fn spent(server: &ServerUnderTest, doing: &str) -> Tried<f64> {
     let metrics = scrape(server, "metrics.sock").await?;
     metrics.of("echo", &format!("{doing}_seconds_sum"), "").ok_or_else(|| format!("no {doing}").into())
 }
 
 /// Waits until the worker has answered this many requests.
-async fn computed(server: &Server, requests: u64) -> Tried<()> {
-    let all = |model: &Model| model.more["batches"].as_u64() >= Some(requests);
+async fn computed(server: &ServerUnderTest, requests: u64) -> Tried<()> {
+    let all = |model: &ModelStatusJson| model.more["batches"].as_u64() >= Some(requests);
     server.wait_status("echo", "answers of the worker", all).await?;
     Ok(())
 }
@@ -129,7 +129,7 @@ async fn a_request_whose_body_dribbles_in_is_late() {
 /// The message of a large request.
 fn message() -> Vec<u8> {
     let floats = LARGE / 4;
-    framed("echo", &[Tensor::fp32("x", &[1, floats as i64], &vec![1.0; floats])])
+    framed("echo", &[ClientTensor::fp32("x", &[1, floats as i64], &vec![1.0; floats])])
 }
 
 /// A part of a call's body, in frames.
@@ -170,7 +170,7 @@ struct Frames {
 
 impl Frames {
     /// A connection on which the server takes the large windows that it offers.
-    async fn connect(server: &Server) -> Tried<Self> {
+    async fn connect(server: &ServerUnderTest) -> Tried<Self> {
         let mut frames = Self { stream: connect(server, "grpc.sock").await?, got: Vec::new() };
         frames.send(&preface()).await?;
         frames.next(SETTINGS, 0).await?;
@@ -219,7 +219,7 @@ impl Frames {
 async fn a_client_that_leaves_in_the_middle_of_its_answer_has_given_it_up() {
     let server = started().await.unwrap();
     let given_up = async |count| {
-        let so = |model: &Model| model.requests.cancelled == count;
+        let so = |model: &ModelStatusJson| model.requests.cancelled == count;
         let status = server.wait_status("echo", "a request that was given up", so).await.unwrap();
         assert_eq!((status.requests.succeeded, status.requests.failed), (0, 0));
     };
@@ -244,7 +244,8 @@ async fn a_client_that_leaves_in_the_middle_of_its_answer_has_given_it_up() {
 async fn an_answer_that_has_no_such_form_is_the_clients_fault() {
     let models = "models: [{name: echo, engine: emulated, slo: 2s, \
                   tensors: [{input: x, output: y, datatype: BYTES, shape: [1]}]}]\n";
-    let server = Server::ready(Home::with_config(&format!("{EMULATED}{models}")).unwrap()).await.unwrap();
+    let server =
+        ServerUnderTest::ready(Home::with_config(&format!("{EMULATED}{models}")).unwrap()).await.unwrap();
     let json =
         r#"{"inputs":[{"name":"x","datatype":"BYTES","shape":[1,1],"parameters":{"binary_data_size":5}}]}"#;
     let headers = format!("inference-header-content-length: {}\r\n", json.len());

@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use parking_lot::Mutex;
-use shadowslice_tests::home::Error;
-use shadowslice_tests::load::{self, Arrivals, Plan, Tally};
-use shadowslice_tests::process::Process;
+use shadowslice_tests::home::HarnessError;
+use shadowslice_tests::load::{self, ArrivalPattern, LoadPlan, LoadTally};
+use shadowslice_tests::process::ProcessHandle;
 use shadowslice_tests::random::SplitMix64;
-use shadowslice_tests::server::Server;
-use shadowslice_tests::status::{Handover, Model};
+use shadowslice_tests::server::ServerUnderTest;
+use shadowslice_tests::status::{HandoverJson, ModelStatusJson};
 
 use crate::scene::{ask, assert_nothing_lost, echo_case, one_echo, one_echo_under, planned_load};
 
@@ -54,14 +54,14 @@ const MODEL: &str = "share: {initial: 60%}, queue: {on_late: serve}";
 const WITH_STANDBY: &str = "share: {initial: 60%}, queue: {on_late: serve}, standby: always";
 
 /// The n-th part of a load that goes on for as long as it is needed.
-fn part(n: u64) -> Plan {
-    Plan { rate: 60.0, span: Duration::from_secs(10), arrivals: Arrivals::Poisson, seed: n }
+fn part(n: u64) -> LoadPlan {
+    LoadPlan { rate: 60.0, span: Duration::from_secs(10), arrivals: ArrivalPattern::Poisson, seed: n }
 }
 
 /// Loads a server until `work` is done; returns the outcome of the load, the number of its parts,
 /// and the result of the work.
-async fn loaded_while<T>(server: &Server, work: impl Future<Output = T>) -> (Tally, u64, T) {
-    let mut tally = Tally::default();
+async fn loaded_while<T>(server: &ServerUnderTest, work: impl Future<Output = T>) -> (LoadTally, u64, T) {
+    let mut tally = LoadTally::default();
     let mut parts = 0;
     let mut done = None;
     tokio::pin!(work);
@@ -79,7 +79,7 @@ async fn loaded_while<T>(server: &Server, work: impl Future<Output = T>) -> (Tal
     (tally, parts, done.expect("the loop ends when it is there"))
 }
 
-async fn hand_over(server: &Server, count: usize) -> Result<Vec<Handover>, Error> {
+async fn hand_over(server: &ServerUnderTest, count: usize) -> Result<Vec<HandoverJson>, HarnessError> {
     let mut handovers = Vec::with_capacity(count);
     for n in 0..count {
         handovers.push(server.resize_by_socket("echo", SHARES[n % SHARES.len()]).await?);
@@ -96,7 +96,7 @@ async fn a_thousand_handovers_lose_nothing_and_cost_at_most_a_batch() {
     server.stop().await.unwrap();
 
     let server = one_echo(BATCH_MS, MODEL).await.unwrap();
-    let mut twin = Tally::default();
+    let mut twin = LoadTally::default();
     for n in 1..=parts {
         twin.add(&planned_load(&server, "echo", part(n)).await.unwrap());
     }
@@ -112,13 +112,17 @@ async fn a_thousand_handovers_lose_nothing_and_cost_at_most_a_batch() {
 }
 
 /// So many clients, each sending requests one after the other, until `work` is done.
-async fn crowded_while<T>(server: &Server, clients: usize, work: impl Future<Output = T>) -> (Tally, T) {
-    let (client, tally) = (server.client(), Arc::<Mutex<Tally>>::default());
+async fn crowded_while<T>(
+    server: &ServerUnderTest,
+    clients: usize,
+    work: impl Future<Output = T>,
+) -> (LoadTally, T) {
+    let (client, tally) = (server.client(), Arc::<Mutex<LoadTally>>::default());
     let request = move |n: usize| {
         let client = client.clone();
         async move { ask(client, "echo", &echo_case(u16::try_from(n % 60_000).unwrap_or(0)), 0.0).await }
     };
-    let done = load::closed(clients, &tally, request, work).await;
+    let done = load::run_closed(clients, &tally, request, work).await;
     let tally = tally.lock();
     (tally.clone(), done)
 }
@@ -149,7 +153,7 @@ async fn handovers_under_as_much_load_as_there_can_be_cost_at_most_a_batch() {
 }
 
 #[expect(clippy::print_stdout, reason = "it is what the run is for")]
-fn report(handovers: &[Handover], tally: &Tally, twin: &Tally) {
+fn report(handovers: &[HandoverJson], tally: &LoadTally, twin: &LoadTally) {
     let stalls = handovers.iter().filter_map(|handover| handover.stall_us);
     let stalled = stalls.clone().filter(|stall| *stall > 0.0).count();
     println!(
@@ -173,20 +177,20 @@ fn report(handovers: &[Handover], tally: &Tally, twin: &Tally) {
 
 /// Kills the worker that serves, again and again, each time once another worker serves and a
 /// further one stands ready.
-async fn kill_the_serving_worker(server: &Server, count: usize) -> Result<(), Error> {
+async fn kill_the_serving_worker(server: &ServerUnderTest, count: usize) -> Result<(), HarnessError> {
     let mut killed = 0;
     for _ in 0..count {
-        let phase = |model: &Model, phase: &str| {
+        let phase = |model: &ModelStatusJson, phase: &str| {
             let found = model.workers.iter().find(|worker| worker.more["phase"] == phase);
             found.map(|worker| worker.pid)
         };
-        let anew = |model: &Model| {
+        let anew = |model: &ModelStatusJson| {
             phase(model, "standing").is_some() && phase(model, "serving").is_some_and(|pid| pid != killed)
         };
         let model =
             server.wait_status("echo", "another worker that serves, and one that stands ready", anew).await?;
         killed = phase(&model, "serving").unwrap_or_default();
-        let dead = Process::of(killed).is_some_and(|process| process.signal(Signal::SIGKILL).is_ok());
+        let dead = ProcessHandle::of(killed).is_some_and(|process| process.signal(Signal::SIGKILL).is_ok());
         assert!(dead, "no worker serves: {model:?}");
     }
     Ok(())
@@ -221,7 +225,7 @@ async fn serving_workers_are_killed(policy: &str) {
 }
 
 /// Kills workers of every role at random moments while shares change.
-async fn kill_at_random(server: &Server, count: usize) -> Result<usize, Error> {
+async fn kill_at_random(server: &ServerUnderTest, count: usize) -> Result<usize, HarnessError> {
     let mut random = SplitMix64::new(11);
     let mut killed = 0;
     while killed < count {
@@ -231,8 +235,8 @@ async fn kill_at_random(server: &Server, count: usize) -> Result<usize, Error> {
             tokio::time::sleep(Duration::from_secs_f64(random.fraction() * 0.4)).await;
             let workers = server.model("echo").await?.workers;
             let chosen = workers.get((random.fraction() * workers.len() as f64) as usize);
-            let process = chosen.and_then(|worker| Process::of(worker.pid));
-            Ok::<_, Error>(process.is_some_and(|process| process.signal(Signal::SIGKILL).is_ok()))
+            let process = chosen.and_then(|worker| ProcessHandle::of(worker.pid));
+            Ok::<_, HarnessError>(process.is_some_and(|process| process.signal(Signal::SIGKILL).is_ok()))
         };
         let (_, hit) = tokio::join!(resizing, killing);
         killed += usize::from(hit?);

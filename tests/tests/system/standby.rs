@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
-use shadowslice_tests::home::{Error, Home};
-use shadowslice_tests::load::Outcome;
-use shadowslice_tests::process::Process;
-use shadowslice_tests::server::Server;
-use shadowslice_tests::status::{Model, Worker};
+use shadowslice_tests::home::{HarnessError, Home};
+use shadowslice_tests::load::RequestOutcome;
+use shadowslice_tests::process::ProcessHandle;
+use shadowslice_tests::server::ServerUnderTest;
+use shadowslice_tests::status::{ModelStatusJson, WorkerStatusJson};
 use tokio::task::JoinSet;
 
 use crate::scene::{EMULATED, ask, assert_nothing_lost, echo, echo_case, load, profile, unwrapped};
@@ -19,47 +19,51 @@ pub(crate) const CONNECTIONS: u16 = 8;
 
 /// A server with one model that takes 5 ms per batch at half of the GPU, ready. A parked worker
 /// stays long enough to be used.
-async fn one_echo(standby: &str, dwell: &str) -> Result<Server, Error> {
+async fn one_echo(standby: &str, dwell: &str) -> Result<ServerUnderTest, HarnessError> {
     let more = format!(
         "profile: profile.yaml, share: {{initial: 50%}}, queue: {{on_late: serve}}, standby: {standby}"
     );
     let model = echo("echo", &more);
     let home = Home::with_config(&format!("{EMULATED}timeouts: {{dwell: {dwell}}}\nmodels:\n  - {model}\n"))?;
     home.write("profile.yaml", profile(5.0))?;
-    Server::ready(home).await
+    ServerUnderTest::ready(home).await
 }
 
-pub(crate) fn in_phase<'m>(model: &'m Model, role: &str, phase: &str) -> Option<&'m Worker> {
+pub(crate) fn in_phase<'m>(
+    model: &'m ModelStatusJson,
+    role: &str,
+    phase: &str,
+) -> Option<&'m WorkerStatusJson> {
     model.workers.iter().find(|worker| worker.role == role && worker.more["phase"] == phase)
 }
 
-pub(crate) fn incumbent(model: &Model) -> Option<&Worker> {
+pub(crate) fn incumbent(model: &ModelStatusJson) -> Option<&WorkerStatusJson> {
     in_phase(model, "incumbent", "serving")
 }
 
-pub(crate) fn standing(model: &Model) -> Option<&Worker> {
+pub(crate) fn standing(model: &ModelStatusJson) -> Option<&WorkerStatusJson> {
     in_phase(model, "standby", "standing")
 }
 
 pub(crate) fn kill(pid: i32) {
-    let killed = Process::of(pid).is_some_and(|process| process.signal(Signal::SIGKILL).is_ok());
+    let killed = ProcessHandle::of(pid).is_some_and(|process| process.signal(Signal::SIGKILL).is_ok());
     assert!(killed, "there is no process {pid} to kill");
 }
 
 /// Waits until a worker other than `but` stands ready.
-async fn stands(server: &Server, but: i32) -> Result<Model, Error> {
-    let other = |model: &Model| standing(model).is_some_and(|worker| worker.pid != but);
+async fn stands(server: &ServerUnderTest, but: i32) -> Result<ModelStatusJson, HarnessError> {
+    let other = |model: &ModelStatusJson| standing(model).is_some_and(|worker| worker.pid != but);
     server.wait_status("echo", "another standing worker", other).await
 }
 
 /// Closed-loop clients, each with a connection of its own, until they are told to stop.
 pub(crate) struct Clients {
     stop: Arc<AtomicBool>,
-    asking: JoinSet<Vec<Outcome>>,
+    asking: JoinSet<Vec<RequestOutcome>>,
 }
 
 impl Clients {
-    pub(crate) fn start(server: &Server) -> Self {
+    pub(crate) fn start(server: &ServerUnderTest) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let mut asking = JoinSet::new();
         for n in 0..CONNECTIONS {
@@ -78,9 +82,10 @@ impl Clients {
     /// Fails unless every request was answered, and rightly.
     pub(crate) async fn end(self) {
         self.stop.store(true, Ordering::Relaxed);
-        let outcomes: Vec<Outcome> = self.asking.join_all().await.into_iter().flatten().collect();
+        let outcomes: Vec<RequestOutcome> = self.asking.join_all().await.into_iter().flatten().collect();
         assert!(outcomes.len() > usize::from(CONNECTIONS), "no load: {outcomes:?}");
-        let wrong: Vec<_> = outcomes.iter().filter(|outcome| **outcome != Outcome::Right).take(5).collect();
+        let wrong: Vec<_> =
+            outcomes.iter().filter(|outcome| **outcome != RequestOutcome::Right).take(5).collect();
         assert!(wrong.is_empty(), "{wrong:?}");
     }
 }
@@ -110,7 +115,7 @@ async fn a_standing_worker_serves_in_the_place_of_one_that_hangs() {
     let model = stands(&server, 0).await.unwrap();
     let (hung, ready) = (incumbent(&model).unwrap().pid, standing(&model).unwrap().pid);
     let clients = Clients::start(&server);
-    let hung = Process::of(hung).unwrap();
+    let hung = ProcessHandle::of(hung).unwrap();
     hung.signal(Signal::SIGSTOP).unwrap();
     let model = stands(&server, ready).await.unwrap();
     assert_eq!(incumbent(&model).unwrap().pid, ready);
@@ -155,7 +160,7 @@ async fn the_standing_worker_follows_the_share_in_force() {
     server.resize("echo", 20).await.unwrap();
     let model = stands(&server, first).await.unwrap();
     assert_eq!((standing(&model).unwrap().sms, incumbent(&model).unwrap().sms), (26, 26), "{model:?}");
-    let two = |model: &Model| model.workers.len() == 2;
+    let two = |model: &ModelStatusJson| model.workers.len() == 2;
     server.wait_status("echo", "two workers", two).await.unwrap();
     assert_nothing_lost(&loading.await.unwrap());
     server.stop().await.unwrap();
@@ -195,11 +200,11 @@ async fn an_incumbent_that_dies_in_a_hand_over_is_relieved_by_the_standing_worke
     let (serving, ready) = (incumbent(&model).unwrap().pid, standing(&model).unwrap().pid);
     let clients = Clients::start(&server);
     let killing = async {
-        let shadow = |model: &Model| model.workers.iter().any(|worker| worker.role == "shadow");
+        let shadow = |model: &ModelStatusJson| model.workers.iter().any(|worker| worker.role == "shadow");
         server.wait_status("echo", "a shadow", shadow).await.unwrap();
         kill(serving);
         // Its lane is seen to end a moment before its process is.
-        let relieved = |model: &Model| {
+        let relieved = |model: &ModelStatusJson| {
             model.handovers.failovers == 1 && model.workers.iter().all(|worker| worker.pid != serving)
         };
         server.wait_status("echo", "a fail-over", relieved).await.unwrap();
@@ -216,10 +221,10 @@ async fn an_incumbent_that_dies_in_a_hand_over_is_relieved_by_the_standing_worke
 async fn none_stands_ready_where_none_is_wanted() {
     let server = one_echo("\"off\"", "100ms").await.unwrap();
     server.resize("echo", 20).await.unwrap();
-    let alone = |model: &Model| model.workers.len() == 1;
+    let alone = |model: &ModelStatusJson| model.workers.len() == 1;
     let model = server.wait_status("echo", "one worker", alone).await.unwrap();
     assert_eq!((model.workers[0].role.as_str(), model.workers[0].sms), ("incumbent", 26));
-    assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, Outcome::Right);
+    assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, RequestOutcome::Right);
     server.stop().await.unwrap();
 }
 
@@ -232,8 +237,8 @@ async fn none_stands_ready_beyond_the_memory_that_is_allowed_and_status_says_so(
     let config = EMULATED.replace("controller: {policy: static}", controller);
     let home = Home::with_config(&format!("{config}models:\n{models}")).unwrap();
     home.write("profile.yaml", profile(5.0)).unwrap();
-    let server = Server::ready(home).await.unwrap();
-    let told = |model: &Model| model.more["no_standby"].as_str().unwrap_or_default().to_owned();
+    let server = ServerUnderTest::ready(home).await.unwrap();
+    let told = |model: &ModelStatusJson| model.more["no_standby"].as_str().unwrap_or_default().to_owned();
     let looking = async {
         loop {
             let models = server.status().await.unwrap().models;
@@ -265,12 +270,12 @@ async fn why_none_stands_ready_is_said_no_longer_once_one_starts() {
     };
     let home = Home::with_config(&config("always", "\"off\"")).unwrap();
     home.write("profile.yaml", profile(5.0)).unwrap();
-    let server = Server::ready(home).await.unwrap();
-    let has_one = |model: &Model| model.workers.iter().any(|worker| worker.role == "standby");
+    let server = ServerUnderTest::ready(home).await.unwrap();
+    let has_one = |model: &ModelStatusJson| model.workers.iter().any(|worker| worker.role == "standby");
     server.wait_status("first", "a standing worker", has_one).await.unwrap();
     server.home().write("config.yaml", config("always", "always")).unwrap();
     server.reload().await.unwrap();
-    let lacks_one = |model: &Model| model.more.get("no_standby").is_some_and(|why| !why.is_null());
+    let lacks_one = |model: &ModelStatusJson| model.more.get("no_standby").is_some_and(|why| !why.is_null());
     server.wait_status("second", "why no worker stands ready", lacks_one).await.unwrap();
     server.home().write("config.yaml", config("\"off\"", "always")).unwrap();
     server.reload().await.unwrap();
@@ -293,8 +298,8 @@ async fn a_higher_priority_has_the_memory_that_a_lower_ones_standing_worker_took
     };
     let home = Home::with_config(&config("\"off\"")).unwrap();
     home.write("profile.yaml", profile(5.0)).unwrap();
-    let server = Server::ready(home).await.unwrap();
-    let stands = |model: &Model| standing(model).is_some();
+    let server = ServerUnderTest::ready(home).await.unwrap();
+    let stands = |model: &ModelStatusJson| standing(model).is_some();
     server.wait_status("low", "a standing worker", stands).await.unwrap();
     server.home().write("config.yaml", config("always")).unwrap();
     server.reload().await.unwrap();
@@ -306,7 +311,7 @@ async fn a_higher_priority_has_the_memory_that_a_lower_ones_standing_worker_took
 }
 
 /// The MiB of weights that a worker brought to its GPU, and all that it uses there.
-fn weights(worker: &Worker) -> (Option<u64>, Option<u64>) {
+fn weights(worker: &WorkerStatusJson) -> (Option<u64>, Option<u64>) {
     let memory = &worker.more["memory"];
     (memory["brought_mib"].as_u64(), memory["weights_mib"].as_u64())
 }
@@ -320,7 +325,7 @@ async fn weights_are_brought_once_and_outlive_all_workers() {
     let clients = Clients::start(&server);
     let (first, second) = (incumbent(&model).unwrap().pid, standing(&model).unwrap().pid);
     [first, second].into_iter().for_each(kill);
-    let fresh = |model: &Model| {
+    let fresh = |model: &ModelStatusJson| {
         let all = [incumbent(model), standing(model)];
         all.iter().all(|worker| worker.is_some_and(|worker| ![first, second].contains(&worker.pid)))
     };
@@ -336,8 +341,8 @@ async fn weights_are_brought_once_and_outlive_all_workers() {
 async fn a_standing_worker_that_is_stopped_is_replaced() {
     let server = one_echo("always", "100ms").await.unwrap();
     let stopped = standing(&stands(&server, 0).await.unwrap()).unwrap().pid;
-    Process::of(stopped).unwrap().signal(Signal::SIGSTOP).unwrap();
+    ProcessHandle::of(stopped).unwrap().signal(Signal::SIGSTOP).unwrap();
     stands(&server, stopped).await.unwrap();
-    assert!(Process::of(stopped).is_none(), "it was ended");
+    assert!(ProcessHandle::of(stopped).is_none(), "it was ended");
     server.stop().await.unwrap();
 }

@@ -4,9 +4,9 @@ use std::pin::pin;
 
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
-use shadowslice_tests::home::{Error, Home, beside};
-use shadowslice_tests::server::Server;
-use shadowslice_tests::status::{Model, Status};
+use shadowslice_tests::home::{HarnessError, Home, sibling_binary};
+use shadowslice_tests::server::ServerUnderTest;
+use shadowslice_tests::status::{ModelStatusJson, StatusJson};
 
 use crate::scene::{EMULATED, echo};
 use crate::standby::{incumbent, kill};
@@ -39,16 +39,16 @@ fn many() -> impl Iterator<Item = String> {
 }
 
 /// A folder with these models. Workers start slowly while it has a file `slow`.
-fn home(names: impl Iterator<Item = String>) -> Result<Home, Error> {
+fn home(names: impl Iterator<Item = String>) -> Result<Home, HarnessError> {
     leave_two_cores().expect("a thread may give up cores");
     let mut home = Home::with_config(&config(names))?;
-    let worker = beside("shadowslice-worker")?;
+    let worker = sibling_binary("shadowslice-worker")?;
     let folder = home.path().display();
     home.set_worker(&format!("cd {folder}\ntest -e slow && {SLOW_START}\nexec {} \"$@\"", worker.display()))?;
     Ok(home)
 }
 
-fn waits(model: &Model) -> bool {
+fn waits(model: &ModelStatusJson) -> bool {
     model.more["why"].as_str().is_some_and(|why| why.contains("waits for its turn"))
 }
 
@@ -56,12 +56,12 @@ fn waits(model: &Model) -> bool {
 async fn models_that_start_at_once_wait_for_their_turn_and_none_is_killed() {
     let home = home(many()).unwrap();
     home.write("slow", "").unwrap();
-    let mut server = Server::start(home, None).unwrap();
+    let mut server = ServerUnderTest::start(home, None).unwrap();
     server.wait_up().await.unwrap();
     let last = server.wait_status("m11", "that it waits for its turn", waits).await.unwrap();
     assert_eq!((last.state.as_str(), last.workers.len()), ("loading", 0), "{last:?}");
     server.wait_ready().await.unwrap();
-    let Status { models, .. } = server.status().await.unwrap();
+    let StatusJson { models, .. } = server.status().await.unwrap();
     for model in models {
         let deaths = model.more["worker_deaths"].as_u64();
         assert_eq!((model.state.as_str(), deaths), ("ready", Some(0)), "{model:?}\n{}", server.log());
@@ -73,14 +73,14 @@ async fn models_that_start_at_once_wait_for_their_turn_and_none_is_killed() {
 #[tokio::test]
 async fn a_restart_does_not_wait_for_models_that_start_for_the_first_time() {
     let first = || std::iter::once("first".to_owned());
-    let server = Server::ready(home(first()).unwrap()).await.unwrap();
+    let server = ServerUnderTest::ready(home(first()).unwrap()).await.unwrap();
     server.home().write("slow", "").unwrap();
     server.home().write("config.yaml", config(first().chain(many()))).unwrap();
     let restart = async {
         server.wait_line(&["worker started", "model=\"m1\""]).await.unwrap();
         let before = incumbent(&server.model("first").await.unwrap()).unwrap().pid;
         kill(before);
-        let next = |model: &Model| incumbent(model).is_some_and(|worker| worker.pid != before);
+        let next = |model: &ModelStatusJson| incumbent(model).is_some_and(|worker| worker.pid != before);
         server.wait_status("first", "the next worker", next).await.unwrap();
         before
     };

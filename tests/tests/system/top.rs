@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use shadowslice_tests::home::Home;
-use shadowslice_tests::server::Server;
+use shadowslice_tests::server::ServerUnderTest;
 
 use crate::scene::{echo, home, load, unwrapped};
 use crate::terminal::Terminal;
@@ -26,7 +26,7 @@ async fn it_shows_load_sizes_and_a_supervisor_that_goes_and_comes_and_leaves_the
     let home = home(&[echo("echo", "share: {initial: 50%}")]).unwrap();
     let run_dir = home.run_dir();
     let yaml = fs::read_to_string(home.path().join("config.yaml")).unwrap();
-    let mut first = Server::ready(home).await.unwrap();
+    let mut first = ServerUnderTest::ready(home).await.unwrap();
     let mut top = Terminal::run(first.home(), &ARGUMENTS, USUAL).unwrap();
     let idle = |screen: &str| {
         let whole = screen.lines().nth(23) == Some(KEYS) && screen.contains("memory not known");
@@ -54,7 +54,7 @@ async fn it_shows_load_sizes_and_a_supervisor_that_goes_and_comes_and_leaves_the
     let gone = |screen: &str| screen.contains("no supervisor for") && row(screen).contains(&"50%");
     top.shows("that it is gone", gone).await.unwrap();
     let second = Home::with_config(&format!("run_dir: {}\n{yaml}", run_dir.display())).unwrap();
-    let second = Server::start(second, None).unwrap();
+    let second = ServerUnderTest::start(second, None).unwrap();
     top.shows("that it is back", idle).await.unwrap();
     top.types("q").unwrap();
     let (status, left) = top.ended().await.unwrap();
@@ -85,7 +85,7 @@ async fn however_it_ends_the_terminal_is_as_it_was() {
 #[tokio::test]
 async fn without_a_terminal_it_prints_a_page() {
     let home = home(&[echo("one", "share: {initial: 50%}"), echo("two", "share: {initial: 25%}")]).unwrap();
-    let server = Server::ready(home).await.unwrap();
+    let server = ServerUnderTest::ready(home).await.unwrap();
     let own = format!("supervisor {}, pid {}, for ", env!("CARGO_PKG_VERSION"), server.process().pid);
     for arguments in [&ARGUMENTS[..], &["top", "--once", "--interval", "100ms"]] {
         let page = server.said(arguments).await.unwrap();

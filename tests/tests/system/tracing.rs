@@ -9,12 +9,12 @@ use nix::sys::signal::Signal;
 use opentelemetry_proto::tonic::trace::v1::Span;
 use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
 use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
-use shadowslice_tests::home::{Error, Home, PATIENCE};
-use shadowslice_tests::load::Outcome;
+use shadowslice_tests::home::{DEFAULT_TIMEOUT, HarnessError, Home};
+use shadowslice_tests::load::RequestOutcome;
 use shadowslice_tests::metrics::{self, Metrics};
-use shadowslice_tests::process::Process;
-use shadowslice_tests::server::Server;
-use shadowslice_tests::status::Model;
+use shadowslice_tests::process::ProcessHandle;
+use shadowslice_tests::server::ServerUnderTest;
+use shadowslice_tests::status::ModelStatusJson;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, UnixStream};
 use tokio::time::timeout;
@@ -31,7 +31,7 @@ async fn traced(
     sample: &str,
     collector: SocketAddr,
     settings: &str,
-) -> Result<Server, Error> {
+) -> Result<ServerUnderTest, HarnessError> {
     let model = echo("echo", &format!("profile: profile.yaml, {settings}"));
     let yaml = format!(
         "listen: {{http: [\"unix:http.sock\"], grpc: [\"unix:grpc.sock\"], metrics: [\"unix:metrics.sock\"]}}\n\
@@ -42,7 +42,7 @@ async fn traced(
     );
     let home = Home::with_config(&yaml)?;
     home.write("profile.yaml", profile(execution_ms))?;
-    Server::ready(home).await
+    ServerUnderTest::ready(home).await
 }
 
 /// A `traceparent` of the n-th trace.
@@ -55,7 +55,7 @@ fn trace(n: u32) -> String {
 }
 
 /// Asks `echo` over HTTP with these headers; the whole answer.
-async fn post(server: &Server, model: &str, headers: &[(&str, &str)]) -> io::Result<String> {
+async fn post(server: &ServerUnderTest, model: &str, headers: &[(&str, &str)]) -> io::Result<String> {
     let values = ["1"; 16].join(",");
     let tensor = format!(r#"{{"name": "x", "datatype": "FP32", "shape": [1, 16], "data": [{values}]}}"#);
     let body = format!(r#"{{"inputs": [{tensor}]}}"#);
@@ -67,12 +67,12 @@ async fn post(server: &Server, model: &str, headers: &[(&str, &str)]) -> io::Res
     let mut stream = UnixStream::connect(server.home().run_dir().join("http.sock")).await?;
     stream.write_all(request.as_bytes()).await?;
     let mut answer = String::new();
-    timeout(PATIENCE, stream.read_to_string(&mut answer)).await??;
+    timeout(DEFAULT_TIMEOUT, stream.read_to_string(&mut answer)).await??;
     Ok(answer)
 }
 
 /// Asks `echo` over gRPC with that parent.
-async fn call(server: &Server, traceparent: &str) -> Result<(), Status> {
+async fn call(server: &ServerUnderTest, traceparent: &str) -> Result<(), Status> {
     let metadata = [("traceparent", traceparent), ("tracestate", "vendor=1")];
     server.client().infer_with("echo", &echo_case(1).inputs, &metadata).await.map(drop)
 }
@@ -84,7 +84,7 @@ fn own(spans: &[Span]) -> &Span {
     own[0]
 }
 
-async fn spans_counted(server: &Server, outcome: &str) -> io::Result<f64> {
+async fn spans_counted(server: &ServerUnderTest, outcome: &str) -> io::Result<f64> {
     let socket = server.home().run_dir().join("metrics.sock");
     let answer = metrics::ask(&socket, "GET", "/metrics").await?;
     let metrics = Metrics::parse(&answer.body).map_err(io::Error::other)?;
@@ -93,14 +93,14 @@ async fn spans_counted(server: &Server, outcome: &str) -> io::Result<f64> {
 }
 
 /// Waits until so many spans, at least, have come to that end.
-async fn until_counted(server: &Server, outcome: &str, least: f64) -> io::Result<()> {
+async fn until_counted(server: &ServerUnderTest, outcome: &str, least: f64) -> io::Result<()> {
     let counting = async {
         while spans_counted(server, outcome).await? < least {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
         Ok(())
     };
-    timeout(PATIENCE, counting).await?
+    timeout(DEFAULT_TIMEOUT, counting).await?
 }
 
 #[tokio::test]
@@ -238,7 +238,7 @@ async fn what_is_refused_says_why() {
     let settings = "share: {initial: 50%}, batch: {max: 1}, queue: {max_requests: 2, on_late: serve}";
     let server = traced(200.0, "100%", collector.address, settings).await.unwrap();
     let outcomes = ask_all(&server.client(), "echo", (0..10).map(echo_case).collect(), 0.0).await;
-    let refused = outcomes.iter().filter(|outcome| **outcome != Outcome::Right).count();
+    let refused = outcomes.iter().filter(|outcome| **outcome != RequestOutcome::Right).count();
     assert!(refused > 0, "{outcomes:?}");
     assert!(
         post(&server, "absent", &[("traceparent", &parent(1, "01"))])
@@ -278,7 +278,7 @@ async fn a_request_whose_client_goes_away_is_told_as_cancelled() {
     let metadata = [("traceparent", parents[1].as_str())];
     let inputs = echo_case(1).inputs;
     let leave = async {
-        let both = |model: &Model| model.requests.accepted == 2;
+        let both = |model: &ModelStatusJson| model.requests.accepted == 2;
         server.wait_status("echo", "both requests", both).await.unwrap();
     };
     tokio::select! {
@@ -311,9 +311,9 @@ async fn a_killed_worker_and_the_retry_are_visible() {
     let server = traced(500.0, "0%", collector.address, SETTINGS).await.unwrap();
     let pid = server.model("echo").await.unwrap().workers[0].pid;
     let kill = async {
-        let busy = |model: &Model| model.requests.accepted == 1;
+        let busy = |model: &ModelStatusJson| model.requests.accepted == 1;
         server.wait_status("echo", "a request in flight", busy).await.unwrap();
-        Process::of(pid).unwrap().signal(Signal::SIGKILL).unwrap();
+        ProcessHandle::of(pid).unwrap().signal(Signal::SIGKILL).unwrap();
     };
     let parent = parent(1, "01");
     let (answered, ()) = tokio::join!(call(&server, &parent), kill);
@@ -339,7 +339,7 @@ async fn a_hand_over_underneath_is_visible() {
     let few = "share: {initial: 30%}, queue: {on_late: serve}";
     let server = traced(1_500.0, "0%", collector.address, few).await.unwrap();
     let resize = async {
-        let busy = |model: &Model| model.requests.accepted == 1;
+        let busy = |model: &ModelStatusJson| model.requests.accepted == 1;
         server.wait_status("echo", "a request in flight", busy).await.unwrap();
         server.resize("echo", 50).await.unwrap();
     };
@@ -364,7 +364,7 @@ async fn while_the_collector_is_away_requests_are_served_and_spans_counted() {
     drop(listener);
     let server = traced(1.0, "100%", address, SETTINGS).await.unwrap();
     for n in 0..50 {
-        assert_eq!(ask(server.client(), "echo", &echo_case(n), 0.0).await, Outcome::Right);
+        assert_eq!(ask(server.client(), "echo", &echo_case(n), 0.0).await, RequestOutcome::Right);
     }
     until_counted(&server, "unsent", 200.0).await.unwrap();
     let warnings = server.log().matches("spans were dropped").count();
@@ -384,7 +384,7 @@ async fn a_collector_that_never_answers_delays_neither_requests_nor_the_end_for_
     let server = traced(1.0, "100%", listener.local_addr().unwrap(), SETTINGS).await.unwrap();
     for n in 0..50 {
         let asked = Instant::now();
-        assert_eq!(ask(server.client(), "echo", &echo_case(n), 0.0).await, Outcome::Right);
+        assert_eq!(ask(server.client(), "echo", &echo_case(n), 0.0).await, RequestOutcome::Right);
         assert!(asked.elapsed() < Duration::from_secs(5));
     }
     let stopped = Instant::now();

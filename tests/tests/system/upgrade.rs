@@ -4,16 +4,16 @@
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
-use shadowslice_tests::home::{Error, Home};
-use shadowslice_tests::load::Outcome;
-use shadowslice_tests::process::{Process, descendants};
-use shadowslice_tests::server::Server;
+use shadowslice_tests::home::{HarnessError, Home};
+use shadowslice_tests::load::RequestOutcome;
+use shadowslice_tests::process::{ProcessHandle, descendants};
+use shadowslice_tests::server::ServerUnderTest;
 
 use crate::scene::{EMULATED, ask, echo, echo_case};
 
 const MODELS: &str = "model_control: explicit\nmodels:\n";
 
-fn home() -> Result<Home, Error> {
+fn home() -> Result<Home, HarnessError> {
     let models: String =
         ["a", "b"].map(|name| format!("  - {}\n", echo(name, "share: {initial: 40%}"))).concat();
     let adaptive = EMULATED.replace("static", "adaptive");
@@ -21,7 +21,7 @@ fn home() -> Result<Home, Error> {
 }
 
 /// What the command says where no other supervisor takes over.
-async fn refused(server: &Server) -> String {
+async fn refused(server: &ServerUnderTest) -> String {
     let output = server.home().run(&["upgrade"]).await.unwrap();
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     String::from_utf8_lossy(&output.stderr).into_owned()
@@ -29,7 +29,7 @@ async fn refused(server: &Server) -> String {
 
 #[tokio::test]
 async fn what_is_known_goes_on_also_after_a_kill() {
-    let mut server = Server::ready(home().unwrap()).await.unwrap();
+    let mut server = ServerUnderTest::ready(home().unwrap()).await.unwrap();
     server.resize("a", 20).await.unwrap();
     server.said(&["drain", "b"]).await.unwrap();
     let known = server.home().run_dir().join("private/known.json");
@@ -65,7 +65,7 @@ async fn what_is_known_goes_on_also_after_a_kill() {
 
 #[tokio::test]
 async fn one_that_cannot_serve_changes_nothing() {
-    let mut server = Server::ready(home().unwrap()).await.unwrap();
+    let mut server = ServerUnderTest::ready(home().unwrap()).await.unwrap();
     let config = std::fs::read_to_string(server.home().path().join("config.yaml")).unwrap();
     let first = server.process();
     let model = format!("  - {}\n", echo("c", "share: {initial: 10%}"));
@@ -81,7 +81,7 @@ async fn one_that_cannot_serve_changes_nothing() {
         server.home().write("config.yaml", &written).unwrap();
         let said = refused(&server).await;
         assert!(said.contains(why), "{said}");
-        assert_eq!(ask(server.client(), "a", &echo_case(1), 0.0).await, Outcome::Right);
+        assert_eq!(ask(server.client(), "a", &echo_case(1), 0.0).await, RequestOutcome::Right);
         assert_alone(&server, &config).await;
     }
     // One that is not there cannot serve; another one may come.
@@ -92,14 +92,14 @@ async fn one_that_cannot_serve_changes_nothing() {
     let before = server.upgrade().await.unwrap();
     assert_eq!(before, first);
     server.wait_gone(before).await.unwrap();
-    assert_eq!(ask(server.client(), "c", &echo_case(1), 0.0).await, Outcome::Right);
+    assert_eq!(ask(server.client(), "c", &echo_case(1), 0.0).await, RequestOutcome::Right);
     assert_alone(&server, &config).await;
     assert!(server.model("b").await.is_err());
     server.stop().await.unwrap();
 }
 
 /// Another supervisor in the same run directory must not come up, nor touch the workers there.
-async fn assert_alone(server: &Server, config: &str) {
+async fn assert_alone(server: &ServerUnderTest, config: &str) {
     let before = server.model("a").await.unwrap().workers[0].pid;
     server.home().write("second.yaml", config).unwrap();
     let config = server.home().path().join("second.yaml");
@@ -111,7 +111,7 @@ async fn assert_alone(server: &Server, config: &str) {
 
 #[tokio::test]
 async fn one_that_is_told_to_stop_before_it_serves_ends_and_changes_nothing() {
-    let server = Server::ready(home().unwrap()).await.unwrap();
+    let server = ServerUnderTest::ready(home().unwrap()).await.unwrap();
     let slow = "source: {kind: illustrative}\nstart: {process: 5s, load: 1ms, warm: 1ms}\n\
                 execution_ms: {sms: [132], 1: [1.0]}\n";
     server.home().write("slow.yaml", slow).unwrap();
@@ -129,17 +129,17 @@ async fn one_that_is_told_to_stop_before_it_serves_ends_and_changes_nothing() {
     });
     assert!(again.contains("under way already"), "{again}");
     assert!(said.contains("the next supervisor has ended"), "{said}");
-    assert_eq!(ask(server.client(), "a", &echo_case(1), 0.0).await, Outcome::Right);
+    assert_eq!(ask(server.client(), "a", &echo_case(1), 0.0).await, RequestOutcome::Right);
     assert_alone(&server, &config).await;
     server.stop().await.unwrap();
 }
 
 /// The supervisor that this one has started.
-async fn successor(server: &Server) -> Process {
+async fn successor(server: &ServerUnderTest) -> ProcessHandle {
     let first = server.process();
     let found = async {
         loop {
-            let named = |process: &Process| {
+            let named = |process: &ProcessHandle| {
                 std::fs::read_to_string(format!("/proc/{}/comm", process.pid))
                     .is_ok_and(|name| name == "shadowslice\n")
             };
@@ -156,18 +156,18 @@ async fn successor(server: &Server) -> Process {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn one_that_is_killed_before_it_serves_changes_nothing() {
-    let server = Server::ready(home().unwrap()).await.unwrap();
+    let server = ServerUnderTest::ready(home().unwrap()).await.unwrap();
     let (said, _) = tokio::join!(refused(&server), async {
         successor(&server).await.signal(Signal::SIGKILL).unwrap();
     });
     assert!(said.contains("the next supervisor has ended"), "{said}");
-    assert_eq!(ask(server.client(), "a", &echo_case(1), 0.0).await, Outcome::Right);
+    assert_eq!(ask(server.client(), "a", &echo_case(1), 0.0).await, RequestOutcome::Right);
     server.stop().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn one_whose_predecessor_is_killed_serves_at_once() {
-    let mut server = Server::ready(home().unwrap()).await.unwrap();
+    let mut server = ServerUnderTest::ready(home().unwrap()).await.unwrap();
     let (_, next) = tokio::join!(server.home().run(&["upgrade"]), async {
         let next = successor(&server).await;
         // By the first of its workers it has what it needs.
@@ -183,16 +183,16 @@ async fn one_whose_predecessor_is_killed_serves_at_once() {
     server.follow(&next.pid.to_string()).unwrap();
     server.wait_line(&["has ended without a word"]).await.unwrap();
     server.wait_ready().await.unwrap();
-    assert_eq!(ask(server.client(), "a", &echo_case(1), 0.0).await, Outcome::Right);
+    assert_eq!(ask(server.client(), "a", &echo_case(1), 0.0).await, RequestOutcome::Right);
     server.stop().await.unwrap();
 }
 
 #[tokio::test]
 async fn what_clients_changed_goes_on_and_nothing_is_changed_while_the_next_one_rises() {
-    let mut server = Server::ready(home().unwrap()).await.unwrap();
+    let mut server = ServerUnderTest::ready(home().unwrap()).await.unwrap();
     server.client().load("a", Some(r#"{"slo": "77ms"}"#)).await.unwrap();
     server.client().load("a", Some(r#"{"batch": {"max": 3}, "slo": "88ms"}"#)).await.unwrap();
-    let slo = async |server: &Server| server.model("a").await.unwrap().slo.latency_ms;
+    let slo = async |server: &ServerUnderTest| server.model("a").await.unwrap().slo.latency_ms;
     assert_eq!(slo(&server).await, 88.0);
 
     // A model that starts slowly leaves time to give orders.
@@ -230,7 +230,7 @@ async fn a_load_that_is_under_way_is_waited_for_and_goes_on() {
     let profile = "source: {kind: illustrative}\nstart: {process: 1s, load: 1ms, warm: 1ms}\n\
                    execution_ms: {sms: [132], 1: [1.0]}\n";
     home.write("slow.yaml", profile).unwrap();
-    let mut server = Server::ready(home).await.unwrap();
+    let mut server = ServerUnderTest::ready(home).await.unwrap();
     let mut client = server.client();
     let changes = Some(r#"{"batch": {"max": 3}, "slo": "66ms"}"#);
     let load = tokio::spawn(async move { client.load("a", changes).await });

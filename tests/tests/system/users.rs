@@ -3,15 +3,15 @@
 use std::os::unix::fs::MetadataExt;
 
 use nix::sys::signal::Signal;
-use shadowslice_tests::home::{Error, Home};
-use shadowslice_tests::load::Outcome;
-use shadowslice_tests::process::Process;
-use shadowslice_tests::server::Server;
-use shadowslice_tests::status::Model;
+use shadowslice_tests::home::{HarnessError, Home};
+use shadowslice_tests::load::RequestOutcome;
+use shadowslice_tests::process::ProcessHandle;
+use shadowslice_tests::server::ServerUnderTest;
+use shadowslice_tests::status::ModelStatusJson;
 
 use crate::scene::{EMULATED, ask, echo, echo_case, profile};
 
-fn with_users(users: &str) -> Result<Home, Error> {
+fn with_users(users: &str) -> Result<Home, HarnessError> {
     let models = ["a", "b"].map(|name| format!("  - {}\n", echo(name, "profile: profile.yaml")));
     let yaml = format!("{EMULATED}workers: {{users: {users}}}\nmodels:\n{}", models.concat());
     let home = Home::with_config(&yaml)?;
@@ -33,10 +33,10 @@ async fn each_model_has_a_user_of_its_own() {
         println!("skipped: only root can run workers as other users");
         return;
     }
-    let server = Server::ready(with_users("61000-61001").unwrap()).await.unwrap();
+    let server = ServerUnderTest::ready(with_users("61000-61001").unwrap()).await.unwrap();
     let mut users = Vec::new();
     for name in ["a", "b"] {
-        assert_eq!(ask(server.client(), name, &echo_case(3), 0.0).await, Outcome::Right);
+        assert_eq!(ask(server.client(), name, &echo_case(3), 0.0).await, RequestOutcome::Right);
         server.resize(name, 20).await.unwrap();
         let model = server.wait_status(name, "one worker", |model| model.workers.len() == 1).await.unwrap();
         let (uids, groups) = user_of(model.workers[0].pid);
@@ -44,10 +44,11 @@ async fn each_model_has_a_user_of_its_own() {
         assert!(uids.iter().all(|uid| *uid == uids[0]) && groups.is_empty(), "{uids:?} {groups}");
         users.push(uids[0].to_owned());
         // Its end is the supervisor's to bring about.
-        let worker = Process::of(model.workers[0].pid).unwrap();
+        let worker = ProcessHandle::of(model.workers[0].pid).unwrap();
         worker.signal(Signal::SIGSTOP).unwrap();
-        let gone = |model: &Model| {
-            model.state == "ready" && model.workers.iter().all(|other| Process::of(other.pid) != Some(worker))
+        let gone = |model: &ModelStatusJson| {
+            model.state == "ready"
+                && model.workers.iter().all(|other| ProcessHandle::of(other.pid) != Some(worker))
         };
         server.wait_status(name, "another worker", gone).await.unwrap();
     }

@@ -15,10 +15,10 @@ use std::time::Duration;
 use clap::Parser;
 use futures_util::future::join_all;
 use shadowslice_tests::home::Home;
-use shadowslice_tests::server::Server;
+use shadowslice_tests::server::ServerUnderTest;
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
-use crate::report::Report;
+use crate::report::DemoReport;
 use crate::resizes::Resizes;
 use crate::workload::Workload;
 
@@ -66,7 +66,7 @@ fn chain(error: &dyn Error) -> String {
 /// Runs the whole demo; says whether all went well.
 async fn show(span: Duration) -> Result<bool, Box<dyn Error>> {
     let workloads = workload::all()?;
-    let mut server = Server::start(Home::new()?, Some(&config()))?;
+    let mut server = ServerUnderTest::start(Home::new()?, Some(&config()))?;
     println!("starting the server with {} models, one process each ...", workloads.len());
     server.wait_ready().await?;
     println!(
@@ -76,7 +76,7 @@ async fn show(span: Duration) -> Result<bool, Box<dyn Error>> {
     println!("by hand: SHADOWSLICE_RUN_DIR={} shadowslice status", server.home().run_dir().display());
 
     let resizes = under_load(&server, &workloads, span).await;
-    let report = Report { workloads: &workloads, resizes: &resizes };
+    let report = DemoReport { workloads: &workloads, resizes: &resizes };
     let (status, log) = (server.status().await?, server.log());
     println!("\nstopping the server ...");
     let stopped = server.stop().await;
@@ -96,7 +96,7 @@ async fn show(span: Duration) -> Result<bool, Box<dyn Error>> {
 }
 
 /// Loads all models and resizes them meanwhile; returns the resizes by model, in the same order.
-async fn under_load(server: &Server, workloads: &[Workload], span: Duration) -> Vec<Resizes> {
+async fn under_load(server: &ServerUnderTest, workloads: &[Workload], span: Duration) -> Vec<Resizes> {
     let start = Instant::now();
     let loads = (1..).zip(workloads).map(|(seed, workload)| workload.load(server, span, seed));
     let loads = join_all(loads);

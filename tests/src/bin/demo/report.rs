@@ -3,9 +3,9 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use shadowslice_tests::home::Error;
-use shadowslice_tests::load::Tally;
-use shadowslice_tests::status::{Handover, Status};
+use shadowslice_tests::home::HarnessError;
+use shadowslice_tests::load::LoadTally;
+use shadowslice_tests::status::{HandoverJson, StatusJson};
 
 use crate::resizes::Resizes;
 use crate::workload::Workload;
@@ -26,8 +26,8 @@ pub(crate) fn progress(at: Duration, workloads: &[Workload]) {
 }
 
 /// One line for a resize.
-pub(crate) fn resized(at: Duration, model: &str, handover: &Handover) {
-    let Handover { from_sms, to_sms, mechanism, .. } = handover;
+pub(crate) fn resized(at: Duration, model: &str, handover: &HandoverJson) {
+    let HandoverJson { from_sms, to_sms, mechanism, .. } = handover;
     println!(
         "{}   resized {model} from {from_sms} to {to_sms} SMs ({mechanism}), in effect after {} ms, stall {} us",
         clock(at),
@@ -37,7 +37,7 @@ pub(crate) fn resized(at: Duration, model: &str, handover: &Handover) {
 }
 
 /// One line for a resize that was not carried out.
-pub(crate) fn not_resized(at: Duration, model: &str, error: &Error) {
+pub(crate) fn not_resized(at: Duration, model: &str, error: &HarnessError) {
     println!("{}   {model} was NOT resized: {error}", clock(at));
 }
 
@@ -50,16 +50,16 @@ fn number(value: Option<f64>, digits: usize) -> String {
 }
 
 /// The outcome of the whole demo.
-pub(crate) struct Report<'a> {
+pub(crate) struct DemoReport<'a> {
     /// The models with the outcomes of their requests.
     pub(crate) workloads: &'a [Workload],
     /// The outcomes of their resizes, in the same order.
     pub(crate) resizes: &'a [Resizes],
 }
 
-impl Report<'_> {
+impl DemoReport<'_> {
     /// The final table, with figures from the server's own `status`.
-    pub(crate) fn table(&self, status: &Status) {
+    pub(crate) fn table(&self, status: &StatusJson) {
         println!(
             "\n{:<9}{:>9}{:>9}{:>7}{:>8}{:>9}{:>9}{:>9}{:>8}{:>12}{:>9}{:>12}{:>13}",
             "model",
@@ -86,7 +86,7 @@ impl Report<'_> {
     }
 
     /// Whether nothing was lost or wrong and every resize carried out, for good. Says so.
-    pub(crate) fn verdict(&self, status: &Status) -> bool {
+    pub(crate) fn verdict(&self, status: &StatusJson) -> bool {
         let lost: u64 = self.workloads.iter().map(|workload| workload.tally.lock().failures()).sum();
         let wrong: u64 = self.workloads.iter().map(|workload| workload.tally.lock().wrong).sum();
         let answered = self.workloads.iter().all(|workload| workload.tally.lock().right > 0);
@@ -124,9 +124,9 @@ impl Report<'_> {
     }
 }
 
-fn row(model: &str, tally: &Tally, slo: f64, resizes: &Resizes) {
+fn row(model: &str, tally: &LoadTally, slo: f64, resizes: &Resizes) {
     let worst =
-        |value: fn(&Handover) -> Option<f64>| resizes.completed.iter().filter_map(value).reduce(f64::max);
+        |value: fn(&HandoverJson) -> Option<f64>| resizes.completed.iter().filter_map(value).reduce(f64::max);
     let by = resizes.completed.last().map_or("?", |handover| handover.mechanism.as_str());
     let kept = 100.0 * tally.attainment(Duration::from_secs_f64(slo.max(0.0) / 1e3));
     println!(

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use shadowslice_tests::server::Server;
-use shadowslice_tests::status::Handover;
+use shadowslice_tests::server::ServerUnderTest;
+use shadowslice_tests::status::HandoverJson;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::report;
@@ -29,14 +29,14 @@ const EFFECT_WITHIN: Duration = Duration::from_secs(5);
 #[derive(Debug, Default)]
 pub(crate) struct Resizes {
     /// The resizes that were carried out.
-    pub(crate) completed: Vec<Handover>,
+    pub(crate) completed: Vec<HandoverJson>,
     /// The number of resizes that were not carried out.
     pub(crate) failed: u64,
 }
 
 /// Resizes all models until the load ends; the answers are in the models' order.
 pub(crate) async fn all(
-    server: &Server,
+    server: &ServerUnderTest,
     workloads: &[Workload],
     start: Instant,
     span: Duration,
@@ -47,7 +47,7 @@ pub(crate) async fn all(
 }
 
 async fn one_model(
-    server: &Server,
+    server: &ServerUnderTest,
     workload: &Workload,
     start: Instant,
     first: Instant,
@@ -77,18 +77,18 @@ async fn one_model(
 }
 
 /// Adds the time to effect where `resize` answered before a batch had completed at the new share.
-async fn with_effect(server: &Server, model: &str, handover: Handover) -> Handover {
+async fn with_effect(server: &ServerUnderTest, model: &str, handover: HandoverJson) -> HandoverJson {
     if handover.effect_ms.is_some() {
         return handover;
     }
-    let seen = |last: &Handover| last.to_sms == handover.to_sms && last.effect_ms.is_some();
+    let seen = |last: &HandoverJson| last.to_sms == handover.to_sms && last.effect_ms.is_some();
     let effect = server.wait_status(model, "a batch at the new share", |model| {
         model.handovers.last.as_ref().is_some_and(seen)
     });
     match timeout(EFFECT_WITHIN, effect).await {
         Ok(Ok(model)) => {
             let effect_ms = model.handovers.last.and_then(|last| last.effect_ms);
-            Handover { effect_ms, ..handover }
+            HandoverJson { effect_ms, ..handover }
         }
         _ => handover,
     }

@@ -8,14 +8,14 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::error::Error;
-use crate::figures::Figures;
-use crate::models::Model;
+use crate::error::StageError;
+use crate::figures::FigureStore;
+use crate::models::MeasuredModel;
 use crate::numbers::{mean, quantile, rounded};
 use crate::pairs::execution_ms;
-use crate::serving::{Service, Serving};
-use crate::tools::Setting;
-use crate::traffic::Subject;
+use crate::serving::{RunningServer, ServingOptions};
+use crate::tools::CheckSettings;
+use crate::traffic::TestedModel;
 
 /// Which is slowed down, and by which.
 const PAIRS: [[&str; 2]; 4] =
@@ -45,7 +45,7 @@ const UNDER_WAY: usize = 3;
 /// How long each is measured.
 const SPAN: Duration = Duration::from_millis(500);
 
-pub(crate) async fn run(setting: &Setting, figures: &mut Figures) -> Result<(), Error> {
+pub(crate) async fn run(setting: &CheckSettings, figures: &mut FigureStore) -> Result<(), StageError> {
     for names in PAIRS {
         let found = names.map(|name| setting.models.iter().find(|model| model.name == name).cloned());
         if let [Some(one), Some(other)] = found {
@@ -63,16 +63,16 @@ pub(crate) async fn run(setting: &Setting, figures: &mut Figures) -> Result<(), 
 
 /// Measures one pair in batches of at most so many rows.
 async fn pair(
-    setting: &Setting,
-    figures: &mut Figures,
-    models: &[Model],
+    setting: &CheckSettings,
+    figures: &mut FigureStore,
+    models: &[MeasuredModel],
     batch: u32,
     rows: &[u32],
-) -> Result<Vec<Value>, Error> {
-    let service = Service { name: "contention", models, share: 50, batch, handover: "in-process" };
-    let serving = Serving::start(setting, service).await?;
-    let one = Subject::learn(&serving.server, &models[0].name).await?;
-    let other = Subject::learn(&serving.server, &models[1].name).await?;
+) -> Result<Vec<Value>, StageError> {
+    let service = ServingOptions { name: "contention", models, share: 50, batch, handover: "in-process" };
+    let serving = RunningServer::start(setting, service).await?;
+    let one = TestedModel::learn(&serving.server, &models[0].name).await?;
+    let other = TestedModel::learn(&serving.server, &models[1].name).await?;
     let mut measured = Vec::new();
     let mut alone: BTreeMap<(u32, u32), f64> = BTreeMap::new();
     for [own, others] in SHARES {
@@ -94,18 +94,18 @@ async fn pair(
 }
 
 /// The mean latency of requests of so many rows, sent one after the other.
-async fn latency(serving: &Serving, one: &Arc<Subject>, rows: u32) -> Result<f64, Error> {
+async fn latency(serving: &RunningServer, one: &Arc<TestedModel>, rows: u32) -> Result<f64, StageError> {
     let asked = one.saturate(&serving.server, (rows, 1), SPAN).await?;
     Ok(mean(&asked.latencies_ms).map_or(f64::NAN, |(mean, _)| mean))
 }
 
 /// The same while the other never rests.
 async fn beside(
-    serving: &Serving,
-    [one, other]: [&Arc<Subject>; 2],
+    serving: &RunningServer,
+    [one, other]: [&Arc<TestedModel>; 2],
     rows: u32,
     others_rows: u32,
-) -> Result<Value, Error> {
+) -> Result<Value, StageError> {
     let (made, others_made) = (one.make(rows, 1)?, other.make(others_rows, UNDER_WAY)?);
     let hog = other.saturate_with(&serving.server, &others_made, SPAN + SPAN / 4);
     let (hog, asked) = tokio::join!(hog, one.saturate_with(&serving.server, &made, SPAN));

@@ -9,10 +9,10 @@ use shadowslice_tests::home;
 
 /// Why a stage has no figures, or only some.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Error {
+pub(crate) enum StageError {
     /// The supervisor under test, or the harness around it.
     #[error("the server")]
-    Server(#[from] home::Error),
+    Server(#[from] home::HarnessError),
     /// A file or process.
     #[error("cannot {what}")]
     Io { what: String, source: io::Error },
@@ -33,7 +33,7 @@ pub(crate) enum Error {
     Unusable(String),
 }
 
-impl Error {
+impl StageError {
     /// Makes the error of an operation on a file.
     pub(crate) fn io(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path: PathBuf = path.into();

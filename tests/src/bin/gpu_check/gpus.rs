@@ -8,20 +8,20 @@ use std::time::Duration;
 use futures_util::future::try_join_all;
 use nix::sys::signal::Signal;
 use serde_json::{Map, json};
-use shadowslice_tests::process::{Process, descendants};
+use shadowslice_tests::process::{ProcessHandle, descendants};
 use shadowslice_tests::status;
 use tokio::process::Command;
 use tokio::time::{Instant, sleep};
 
-use crate::error::Error;
-use crate::figures::Figures;
-use crate::lossless::{Loads, end_all};
-use crate::models::Model;
-use crate::neighbours::{Window, p99};
+use crate::error::StageError;
+use crate::figures::FigureStore;
+use crate::lossless::{ModelLoads, end_all};
+use crate::models::MeasuredModel;
+use crate::neighbours::{TimeWindow, p99};
 use crate::numbers::rounded;
-use crate::serving::{Serving, gpu, threads};
-use crate::tools::{Device, Setting, output};
-use crate::traffic::{Loaded, Subject};
+use crate::serving::{RunningServer, gpu, threads};
+use crate::tools::{CheckSettings, CheckedDevice, output};
+use crate::traffic::{LoadResult, TestedModel};
 
 /// Models on each of them.
 const MODELS: usize = 2;
@@ -47,19 +47,19 @@ const WITHIN: Duration = Duration::from_secs(20);
 /// The second GPU, as `gpus` counts.
 const SECOND: usize = 1;
 
-pub(crate) async fn run(setting: &Setting, figures: &mut Figures) -> Result<(), Error> {
+pub(crate) async fn run(setting: &CheckSettings, figures: &mut FigureStore) -> Result<(), StageError> {
     let Some(gpus) = two(setting).await? else {
         println!("gpus: this host has one, so there is nothing to compare");
         figures.set(&["gpus"], json!({ "count": 1 }));
         return Ok(());
     };
     let models = &setting.models[..MODELS.min(setting.models.len())];
-    let serving = Serving::start_with(setting, "gpus", &config(&gpus, models)).await?;
+    let serving = RunningServer::start_with(setting, "gpus", &config(&gpus, models)).await?;
     let names = |gpu: usize| models.iter().map(move |model| name(model, gpu));
     let [first, second] = [0, SECOND].map(|gpu| names(gpu).collect::<Vec<_>>());
     capacities(figures, &serving, [&first, &second]).await?;
 
-    let loads = Loads::half(&serving, &[first.clone(), second.clone()].concat()).await?;
+    let loads = ModelLoads::half(&serving, &[first.clone(), second.clone()].concat()).await?;
     let running = loads.begin(None);
     let disturbed = disturb(&serving, &second, gpus[SECOND].uuid.as_deref()).await?;
     let loaded = end_all(running, true).await?;
@@ -69,15 +69,15 @@ pub(crate) async fn run(setting: &Setting, figures: &mut Figures) -> Result<(), 
 }
 
 /// A GPU as a configuration names it, and its UUID if it is a real GPU.
-struct Gpu {
+struct CheckedGpu {
     device: String,
     uuid: Option<String>,
 }
 
 /// The GPU to measure, and another GPU of the host; `None` if the host has a single GPU.
-async fn two(setting: &Setting) -> Result<Option<[Gpu; 2]>, Error> {
-    let Device::Gpu(measured) = &setting.device else {
-        let gpu = || Gpu { device: gpu(setting), uuid: None };
+async fn two(setting: &CheckSettings) -> Result<Option<[CheckedGpu; 2]>, StageError> {
+    let CheckedDevice::Gpu(measured) = &setting.device else {
+        let gpu = || CheckedGpu { device: gpu(setting), uuid: None };
         return Ok(Some([gpu(), gpu()]));
     };
     let mut command = Command::new("nvidia-smi");
@@ -85,19 +85,21 @@ async fn two(setting: &Setting) -> Result<Option<[Gpu; 2]>, Error> {
     let said = output(command, WITHIN, &setting.log("gpus")).await?;
     let mut gpus: Vec<(&str, &str)> = said.lines().filter_map(|line| line.trim().split_once(", ")).collect();
     gpus.sort_by_key(|(index, _)| index != measured);
-    let gpu =
-        |(index, uuid): (&str, &str)| Gpu { device: format!("{{device: {index}}}"), uuid: Some(uuid.into()) };
-    let two: Vec<Gpu> = gpus.into_iter().take(2).map(gpu).collect();
+    let gpu = |(index, uuid): (&str, &str)| CheckedGpu {
+        device: format!("{{device: {index}}}"),
+        uuid: Some(uuid.into()),
+    };
+    let two: Vec<CheckedGpu> = gpus.into_iter().take(2).map(gpu).collect();
     Ok(two.try_into().ok())
 }
 
 /// A model's name on one of the GPUs.
-fn name(model: &Model, gpu: usize) -> String {
+fn name(model: &MeasuredModel, gpu: usize) -> String {
     format!("{}-{gpu}", model.name)
 }
 
 /// The same models on each GPU.
-fn config(gpus: &[Gpu; 2], models: &[Model]) -> String {
+fn config(gpus: &[CheckedGpu; 2], models: &[MeasuredModel]) -> String {
     let [first, second] = gpus.each_ref().map(|gpu| gpu.device.as_str());
     let (threads, share) = (threads(), SHARES[1]);
     let mut text = format!(
@@ -116,12 +118,16 @@ fn config(gpus: &[Gpu; 2], models: &[Model]) -> String {
 }
 
 /// Rows a second of each GPU alone, and of both at once.
-async fn capacities(figures: &mut Figures, serving: &Serving, gpus: [&[String]; 2]) -> Result<(), Error> {
+async fn capacities(
+    figures: &mut FigureStore,
+    serving: &RunningServer,
+    gpus: [&[String]; 2],
+) -> Result<(), StageError> {
     let learn = async |names: &[String]| {
-        try_join_all(names.iter().map(|name| Subject::learn(&serving.server, name))).await
+        try_join_all(names.iter().map(|name| TestedModel::learn(&serving.server, name))).await
     };
     let [first, second] = [learn(gpus[0]).await?, learn(gpus[SECOND]).await?];
-    let rows = async |subjects: &[Arc<Subject>]| -> Result<f64, Error> {
+    let rows = async |subjects: &[Arc<TestedModel>]| -> Result<f64, StageError> {
         let saturating =
             subjects.iter().map(|subject| subject.saturate(&serving.server, UNDER_WAY, SATURATE));
         Ok(try_join_all(saturating).await?.iter().map(|saturated| saturated.rows_per_s).sum())
@@ -138,14 +144,18 @@ async fn capacities(figures: &mut Figures, serving: &Serving, gpus: [&[String]; 
 }
 
 /// The disturbance of the second GPU, and when it happened.
-struct Disturbed {
-    calm: Window,
-    handovers: Window,
+struct Disturbance {
+    calm: TimeWindow,
+    handovers: TimeWindow,
     /// Its MPS server was killed at the first moment, and its models were ready again at the second.
-    killed: Option<Window>,
+    killed: Option<TimeWindow>,
 }
 
-async fn disturb(serving: &Serving, models: &[String], uuid: Option<&str>) -> Result<Disturbed, Error> {
+async fn disturb(
+    serving: &RunningServer,
+    models: &[String],
+    uuid: Option<&str>,
+) -> Result<Disturbance, StageError> {
     let begun = Instant::now();
     // A measured time: there is no event to wait for.
     sleep(CALM).await;
@@ -154,25 +164,28 @@ async fn disturb(serving: &Serving, models: &[String], uuid: Option<&str>) -> Re
         serving.hand_over(model, SHARES[n % 2]).await?;
     }
     let handovers = (calm.1, Instant::now());
-    let Some(uuid) = uuid else { return Ok(Disturbed { calm, handovers, killed: None }) };
+    let Some(uuid) = uuid else { return Ok(Disturbance { calm, handovers, killed: None }) };
     let before = try_join_all(models.iter().map(|model| serving.alone(model))).await?;
     let server = mps_server(serving.server.process().pid, uuid)
-        .ok_or_else(|| Error::Unusable(format!("no MPS server of {uuid} was found")))?;
+        .ok_or_else(|| StageError::Unusable(format!("no MPS server of {uuid} was found")))?;
     let killed = Instant::now();
-    server.signal(Signal::SIGKILL).map_err(|errno| Error::Unusable(format!("cannot kill it: {errno}")))?;
+    server
+        .signal(Signal::SIGKILL)
+        .map_err(|errno| StageError::Unusable(format!("cannot kill it: {errno}")))?;
     for (model, before) in models.iter().zip(before) {
-        let back = |model: &status::Model| {
-            let anew = |worker: &status::Worker| worker.role == "incumbent" && worker.pid != before.pid;
+        let back = |model: &status::ModelStatusJson| {
+            let anew =
+                |worker: &status::WorkerStatusJson| worker.role == "incumbent" && worker.pid != before.pid;
             model.state == "ready" && model.workers.iter().any(anew)
         };
         serving.server.wait_status(model, "the return of its GPU", back).await?;
     }
-    Ok(Disturbed { calm, handovers, killed: Some((killed, Instant::now())) })
+    Ok(Disturbance { calm, handovers, killed: Some((killed, Instant::now())) })
 }
 
 /// The MPS server of a GPU among a supervisor's descendants.
-fn mps_server(supervisor: i32, uuid: &str) -> Option<Process> {
-    let holds = |process: &Process, file: &str, text: &str| {
+fn mps_server(supervisor: i32, uuid: &str) -> Option<ProcessHandle> {
+    let holds = |process: &ProcessHandle, file: &str, text: &str| {
         let read = std::fs::read(format!("/proc/{}/{file}", process.pid)).unwrap_or_default();
         String::from_utf8_lossy(&read).contains(text)
     };
@@ -184,16 +197,16 @@ fn mps_server(supervisor: i32, uuid: &str) -> Option<Process> {
 /// Fails if an answer was wrong or a request was lost. Lost requests of a GPU whose MPS server was
 /// killed are allowed.
 fn into_figures(
-    figures: &mut Figures,
+    figures: &mut FigureStore,
     names: &[String],
-    loaded: &[Loaded],
-    disturbed: &Disturbed,
+    loaded: &[LoadResult],
+    disturbed: &Disturbance,
     on_first: usize,
-) -> Result<(), Error> {
-    let Disturbed { calm, handovers, killed } = disturbed;
+) -> Result<(), StageError> {
+    let Disturbance { calm, handovers, killed } = disturbed;
     let mut models = Map::new();
     for (name, loaded) in names.iter().zip(loaded) {
-        let at = |window: &Window| p99(&loaded.spans, &[*window]).map(rounded);
+        let at = |window: &TimeWindow| p99(&loaded.spans, &[*window]).map(rounded);
         let of = json!({ "offered": loaded.tally.offered, "lost": loaded.tally.failures(), "wrong": loaded.tally.wrong,
             "calm_ms": at(calm), "handovers_ms": at(handovers), "killed_ms": killed.as_ref().and_then(at) });
         models.insert(name.clone(), of);
@@ -210,7 +223,7 @@ fn into_figures(
         let why = format!(
             "{lost} requests were lost that nothing should have cost, and {wrong} answers were wrong"
         );
-        return Err(Error::Unusable(why));
+        return Err(StageError::Unusable(why));
     }
     Ok(())
 }

@@ -5,14 +5,14 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tokio::process::Command;
 
-use crate::error::{Error, chain};
-use crate::figures::Figures;
-use crate::tools::{Device, Setting, output};
+use crate::error::{StageError, chain};
+use crate::figures::FigureStore;
+use crate::tools::{CheckSettings, CheckedDevice, output};
 
 /// How long each of these programs may take.
 const WITHIN: Duration = Duration::from_secs(20);
 
-pub(crate) async fn run(setting: &Setting, figures: &mut Figures) -> Result<(), Error> {
+pub(crate) async fn run(setting: &CheckSettings, figures: &mut FigureStore) -> Result<(), StageError> {
     let log = setting.log("host");
     let ask = async |program: &str, arguments: &[&str]| {
         let mut command = Command::new(program);
@@ -24,13 +24,13 @@ pub(crate) async fn run(setting: &Setting, figures: &mut Figures) -> Result<(), 
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
     figures.set(&["host", "cores"], cores);
     match &setting.device {
-        Device::Emulated => figures.set(&["device"], "emulated"),
-        Device::Gpu(index) => {
+        CheckedDevice::Emulated => figures.set(&["device"], "emulated"),
+        CheckedDevice::Gpu(index) => {
             let query = "--query-gpu=name,driver_version,uuid,memory.total,compute_cap";
             let said = ask("nvidia-smi", &["-i", index, query, "--format=csv,noheader,nounits"]).await?;
             let fields: Vec<&str> = said.trim().split(", ").collect();
             let &[name, driver, uuid, memory, capability] = fields.as_slice() else {
-                return Err(Error::Unusable(format!("nvidia-smi said {said:?}")));
+                return Err(StageError::Unusable(format!("nvidia-smi said {said:?}")));
             };
             figures.set(&["device"], name);
             figures.set(&["driver"], driver);
@@ -49,19 +49,19 @@ pub(crate) async fn run(setting: &Setting, figures: &mut Figures) -> Result<(), 
 }
 
 /// The whole report of `shadowslice doctor`, whatever its exit status.
-async fn doctor(setting: &Setting) -> Result<Value, Error> {
+async fn doctor(setting: &CheckSettings) -> Result<Value, StageError> {
     let mut command = Command::new(setting.supervisor());
     command.args(["doctor", "--json"]).kill_on_drop(true);
     let ended = tokio::time::timeout(WITHIN, command.output()).await;
     let program = || "shadowslice doctor --json".to_owned();
-    let ended = ended.map_err(|_| Error::Endless { program: program(), within: WITHIN })?;
-    let output = ended.map_err(|source| Error::Io { what: format!("run `{}`", program()), source })?;
+    let ended = ended.map_err(|_| StageError::Endless { program: program(), within: WITHIN })?;
+    let output = ended.map_err(|source| StageError::Io { what: format!("run `{}`", program()), source })?;
     // Where the binaries lie is the host's business.
     let said =
         String::from_utf8_lossy(&output.stdout).replace(&*setting.bin_dir.to_string_lossy(), "BIN_DIR");
     serde_json::from_str(&said).map_err(|source| {
         let said = String::from_utf8_lossy(&output.stderr);
         let first = said.lines().next().unwrap_or_default();
-        Error::Json { what: format!("what `{}` printed (it said {first:?})", program()), source }
+        StageError::Json { what: format!("what `{}` printed (it said {first:?})", program()), source }
     })
 }

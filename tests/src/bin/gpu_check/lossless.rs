@@ -7,18 +7,18 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use futures_util::future::{join_all, try_join_all};
 use serde_json::{Value, json};
-use shadowslice_tests::load::Tally;
+use shadowslice_tests::load::LoadTally;
 use tokio::time::Instant;
 
-use crate::error::{Error, chain};
-use crate::figures::Figures;
+use crate::error::{StageError, chain};
+use crate::figures::FigureStore;
 use crate::handover::add_stalls;
-use crate::neighbours::Window;
+use crate::neighbours::TimeWindow;
 use crate::numbers::rounded;
-use crate::serving::{Service, Serving};
+use crate::serving::{RunningServer, ServingOptions};
 use crate::stages::STOPPING;
-use crate::tools::Setting;
-use crate::traffic::{Load, Loaded, Span, Subject};
+use crate::tools::CheckSettings;
+use crate::traffic::{BackgroundLoad, LoadResult, RequestTimes, TestedModel};
 
 /// Hand-overs of all models together,
 const HANDOVERS: usize = 200;
@@ -46,17 +46,17 @@ const TWIN_PARTS: u64 = 15;
 const TWIN: Duration = Duration::from_secs(45);
 
 /// The models under load, and how much of it.
-pub(crate) struct Loads {
-    pub(crate) subjects: Vec<Arc<Subject>>,
+pub(crate) struct ModelLoads {
+    pub(crate) subjects: Vec<Arc<TestedModel>>,
     /// Requests a second of each.
     pub(crate) rates: Vec<f64>,
 }
 
-impl Loads {
+impl ModelLoads {
     /// Half of the rate that each model carries while all models are saturated.
-    pub(crate) async fn half(serving: &Serving, models: &[String]) -> Result<Self, Error> {
-        let learning = models.iter().map(|model| Subject::learn(&serving.server, model));
-        let subjects: Vec<Arc<Subject>> = try_join_all(learning).await?;
+    pub(crate) async fn half(serving: &RunningServer, models: &[String]) -> Result<Self, StageError> {
+        let learning = models.iter().map(|model| TestedModel::learn(&serving.server, model));
+        let subjects: Vec<Arc<TestedModel>> = try_join_all(learning).await?;
         let saturating =
             subjects.iter().map(|subject| subject.saturate(&serving.server, (1, UNDER_WAY), SATURATE));
         let rates =
@@ -65,26 +65,33 @@ impl Loads {
     }
 
     /// Starts them all.
-    pub(crate) fn begin(&self, parts: Option<u64>) -> Vec<Load> {
+    pub(crate) fn begin(&self, parts: Option<u64>) -> Vec<BackgroundLoad> {
         self.subjects
             .iter()
             .zip(&self.rates)
-            .map(|(subject, &rate)| Load::begin(subject, rate, parts))
+            .map(|(subject, &rate)| BackgroundLoad::begin(subject, rate, parts))
             .collect()
     }
 }
 
 /// Waits for the ends of loads.
-pub(crate) async fn end_all(loads: Vec<Load>, at_once: bool) -> Result<Vec<Loaded>, Error> {
+pub(crate) async fn end_all(
+    loads: Vec<BackgroundLoad>,
+    at_once: bool,
+) -> Result<Vec<LoadResult>, StageError> {
     try_join_all(loads.into_iter().map(|load| load.end(at_once))).await
 }
 
-pub(crate) async fn run(setting: &Setting, figures: &mut Figures, end: Instant) -> Result<(), Error> {
+pub(crate) async fn run(
+    setting: &CheckSettings,
+    figures: &mut FigureStore,
+    end: Instant,
+) -> Result<(), StageError> {
     let models = &setting.models;
-    let service = Service { name: "lossless", models, share: SHARES[1], batch: 8, handover: "shadow" };
-    let serving = Serving::start(setting, service).await?;
-    let loads = Loads::half(&serving, &setting.names()).await?;
-    let wanted = Wanted { of_all: setting.count(HANDOVERS, 20), of_each: setting.count(OF_EACH, 2) };
+    let service = ServingOptions { name: "lossless", models, share: SHARES[1], batch: 8, handover: "shadow" };
+    let serving = RunningServer::start(setting, service).await?;
+    let loads = ModelLoads::half(&serving, &setting.names()).await?;
+    let wanted = HandoverTargets { of_all: setting.count(HANDOVERS, 20), of_each: setting.count(OF_EACH, 2) };
 
     let running = loads.begin(None);
     let begun = AtomicUsize::new(0);
@@ -92,7 +99,7 @@ pub(crate) async fn run(setting: &Setting, figures: &mut Figures, end: Instant) 
     let resizing =
         loads.subjects.iter().map(|subject| hand_over(&serving, &subject.model, &begun, wanted, deadline));
     let done = join_all(resizing).await;
-    let parts = running.iter().map(Load::parts).min().unwrap_or(0);
+    let parts = running.iter().map(BackgroundLoad::parts).min().unwrap_or(0);
     let with = end_all(running, true).await?;
     into_figures(figures, &loads, &with, &done);
     figures.save()?;
@@ -107,7 +114,7 @@ pub(crate) async fn run(setting: &Setting, figures: &mut Figures, end: Instant) 
     judged(&with, &done, wanted)
 }
 
-fn p99(tally: &Tally) -> f64 {
+fn p99(tally: &LoadTally) -> f64 {
     rounded(tally.latency_ms(0.99))
 }
 
@@ -115,18 +122,18 @@ fn p99(tally: &Tally) -> f64 {
 /// arrival and latency, and each hand-over's order and end with the parts of its worker's start.
 /// Times are the system's clock, in microseconds.
 fn record(
-    setting: &Setting,
-    loads: &Loads,
-    done: &[Done],
-    runs: [(&str, &[Loaded]); 2],
-) -> Result<(), Error> {
+    setting: &CheckSettings,
+    loads: &ModelLoads,
+    done: &[ModelHandovers],
+    runs: [(&str, &[LoadResult]); 2],
+) -> Result<(), StageError> {
     let (now, today) = (Instant::now(), SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default());
     let at = |moment: Instant| (today - (now - moment)).as_micros();
     let models = || loads.subjects.iter().map(|subject| &subject.model);
     let mut lines = String::from("run,model,arrived_us,latency_us\n");
     for (run, loaded) in runs {
-        for (model, Loaded { spans, .. }) in models().zip(loaded) {
-            for Span { due, end } in spans {
+        for (model, LoadResult { spans, .. }) in models().zip(loaded) {
+            for RequestTimes { due, end } in spans {
                 let (arrived, latency) = (at(*due), (*end - *due).as_micros());
                 writeln!(lines, "{run},{model},{arrived},{latency}").expect("a string takes everything");
             }
@@ -134,7 +141,7 @@ fn record(
     }
     setting.keep("lossless.requests.csv", &lines)?;
     let mut lines = String::new();
-    for (model, Done { courses, .. }) in models().zip(done) {
+    for (model, ModelHandovers { courses, .. }) in models().zip(done) {
         for ((ordered, ended), course) in courses {
             let line = json!({ "model": model, "ordered_us": at(*ordered) as u64, "ended_us": at(*ended) as u64,
                 "course": course });
@@ -146,30 +153,30 @@ fn record(
 
 /// The outcome of one model's hand-overs.
 #[derive(Debug, Default)]
-struct Done {
+struct ModelHandovers {
     effects_ms: Vec<f64>,
     stalls_us: Vec<f64>,
     /// Each as it went, from its order to its effect.
-    courses: Vec<(Window, Value)>,
+    courses: Vec<(TimeWindow, Value)>,
     failed: Vec<String>,
 }
 
 /// How many hand-overs there shall be.
 #[derive(Debug, Clone, Copy)]
-struct Wanted {
+struct HandoverTargets {
     of_all: usize,
     of_each: usize,
 }
 
 /// Hands a model over again and again until as many as are wanted have begun.
 async fn hand_over(
-    serving: &Serving,
+    serving: &RunningServer,
     model: &str,
     begun: &AtomicUsize,
-    wanted: Wanted,
+    wanted: HandoverTargets,
     deadline: Instant,
-) -> Done {
-    let mut done = Done::default();
+) -> ModelHandovers {
+    let mut done = ModelHandovers::default();
     for n in 0.. {
         let enough = begun.fetch_add(1, Ordering::Relaxed) >= wanted.of_all && n >= wanted.of_each;
         if enough || done.failed.len() >= FAILURES || Instant::now() > deadline {
@@ -188,17 +195,17 @@ async fn hand_over(
     done
 }
 
-fn into_figures(figures: &mut Figures, loads: &Loads, with: &[Loaded], done: &[Done]) {
-    let sum = |of: fn(&Tally) -> u64| with.iter().map(|loaded| of(&loaded.tally)).sum::<u64>();
+fn into_figures(figures: &mut FigureStore, loads: &ModelLoads, with: &[LoadResult], done: &[ModelHandovers]) {
+    let sum = |of: fn(&LoadTally) -> u64| with.iter().map(|loaded| of(&loaded.tally)).sum::<u64>();
     let completed: usize = done.iter().map(|done| done.stalls_us.len()).sum();
     let failed: Vec<&String> = done.iter().flat_map(|done| &done.failed).collect();
     figures.set(&["handovers", "done"], completed);
     figures.set(&["handovers", "not_done"], json!(failed));
     figures.set(&["handovers", "offered"], sum(|tally| tally.offered));
-    figures.set(&["handovers", "lost"], sum(Tally::failures));
+    figures.set(&["handovers", "lost"], sum(LoadTally::failures));
     figures.set(&["handovers", "wrong"], sum(|tally| tally.wrong));
     let each = loads.subjects.iter().zip(&loads.rates).zip(with).zip(done);
-    for (((subject, rate), Loaded { tally, .. }), done) in each {
+    for (((subject, rate), LoadResult { tally, .. }), done) in each {
         let of: Value = json!({ "done": done.stalls_us.len(), "rate": rounded(*rate), "offered": tally.offered,
             "lost": tally.failed, "wrong": tally.wrong, "examples": tally.examples, "effects_ms": done.effects_ms,
             "sent_late_ms": rounded(tally.sent_late_ms(1.0)) });
@@ -209,8 +216,8 @@ fn into_figures(figures: &mut Figures, loads: &Loads, with: &[Loaded], done: &[D
 }
 
 /// Fails where a request was lost or wrong, or a hand-over not carried out.
-fn judged(with: &[Loaded], done: &[Done], wanted: Wanted) -> Result<(), Error> {
-    let Wanted { of_all, of_each } = wanted;
+fn judged(with: &[LoadResult], done: &[ModelHandovers], wanted: HandoverTargets) -> Result<(), StageError> {
+    let HandoverTargets { of_all, of_each } = wanted;
     let completed: usize = done.iter().map(|done| done.stalls_us.len()).sum();
     let fewest = done.iter().map(|done| done.stalls_us.len()).min().unwrap_or(0);
     let lost: u64 = with.iter().map(|loaded| loaded.tally.failures()).sum();
@@ -223,5 +230,5 @@ fn judged(with: &[Loaded], done: &[Done], wanted: Wanted) -> Result<(), Error> {
         "{completed} hand-overs of {of_all}, {fewest} of {of_each} of the model with fewest; {lost} requests lost, {wrong} wrong; \
          not done: {undone:?}"
     );
-    Err(Error::Unusable(why))
+    Err(StageError::Unusable(why))
 }

@@ -36,10 +36,10 @@ use clap::builder::PossibleValuesParser;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::Instant;
 
-use crate::error::{Error, chain};
-use crate::figures::Figures;
-use crate::stages::Stage;
-use crate::tools::Setting;
+use crate::error::{StageError, chain};
+use crate::figures::FigureStore;
+use crate::stages::CheckStage;
+use crate::tools::CheckSettings;
 
 /// Measures shadowslice on a GPU host and writes the figures to gpu.json and gpu.md.
 ///
@@ -59,7 +59,7 @@ struct Arguments {
     /// The stages to run, in this order; all of them if none is named, or with `--mixes` that of
     /// mixes.
     #[arg(long, value_delimiter = ',')]
-    stages: Vec<Stage>,
+    stages: Vec<CheckStage>,
     /// Fewer models, shares and repetitions.
     #[arg(long)]
     quick: bool,
@@ -102,7 +102,7 @@ async fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let checked = tokio::select! {
         checked = check(&arguments) => checked,
-        why = stopped() => Err(Error::Unusable(why)),
+        why = stopped() => Err(StageError::Unusable(why)),
     };
     match checked {
         Ok(true) => ExitCode::SUCCESS,
@@ -131,16 +131,16 @@ fn positive(text: &str) -> Result<f64, String> {
 }
 
 /// Runs the stages; says whether all of them went well.
-async fn check(arguments: &Arguments) -> Result<bool, Error> {
+async fn check(arguments: &Arguments) -> Result<bool, StageError> {
     if arguments.list_models {
         policies::models_of(&arguments.mixes)?.iter().for_each(|name| println!("{name}"));
         return Ok(true);
     }
-    let setting = Setting::new(arguments)?;
-    let mut figures = Figures::open(&arguments.out, &setting)?;
-    let stages: &[Stage] = match arguments.stages.as_slice() {
-        [] if !arguments.mixes.is_empty() => &[Stage::Mixes],
-        [] => &Stage::ALL,
+    let setting = CheckSettings::new(arguments)?;
+    let mut figures = FigureStore::open(&arguments.out, &setting)?;
+    let stages: &[CheckStage] = match arguments.stages.as_slice() {
+        [] if !arguments.mixes.is_empty() => &[CheckStage::Mixes],
+        [] => &CheckStage::ALL,
         stages => stages,
     };
     let end = Instant::now() + Duration::from_secs(arguments.seconds);

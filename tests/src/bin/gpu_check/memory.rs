@@ -3,16 +3,16 @@
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
-use shadowslice_tests::process::Process;
-use shadowslice_tests::status::Model as ModelStatus;
+use shadowslice_tests::process::ProcessHandle;
+use shadowslice_tests::status::ModelStatusJson as ModelStatus;
 
-use crate::error::Error;
-use crate::figures::Figures;
-use crate::models::Model;
-use crate::serving::{Service, Serving, config};
-use crate::stages::Stage;
-use crate::tools::{Device, Setting, smi};
-use crate::traffic::{Load, Subject};
+use crate::error::StageError;
+use crate::figures::FigureStore;
+use crate::models::MeasuredModel;
+use crate::serving::{RunningServer, ServingOptions, config};
+use crate::stages::CheckStage;
+use crate::tools::{CheckSettings, CheckedDevice, smi};
+use crate::traffic::{BackgroundLoad, TestedModel};
 
 /// The largest batch, in rows.
 const BATCH: u32 = 32;
@@ -35,28 +35,32 @@ const RATE: f64 = 50.0;
 /// The most by which memory may have grown after the deaths, in MiB.
 const GROWTH: i64 = 16;
 
-pub(crate) async fn run(setting: &Setting, figures: &mut Figures) -> Result<(), Error> {
+pub(crate) async fn run(setting: &CheckSettings, figures: &mut FigureStore) -> Result<(), StageError> {
     for model in &setting.models {
-        if !figures.has_model(Stage::Memory, &model.name, setting.quick) {
+        if !figures.has_model(CheckStage::Memory, &model.name, setting.quick) {
             of_model(setting, figures, model).await?;
-            figures.has_now(Stage::Memory, &model.name, setting.quick)?;
+            figures.has_now(CheckStage::Memory, &model.name, setting.quick)?;
         }
     }
     Ok(())
 }
 
-async fn of_model(setting: &Setting, figures: &mut Figures, model: &Model) -> Result<(), Error> {
+async fn of_model(
+    setting: &CheckSettings,
+    figures: &mut FigureStore,
+    model: &MeasuredModel,
+) -> Result<(), StageError> {
     let idle = used_mib(setting).await?;
-    let more = async || Ok::<_, Error>(used_mib(setting).await? - idle);
+    let more = async || Ok::<_, StageError>(used_mib(setting).await? - idle);
     let (models, name) = (std::slice::from_ref(model), format!("memory-{}", model.name));
-    let service = Service { name: &name, models, share: SHARES[0], batch: BATCH, handover: "shadow" };
+    let service = ServingOptions { name: &name, models, share: SHARES[0], batch: BATCH, handover: "shadow" };
     // The relieved worker stays until its memory was read.
     let config = config(setting, service).replace("dwell: 200ms", "dwell: 5s");
-    let serving = Serving::start_with(setting, &name, &config).await?;
-    let subject = Subject::learn(&serving.server, &model.name).await?;
+    let serving = RunningServer::start_with(setting, &name, &config).await?;
+    let subject = TestedModel::learn(&serving.server, &model.name).await?;
     let kinds = serving.alone(&model.name).await?.more.get("memory").cloned();
     let one = more().await?;
-    let load = Load::begin(&subject, RATE, None);
+    let load = BackgroundLoad::begin(&subject, RATE, None);
     let handed = serving.hand_over(&model.name, SHARES[1]).await?;
     let two = more().await?;
     serving.alone(&model.name).await?;
@@ -81,16 +85,16 @@ async fn of_model(setting: &Setting, figures: &mut Figures, model: &Model) -> Re
     if tally.failures() + tally.wrong > 0 || after - before > GROWTH {
         let (lost, wrong, examples) = (tally.failures(), tally.wrong, tally.examples);
         let why = format!("{lost} lost, {wrong} wrong {examples:?}; {before} MiB before, {after} after");
-        return Err(Error::Request { model: model.name.clone(), why });
+        return Err(StageError::Request { model: model.name.clone(), why });
     }
     Ok(())
 }
 
 /// Kills all workers of a model, and waits until another one serves.
-async fn kill_all(serving: &Serving, model: &Model) -> Result<(), Error> {
+async fn kill_all(serving: &RunningServer, model: &MeasuredModel) -> Result<(), StageError> {
     let doomed: Vec<i32> =
         serving.server.model(&model.name).await?.workers.iter().map(|worker| worker.pid).collect();
-    for process in doomed.iter().filter_map(|pid| Process::of(*pid)) {
+    for process in doomed.iter().filter_map(|pid| ProcessHandle::of(*pid)) {
         // It may just have ended.
         process.signal(Signal::SIGKILL).ok();
     }
@@ -107,9 +111,9 @@ async fn kill_all(serving: &Serving, model: &Model) -> Result<(), Error> {
 }
 
 /// Kills the MPS server, and with it all workers; waits until another one serves.
-async fn kill_server(serving: &Serving, model: &Model) -> Result<(), Error> {
+async fn kill_server(serving: &RunningServer, model: &MeasuredModel) -> Result<(), StageError> {
     let server = serving.server.status().await?.gpus.first().and_then(|gpu| gpu.mps_server_pid);
-    let Some(process) = server.and_then(Process::of) else { return Ok(()) };
+    let Some(process) = server.and_then(ProcessHandle::of) else { return Ok(()) };
     let before = serving.alone(&model.name).await?.pid;
     process.signal(Signal::SIGKILL).ok();
     let fresh = |status: &ModelStatus| {
@@ -120,10 +124,10 @@ async fn kill_server(serving: &Serving, model: &Model) -> Result<(), Error> {
 }
 
 /// The GPU's memory in use, in MiB; 0 on an emulated one.
-async fn used_mib(setting: &Setting) -> Result<i64, Error> {
-    let Device::Gpu(index) = &setting.device else { return Ok(0) };
+async fn used_mib(setting: &CheckSettings) -> Result<i64, StageError> {
+    let CheckedDevice::Gpu(index) = &setting.device else { return Ok(0) };
     let said = smi(setting, index, "memory.used").await?;
-    said.parse().map_err(|_| Error::Unusable(format!("nvidia-smi said {said:?}")))
+    said.parse().map_err(|_| StageError::Unusable(format!("nvidia-smi said {said:?}")))
 }
 
 /// The page's table.

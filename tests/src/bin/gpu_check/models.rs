@@ -5,10 +5,10 @@ use std::f64::consts::TAU;
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
-use shadowslice_tests::cases::Tensor;
+use shadowslice_tests::cases::ClientTensor;
 use shadowslice_tests::random::SplitMix64;
 
-use crate::error::Error;
+use crate::error::StageError;
 
 /// Which models come first, in case that time runs out.
 const FIRST: [&str; 5] = ["resnet50", "bert-base", "mobilenet-v2", "alexnet", "vgg19"];
@@ -21,14 +21,14 @@ const TOKENS: f64 = 1000.0;
 
 /// A model's file.
 #[derive(Debug, Clone)]
-pub(crate) struct Model {
+pub(crate) struct MeasuredModel {
     pub(crate) name: String,
     pub(crate) path: PathBuf,
     /// In bytes; nearly all of it is weights.
     pub(crate) size: u64,
 }
 
-impl Model {
+impl MeasuredModel {
     /// Whether its name says that it computes in half precision.
     pub(crate) fn is_half(&self) -> bool {
         ["-fp16", "-bf16"].iter().any(|end| self.name.ends_with(end))
@@ -36,19 +36,19 @@ impl Model {
 }
 
 /// The models in a folder; if `only` names some, just these.
-pub(crate) fn find(folder: &Path, only: &[String]) -> Result<Vec<Model>, Error> {
-    let entries = std::fs::read_dir(folder).map_err(Error::io("read", folder))?;
+pub(crate) fn find(folder: &Path, only: &[String]) -> Result<Vec<MeasuredModel>, StageError> {
+    let entries = std::fs::read_dir(folder).map_err(StageError::io("read", folder))?;
     let mut models = BTreeMap::new();
     for path in entries.flatten().map(|entry| entry.path()) {
         let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         if path.extension().is_some_and(|kind| kind == "onnx") && (only.is_empty() || only.contains(&name)) {
-            let size = path.metadata().map_err(Error::io("read", &path))?.len();
+            let size = path.metadata().map_err(StageError::io("read", &path))?.len();
             let rank = FIRST.iter().position(|first| *first == name).unwrap_or(FIRST.len());
-            models.insert((rank, name.clone()), Model { name, path, size });
+            models.insert((rank, name.clone()), MeasuredModel { name, path, size });
         }
     }
     if models.is_empty() {
-        return Err(Error::Unusable(format!(
+        return Err(StageError::Unusable(format!(
             "no models in {}; make_gpu_models.py makes them",
             folder.display()
         )));
@@ -60,7 +60,7 @@ pub(crate) fn find(folder: &Path, only: &[String]) -> Result<Vec<Model>, Error> 
 pub(crate) type Described = (String, String, Vec<i64>);
 
 /// The inputs of one request of so many rows; another seed gives other inputs.
-pub(crate) fn inputs(described: &[Described], rows: u32, seed: u64) -> Result<Vec<Tensor>, Error> {
+pub(crate) fn inputs(described: &[Described], rows: u32, seed: u64) -> Result<Vec<ClientTensor>, StageError> {
     let of = |(name, datatype, shape): &Described| {
         let mut shape: Vec<i64> = shape.iter().map(|&axis| if axis < 0 { OPEN_AXIS } else { axis }).collect();
         if let Some(batch) = shape.first_mut() {
@@ -70,10 +70,12 @@ pub(crate) fn inputs(described: &[Described], rows: u32, seed: u64) -> Result<Ve
             "FP32" => floats(&shape, seed),
             "INT64" => integers(&shape, seed, name.ends_with("mask")),
             other => {
-                return Err(Error::Unusable(format!("input {name} is {other}, of which none are made here")));
+                return Err(StageError::Unusable(format!(
+                    "input {name} is {other}, of which none are made here"
+                )));
             }
         };
-        Ok(Tensor { name: name.clone(), datatype: datatype.clone(), shape, data })
+        Ok(ClientTensor { name: name.clone(), datatype: datatype.clone(), shape, data })
     };
     described.iter().map(of).collect()
 }

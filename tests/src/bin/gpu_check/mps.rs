@@ -10,8 +10,8 @@ use tokio::io::AsyncWriteExt;
 use tokio::process::{Child, Command};
 use tokio::time::{Instant, interval, timeout};
 
-use crate::error::Error;
-use crate::tools::{Family, Setting};
+use crate::error::StageError;
+use crate::tools::{CheckSettings, ProcessFamily};
 
 /// The daemon's program, and the shell that talks to it.
 const CONTROL: &str = "nvidia-cuda-mps-control";
@@ -24,33 +24,34 @@ const READY_WITHIN: Duration = Duration::from_secs(20);
 
 /// A daemon with a server, for one GPU. Dropping it kills both.
 #[derive(Debug)]
-pub(crate) struct Daemon {
+pub(crate) struct PrivateMpsDaemon {
     /// Short, since a Unix socket's path may not be long.
     folder: TempDir,
     logs: PathBuf,
     child: Child,
     /// The daemon and its server.
-    _family: Family,
+    _family: ProcessFamily,
     uuid: String,
 }
 
-impl Daemon {
+impl PrivateMpsDaemon {
     /// Starts it, and its server.
-    pub(crate) async fn start(setting: &Setting, uuid: &str) -> Result<Self, Error> {
+    pub(crate) async fn start(setting: &CheckSettings, uuid: &str) -> Result<Self, StageError> {
         let made = tempfile::Builder::new().prefix("ss-mps-").tempdir_in("/tmp");
-        let folder = made.map_err(|source| Error::Io { what: "make a folder in /tmp".into(), source })?;
+        let folder =
+            made.map_err(|source| StageError::Io { what: "make a folder in /tmp".into(), source })?;
         let logs = setting.out.join("logs").join("mps");
-        fs::create_dir_all(&logs).map_err(Error::io("make", &logs))?;
+        fs::create_dir_all(&logs).map_err(StageError::io("make", &logs))?;
         let log = setting.log("mps-control");
-        let printed = fs::File::create(&log).map_err(Error::io("write", &log))?;
-        let errors = printed.try_clone().map_err(Error::io("write", &log))?;
+        let printed = fs::File::create(&log).map_err(StageError::io("write", &log))?;
+        let errors = printed.try_clone().map_err(StageError::io("write", &log))?;
         let mut command = Command::new(CONTROL);
         // Its standard input stays open: it might take an end for an order.
         command.arg("-f").stdin(Stdio::piped()).stdout(printed).stderr(errors).process_group(0);
         environment(&mut command, &folder, &logs, uuid);
         let child =
-            command.spawn().map_err(|source| Error::Io { what: format!("start {CONTROL}"), source })?;
-        let family = Family::of(&child);
+            command.spawn().map_err(|source| StageError::Io { what: format!("start {CONTROL}"), source })?;
+        let family = ProcessFamily::of(&child);
         let daemon = Self { folder, logs, child, _family: family, uuid: uuid.into() };
         daemon.wait_ready().await?;
         Ok(daemon)
@@ -62,10 +63,10 @@ impl Daemon {
     }
 
     /// The answer to one command of the shell.
-    async fn ask(&self, order: &str) -> Result<String, Error> {
+    async fn ask(&self, order: &str) -> Result<String, StageError> {
         let mut command = Command::new(CONTROL);
         self.serve(&mut command);
-        let failed = |source| Error::Io { what: format!("ask {CONTROL} for {order}"), source };
+        let failed = |source| StageError::Io { what: format!("ask {CONTROL} for {order}"), source };
         let asking = async {
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).kill_on_drop(true);
             let mut shell = command.spawn()?;
@@ -77,11 +78,11 @@ impl Daemon {
         let answered = timeout(ANSWER_WITHIN, asking).await;
         let program = format!("{CONTROL} {order}");
         let output =
-            answered.map_err(|_| Error::Endless { program, within: ANSWER_WITHIN })?.map_err(failed)?;
+            answered.map_err(|_| StageError::Endless { program, within: ANSWER_WITHIN })?.map_err(failed)?;
         Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
     }
 
-    async fn wait_ready(&self) -> Result<(), Error> {
+    async fn wait_ready(&self) -> Result<(), StageError> {
         let deadline = Instant::now() + READY_WITHIN;
         let mut look = interval(Duration::from_millis(100));
         let user = nix::unistd::getuid();
@@ -100,7 +101,7 @@ impl Daemon {
                 return Ok(());
             }
             if Instant::now() > deadline {
-                return Err(Error::Endless {
+                return Err(StageError::Endless {
                     program: format!("the start of {CONTROL}"),
                     within: READY_WITHIN,
                 });
@@ -109,12 +110,12 @@ impl Daemon {
     }
 
     /// Ends it in peace, which takes that its clients are gone.
-    pub(crate) async fn stop(mut self) -> Result<(), Error> {
+    pub(crate) async fn stop(mut self) -> Result<(), StageError> {
         self.ask("quit").await?;
         let ended = timeout(ANSWER_WITHIN, self.child.wait()).await;
         let program = format!("{CONTROL} -f");
-        let ended = ended.map_err(|_| Error::Endless { program, within: ANSWER_WITHIN })?;
-        ended.map_err(|source| Error::Io { what: format!("wait for {CONTROL}"), source })?;
+        let ended = ended.map_err(|_| StageError::Endless { program, within: ANSWER_WITHIN })?;
+        ended.map_err(|source| StageError::Io { what: format!("wait for {CONTROL}"), source })?;
         Ok(())
     }
 }

@@ -6,13 +6,13 @@ use std::time::Duration;
 use serde_json::{Map, json};
 use tokio::time::{Instant, sleep};
 
-use crate::error::Error;
-use crate::figures::Figures;
-use crate::lossless::{Loads, end_all};
+use crate::error::StageError;
+use crate::figures::FigureStore;
+use crate::lossless::{ModelLoads, end_all};
 use crate::numbers::{quantile, rounded};
-use crate::serving::{Service, Serving};
-use crate::tools::Setting;
-use crate::traffic::{Loaded, Span};
+use crate::serving::{RunningServer, ServingOptions};
+use crate::tools::CheckSettings;
+use crate::traffic::{LoadResult, RequestTimes};
 
 /// Hand-overs of each model.
 const HANDOVERS: usize = 5;
@@ -27,18 +27,18 @@ const CALM: Duration = Duration::from_secs(20);
 const ENOUGH: usize = 100;
 
 /// When something went on.
-pub(crate) type Window = (Instant, Instant);
+pub(crate) type TimeWindow = (Instant, Instant);
 
-pub(crate) async fn run(setting: &Setting, figures: &mut Figures) -> Result<(), Error> {
-    let service = Service {
+pub(crate) async fn run(setting: &CheckSettings, figures: &mut FigureStore) -> Result<(), StageError> {
+    let service = ServingOptions {
         name: "neighbours",
         models: &setting.models,
         share: SHARES[1],
         batch: 8,
         handover: "shadow",
     };
-    let serving = Serving::start(setting, service).await?;
-    let loads = Loads::half(&serving, &setting.names()).await?;
+    let serving = RunningServer::start(setting, service).await?;
+    let loads = ModelLoads::half(&serving, &setting.names()).await?;
     let running = loads.begin(None);
     let begun = Instant::now();
     // A measured time: there is no event to wait for.
@@ -62,10 +62,10 @@ pub(crate) async fn run(setting: &Setting, figures: &mut Figures) -> Result<(), 
 }
 
 fn into_figures(
-    figures: &mut Figures,
+    figures: &mut FigureStore,
     names: &[&str],
-    loaded: &[Loaded],
-    (calm, warming): (Window, &[Vec<Window>]),
+    loaded: &[LoadResult],
+    (calm, warming): (TimeWindow, &[Vec<TimeWindow>]),
 ) {
     for (&model, windows) in names.iter().zip(warming) {
         let (mut incumbent, mut worst, mut each) = (None, None::<f64>, Map::new());
@@ -90,8 +90,9 @@ fn into_figures(
 }
 
 /// p99 of the latencies, in ms, of requests that were under way in any of the windows.
-pub(crate) fn p99(spans: &[Span], windows: &[Window]) -> Option<f64> {
-    let within = |span: &&Span| windows.iter().any(|(begun, end)| span.due < *end && span.end > *begun);
+pub(crate) fn p99(spans: &[RequestTimes], windows: &[TimeWindow]) -> Option<f64> {
+    let within =
+        |span: &&RequestTimes| windows.iter().any(|(begun, end)| span.due < *end && span.end > *begun);
     let latencies: Vec<f64> =
         spans.iter().filter(within).map(|span| (span.end - span.due).as_secs_f64() * 1e3).collect();
     if latencies.len() < ENOUGH { None } else { quantile(&latencies, 0.99) }
@@ -105,8 +106,9 @@ mod tests {
     fn only_requests_under_way_in_a_window_count() {
         let start = Instant::now();
         let at = |ms| start + Duration::from_millis(ms);
-        let mut spans: Vec<Span> = (0..200).map(|n| Span { due: at(n), end: at(n + 2) }).collect();
-        spans.push(Span { due: at(900), end: at(1000) });
+        let mut spans: Vec<RequestTimes> =
+            (0..200).map(|n| RequestTimes { due: at(n), end: at(n + 2) }).collect();
+        spans.push(RequestTimes { due: at(900), end: at(1000) });
         assert_eq!(p99(&spans, &[(at(0), at(300))]), Some(2.0));
         assert_eq!(p99(&spans, &[(at(950), at(960))]), None, "one request has no p99");
         assert_eq!(p99(&spans, &[(at(100), at(300))]), Some(2.0));

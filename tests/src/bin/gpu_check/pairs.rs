@@ -6,12 +6,12 @@ use std::time::Duration;
 use futures_util::future::try_join_all;
 use serde_json::Value;
 
-use crate::error::Error;
-use crate::figures::Figures;
+use crate::error::StageError;
+use crate::figures::FigureStore;
 use crate::numbers::rounded;
-use crate::serving::{Service, Serving};
-use crate::tools::Setting;
-use crate::traffic::Subject;
+use crate::serving::{RunningServer, ServingOptions};
+use crate::tools::CheckSettings;
+use crate::traffic::TestedModel;
 
 /// The share of each, in percent.
 const SHARE: u32 = 50;
@@ -32,12 +32,17 @@ struct Pace {
     execution_ms: Option<f64>,
 }
 
-pub(crate) async fn run(setting: &Setting, figures: &mut Figures) -> Result<(), Error> {
-    let service =
-        Service { name: "pairs", models: &setting.models, share: SHARE, batch: ROWS, handover: "shadow" };
-    let serving = Serving::start(setting, service).await?;
-    let learning = setting.models.iter().map(|model| Subject::learn(&serving.server, &model.name));
-    let subjects: Vec<Arc<Subject>> = try_join_all(learning).await?;
+pub(crate) async fn run(setting: &CheckSettings, figures: &mut FigureStore) -> Result<(), StageError> {
+    let service = ServingOptions {
+        name: "pairs",
+        models: &setting.models,
+        share: SHARE,
+        batch: ROWS,
+        handover: "shadow",
+    };
+    let serving = RunningServer::start(setting, service).await?;
+    let learning = setting.models.iter().map(|model| TestedModel::learn(&serving.server, &model.name));
+    let subjects: Vec<Arc<TestedModel>> = try_join_all(learning).await?;
     let mut alone = Vec::new();
     for subject in &subjects {
         let pace = together(&serving, &[subject]).await?.remove(0);
@@ -60,17 +65,21 @@ pub(crate) async fn run(setting: &Setting, figures: &mut Figures) -> Result<(), 
 }
 
 /// Saturates some models at once.
-async fn together(serving: &Serving, subjects: &[&Arc<Subject>]) -> Result<Vec<Pace>, Error> {
-    let one = async |subject: &Arc<Subject>| {
+async fn together(serving: &RunningServer, subjects: &[&Arc<TestedModel>]) -> Result<Vec<Pace>, StageError> {
+    let one = async |subject: &Arc<TestedModel>| {
         let saturated = subject.saturate(&serving.server, (ROWS, UNDER_WAY), SPAN).await?;
         let execution_ms = execution_ms(serving, &subject.model, ROWS).await?;
-        Ok::<_, Error>(Pace { rows_per_s: saturated.rows_per_s, execution_ms })
+        Ok::<_, StageError>(Pace { rows_per_s: saturated.rows_per_s, execution_ms })
     };
     try_join_all(subjects.iter().map(|subject| one(subject))).await
 }
 
 /// How long batches of so many rows executed lately, as the supervisor says.
-pub(crate) async fn execution_ms(serving: &Serving, model: &str, rows: u32) -> Result<Option<f64>, Error> {
+pub(crate) async fn execution_ms(
+    serving: &RunningServer,
+    model: &str,
+    rows: u32,
+) -> Result<Option<f64>, StageError> {
     let model = serving.server.model(model).await?;
     let times = model.more.get("execution_ms");
     Ok(times.and_then(|times| times.get(rows.to_string())).and_then(Value::as_f64))

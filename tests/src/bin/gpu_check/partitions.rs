@@ -6,18 +6,18 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use serde_json::{Value, json};
-use shadowslice_tests::server::Server;
+use shadowslice_tests::server::ServerUnderTest;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
-use crate::error::{Error, chain};
-use crate::figures::Figures;
-use crate::lossless::{Loads, end_all};
-use crate::models::Model;
+use crate::error::{StageError, chain};
+use crate::figures::FigureStore;
+use crate::lossless::{ModelLoads, end_all};
+use crate::models::MeasuredModel;
 use crate::numbers::{rounded, summary};
-use crate::serving::{Service, Serving, config, home};
+use crate::serving::{RunningServer, ServingOptions, config, home};
 use crate::stages::STOPPING;
-use crate::tools::{Device, Setting};
-use crate::traffic::{Load, Loaded, Subject};
+use crate::tools::{CheckSettings, CheckedDevice};
+use crate::traffic::{BackgroundLoad, LoadResult, TestedModel};
 
 /// Changes of all models together, of each kind.
 const CHANGES: usize = 500;
@@ -48,13 +48,17 @@ const HOG_UNDER_WAY: usize = 16;
 /// How long a model that must be refused may take to say so.
 const REFUSED_WITHIN: Duration = Duration::from_secs(120);
 
-pub(crate) async fn run(setting: &Setting, figures: &mut Figures, end: Instant) -> Result<(), Error> {
-    let models: Vec<Model> = setting.models.iter().chain(&setting.halves).cloned().collect();
+pub(crate) async fn run(
+    setting: &CheckSettings,
+    figures: &mut FigureStore,
+    end: Instant,
+) -> Result<(), StageError> {
+    let models: Vec<MeasuredModel> = setting.models.iter().chain(&setting.halves).cloned().collect();
     let outcome = changes(setting, figures, &models, end - STOPPING).await;
     figures.save()?;
     isolation(setting, figures, &models).await?;
     figures.save()?;
-    if let (Device::Gpu(_), Some(half)) = (&setting.device, setting.halves.first()) {
+    if let (CheckedDevice::Gpu(_), Some(half)) = (&setting.device, setting.halves.first()) {
         refusal(setting, figures, half).await?;
     }
     outcome
@@ -62,15 +66,16 @@ pub(crate) async fn run(setting: &Setting, figures: &mut Figures, end: Instant) 
 
 /// Changes all models' shares again and again under load.
 async fn changes(
-    setting: &Setting,
-    figures: &mut Figures,
-    models: &[Model],
+    setting: &CheckSettings,
+    figures: &mut FigureStore,
+    models: &[MeasuredModel],
     deadline: Instant,
-) -> Result<(), Error> {
-    let service = Service { name: "partitions", models, share: ANNOUNCED[0], batch: 8, handover: "auto" };
-    let serving = Serving::start(setting, service).await?;
+) -> Result<(), StageError> {
+    let service =
+        ServingOptions { name: "partitions", models, share: ANNOUNCED[0], batch: 8, handover: "auto" };
+    let serving = RunningServer::start(setting, service).await?;
     let names = starts(&serving, figures).await?;
-    let loads = Loads::half(&serving, &names).await?;
+    let loads = ModelLoads::half(&serving, &names).await?;
     let mut twins = Vec::new();
     // The share with which the changes begin comes last.
     for share in ANNOUNCED.iter().rev() {
@@ -91,17 +96,17 @@ async fn changes(
         settle(&serving, &names, ANNOUNCED[0]).await;
     }
     serving.stop(figures).await?;
-    if failures.is_empty() { Ok(()) } else { Err(Error::Unusable(failures.join("; "))) }
+    if failures.is_empty() { Ok(()) } else { Err(StageError::Unusable(failures.join("; "))) }
 }
 
 /// Gives all models this share. A share that is in force already is no failure.
-async fn settle(serving: &Serving, names: &[String], share: u32) {
+async fn settle(serving: &RunningServer, names: &[String], share: u32) {
     join_all(names.iter().map(|name| serving.server.resize_by_socket(name, share))).await;
 }
 
 /// How the workers started, and which groups they have; returns the models with shares that change
 /// inside the worker.
-async fn starts(serving: &Serving, figures: &mut Figures) -> Result<Vec<String>, Error> {
+async fn starts(serving: &RunningServer, figures: &mut FigureStore) -> Result<Vec<String>, StageError> {
     let models = serving.server.status().await?.models;
     for model in &models {
         let boot = model.workers.first().map(|worker| worker.more.clone());
@@ -116,7 +121,7 @@ async fn starts(serving: &Serving, figures: &mut Figures) -> Result<Vec<String>,
 }
 
 /// MiB of each worker, in the order of their processes.
-async fn memory(serving: &Serving) -> Result<Vec<Option<u64>>, Error> {
+async fn memory(serving: &RunningServer) -> Result<Vec<Option<u64>>, StageError> {
     let models = serving.server.status().await?.models;
     Ok(models.iter().flat_map(|model| &model.workers).map(|worker| worker.memory_mib).collect())
 }
@@ -130,15 +135,21 @@ fn memory_grown(before: &[Option<u64>], after: &[Option<u64>]) -> Vec<i64> {
 
 /// The outcomes of one model's changes.
 #[derive(Debug, Default)]
-struct Changed {
+struct ShareChanges {
     /// From the order to its answer: the next batch runs there.
     in_force_ms: Vec<f64>,
     stalls_us: Vec<f64>,
     failed: Vec<String>,
 }
 
-async fn change(server: &Server, model: &str, shares: &[u32], times: usize, deadline: Instant) -> Changed {
-    let mut changed = Changed::default();
+async fn change(
+    server: &ServerUnderTest,
+    model: &str,
+    shares: &[u32],
+    times: usize,
+    deadline: Instant,
+) -> ShareChanges {
+    let mut changed = ShareChanges::default();
     let mut tick = interval(EVERY);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     for share in shares.iter().cycle().skip(1).take(times) {
@@ -160,18 +171,18 @@ async fn change(server: &Server, model: &str, shares: &[u32], times: usize, dead
 
 /// Stores figures, and returns the faults that were found.
 fn into_figures(
-    figures: &mut Figures,
+    figures: &mut FigureStore,
     kind: &str,
-    loads: &Loads,
-    (with, twins): (&[Loaded], &[Vec<Loaded>]),
-    done: &[Changed],
+    loads: &ModelLoads,
+    (with, twins): (&[LoadResult], &[Vec<LoadResult>]),
+    done: &[ShareChanges],
 ) -> Vec<String> {
     let mut failures = Vec::new();
     let all: Vec<f64> = done.iter().flat_map(|changed| changed.in_force_ms.iter().copied()).collect();
     figures.set(&["partitions", kind, "in_force_ms"], summary(&all));
     for (index, ((subject, with), done)) in loads.subjects.iter().zip(with).zip(done).enumerate() {
         let (name, tally) = (&subject.model, &with.tally);
-        let p99 = |loaded: &Loaded| rounded(loaded.tally.latency_ms(0.99));
+        let p99 = |loaded: &LoadResult| rounded(loaded.tally.latency_ms(0.99));
         let of: Value = json!({
             "done": done.in_force_ms.len(), "in_force_ms": summary(&done.in_force_ms), "stall_us": summary(&done.stalls_us),
             "offered": tally.offered, "lost": tally.failures(), "wrong": tally.wrong, "examples": tally.examples,
@@ -196,15 +207,20 @@ fn into_figures(
 
 /// The latency of a model with requests at random times beside a busy model: alone, on other
 /// groups, on the same groups.
-async fn isolation(setting: &Setting, figures: &mut Figures, models: &[Model]) -> Result<(), Error> {
-    let pair: Vec<Model> =
+async fn isolation(
+    setting: &CheckSettings,
+    figures: &mut FigureStore,
+    models: &[MeasuredModel],
+) -> Result<(), StageError> {
+    let pair: Vec<MeasuredModel> =
         PAIR.iter().filter_map(|name| models.iter().find(|model| model.name == *name)).cloned().collect();
     let [quiet, hog] = &pair[..] else { return Ok(()) };
-    let service = Service { name: "isolation", models: &pair, share: 20, batch: 8, handover: "in-process" };
-    let serving = Serving::start(setting, service).await?;
-    let subject = Subject::learn(&serving.server, &quiet.name).await?;
-    let hogging = Subject::learn(&serving.server, &hog.name).await?;
-    let quiet_load = async || Load::begin(&subject, QUIET_RATE, Some(QUIET_PARTS)).end(false).await;
+    let service =
+        ServingOptions { name: "isolation", models: &pair, share: 20, batch: 8, handover: "in-process" };
+    let serving = RunningServer::start(setting, service).await?;
+    let subject = TestedModel::learn(&serving.server, &quiet.name).await?;
+    let hogging = TestedModel::learn(&serving.server, &hog.name).await?;
+    let quiet_load = async || BackgroundLoad::begin(&subject, QUIET_RATE, Some(QUIET_PARTS)).end(false).await;
     serving.server.resize(&hog.name, 75).await?;
     // The first load warms up the shapes and shares that are used from now on.
     quiet_load().await?;
@@ -222,7 +238,7 @@ async fn isolation(setting: &Setting, figures: &mut Figures, models: &[Model]) -
     serving.stop(figures).await
 }
 
-fn latencies(figures: &mut Figures, what: &str, loaded: &Loaded, hog_rate: Option<f64>) {
+fn latencies(figures: &mut FigureStore, what: &str, loaded: &LoadResult, hog_rate: Option<f64>) {
     let ms = |part| rounded(loaded.tally.latency_ms(part));
     let of =
         json!({ "p50": ms(0.5), "p90": ms(0.9), "p99": ms(0.99), "neighbours_rate": hog_rate.map(rounded) });
@@ -231,10 +247,14 @@ fn latencies(figures: &mut Figures, what: &str, loaded: &Loaded, hog_rate: Optio
 
 /// Half precision at a share by percentage is refused, and the model reports the reason and the
 /// remedy.
-async fn refusal(setting: &Setting, figures: &mut Figures, half: &Model) -> Result<(), Error> {
+async fn refusal(
+    setting: &CheckSettings,
+    figures: &mut FigureStore,
+    half: &MeasuredModel,
+) -> Result<(), StageError> {
     let models = std::slice::from_ref(half);
-    let service = Service { name: "refusal", models, share: 60, batch: 8, handover: "shadow" };
-    let server = Server::start(home(setting, service.name, &config(setting, service))?, None)?;
+    let service = ServingOptions { name: "refusal", models, share: 60, batch: 8, handover: "shadow" };
+    let server = ServerUnderTest::start(home(setting, service.name, &config(setting, service))?, None)?;
     let begun = Instant::now();
     let refused = timeout(REFUSED_WITHIN, async {
         loop {
@@ -247,8 +267,9 @@ async fn refusal(setting: &Setting, figures: &mut Figures, half: &Model) -> Resu
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
     });
-    let model =
-        refused.await.map_err(|_| Error::Unusable("half precision is neither served nor refused".into()))?;
+    let model = refused
+        .await
+        .map_err(|_| StageError::Unusable("half precision is neither served nor refused".into()))?;
     let why = model.more.get("why").cloned().unwrap_or_default();
     figures.set(
         &["partitions", "half_by_percentage"],

@@ -8,11 +8,11 @@ use serde::Deserialize;
 use serde_json::json;
 use tokio::process::Command;
 
-use crate::error::Error;
-use crate::figures::Figures;
-use crate::mps::Daemon;
+use crate::error::StageError;
+use crate::figures::FigureStore;
+use crate::mps::PrivateMpsDaemon;
 use crate::numbers::summary;
-use crate::tools::{Device, Setting, output, smi};
+use crate::tools::{CheckSettings, CheckedDevice, output, smi};
 
 /// How long one probe may take.
 const PROBE_WITHIN: Duration = Duration::from_secs(30);
@@ -28,12 +28,12 @@ struct Probe {
     memory_total: u64,
 }
 
-pub(crate) async fn run(setting: &Setting, figures: &mut Figures) -> Result<(), Error> {
-    let Device::Gpu(index) = &setting.device else {
-        return Err(Error::Unusable("an emulated GPU has no contexts".into()));
+pub(crate) async fn run(setting: &CheckSettings, figures: &mut FigureStore) -> Result<(), StageError> {
+    let CheckedDevice::Gpu(index) = &setting.device else {
+        return Err(StageError::Unusable("an emulated GPU has no contexts".into()));
     };
     let uuid = smi(setting, index, "uuid").await?;
-    let daemon = Daemon::start(setting, &uuid).await?;
+    let daemon = PrivateMpsDaemon::start(setting, &uuid).await?;
     // The server's own memory belongs to no client.
     let idle = smi(setting, index, "memory.used").await?.parse::<f64>().ok();
     let outcome = shares(setting, &daemon, figures, idle).await;
@@ -43,22 +43,26 @@ pub(crate) async fn run(setting: &Setting, figures: &mut Figures) -> Result<(), 
 }
 
 /// Asks the worker's binary, as a client of the daemon.
-async fn probe(setting: &Setting, daemon: &Daemon, percent: u32) -> Result<Probe, Error> {
+async fn probe(
+    setting: &CheckSettings,
+    daemon: &PrivateMpsDaemon,
+    percent: u32,
+) -> Result<Probe, StageError> {
     let mut command = Command::new(setting.worker());
     daemon.serve(&mut command);
     command.arg("--probe").env("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", percent.to_string());
     let said = output(command, PROBE_WITHIN, &setting.log("probe")).await?;
     let line = said.lines().rfind(|line| line.starts_with('{')).unwrap_or(&said);
     serde_json::from_str(line)
-        .map_err(|source| Error::Json { what: format!("what the probe printed, {line:?},"), source })
+        .map_err(|source| StageError::Json { what: format!("what the probe printed, {line:?},"), source })
 }
 
 async fn shares(
-    setting: &Setting,
-    daemon: &Daemon,
-    figures: &mut Figures,
+    setting: &CheckSettings,
+    daemon: &PrivateMpsDaemon,
+    figures: &mut FigureStore,
     idle_mib: Option<f64>,
-) -> Result<(), Error> {
+) -> Result<(), StageError> {
     let step = if setting.quick { 10 } else { 1 };
     let (mut sms, mut memory) = (BTreeMap::new(), BTreeMap::new());
     let (mut init, mut context) = (Vec::new(), Vec::new());

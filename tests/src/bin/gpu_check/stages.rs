@@ -5,9 +5,9 @@ use std::time::Duration;
 use clap::ValueEnum;
 use tokio::time::{Instant, timeout};
 
-use crate::error::{Error, chain};
-use crate::figures::Figures;
-use crate::tools::Setting;
+use crate::error::{StageError, chain};
+use crate::figures::FigureStore;
+use crate::tools::CheckSettings;
 use crate::{
     contention, gpus, handover, host, lossless, memory, neighbours, pairs, partitions, policies, profiles,
     sms, sweep,
@@ -15,7 +15,7 @@ use crate::{
 
 /// One part of the check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Stage {
+pub(crate) enum CheckStage {
     /// Device, driver, MPS, the output of `shadowslice doctor`.
     Host,
     /// From percent to SMs; what a context costs.
@@ -46,7 +46,7 @@ pub(crate) enum Stage {
     Gpus,
 }
 
-impl Stage {
+impl CheckStage {
     /// The most valuable first.
     pub(crate) const ALL: [Self; 14] = [
         Self::Host,
@@ -113,11 +113,11 @@ pub(crate) const STOPPING: Duration = Duration::from_secs(20);
 
 /// Runs the stages one after the other, at most until `end`; returns whether no stage failed.
 pub(crate) async fn run_all(
-    stages: &[Stage],
-    setting: &Setting,
-    figures: &mut Figures,
+    stages: &[CheckStage],
+    setting: &CheckSettings,
+    figures: &mut FigureStore,
     end: Instant,
-) -> Result<bool, Error> {
+) -> Result<bool, StageError> {
     let mut well = true;
     for &stage in stages {
         if figures.has(stage, setting.quick) && !setting.again && !stage.accumulates() {
@@ -153,21 +153,26 @@ pub(crate) async fn run_all(
     Ok(well)
 }
 
-async fn run(stage: Stage, setting: &Setting, figures: &mut Figures, end: Instant) -> Result<(), Error> {
+async fn run(
+    stage: CheckStage,
+    setting: &CheckSettings,
+    figures: &mut FigureStore,
+    end: Instant,
+) -> Result<(), StageError> {
     match stage {
-        Stage::Host => host::run(setting, figures).await,
-        Stage::Sms => sms::run(setting, figures).await,
-        Stage::Handover => handover::run(setting, figures).await,
-        Stage::Memory => memory::run(setting, figures).await,
-        Stage::Lossless => lossless::run(setting, figures, end).await,
-        Stage::Partitions => partitions::run(setting, figures, end).await,
-        Stage::Contention => contention::run(setting, figures).await,
-        Stage::Neighbours => neighbours::run(setting, figures).await,
-        Stage::Sweep => sweep::run(setting, figures).await,
-        Stage::Pairs => pairs::run(setting, figures).await,
-        Stage::Profiles => profiles::run(setting, figures).await,
-        Stage::Policies => policies::run(setting, figures).await,
-        Stage::Mixes => policies::run_mixes(setting, figures).await,
-        Stage::Gpus => gpus::run(setting, figures).await,
+        CheckStage::Host => host::run(setting, figures).await,
+        CheckStage::Sms => sms::run(setting, figures).await,
+        CheckStage::Handover => handover::run(setting, figures).await,
+        CheckStage::Memory => memory::run(setting, figures).await,
+        CheckStage::Lossless => lossless::run(setting, figures, end).await,
+        CheckStage::Partitions => partitions::run(setting, figures, end).await,
+        CheckStage::Contention => contention::run(setting, figures).await,
+        CheckStage::Neighbours => neighbours::run(setting, figures).await,
+        CheckStage::Sweep => sweep::run(setting, figures).await,
+        CheckStage::Pairs => pairs::run(setting, figures).await,
+        CheckStage::Profiles => profiles::run(setting, figures).await,
+        CheckStage::Policies => policies::run(setting, figures).await,
+        CheckStage::Mixes => policies::run_mixes(setting, figures).await,
+        CheckStage::Gpus => gpus::run(setting, figures).await,
     }
 }

@@ -5,19 +5,19 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use shadowslice_tests::status::Worker;
+use shadowslice_tests::status::WorkerStatusJson;
 use tokio::process::Command;
 
-use crate::error::Error;
-use crate::figures::Figures;
-use crate::models::Model;
+use crate::error::StageError;
+use crate::figures::FigureStore;
+use crate::models::MeasuredModel;
 use crate::numbers::{median, rounded};
 use crate::pairs::execution_ms;
 use crate::profiles::{memory, source};
-use crate::serving::{Service, Serving};
-use crate::stages::Stage;
-use crate::tools::{Device, Setting, output};
-use crate::traffic::Subject;
+use crate::serving::{RunningServer, ServingOptions};
+use crate::stages::CheckStage;
+use crate::tools::{CheckSettings, CheckedDevice, output};
+use crate::traffic::TestedModel;
 
 /// The shares, in percent; the first is the share of the start.
 const SHARES: [u32; 8] = [100, 80, 60, 45, 30, 20, 12, 6];
@@ -41,31 +41,31 @@ const SMI_WITHIN: Duration = Duration::from_secs(10);
 const MIB: f64 = 1024.0 * 1024.0;
 
 /// A model at one share.
-struct Column {
+struct ShareColumn {
     share: u32,
-    worker: Worker,
+    worker: WorkerStatusJson,
     /// By batch size.
     execution_ms: BTreeMap<u32, f64>,
     memory_mib: Option<f64>,
 }
 
-pub(crate) async fn run(setting: &Setting, figures: &mut Figures) -> Result<(), Error> {
+pub(crate) async fn run(setting: &CheckSettings, figures: &mut FigureStore) -> Result<(), StageError> {
     let shares: &[u32] = if setting.quick { &QUICK_SHARES } else { &SHARES };
     for model in &setting.models {
-        if figures.has_model(Stage::Sweep, &model.name, setting.quick) {
+        if figures.has_model(CheckStage::Sweep, &model.name, setting.quick) {
             continue;
         }
         let models = std::slice::from_ref(model);
         let name = format!("sweep-{}", model.name);
-        let service = Service {
+        let service = ServingOptions {
             name: &name,
             models,
             share: shares[0],
             batch: BATCHES[BATCHES.len() - 1],
             handover: "shadow",
         };
-        let serving = Serving::start(setting, service).await?;
-        let subject = Subject::learn(&serving.server, &model.name).await?;
+        let serving = RunningServer::start(setting, service).await?;
+        let subject = TestedModel::learn(&serving.server, &model.name).await?;
         let mut columns = Vec::new();
         for (n, &share) in shares.iter().enumerate() {
             if n > 0 {
@@ -84,19 +84,19 @@ pub(crate) async fn run(setting: &Setting, figures: &mut Figures) -> Result<(), 
             };
             let found = kind("weights_mib") - kind("brought_mib");
             let memory_mib = memory_of(setting, worker.pid).await?.map(|used| used + found);
-            columns.push(Column { share, worker, execution_ms: times, memory_mib });
+            columns.push(ShareColumn { share, worker, execution_ms: times, memory_mib });
             into_figures(figures, model, &columns);
         }
         write_profile(setting, figures, model, columns)?;
         serving.stop(figures).await?;
-        figures.has_now(Stage::Sweep, &model.name, setting.quick)?;
+        figures.has_now(CheckStage::Sweep, &model.name, setting.quick)?;
     }
     Ok(())
 }
 
 /// The GPU memory of a process in MiB; nothing without a GPU.
-async fn memory_of(setting: &Setting, pid: i32) -> Result<Option<f64>, Error> {
-    let Device::Gpu(_) = setting.device else { return Ok(None) };
+async fn memory_of(setting: &CheckSettings, pid: i32) -> Result<Option<f64>, StageError> {
+    let CheckedDevice::Gpu(_) = setting.device else { return Ok(None) };
     let mut command = Command::new("nvidia-smi");
     command.args(["--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]);
     let said = output(command, SMI_WITHIN, &setting.log("sweep")).await?;
@@ -105,7 +105,7 @@ async fn memory_of(setting: &Setting, pid: i32) -> Result<Option<f64>, Error> {
     Ok(own.filter_map(|(_, used)| used.trim().parse::<f64>().ok()).reduce(f64::max))
 }
 
-fn into_figures(figures: &mut Figures, model: &Model, columns: &[Column]) {
+fn into_figures(figures: &mut FigureStore, model: &MeasuredModel, columns: &[ShareColumn]) {
     for column in columns {
         let share = column.share.to_string();
         let error = column.worker.more.get("answer_error").cloned().unwrap_or(Value::Null);
@@ -127,11 +127,11 @@ fn into_figures(figures: &mut Figures, model: &Model, columns: &[Column]) {
 
 /// The profile in shadowslice's own format.
 fn write_profile(
-    setting: &Setting,
-    figures: &Figures,
-    model: &Model,
-    mut columns: Vec<Column>,
-) -> Result<(), Error> {
+    setting: &CheckSettings,
+    figures: &FigureStore,
+    model: &MeasuredModel,
+    mut columns: Vec<ShareColumn>,
+) -> Result<(), StageError> {
     columns.sort_by_key(|column| column.worker.sms);
     columns.dedup_by_key(|column| column.worker.sms);
     let (source, memory) = (source(setting, figures), memory(figures, &model.name));
@@ -157,5 +157,5 @@ fn write_profile(
         }
     }
     let path = setting.out.join("profiles").join(format!("{}-served.yaml", model.name));
-    std::fs::write(&path, text).map_err(Error::io("write", &path))
+    std::fs::write(&path, text).map_err(StageError::io("write", &path))
 }

@@ -6,17 +6,17 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
-use shadowslice_tests::process::{Process, descendants};
+use shadowslice_tests::process::{ProcessHandle, descendants};
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
 use crate::Arguments;
-use crate::error::Error;
-use crate::models::{self, Model};
+use crate::error::StageError;
+use crate::models::{self, MeasuredModel};
 
 /// The device to measure.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Device {
+pub(crate) enum CheckedDevice {
     /// A GPU by its index.
     Gpu(String),
     /// No GPU: a rehearsal.
@@ -25,15 +25,15 @@ pub(crate) enum Device {
 
 /// The settings of all stages.
 #[derive(Debug)]
-pub(crate) struct Setting {
+pub(crate) struct CheckSettings {
     pub(crate) bin_dir: PathBuf,
     pub(crate) out: PathBuf,
-    pub(crate) device: Device,
-    pub(crate) models: Vec<Model>,
+    pub(crate) device: CheckedDevice,
+    pub(crate) models: Vec<MeasuredModel>,
     /// The models that compute in half precision, which have no share by percentage.
-    pub(crate) halves: Vec<Model>,
+    pub(crate) halves: Vec<MeasuredModel>,
     /// The models that a quick run leaves to mixes from files.
-    pub(crate) others: Vec<Model>,
+    pub(crate) others: Vec<MeasuredModel>,
     /// The files with mixes; those in the tree if there is none.
     pub(crate) mixes: Vec<PathBuf>,
     /// The factor by which mixes' rates are multiplied.
@@ -48,25 +48,25 @@ pub(crate) struct Setting {
     pub(crate) again: bool,
 }
 
-impl Setting {
+impl CheckSettings {
     /// The settings that follow from the arguments; makes the folders.
-    pub(crate) fn new(arguments: &Arguments) -> Result<Self, Error> {
+    pub(crate) fn new(arguments: &Arguments) -> Result<Self, StageError> {
         let device = match arguments.device.as_str() {
-            "emulated" => Device::Emulated,
-            index => Device::Gpu(index.into()),
+            "emulated" => CheckedDevice::Emulated,
+            index => CheckedDevice::Gpu(index.into()),
         };
         for folder in ["logs", "profiles"] {
             let folder = arguments.out.join(folder);
-            fs::create_dir_all(&folder).map_err(Error::io("make", &folder))?;
+            fs::create_dir_all(&folder).map_err(StageError::io("make", &folder))?;
         }
-        let absolute = |path: &Path| fs::canonicalize(path).map_err(Error::io("find", path));
+        let absolute = |path: &Path| fs::canonicalize(path).map_err(StageError::io("find", path));
         let out = absolute(&arguments.out)?;
-        if device == Device::Emulated && out.ends_with("target/measurements") {
+        if device == CheckedDevice::Emulated && out.ends_with("target/measurements") {
             let why = "a rehearsal on the emulated device measures nothing; give another folder than target/measurements";
-            return Err(Error::Unusable(why.into()));
+            return Err(StageError::Unusable(why.into()));
         }
         let found = models::find(&absolute(&arguments.models)?, &arguments.only)?;
-        let (mut halves, mut models): (Vec<_>, Vec<_>) = found.into_iter().partition(Model::is_half);
+        let (mut halves, mut models): (Vec<_>, Vec<_>) = found.into_iter().partition(MeasuredModel::is_half);
         let mut others = Vec::new();
         if arguments.quick {
             others.extend(models.split_off(models.len().min(2)));
@@ -112,9 +112,9 @@ impl Setting {
     }
 
     /// Keeps something beside the logs.
-    pub(crate) fn keep(&self, name: &str, text: &str) -> Result<(), Error> {
+    pub(crate) fn keep(&self, name: &str, text: &str) -> Result<(), StageError> {
         let path = self.out.join("logs").join(name);
-        fs::write(&path, text).map_err(Error::io("write", &path))
+        fs::write(&path, text).map_err(StageError::io("write", &path))
     }
 
     /// As many as asked for, fewer in a quick run.
@@ -124,18 +124,19 @@ impl Setting {
 }
 
 /// Runs a program to its end, adds its stderr to a log, and returns its output.
-pub(crate) async fn output(mut command: Command, within: Duration, log: &Path) -> Result<String, Error> {
+pub(crate) async fn output(mut command: Command, within: Duration, log: &Path) -> Result<String, StageError> {
     let program = {
         let command = command.as_std();
         let words = std::iter::once(command.get_program()).chain(command.get_args());
         words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
     };
-    let stderr = fs::File::options().create(true).append(true).open(log).map_err(Error::io("write", log))?;
-    let failed = |source| Error::Io { what: format!("run `{program}`"), source };
+    let stderr =
+        fs::File::options().create(true).append(true).open(log).map_err(StageError::io("write", log))?;
+    let failed = |source| StageError::Io { what: format!("run `{program}`"), source };
     let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr).spawn().map_err(failed)?;
-    let _family = Family::of(&child);
+    let _family = ProcessFamily::of(&child);
     let Ok(ended) = timeout(within, child.wait_with_output()).await else {
-        return Err(Error::Endless { program, within });
+        return Err(StageError::Endless { program, within });
     };
     let output = ended.map_err(failed)?;
     if output.status.success() {
@@ -143,7 +144,7 @@ pub(crate) async fn output(mut command: Command, within: Duration, log: &Path) -
     } else {
         let said =
             format!("{}; {}", last_line(&output.stdout), last_line(&fs::read(log).unwrap_or_default()));
-        Err(Error::Program { program, status: output.status, said })
+        Err(StageError::Program { program, status: output.status, said })
     }
 }
 
@@ -151,7 +152,7 @@ pub(crate) async fn output(mut command: Command, within: Duration, log: &Path) -
 const SMI_WITHIN: Duration = Duration::from_secs(10);
 
 /// One field of nvidia-smi's output for the GPU, without its unit.
-pub(crate) async fn smi(setting: &Setting, index: &str, field: &str) -> Result<String, Error> {
+pub(crate) async fn smi(setting: &CheckSettings, index: &str, field: &str) -> Result<String, StageError> {
     let mut command = Command::new("nvidia-smi");
     command.args(["-i", index, &format!("--query-gpu={field}"), "--format=csv,noheader,nounits"]);
     Ok(output(command, SMI_WITHIN, &setting.log("nvidia-smi")).await?.trim().to_owned())
@@ -159,16 +160,16 @@ pub(crate) async fn smi(setting: &Setting, index: &str, field: &str) -> Result<S
 
 /// A program and all processes that it started; they are killed if the program is given up.
 #[derive(Debug)]
-pub(crate) struct Family(Option<Process>);
+pub(crate) struct ProcessFamily(Option<ProcessHandle>);
 
-impl Family {
+impl ProcessFamily {
     /// That of a running child.
     pub(crate) fn of(child: &Child) -> Self {
-        Self(child.id().and_then(|pid| i32::try_from(pid).ok()).and_then(Process::of))
+        Self(child.id().and_then(|pid| i32::try_from(pid).ok()).and_then(ProcessHandle::of))
     }
 }
 
-impl Drop for Family {
+impl Drop for ProcessFamily {
     fn drop(&mut self) {
         let Some(own) = self.0.filter(|own| own.alive()) else { return };
         let others = descendants(own.pid);
@@ -198,11 +199,11 @@ mod tests {
         let mut command = Command::new("sh");
         command.args(["-c", "sleep 60 & echo $! > child; wait"]).current_dir(folder.path());
         let ended = output(command, Duration::from_secs(2), &log).await;
-        assert!(matches!(ended, Err(Error::Endless { .. })), "{ended:?}");
+        assert!(matches!(ended, Err(StageError::Endless { .. })), "{ended:?}");
         let child = fs::read_to_string(folder.path().join("child")).unwrap().trim().parse().unwrap();
         let gone = async {
             let mut look = tokio::time::interval(Duration::from_millis(10));
-            while Process::of(child).is_some() {
+            while ProcessHandle::of(child).is_some() {
                 look.tick().await;
             }
         };

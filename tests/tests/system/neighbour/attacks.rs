@@ -10,7 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use rustix::process::Uid;
 use rustix::thread::set_thread_res_uid;
-use shadowslice_tests::server::Server;
+use shadowslice_tests::server::ServerUnderTest;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::task::{JoinSet, yield_now};
@@ -23,7 +23,7 @@ use crate::hostile::{
 
 /// Whom it is done to, and how often it was done.
 pub(super) struct Target {
-    pub(super) server: Arc<Server>,
+    pub(super) server: Arc<ServerUnderTest>,
     pub(super) rounds: Arc<AtomicU64>,
 }
 

@@ -9,11 +9,11 @@ use nix::fcntl::OFlag;
 use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
-use shadowslice_tests::cases::Tensor;
-use shadowslice_tests::client::Client;
-use shadowslice_tests::home::{Error, beside};
-use shadowslice_tests::process::Process;
-use shadowslice_tests::status::{Model, Worker};
+use shadowslice_tests::cases::ClientTensor;
+use shadowslice_tests::client::InferGrpcClient;
+use shadowslice_tests::home::{HarnessError, sibling_binary};
+use shadowslice_tests::process::ProcessHandle;
+use shadowslice_tests::status::{ModelStatusJson, WorkerStatusJson};
 use tokio::task::JoinSet;
 
 use super::attacks::Target;
@@ -21,8 +21,8 @@ use super::setting::{NEIGHBOUR, OTHER};
 use crate::hostile::Tried;
 
 /// The script of workers that lie: one does whenever a line is written to its pipe.
-pub(super) fn liar() -> Result<String, Error> {
-    let honest = beside("shadowslice-worker")?;
+pub(super) fn liar() -> Result<String, HarnessError> {
+    let honest = sibling_binary("shadowslice-worker")?;
     Ok(format!(
         "pipe=$(dirname \"$0\")/lie.$$\nmkfifo \"$pipe\"\n{} \"$@\" &\n\
          while read -r line < \"$pipe\"; do printf nonsense >&3; done",
@@ -34,12 +34,12 @@ pub(super) fn liar() -> Result<String, Error> {
 async fn each_worker(
     target: &Target,
     model: &str,
-    wanted: impl Fn(&Model, &Worker) -> bool,
+    wanted: impl Fn(&ModelStatusJson, &WorkerStatusJson) -> bool,
     act: impl Fn(i32),
 ) -> Tried<()> {
     let mut last = 0;
     loop {
-        let found = |model: &Model| {
+        let found = |model: &ModelStatusJson| {
             let found = model.workers.iter().find(|worker| worker.pid != last && wanted(model, worker));
             found.map(|worker| worker.pid)
         };
@@ -53,30 +53,30 @@ async fn each_worker(
 
 /// It may have ended by now.
 fn signal(pid: i32, signal: Signal) {
-    Process::of(pid).map(|worker| worker.signal(signal));
+    ProcessHandle::of(pid).map(|worker| worker.signal(signal));
 }
 
-fn is(worker: &Worker, role: &str, phase: &str) -> bool {
+fn is(worker: &WorkerStatusJson, role: &str, phase: &str) -> bool {
     worker.role == role && worker.more["phase"] == phase
 }
 
 pub(super) async fn standby(target: &Target, fault: Signal) -> Tried<()> {
-    let stands = |_: &Model, worker: &Worker| is(worker, "standby", "standing");
+    let stands = |_: &ModelStatusJson, worker: &WorkerStatusJson| is(worker, "standby", "standing");
     each_worker(target, NEIGHBOUR, stands, |pid| signal(pid, fault)).await
 }
 
 pub(super) async fn worker(target: &Target, fault: Signal) -> Tried<()> {
-    let serves = |_: &Model, worker: &Worker| is(worker, "incumbent", "serving");
+    let serves = |_: &ModelStatusJson, worker: &WorkerStatusJson| is(worker, "incumbent", "serving");
     each_worker(target, OTHER, serves, |pid| signal(pid, fault)).await
 }
 
 /// Each request goes before those that came earlier.
-async fn asked(client: Client) {
+async fn asked(client: InferGrpcClient) {
     let mut asking = JoinSet::new();
     for priority in (1..1_000_000).rev() {
         let mut client = client.clone();
         asking.spawn(async move {
-            let input = Tensor::fp32("x", &[1, 1], &[priority as f32]);
+            let input = ClientTensor::fp32("x", &[1, 1], &[priority as f32]);
             // Some are refused once they were found guilty.
             drop(client.infer_at(OTHER, &[input], priority).await);
         });
@@ -89,7 +89,7 @@ async fn asked(client: Client) {
 
 /// Each worker that has a request dies or hangs.
 pub(super) async fn bad_inputs(target: &Target, fault: Signal) -> Tried<()> {
-    let executes = |model: &Model, worker: &Worker| {
+    let executes = |model: &ModelStatusJson, worker: &WorkerStatusJson| {
         is(worker, "incumbent", "serving") && model.more["in_flight"].as_u64() >= Some(1)
     };
     tokio::select! {
@@ -100,7 +100,7 @@ pub(super) async fn bad_inputs(target: &Target, fault: Signal) -> Tried<()> {
 
 /// Each worker that serves says what is no answer.
 pub(super) async fn lies(target: &Target) -> Tried<()> {
-    let serves = |_: &Model, worker: &Worker| is(worker, "incumbent", "serving");
+    let serves = |_: &ModelStatusJson, worker: &WorkerStatusJson| is(worker, "incumbent", "serving");
     let lie = |pid: i32| {
         let pipe = target.server.home().path().join(format!("bin/lie.{pid}"));
         // An error means that it has ended by now.

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 
 use shadowslice_tests::home::Home;
-use shadowslice_tests::server::Server;
+use shadowslice_tests::server::ServerUnderTest;
 
 use super::faults::liar;
 use crate::hostile::{Tried, confine};
@@ -82,15 +82,15 @@ impl Setting {
     }
 
     /// A server that is ready; its log is read until `unread`.
-    pub(super) async fn server(self, unread: &Arc<AtomicBool>) -> Tried<Server> {
+    pub(super) async fn server(self, unread: &Arc<AtomicBool>) -> Tried<ServerUnderTest> {
         let home = self.home()?;
         if self != Self::Unread {
-            return Ok(Server::ready(home).await?);
+            return Ok(ServerUnderTest::ready(home).await?);
         }
         let (log, said) = pipe()?;
         let (file, unread) = (File::create(home.log_path())?, Arc::clone(unread));
         thread::spawn(move || copied(log, file, &unread));
-        let mut server = Server::start_saying_to(home, None, said.into())?;
+        let mut server = ServerUnderTest::start_saying_to(home, None, said.into())?;
         server.wait_ready().await?;
         Ok(server)
     }

@@ -6,18 +6,18 @@ use std::time::Duration;
 
 use futures_util::future::try_join_all;
 use serde_json::{Value, json};
-use shadowslice_tests::load::{Arrivals, Plan, Tally};
+use shadowslice_tests::load::{ArrivalPattern, LoadPlan, LoadTally};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 
-use super::look::Look;
-use super::mix::{Clients, Guest, Mix};
-use crate::error::Error;
+use super::look::CounterSnapshot;
+use super::mix::{MixClients, MixModel, ModelMix};
+use crate::error::StageError;
 use crate::numbers::rounded;
 use crate::python;
-use crate::serving::Serving;
-use crate::tools::{Device, Setting, smi};
-use crate::traffic::Subject;
+use crate::serving::RunningServer;
+use crate::tools::{CheckSettings, CheckedDevice, smi};
+use crate::traffic::TestedModel;
 
 /// Spans of a quick run are so many times shorter.
 const QUICK: u32 = 4;
@@ -27,45 +27,45 @@ const SETTLE: Duration = Duration::from_secs(3);
 
 /// The tallies of one model in one span.
 #[derive(Debug)]
-struct Tallied {
+struct SpanTallies {
     /// The span's place in the mix.
     part: usize,
     /// The model's place in the mix.
     place: usize,
     /// Of the span's first seconds.
-    first: Tally,
+    first: LoadTally,
     /// Of the rest.
-    then: Tally,
+    then: LoadTally,
 }
 
 /// A mix and the supervisor that serves it.
 #[derive(Debug)]
-pub(super) struct Asking<'a> {
-    pub(super) mix: &'a Mix,
-    pub(super) setting: &'a Setting,
-    pub(super) serving: &'a Serving,
+pub(super) struct MixRun<'a> {
+    pub(super) mix: &'a ModelMix,
+    pub(super) setting: &'a CheckSettings,
+    pub(super) serving: &'a RunningServer,
     /// Names the files with the policy's plans.
     pub(super) log: &'a str,
 }
 
 /// The figures of a mix, and the faults that don't end it.
 #[derive(Debug)]
-pub(super) struct Asked {
+pub(super) struct MixResult {
     pub(super) spans: Vec<Value>,
     pub(super) wrong: Option<String>,
 }
 
-impl Asking<'_> {
+impl MixRun<'_> {
     /// Sends all requests of all spans, and returns their figures.
-    pub(super) async fn run(&self) -> Result<Asked, Error> {
+    pub(super) async fn run(&self) -> Result<MixResult, StageError> {
         let models = &self.mix.models;
-        let learning = models.iter().map(|guest| Subject::meet(&self.serving.server, &guest.model));
-        let subjects: Vec<Arc<Subject>> = try_join_all(learning).await?;
+        let learning = models.iter().map(|guest| TestedModel::meet(&self.serving.server, &guest.model));
+        let subjects: Vec<Arc<TestedModel>> = try_join_all(learning).await?;
         let (mut asking, mut looks) = (JoinSet::new(), Vec::new());
         for part in 0..self.mix.spans_s.len() {
             let end = Instant::now() + self.span(part);
             self.begin(part, &subjects, &mut asking);
-            looks.push(Look::take(self.mix, self.serving).await?);
+            looks.push(CounterSnapshot::take(self.mix, self.serving).await?);
             if let Some(before) = part.checked_sub(1) {
                 self.keep_plan(before).await?;
             }
@@ -75,10 +75,10 @@ impl Asking<'_> {
         let memory = self.gpu_memory().await;
         let mut tallies = Vec::new();
         while let Some(ended) = asking.join_next().await {
-            let panicked = |_| Error::Unusable("a client's task panicked".into());
+            let panicked = |_| StageError::Unusable("a client's task panicked".into());
             tallies.push(ended.map_err(panicked)??);
         }
-        looks.push(Look::take(self.mix, self.serving).await?);
+        looks.push(CounterSnapshot::take(self.mix, self.serving).await?);
         Ok(self.asked(&tallies, &looks, &memory))
     }
 
@@ -92,9 +92,14 @@ impl Asking<'_> {
     }
 
     /// Starts the clients of all models for one span.
-    fn begin(&self, part: usize, subjects: &[Arc<Subject>], asking: &mut JoinSet<Result<Tallied, Error>>) {
+    fn begin(
+        &self,
+        part: usize,
+        subjects: &[Arc<TestedModel>],
+        asking: &mut JoinSet<Result<SpanTallies, StageError>>,
+    ) {
         for (place, (guest, subject)) in self.mix.models.iter().zip(subjects).enumerate() {
-            let client = Client {
+            let client = SpanClient {
                 guest: guest.clone(),
                 subject: Arc::clone(subject),
                 socket: self.serving.server.home().run_dir().join("http.sock"),
@@ -105,13 +110,13 @@ impl Asking<'_> {
             };
             asking.spawn(async move {
                 let [first, then] = client.ask(part).await?;
-                Ok(Tallied { part, place, first, then })
+                Ok(SpanTallies { part, place, first, then })
             });
         }
     }
 
     /// Keeps the policy's last decision beside the logs. A policy without one is no fault.
-    async fn keep_plan(&self, part: usize) -> Result<(), Error> {
+    async fn keep_plan(&self, part: usize) -> Result<(), StageError> {
         let text = match self.serving.server.plan().await {
             Ok(plan) => format!("{plan:#}\n"),
             Err(error) => format!("{}\n", crate::error::chain(&error)),
@@ -121,19 +126,19 @@ impl Asking<'_> {
 
     /// Returns the memory in use on the whole GPU in MiB; null without a GPU.
     async fn gpu_memory(&self) -> Value {
-        let Device::Gpu(index) = &self.setting.device else { return Value::Null };
+        let CheckedDevice::Gpu(index) = &self.setting.device else { return Value::Null };
         match smi(self.setting, index, "memory.used").await {
             Ok(used) => used.parse::<u64>().map_or(Value::String(used), Value::from),
             Err(error) => crate::error::chain(&error).into(),
         }
     }
 
-    fn asked(&self, tallies: &[Tallied], looks: &[Look], memory: &Value) -> Asked {
+    fn asked(&self, tallies: &[SpanTallies], looks: &[CounterSnapshot], memory: &Value) -> MixResult {
         let (mut spans, mut wrong) = (Vec::new(), None);
         for (part, look) in looks.windows(2).enumerate() {
             let (span, settle) = (self.span(part), self.settle());
             let mut models = serde_json::Map::new();
-            for Tallied { place, first, then, .. } in tallies.iter().filter(|of| of.part == part) {
+            for SpanTallies { place, first, then, .. } in tallies.iter().filter(|of| of.part == part) {
                 let guest = &self.mix.models[*place];
                 let mut all = first.clone();
                 all.add(then);
@@ -155,14 +160,14 @@ impl Asking<'_> {
             }
             spans.push(figures);
         }
-        Asked { spans, wrong }
+        MixResult { spans, wrong }
     }
 }
 
 /// The clients of one model in one span.
-struct Client {
-    guest: Guest,
-    subject: Arc<Subject>,
+struct SpanClient {
+    guest: MixModel,
+    subject: Arc<TestedModel>,
     /// The supervisor's socket for clients in Python.
     socket: PathBuf,
     span: Duration,
@@ -170,17 +175,17 @@ struct Client {
     seed: u64,
 }
 
-impl Client {
-    async fn ask(&self, part: usize) -> Result<[Tally; 2], Error> {
+impl SpanClient {
+    async fn ask(&self, part: usize) -> Result<[LoadTally; 2], StageError> {
         let (span, settle, socket): (_, _, &Path) = (self.span, self.settle, &self.socket);
         let rate = match &self.guest.clients {
-            Clients::Closed(clients) => return Ok(self.subject.ask_in_turn(*clients, span, settle).await),
-            Clients::PerS(rates) => rates[part],
+            MixClients::Closed(clients) => return Ok(self.subject.ask_in_turn(*clients, span, settle).await),
+            MixClients::PerS(rates) => rates[part],
         };
         if rate == 0.0 {
-            return Ok([Tally::default(), Tally::default()]);
+            return Ok([LoadTally::default(), LoadTally::default()]);
         }
-        let plan = Plan { rate, span, arrivals: Arrivals::Poisson, seed: self.seed };
+        let plan = LoadPlan { rate, span, arrivals: ArrivalPattern::Poisson, seed: self.seed };
         if self.guest.python {
             return python::ask_at_random(socket, &self.guest.model, &plan, settle).await;
         }
@@ -188,10 +193,10 @@ impl Client {
     }
 }
 
-impl Guest {
+impl MixModel {
     /// Returns the outcome of its requests in a span, as clients see it. Rates are per second of
     /// the time in which requests were sent: a late last answer must not lower them.
-    fn figures(&self, tally: &Tally, span: Duration) -> Value {
+    fn figures(&self, tally: &LoadTally, span: Duration) -> Value {
         let late = |quantile| rounded(tally.sent_late_ms(quantile));
         let mut figures = self.part(tally);
         let more = json!({
@@ -210,7 +215,7 @@ impl Guest {
     }
 
     /// Returns the figures that a part of a span has, too.
-    fn part(&self, tally: &Tally) -> Value {
+    fn part(&self, tally: &LoadTally) -> Value {
         let ms = |quantile| rounded(tally.latency_ms(quantile));
         json!({
             "offered": tally.offered,

@@ -6,28 +6,28 @@ use serde_json::Value;
 use shadowslice_tests::metrics::{self, Metrics};
 use tokio::time::Instant;
 
-use super::mix::Mix;
-use crate::error::Error;
+use super::mix::ModelMix;
+use crate::error::StageError;
 use crate::numbers::rounded;
-use crate::serving::Serving;
+use crate::serving::RunningServer;
 
 /// Linux counts processor time in /proc in this unit.
 const TICKS_PER_S: f64 = 100.0;
 
 /// What the supervisor and the host have counted up to a moment.
 #[derive(Debug)]
-pub(super) struct Look {
+pub(super) struct CounterSnapshot {
     at: Instant,
     /// The processor time of all processes of the host, in seconds.
     host_s: f64,
     /// The processor time of this process, in seconds.
     clients_s: f64,
-    pub(super) models: Vec<Seen>,
+    pub(super) models: Vec<ModelCounters>,
 }
 
 /// The supervisor's counts for one model.
 #[derive(Debug)]
-pub(super) struct Seen {
+pub(super) struct ModelCounters {
     /// Requests answered within the SLO.
     within_slo: f64,
     /// Requests that came, and how long that took altogether.
@@ -39,22 +39,23 @@ pub(super) struct Seen {
     share_percent: u32,
 }
 
-impl Look {
+impl CounterSnapshot {
     /// Asks the supervisor.
-    pub(super) async fn take(mix: &Mix, serving: &Serving) -> Result<Self, Error> {
+    pub(super) async fn take(mix: &ModelMix, serving: &RunningServer) -> Result<Self, StageError> {
         let socket = serving.server.home().run_dir().join("metrics.sock");
-        let failed = |source| Error::Io { what: "ask for the metrics".into(), source };
+        let failed = |source| StageError::Io { what: "ask for the metrics".into(), source };
         let answer = metrics::ask(&socket, "GET", "/metrics").await.map_err(failed)?;
-        let metrics = Metrics::parse(&answer.body).map_err(Error::Unusable)?;
+        let metrics = Metrics::parse(&answer.body).map_err(StageError::Unusable)?;
         let status = serving.server.status().await?;
         let seen = |model: &str| {
             let of = |name: &str| {
-                let missing = || Error::Unusable(format!("the supervisor has no metric {name} of {model}"));
+                let missing =
+                    || StageError::Unusable(format!("the supervisor has no metric {name} of {model}"));
                 metrics.of(model, name, "").ok_or_else(missing)
             };
-            let missing = || Error::Unusable(format!("the supervisor's status has no model {model}"));
+            let missing = || StageError::Unusable(format!("the supervisor's status has no model {model}"));
             let status = status.model(model).ok_or_else(missing)?;
-            Ok(Seen {
+            Ok(ModelCounters {
                 within_slo: of("requests_within_slo_total")?,
                 came: of("request_receive_seconds_count")?,
                 coming_s: of("request_receive_seconds_sum")?,
@@ -63,7 +64,7 @@ impl Look {
                 share_percent: status.share_percent,
             })
         };
-        let models = mix.models.iter().map(|guest| seen(&guest.model)).collect::<Result<_, Error>>()?;
+        let models = mix.models.iter().map(|guest| seen(&guest.model)).collect::<Result<_, StageError>>()?;
         Ok(Self { at: Instant::now(), host_s: host_s(), clients_s: own_s(), models })
     }
 
@@ -75,7 +76,7 @@ impl Look {
     }
 }
 
-impl Seen {
+impl ModelCounters {
     /// Adds what the supervisor counted since another look.
     pub(super) fn add_to(&self, figures: &mut Value, before: &Self, offered: u64) {
         let within = self.within_slo - before.within_slo;

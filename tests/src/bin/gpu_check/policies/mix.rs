@@ -7,14 +7,14 @@ use serde_json::Value;
 
 use super::contestants;
 use super::yaml;
-use crate::error::Error;
+use crate::error::StageError;
 
 /// Models that are asked together.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Mix {
+pub(super) struct ModelMix {
     pub(super) name: String,
-    pub(super) models: Vec<Guest>,
+    pub(super) models: Vec<MixModel>,
     /// The lengths of the parts in which it is measured, one after the other, in seconds.
     pub(super) spans_s: Vec<f64>,
     /// Rows of the largest batch.
@@ -28,11 +28,11 @@ pub(super) struct Mix {
 /// A model and its clients.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Guest {
+pub(super) struct MixModel {
     pub(super) model: String,
     pub(super) slo_ms: u64,
     pub(super) priority: u32,
-    pub(super) clients: Clients,
+    pub(super) clients: MixClients,
     /// Whether by a client in Python over HTTP; else in Rust over gRPC, which checks all answers.
     #[serde(default)]
     pub(super) python: bool,
@@ -43,7 +43,7 @@ pub(super) struct Guest {
 /// The clients of a model.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Clients {
+pub(super) enum MixClients {
     /// Requests per second in each span, at random times, answered or not.
     PerS(Vec<f64>),
     /// The number of clients, each of which asks again as soon as it is answered.
@@ -58,23 +58,23 @@ const SMALL: &str = include_str!("../../../../gpu/mixes/small.yaml");
 const FIVE: &str = include_str!("../../../../gpu/mixes/five.yaml");
 
 /// Returns the mixes of one to three models.
-pub(super) fn small() -> Result<Vec<Mix>, Error> {
+pub(super) fn small() -> Result<Vec<ModelMix>, StageError> {
     parse(SMALL, "tests/gpu/mixes/small.yaml")
 }
 
 /// Returns the mixes of five models.
-pub(super) fn five() -> Result<Vec<Mix>, Error> {
+pub(super) fn five() -> Result<Vec<ModelMix>, StageError> {
     parse(FIVE, "tests/gpu/mixes/five.yaml")
 }
 
 /// Reads a file with one mix, or a list of mixes.
-pub(super) fn read(path: &Path) -> Result<Vec<Mix>, Error> {
-    let text = std::fs::read_to_string(path).map_err(Error::io("read", path))?;
+pub(super) fn read(path: &Path) -> Result<Vec<ModelMix>, StageError> {
+    let text = std::fs::read_to_string(path).map_err(StageError::io("read", path))?;
     parse(&text, &path.display().to_string())
 }
 
-fn parse(text: &str, file: &str) -> Result<Vec<Mix>, Error> {
-    let unusable = |why: String| Error::Unusable(format!("{file}: {why}"));
+fn parse(text: &str, file: &str) -> Result<Vec<ModelMix>, StageError> {
+    let unusable = |why: String| StageError::Unusable(format!("{file}: {why}"));
     let mixes = match yaml::parse(text).map_err(unusable)? {
         Value::Array(mixes) => mixes,
         mix => vec![mix],
@@ -83,12 +83,12 @@ fn parse(text: &str, file: &str) -> Result<Vec<Mix>, Error> {
 }
 
 /// Takes the models one by one, so that an error names the model.
-fn one(mut mix: Value, n: usize) -> Result<Mix, String> {
+fn one(mut mix: Value, n: usize) -> Result<ModelMix, String> {
     let name = mix["name"].as_str().map_or_else(|| format!("mix {}", n + 1), |name| format!("mix `{name}`"));
     let models = mix.get_mut("models").map(Value::take);
     let Some(Value::Array(models)) = models else { return Err(format!("{name} has no list `models`")) };
     mix["models"] = Value::Array(Vec::new());
-    let mut mix: Mix = serde_json::from_value(mix).map_err(|error| format!("{name}: {error}"))?;
+    let mut mix: ModelMix = serde_json::from_value(mix).map_err(|error| format!("{name}: {error}"))?;
     for (n, model) in models.into_iter().enumerate() {
         let called = model["model"].as_str().map_or_else(|| format!("models[{n}]"), str::to_owned);
         let guest = serde_json::from_value(model).map_err(|error| format!("{name}: {called}: {error}"))?;
@@ -98,7 +98,7 @@ fn one(mut mix: Value, n: usize) -> Result<Mix, String> {
     Ok(mix)
 }
 
-impl Mix {
+impl ModelMix {
     fn check(&self) -> Result<(), String> {
         if self.models.is_empty() {
             return Err("`models` is empty".into());
@@ -135,24 +135,24 @@ impl Mix {
         }
         self.name += &format!(" x{factor}");
         for guest in &mut self.models {
-            if let Clients::PerS(rates) = &mut guest.clients {
+            if let MixClients::PerS(rates) = &mut guest.clients {
                 rates.iter_mut().for_each(|rate| *rate *= factor);
             }
         }
     }
 }
 
-impl Guest {
+impl MixModel {
     fn check(&self, spans: usize) -> Result<(), String> {
         match &self.clients {
-            Clients::PerS(rates) if rates.len() != spans => {
+            MixClients::PerS(rates) if rates.len() != spans => {
                 Err(format!("`per_s` has {} rates for {spans} spans; give one for each span", rates.len()))
             }
-            Clients::PerS(rates) if rates.iter().any(|rate| !(0.0..=1e6).contains(rate)) => {
+            MixClients::PerS(rates) if rates.iter().any(|rate| !(0.0..=1e6).contains(rate)) => {
                 Err("a rate in `per_s` is not between 0 and 1000000".into())
             }
-            Clients::Closed(0) => Err("`closed` needs one client or more".into()),
-            Clients::Closed(_) if self.python => Err("a client in Python needs `per_s`".into()),
+            MixClients::Closed(0) => Err("`closed` needs one client or more".into()),
+            MixClients::Closed(_) if self.python => Err("a client in Python needs `per_s`".into()),
             _ if self.slo_ms == 0 => Err("`slo_ms` is 0; use 1 or more".into()),
             _ => Ok(()),
         }
@@ -174,7 +174,7 @@ mod tests {
     fn the_mixes_in_the_tree_are_fine() {
         assert_eq!(small().unwrap().len(), 7);
         assert_eq!(five().unwrap().len(), 5);
-        assert!(small().unwrap().iter().any(Mix::has_shares));
+        assert!(small().unwrap().iter().any(ModelMix::has_shares));
     }
 
     #[test]
@@ -183,8 +183,8 @@ mod tests {
         assert_eq!((mix.batch, mix.has_shares()), (16, false));
         mix.scale(1.5);
         assert_eq!(mix.name, "a x1.5");
-        assert!(matches!(&mix.models[0].clients, Clients::PerS(rates) if *rates == [15.0, 30.0]));
-        assert!(matches!(mix.models[1].clients, Clients::Closed(3)));
+        assert!(matches!(&mix.models[0].clients, MixClients::PerS(rates) if *rates == [15.0, 30.0]));
+        assert!(matches!(mix.models[1].clients, MixClients::Closed(3)));
     }
 
     #[test]
