@@ -38,7 +38,7 @@ impl Servers {
     pub(crate) async fn start(settings: &[Setting]) -> Result<Self, Failure> {
         let tcp = free_address()?;
         let most = settings.iter().map(|setting| setting.connections).max().unwrap_or(1);
-        let system = ServerUnderTest::ready(Home::with_config(&config(tcp, most))?).await?;
+        let system = ServerUnderTest::start_ready(Home::with_config(&config(tcp, most))?).await?;
         Ok(Self { system, bare: Bare::start().await?, tcp })
     }
 

@@ -60,7 +60,7 @@ pub(crate) struct System {
 impl System {
     /// Starts the binaries that the folder names, and returns when all models serve.
     pub(crate) async fn start(home: Home) -> Result<Self, Failure> {
-        Ok(Self { server: ServerUnderTest::ready(home).await?, tcp: None })
+        Ok(Self { server: ServerUnderTest::start_ready(home).await?, tcp: None })
     }
 
     /// Starts a supervisor that [`over_tcp`] configured.

@@ -1,4 +1,4 @@
-//! Requests with known answers, as `models/make_models.py` writes them, and how answers are compared.
+//! Requests with known answers, which `models/make_models.py` writes, and the comparison of answers.
 
 use std::fs;
 use std::io;
@@ -7,69 +7,69 @@ use std::path::{Path, PathBuf};
 use bytes::Bytes;
 use serde::Deserialize;
 
-/// A model's file, as far as can be seen without loading it, which no engine loads.
+/// The contents of a file that looks like an ONNX model until an engine tries to load it.
 pub const NO_OPERATORS: &[u8] = b"\x08\x09\x3a\x07\x12\x05graph";
 
-/// A tensor, its elements row-major and little-endian as the protocol carries them.
+/// A tensor with row-major, little-endian elements, as the protocol carries them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClientTensor {
-    /// Its name.
+    /// The name of the input or output.
     pub name: String,
-    /// Its datatype in the protocol's words, such as FP32.
+    /// The datatype in the protocol's notation, such as FP32.
     pub datatype: String,
-    /// Its whole shape.
+    /// The shape with the batch axis.
     pub shape: Vec<i64>,
-    /// Its elements.
+    /// The elements.
     pub data: Bytes,
 }
 
 impl ClientTensor {
-    /// A tensor of FP32 elements.
+    /// Makes a tensor of FP32 elements.
     pub fn fp32(name: &str, shape: &[i64], elements: &[f32]) -> Self {
         let data = elements.iter().flat_map(|element| element.to_le_bytes()).collect();
         Self { name: name.into(), datatype: "FP32".into(), shape: shape.to_vec(), data }
     }
 
-    /// Its elements, if they are FP32.
+    /// Returns the elements if they are FP32.
     pub fn as_fp32(&self) -> Option<impl Iterator<Item = f32>> {
         let elements = self.data.as_chunks::<4>().0;
         (self.datatype == "FP32").then(|| elements.iter().map(|bytes| f32::from_le_bytes(*bytes)))
     }
 }
 
-/// One request, the answer that it must get, and the true label if it is known.
+/// A request, the answer that it must get, and the true label if it is known.
 #[derive(Debug, Clone)]
 pub struct RequestCase {
-    /// The request's tensors.
+    /// The tensors of the request.
     pub inputs: Vec<ClientTensor>,
-    /// The answer of ONNX Runtime when it is called directly.
+    /// The answer that ONNX Runtime gives when it is called directly.
     pub outputs: Vec<ClientTensor>,
     /// The true label of the input.
     pub truth: Option<i64>,
 }
 
-/// Why there are no cases.
+/// A failure to load a file of cases.
 #[derive(Debug, thiserror::Error)]
 pub enum CasesError {
-    /// The file cannot be read.
-    #[error("cannot read {}; `make models` makes it", path.display())]
+    /// A file that cannot be read.
+    #[error("cannot read {}; run `make models` to create it", path.display())]
     Read {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
         /// The cause.
         source: io::Error,
     },
-    /// The file is no JSON of cases.
-    #[error("{} holds no cases; remove it, and `make models` makes it again", path.display())]
+    /// A file that is not the JSON of cases.
+    #[error("{} does not contain valid cases; remove it and run `make models`", path.display())]
     Parse {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
         /// The cause.
         source: serde_json::Error,
     },
 }
 
-/// The cases in a file.
+/// Loads the cases of a file.
 pub fn load(path: &Path) -> Result<Vec<RequestCase>, CasesError> {
     let text = fs::read(path).map_err(|source| CasesError::Read { path: path.into(), source })?;
     let file: File =
@@ -77,7 +77,7 @@ pub fn load(path: &Path) -> Result<Vec<RequestCase>, CasesError> {
     Ok(file.cases)
 }
 
-/// Where the models and their cases lie, wherever the tests are run from.
+/// Returns the folder with the models and their cases, whatever the working directory is.
 pub fn models_folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("target").join("models")
 }
@@ -171,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_cases_and_tells_answers_apart() {
+    fn cases_are_read_and_different_answers_are_recognised() {
         let text = r#"{"cases": [{"truth": 3,
             "inputs": [{"name": "a", "datatype": "INT64", "shape": [1, 2], "data": [1, -1]}],
             "outputs": [{"name": "y", "datatype": "FP32", "shape": [2], "data": [0.5, 2]}]}]}"#;

@@ -36,7 +36,7 @@ async fn logging(prepare: impl FnOnce(&Home)) -> ServerUnderTest {
     ours.write("profile.yaml", profile(2.0)).unwrap();
     ours.write("slow.yaml", profile(50.0)).unwrap();
     prepare(&ours);
-    ServerUnderTest::ready(ours).await.unwrap()
+    ServerUnderTest::start_ready(ours).await.unwrap()
 }
 
 /// Sends these bytes over one HTTP connection, and reads to its end.

@@ -32,7 +32,7 @@ async fn of_profile(
         models.concat()
     ))?;
     home.write("profile.yaml", profile)?;
-    ServerUnderTest::ready(home).await
+    ServerUnderTest::start_ready(home).await
 }
 
 /// The plan once `decisions` decisions were made.
@@ -69,7 +69,7 @@ async fn the_first_workers_have_the_shares_of_the_policy() {
 async fn a_share_set_by_hand_is_held_until_it_is_released() {
     let server = two("policy: equal, interval: 50ms", "gpu: 0", "gpu: 0").await.unwrap();
     assert_eq!(shares(&server).await.unwrap(), [50, 50]);
-    let words = server.said(&["resize", "one", "20%"]).await.unwrap();
+    let words = server.command_output(&["resize", "one", "20%"]).await.unwrap();
     assert!(words.contains("held until"), "{words}");
     let decided = server.plan().await.unwrap()["decisions"].as_u64().unwrap();
     let waiting = plan(&server, decided + 3).await.unwrap();
@@ -80,19 +80,19 @@ async fn a_share_set_by_hand_is_held_until_it_is_released() {
     );
     let model = server.model("one").await.unwrap();
     assert_eq!((model.share_percent, &model.more["held"]), (20, &Value::Bool(true)));
-    let words = server.said(&["resize", "two", "50%"]).await.unwrap();
+    let words = server.command_output(&["resize", "two", "50%"]).await.unwrap();
     assert!(words.contains("in force already") && words.contains("held until"), "{words}");
     assert_eq!(server.model("two").await.unwrap().more["held"], true);
-    server.said(&["release", "two"]).await.unwrap();
+    server.command_output(&["release", "two"]).await.unwrap();
     assert_eq!(model.more["wanted_percent"], 50);
     assert!(model.more["verdict"].as_str().unwrap().contains("held"));
-    let words = server.said(&["release", "one"]).await.unwrap();
+    let words = server.command_output(&["release", "one"]).await.unwrap();
     assert!(words.contains("is free"), "{words}");
     let back = |model: &ModelStatusJson| model.share_percent == 50 && model.more["held"] == false;
     server.wait_status("one", "the policy's share", back).await.unwrap();
-    assert!(server.said(&["release", "one"]).await.unwrap().contains("already"));
-    assert!(server.said(&["hold", "two"]).await.unwrap().contains("is held"));
-    let table = server.said(&["status"]).await.unwrap();
+    assert!(server.command_output(&["release", "one"]).await.unwrap().contains("already"));
+    assert!(server.command_output(&["hold", "two"]).await.unwrap().contains("is held"));
+    let table = server.command_output(&["status"]).await.unwrap();
     assert!(table.contains("two is held at 50%"), "{table}");
     let unknown = server.home().run(&["hold", "absent"]).await.unwrap();
     assert_eq!(unknown.status.code(), Some(1));
@@ -103,7 +103,7 @@ async fn a_share_set_by_hand_is_held_until_it_is_released() {
 #[tokio::test]
 async fn a_share_set_by_hand_that_is_taken_back_is_no_failure_of_the_policys() {
     let server = two("policy: equal, interval: 50ms", "gpu: 0", "gpu: 0").await.unwrap();
-    server.said(&["resize", "one", "20%"]).await.unwrap();
+    server.command_output(&["resize", "one", "20%"]).await.unwrap();
     let parked = |model: &ModelStatusJson| in_phase(model, "parked", "standing").is_some();
     let model = server.wait_status("one", "a worker that was relieved", parked).await.unwrap();
     kill(incumbent(&model).unwrap().pid);
@@ -135,7 +135,7 @@ async fn a_policy_moves_shares_under_load_and_loses_nothing() {
     assert!(
         std::fs::read_to_string(server.home().log_path()).unwrap().contains("the policy changes a share")
     );
-    let table = server.said(&["plan"]).await.unwrap();
+    let table = server.command_output(&["plan"]).await.unwrap();
     assert!(table.starts_with("policy: gslice, every 100 ms, "), "{table}");
     // The last interval saw none of the requests.
     assert!(table.contains("are over the last ") && !table.contains(" idle "), "{table}");
@@ -157,7 +157,7 @@ async fn a_plan_says_where_each_model_is_and_which_others_are_there() {
     assert_eq!((&one["mechanism"], &one["groups"]), (&"in-process".into(), &"0-8".into()), "{one}");
     assert_eq!(one["groups_shared_with"], serde_json::json!(["two"]));
     assert_eq!(two["groups_shared_with"], serde_json::json!(["one"]));
-    let table = unwrapped(&server.said(&["plan"]).await.unwrap());
+    let table = unwrapped(&server.command_output(&["plan"]).await.unwrap());
     assert!(table.contains("in-process, groups 0-8, some of which two has, too"), "{table}");
     server.stop().await.unwrap();
 }
@@ -185,7 +185,7 @@ async fn a_lower_priority_gets_less_where_models_violate_their_slos_and_plan_say
             says && model.share_percent < 60
         };
         server.wait_status("two", "a layout in which it has less", has_less).await.unwrap();
-        let table = unwrapped(&server.said(&["plan"]).await.unwrap());
+        let table = unwrapped(&server.command_output(&["plan"]).await.unwrap());
         assert!(table.contains("violate") && table.contains("lower priorities in"), "{table}");
         let [high, low] = loads;
         let (high, low) = (high.await.unwrap(), low.await.unwrap());
@@ -283,10 +283,10 @@ async fn without_a_policy_nothing_is_decided_and_nothing_held() {
     let server = two("policy: static", "share: {initial: 50%}", "gpu: 0").await.unwrap();
     let plan = server.plan().await.unwrap();
     assert_eq!((plan["decisions"].as_u64(), plan["models"].as_array().unwrap().len()), (Some(0), 0));
-    assert!(server.said(&["plan"]).await.unwrap().contains("nothing decides"));
-    let words = server.said(&["resize", "one", "20%"]).await.unwrap();
+    assert!(server.command_output(&["plan"]).await.unwrap().contains("nothing decides"));
+    let words = server.command_output(&["resize", "one", "20%"]).await.unwrap();
     assert!(!words.contains("held"), "{words}");
-    let again = server.said(&["resize", "one", "20%"]).await.unwrap();
+    let again = server.command_output(&["resize", "one", "20%"]).await.unwrap();
     assert!(again.contains("in force already") && !again.contains("held"), "{again}");
     assert_eq!(server.model("one").await.unwrap().more["held"], false);
     server.stop().await.unwrap();
@@ -299,18 +299,18 @@ async fn a_resize_that_only_has_a_model_tried_again_holds_nothing() {
     let (broken, real) = (home.path().join("broken"), sibling_binary("shadowslice-worker").unwrap());
     home.set_worker(&format!("test -e {} && exit 1\nexec {} \"$@\"", broken.display(), real.display()))
         .unwrap();
-    let server = ServerUnderTest::ready(home).await.unwrap();
+    let server = ServerUnderTest::start_ready(home).await.unwrap();
     std::fs::write(&broken, "").unwrap();
     let pid = server.model("echo").await.unwrap().workers[0].pid;
     ProcessHandle::of(pid).unwrap().signal(Signal::SIGKILL).unwrap();
     server.wait_status("echo", "unready", |model| model.state == "unready").await.unwrap();
     std::fs::remove_file(&broken).unwrap();
-    let words = server.said(&["resize", "echo", "100%"]).await.unwrap();
+    let words = server.command_output(&["resize", "echo", "100%"]).await.unwrap();
     assert!(!words.contains("held until"), "{words}");
     let model = server.wait_status("echo", "ready", |model| model.state == "ready").await.unwrap();
     assert_eq!((model.share_percent, &model.more["held"]), (100, &Value::Bool(false)));
     // Of a model that serves, the same command keeps the share.
-    assert!(server.said(&["resize", "echo", "100%"]).await.unwrap().contains("held until"));
+    assert!(server.command_output(&["resize", "echo", "100%"]).await.unwrap().contains("held until"));
     assert_eq!(server.model("echo").await.unwrap().more["held"], true);
     server.stop().await.unwrap();
 }

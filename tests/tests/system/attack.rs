@@ -47,7 +47,7 @@ async fn server(standby: bool) -> Result<ServerUnderTest, HarnessError> {
     let timeouts = "timeouts: {spawn: 3s, warm: 3s, dwell: 2s, stop: 500ms}\n";
     let home = Home::with_config(&format!("{EMULATED}{timeouts}models:\n  - {}\n", echo("echo", &more)))?;
     home.write("profile.yaml", profile(5.0).replace("load: 50ms", "load: 200ms"))?;
-    ServerUnderTest::ready(home).await
+    ServerUnderTest::start_ready(home).await
 }
 
 fn find<'m>(model: &'m ModelStatusJson, role: &str, phase: &str) -> Option<&'m WorkerStatusJson> {

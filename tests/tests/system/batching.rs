@@ -17,7 +17,7 @@ fn with(model: &str) -> Result<Home, HarnessError> {
 
 #[tokio::test]
 async fn sequences_of_different_length_are_each_answered_rightly() {
-    let server = ServerUnderTest::ready(with("encoder").unwrap()).await.unwrap();
+    let server = ServerUnderTest::start_ready(with("encoder").unwrap()).await.unwrap();
     let cases = cases::load(&models_folder().join("encoder.json")).unwrap();
     let count = cases.len();
     let outcomes = ask_all(&server.client(), "encoder", cases, 1e-3).await;
@@ -27,7 +27,7 @@ async fn sequences_of_different_length_are_each_answered_rightly() {
 
 #[tokio::test]
 async fn images_in_batches_are_each_answered_rightly() {
-    let server = ServerUnderTest::ready(with("digits").unwrap()).await.unwrap();
+    let server = ServerUnderTest::start_ready(with("digits").unwrap()).await.unwrap();
     let cases = cases::load(&models_folder().join("digits.json")).unwrap();
     let count = cases.len();
     let outcomes = ask_all(&server.client(), "digits", cases, 1e-4).await;

@@ -39,7 +39,7 @@ async fn a_configuration_that_cannot_be_read_is_given_up_and_the_next_reload_wor
     std::fs::remove_file(&config).unwrap();
     std::fs::write(&config, text).unwrap();
     let ended = async { while reload().await.0 != Some(0) {} };
-    timeout(server.home().patience(), ended).await.unwrap();
+    timeout(server.home().timeout(), ended).await.unwrap();
     server.wait_ready().await.unwrap();
     server.stop().await.unwrap();
 }
@@ -106,7 +106,7 @@ async fn a_log_that_is_not_read_stops_nothing_else() {
     ))
     .unwrap();
     home.set_env("RUST_LOG", "trace");
-    let mut server = ServerUnderTest::start_saying_to(home, None, full.into()).unwrap();
+    let mut server = ServerUnderTest::start_with_stderr(home, None, full.into()).unwrap();
     server.wait_ready().await.unwrap();
     let mut dropped = 0.0;
     for round in 0..4 {

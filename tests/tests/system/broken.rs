@@ -176,7 +176,7 @@ async fn workers_that_speak_nonsense_as_they_start_harm_nothing() {
         count = count.display()
     );
     home.set_worker(&script).unwrap();
-    let server = ServerUnderTest::ready(home).await.unwrap();
+    let server = ServerUnderTest::start_ready(home).await.unwrap();
     assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, RequestOutcome::Right);
     let log = server.log();
     assert_eq!(log.matches("does not speak as agreed").count(), 2, "{log}");
@@ -187,7 +187,7 @@ async fn workers_that_speak_nonsense_as_they_start_harm_nothing() {
 async fn a_log_that_cannot_be_written_stops_nothing() {
     let mut home = home(&[echo("echo", "share: {initial: 50%}")]).unwrap();
     home.set_log("/dev/full".into());
-    let server = ServerUnderTest::ready(home).await.unwrap();
+    let server = ServerUnderTest::start_ready(home).await.unwrap();
     assert_eq!(server.resize("echo", 30).await.unwrap().outcome.as_deref(), Some("completed"));
     assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, RequestOutcome::Right);
     server.stop().await.unwrap();
@@ -246,7 +246,7 @@ async fn clients_cannot_take_the_descriptors_that_a_new_worker_needs() {
     let script = home.write("limited", script).unwrap();
     std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
     home.set_binary(script);
-    let server = ServerUnderTest::ready(home).await.unwrap();
+    let server = ServerUnderTest::start_ready(home).await.unwrap();
     let socket = server.home().run_dir().join("http.sock");
     let peers: Vec<_> = (0..200).map(|_| UnixStream::connect(&socket).unwrap()).collect();
     let before = server.model("echo").await.unwrap().workers[0].pid;

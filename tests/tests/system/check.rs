@@ -118,10 +118,10 @@ models:
   - {path: encoder.onnx, slo: 1s, warmup: {input_ids: [16], attention_mask: [16]}}
 ";
     home.write("config.yaml", written).unwrap();
-    let server = ServerUnderTest::ready(home).await.unwrap();
+    let server = ServerUnderTest::start_ready(home).await.unwrap();
     let workers = || server.children().into_iter().map(|child| child.pid).collect::<Vec<_>>();
     let before = workers();
-    let printed = server.said(&["check", "--print", "config.yaml"]).await.unwrap();
+    let printed = server.command_output(&["check", "--print", "config.yaml"]).await.unwrap();
     home_write(&server, "profile.yaml", &format!("# Touched.\n{row}\nsource:\n  kind: illustrative\n"));
     let reordered = "# Another form.
 models:
@@ -134,7 +134,7 @@ timeouts: {stop: 5000ms}
 ";
     for form in [written, &format!("# A comment.\n\n{written}\n"), &printed, reordered] {
         home_write(&server, "config.yaml", form);
-        let said = server.said(&["reload"]).await.unwrap();
+        let said = server.command_output(&["reload"]).await.unwrap();
         assert!(said.contains("config.yaml: 0 changed, 2 unchanged"), "{said} for\n{form}");
         assert_eq!(said.lines().count(), 1, "{said}");
     }
@@ -189,7 +189,7 @@ async fn the_run_directory_of_one_that_serves_is_fine() {
     let home = Home::new().unwrap();
     let text = serving_in(&home.run_dir());
     home.write("config.yaml", &text).unwrap();
-    let server = ServerUnderTest::ready(home).await.unwrap();
+    let server = ServerUnderTest::start_ready(home).await.unwrap();
     assert_eq!(check(server.home(), &text).await, (0, String::new()));
     // As root sees the one of another user's supervisor.
     set_permissions(server.home().run_dir(), Permissions::from_mode(0o777)).unwrap();

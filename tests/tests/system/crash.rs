@@ -55,7 +55,7 @@ async fn an_outage_longer_than_any_burst_turns_nobody_away() {
     for policy in ["static", "adaptive"] {
         let home = home_under(policy, &[echo("echo", "profile: slow.yaml, slo: 50ms")]).unwrap();
         home.write("slow.yaml", profile(5.0).replace("process: 50ms", "process: 2s")).unwrap();
-        let server = ServerUnderTest::ready(home).await.unwrap();
+        let server = ServerUnderTest::start_ready(home).await.unwrap();
         let pid = incumbent(&server.model("echo").await.unwrap()).unwrap().pid;
         ProcessHandle::of(pid).unwrap().signal(Signal::SIGKILL).unwrap();
         let restarting = |model: &ModelStatusJson| model.state == "restarting";
@@ -90,7 +90,7 @@ async fn deaths_far_apart_do_not_make_a_model_without_requests_unready() {
 async fn a_model_whose_next_worker_starts_is_restarting() {
     let home = home(&[echo("echo", &format!("profile: profile.yaml, {SERVE_LATE}"))]).unwrap();
     home.write("profile.yaml", profile(5.0).replace("load: 50ms", "load: 1s")).unwrap();
-    let server = ServerUnderTest::ready(home).await.unwrap();
+    let server = ServerUnderTest::start_ready(home).await.unwrap();
     let pid = incumbent(&server.model("echo").await.unwrap()).unwrap().pid;
     ProcessHandle::of(pid).unwrap().signal(Signal::SIGKILL).unwrap();
     let starts = |model: &ModelStatusJson| {
@@ -125,7 +125,7 @@ async fn clients_do_not_see_a_shadow_killed() {
 async fn a_shadow_that_is_warm_before_the_next_incumbent_serves_and_the_log_says_its_share() {
     let home = home(&[echo("echo", &format!("profile: profile.yaml, {SERVE_LATE}"))]).unwrap();
     home.write("profile.yaml", profile(5.0).replace("load: 50ms", "load: 1s")).unwrap();
-    let server = ServerUnderTest::ready(home).await.unwrap();
+    let server = ServerUnderTest::start_ready(home).await.unwrap();
     let kill = async {
         let mut killed = 0;
         // The first worker, and the worker that is started in its place, which then has to begin
@@ -210,7 +210,9 @@ async fn requests_of_rising_priority_that_kill_their_workers_are_found_guilty_on
     let server = one_echo(400.0, SERVE_LATE).await.unwrap();
     let ask_at = |content: u16, priority| {
         let mut client = server.client();
-        tokio::spawn(async move { client.infer_at("echo", &echo_case(content).inputs, priority).await })
+        tokio::spawn(
+            async move { client.infer_with_priority("echo", &echo_case(content).inputs, priority).await },
+        )
     };
     let first = ask_at(1, 90);
     let executes = |model: &ModelStatusJson| model.more["in_flight"] == 1;
@@ -242,7 +244,7 @@ async fn a_worker_that_stays_after_its_end_is_not_waited_for() {
     let close = "for fd in /proc/$$/fd/*; do fd=${fd##*/}; [ $fd -gt 2 ] && eval \"exec $fd>&-\"; done";
     let script = format!("{} \"$@\" &\n{close}\nwait\nexec sleep 600", worker.display());
     home.set_worker(&format!("exec bash -c '{script}' worker \"$@\"")).unwrap();
-    let server = ServerUnderTest::ready(home).await.unwrap();
+    let server = ServerUnderTest::start_ready(home).await.unwrap();
     let outer = incumbent(&server.model("echo").await.unwrap()).unwrap().pid;
     let inner = descendants(outer);
     assert_eq!(inner.len(), 1);
@@ -267,7 +269,7 @@ async fn a_subreaper_reaps_orphans_and_hears_how_its_own_children_ended() {
     let launcher = home.write("launcher", launcher).unwrap();
     std::fs::set_permissions(&launcher, Permissions::from_mode(0o755)).unwrap();
     home.set_binary(launcher);
-    let server = ServerUnderTest::ready(home).await.unwrap();
+    let server = ServerUnderTest::start_ready(home).await.unwrap();
     let mut pid = incumbent(&server.model("echo").await.unwrap()).unwrap().pid;
     for _ in 0..3 {
         ProcessHandle::of(pid).unwrap().signal(Signal::SIGKILL).unwrap();
@@ -292,7 +294,7 @@ async fn clients_do_not_see_an_incumbent_hang() {
     hung.signal(Signal::SIGSTOP).unwrap();
     replaced(&server, pid).await.unwrap();
     assert_nothing_lost(&loading.await.unwrap());
-    assert!(!hung.alive(), "the hung worker is still there");
+    assert!(!hung.is_alive(), "the hung worker is still there");
     server.stop().await.unwrap();
 }
 

@@ -18,7 +18,7 @@ async fn checks(home: &Home, arguments: &[&str]) -> Result<(Option<i32>, Checks)
     let output = home.run(&arguments).await?;
     let report = serde_json::from_slice(&output.stdout).map_err(|source| {
         let printed = String::from_utf8_lossy(&output.stdout).into_owned();
-        HarnessError::Printed { command: arguments.join(" "), printed, source }
+        HarnessError::UnexpectedOutput { command: arguments.join(" "), printed, source }
     })?;
     Ok((output.status.code(), report))
 }

@@ -30,7 +30,7 @@ fn home(limits: &str, execution_ms: f64) -> Tried<Home> {
 }
 
 async fn started(limits: &str) -> Tried<ServerUnderTest> {
-    Ok(ServerUnderTest::ready(home(limits, 1.0)?).await?)
+    Ok(ServerUnderTest::start_ready(home(limits, 1.0)?).await?)
 }
 
 /// In MiB.
@@ -131,7 +131,7 @@ async fn answers_that_nobody_takes_are_counted_and_their_readers_cut() {
 
 #[tokio::test]
 async fn a_connection_with_many_requests_leaves_places_to_others() {
-    let server = ServerUnderTest::ready(home("in_flight: 16", 200.0).unwrap()).await.unwrap();
+    let server = ServerUnderTest::start_ready(home("in_flight: 16", 200.0).unwrap()).await.unwrap();
     let (greedy, other) = (server.client(), server.client());
     // Both are connected.
     assert_served(greedy.clone()).await;
@@ -196,7 +196,7 @@ async fn a_request_for_which_the_system_has_no_memory_fails_alone() {
     let queue = std::fs::read_to_string(home.path().join("config.yaml")).unwrap();
     home.write("config.yaml", queue.replace("queue: {memory: 64Mi", "queue: {memory: 2Gi")).unwrap();
     confine(&mut home, 4096).unwrap();
-    let server = ServerUnderTest::ready(home).await.unwrap();
+    let server = ServerUnderTest::start_ready(home).await.unwrap();
     let mut stream = connect(&server, "grpc.sock").await.unwrap();
     stream.write_all(&endless_call()).await.unwrap();
     let mut said = Vec::new();

@@ -25,7 +25,7 @@ async fn two_models(first: &str, second: &str) -> Result<ServerUnderTest, Harnes
     });
     let home = Home::with_config(&format!("{EMULATED}models:\n{}", models.concat()))?;
     home.write("profile.yaml", profile(2.0))?;
-    ServerUnderTest::ready(home).await
+    ServerUnderTest::start_ready(home).await
 }
 
 #[tokio::test]
@@ -147,7 +147,7 @@ async fn a_model_between_others_keeps_clear_of_them_wherever_they_leave_room_and
         .map(|(name, priority)| format!("  - {}\n", echo(name, &format!("{more}, priority: {priority}"))));
     let home = Home::with_config(&format!("{EMULATED}models:\n{}", models.concat())).unwrap();
     home.write("profile.yaml", profile(2.0)).unwrap();
-    let server = ServerUnderTest::ready(home).await.unwrap();
+    let server = ServerUnderTest::start_ready(home).await.unwrap();
     let first = server.model("middle").await.unwrap().workers[0].pid;
     let loading = load(&server, "middle", 100.0, Duration::from_secs(5));
     let set = async |model: &str, groups: u32| {

@@ -48,9 +48,9 @@ async fn a_second_sigterm_ends_it_at_once() {
     server.wait_status("echo", "3 requests accepted", |model| model.requests.accepted == 3).await.unwrap();
     server.signal(Signal::SIGTERM).unwrap();
     // It now waits for three requests of three seconds each.
-    assert!(timeout(Duration::from_secs(1), server.ended()).await.is_err(), "it did not drain");
+    assert!(timeout(Duration::from_secs(1), server.wait_exit()).await.is_err(), "it did not drain");
     server.signal(Signal::SIGTERM).unwrap();
-    server.ended().await.unwrap();
+    server.wait_exit().await.unwrap();
     let outcomes = asking.await.unwrap();
     assert!(outcomes.iter().any(|outcome| *outcome != RequestOutcome::Right), "it answered everything first");
     assert_eq!(outlived(&children).await, 0);
@@ -97,7 +97,7 @@ async fn workers_end_when_their_supervisor_is_killed() {
     let children = server.children();
     assert!(!children.is_empty());
     server.signal(Signal::SIGKILL).unwrap();
-    server.ended().await.unwrap();
+    server.wait_exit().await.unwrap();
     assert_eq!(outlived(&children).await, 0);
 }
 
@@ -106,11 +106,11 @@ async fn starts_again_where_a_killed_one_left_its_sockets_and_a_stopped_worker()
     let home = home(&[echo("echo", "share: {initial: 50%}")]).unwrap();
     let run_dir = home.run_dir();
     let yaml = fs::read_to_string(home.path().join("config.yaml")).unwrap();
-    let mut first = ServerUnderTest::ready(home).await.unwrap();
+    let mut first = ServerUnderTest::start_ready(home).await.unwrap();
     let left = first.children();
     left.iter().for_each(|worker| worker.signal(Signal::SIGSTOP).unwrap());
     first.signal(Signal::SIGKILL).unwrap();
-    first.ended().await.unwrap();
+    first.wait_exit().await.unwrap();
     // The kernel wakes stopped processes whose group has lost its parent, and most end by that.
     let second = Home::with_config(&format!("run_dir: {}\n{yaml}", run_dir.display())).unwrap();
     let second = ServerUnderTest::start(second, None).unwrap();
@@ -136,7 +136,7 @@ async fn several_listeners_each_with_its_mode() {
         echo("echo", "share: {initial: 50%}")
     ))
     .unwrap();
-    let server = ServerUnderTest::ready(home).await.unwrap();
+    let server = ServerUnderTest::start_ready(home).await.unwrap();
     let team = server.home().run_dir().join("team.sock");
     assert_eq!(fs::metadata(&team).unwrap().permissions().mode() & 0o777, 0o660);
     assert_eq!(ask(InferGrpcClient::new(&team), "echo", &echo_case(1), 0.0).await, RequestOutcome::Right);
@@ -161,7 +161,7 @@ async fn what_is_private_is_closed_to_others() {
 /// ends.
 async fn outlived(workers: &[ProcessHandle]) -> usize {
     let mut look = interval(Duration::from_millis(20));
-    let living = || workers.iter().filter(|worker| worker.alive()).count();
+    let living = || workers.iter().filter(|worker| worker.is_alive()).count();
     let waiting = async {
         while living() > 0 {
             look.tick().await;

@@ -30,7 +30,7 @@ async fn what_the_queue_cannot_hold_is_unavailable() {
 async fn a_request_larger_than_the_limit_is_refused() {
     let models = echo("echo", "share: {initial: 50%}");
     let yaml = format!("{EMULATED}limits: {{request_bytes: 64Ki}}\nmodels:\n  - {models}\n");
-    let server = ServerUnderTest::ready(Home::with_config(&yaml).unwrap()).await.unwrap();
+    let server = ServerUnderTest::start_ready(Home::with_config(&yaml).unwrap()).await.unwrap();
     let mut client = server.client();
     let large = ClientTensor::fp32("x", &[4096, 16], &vec![1.0; 4096 * 16]);
     let status = client.infer("echo", &[large]).await.unwrap_err();

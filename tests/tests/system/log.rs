@@ -32,7 +32,7 @@ async fn eventful(form: Option<&str>) -> String {
     if let Some(form) = form {
         home.set_env("SHADOWSLICE_LOG", form);
     }
-    let mut server = ServerUnderTest::ready(home).await.unwrap();
+    let mut server = ServerUnderTest::start_ready(home).await.unwrap();
     let loads = [("short", 150.0), ("long", 40.0)]
         .map(|(model, rate)| load(&server, model, rate, Duration::from_secs(4)));
     let pid = server.model("short").await.unwrap().workers[0].pid;
@@ -46,7 +46,7 @@ async fn eventful(form: Option<&str>) -> String {
         server.home().run(&orders).await.unwrap();
     }
     for order in [&["release", "short"][..], &["drain", "long"], &["undrain", "long"], &["reload"]] {
-        server.said(order).await.unwrap();
+        server.command_output(order).await.unwrap();
     }
     server.home().write("config.yaml", "models: 7\nnonsense: 1\nmore: 2\n").unwrap();
     assert!(!server.home().run(&["reload"]).await.unwrap().status.success());

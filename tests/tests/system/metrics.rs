@@ -24,7 +24,7 @@ async fn scraped(execution_ms: f64, more: &str) -> Result<ServerUnderTest, Harne
         echo("echo", &format!("profile: profile.yaml, {more}"))
     ))?;
     home.write("profile.yaml", profile(execution_ms))?;
-    ServerUnderTest::ready(home).await
+    ServerUnderTest::start_ready(home).await
 }
 
 pub(crate) async fn scrape(server: &ServerUnderTest, socket: &str) -> Result<Metrics, String> {
@@ -242,7 +242,7 @@ async fn metrics_are_told_while_the_last_requests_are_answered() {
     let draining = scrape(&server, "metrics.sock").await.unwrap();
     let of = |name| draining.of("echo", name, "").unwrap();
     assert!(of("queue_requests") + of("in_flight_requests") >= 1.0, "all was answered already");
-    assert!(server.ended().await.unwrap().success(), "{}", server.log());
+    assert!(server.wait_exit().await.unwrap().success(), "{}", server.log());
     assert_eq!(asking.await.unwrap(), vec![RequestOutcome::Right; 2]);
     assert_eq!(left_behind(server.home(), &children), Vec::<String>::new());
 }
@@ -298,7 +298,7 @@ async fn so_it_does_over_grpc() {
             head.send(()).unwrap();
             sent.await.unwrap();
         };
-        async move { client.infer_after("echo", &echo_case(4).inputs, over).await }
+        async move { client.infer_with_late_body("echo", &echo_case(4).inputs, over).await }
     });
     headed.await.unwrap();
     // The other requests come by the same connection, so the head of the first request has been

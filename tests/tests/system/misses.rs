@@ -55,7 +55,7 @@ async fn requests_to_a_model_that_is_not_ready_count_and_its_slo_is_not_met() {
         let series = "nv_inference_request_failure{model=\"NAME\",version=\"1\",reason=\"REJECTED\"}";
         assert_eq!(metrics.named(&series.replace("NAME", name)), Some(3.0));
     }
-    let table = server.said(&["status"]).await.unwrap();
+    let table = server.command_output(&["status"]).await.unwrap();
     assert!(!table.contains("100%"), "{table}");
     server.stop().await.unwrap();
 }

@@ -18,7 +18,7 @@ async fn without_a_shadow_requests_wait_and_none_is_lost() {
     let model = "profile: profile.yaml, share: {initial: 50%}, handover: restart, queue: {on_late: serve}";
     let home = home(&[echo("echo", model)]).unwrap();
     home.write("profile.yaml", profile(5.0).replace("load: 50ms", "load: 1s")).unwrap();
-    let server = ServerUnderTest::ready(home).await.unwrap();
+    let server = ServerUnderTest::start_ready(home).await.unwrap();
     let loading = load(&server, "echo", 50.0, Duration::from_secs(3));
     let before = server.model("echo").await.unwrap().workers[0].pid;
     let handover = server.resize("echo", 20).await.unwrap();
@@ -45,7 +45,7 @@ async fn without_a_shadow_a_share_at_which_no_worker_starts_leaves_the_old_one()
         worker.display()
     );
     home.set_worker(&script).unwrap();
-    let server = ServerUnderTest::ready(home).await.unwrap();
+    let server = ServerUnderTest::start_ready(home).await.unwrap();
     let loading = load(&server, "echo", 50.0, Duration::from_secs(3));
     let output = server.home().run(&["resize", "echo", "70%"]).await.unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
@@ -65,7 +65,7 @@ async fn without_a_shadow_a_worker_that_does_not_drain_in_time_is_told_to_end_be
     let home =
         Home::with_config(&format!("{EMULATED}{timeouts}\nmodels:\n  - {}\n", echo("echo", more))).unwrap();
     home.write("profile.yaml", profile(1_500.0)).unwrap();
-    let server = ServerUnderTest::ready(home).await.unwrap();
+    let server = ServerUnderTest::start_ready(home).await.unwrap();
     let asking = tokio::spawn({
         let client = server.client();
         async move { ask(client, "echo", &echo_case(1), 0.0).await }
@@ -86,7 +86,7 @@ async fn without_a_shadow_none_is_started_for_a_worker_that_died_either() {
     let home =
         home(&[echo("echo", "profile: profile.yaml, share: {initial: 50%}, handover: restart")]).unwrap();
     home.write("profile.yaml", profile(5.0).replace("load: 50ms", "load: 2s")).unwrap();
-    let server = ServerUnderTest::ready(home).await.unwrap();
+    let server = ServerUnderTest::start_ready(home).await.unwrap();
     let before = server.model("echo").await.unwrap().workers[0].pid;
     ProcessHandle::of(before).unwrap().signal(Signal::SIGKILL).unwrap();
     let next = |model: &ModelStatusJson| model.workers.iter().any(|worker| worker.pid != before);
@@ -145,7 +145,7 @@ async fn starts_in_vain_are_no_deaths_and_end_with_their_cause() {
     let server = one_echo(5.0, "share: {initial: 50%}").await.unwrap();
     let worker = server.model("echo").await.unwrap().workers[0].pid;
     let limit = |files: &str| {
-        let supervisor = server.process().pid().to_string();
+        let supervisor = server.process().pid.to_string();
         let limited = std::process::Command::new("prlimit")
             .args(["--pid", &supervisor, &format!("--nofile={files}:")])
             .status();

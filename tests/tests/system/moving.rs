@@ -18,7 +18,7 @@ use crate::scene::{EMULATED, ask, ask_all, assert_nothing_lost, echo, echo_case,
 async fn serving() -> ServerUnderTest {
     let home = home();
     configure(&home, &[]);
-    let mut server = ServerUnderTest::ready(home).await.unwrap();
+    let mut server = ServerUnderTest::start_ready(home).await.unwrap();
     server.wait_model_ready("b").await.unwrap();
     server
 }
@@ -115,7 +115,7 @@ async fn nothing_is_lost_and_no_more_than_one_model_has_workers_twice() {
         assert!(all.len() <= 4, "{all:?}");
         assert!(server.client().model_ready("a").await.unwrap());
         let listed = server.client().repository_index(true).await.unwrap();
-        assert!(listed.iter().any(|(name, state, _)| name == "a" && state == "READY"), "{listed:?}");
+        assert!(listed.iter().any(|entry| entry.name == "a" && entry.state == "READY"), "{listed:?}");
     });
     let upgraded = upgraded.unwrap();
     server.follow(&String::from_utf8_lossy(&upgraded.stdout)).unwrap();
@@ -175,7 +175,7 @@ async fn a_stop_in_the_middle_answers_what_was_accepted_and_leaves_nothing() {
     home.write("long.yaml", profile(500.0)).unwrap();
     let long = echo("a", "profile: long.yaml, slo: 20s, share: {initial: 100%}");
     configure_with(&home, &[long.clone(), echo("b", "share: {initial: 10%}")]);
-    let mut server = ServerUnderTest::ready(home).await.unwrap();
+    let mut server = ServerUnderTest::start_ready(home).await.unwrap();
     configure_with(server.home(), &[long, slow(), echo("b", "share: {initial: 10%}")]);
     let (client, case) = (server.client(), echo_case(1));
     assert_eq!(ask(client.clone(), "a", &case, 0.0).await, RequestOutcome::Right);
@@ -189,7 +189,7 @@ async fn a_stop_in_the_middle_answers_what_was_accepted_and_leaves_nothing() {
         outcome
     });
     assert_eq!(outcome, RequestOutcome::Right);
-    assert!(server.ended().await.unwrap().success());
+    assert!(server.wait_exit().await.unwrap().success());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -220,7 +220,7 @@ async fn an_idle_connection_is_served_through_two_upgrades() {
     // The first has the second below it, and that has the third.
     let below = [first, second].map(|of| descendants_beside(of, server.process()));
     assert_eq!(below, [2, 1], "supervisors alone");
-    assert!(first.alive() && second.alive());
+    assert!(first.is_alive() && second.is_alive());
     assert_eq!(over_http(client, "b", 2).await, RequestOutcome::Right);
     server.wait_gone(first).await.unwrap();
     server.wait_gone(second).await.unwrap();
@@ -250,7 +250,7 @@ async fn with_slow_starts() -> ServerUnderTest {
     home.write("starts.yaml", profile(1.0).replace("process: 50ms", "process: 1s")).unwrap();
     let a = echo("a", "profile: starts.yaml, slo: 50ms, share: {initial: 30%}");
     configure_with(&home, std::slice::from_ref(&a));
-    let server = ServerUnderTest::ready(home).await.unwrap();
+    let server = ServerUnderTest::start_ready(home).await.unwrap();
     configure_with(server.home(), &[a, slow()]);
     server
 }
@@ -312,7 +312,7 @@ async fn workers_start_from_the_program_that_was_there_at_the_supervisors_start(
         std::fs::copy(sibling_binary(name).unwrap(), folder.join(name)).unwrap();
     }
     home.set_binary(folder.join("shadowslice"));
-    let server = ServerUnderTest::ready(home).await.unwrap();
+    let server = ServerUnderTest::start_ready(home).await.unwrap();
     // As a package is unpacked: another file of that name.
     std::fs::copy("/bin/false", folder.join("new")).unwrap();
     std::fs::rename(folder.join("new"), folder.join("shadowslice-worker")).unwrap();

@@ -71,7 +71,7 @@ async fn gpu(server: &ServerUnderTest, wanted: impl Fn(&GpuStatusJson) -> bool) 
 async fn gone(process: ProcessHandle) {
     let mut look = interval(Duration::from_millis(20));
     let waiting = async {
-        while process.alive() {
+        while process.is_alive() {
             look.tick().await;
         }
     };
@@ -107,7 +107,7 @@ async fn the_daemon_goes_with_a_supervisor_that_is_killed() {
     server.signal(Signal::SIGSTOP).unwrap();
     let children = server.children();
     server.signal(Signal::SIGKILL).unwrap();
-    server.ended().await.unwrap();
+    server.wait_exit().await.unwrap();
     // Real workers notice by themselves. These are shells before they sleep.
     let workers_end = async {
         let mut look = interval(Duration::from_millis(20));
@@ -135,7 +135,7 @@ async fn the_daemon_is_taken_over_by_the_next_supervisor_and_left_by_one_that_fa
     let daemon = process_of(&server.home().run_dir().join("private/mps0/pipe/nvidia-cuda-mps-control.pid"));
     let before = server.upgrade().await.unwrap();
     server.wait_gone(before).await.unwrap();
-    assert!(daemon.alive());
+    assert!(daemon.is_alive());
     let now = gpu(&server, |gpu| gpu.mps_server_pid.is_some()).await;
     assert_eq!((now.mps_server_pid, now.sms), (first.mps_server_pid, first.sms));
 
@@ -146,7 +146,7 @@ async fn the_daemon_is_taken_over_by_the_next_supervisor_and_left_by_one_that_fa
     let refused = server.home().run(&["upgrade"]).await.unwrap();
     let said = String::from_utf8_lossy(&refused.stderr);
     assert!(said.contains("cannot listen on") && refused.status.code() == Some(1), "{said}");
-    assert!(daemon.alive());
+    assert!(daemon.is_alive());
     gpu(&server, |gpu| gpu.mps_server_pid == first.mps_server_pid).await;
     server.signal(Signal::SIGKILL).unwrap();
     gone(daemon).await;

@@ -40,7 +40,7 @@ async fn an_overload_has_its_reason_and_the_same_rates_everywhere() {
         (&["plan"], "; overloaded: a copy serves "),
         (&["top", "--once"], "overloaded: a copy serves "),
     ] {
-        let said = unwrapped(&server.said(command).await.unwrap());
+        let said = unwrapped(&server.command_output(command).await.unwrap());
         assert!(said.contains(words), "{command:?}: {said}");
     }
     load.await.unwrap();

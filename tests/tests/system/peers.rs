@@ -67,7 +67,7 @@ async fn server(http: &str, more: &str) -> Result<ServerUnderTest, HarnessError>
     let opened = set_permissions(home.path(), Permissions::from_mode(0o755));
     let opened = opened.and(copy(sibling_binary("shadowslice")?, home.path().join("shadowslice")));
     opened.map_err(|source| HarnessError::Io { what: "open the folder to other users".into(), source })?;
-    ServerUnderTest::ready(home).await
+    ServerUnderTest::start_ready(home).await
 }
 
 const INDEX: &str = "/v2/repository/index";

@@ -30,7 +30,7 @@ async fn serving(models: &[String]) -> Result<ServerUnderTest, HarnessError> {
     let home = Home::with_config(&config(models))?;
     home.write("profile.yaml", profile(5.0))?;
     home.write("whole.yaml", profile(5.0).replace("sms: [66]", "sms: [132]"))?;
-    ServerUnderTest::ready(home).await
+    ServerUnderTest::start_ready(home).await
 }
 
 async fn gpus(server: &ServerUnderTest, names: &[&str]) -> Result<Vec<Option<u64>>, HarnessError> {
@@ -79,12 +79,15 @@ async fn models_are_spread_over_gpus_and_stay_where_they_are() {
     assert_eq!(gpus(&server, &["other"]).await.unwrap(), [Some(1)]);
     assert_eq!(gpus(&server, &names).await.unwrap(), [Some(0), Some(1), Some(1), Some(1)]);
     // Also not for a supervisor that was killed, or an upgrade.
-    assert_eq!(server.said(&["move", "little", "0"]).await.unwrap(), "little serves now on GPU 0\n");
+    assert_eq!(
+        server.command_output(&["move", "little", "0"]).await.unwrap(),
+        "little serves now on GPU 0\n"
+    );
     server.upgrade().await.unwrap();
     assert_eq!(gpus(&server, &names).await.unwrap(), [Some(0), Some(1), Some(1), Some(0)]);
     server.signal(Signal::SIGKILL).unwrap();
-    server.ended().await.unwrap();
-    server.again().unwrap();
+    server.wait_exit().await.unwrap();
+    server.restart().unwrap();
     server.wait_ready().await.unwrap();
     assert_eq!(gpus(&server, &names).await.unwrap(), [Some(0), Some(1), Some(1), Some(0)]);
     server.stop().await.unwrap();
@@ -98,7 +101,7 @@ async fn moves_under_load_lose_nothing() {
     let mut moves = 0;
     while !m.is_finished() {
         to = 1 - to;
-        let said = server.said(&["move", "m", &to.to_string()]).await.unwrap();
+        let said = server.command_output(&["move", "m", &to.to_string()]).await.unwrap();
         assert_eq!(said, format!("m serves now on GPU {to}\n"));
         moves += 1;
     }
@@ -106,7 +109,7 @@ async fn moves_under_load_lose_nothing() {
     assert_nothing_lost(&m.await.unwrap());
     assert_nothing_lost(&n.await.unwrap());
     assert_eq!(
-        server.said(&["move", "m", &to.to_string()]).await.unwrap(),
+        server.command_output(&["move", "m", &to.to_string()]).await.unwrap(),
         format!("m was already on GPU {to}\n")
     );
     server.stop().await.unwrap();
@@ -118,7 +121,7 @@ async fn a_model_that_cannot_move_serves_on_and_says_why() {
     let model = "{name: digits, path: m.onnx, slo: 200ms, gpu: auto}".to_owned();
     let home = Home::with_config(&config(&[model, echo("fixed", "gpu: 1")])).unwrap();
     let file = home.write("m.onnx", digits).unwrap();
-    let server = ServerUnderTest::ready(home).await.unwrap();
+    let server = ServerUnderTest::start_ready(home).await.unwrap();
     assert_eq!(gpus(&server, &["digits"]).await.unwrap(), [Some(0)]);
     std::fs::remove_file(file).unwrap();
     let why = refused(&server, &["move", "digits", "1"]).await.unwrap();
@@ -140,7 +143,7 @@ async fn a_model_moves_by_itself_where_one_misses_its_slo_and_a_gpu_has_room() {
     let busy = |name| auto(name, "11ms").replace("profile.yaml", "whole.yaml");
     let server = serving(&[busy("m"), busy("n")]).await.unwrap();
     assert_eq!(gpus(&server, &["m", "n"]).await.unwrap(), [Some(0), Some(1)]);
-    server.said(&["move", "n", "0"]).await.unwrap();
+    server.command_output(&["move", "n", "0"]).await.unwrap();
     let [m, n] = ["m", "n"].map(|model| load(&server, model, 70.0, Duration::from_secs(20)));
     server.wait_line(&["it moves", "misses its SLO"]).await.unwrap();
     assert_nothing_lost(&m.await.unwrap());

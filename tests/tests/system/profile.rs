@@ -141,7 +141,7 @@ async fn a_signal_ends_it_and_what_it_made_goes() {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
-        tokio::time::timeout(home.patience(), begun).await.expect("it makes a folder");
+        tokio::time::timeout(home.timeout(), begun).await.expect("it makes a folder");
         tokio::time::sleep(Duration::from_millis(500)).await;
         process.signal(signal).unwrap();
         let ended = child.wait_with_output().await.unwrap();

@@ -70,7 +70,7 @@ async fn a_host_is_not_ready_before_all_models_of_its_start_are_ready_or_given_u
     server.wait_model_ready("quick").await.unwrap();
     wait_state(&server, "broken", "unready").await.unwrap();
     assert_eq!(says_ready(&server).await.unwrap(), UNREADY, "one still loads");
-    assert!(server.said(&["status"]).await.unwrap().contains("the host is not ready"));
+    assert!(server.command_output(&["status"]).await.unwrap().contains("the host is not ready"));
     write(server.home(), "", &[quick()]).unwrap();
     server.reload().await.unwrap();
     assert_eq!(says_ready(&server).await.unwrap(), READY);
@@ -114,7 +114,7 @@ async fn named_models_make_a_host_ready_and_a_reload_names_others() {
     wait_state(&server, "slow", "loading").await.unwrap();
     for (rule, expected) in [("all", UNREADY), ("[quick]", READY), ("[slow, quick]", UNREADY)] {
         write(server.home(), &format!("ready: {rule}"), &[quick(), slow()]).unwrap();
-        assert_eq!(server.said(&["reload"]).await.unwrap().lines().next(), Some("ready: changed"));
+        assert_eq!(server.command_output(&["reload"]).await.unwrap().lines().next(), Some("ready: changed"));
         assert_eq!(says_ready(&server).await.unwrap(), expected, "{rule}");
     }
     server.stop().await.unwrap();

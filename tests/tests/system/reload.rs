@@ -37,7 +37,7 @@ async fn serving(models: &[String]) -> Result<ServerUnderTest, HarnessError> {
     let home = Home::new()?;
     home.write("profile.yaml", profile(2.0))?;
     write(&home, models, "timeouts: {dwell: 100ms}\n")?;
-    ServerUnderTest::ready(home).await
+    ServerUnderTest::start_ready(home).await
 }
 
 fn rewrite(server: &ServerUnderTest, models: &[String]) -> Result<(), HarnessError> {
@@ -187,7 +187,7 @@ async fn a_removed_model_answers_what_it_accepted() {
     home.write("slow.yaml", profile(300.0)).unwrap();
     let slow = echo("slow", "profile: slow.yaml, batch: {max: 1}, queue: {on_late: serve}");
     write(&home, &[slow, quick("m", "share: {initial: 30%}")], "").unwrap();
-    let server = ServerUnderTest::ready(home).await.unwrap();
+    let server = ServerUnderTest::start_ready(home).await.unwrap();
     let mut asking = JoinSet::new();
     for n in 0..8 {
         let client = server.client();
@@ -311,7 +311,7 @@ async fn killed_workers_do_not_stop_a_reload() {
     // Slow to load, so that there is time to kill the loading worker.
     home.write("profile.yaml", profile(2.0).replace("load: 50ms", "load: 2s")).unwrap();
     write(&home, &[quick("m", "share: {initial: 50%}")], "timeouts: {dwell: 100ms}\n").unwrap();
-    let server = ServerUnderTest::ready(home).await.unwrap();
+    let server = ServerUnderTest::start_ready(home).await.unwrap();
     let clients = Clients::start(&server, "m");
     let old = incumbent(&server, "m").await.unwrap();
     rewrite(&server, &[quick("m", "share: {initial: 50%}, batch: {max: 4}")]).unwrap();
@@ -367,7 +367,7 @@ async fn a_policy_goes_by_the_models_that_there_are() {
         format!("{rest}timeouts: {{dwell: 50ms}}\nmodels:\n{models}")
     };
     home.write("config.yaml", yaml(&["m"])).unwrap();
-    let server = ServerUnderTest::ready(home).await.unwrap();
+    let server = ServerUnderTest::start_ready(home).await.unwrap();
     let clients = Clients::start(&server, "m");
     assert_eq!(server.model("m").await.unwrap().share_percent, 100);
     server.home().write("config.yaml", yaml(&["m", "n"])).unwrap();
@@ -393,7 +393,7 @@ async fn new_bounds_are_in_force_before_a_policy_decides_again_even_for_a_held_s
             .unwrap();
     };
     write(&home, "max: 90%");
-    let server = ServerUnderTest::ready(home).await.unwrap();
+    let server = ServerUnderTest::start_ready(home).await.unwrap();
     let clients = Clients::start(&server, "m");
     let mut held = false;
     for (bounds, percent) in
@@ -404,7 +404,7 @@ async fn new_bounds_are_in_force_before_a_policy_decides_again_even_for_a_held_s
         let model = server.model("m").await.unwrap();
         assert_eq!((model.share_percent, &model.more["held"]), (percent, &held.into()), "{bounds}");
         if percent == 70 {
-            server.said(&["hold", "m"]).await.unwrap();
+            server.command_output(&["hold", "m"]).await.unwrap();
             held = true;
         }
     }
@@ -427,8 +427,8 @@ async fn tried_again(policy: &str) -> Result<(), HarnessError> {
         home.write("config.yaml", format!("{rest}models:\n{}", models.concat())).map(drop)
     };
     write(&home, 80)?;
-    let server = ServerUnderTest::ready(home).await?;
-    server.said(&["hold", "m"]).await?;
+    let server = ServerUnderTest::start_ready(home).await?;
+    server.command_output(&["hold", "m"]).await?;
     let before = server.model("m").await?.share_percent;
     write(server.home(), 30)?;
     let kill_shadow = async {
@@ -482,7 +482,7 @@ async fn many_reloads_leave_nothing_open() {
             look.tick().await;
         }
     };
-    let closed = tokio::time::timeout(server.home().patience(), closed).await;
+    let closed = tokio::time::timeout(server.home().timeout(), closed).await;
     let after = server.process().open_files();
     assert!(closed.is_ok(), "{before} files were open before twelve reloads, and {after} after");
     server.stop().await.unwrap();

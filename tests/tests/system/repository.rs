@@ -16,13 +16,13 @@ async fn explicit() -> Result<ServerUnderTest, HarnessError> {
     let models = format!("  - {}\n  - {}\n", echo("m", keys), echo("n", keys));
     let home = Home::with_config(&format!("{EMULATED}model_control: explicit\nmodels:\n{models}"))?;
     home.write("profile.yaml", profile(2.0))?;
-    ServerUnderTest::ready(home).await
+    ServerUnderTest::start_ready(home).await
 }
 
-/// Name and state of every model.
+/// Returns the name and the state of every model in the repository index.
 async fn index(server: &ServerUnderTest, ready: bool) -> Result<Vec<(String, String)>, Status> {
     let listed = server.client().repository_index(ready).await?;
-    Ok(listed.into_iter().map(|(name, state, _)| (name, state)).collect())
+    Ok(listed.into_iter().map(|entry| (entry.name, entry.state)).collect())
 }
 
 fn states(rows: &[(&str, &str)]) -> Vec<(String, String)> {
@@ -120,7 +120,7 @@ async fn a_load_stays_within_what_the_operator_wrote() {
 async fn clients_are_no_operators_unless_they_are_made_so() {
     let home = Home::with_config(&format!("{EMULATED}models:\n  - {}\n", echo("m", "share: {initial: 40%}")))
         .unwrap();
-    let server = ServerUnderTest::ready(home).await.unwrap();
+    let server = ServerUnderTest::start_ready(home).await.unwrap();
     for refused in [server.client().unload("m").await, server.client().load("m", None).await] {
         let refused = refused.unwrap_err();
         assert_eq!(refused.code(), Code::Unavailable);

@@ -117,7 +117,7 @@ async fn a_reload_during_a_hand_over_reckons_with_its_share() {
     let home = Home::new().unwrap();
     home.write("profile.yaml", profile(2.0).replace("load: 50ms", "load: 1s")).unwrap();
     write(&home, "initial: 40%}");
-    let server = ServerUnderTest::ready(home).await.unwrap();
+    let server = ServerUnderTest::start_ready(home).await.unwrap();
     let during = async |share: u32, file: &str| {
         write(server.home(), file);
         let reload = async {
@@ -147,7 +147,7 @@ async fn bounds_hold_although_the_hand_over_that_would_have_kept_them_fails() {
     let home = Home::new().unwrap();
     home.write("profile.yaml", profile(2.0).replace("load: 50ms", "load: 2s")).unwrap();
     write(&home, "slo: 9s, share: {max: 40%}");
-    let server = ServerUnderTest::ready(home).await.unwrap();
+    let server = ServerUnderTest::start_ready(home).await.unwrap();
     write(server.home(), "slo: 9s, share: {max: 90%}");
     assert_eq!(server.reload().await.unwrap().changes(), [("m", "changed")]);
     write(server.home(), "slo: 8s, share: {min: 60%, max: 90%}");
@@ -182,7 +182,7 @@ async fn new_workers_have_the_share_that_was_set_by_hand_while_they_started() {
     home.write("profile.yaml", profile(2.0)).unwrap();
     home.write("slow.yaml", profile(2.0).replace("load: 50ms", "load: 4s")).unwrap();
     write(&home, "profile.yaml");
-    let server = ServerUnderTest::ready(home).await.unwrap();
+    let server = ServerUnderTest::start_ready(home).await.unwrap();
     write(server.home(), "slow.yaml");
     let resize = async {
         let two = |model: &ModelStatusJson| model.workers.len() > 1;

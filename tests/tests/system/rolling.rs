@@ -207,7 +207,7 @@ async fn a_rolling_restart_loses_nothing() {
     for (index, backend) in backends.iter().enumerate() {
         assert!(answers(backend).await);
         hosts[index].signal(Signal::SIGTERM).unwrap();
-        assert!(hosts[index].ended().await.unwrap().success(), "{}", hosts[index].log());
+        assert!(hosts[index].wait_exit().await.unwrap().success(), "{}", hosts[index].log());
         assert!(backend.is_soon(false).await);
         hosts[index] = start(&run_dirs[index]).unwrap();
         assert!(backend.is_soon(true).await && answers(backend).await);

@@ -65,7 +65,7 @@ pub(crate) async fn one_echo_under(
 ) -> Result<ServerUnderTest, HarnessError> {
     let home = home_under(policy, &[echo("echo", &format!("profile: profile.yaml, {more}"))])?;
     home.write("profile.yaml", profile(execution_ms))?;
-    ServerUnderTest::ready(home).await
+    ServerUnderTest::start_ready(home).await
 }
 
 /// A command's output without its line breaks, which come where 80 columns are full.

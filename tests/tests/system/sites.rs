@@ -22,7 +22,7 @@ async fn server() -> Result<ServerUnderTest, HarnessError> {
          models:\n  - {}\n",
         echo("m", "share: {initial: 40%}")
     );
-    ServerUnderTest::ready(Home::with_config(&yaml)?).await
+    ServerUnderTest::start_ready(Home::with_config(&yaml)?).await
 }
 
 /// The status line of the answer to a request with these headers.

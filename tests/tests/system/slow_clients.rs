@@ -33,7 +33,7 @@ async fn started() -> Tried<ServerUnderTest> {
          queue: {on_late: serve}, tensors: [{input: x, output: y, datatype: FP32, shape: [-1]}]}\n",
     )?;
     home.write("profile.yaml", profile(1.0))?;
-    Ok(ServerUnderTest::ready(home).await?)
+    Ok(ServerUnderTest::start_ready(home).await?)
 }
 
 /// Asks with other requests until the SLO of one that the server has begun to read is over. Returns
@@ -209,7 +209,7 @@ impl Frames {
     }
 
     /// Waits for the trailers of a call.
-    async fn ended(&mut self, stream: u32) -> Tried<()> {
+    async fn wait_stream_end(&mut self, stream: u32) -> Tried<()> {
         while !self.next(HEADERS, stream).await?.ends {}
         Ok(())
     }
@@ -244,8 +244,9 @@ async fn a_client_that_leaves_in_the_middle_of_its_answer_has_given_it_up() {
 async fn an_answer_that_has_no_such_form_is_the_clients_fault() {
     let models = "models: [{name: echo, engine: emulated, slo: 2s, \
                   tensors: [{input: x, output: y, datatype: BYTES, shape: [1]}]}]\n";
-    let server =
-        ServerUnderTest::ready(Home::with_config(&format!("{EMULATED}{models}")).unwrap()).await.unwrap();
+    let server = ServerUnderTest::start_ready(Home::with_config(&format!("{EMULATED}{models}")).unwrap())
+        .await
+        .unwrap();
     let json =
         r#"{"inputs":[{"name":"x","datatype":"BYTES","shape":[1,1],"parameters":{"binary_data_size":5}}]}"#;
     let headers = format!("inference-header-content-length: {}\r\n", json.len());
@@ -273,7 +274,7 @@ async fn so_is_one_that_is_read_slowly_over_grpc() {
     let others = until_it_is_late(&server).await;
     counted(&server, others, 0).await.unwrap();
     slow.send(&take(1, 1 << 20)).await.unwrap();
-    slow.ended(1).await.unwrap();
+    slow.wait_stream_end(1).await.unwrap();
     counted(&server, 1 + others, 1).await.unwrap();
     assert!(spent(&server, "answer_write").await.unwrap() > SLO.as_secs_f64() / 2.0);
     drop(slow);
@@ -290,7 +291,7 @@ async fn so_is_one_that_is_read_slowly_over_a_stream_of_messages() {
     counted(&server, others, 0).await.unwrap();
     slow.next(HEADERS, 1).await.unwrap();
     slow.send(&take(1, 1 << 20)).await.unwrap();
-    slow.ended(1).await.unwrap();
+    slow.wait_stream_end(1).await.unwrap();
     counted(&server, 1 + others, 1).await.unwrap();
     drop(slow);
     server.stop().await.unwrap();
@@ -306,12 +307,12 @@ async fn dribbles(method: &str) -> Tried<()> {
     // The server reads all this before it answers another call of the connection.
     let small = framed("echo", &echo_case(1).inputs);
     slow.send(&[call_head("ModelInfer", 5), data(5, &small, true)].concat()).await?;
-    slow.ended(5).await?;
+    slow.wait_stream_end(5).await?;
     let others = 1 + until_it_is_late(&server).await;
     counted(&server, others, 0).await?;
     slow.send(&data(3, &small, true)).await?;
     slow.send(&[take(1, 1 << 20), data(1, &message[1000..], true)].concat()).await?;
-    slow.ended(1).await?;
+    slow.wait_stream_end(1).await?;
     counted(&server, 2 + others, 1).await?;
     drop(slow);
     server.stop().await?;

@@ -26,7 +26,7 @@ async fn one_echo(standby: &str, dwell: &str) -> Result<ServerUnderTest, Harness
     let model = echo("echo", &more);
     let home = Home::with_config(&format!("{EMULATED}timeouts: {{dwell: {dwell}}}\nmodels:\n  - {model}\n"))?;
     home.write("profile.yaml", profile(5.0))?;
-    ServerUnderTest::ready(home).await
+    ServerUnderTest::start_ready(home).await
 }
 
 pub(crate) fn in_phase<'m>(
@@ -119,7 +119,7 @@ async fn a_standing_worker_serves_in_the_place_of_one_that_hangs() {
     hung.signal(Signal::SIGSTOP).unwrap();
     let model = stands(&server, ready).await.unwrap();
     assert_eq!(incumbent(&model).unwrap().pid, ready);
-    assert!(!hung.alive(), "the hung worker is still there");
+    assert!(!hung.is_alive(), "the hung worker is still there");
     clients.end().await;
     server.stop().await.unwrap();
 }
@@ -237,7 +237,7 @@ async fn none_stands_ready_beyond_the_memory_that_is_allowed_and_status_says_so(
     let config = EMULATED.replace("controller: {policy: static}", controller);
     let home = Home::with_config(&format!("{config}models:\n{models}")).unwrap();
     home.write("profile.yaml", profile(5.0)).unwrap();
-    let server = ServerUnderTest::ready(home).await.unwrap();
+    let server = ServerUnderTest::start_ready(home).await.unwrap();
     let told = |model: &ModelStatusJson| model.more["no_standby"].as_str().unwrap_or_default().to_owned();
     let looking = async {
         loop {
@@ -250,9 +250,9 @@ async fn none_stands_ready_beyond_the_memory_that_is_allowed_and_status_says_so(
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    let (stands, lacks) = tokio::time::timeout(server.home().patience(), looking).await.unwrap();
+    let (stands, lacks) = tokio::time::timeout(server.home().timeout(), looking).await.unwrap();
     assert_eq!((told(&stands).as_str(), lacks.workers.len()), ("", 1), "{stands:?} {lacks:?}");
-    let said = unwrapped(&server.said(&["status"]).await.unwrap());
+    let said = unwrapped(&server.command_output(&["status"]).await.unwrap());
     assert!(said.contains(&format!("{} has no standing worker: it needs 0.1 GiB", lacks.name)), "{said}");
     server.stop().await.unwrap();
 }
@@ -270,7 +270,7 @@ async fn why_none_stands_ready_is_said_no_longer_once_one_starts() {
     };
     let home = Home::with_config(&config("always", "\"off\"")).unwrap();
     home.write("profile.yaml", profile(5.0)).unwrap();
-    let server = ServerUnderTest::ready(home).await.unwrap();
+    let server = ServerUnderTest::start_ready(home).await.unwrap();
     let has_one = |model: &ModelStatusJson| model.workers.iter().any(|worker| worker.role == "standby");
     server.wait_status("first", "a standing worker", has_one).await.unwrap();
     server.home().write("config.yaml", config("always", "always")).unwrap();
@@ -298,7 +298,7 @@ async fn a_higher_priority_has_the_memory_that_a_lower_ones_standing_worker_took
     };
     let home = Home::with_config(&config("\"off\"")).unwrap();
     home.write("profile.yaml", profile(5.0)).unwrap();
-    let server = ServerUnderTest::ready(home).await.unwrap();
+    let server = ServerUnderTest::start_ready(home).await.unwrap();
     let stands = |model: &ModelStatusJson| standing(model).is_some();
     server.wait_status("low", "a standing worker", stands).await.unwrap();
     server.home().write("config.yaml", config("always")).unwrap();

@@ -21,7 +21,7 @@ fn config(dwell: &str, standby: &str) -> String {
 async fn half_started(dwell: &str) -> Result<(ServerUnderTest, ProcessHandle, i32), HarnessError> {
     let home = Home::with_config(&config(dwell, "always"))?;
     home.write("profile.yaml", profile(5.0).replace("load: 50ms", "load: 2s"))?;
-    let server = ServerUnderTest::ready(home).await?;
+    let server = ServerUnderTest::start_ready(home).await?;
     let starts = |model: &ModelStatusJson| in_phase(model, "standby", "warming").is_some();
     let model = server.wait_status("echo", "a standing worker that starts", starts).await?;
     let pid = in_phase(&model, "standby", "warming").map(|worker| worker.pid).unwrap_or_default();

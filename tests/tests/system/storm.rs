@@ -73,7 +73,7 @@ async fn models_that_start_at_once_wait_for_their_turn_and_none_is_killed() {
 #[tokio::test]
 async fn a_restart_does_not_wait_for_models_that_start_for_the_first_time() {
     let first = || std::iter::once("first".to_owned());
-    let server = ServerUnderTest::ready(home(first()).unwrap()).await.unwrap();
+    let server = ServerUnderTest::start_ready(home(first()).unwrap()).await.unwrap();
     server.home().write("slow", "").unwrap();
     server.home().write("config.yaml", config(first().chain(many()))).unwrap();
     let restart = async {

@@ -26,7 +26,7 @@ async fn it_shows_load_sizes_and_a_supervisor_that_goes_and_comes_and_leaves_the
     let home = home(&[echo("echo", "share: {initial: 50%}")]).unwrap();
     let run_dir = home.run_dir();
     let yaml = fs::read_to_string(home.path().join("config.yaml")).unwrap();
-    let mut first = ServerUnderTest::ready(home).await.unwrap();
+    let mut first = ServerUnderTest::start_ready(home).await.unwrap();
     let mut top = Terminal::run(first.home(), &ARGUMENTS, USUAL).unwrap();
     let idle = |screen: &str| {
         let whole = screen.lines().nth(23) == Some(KEYS) && screen.contains("memory not known");
@@ -50,7 +50,7 @@ async fn it_shows_load_sizes_and_a_supervisor_that_goes_and_comes_and_leaves_the
 
     first.signal(Signal::SIGKILL).unwrap();
     asking.abort();
-    first.ended().await.unwrap();
+    first.wait_exit().await.unwrap();
     let gone = |screen: &str| screen.contains("no supervisor for") && row(screen).contains(&"50%");
     top.shows("that it is gone", gone).await.unwrap();
     let second = Home::with_config(&format!("run_dir: {}\n{yaml}", run_dir.display())).unwrap();
@@ -85,10 +85,10 @@ async fn however_it_ends_the_terminal_is_as_it_was() {
 #[tokio::test]
 async fn without_a_terminal_it_prints_a_page() {
     let home = home(&[echo("one", "share: {initial: 50%}"), echo("two", "share: {initial: 25%}")]).unwrap();
-    let server = ServerUnderTest::ready(home).await.unwrap();
+    let server = ServerUnderTest::start_ready(home).await.unwrap();
     let own = format!("supervisor {}, pid {}, for ", env!("CARGO_PKG_VERSION"), server.process().pid);
     for arguments in [&ARGUMENTS[..], &["top", "--once", "--interval", "100ms"]] {
-        let page = server.said(arguments).await.unwrap();
+        let page = server.command_output(arguments).await.unwrap();
         assert_eq!(page.lines().find(|line| line.chars().count() > 80), None, "{page}");
         let page = unwrapped(&page);
         for part in [
@@ -101,7 +101,7 @@ async fn without_a_terminal_it_prints_a_page() {
         }
     }
     for command in ["status", "plan"] {
-        let table = server.said(&[command]).await.unwrap();
+        let table = server.command_output(&[command]).await.unwrap();
         assert_eq!(table.lines().find(|line| line.chars().count() > 80), None, "{table}");
     }
     server.stop().await.unwrap();

@@ -42,7 +42,7 @@ async fn traced(
     );
     let home = Home::with_config(&yaml)?;
     home.write("profile.yaml", profile(execution_ms))?;
-    ServerUnderTest::ready(home).await
+    ServerUnderTest::start_ready(home).await
 }
 
 /// A `traceparent` of the n-th trace.
@@ -221,12 +221,12 @@ async fn a_reload_changes_how_many_are_traced() {
     let config = server.home().path().join("config.yaml");
     let yaml = std::fs::read_to_string(&config).unwrap();
     server.home().write("config.yaml", yaml.replace("sample: 0%", "sample: 100%")).unwrap();
-    let said = server.said(&["reload"]).await.unwrap();
+    let said = server.command_output(&["reload"]).await.unwrap();
     assert!(said.contains("tracing.sample: changed") && said.contains("0 changed, 1 unchanged"), "{said}");
     post(&server, "echo", &[]).await.unwrap();
     collector.wait("span", |spans| (!spans.is_empty()).then_some(())).await.unwrap();
     server.home().write("config.yaml", yaml.replace("tracing:", "#")).unwrap();
-    let refused = server.said(&["reload"]).await.unwrap_err().to_string();
+    let refused = server.command_output(&["reload"]).await.unwrap_err().to_string();
     assert!(refused.contains("tracing cannot change by a reload"), "{refused}");
     server.stop().await.unwrap();
     assert_eq!(named(&collector.spans(), "inference").len(), 1, "only the request after the reload");

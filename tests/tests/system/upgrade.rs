@@ -29,15 +29,15 @@ async fn refused(server: &ServerUnderTest) -> String {
 
 #[tokio::test]
 async fn what_is_known_goes_on_also_after_a_kill() {
-    let mut server = ServerUnderTest::ready(home().unwrap()).await.unwrap();
+    let mut server = ServerUnderTest::start_ready(home().unwrap()).await.unwrap();
     server.resize("a", 20).await.unwrap();
-    server.said(&["drain", "b"]).await.unwrap();
+    server.command_output(&["drain", "b"]).await.unwrap();
     let known = server.home().run_dir().join("private/known.json");
     let before = server.upgrade().await.unwrap();
     server.wait_gone(before).await.unwrap();
     let a = server.model("a").await.unwrap();
     assert_eq!(a.share_percent, 20);
-    let status = server.said(&["status"]).await.unwrap();
+    let status = server.command_output(&["status"]).await.unwrap();
     assert!(status.contains("a is held at 20%"), "{status}");
     let own = server.status().await.unwrap().supervisor;
     assert_eq!((own.pid, own.config), (server.process().pid, server.home().path().join("config.yaml")));
@@ -55,8 +55,8 @@ async fn what_is_known_goes_on_also_after_a_kill() {
     };
     tokio::time::timeout(Duration::from_secs(20), written).await.unwrap();
     server.signal(Signal::SIGKILL).unwrap();
-    server.ended().await.unwrap();
-    server.again().unwrap();
+    server.wait_exit().await.unwrap();
+    server.restart().unwrap();
     server.wait_model_ready("a").await.unwrap();
     assert_eq!(server.model("a").await.unwrap().share_percent, 20);
     server.wait_model_ready("b").await.unwrap();
@@ -65,7 +65,7 @@ async fn what_is_known_goes_on_also_after_a_kill() {
 
 #[tokio::test]
 async fn one_that_cannot_serve_changes_nothing() {
-    let mut server = ServerUnderTest::ready(home().unwrap()).await.unwrap();
+    let mut server = ServerUnderTest::start_ready(home().unwrap()).await.unwrap();
     let config = std::fs::read_to_string(server.home().path().join("config.yaml")).unwrap();
     let first = server.process();
     let model = format!("  - {}\n", echo("c", "share: {initial: 10%}"));
@@ -111,7 +111,7 @@ async fn assert_alone(server: &ServerUnderTest, config: &str) {
 
 #[tokio::test]
 async fn one_that_is_told_to_stop_before_it_serves_ends_and_changes_nothing() {
-    let server = ServerUnderTest::ready(home().unwrap()).await.unwrap();
+    let server = ServerUnderTest::start_ready(home().unwrap()).await.unwrap();
     let slow = "source: {kind: illustrative}\nstart: {process: 5s, load: 1ms, warm: 1ms}\n\
                 execution_ms: {sms: [132], 1: [1.0]}\n";
     server.home().write("slow.yaml", slow).unwrap();
@@ -156,7 +156,7 @@ async fn successor(server: &ServerUnderTest) -> ProcessHandle {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn one_that_is_killed_before_it_serves_changes_nothing() {
-    let server = ServerUnderTest::ready(home().unwrap()).await.unwrap();
+    let server = ServerUnderTest::start_ready(home().unwrap()).await.unwrap();
     let (said, _) = tokio::join!(refused(&server), async {
         successor(&server).await.signal(Signal::SIGKILL).unwrap();
     });
@@ -167,7 +167,7 @@ async fn one_that_is_killed_before_it_serves_changes_nothing() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn one_whose_predecessor_is_killed_serves_at_once() {
-    let mut server = ServerUnderTest::ready(home().unwrap()).await.unwrap();
+    let mut server = ServerUnderTest::start_ready(home().unwrap()).await.unwrap();
     let (_, next) = tokio::join!(server.home().run(&["upgrade"]), async {
         let next = successor(&server).await;
         // By the first of its workers it has what it needs.
@@ -189,7 +189,7 @@ async fn one_whose_predecessor_is_killed_serves_at_once() {
 
 #[tokio::test]
 async fn what_clients_changed_goes_on_and_nothing_is_changed_while_the_next_one_rises() {
-    let mut server = ServerUnderTest::ready(home().unwrap()).await.unwrap();
+    let mut server = ServerUnderTest::start_ready(home().unwrap()).await.unwrap();
     server.client().load("a", Some(r#"{"slo": "77ms"}"#)).await.unwrap();
     server.client().load("a", Some(r#"{"batch": {"max": 3}, "slo": "88ms"}"#)).await.unwrap();
     let slo = async |server: &ServerUnderTest| server.model("a").await.unwrap().slo.latency_ms;
@@ -230,7 +230,7 @@ async fn a_load_that_is_under_way_is_waited_for_and_goes_on() {
     let profile = "source: {kind: illustrative}\nstart: {process: 1s, load: 1ms, warm: 1ms}\n\
                    execution_ms: {sms: [132], 1: [1.0]}\n";
     home.write("slow.yaml", profile).unwrap();
-    let mut server = ServerUnderTest::ready(home).await.unwrap();
+    let mut server = ServerUnderTest::start_ready(home).await.unwrap();
     let mut client = server.client();
     let changes = Some(r#"{"batch": {"max": 3}, "slo": "66ms"}"#);
     let load = tokio::spawn(async move { client.load("a", changes).await });

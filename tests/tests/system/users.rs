@@ -33,7 +33,7 @@ async fn each_model_has_a_user_of_its_own() {
         println!("skipped: only root can run workers as other users");
         return;
     }
-    let server = ServerUnderTest::ready(with_users("61000-61001").unwrap()).await.unwrap();
+    let server = ServerUnderTest::start_ready(with_users("61000-61001").unwrap()).await.unwrap();
     let mut users = Vec::new();
     for name in ["a", "b"] {
         assert_eq!(ask(server.client(), name, &echo_case(3), 0.0).await, RequestOutcome::Right);

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use hdrhistogram::Histogram;
 use serde::Serialize;
 use shadowslice_tests::cases::ClientTensor;
-use shadowslice_tests::client::InferGrpcClient;
+use shadowslice_tests::client::{InferGrpcClient, ModelInputSpec};
 use shadowslice_tests::home::Home;
 use shadowslice_tests::server::ServerUnderTest;
 use tokio::runtime::Handle;
@@ -130,7 +130,7 @@ impl Model {
     async fn meet(server: &ServerUnderTest, name: &str) -> Result<Self, Failure> {
         let mut client = server.client();
         let inputs = client.inputs(name).await?;
-        let tensor = |(name, datatype, shape): (String, String, Vec<i64>)| {
+        let tensor = |ModelInputSpec { name, datatype, shape }| {
             let shape: Vec<i64> = shape.into_iter().map(|axis| axis.max(1)).collect();
             let count = usize::try_from(shape.iter().product::<i64>()).unwrap_or_default();
             let elements: Vec<f32> = (0..count).map(|at| at as f32).collect();

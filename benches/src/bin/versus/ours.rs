@@ -48,7 +48,7 @@ impl Ours {
         let models = [model(SMALL), model(LARGE)];
         let mut home = Home::with_config(&config(&models, http, grpc))?;
         home.set_env("PYTHONPATH", options.rivals.join("triton-python"));
-        let server = ServerUnderTest::ready(home).await?;
+        let server = ServerUnderTest::start_ready(home).await?;
         Ok(Self { server, http, grpc, resized: 0 })
     }
 

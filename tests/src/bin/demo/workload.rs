@@ -1,4 +1,4 @@
-//! The requests to each model, and the answers that they must get.
+//! The requests to each model, and their expected answers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,25 +10,25 @@ use shadowslice_tests::client::InferGrpcClient;
 use shadowslice_tests::load::{self, ArrivalPattern, LoadPlan, LoadTally, RequestOutcome};
 use shadowslice_tests::server::ServerUnderTest;
 
-/// Connections per model.
+/// The number of connections per model.
 const CONNECTIONS: usize = 4;
 
-/// One model under load.
+/// A model under load.
 pub(crate) struct Workload {
-    /// The model.
+    /// The name of the model.
     pub(crate) name: &'static str,
-    /// Shares it is given in turn, in percent.
+    /// The shares that the model gets in turn, in percent.
     pub(crate) shares: &'static [u32],
-    /// The outcomes of its requests so far.
+    /// The tally of the requests so far.
     pub(crate) tally: Arc<Mutex<LoadTally>>,
-    /// Labels that were true, where its cases tell the truth.
+    /// The number of correct labels, if the cases have true labels.
     pub(crate) truths: Option<Arc<AtomicU64>>,
     rate: f64,
     cases: Arc<Vec<RequestCase>>,
     tolerance: f32,
 }
 
-/// All models of `configs/demo.yaml`.
+/// Returns the workloads of all models of `configs/demo.yaml`.
 pub(crate) fn all() -> Result<Vec<Workload>, CasesError> {
     let folder = cases::models_folder();
     let digits = cases::load(&folder.join("digits.json"))?;
@@ -40,7 +40,7 @@ pub(crate) fn all() -> Result<Vec<Workload>, CasesError> {
     ])
 }
 
-/// Rows of sixteen numbers, with their standard scores and their mean.
+/// Makes cases with rows of sixteen numbers, their standard scores and their mean.
 fn standardised() -> Vec<RequestCase> {
     let case = |n: u16| {
         let row: Vec<f32> = (0..16u8).map(|i| f32::from(n * u16::from(i) % 17)).collect();
@@ -66,7 +66,7 @@ impl Workload {
         Self { name, shares, tally: Arc::default(), truths, rate, cases: Arc::new(cases), tolerance }
     }
 
-    /// The load on this model, to be awaited.
+    /// Returns a future that sends the load to this model.
     pub(crate) fn load(
         &self,
         server: &ServerUnderTest,

@@ -1,6 +1,6 @@
-//! `make gpu-check`: the proof on a GPU host, in stages that can be resumed, with figures as JSON and as
-//! a page. It drives the real binaries over their sockets.
-#![expect(clippy::print_stdout, clippy::print_stderr, reason = "it writes to its user's terminal")]
+//! `make gpu-check`: checks and measurements on a GPU host, in stages that can be resumed. The figures
+//! are written as JSON and as a page. The check runs the real binaries and talks to their sockets.
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "the check writes to the user's terminal")]
 
 mod contention;
 mod error;
@@ -43,56 +43,54 @@ use crate::tools::CheckSettings;
 
 /// Measures shadowslice on a GPU host and writes the figures to gpu.json and gpu.md.
 ///
-/// A stage with figures from the same binaries is skipped. A stage that fails is recorded with
-/// its reason, and the next one runs. Ends with exit status 0 only if no stage failed.
+/// The check skips a stage that has figures from the same binaries. If a stage fails, the check
+/// records the reason and goes on. The exit status is 0 only if no stage failed.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// Where `shadowslice` and `shadowslice-worker` lie.
+    /// The folder with `shadowslice` and `shadowslice-worker`.
     #[arg(long)]
     bin_dir: PathBuf,
-    /// Where the models lie, NAME.onnx each.
+    /// The folder with the models, each as NAME.onnx.
     #[arg(long)]
     models: PathBuf,
-    /// Where figures, profiles and logs go.
+    /// The folder for figures, profiles and logs.
     #[arg(long)]
     out: PathBuf,
-    /// The stages to run, in this order; all of them if none is named, or with `--mixes` that of
-    /// mixes.
+    /// The stages to run, in this order [default: all stages; with `--mixes`, the stage `mixes`]
     #[arg(long, value_delimiter = ',')]
     stages: Vec<CheckStage>,
-    /// Fewer models, shares and repetitions.
+    /// Measure fewer models, shares and repetitions.
     #[arg(long)]
     quick: bool,
-    /// Run stages again that have figures.
+    /// Run stages again even if they have figures.
     #[arg(long)]
     again: bool,
-    /// The GPU's index, or `emulated` to rehearse without one.
+    /// The index of the GPU, or `emulated` for a rehearsal without a GPU.
     #[arg(long, default_value = "0")]
     device: String,
-    /// Only these models.
+    /// Measure only these models.
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
-    /// Only the mix of this name in the stages `policies` and `mixes`; may be given several times.
+    /// Run only the mix with this name in the stages `policies` and `mixes`; repeatable.
     #[arg(long = "scenario")]
     scenarios: Vec<String>,
-    /// A YAML file with mixes for the stage `mixes`, instead of those in tests/gpu/mixes; may be
-    /// given several times.
+    /// A YAML file with mixes for the stage `mixes`, instead of those in tests/gpu/mixes; repeatable.
     #[arg(long = "mixes")]
     mixes: Vec<PathBuf>,
-    /// Multiplies the rates of all clients that don't wait for answers.
+    /// The factor for the rates of all open-loop clients.
     #[arg(long, default_value_t = 1.0, value_parser = positive)]
     scale: f64,
-    /// Only print the models that the files of `--mixes` name.
+    /// Print the models that the files of `--mixes` name, and exit.
     #[arg(long, requires = "mixes")]
     list_models: bool,
-    /// Only this policy of the stages `policies` and `mixes`; may be given several times.
+    /// Run only this policy in the stages `policies` and `mixes`; repeatable.
     #[arg(long = "policy", value_parser = PossibleValuesParser::new(policies::names()))]
     policies: Vec<String>,
-    /// How often the stages `policies` and `mixes` measure each policy: in turn, and back in every
-    /// other round, as a host has busy times.
+    /// The number of rounds in which the stages `policies` and `mixes` measure each policy. Every other
+    /// round runs in reverse order, because the load of a host varies over time.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
-    /// Seconds that the whole run may take; stages are cut short, and what they have measured is kept.
+    /// The time limit of the whole run in seconds. Stages are cut short, and keep their figures.
     #[arg(long, default_value_t = 3600, value_parser = clap::value_parser!(u64).range(10..=86_400))]
     seconds: u64,
 }
@@ -100,11 +98,11 @@ struct Arguments {
 #[tokio::main]
 async fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let checked = tokio::select! {
-        checked = check(&arguments) => checked,
-        why = stopped() => Err(StageError::Unusable(why)),
+    let result = tokio::select! {
+        result = check(&arguments) => result,
+        why = stop_signal() => Err(StageError::Unusable(why)),
     };
-    match checked {
+    match result {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
@@ -114,10 +112,10 @@ async fn main() -> ExitCode {
     }
 }
 
-/// Ends when this process is told to end, so that the processes that it started are cleaned up.
-async fn stopped() -> String {
+/// Waits for SIGINT or SIGTERM, so that the check can clean up the processes that it started.
+async fn stop_signal() -> String {
     let Ok(mut terminate) = signal(SignalKind::terminate()) else {
-        return "no signal can be awaited".into();
+        return "cannot wait for signals".into();
     };
     tokio::select! {
         _ = tokio::signal::ctrl_c() => "interrupted".into(),
@@ -130,19 +128,19 @@ fn positive(text: &str) -> Result<f64, String> {
     number.ok_or_else(|| "not a number above 0".into())
 }
 
-/// Runs the stages; says whether all of them went well.
+/// Runs the stages; returns true if none of them failed.
 async fn check(arguments: &Arguments) -> Result<bool, StageError> {
     if arguments.list_models {
         policies::models_of(&arguments.mixes)?.iter().for_each(|name| println!("{name}"));
         return Ok(true);
     }
-    let setting = CheckSettings::new(arguments)?;
-    let mut figures = FigureStore::open(&arguments.out, &setting)?;
+    let settings = CheckSettings::new(arguments)?;
+    let mut figures = FigureStore::open(&arguments.out, &settings)?;
     let stages: &[CheckStage] = match arguments.stages.as_slice() {
         [] if !arguments.mixes.is_empty() => &[CheckStage::Mixes],
         [] => &CheckStage::ALL,
         stages => stages,
     };
     let end = Instant::now() + Duration::from_secs(arguments.seconds);
-    stages::run_all(stages, &setting, &mut figures, end).await
+    stages::run_all(stages, &settings, &mut figures, end).await
 }

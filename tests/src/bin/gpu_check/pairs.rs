@@ -1,4 +1,4 @@
-//! How much two models slow each other down: every pair side by side at 50 % each, both saturated.
+//! The stage `pairs`: the mutual slowdown of every pair of models at 50 % each, both saturated.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,37 +11,37 @@ use crate::figures::FigureStore;
 use crate::numbers::rounded;
 use crate::serving::{RunningServer, ServingOptions};
 use crate::tools::CheckSettings;
-use crate::traffic::TestedModel;
+use crate::traffic::{Saturation, TestedModel};
 
-/// The share of each, in percent.
+/// The share of each model, in percent.
 const SHARE: u32 = 50;
 
-/// Rows of each request, which is a batch.
+/// The number of rows of each request, which is a batch.
 const ROWS: u32 = 8;
 
-/// Requests under way of each model: one executes, one is next, one is on its way.
-const UNDER_WAY: usize = 3;
+/// The number of requests in flight of each model: one executes, one is queued, one is in transit.
+const IN_FLIGHT: usize = 3;
 
-/// How long each model and each pair runs.
+/// The time for which each model and each pair runs.
 const SPAN: Duration = Duration::from_millis(2500);
 
-/// The pace of a saturated model.
+/// The throughput of a saturated model, and the execution time of its batches.
 #[derive(Debug, Clone, Copy)]
-struct Pace {
+struct Throughput {
     rows_per_s: f64,
     execution_ms: Option<f64>,
 }
 
-pub(crate) async fn run(setting: &CheckSettings, figures: &mut FigureStore) -> Result<(), StageError> {
+pub(crate) async fn run(settings: &CheckSettings, figures: &mut FigureStore) -> Result<(), StageError> {
     let service = ServingOptions {
         name: "pairs",
-        models: &setting.models,
+        models: &settings.models,
         share: SHARE,
         batch: ROWS,
         handover: "shadow",
     };
-    let serving = RunningServer::start(setting, service).await?;
-    let learning = setting.models.iter().map(|model| TestedModel::learn(&serving.server, &model.name));
+    let serving = RunningServer::start(settings, service).await?;
+    let learning = settings.models.iter().map(|model| TestedModel::learn(&serving.server, &model.name));
     let subjects: Vec<Arc<TestedModel>> = try_join_all(learning).await?;
     let mut alone = Vec::new();
     for subject in &subjects {
@@ -64,17 +64,21 @@ pub(crate) async fn run(setting: &CheckSettings, figures: &mut FigureStore) -> R
     serving.stop(figures).await
 }
 
-/// Saturates some models at once.
-async fn together(serving: &RunningServer, subjects: &[&Arc<TestedModel>]) -> Result<Vec<Pace>, StageError> {
+/// Saturates some models at the same time.
+async fn together(
+    serving: &RunningServer,
+    subjects: &[&Arc<TestedModel>],
+) -> Result<Vec<Throughput>, StageError> {
     let one = async |subject: &Arc<TestedModel>| {
-        let saturated = subject.saturate(&serving.server, (ROWS, UNDER_WAY), SPAN).await?;
+        let saturated =
+            subject.saturate(&serving.server, Saturation { rows: ROWS, in_flight: IN_FLIGHT }, SPAN).await?;
         let execution_ms = execution_ms(serving, &subject.model, ROWS).await?;
-        Ok::<_, StageError>(Pace { rows_per_s: saturated.rows_per_s, execution_ms })
+        Ok::<_, StageError>(Throughput { rows_per_s: saturated.rows_per_s, execution_ms })
     };
     try_join_all(subjects.iter().map(|subject| one(subject))).await
 }
 
-/// How long batches of so many rows executed lately, as the supervisor says.
+/// Returns the recent execution time of batches of this size, in ms, from the supervisor's status.
 pub(crate) async fn execution_ms(
     serving: &RunningServer,
     model: &str,

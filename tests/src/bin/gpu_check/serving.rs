@@ -1,4 +1,4 @@
-//! A supervisor that serves some of the models, and hand-overs ordered of it.
+//! A supervisor that serves some of the models, and the hand-overs that the check requests.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -15,30 +15,30 @@ use crate::figures::FigureStore;
 use crate::models::MeasuredModel;
 use crate::tools::{CheckSettings, CheckedDevice};
 
-/// How long the supervisor may take for anything, a model's reference answers on the CPU included.
-const PATIENCE: Duration = Duration::from_secs(180);
+/// The time limit of each action of the supervisor, including a model's reference answers on the CPU.
+const ACTION_TIMEOUT: Duration = Duration::from_secs(180);
 
-/// How often a supervisor that starts is looked at.
-const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// The interval between checks of a starting supervisor.
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Cores that a model's reference answers are computed on.
+/// The maximum number of threads that compute a model's reference answers.
 const THREADS: usize = 8;
 
-/// How the models are served.
+/// The models of a supervisor, and their configuration.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ServingOptions<'a> {
-    /// Names the log.
+    /// The name of the log.
     pub(crate) name: &'a str,
     pub(crate) models: &'a [MeasuredModel],
-    /// The share that each starts with, in percent.
+    /// The initial share of each model, in percent.
     pub(crate) share: u32,
     /// The largest batch, in rows.
     pub(crate) batch: u32,
-    /// How shares are changed, as the configuration says it.
+    /// The value of the configuration key `handover`.
     pub(crate) handover: &'a str,
 }
 
-/// A running supervisor; dropping it kills it and its workers.
+/// A running supervisor. Dropping this kills the supervisor and its workers.
 #[derive(Debug)]
 pub(crate) struct RunningServer {
     pub(crate) server: ServerUnderTest,
@@ -46,31 +46,31 @@ pub(crate) struct RunningServer {
 }
 
 impl RunningServer {
-    /// Starts it, and waits until all models are ready.
+    /// Starts a supervisor, and waits until all models are ready.
     pub(crate) async fn start(
-        setting: &CheckSettings,
+        settings: &CheckSettings,
         service: ServingOptions<'_>,
     ) -> Result<Self, StageError> {
-        Self::start_with(setting, service.name, &config(setting, service)).await
+        Self::start_with(settings, service.name, &config(settings, service)).await
     }
 
-    /// The same with another configuration; `name` names the log.
+    /// Starts a supervisor with this configuration; `name` is the name of the log.
     pub(crate) async fn start_with(
-        setting: &CheckSettings,
+        settings: &CheckSettings,
         name: &str,
         config: &str,
     ) -> Result<Self, StageError> {
-        Self::start_in(home(setting, name, config)?, name).await
+        Self::start_in(home(settings, name, config)?, name).await
     }
 
-    /// Does the same with optimised models that are kept in a folder for the next supervisor.
+    /// Starts a supervisor that keeps optimised models in a folder, where the next one finds them.
     pub(crate) async fn start_keeping(
-        setting: &CheckSettings,
+        settings: &CheckSettings,
         name: &str,
         config: &str,
         kept: &Path,
     ) -> Result<Self, StageError> {
-        let home = home(setting, name, config)?;
+        let home = home(settings, name, config)?;
         home.keep_optimised_in(kept)?;
         Self::start_in(home, name).await
     }
@@ -81,20 +81,20 @@ impl RunningServer {
         Ok(serving)
     }
 
-    /// Unlike `ServerReady` this ends at once when a model cannot be served.
+    /// Waits until all models are ready. Fails as soon as a model is unready or the supervisor exits.
     async fn wait_ready(&self) -> Result<(), StageError> {
-        let deadline = Instant::now() + PATIENCE;
-        let mut look = interval(LOOK_EVERY);
+        let deadline = Instant::now() + ACTION_TIMEOUT;
+        let mut look = interval(POLL_INTERVAL);
         loop {
             look.tick().await;
             let log = || self.server.log();
-            if !self.server.process().alive() {
-                return Err(StageError::Unusable(format!("the supervisor ended; its log:\n{}", log())));
+            if !self.server.process().is_alive() {
+                return Err(StageError::Unusable(format!("the supervisor exited; its log:\n{}", log())));
             }
-            // Refused until the control socket is there.
+            // The command fails until the control socket exists.
             let models = self.server.status().await.map(|status| status.models).unwrap_or_default();
             if let Some(model) = models.iter().find(|model| model.state == "unready") {
-                let why = model.more.get("why").and_then(Value::as_str).unwrap_or("it does not say why");
+                let why = model.more.get("why").and_then(Value::as_str).unwrap_or("no reason given");
                 return Err(StageError::Unusable(format!("{} is unready: {why}", model.name)));
             }
             if !models.is_empty() && models.iter().all(|model| model.state == "ready") {
@@ -102,14 +102,14 @@ impl RunningServer {
             }
             if Instant::now() > deadline {
                 return Err(StageError::Unusable(format!(
-                    "not ready within {PATIENCE:?}; its log:\n{}",
+                    "models not ready after {ACTION_TIMEOUT:?}; the supervisor's log:\n{}",
                     log()
                 )));
             }
         }
     }
 
-    /// One hand-over, up to the first batch at the new share; something must ask for batches.
+    /// Performs a hand-over, up to the first batch at the new share. The model must be under load.
     pub(crate) async fn hand_over(&self, model: &str, percent: u32) -> Result<HandoverResult, StageError> {
         let handover = self.server.resize(model, percent).await?;
         let seen = |model: &status::ModelStatusJson| {
@@ -123,25 +123,25 @@ impl RunningServer {
     }
 
     /// Waits until a model has a single worker, and returns it.
-    pub(crate) async fn alone(&self, model: &str) -> Result<WorkerStatusJson, StageError> {
+    pub(crate) async fn wait_single_worker(&self, model: &str) -> Result<WorkerStatusJson, StageError> {
         let alone = |model: &status::ModelStatusJson| model.workers.len() == 1 && incumbent(model).is_some();
         let status = self.server.wait_status(model, "the end of the old worker", alone).await?;
-        let gone = || StageError::Unusable(format!("{model} has no worker"));
-        incumbent(&status).cloned().ok_or_else(gone)
+        let missing = || StageError::Unusable(format!("{model} has no worker"));
+        incumbent(&status).cloned().ok_or_else(missing)
     }
 
-    /// Stops it. Processes and files that it leaves behind are a figure, and no reason to discard
-    /// other figures.
+    /// Stops the supervisor. Processes and files that it leaves behind are recorded; other figures
+    /// stay valid.
     pub(crate) async fn stop(self, figures: &mut FigureStore) -> Result<(), StageError> {
         match self.server.stop().await {
-            Err(home::HarnessError::Left(left)) => figures.set(&["left_behind", &self.name], left),
+            Err(home::HarnessError::LeftBehind(left)) => figures.set(&["left_behind", &self.name], left),
             stopped => stopped?,
         }
         Ok(())
     }
 }
 
-/// A hand-over, and the worker that it put in charge.
+/// A hand-over, and the worker that serves after it.
 #[derive(Debug)]
 pub(crate) struct HandoverResult {
     pub(crate) handover: HandoverJson,
@@ -149,7 +149,7 @@ pub(crate) struct HandoverResult {
 }
 
 impl HandoverResult {
-    /// As it is kept among the raw figures.
+    /// Formats the hand-over for the raw figures.
     pub(crate) fn json(&self) -> Value {
         let HandoverJson { from_sms, to_sms, effect_ms, stall_us, .. } = &self.handover;
         let boot = self.worker.as_ref().and_then(|worker| worker.more.get("boot_ms"));
@@ -157,16 +157,16 @@ impl HandoverResult {
     }
 }
 
-/// A supervisor's surroundings; `name` names the log.
-pub(crate) fn home(setting: &CheckSettings, name: &str, config: &str) -> Result<Home, StageError> {
+/// Prepares the folder of a supervisor; `name` is the name of the log.
+pub(crate) fn home(settings: &CheckSettings, name: &str, config: &str) -> Result<Home, StageError> {
     let mut home = Home::with_config(config)?;
-    home.set_binary(setting.supervisor());
-    home.set_patience(PATIENCE);
-    home.set_log(setting.log(name));
-    // CUDA keeps compiled kernels in the home directory, where the next supervisor finds them.
-    let kept = setting.out.join("cache");
-    std::fs::create_dir_all(&kept).map_err(StageError::io("make", &kept))?;
-    home.set_env("HOME", kept);
+    home.set_binary(settings.supervisor());
+    home.set_timeout(ACTION_TIMEOUT);
+    home.set_log(settings.log(name));
+    // CUDA caches compiled kernels in the home directory, where the next supervisor finds them.
+    let cache = settings.out.join("cache");
+    std::fs::create_dir_all(&cache).map_err(StageError::io("create", &cache))?;
+    home.set_env("HOME", cache);
     home.set_env("ORT_DISABLE_TELEMETRY", "1");
     Ok(home)
 }
@@ -175,21 +175,21 @@ fn incumbent(model: &status::ModelStatusJson) -> Option<&WorkerStatusJson> {
     model.workers.iter().find(|worker| worker.role == "incumbent")
 }
 
-/// The GPU as a configuration names it.
-pub(crate) fn gpu(setting: &CheckSettings) -> String {
-    match &setting.device {
+/// Returns the GPU as an element of the configuration key `gpus`.
+pub(crate) fn gpu(settings: &CheckSettings) -> String {
+    match &settings.device {
         CheckedDevice::Gpu(index) => format!("{{device: {index}}}"),
         CheckedDevice::Emulated => "{device: emulated, sms: 132}".into(),
     }
 }
 
-/// Threads that a model is given.
+/// Returns the number of threads of a model.
 pub(crate) fn threads() -> usize {
     std::thread::available_parallelism().map_or(1, |cores| cores.get().min(THREADS))
 }
 
-pub(crate) fn config(setting: &CheckSettings, service: ServingOptions<'_>) -> String {
-    let gpu = gpu(setting);
+pub(crate) fn config(settings: &CheckSettings, service: ServingOptions<'_>) -> String {
+    let gpu = gpu(settings);
     let threads = threads();
     let ServingOptions { share, batch, handover, .. } = service;
     let mut text = format!(
@@ -202,7 +202,7 @@ pub(crate) fn config(setting: &CheckSettings, service: ServingOptions<'_>) -> St
             "  - {{name: {name}, path: {path:?}, slo: 10s, share: {{initial: {share}%}}, batch: {{max: {batch}}}, \
              handover: {handover}, queue: {{memory: 1Gi, on_late: serve}}, threads: {threads}}}"
         );
-        writeln!(text, "{line}").expect("a string takes everything");
+        writeln!(text, "{line}").expect("writing to a string cannot fail");
     }
     text
 }

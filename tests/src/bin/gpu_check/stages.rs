@@ -1,4 +1,4 @@
-//! The stages: their order, their bounds, and the treatment of a failed stage.
+//! The stages: their order, their time limits, and the treatment of a failed stage.
 
 use std::time::Duration;
 
@@ -13,41 +13,41 @@ use crate::{
     sms, sweep,
 };
 
-/// One part of the check.
+/// A stage of the check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum CheckStage {
-    /// Device, driver, MPS, the output of `shadowslice doctor`.
+    /// The device, the driver, MPS, and the output of `shadowslice doctor`.
     Host,
-    /// From percent to SMs; what a context costs.
+    /// The number of SMs by percentage, and the cost of a context.
     Sms,
-    /// Where the time of a hand-over goes, model by model.
+    /// The parts of the time of a hand-over, model by model.
     Handover,
-    /// GPU memory with one worker and with two, and after deaths of all.
+    /// The GPU memory with one worker and with two, and after all workers were killed.
     Memory,
-    /// Many hand-overs of all models under load, every answer checked.
+    /// Many hand-overs of all models under load, with every answer checked.
     Lossless,
-    /// Shares that change inside the workers, half precision included.
+    /// Shares that change inside the workers, including half precision.
     Partitions,
-    /// How much one model's batches slow down another's, by the shares of both.
+    /// The slowdown of one model's batches by another's, for several shares of both.
     Contention,
-    /// How much a warming shadow slows down the other models.
+    /// The slowdown of the other models while a shadow warms up.
     Neighbours,
-    /// Each model at each share: execution times, memory, errors of the answers.
+    /// Execution times, memory and numerical errors of each model at each share.
     Sweep,
-    /// Every pair of models side by side.
+    /// All pairs of models side by side.
     Pairs,
-    /// `shadowslice profile` of each model.
+    /// The profile of each model by `shadowslice profile`.
     Profiles,
-    /// Policies side by side, by the profiles that were measured.
+    /// A comparison of policies with the measured profiles.
     Policies,
-    /// The same with five models at once, and more policies.
+    /// A comparison of more policies with five models at once.
     Mixes,
-    /// Two GPUs of one host, where there are two.
+    /// Two GPUs of one host, if the host has two.
     Gpus,
 }
 
 impl CheckStage {
-    /// The most valuable first.
+    /// All stages, the most valuable first.
     pub(crate) const ALL: [Self; 14] = [
         Self::Host,
         Self::Sms,
@@ -65,7 +65,7 @@ impl CheckStage {
         Self::Gpus,
     ];
 
-    /// Its name on the command line and in the figures.
+    /// Returns the name on the command line and in the figures.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Host => "host",
@@ -85,13 +85,13 @@ impl CheckStage {
         }
     }
 
-    /// Whether each run adds the mixes and policies that it names, and keeps the others' figures.
+    /// Returns true if each run adds the mixes and policies that it names, and keeps other figures.
     pub(crate) fn accumulates(self) -> bool {
         matches!(self, Self::Policies | Self::Mixes)
     }
 
-    /// The most that it may take.
-    fn bound(self) -> Duration {
+    /// Returns the time limit of the stage.
+    fn time_limit(self) -> Duration {
         let minutes = match self {
             Self::Host => 1,
             Self::Sms => 4,
@@ -105,74 +105,74 @@ impl CheckStage {
     }
 }
 
-/// Below this nothing is begun any more.
-const TOO_LITTLE: Duration = Duration::from_secs(5);
+/// The shortest remaining time with which a stage starts.
+const MIN_STAGE_TIME: Duration = Duration::from_secs(5);
 
-/// The time that a stage with a planned end reserves for stopping its processes.
+/// The time that a stage with a deadline reserves for stopping its processes.
 pub(crate) const STOPPING: Duration = Duration::from_secs(20);
 
-/// Runs the stages one after the other, at most until `end`; returns whether no stage failed.
+/// Runs the stages one after the other, at most until `end`; returns true if no stage failed.
 pub(crate) async fn run_all(
     stages: &[CheckStage],
-    setting: &CheckSettings,
+    settings: &CheckSettings,
     figures: &mut FigureStore,
     end: Instant,
 ) -> Result<bool, StageError> {
-    let mut well = true;
+    let mut all_passed = true;
     for &stage in stages {
-        if figures.has(stage, setting.quick) && !setting.again && !stage.accumulates() {
-            println!("{}: its figures are there", stage.name());
+        if figures.has(stage, settings.quick) && !settings.again && !stage.accumulates() {
+            println!("{}: skipped, has figures (use --again to repeat)", stage.name());
             continue;
         }
         let begun = Instant::now();
-        let bound = stage.bound().min(end.saturating_duration_since(begun));
-        if bound < TOO_LITTLE {
-            println!("{}: no time is left", stage.name());
-            well = false;
+        let limit = stage.time_limit().min(end.saturating_duration_since(begun));
+        if limit < MIN_STAGE_TIME {
+            println!("{}: skipped, no time left", stage.name());
+            all_passed = false;
             continue;
         }
         println!("{} ...", stage.name());
-        if setting.again && !stage.accumulates() {
+        if settings.again && !stage.accumulates() {
             figures.start_over(stage);
         }
-        let ran = timeout(bound, run(stage, setting, figures, begun + bound)).await;
+        let ran = timeout(limit, run(stage, settings, figures, begun + limit)).await;
         let failed = match ran {
             Ok(Ok(())) => None,
             Ok(Err(error)) => Some(chain(&error)),
-            Err(_) => Some(format!("not done within {} s; what was measured is kept", bound.as_secs())),
+            Err(_) => Some(format!("timed out after {} s; figures so far are kept", limit.as_secs())),
         };
         let seconds = begun.elapsed().as_secs();
         match &failed {
             None => println!("{}: done in {seconds} s", stage.name()),
             Some(why) => println!("{}: FAILED after {seconds} s: {why}", stage.name()),
         }
-        well &= failed.is_none();
-        figures.ran(stage, setting, seconds, failed);
+        all_passed &= failed.is_none();
+        figures.record_stage(stage, settings, seconds, failed);
         figures.save()?;
     }
-    Ok(well)
+    Ok(all_passed)
 }
 
 async fn run(
     stage: CheckStage,
-    setting: &CheckSettings,
+    settings: &CheckSettings,
     figures: &mut FigureStore,
     end: Instant,
 ) -> Result<(), StageError> {
     match stage {
-        CheckStage::Host => host::run(setting, figures).await,
-        CheckStage::Sms => sms::run(setting, figures).await,
-        CheckStage::Handover => handover::run(setting, figures).await,
-        CheckStage::Memory => memory::run(setting, figures).await,
-        CheckStage::Lossless => lossless::run(setting, figures, end).await,
-        CheckStage::Partitions => partitions::run(setting, figures, end).await,
-        CheckStage::Contention => contention::run(setting, figures).await,
-        CheckStage::Neighbours => neighbours::run(setting, figures).await,
-        CheckStage::Sweep => sweep::run(setting, figures).await,
-        CheckStage::Pairs => pairs::run(setting, figures).await,
-        CheckStage::Profiles => profiles::run(setting, figures).await,
-        CheckStage::Policies => policies::run(setting, figures).await,
-        CheckStage::Mixes => policies::run_mixes(setting, figures).await,
-        CheckStage::Gpus => gpus::run(setting, figures).await,
+        CheckStage::Host => host::run(settings, figures).await,
+        CheckStage::Sms => sms::run(settings, figures).await,
+        CheckStage::Handover => handover::run(settings, figures).await,
+        CheckStage::Memory => memory::run(settings, figures).await,
+        CheckStage::Lossless => lossless::run(settings, figures, end).await,
+        CheckStage::Partitions => partitions::run(settings, figures, end).await,
+        CheckStage::Contention => contention::run(settings, figures).await,
+        CheckStage::Neighbours => neighbours::run(settings, figures).await,
+        CheckStage::Sweep => sweep::run(settings, figures).await,
+        CheckStage::Pairs => pairs::run(settings, figures).await,
+        CheckStage::Profiles => profiles::run(settings, figures).await,
+        CheckStage::Policies => policies::run(settings, figures).await,
+        CheckStage::Mixes => policies::run_mixes(settings, figures).await,
+        CheckStage::Gpus => gpus::run(settings, figures).await,
     }
 }

@@ -78,7 +78,7 @@ async fn asked(client: InferGrpcClient) {
         asking.spawn(async move {
             let input = ClientTensor::fp32("x", &[1, 1], &[priority as f32]);
             // Some are refused once they were found guilty.
-            drop(client.infer_at(OTHER, &[input], priority).await);
+            drop(client.infer_with_priority(OTHER, &[input], priority).await);
         });
         if asking.len() > 16 {
             asking.join_next().await;

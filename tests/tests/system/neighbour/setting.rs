@@ -85,12 +85,12 @@ impl Setting {
     pub(super) async fn server(self, unread: &Arc<AtomicBool>) -> Tried<ServerUnderTest> {
         let home = self.home()?;
         if self != Self::Unread {
-            return Ok(ServerUnderTest::ready(home).await?);
+            return Ok(ServerUnderTest::start_ready(home).await?);
         }
         let (log, said) = pipe()?;
         let (file, unread) = (File::create(home.log_path())?, Arc::clone(unread));
         thread::spawn(move || copied(log, file, &unread));
-        let mut server = ServerUnderTest::start_saying_to(home, None, said.into())?;
+        let mut server = ServerUnderTest::start_with_stderr(home, None, said.into())?;
         server.wait_ready().await?;
         Ok(server)
     }

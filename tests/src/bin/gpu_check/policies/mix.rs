@@ -1,4 +1,4 @@
-//! Mixes: models, their clients, and the spans in which both are measured, from YAML files.
+//! Mixes from YAML files: models, their clients, and the spans in which they are measured.
 
 use std::path::Path;
 
@@ -9,18 +9,18 @@ use super::contestants;
 use super::yaml;
 use crate::error::StageError;
 
-/// Models that are asked together.
+/// A set of models that are loaded at the same time.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ModelMix {
     pub(super) name: String,
     pub(super) models: Vec<MixModel>,
-    /// The lengths of the parts in which it is measured, one after the other, in seconds.
+    /// The lengths of the spans, which follow each other, in seconds.
     pub(super) spans_s: Vec<f64>,
-    /// Rows of the largest batch.
+    /// The size of the largest batch, in rows.
     #[serde(default = "default_batch")]
     pub(super) batch: u32,
-    /// The policies to compare; the default ones if none is named.
+    /// The policies to compare; the default ones if empty.
     #[serde(default)]
     pub(super) policies: Vec<String>,
 }
@@ -33,10 +33,10 @@ pub(super) struct MixModel {
     pub(super) slo_ms: u64,
     pub(super) priority: u32,
     pub(super) clients: MixClients,
-    /// Whether by a client in Python over HTTP; else in Rust over gRPC, which checks all answers.
+    /// True for a client in Python over HTTP; false for one in Rust over gRPC, which checks all answers.
     #[serde(default)]
     pub(super) python: bool,
-    /// The share for the policy `by hand+doors`.
+    /// The share under the policy `by hand+doors`, in percent.
     pub(super) share_percent: Option<u32>,
 }
 
@@ -44,9 +44,9 @@ pub(super) struct MixModel {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum MixClients {
-    /// Requests per second in each span, at random times, answered or not.
+    /// An open-loop load, with the rate in each span in requests per second.
     PerS(Vec<f64>),
-    /// The number of clients, each of which asks again as soon as it is answered.
+    /// A closed-loop load, with the number of clients.
     Closed(usize),
 }
 
@@ -79,11 +79,11 @@ fn parse(text: &str, file: &str) -> Result<Vec<ModelMix>, StageError> {
         Value::Array(mixes) => mixes,
         mix => vec![mix],
     };
-    mixes.into_iter().enumerate().map(|(n, mix)| one(mix, n).map_err(unusable)).collect()
+    mixes.into_iter().enumerate().map(|(n, mix)| parse_mix(mix, n).map_err(unusable)).collect()
 }
 
-/// Takes the models one by one, so that an error names the model.
-fn one(mut mix: Value, n: usize) -> Result<ModelMix, String> {
+/// Parses a mix. Its models are parsed one by one, so that an error names the model.
+fn parse_mix(mut mix: Value, n: usize) -> Result<ModelMix, String> {
     let name = mix["name"].as_str().map_or_else(|| format!("mix {}", n + 1), |name| format!("mix `{name}`"));
     let models = mix.get_mut("models").map(Value::take);
     let Some(Value::Array(models)) = models else { return Err(format!("{name} has no list `models`")) };
@@ -104,12 +104,12 @@ impl ModelMix {
             return Err("`models` is empty".into());
         }
         if self.spans_s.is_empty() || self.spans_s.iter().any(|span| !(0.1..=600.0).contains(span)) {
-            return Err("`spans_s` needs one length or more, each from 0.1 to 600".into());
+            return Err("`spans_s` needs one length or more, each from 0.1 to 600 seconds".into());
         }
         for (n, guest) in self.models.iter().enumerate() {
             let model = &guest.model;
             if self.models[..n].iter().any(|other| other.model == *model) {
-                return Err(format!("{model} is there twice"));
+                return Err(format!("duplicate model {model}"));
             }
             guest.check(self.spans_s.len()).map_err(|why| format!("{model}: {why}"))?;
         }
@@ -123,12 +123,12 @@ impl ModelMix {
         }
     }
 
-    /// Whether every model has a share for `by hand+doors`.
+    /// Returns true if every model has a share for `by hand+doors`.
     pub(super) fn has_shares(&self) -> bool {
         self.models.iter().all(|guest| guest.share_percent.is_some())
     }
 
-    /// Multiplies all rates; the name then says so.
+    /// Multiplies all rates, and appends the factor to the name.
     pub(super) fn scale(&mut self, factor: f64) {
         if factor == 1.0 {
             return;
@@ -171,14 +171,14 @@ mod tests {
     }
 
     #[test]
-    fn the_mixes_in_the_tree_are_fine() {
+    fn the_mixes_in_the_tree_are_valid() {
         assert_eq!(small().unwrap().len(), 7);
         assert_eq!(five().unwrap().len(), 5);
         assert!(small().unwrap().iter().any(ModelMix::has_shares));
     }
 
     #[test]
-    fn rates_are_scaled_and_clients_in_turn_are_not() {
+    fn rates_are_scaled_and_closed_loops_are_not() {
         let mut mix = parse(FINE, "f.yaml").unwrap().remove(0);
         assert_eq!((mix.batch, mix.has_shares()), (16, false));
         mix.scale(1.5);
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn faults_name_file_mix_and_model() {
+    fn errors_name_file_mix_and_model() {
         for (from, to, wanted) in [
             ("per_s: [10, 20]", "per_s: [10]", "f.yaml: mix `a`: m: `per_s` has 1 rates for 2 spans"),
             ("slo_ms: 5, priority: 1", "slo: 5, priority: 1", "f.yaml: mix `a`: m: unknown field `slo`"),
@@ -199,7 +199,7 @@ mod tests {
                 "name: a\npolicies: [best]",
                 "f.yaml: mix `a`: unknown policy `best`; use some of: unpar",
             ),
-            ("model: n", "model: m", "f.yaml: mix `a`: m is there twice"),
+            ("model: n", "model: m", "f.yaml: mix `a`: duplicate model m"),
             ("models:", "model:", "f.yaml: mix `a` has no list `models`"),
             ("[1, 2]", "[]", "f.yaml: mix `a`: `spans_s` needs"),
         ] {

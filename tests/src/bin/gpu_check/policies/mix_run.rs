@@ -1,4 +1,4 @@
-//! A mix under load: span after span without a pause between them, with the tallies of each.
+//! A run of a mix: its spans one after the other without a pause, with tallies of each.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,31 +10,31 @@ use shadowslice_tests::load::{ArrivalPattern, LoadPlan, LoadTally};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 
-use super::look::CounterSnapshot;
 use super::mix::{MixClients, MixModel, ModelMix};
+use super::snapshot::CounterSnapshot;
 use crate::error::StageError;
 use crate::numbers::rounded;
 use crate::python;
 use crate::serving::RunningServer;
-use crate::tools::{CheckSettings, CheckedDevice, smi};
+use crate::tools::{CheckSettings, CheckedDevice, query_gpu};
 use crate::traffic::TestedModel;
 
-/// Spans of a quick run are so many times shorter.
-const QUICK: u32 = 4;
+/// The factor by which the spans of a quick run are shorter.
+const QUICK_DIVISOR: u32 = 4;
 
-/// The first part of a span has tallies of its own: in it, a policy still adapts to the new load.
+/// The length of the first part of a span, in which a policy still adapts. It has its own tally.
 const SETTLE: Duration = Duration::from_secs(3);
 
 /// The tallies of one model in one span.
 #[derive(Debug)]
 struct SpanTallies {
-    /// The span's place in the mix.
+    /// The index of the span in the mix.
     part: usize,
-    /// The model's place in the mix.
+    /// The index of the model in the mix.
     place: usize,
-    /// Of the span's first seconds.
+    /// The tally of the first seconds of the span.
     first: LoadTally,
-    /// Of the rest.
+    /// The tally of the rest of the span.
     then: LoadTally,
 }
 
@@ -42,16 +42,17 @@ struct SpanTallies {
 #[derive(Debug)]
 pub(super) struct MixRun<'a> {
     pub(super) mix: &'a ModelMix,
-    pub(super) setting: &'a CheckSettings,
+    pub(super) settings: &'a CheckSettings,
     pub(super) serving: &'a RunningServer,
-    /// Names the files with the policy's plans.
+    /// The prefix of the names of the files with the policy's plans.
     pub(super) log: &'a str,
 }
 
-/// The figures of a mix, and the faults that don't end it.
+/// The figures of a mix.
 #[derive(Debug)]
 pub(super) struct MixResult {
     pub(super) spans: Vec<Value>,
+    /// A description of wrong answers, if there are any.
     pub(super) wrong: Option<String>,
 }
 
@@ -59,40 +60,41 @@ impl MixRun<'_> {
     /// Sends all requests of all spans, and returns their figures.
     pub(super) async fn run(&self) -> Result<MixResult, StageError> {
         let models = &self.mix.models;
-        let learning = models.iter().map(|guest| TestedModel::meet(&self.serving.server, &guest.model));
+        let learning =
+            models.iter().map(|guest| TestedModel::learn_loosely(&self.serving.server, &guest.model));
         let subjects: Vec<Arc<TestedModel>> = try_join_all(learning).await?;
-        let (mut asking, mut looks) = (JoinSet::new(), Vec::new());
+        let (mut clients, mut snapshots) = (JoinSet::new(), Vec::new());
         for part in 0..self.mix.spans_s.len() {
             let end = Instant::now() + self.span(part);
-            self.begin(part, &subjects, &mut asking);
-            looks.push(CounterSnapshot::take(self.mix, self.serving).await?);
+            self.start_clients(part, &subjects, &mut clients);
+            snapshots.push(CounterSnapshot::take(self.mix, self.serving).await?);
             if let Some(before) = part.checked_sub(1) {
-                self.keep_plan(before).await?;
+                self.write_plan(before).await?;
             }
             sleep_until(end).await;
         }
-        self.keep_plan(self.mix.spans_s.len() - 1).await?;
+        self.write_plan(self.mix.spans_s.len() - 1).await?;
         let memory = self.gpu_memory().await;
         let mut tallies = Vec::new();
-        while let Some(ended) = asking.join_next().await {
+        while let Some(ended) = clients.join_next().await {
             let panicked = |_| StageError::Unusable("a client's task panicked".into());
             tallies.push(ended.map_err(panicked)??);
         }
-        looks.push(CounterSnapshot::take(self.mix, self.serving).await?);
-        Ok(self.asked(&tallies, &looks, &memory))
+        snapshots.push(CounterSnapshot::take(self.mix, self.serving).await?);
+        Ok(self.result(&tallies, &snapshots, &memory))
     }
 
     fn span(&self, part: usize) -> Duration {
         let span = Duration::from_secs_f64(self.mix.spans_s[part]);
-        if self.setting.quick { span / QUICK } else { span }
+        if self.settings.quick { span / QUICK_DIVISOR } else { span }
     }
 
     fn settle(&self) -> Duration {
-        if self.setting.quick { SETTLE / QUICK } else { SETTLE }
+        if self.settings.quick { SETTLE / QUICK_DIVISOR } else { SETTLE }
     }
 
     /// Starts the clients of all models for one span.
-    fn begin(
+    fn start_clients(
         &self,
         part: usize,
         subjects: &[Arc<TestedModel>],
@@ -105,37 +107,37 @@ impl MixRun<'_> {
                 socket: self.serving.server.home().run_dir().join("http.sock"),
                 span: self.span(part),
                 settle: self.settle(),
-                // Models that are asked as often are not asked at the same moments.
+                // Models with the same rate get requests at different times.
                 seed: (part * self.mix.models.len() + place) as u64 + 1,
             };
             asking.spawn(async move {
-                let [first, then] = client.ask(part).await?;
+                let [first, then] = client.run(part).await?;
                 Ok(SpanTallies { part, place, first, then })
             });
         }
     }
 
-    /// Keeps the policy's last decision beside the logs. A policy without one is no fault.
-    async fn keep_plan(&self, part: usize) -> Result<(), StageError> {
+    /// Writes the policy's last decision into a file beside the logs, or the error if there is none.
+    async fn write_plan(&self, part: usize) -> Result<(), StageError> {
         let text = match self.serving.server.plan().await {
             Ok(plan) => format!("{plan:#}\n"),
             Err(error) => format!("{}\n", crate::error::chain(&error)),
         };
-        self.setting.keep(&format!("{}-plan-{}.json", self.log, part + 1), &text)
+        self.settings.write_beside_logs(&format!("{}-plan-{}.json", self.log, part + 1), &text)
     }
 
-    /// Returns the memory in use on the whole GPU in MiB; null without a GPU.
+    /// Returns the used memory of the whole GPU in MiB; null without a GPU.
     async fn gpu_memory(&self) -> Value {
-        let CheckedDevice::Gpu(index) = &self.setting.device else { return Value::Null };
-        match smi(self.setting, index, "memory.used").await {
+        let CheckedDevice::Gpu(index) = &self.settings.device else { return Value::Null };
+        match query_gpu(self.settings, index, "memory.used").await {
             Ok(used) => used.parse::<u64>().map_or(Value::String(used), Value::from),
             Err(error) => crate::error::chain(&error).into(),
         }
     }
 
-    fn asked(&self, tallies: &[SpanTallies], looks: &[CounterSnapshot], memory: &Value) -> MixResult {
+    fn result(&self, tallies: &[SpanTallies], snapshots: &[CounterSnapshot], memory: &Value) -> MixResult {
         let (mut spans, mut wrong) = (Vec::new(), None);
-        for (part, look) in looks.windows(2).enumerate() {
+        for (part, pair) in snapshots.windows(2).enumerate() {
             let (span, settle) = (self.span(part), self.settle());
             let mut models = serde_json::Map::new();
             for SpanTallies { place, first, then, .. } in tallies.iter().filter(|of| of.part == part) {
@@ -148,13 +150,13 @@ impl MixRun<'_> {
                 let mut figures = guest.figures(&all, span);
                 figures["first"] = guest.part(first);
                 figures["then"] = guest.part(then);
-                look[1].models[*place].add_to(&mut figures, &look[0].models[*place], all.offered);
+                pair[1].models[*place].add_to(&mut figures, &pair[0].models[*place], all.offered);
                 models.insert(guest.model.clone(), figures);
             }
             let mut figures = json!({
                 "seconds": rounded(span.as_secs_f64()), "settle_s": rounded(settle.as_secs_f64()), "models": models,
             });
-            look[1].add_cores(&mut figures, &look[0]);
+            pair[1].add_cores(&mut figures, &pair[0]);
             if part + 1 == self.mix.spans_s.len() {
                 figures["gpu_memory_mib"] = memory.clone();
             }
@@ -168,7 +170,7 @@ impl MixRun<'_> {
 struct SpanClient {
     guest: MixModel,
     subject: Arc<TestedModel>,
-    /// The supervisor's socket for clients in Python.
+    /// The supervisor's HTTP socket, for clients in Python.
     socket: PathBuf,
     span: Duration,
     settle: Duration,
@@ -176,10 +178,12 @@ struct SpanClient {
 }
 
 impl SpanClient {
-    async fn ask(&self, part: usize) -> Result<[LoadTally; 2], StageError> {
+    async fn run(&self, part: usize) -> Result<[LoadTally; 2], StageError> {
         let (span, settle, socket): (_, _, &Path) = (self.span, self.settle, &self.socket);
         let rate = match &self.guest.clients {
-            MixClients::Closed(clients) => return Ok(self.subject.ask_in_turn(*clients, span, settle).await),
+            MixClients::Closed(clients) => {
+                return Ok(self.subject.load_closed_loop(*clients, span, settle).await);
+            }
             MixClients::PerS(rates) => rates[part],
         };
         if rate == 0.0 {
@@ -187,15 +191,15 @@ impl SpanClient {
         }
         let plan = LoadPlan { rate, span, arrivals: ArrivalPattern::Poisson, seed: self.seed };
         if self.guest.python {
-            return python::ask_at_random(socket, &self.guest.model, &plan, settle).await;
+            return python::load_open_loop(socket, &self.guest.model, &plan, settle).await;
         }
-        Ok(self.subject.ask_at_random(&plan, settle).await)
+        Ok(self.subject.load_open_loop(&plan, settle).await)
     }
 }
 
 impl MixModel {
-    /// Returns the outcome of its requests in a span, as clients see it. Rates are per second of
-    /// the time in which requests were sent: a late last answer must not lower them.
+    /// Returns the figures of a model in a span, as clients see them. Rates are per second of the time in
+    /// which requests were sent, so that a late last answer does not lower them.
     fn figures(&self, tally: &LoadTally, span: Duration) -> Value {
         let late = |quantile| rounded(tally.sent_late_ms(quantile));
         let mut figures = self.part(tally);
@@ -214,7 +218,7 @@ impl MixModel {
         figures
     }
 
-    /// Returns the figures that a part of a span has, too.
+    /// Returns the figures that both a span and each of its parts have.
     fn part(&self, tally: &LoadTally) -> Value {
         let ms = |quantile| rounded(tally.latency_ms(quantile));
         json!({
