@@ -10,10 +10,10 @@ use shadowslice_tests::server::ServerUnderTest;
 use shadowslice_tests::status::ModelStatusJson;
 use tokio::task::JoinHandle;
 
-use crate::scene::{EMULATED, assert_nothing_lost, echo, load, profile, unwrapped};
+use crate::fixtures::{EMULATED, assert_nothing_lost, echo, load, profile, unwrapped};
 use crate::standby::{in_phase, incumbent, kill};
 
-/// Two models that take 10 ms a batch with 66 SMs and more, under a policy.
+/// Starts two models that take 10 ms per batch with 66 SMs or more, under a policy.
 async fn two(controller: &str, first: &str, second: &str) -> Result<ServerUnderTest, HarnessError> {
     of_profile(&profile(10.0), controller, first, second).await
 }
@@ -35,7 +35,7 @@ async fn of_profile(
     ServerUnderTest::start_ready(home).await
 }
 
-/// The plan once `decisions` decisions were made.
+/// Waits until the policy has made this number of decisions, and returns the plan.
 async fn plan(server: &ServerUnderTest, decisions: u64) -> Result<Value, HarnessError> {
     loop {
         let plan = server.plan().await?;
@@ -101,7 +101,7 @@ async fn a_share_set_by_hand_is_held_until_it_is_released() {
 }
 
 #[tokio::test]
-async fn a_share_set_by_hand_that_is_taken_back_is_no_failure_of_the_policys() {
+async fn the_rollback_of_a_share_set_by_hand_is_not_blamed_on_the_policy() {
     let server = two("policy: equal, interval: 50ms", "gpu: 0", "gpu: 0").await.unwrap();
     server.command_output(&["resize", "one", "20%"]).await.unwrap();
     let parked = |model: &ModelStatusJson| in_phase(model, "parked", "standing").is_some();
@@ -120,9 +120,9 @@ async fn a_share_set_by_hand_that_is_taken_back_is_no_failure_of_the_policys() {
 
 #[tokio::test]
 async fn a_policy_moves_shares_under_load_and_loses_nothing() {
-    // Even the least share is enough for the load, so that no request has to wait for long. GSLICE
-    // gives more to a model that answers no more requests than arrive, and less to a model that
-    // answers more: either changes this share, whatever an interval happens to see.
+    // Even the minimum share is enough for the load, so that no request waits for long. GSLICE
+    // increases the share of a model that answers only as many requests as arrive, and decreases that
+    // of a model that answers more. Both change this share, whatever an interval measures.
     let share = "share: {initial: 40%, min: 30%}, queue: {on_late: serve}";
     let policy = "policy: gslice, interval: 100ms";
     let server = two(policy, share, share).await.unwrap();
@@ -137,13 +137,13 @@ async fn a_policy_moves_shares_under_load_and_loses_nothing() {
     );
     let table = server.command_output(&["plan"]).await.unwrap();
     assert!(table.starts_with("policy: gslice, every 100 ms, "), "{table}");
-    // The last interval saw none of the requests.
+    // The last interval had no requests.
     assert!(table.contains("are over the last ") && !table.contains(" idle "), "{table}");
     server.stop().await.unwrap();
 }
 
 #[tokio::test]
-async fn a_plan_says_where_each_model_is_and_which_others_are_there() {
+async fn a_plan_shows_the_groups_of_each_model_and_who_shares_them() {
     let inside = "handover: auto, share: {initial: 60%}";
     let server = two("policy: gslice, act: false", inside, inside).await.unwrap();
     let on_groups = |model: &ModelStatusJson| model.groups.as_deref() != Some("all");
@@ -153,7 +153,7 @@ async fn a_plan_says_where_each_model_is_and_which_others_are_there() {
     let decided = server.plan().await.unwrap()["decisions"].as_u64().unwrap();
     let plan = plan(&server, decided + 2).await.unwrap();
     let [one, two] = [0, 1].map(|model| plan["models"][model].clone());
-    // Nine groups of 8 SMs each, of 17.
+    // The model has 9 of 17 groups of 8 SMs each.
     assert_eq!((&one["mechanism"], &one["groups"]), (&"in-process".into(), &"0-8".into()), "{one}");
     assert_eq!(one["groups_shared_with"], serde_json::json!(["two"]));
     assert_eq!(two["groups_shared_with"], serde_json::json!(["one"]));
@@ -162,9 +162,9 @@ async fn a_plan_says_where_each_model_is_and_which_others_are_there() {
     server.stop().await.unwrap();
 }
 
-/// A model that is asked for less than it can carry, and a model of lower priority that never
-/// rests: their kernels take turns, so that the first model does not keep up. All is so slow that a
-/// busy host makes no difference.
+/// Starts a model that gets less load than its capacity, and a saturated model of lower priority. Their
+/// kernels take turns, so that the first model cannot keep up. All is slow enough for the load of the
+/// host not to matter.
 async fn beside_a_hog(handover: &str) -> Result<ServerUnderTest, HarnessError> {
     let profile = profile(50.0).replace("sms: [66]", "sms: [132]");
     let [high, low] = [1, 2]
@@ -173,7 +173,7 @@ async fn beside_a_hog(handover: &str) -> Result<ServerUnderTest, HarnessError> {
 }
 
 #[tokio::test]
-async fn a_lower_priority_gets_less_where_models_violate_their_slos_and_plan_says_so() {
+async fn a_lower_priority_gets_less_if_models_violate_their_slos_and_plan_shows_it() {
     for handover in ["in-process", "shadow"] {
         let server = beside_a_hog(handover).await.unwrap();
         let span = Duration::from_secs(15);
@@ -200,7 +200,7 @@ async fn a_lower_priority_gets_less_where_models_violate_their_slos_and_plan_say
 }
 
 #[tokio::test]
-async fn nothing_is_refused_and_nothing_moves_while_no_model_misses() {
+async fn nothing_is_refused_and_no_share_changes_while_all_models_meet_their_slos() {
     let more = "slo: 5s, share: {initial: 100%}";
     let server = two("policy: adaptive, interval: 20ms", more, more).await.unwrap();
     let loads = ["one", "two"].map(|model| load(&server, model, 30.0, Duration::from_secs(3)));
@@ -218,23 +218,23 @@ async fn nothing_is_refused_and_nothing_moves_while_no_model_misses() {
     server.stop().await.unwrap();
 }
 
-/// Stops a process for 160 ms in each 400, as a host does that has no CPU for it, until this is aborted.
+/// Stops a process for 160 of every 400 ms, like a host without CPU time for it, until the task is aborted.
 fn starve(pid: i32) -> JoinHandle<()> {
     tokio::spawn(async move {
-        let process = ProcessHandle::of(pid).expect("it serves");
+        let process = ProcessHandle::of(pid).expect("the worker runs");
         loop {
             for (signal, ms) in [(Signal::SIGCONT, 240), (Signal::SIGSTOP, 160)] {
-                process.signal(signal).expect("it serves");
+                process.signal(signal).expect("the worker runs");
                 tokio::time::sleep(Duration::from_millis(ms)).await;
             }
         }
     })
 }
 
-/// The first model's batches take a fiftieth of its SLO, so that no room on the GPU helps it, and
+/// Checks a model whose batches take a fiftieth of its SLO, so that more SMs do not help it, and
 /// other work on the host does not matter.
 #[tokio::test]
-async fn a_model_that_misses_for_want_of_cpu_has_no_neighbour_make_room() {
+async fn a_model_that_violates_its_slo_due_to_cpu_time_does_not_shrink_its_neighbours() {
     let high = "slo: 100ms, batch: {max: 4}, priority: 1, handover: in-process";
     let low = "slo: 1s, priority: 2, handover: in-process";
     let server = of_profile(&profile(2.0), "policy: adaptive", high, low).await.unwrap();
@@ -251,11 +251,11 @@ async fn a_model_that_misses_for_want_of_cpu_has_no_neighbour_make_room() {
     starved.abort();
     ProcessHandle::of(pid).unwrap().signal(Signal::SIGCONT).unwrap();
     assert_nothing_lost(&two);
-    // A host that is busy with other tests, too, may leave so little CPU time that the queue stands
-    // still; the policy cannot mend that.
+    // A host that also runs other tests may leave so little CPU time that the queue does not advance,
+    // which the policy cannot change.
     let by_the_policy = one.failed.keys().find(|why| !why.contains("the server is overloaded"));
     assert_eq!((by_the_policy, one.wrong, one.answered() + one.failures()), (None, 0, one.offered));
-    assert!(one.attainment(Duration::from_millis(100)) < 0.95, "it misses");
+    assert!(one.attainment(Duration::from_millis(100)) < 0.95, "the model violates its SLO");
     for model in server.status().await.unwrap().models {
         assert_eq!((model.share_percent, model.handovers.completed), (100, 0), "{model:?}");
     }
@@ -279,7 +279,7 @@ async fn a_policy_that_only_recommends_changes_nothing() {
 }
 
 #[tokio::test]
-async fn without_a_policy_nothing_is_decided_and_nothing_held() {
+async fn without_a_policy_nothing_is_decided_and_nothing_is_held() {
     let server = two("policy: static", "share: {initial: 50%}", "gpu: 0").await.unwrap();
     let plan = server.plan().await.unwrap();
     assert_eq!((plan["decisions"].as_u64(), plan["models"].as_array().unwrap().len()), (Some(0), 0));
@@ -293,7 +293,7 @@ async fn without_a_policy_nothing_is_decided_and_nothing_held() {
 }
 
 #[tokio::test]
-async fn a_resize_that_only_has_a_model_tried_again_holds_nothing() {
+async fn a_resize_that_only_retries_the_start_of_a_model_holds_nothing() {
     let text = EMULATED.replace("policy: static", "policy: equal");
     let mut home = Home::with_config(&format!("{text}models:\n  - {}\n", echo("echo", "gpu: 0"))).unwrap();
     let (broken, real) = (home.path().join("broken"), sibling_binary("shadowslice-worker").unwrap());
@@ -309,7 +309,7 @@ async fn a_resize_that_only_has_a_model_tried_again_holds_nothing() {
     assert!(!words.contains("held until"), "{words}");
     let model = server.wait_status("echo", "ready", |model| model.state == "ready").await.unwrap();
     assert_eq!((model.share_percent, &model.more["held"]), (100, &Value::Bool(false)));
-    // Of a model that serves, the same command keeps the share.
+    // The same command holds the share of a model that serves.
     assert!(server.command_output(&["resize", "echo", "100%"]).await.unwrap().contains("held until"));
     assert_eq!(server.model("echo").await.unwrap().more["held"], true);
     server.stop().await.unwrap();

@@ -1,11 +1,11 @@
-//! Real models: many requests at once, in batches, each with its own right answer.
+//! Real models: many requests at the same time, in batches, each with its correct answer.
 
 use shadowslice_tests::cases::{self, models_folder};
 use shadowslice_tests::home::{HarnessError, Home};
 use shadowslice_tests::load::RequestOutcome;
 use shadowslice_tests::server::ServerUnderTest;
 
-use crate::scene::{ask_all, home};
+use crate::fixtures::{ask_all, home};
 
 fn with(model: &str) -> Result<Home, HarnessError> {
     let path = models_folder().join(format!("{model}.onnx"));
@@ -16,7 +16,7 @@ fn with(model: &str) -> Result<Home, HarnessError> {
 }
 
 #[tokio::test]
-async fn sequences_of_different_length_are_each_answered_rightly() {
+async fn sequences_of_different_lengths_are_answered_correctly() {
     let server = ServerUnderTest::start_ready(with("encoder").unwrap()).await.unwrap();
     let cases = cases::load(&models_folder().join("encoder.json")).unwrap();
     let count = cases.len();
@@ -26,7 +26,7 @@ async fn sequences_of_different_length_are_each_answered_rightly() {
 }
 
 #[tokio::test]
-async fn images_in_batches_are_each_answered_rightly() {
+async fn images_in_batches_are_answered_correctly() {
     let server = ServerUnderTest::start_ready(with("digits").unwrap()).await.unwrap();
     let cases = cases::load(&models_folder().join("digits.json")).unwrap();
     let count = cases.len();

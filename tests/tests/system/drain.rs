@@ -1,4 +1,4 @@
-//! A host, or a model, that is to get no more requests, and serves on.
+//! Drained hosts and models, which serve on but are not ready.
 
 use std::error::Error as StdError;
 use std::time::Duration;
@@ -11,10 +11,10 @@ use shadowslice_tests::server::ServerUnderTest;
 use tokio::time::{Instant, timeout};
 use tokio_stream::StreamExt;
 
+use crate::fixtures::{EMULATED, ask, assert_nothing_lost, echo, echo_case, load, profile};
 use crate::readiness::says_ready;
-use crate::scene::{EMULATED, ask, assert_nothing_lost, echo, echo_case, load, profile};
 
-/// Two ready models, `m` and `n`, which clients may load and unload.
+/// Starts two models, `m` and `n`, which clients may load and unload.
 async fn serving(more: &str) -> Result<ServerUnderTest, HarnessError> {
     let keys = "profile: profile.yaml, share: {initial: 40%}, queue: {on_late: serve}";
     let models = format!("  - {}\n  - {}\n", echo("m", keys), echo("n", keys));
@@ -51,14 +51,14 @@ fn drained() -> Readiness {
 }
 
 #[tokio::test]
-async fn a_drained_host_serves_and_says_that_it_is_not_ready() {
+async fn a_drained_host_serves_but_is_not_ready() {
     let server = serving("").await.unwrap();
     let mut health = server.client().health().await.unwrap();
     assert!(health.next().await.unwrap().unwrap());
     let loaded = load(&server, "m", 200.0, Duration::from_secs(1));
     let said = server.command_output(&["drain"]).await.unwrap();
     assert_eq!(said, "the host is drained: it serves, and says that it is not ready\n");
-    assert!(!health.next().await.unwrap().unwrap(), "watchers are told");
+    assert!(!health.next().await.unwrap().unwrap(), "watchers are notified");
     assert_eq!(says_ready(&server).await.unwrap(), [false; 3]);
     assert_eq!(readiness(&server, "m").await.unwrap(), drained());
     assert!(server.command_output(&["status"]).await.unwrap().contains("the host is drained"));
@@ -82,10 +82,10 @@ async fn a_drained_model_answers_and_is_not_ready_until_it_is_undrained_or_loade
         (readiness(&server, "m").await.unwrap(), readiness(&server, "n").await.unwrap()),
         (drained(), ready())
     );
-    assert_eq!(says_ready(&server).await.unwrap(), [true; 3], "another one serves");
+    assert_eq!(says_ready(&server).await.unwrap(), [true; 3], "another model is ready");
     assert_eq!(ask(server.client(), "m", &echo_case(1), 0.0).await, RequestOutcome::Right);
     assert_eq!(server.model("m").await.unwrap().more["drained"], true);
-    // New workers under another configuration change nothing about that, an undrain does.
+    // New workers with another configuration stay drained, until an undrain.
     let yaml = std::fs::read_to_string(server.home().path().join("config.yaml")).unwrap();
     server.home().write("config.yaml", yaml.replacen("name: m,", "name: m, batch: {max: 4},", 1)).unwrap();
     assert_eq!(server.reload().await.unwrap().changes(), [("m", "replaced")]);
@@ -113,22 +113,22 @@ async fn a_terminated_host_is_a_lame_duck_first() {
     assert!(health.next().await.unwrap().unwrap());
     let begun = Instant::now();
     server.signal(Signal::SIGTERM).unwrap();
-    assert!(!health.next().await.unwrap().unwrap(), "watchers are told");
+    assert!(!health.next().await.unwrap().unwrap(), "watchers are notified");
     assert_eq!(says_ready(&server).await.unwrap(), [false; 3]);
     assert_eq!(
         ask(server.client(), "m", &echo_case(1), 0.0).await,
         RequestOutcome::Right,
-        "it accepts and serves"
+        "the host still accepts requests"
     );
     assert!(server.command_output(&["status"]).await.unwrap().contains("the host is stopping"));
     assert_eq!(server.home().run(&["undrain"]).await.unwrap().status.code(), Some(1));
     assert!(server.wait_exit().await.unwrap().success(), "{}", server.log());
-    assert!(begun.elapsed() >= Duration::from_secs(1), "it served on for {:?} only", begun.elapsed());
+    assert!(begun.elapsed() >= Duration::from_secs(1), "the host served for only {:?}", begun.elapsed());
     assert_eq!(left_behind(server.home(), &children), Vec::<String>::new());
 }
 
 #[tokio::test]
-async fn a_second_signal_or_a_terminals_ends_a_lame_duck() {
+async fn a_second_sigterm_or_a_sigint_ends_a_lame_duck() {
     for first in [Signal::SIGTERM, Signal::SIGINT] {
         let mut server = serving("timeouts: {lame_duck: 1h}").await.unwrap();
         let children = server.children();

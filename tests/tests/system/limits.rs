@@ -1,4 +1,4 @@
-//! More than a bound allows is refused with a reason, and the rest goes on.
+//! Requests beyond a limit are refused with a reason, and others are served.
 
 use shadowslice_tests::cases::ClientTensor;
 use shadowslice_tests::home::Home;
@@ -6,11 +6,11 @@ use shadowslice_tests::load::RequestOutcome;
 use shadowslice_tests::server::ServerUnderTest;
 use tonic::Code;
 
+use crate::fixtures::{EMULATED, ask, ask_all, echo, echo_case, one_echo};
 use crate::metrics::counted;
-use crate::scene::{EMULATED, ask, ask_all, echo, echo_case, one_echo};
 
 #[tokio::test]
-async fn what_the_queue_cannot_hold_is_unavailable() {
+async fn requests_beyond_the_queue_are_unavailable() {
     let settings = "batch: {max: 1}, queue: {max_requests: 4, on_late: serve}";
     let server = one_echo(100.0, settings).await.unwrap();
     let outcomes = ask_all(&server.client(), "echo", (0..50).map(echo_case).collect(), 0.0).await;

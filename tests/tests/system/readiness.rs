@@ -1,4 +1,4 @@
-//! When the host says that it is ready.
+//! The readiness of a host.
 
 use std::error::Error as StdError;
 
@@ -12,32 +12,32 @@ use shadowslice_tests::status::ModelStatusJson;
 use tokio::time::timeout;
 use tokio_stream::StreamExt;
 
-use crate::scene::{EMULATED, ask, echo, echo_case, profile};
+use crate::fixtures::{EMULATED, ask, echo, echo_case, profile};
 
-/// What the host says over HTTP, over gRPC, and by gRPC's health service.
+/// Returns the readiness of the host over HTTP, over gRPC, and from gRPC's health service.
 pub(crate) async fn says_ready(server: &ServerUnderTest) -> Result<[bool; 3], Box<dyn StdError>> {
     let answer = http(&server.home().run_dir().join("http.sock"), "GET", "/v2/health/ready").await?;
     let over_http = answer.head.starts_with("http/1.1 200 ");
     assert!(over_http || answer.head.starts_with("http/1.1 400 "), "{}", answer.head);
-    let mut told = server.client().health().await?;
-    let health = told.next().await.ok_or("nothing is said")??;
+    let mut states = server.client().health().await?;
+    let health = states.next().await.ok_or("the health service sent no state")??;
     Ok([over_http, server.client().server_ready().await?, health])
 }
 
 const READY: [bool; 3] = [true; 3];
 const UNREADY: [bool; 3] = [false; 3];
 
-/// A model that serves soon.
+/// Returns a model that is ready soon.
 fn quick() -> String {
     echo("quick", "share: {initial: 40%}")
 }
 
-/// A model that loads for as long as a test takes.
+/// Returns a model that loads for longer than a test.
 fn slow() -> String {
     echo("slow", "profile: slow.yaml, share: {initial: 40%}")
 }
 
-/// A model whose worker refuses its file.
+/// Returns a model with a broken file.
 fn broken() -> String {
     "{name: broken, path: broken.onnx, slo: 50ms, share: {initial: 10%}}".to_owned()
 }
@@ -47,7 +47,7 @@ fn write(home: &Home, more: &str, models: &[String]) -> Result<(), HarnessError>
     home.write("config.yaml", format!("{EMULATED}{more}\nmodels:\n{models}")).map(drop)
 }
 
-/// A server that begins to start these models.
+/// Starts a server with these models, without waiting for them.
 async fn starting(more: &str, models: &[String]) -> Result<ServerUnderTest, HarnessError> {
     let home = Home::new()?;
     home.write("slow.yaml", profile(5.0).replace("load: 50ms", "load: 300s"))?;
@@ -65,11 +65,11 @@ async fn wait_state(
 }
 
 #[tokio::test]
-async fn a_host_is_not_ready_before_all_models_of_its_start_are_ready_or_given_up() {
+async fn a_host_is_not_ready_until_each_initial_model_is_ready_or_unready() {
     let mut server = starting("", &[quick(), slow(), broken()]).await.unwrap();
     server.wait_model_ready("quick").await.unwrap();
     wait_state(&server, "broken", "unready").await.unwrap();
-    assert_eq!(says_ready(&server).await.unwrap(), UNREADY, "one still loads");
+    assert_eq!(says_ready(&server).await.unwrap(), UNREADY, "one model still loads");
     assert!(server.command_output(&["status"]).await.unwrap().contains("the host is not ready"));
     write(server.home(), "", &[quick()]).unwrap();
     server.reload().await.unwrap();
@@ -78,7 +78,7 @@ async fn a_host_is_not_ready_before_all_models_of_its_start_are_ready_or_given_u
 }
 
 #[tokio::test]
-async fn a_host_with_a_broken_model_is_ready_for_the_others() {
+async fn a_host_with_a_broken_model_is_ready() {
     let mut server = starting("", &[quick(), broken()]).await.unwrap();
     server.wait_ready().await.unwrap();
     wait_state(&server, "broken", "unready").await.unwrap();
@@ -88,13 +88,13 @@ async fn a_host_with_a_broken_model_is_ready_for_the_others() {
 }
 
 #[tokio::test]
-async fn a_model_that_a_reload_adds_takes_no_host_out_while_it_loads_nor_when_it_is_broken() {
+async fn a_model_added_by_a_reload_does_not_make_the_host_unready() {
     let mut server = starting("", &[quick()]).await.unwrap();
     server.wait_ready().await.unwrap();
     let mut health = server.client().health().await.unwrap();
     assert!(health.next().await.unwrap().unwrap());
     write(server.home(), "", &[quick(), broken(), slow()]).unwrap();
-    // It returns when the models serve or are given up; one of them will not in this test.
+    // The command returns when each model is ready or unready, and one of them stays loading here.
     let mut reloading = server.home().command(&["reload"]).unwrap().spawn().unwrap();
     let added = async { while server.model("slow").await.is_err() {} };
     timeout(DEFAULT_TIMEOUT, added).await.unwrap();
@@ -102,13 +102,13 @@ async fn a_model_that_a_reload_adds_takes_no_host_out_while_it_loads_nor_when_it
     wait_state(&server, "broken", "unready").await.unwrap();
     assert_eq!(says_ready(&server).await.unwrap(), READY);
     reloading.kill().await.unwrap();
-    assert!(health.next().now_or_never().is_none(), "watchers hear nothing");
+    assert!(health.next().now_or_never().is_none(), "watchers get no notification");
     drop(health);
     server.stop().await.unwrap();
 }
 
 #[tokio::test]
-async fn named_models_make_a_host_ready_and_a_reload_names_others() {
+async fn the_key_ready_selects_models_and_a_reload_changes_it() {
     let mut server = starting("ready: [quick]", &[quick(), slow()]).await.unwrap();
     server.wait_ready().await.unwrap();
     wait_state(&server, "slow", "loading").await.unwrap();
@@ -121,7 +121,7 @@ async fn named_models_make_a_host_ready_and_a_reload_names_others() {
 }
 
 #[tokio::test]
-async fn a_host_starts_without_models_and_gets_and_gives_them_up_by_reloads() {
+async fn a_host_starts_without_models_and_reloads_add_and_remove_them() {
     let none = format!("{EMULATED}models: []\n");
     let model = echo("m", "profile: profile.yaml, share: {initial: 50%}");
     let mut server = ServerUnderTest::start(Home::with_config(&none).unwrap(), None).unwrap();

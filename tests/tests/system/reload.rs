@@ -1,4 +1,4 @@
-//! A configuration that changes while clients are served.
+//! Changes of the configuration under load.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,14 +14,14 @@ use shadowslice_tests::server::ServerUnderTest;
 use shadowslice_tests::status::ModelStatusJson;
 use tokio::task::JoinSet;
 
-use crate::scene::{EMULATED, ask, assert_nothing_lost, echo, echo_case, load, profile};
+use crate::fixtures::{EMULATED, ask, assert_nothing_lost, echo, echo_case, load, profile};
 
 const CLIENTS: u16 = 8;
 
-/// Keys of a model that takes 2 ms a batch, and is patient on a busy machine.
+/// The keys of a model that takes 2 ms per batch and serves late requests, because the machine may be busy.
 const QUICK: &str = "profile: profile.yaml, queue: {on_late: serve}";
 
-/// Writes a configuration of these models, with more keys for all.
+/// Writes a configuration with these models and more top-level keys.
 fn write(home: &Home, models: &[String], more: &str) -> Result<(), HarnessError> {
     let models: String = models.iter().map(|model| format!("  - {model}\n")).collect();
     home.write("config.yaml", format!("{EMULATED}{more}models:\n{models}")).map(drop)
@@ -32,7 +32,7 @@ fn quick(name: &str, more: &str) -> String {
     echo(name, &format!("{base}, {more}"))
 }
 
-/// A server with these models, ready.
+/// Starts a server with these models, and waits until it is ready.
 async fn serving(models: &[String]) -> Result<ServerUnderTest, HarnessError> {
     let home = Home::new()?;
     home.write("profile.yaml", profile(2.0))?;
@@ -44,7 +44,7 @@ fn rewrite(server: &ServerUnderTest, models: &[String]) -> Result<(), HarnessErr
     write(server.home(), models, "timeouts: {dwell: 100ms}\n")
 }
 
-/// Connections that each send requests one after the other until they are told to stop.
+/// Closed-loop clients, each with its own connection, which run until they are stopped.
 struct Clients {
     stop: Arc<AtomicBool>,
     asking: JoinSet<(u64, Vec<RequestOutcome>)>,
@@ -59,7 +59,7 @@ impl Clients {
         Self { stop, asking }
     }
 
-    /// Every request must have been answered rightly.
+    /// Stops the clients. Fails unless every request was answered correctly; returns their number.
     async fn end(self) -> u64 {
         self.stop.store(true, Ordering::Relaxed);
         let ended = self.asking.join_all().await;
@@ -86,8 +86,8 @@ async fn ask_on(
     (right, wrong)
 }
 
-/// Sends requests one after the other; returns how many were answered rightly before the first that
-/// was not, and the outcome of that request.
+/// Sends requests one after the other until one fails. Returns the number of correct answers before, and
+/// the reason of the failure.
 async fn ask_until_refused(client: InferGrpcClient, seed: u16) -> (u64, String) {
     let mut right = 0;
     loop {
@@ -99,7 +99,7 @@ async fn ask_until_refused(client: InferGrpcClient, seed: u16) -> (u64, String) 
     }
 }
 
-/// The process of the worker that serves a model.
+/// Returns the PID of the worker that serves a model.
 async fn incumbent(server: &ServerUnderTest, model: &str) -> Result<i32, HarnessError> {
     let serving = |model: &ModelStatusJson| {
         let worker = model.workers.iter().find(|worker| worker.role == "incumbent");
@@ -152,7 +152,7 @@ async fn changes_of_every_kind_lose_nothing() {
 }
 
 #[tokio::test]
-async fn models_come_and_go_and_come_again() {
+async fn models_are_added_and_removed_repeatedly() {
     let (m, n) = (quick("m", "share: {initial: 40%}"), quick("n", "share: {initial: 40%}"));
     let mut server = serving(std::slice::from_ref(&m)).await.unwrap();
     let clients = Clients::start(&server, "m");
@@ -163,7 +163,7 @@ async fn models_come_and_go_and_come_again() {
         assert_eq!(ask(server.client(), "n", &echo_case(1), 0.0).await, RequestOutcome::Right);
         let names: Vec<_> =
             server.status().await.unwrap().models.into_iter().map(|model| model.name).collect();
-        assert_eq!(names, ["n", "m"], "as the configuration orders them");
+        assert_eq!(names, ["n", "m"], "in the order of the configuration");
         let last = load(&server, "n", 200.0, Duration::from_millis(200));
         assert_nothing_lost(&last.await.unwrap());
         rewrite(&server, std::slice::from_ref(&m)).unwrap();
@@ -181,7 +181,7 @@ async fn models_come_and_go_and_come_again() {
 }
 
 #[tokio::test]
-async fn a_removed_model_answers_what_it_accepted() {
+async fn a_removed_model_answers_accepted_requests() {
     let home = Home::new().unwrap();
     home.write("profile.yaml", profile(2.0)).unwrap();
     home.write("slow.yaml", profile(300.0)).unwrap();
@@ -201,7 +201,7 @@ async fn a_removed_model_answers_what_it_accepted() {
 }
 
 #[tokio::test]
-async fn other_inputs_meet_other_workers() {
+async fn changed_inputs_get_new_workers() {
     let tensors = |shape: u32| {
         format!(
             "{{name: m, engine: emulated, slo: 200ms, {QUICK}, batch: {{max: 1}}, \
@@ -230,7 +230,7 @@ async fn other_inputs_meet_other_workers() {
 }
 
 #[tokio::test]
-async fn a_faulty_file_changes_nothing_and_every_fault_is_named() {
+async fn an_invalid_file_changes_nothing_and_every_error_is_reported() {
     let server = serving(&[quick("m", "share: {initial: 50%}")]).await.unwrap();
     let before = incumbent(&server, "m").await.unwrap();
     let clients = Clients::start(&server, "m");
@@ -267,7 +267,7 @@ async fn a_faulty_file_changes_nothing_and_every_fault_is_named() {
 }
 
 #[tokio::test]
-async fn reloads_at_once_come_one_after_the_other() {
+async fn concurrent_reloads_run_one_after_the_other() {
     let server = serving(&[quick("m", "share: {initial: 50%}")]).await.unwrap();
     let clients = Clients::start(&server, "m");
     rewrite(
@@ -278,13 +278,13 @@ async fn reloads_at_once_come_one_after_the_other() {
     let (first, second) = tokio::join!(server.reload(), server.reload());
     let mut changes = [first.unwrap().models.len(), second.unwrap().models.len()];
     changes.sort_unstable();
-    assert_eq!(changes, [0, 2], "one reload carries it out, the other finds it done");
+    assert_eq!(changes, [0, 2], "one reload makes the changes, the other finds none");
     clients.end().await;
     server.stop().await.unwrap();
 }
 
 #[tokio::test]
-async fn a_hangup_during_a_hand_over_waits_for_it() {
+async fn a_sighup_during_a_hand_over_waits_for_it() {
     let server = serving(&[quick("m", "share: {initial: 50%}")]).await.unwrap();
     let clients = Clients::start(&server, "m");
     rewrite(&server, &[quick("m", "share: {initial: 70%}")]).unwrap();
@@ -295,11 +295,11 @@ async fn a_hangup_during_a_hand_over_waits_for_it() {
     });
     assert_eq!(resized.unwrap().outcome.as_deref(), Some("completed"));
     server.wait_status("m", "the file's share", |model| model.share_percent == 70).await.unwrap();
-    // So does new workers' taking over.
+    // The replacement of workers also waits for a hand-over.
     rewrite(&server, &[quick("m", "share: {initial: 70%}, batch: {max: 2}")]).unwrap();
     let (resized, reloaded) = tokio::join!(server.resize("m", 30), server.reload());
     assert_eq!(reloaded.unwrap().changes(), [("m", "replaced")]);
-    // It was carried out, or went with the workers that it was meant for.
+    // The resize either completed or failed with the old workers, so its result may be dropped.
     drop(resized);
     clients.end().await;
     server.stop().await.unwrap();
@@ -308,7 +308,7 @@ async fn a_hangup_during_a_hand_over_waits_for_it() {
 #[tokio::test]
 async fn killed_workers_do_not_stop_a_reload() {
     let home = Home::new().unwrap();
-    // Slow to load, so that there is time to kill the loading worker.
+    // The model loads slowly, so that the test can kill the loading worker.
     home.write("profile.yaml", profile(2.0).replace("load: 50ms", "load: 2s")).unwrap();
     write(&home, &[quick("m", "share: {initial: 50%}")], "timeouts: {dwell: 100ms}\n").unwrap();
     let server = ServerUnderTest::start_ready(home).await.unwrap();
@@ -335,7 +335,7 @@ async fn killed_workers_do_not_stop_a_reload() {
 }
 
 #[tokio::test]
-async fn new_workers_that_do_not_serve_leave_the_old_ones() {
+async fn if_new_workers_fail_the_old_ones_stay() {
     let server = serving(&[quick("m", "share: {initial: 50%}")]).await.unwrap();
     let before = incumbent(&server, "m").await.unwrap();
     let clients = Clients::start(&server, "m");
@@ -346,18 +346,18 @@ async fn new_workers_that_do_not_serve_leave_the_old_ones() {
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(1), "{said}");
     let printed = String::from_utf8_lossy(&output.stdout).into_owned();
-    // Or there is no ONNX Runtime here, and that is said.
+    // On a host without ONNX Runtime, the reason names it instead.
     assert!(printed.contains("\"why\":\"") || said.contains("ONNX Runtime"), "{printed} {said}");
     clients.end().await;
     assert_eq!(incumbent(&server, "m").await.unwrap(), before);
-    // The file can be mended.
+    // The file can be repaired.
     rewrite(&server, &[quick("m", "share: {initial: 50%}")]).unwrap();
     assert_eq!(server.reload().await.unwrap().changes(), []);
     server.stop().await.unwrap();
 }
 
 #[tokio::test]
-async fn a_policy_goes_by_the_models_that_there_are() {
+async fn a_policy_follows_the_current_models() {
     let home = Home::new().unwrap();
     home.write("profile.yaml", profile(2.0)).unwrap();
     let yaml = |models: &[&str]| {
@@ -383,7 +383,7 @@ async fn a_policy_goes_by_the_models_that_there_are() {
 }
 
 #[tokio::test]
-async fn new_bounds_are_in_force_before_a_policy_decides_again_even_for_a_held_share() {
+async fn new_bounds_apply_before_the_next_decision_even_to_a_held_share() {
     let home = Home::new().unwrap();
     home.write("profile.yaml", profile(2.0)).unwrap();
     let write = |home: &Home, share: &str| {
@@ -412,11 +412,11 @@ async fn new_bounds_are_in_force_before_a_policy_decides_again_even_for_a_held_s
     server.stop().await.unwrap();
 }
 
-/// A reload whose hand-over fails, under this policy, is tried again by the next reload, and is in
-/// no client's way meanwhile.
-async fn tried_again(policy: &str) -> Result<(), HarnessError> {
+/// Checks that a reload whose hand-over fails, under this policy, is retried by the next reload, and
+/// blocks no client meanwhile.
+async fn assert_retried(policy: &str) -> Result<(), HarnessError> {
     let home = Home::new()?;
-    // Slow to load, so that there is time to kill the loading worker.
+    // The model loads slowly, so that the test can kill the loading worker.
     home.write("profile.yaml", profile(2.0).replace("load: 50ms", "load: 2s"))?;
     let write = |home: &Home, most: u32| {
         let share = format!("standby: off, slo: {most}s, share: {{initial: {most}%, max: {most}%}}");
@@ -454,9 +454,9 @@ async fn tried_again(policy: &str) -> Result<(), HarnessError> {
 }
 
 #[tokio::test]
-async fn a_share_that_did_not_come_into_force_is_tried_again_by_the_next_reload() {
-    tried_again("static").await.unwrap();
-    tried_again("equal, interval: 1h").await.unwrap();
+async fn the_next_reload_retries_a_share_that_did_not_take_effect() {
+    assert_retried("static").await.unwrap();
+    assert_retried("equal, interval: 1h").await.unwrap();
 }
 
 #[tokio::test]
@@ -474,7 +474,7 @@ async fn many_reloads_leave_nothing_open() {
         change(n).await;
     }
     server.wait_children(1).await.unwrap();
-    // Twelve leaking reloads would leave a dozen open files at least; the last model to go may
+    // Twelve leaking reloads would leave at least twelve open files. The last removed instance may
     // still be closing its files.
     let closed = async {
         let mut look = tokio::time::interval(Duration::from_millis(20));

@@ -1,5 +1,5 @@
-//! One supervisor takes over from another, and what becomes of those that fail at it.
-#![allow(clippy::unwrap_used, reason = "a test's set-up that fails has failed the test")]
+//! Upgrades: one supervisor takes over from another, and failed upgrades change nothing.
+#![allow(clippy::unwrap_used, reason = "a failed set-up fails the test")]
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use shadowslice_tests::load::RequestOutcome;
 use shadowslice_tests::process::{ProcessHandle, descendants};
 use shadowslice_tests::server::ServerUnderTest;
 
-use crate::scene::{EMULATED, ask, echo, echo_case};
+use crate::fixtures::{EMULATED, ask, echo, echo_case};
 
 const MODELS: &str = "model_control: explicit\nmodels:\n";
 
@@ -20,7 +20,7 @@ fn home() -> Result<Home, HarnessError> {
     Home::with_config(&format!("{adaptive}{MODELS}{models}"))
 }
 
-/// What the command says where no other supervisor takes over.
+/// Runs an upgrade that fails, and returns its error message.
 async fn refused(server: &ServerUnderTest) -> String {
     let output = server.home().run(&["upgrade"]).await.unwrap();
     assert_eq!(output.status.code(), Some(1), "{output:?}");
@@ -28,7 +28,7 @@ async fn refused(server: &ServerUnderTest) -> String {
 }
 
 #[tokio::test]
-async fn what_is_known_goes_on_also_after_a_kill() {
+async fn the_persisted_state_survives_upgrades_and_a_kill() {
     let mut server = ServerUnderTest::start_ready(home().unwrap()).await.unwrap();
     server.resize("a", 20).await.unwrap();
     server.command_output(&["drain", "b"]).await.unwrap();
@@ -64,7 +64,7 @@ async fn what_is_known_goes_on_also_after_a_kill() {
 }
 
 #[tokio::test]
-async fn one_that_cannot_serve_changes_nothing() {
+async fn a_next_supervisor_that_cannot_serve_changes_nothing() {
     let mut server = ServerUnderTest::start_ready(home().unwrap()).await.unwrap();
     let config = std::fs::read_to_string(server.home().path().join("config.yaml")).unwrap();
     let first = server.process();
@@ -75,7 +75,7 @@ async fn one_that_cannot_serve_changes_nothing() {
         ("models: nonsense".to_owned(), "must be a list"),
         (format!("run_dir: /tmp/elsewhere\n{config}"), "cannot change by an upgrade"),
         (config.replace("[]}\n", "[], unknown: 1}\n"), "unknown key"),
-        // By then it has the other sockets.
+        // At this point the next supervisor has the other sockets.
         (config.replace("metrics: []", &format!("metrics: [\"{taken}\"]")), "cannot listen on"),
     ] {
         server.home().write("config.yaml", &written).unwrap();
@@ -84,7 +84,7 @@ async fn one_that_cannot_serve_changes_nothing() {
         assert_eq!(ask(server.client(), "a", &echo_case(1), 0.0).await, RequestOutcome::Right);
         assert_alone(&server, &config).await;
     }
-    // One that is not there cannot serve; another one may come.
+    // An upgrade may remove a model and add another one.
     let without: String =
         config.lines().filter(|line| !line.contains("name: b")).collect::<Vec<_>>().join("\n");
     server.home().write("config.yaml", format!("{without}\n{model}")).unwrap();
@@ -98,7 +98,7 @@ async fn one_that_cannot_serve_changes_nothing() {
     server.stop().await.unwrap();
 }
 
-/// Another supervisor in the same run directory must not come up, nor touch the workers there.
+/// Checks that a second supervisor in the same run directory fails and leaves the workers alone.
 async fn assert_alone(server: &ServerUnderTest, config: &str) {
     let before = server.model("a").await.unwrap().workers[0].pid;
     server.home().write("second.yaml", config).unwrap();
@@ -110,7 +110,7 @@ async fn assert_alone(server: &ServerUnderTest, config: &str) {
 }
 
 #[tokio::test]
-async fn one_that_is_told_to_stop_before_it_serves_ends_and_changes_nothing() {
+async fn a_next_supervisor_that_is_stopped_before_it_serves_changes_nothing() {
     let server = ServerUnderTest::start_ready(home().unwrap()).await.unwrap();
     let slow = "source: {kind: illustrative}\nstart: {process: 5s, load: 1ms, warm: 1ms}\n\
                 execution_ms: {sms: [132], 1: [1.0]}\n";
@@ -134,7 +134,7 @@ async fn one_that_is_told_to_stop_before_it_serves_ends_and_changes_nothing() {
     server.stop().await.unwrap();
 }
 
-/// The supervisor that this one has started.
+/// Waits for the supervisor that this one starts.
 async fn successor(server: &ServerUnderTest) -> ProcessHandle {
     let first = server.process();
     let found = async {
@@ -155,7 +155,7 @@ async fn successor(server: &ServerUnderTest) -> ProcessHandle {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_that_is_killed_before_it_serves_changes_nothing() {
+async fn a_next_supervisor_that_is_killed_before_it_serves_changes_nothing() {
     let server = ServerUnderTest::start_ready(home().unwrap()).await.unwrap();
     let (said, _) = tokio::join!(refused(&server), async {
         successor(&server).await.signal(Signal::SIGKILL).unwrap();
@@ -166,11 +166,11 @@ async fn one_that_is_killed_before_it_serves_changes_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_whose_predecessor_is_killed_serves_at_once() {
+async fn a_next_supervisor_whose_predecessor_is_killed_serves_at_once() {
     let mut server = ServerUnderTest::start_ready(home().unwrap()).await.unwrap();
     let (_, next) = tokio::join!(server.home().run(&["upgrade"]), async {
         let next = successor(&server).await;
-        // By the first of its workers it has what it needs.
+        // When its first worker runs, the next supervisor has all that it needs.
         let has_begun = async {
             while descendants(next.pid).is_empty() {
                 tokio::time::sleep(Duration::from_millis(2)).await;
@@ -188,14 +188,14 @@ async fn one_whose_predecessor_is_killed_serves_at_once() {
 }
 
 #[tokio::test]
-async fn what_clients_changed_goes_on_and_nothing_is_changed_while_the_next_one_rises() {
+async fn changes_by_clients_survive_an_upgrade_and_new_ones_are_refused_meanwhile() {
     let mut server = ServerUnderTest::start_ready(home().unwrap()).await.unwrap();
     server.client().load("a", Some(r#"{"slo": "77ms"}"#)).await.unwrap();
     server.client().load("a", Some(r#"{"batch": {"max": 3}, "slo": "88ms"}"#)).await.unwrap();
     let slo = async |server: &ServerUnderTest| server.model("a").await.unwrap().slo.latency_ms;
     assert_eq!(slo(&server).await, 88.0);
 
-    // A model that starts slowly leaves time to give orders.
+    // A slow start leaves time to send commands.
     let config = std::fs::read_to_string(server.home().path().join("config.yaml")).unwrap();
     let slow = echo("c", "profile: slow.yaml, share: {initial: 10%}");
     let profile = "source: {kind: illustrative}\nstart: {process: 3s, load: 1ms, warm: 1ms}\n\
@@ -219,12 +219,12 @@ async fn what_clients_changed_goes_on_and_nothing_is_changed_while_the_next_one_
     server.wait_gone(before).await.unwrap();
     assert_eq!(slo(&server).await, 88.0);
     let known = std::fs::read_to_string(server.home().run_dir().join("private/known.json")).unwrap();
-    assert!(known.contains("batch"), "the other key, too: {known}");
+    assert!(known.contains("batch"), "the other key is kept as well: {known}");
     server.stop().await.unwrap();
 }
 
 #[tokio::test]
-async fn a_load_that_is_under_way_is_waited_for_and_goes_on() {
+async fn an_upgrade_waits_for_a_running_load() {
     let slow = echo("a", "profile: slow.yaml, share: {initial: 40%}");
     let home = Home::with_config(&format!("{EMULATED}{MODELS}  - {slow}\n")).unwrap();
     let profile = "source: {kind: illustrative}\nstart: {process: 1s, load: 1ms, warm: 1ms}\n\

@@ -1,4 +1,4 @@
-//! Workers as users of their own, which only root's supervisor can give them.
+//! Workers that run as separate users, which requires a supervisor that runs as root.
 
 use std::os::unix::fs::MetadataExt;
 
@@ -9,7 +9,7 @@ use shadowslice_tests::process::ProcessHandle;
 use shadowslice_tests::server::ServerUnderTest;
 use shadowslice_tests::status::ModelStatusJson;
 
-use crate::scene::{EMULATED, ask, echo, echo_case, profile};
+use crate::fixtures::{EMULATED, ask, echo, echo_case, profile};
 
 fn with_users(users: &str) -> Result<Home, HarnessError> {
     let models = ["a", "b"].map(|name| format!("  - {}\n", echo(name, "profile: profile.yaml")));
@@ -19,7 +19,7 @@ fn with_users(users: &str) -> Result<Home, HarnessError> {
     Ok(home)
 }
 
-/// Its users and its groups.
+/// Returns the user IDs and the groups of a process.
 fn user_of(pid: i32) -> (String, String) {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let of =
@@ -28,7 +28,7 @@ fn user_of(pid: i32) -> (String, String) {
 }
 
 #[tokio::test]
-async fn each_model_has_a_user_of_its_own() {
+async fn each_model_has_its_own_user() {
     if std::fs::metadata("/proc/self").unwrap().uid() != 0 {
         println!("skipped: only root can run workers as other users");
         return;
@@ -43,7 +43,7 @@ async fn each_model_has_a_user_of_its_own() {
         let uids: Vec<_> = uids.split_whitespace().collect();
         assert!(uids.iter().all(|uid| *uid == uids[0]) && groups.is_empty(), "{uids:?} {groups}");
         users.push(uids[0].to_owned());
-        // Its end is the supervisor's to bring about.
+        // The supervisor must be able to kill a worker of another user.
         let worker = ProcessHandle::of(model.workers[0].pid).unwrap();
         worker.signal(Signal::SIGSTOP).unwrap();
         let gone = |model: &ModelStatusJson| {

@@ -72,7 +72,9 @@ fn passages() -> Vec<Passage> {
         collect(&root().join(top), &mut files);
     }
     let roots = ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"];
-    files.extend(roots.iter().filter(|name| root().join(name).exists()).map(|name| (*name).to_owned()));
+    files.extend(
+        roots.iter().filter(|name| root().join(name).try_exists().unwrap()).map(|name| (*name).to_owned()),
+    );
     files.sort();
     files.iter().flat_map(|name| extract::passages(name, &read(name))).collect()
 }

@@ -44,8 +44,8 @@ const COMMENT_STARTS: [&str; 9] = ["Else", "How", "Of", "So", "Than", "What", "W
 
 /// Returns the first phrase in `text` that plain English avoids.
 pub(super) fn phrase(text: &str) -> Option<&str> {
-    let hits = PHRASES.find_iter(text).map(|hit| hit.as_str());
-    hits.filter(|hit| !matches!(hit.to_lowercase().as_str(), "is no longer" | "is no more")).next()
+    let mut hits = PHRASES.find_iter(text).map(|hit| hit.as_str());
+    hits.find(|hit| !matches!(hit.to_lowercase().as_str(), "is no longer" | "is no more"))
 }
 
 /// Returns the reason why a comment starts as a fragment, if so.

@@ -1,4 +1,4 @@
-//! Many workers that start at once on a host with few cores.
+//! Many workers that start at the same time on a host with few cores.
 
 use std::pin::pin;
 
@@ -8,18 +8,18 @@ use shadowslice_tests::home::{HarnessError, Home, sibling_binary};
 use shadowslice_tests::server::ServerUnderTest;
 use shadowslice_tests::status::{ModelStatusJson, StatusJson};
 
-use crate::scene::{EMULATED, echo};
+use crate::fixtures::{EMULATED, echo};
 use crate::standby::{incumbent, kill};
 
 const MODELS: usize = 12;
 
-/// Many times the time of one start, and less than that of all models' first workers.
+/// A timeout of many times one start, but less than the starts of all models together.
 const TIMEOUTS: &str = "timeouts: {spawn: 2s}\n";
 
-/// A start that takes the only core for 0.25 s, if others leave it.
+/// A start that holds a lock for 0.25 s, as if it needed the only core.
 const SLOW_START: &str = "flock core sleep 0.25";
 
-/// Leaves two cores to this thread, and so to a supervisor that it starts.
+/// Restricts this thread, and the supervisor that it starts, to two cores.
 fn leave_two_cores() -> nix::Result<()> {
     let this = Pid::from_raw(0);
     let all = sched_getaffinity(this)?;
@@ -38,9 +38,9 @@ fn many() -> impl Iterator<Item = String> {
     (0..MODELS).map(|number| format!("m{number}"))
 }
 
-/// A folder with these models. Workers start slowly while it has a file `slow`.
+/// Makes a folder with these models. Workers start slowly while the folder has a file `slow`.
 fn home(names: impl Iterator<Item = String>) -> Result<Home, HarnessError> {
-    leave_two_cores().expect("a thread may give up cores");
+    leave_two_cores().expect("a thread may restrict its cores");
     let mut home = Home::with_config(&config(names))?;
     let worker = sibling_binary("shadowslice-worker")?;
     let folder = home.path().display();
@@ -58,7 +58,7 @@ async fn models_that_start_at_once_wait_for_their_turn_and_none_is_killed() {
     home.write("slow", "").unwrap();
     let mut server = ServerUnderTest::start(home, None).unwrap();
     server.wait_up().await.unwrap();
-    let last = server.wait_status("m11", "that it waits for its turn", waits).await.unwrap();
+    let last = server.wait_status("m11", "the wait for its turn", waits).await.unwrap();
     assert_eq!((last.state.as_str(), last.workers.len()), ("loading", 0), "{last:?}");
     server.wait_ready().await.unwrap();
     let StatusJson { models, .. } = server.status().await.unwrap();
@@ -89,7 +89,7 @@ async fn a_restart_does_not_wait_for_models_that_start_for_the_first_time() {
         let (mut restart, mut reload) = (pin!(restart), pin!(reload));
         let killed = tokio::select! {
             killed = &mut restart => killed,
-            () = &mut reload => panic!("all others were ready before:\n{}", server.log()),
+            () = &mut reload => panic!("the reload ended before the restart:\n{}", server.log()),
         };
         reload.await;
         killed

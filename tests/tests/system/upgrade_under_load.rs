@@ -1,5 +1,5 @@
-//! Models move to the next supervisor one by one while clients ask on connections that they have.
-#![allow(clippy::unwrap_used, reason = "a test's set-up that fails has failed the test")]
+//! Upgrades under load: models move to the next supervisor one by one while clients keep their connections.
+#![allow(clippy::unwrap_used, reason = "a failed set-up fails the test")]
 
 use std::time::Duration;
 
@@ -12,9 +12,9 @@ use shadowslice_tests::process::{ProcessHandle, descendants};
 use shadowslice_tests::server::ServerUnderTest;
 use tokio::task::JoinHandle;
 
-use crate::scene::{EMULATED, ask, ask_all, assert_nothing_lost, echo, echo_case, load, profile};
+use crate::fixtures::{EMULATED, ask, ask_all, assert_nothing_lost, echo, echo_case, load, profile};
 
-/// Serves `a` and `b`.
+/// Starts a server with the models `a` and `b`.
 async fn serving() -> ServerUnderTest {
     let home = home();
     configure(&home, &[]);
@@ -31,7 +31,7 @@ fn home() -> Home {
     home
 }
 
-/// Between `a` and `b` lies what differs.
+/// Writes a configuration with these models between `a` and `b`.
 fn configure(home: &Home, between: &[String]) {
     let fast = |name| echo(name, "profile: profile.yaml, slo: 20s, share: {initial: 30%}");
     let models: Vec<String> = [&[fast("a")][..], between, &[fast("b")]].concat();
@@ -44,7 +44,7 @@ fn configure_with(home: &Home, models: &[String]) {
     home.write("config.yaml", format!("{host}models:\n{models}")).unwrap();
 }
 
-/// The next supervisor starts it for 2 s and more: a time in which `a` has moved and `b` has not.
+/// Returns a model that takes more than 2 s to start, during which `a` has moved and `b` has not.
 fn slow() -> String {
     echo("slow", "profile: slow.yaml, share: {initial: 10%}")
 }
@@ -61,7 +61,7 @@ async fn a_has_moved(server: &ServerUnderTest) {
     assert_eq!(server.model("b").await.unwrap().state, "ready");
 }
 
-/// The supervisor that this one has started.
+/// Returns the supervisor that this one has started.
 fn successor(server: &ServerUnderTest) -> ProcessHandle {
     let named = |process: &ProcessHandle| {
         std::fs::read_to_string(format!("/proc/{}/comm", process.pid))
@@ -70,7 +70,7 @@ fn successor(server: &ServerUnderTest) -> ProcessHandle {
     server.children().into_iter().find(named).unwrap()
 }
 
-/// Processes below `of`, and not below `next`.
+/// Counts the descendants of `of` that are not descendants of `next`.
 fn descendants_beside(of: ProcessHandle, next: ProcessHandle) -> usize {
     let there = descendants(next.pid);
     let all = descendants(of.pid).into_iter();
@@ -102,7 +102,7 @@ fn http_load(client: &InferHttpClient, model: &'static str, span: Duration) -> J
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_is_lost_and_no_more_than_one_model_has_workers_twice() {
+async fn nothing_is_lost_and_at_most_one_model_has_two_sets_of_workers() {
     let mut server = serving().await;
     configure(server.home(), &[slow()]);
     let client = InferHttpClient::new(server.tcp_address("HTTP").await.unwrap());
@@ -110,7 +110,7 @@ async fn nothing_is_lost_and_no_more_than_one_model_has_workers_twice() {
     let before = server.process();
     let (upgraded, ()) = tokio::join!(server.home().run(&["upgrade"]), async {
         a_has_moved(&server).await;
-        // The next supervisor, workers of `a` and `b`, and one more, of `a` or of `slow`.
+        // There are the next supervisor, workers of `a` and `b`, and one more of `a` or `slow`.
         let all = server.children();
         assert!(all.len() <= 4, "{all:?}");
         assert!(server.client().model_ready("a").await.unwrap());
@@ -122,7 +122,7 @@ async fn nothing_is_lost_and_no_more_than_one_model_has_workers_twice() {
     for load in loads {
         assert_nothing_lost(&load.await.unwrap());
     }
-    // Its connections may be open, but it has no workers.
+    // The previous supervisor may have open connections, but no workers.
     let left = descendants(before.pid).into_iter().filter(|process| *process != server.process());
     let workers: Vec<_> =
         left.filter(|process| !descendants(server.process().pid).contains(process)).collect();
@@ -132,7 +132,7 @@ async fn nothing_is_lost_and_no_more_than_one_model_has_workers_twice() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn models_come_back_if_a_later_one_does_not_serve_there() {
+async fn models_return_if_a_later_model_cannot_move() {
     let server = serving().await;
     let a = echo("a", "profile: profile.yaml, slo: 20s, share: {initial: 30%}");
     configure_with(server.home(), &[a, slow(), broken("b")]);
@@ -152,7 +152,7 @@ async fn models_come_back_if_a_later_one_does_not_serve_there() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn models_come_back_and_requests_wait_if_the_next_supervisor_is_killed() {
+async fn models_return_and_requests_wait_if_the_next_supervisor_is_killed() {
     let server = serving().await;
     configure(server.home(), &[slow()]);
     let loads = loads(&server, Duration::from_secs(5));
@@ -170,7 +170,7 @@ async fn models_come_back_and_requests_wait_if_the_next_supervisor_is_killed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stop_in_the_middle_answers_what_was_accepted_and_leaves_nothing() {
+async fn a_stop_during_an_upgrade_answers_accepted_requests_and_leaves_nothing() {
     let home = home();
     home.write("long.yaml", profile(500.0)).unwrap();
     let long = echo("a", "profile: long.yaml, slo: 20s, share: {initial: 100%}");
@@ -182,7 +182,7 @@ async fn a_stop_in_the_middle_answers_what_was_accepted_and_leaves_nothing() {
     let (_, outcome) = tokio::join!(server.home().run(&["upgrade"]), async {
         a_has_moved(&server).await;
         let (outcome, ()) = tokio::join!(ask(client, "a", &case, 0.0), async {
-            // The request is under way by then.
+            // The request is in flight by then.
             tokio::time::sleep(Duration::from_millis(200)).await;
             server.signal(Signal::SIGTERM).unwrap();
         });
@@ -193,7 +193,7 @@ async fn a_stop_in_the_middle_answers_what_was_accepted_and_leaves_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_next_one_serves_all_if_the_first_is_killed_in_the_middle() {
+async fn the_next_supervisor_serves_all_models_if_the_first_is_killed_during_the_upgrade() {
     let mut server = serving().await;
     configure(server.home(), &[slow()]);
     let (_, next) = tokio::join!(server.home().run(&["upgrade"]), async {
@@ -211,13 +211,13 @@ async fn the_next_one_serves_all_if_the_first_is_killed_in_the_middle() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_idle_connection_is_served_through_two_upgrades() {
+async fn an_idle_connection_survives_two_upgrades() {
     let mut server = serving().await;
     let client = InferHttpClient::new(server.tcp_address("HTTP").await.unwrap());
     assert_eq!(over_http(client.clone(), "a", 1).await, RequestOutcome::Right);
     let first = server.upgrade().await.unwrap();
     let second = server.upgrade().await.unwrap();
-    // The first has the second below it, and that has the third.
+    // The second supervisor is a child of the first, and the third a child of the second.
     let below = [first, second].map(|of| descendants_beside(of, server.process()));
     assert_eq!(below, [2, 1], "supervisors alone");
     assert!(first.is_alive() && second.is_alive());
@@ -228,7 +228,7 @@ async fn an_idle_connection_is_served_through_two_upgrades() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn clients_of_a_model_that_takes_other_inputs_now_are_served_as_before_to_their_end() {
+async fn connections_of_a_model_with_new_inputs_finish_at_the_old_supervisor() {
     let mut server = serving().await;
     let at = server.tcp_address("HTTP").await.unwrap();
     let client = InferHttpClient::new(at);
@@ -244,7 +244,7 @@ async fn clients_of_a_model_that_takes_other_inputs_now_are_served_as_before_to_
     server.stop().await.unwrap();
 }
 
-/// `a` takes 1.2 s to start and its SLO is 50 ms.
+/// Starts a server whose model `a` takes 1.2 s to start and has an SLO of 50 ms.
 async fn with_slow_starts() -> ServerUnderTest {
     let home = home();
     home.write("starts.yaml", profile(1.0).replace("process: 50ms", "process: 1s")).unwrap();
@@ -256,7 +256,7 @@ async fn with_slow_starts() -> ServerUnderTest {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn requests_that_wait_for_a_model_to_come_back_are_not_refused_and_count_as_late() {
+async fn requests_that_wait_for_a_model_to_return_are_served_and_count_as_late() {
     let server = with_slow_starts().await;
     let (_, ()) = tokio::join!(server.home().run(&["upgrade"]), async {
         server.wait_status("a", "moved", |model| model.state == "moved").await.unwrap();
@@ -271,7 +271,7 @@ async fn requests_that_wait_for_a_model_to_come_back_are_not_refused_and_count_a
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_that_hangs_is_ended_and_its_models_come_back() {
+async fn a_hanging_next_supervisor_is_killed_and_its_models_return() {
     let server = serving().await;
     configure(server.home(), &[slow().replace("slow.yaml", "slowest.yaml")]);
     server.home().write("slowest.yaml", profile(1.0).replace("load: 50ms", "load: 60s")).unwrap();
@@ -289,7 +289,7 @@ async fn one_that_hangs_is_ended_and_its_models_come_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_change_of_share_under_way_is_waited_for_and_goes_on() {
+async fn an_upgrade_waits_for_a_running_change_of_share() {
     let mut server = with_slow_starts().await;
     configure_with(server.home(), &[echo("a", "profile: starts.yaml, slo: 50ms, share: {initial: 30%}")]);
     let (resized, upgraded) = tokio::join!(server.resize("a", 60), async {
@@ -303,7 +303,7 @@ async fn a_change_of_share_under_way_is_waited_for_and_goes_on() {
 }
 
 #[tokio::test]
-async fn workers_start_from_the_program_that_was_there_at_the_supervisors_start() {
+async fn workers_start_from_the_binary_that_existed_when_the_supervisor_started() {
     let mut home = home();
     configure(&home, &[]);
     let folder = home.path().join("bin");
@@ -313,7 +313,7 @@ async fn workers_start_from_the_program_that_was_there_at_the_supervisors_start(
     }
     home.set_binary(folder.join("shadowslice"));
     let server = ServerUnderTest::start_ready(home).await.unwrap();
-    // As a package is unpacked: another file of that name.
+    // Replace the file as a package manager does.
     std::fs::copy("/bin/false", folder.join("new")).unwrap();
     std::fs::rename(folder.join("new"), folder.join("shadowslice-worker")).unwrap();
     let before = server.model("a").await.unwrap().workers[0].pid;
@@ -328,8 +328,8 @@ async fn workers_start_from_the_program_that_was_there_at_the_supervisors_start(
     server.stop().await.unwrap();
 }
 
-/// A request to `a` whose body does not come.
-async fn half_asked(server: &ServerUnderTest) -> tokio::net::TcpStream {
+/// Sends the head of a request to `a` without its body.
+async fn send_head(server: &ServerUnderTest) -> tokio::net::TcpStream {
     use tokio::io::AsyncWriteExt;
     let at = server.tcp_address("HTTP").await.unwrap();
     let mut stream = tokio::net::TcpStream::connect(at).await.unwrap();
@@ -339,11 +339,11 @@ async fn half_asked(server: &ServerUnderTest) -> tokio::net::TcpStream {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_hang_is_noticed_too_while_a_body_keeps_a_model_from_moving_and_no_zombie_is_left() {
+async fn a_hang_is_noticed_even_if_an_unfinished_request_keeps_a_model_from_moving() {
     let server = serving().await;
     configure(server.home(), &[slow()]);
-    let half = half_asked(&server).await;
-    // The request is known by then.
+    let half = send_head(&server).await;
+    // The server has read the head by then.
     assert_eq!(ask(server.client(), "a", &echo_case(1), 0.0).await, RequestOutcome::Right);
     let (output, tallies) = tokio::join!(server.home().run(&["upgrade"]), async {
         server.wait_status("a", "moved", |model| model.state == "moved").await.unwrap();
@@ -355,7 +355,7 @@ async fn a_hang_is_noticed_too_while_a_body_keeps_a_model_from_moving_and_no_zom
     let said = String::from_utf8_lossy(&output.unwrap().stderr).into_owned();
     assert!(said.contains("did not answer for 5s, and was killed"), "{said}");
     tallies.iter().for_each(assert_nothing_lost);
-    // The worker that the body kept ends with it.
+    // The worker that waited for the body exits with the request.
     server.wait_children(2).await.unwrap();
     server.wait_reaped().await.unwrap();
     server.stop().await.unwrap();

@@ -1,4 +1,4 @@
-//! What counts against a model, and what does not.
+//! The requests that count against the SLO of a model.
 
 use std::error::Error as StdError;
 
@@ -9,10 +9,10 @@ use shadowslice_tests::server::ServerUnderTest;
 use shadowslice_tests::status::ModelStatusJson;
 use tonic::Code;
 
+use crate::fixtures::{EMULATED, echo, echo_case, profile};
 use crate::metrics::scrape;
-use crate::scene::{EMULATED, echo, echo_case, profile};
 
-/// A server that begins to start these models, with metrics.
+/// Starts a server with these models and metrics, without waiting for the models.
 fn starting(models: &[String]) -> Result<ServerUnderTest, HarnessError> {
     let host = EMULATED.replace("metrics: []", "metrics: [\"unix:metrics.sock\"]");
     let models: String = models.iter().map(|model| format!("  - {model}\n")).collect();
@@ -22,7 +22,7 @@ fn starting(models: &[String]) -> Result<ServerUnderTest, HarnessError> {
     ServerUnderTest::start(home, None)
 }
 
-/// What Triton's statistics count as failures.
+/// Returns the failures in Triton's statistics.
 async fn failures(server: &ServerUnderTest, model: &str) -> Result<u64, Box<dyn StdError>> {
     let path = format!("/v2/models/{model}/stats");
     let answer = http(&server.home().run_dir().join("http.sock"), "GET", &path).await?;
@@ -32,7 +32,7 @@ async fn failures(server: &ServerUnderTest, model: &str) -> Result<u64, Box<dyn 
 }
 
 #[tokio::test]
-async fn requests_to_a_model_that_is_not_ready_count_and_its_slo_is_not_met() {
+async fn requests_to_a_model_that_is_not_ready_count_as_refused() {
     let slow = echo("slow", "profile: slow.yaml, share: {initial: 40%}");
     let broken = "{name: broken, path: broken.onnx, slo: 50ms, share: {initial: 10%}}".to_owned();
     let mut server = starting(&[slow, broken]).unwrap();
@@ -61,7 +61,7 @@ async fn requests_to_a_model_that_is_not_ready_count_and_its_slo_is_not_met() {
 }
 
 #[tokio::test]
-async fn a_token_that_is_not_in_the_vocabulary_is_no_miss_of_the_slo() {
+async fn a_token_outside_the_vocabulary_does_not_violate_the_slo() {
     let model = format!(
         "{{name: encoder, path: {}, slo: 10s, share: {{initial: 50%}}}}",
         models_folder().join("encoder.onnx").display()

@@ -1,4 +1,4 @@
-//! Models whose GPU the supervisor chooses, on a host with two.
+//! Models whose GPU the supervisor chooses, on a host with two GPUs.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use shadowslice_tests::home::{HarnessError, Home};
 use shadowslice_tests::load::RequestOutcome;
 use shadowslice_tests::server::ServerUnderTest;
 
-use crate::scene::{ask, assert_nothing_lost, echo, echo_case, load, profile, unwrapped};
+use crate::fixtures::{ask, assert_nothing_lost, echo, echo_case, load, profile, unwrapped};
 
 const TWO_GPUS: &str = r#"
 listen: {http: ["unix:http.sock"], grpc: ["unix:grpc.sock"], metrics: []}
@@ -16,7 +16,8 @@ gpus: [{device: emulated, sms: 132}, {device: emulated, sms: 132}]
 timeouts: {dwell: 100ms}
 "#;
 
-/// A model that needs as many SMs as its times and SLO say; `queue` is patient on a busy machine.
+/// Returns a model whose times and SLO determine its SMs. Its queue serves late requests, because the
+/// machine may be busy.
 fn auto(name: &str, slo: &str) -> String {
     echo(name, &format!("gpu: auto, slo: {slo}, profile: profile.yaml, queue: {{on_late: serve}}"))
 }
@@ -39,7 +40,7 @@ async fn gpus(server: &ServerUnderTest, names: &[&str]) -> Result<Vec<Option<u64
     Ok(names.iter().map(gpu).collect())
 }
 
-/// What a command says that is refused.
+/// Runs a command that fails, and returns its error message.
 async fn refused(server: &ServerUnderTest, arguments: &[&str]) -> Result<String, HarnessError> {
     let refused = server.home().run(arguments).await?;
     assert_eq!(refused.status.code(), Some(1), "{arguments:?}");
@@ -61,16 +62,16 @@ async fn models_are_spread_over_gpus_and_stay_where_they_are() {
     assert_eq!(
         gpus(&server, &names).await.unwrap(),
         [Some(0), Some(1), Some(1), Some(1)],
-        "the large one needs most of a GPU"
+        "the large model needs most of a GPU"
     );
     let need = server.model("large").await.unwrap().more["need"].clone();
     assert_eq!((&need["sms"], &need["memory_mib"]), (&64.into(), &120.into()), "{need}");
-    // Without a profile what it needs is known by its warm-up, and then by its batches.
+    // Without a profile, the supervisor estimates the need from the warm-up, and then from batches.
     assert_eq!(ask(server.client(), "bare", &echo_case(1), 0.0).await, RequestOutcome::Right);
     let need = server.model("bare").await.unwrap().more["need"].clone();
     assert_eq!((&need["sms"], &need["why"]), (&8.into(), &serde_json::Value::Null), "{need}");
     assert!(need["rate"].as_f64().is_some_and(|rate| rate > 0.0), "{need}");
-    // Another that needs much comes where less is taken, and nothing moves for that.
+    // Another large model gets the less loaded GPU, and no other model moves.
     let home = server.home();
     home.write("config.yaml", config(&[&models[..], &[auto("other", "11ms")]].concat())).unwrap();
     let reloaded = server.reload().await.unwrap();
@@ -78,7 +79,7 @@ async fn models_are_spread_over_gpus_and_stay_where_they_are() {
     assert!(moved.is_none(), "{moved:?}");
     assert_eq!(gpus(&server, &["other"]).await.unwrap(), [Some(1)]);
     assert_eq!(gpus(&server, &names).await.unwrap(), [Some(0), Some(1), Some(1), Some(1)]);
-    // Also not for a supervisor that was killed, or an upgrade.
+    // The placement survives an upgrade and a kill of the supervisor.
     assert_eq!(
         server.command_output(&["move", "little", "0"]).await.unwrap(),
         "little serves now on GPU 0\n"
@@ -116,7 +117,7 @@ async fn moves_under_load_lose_nothing() {
 }
 
 #[tokio::test]
-async fn a_model_that_cannot_move_serves_on_and_says_why() {
+async fn a_model_that_cannot_move_serves_on_and_the_reason_is_reported() {
     let digits = std::fs::read(shadowslice_tests::cases::models_folder().join("digits.onnx")).unwrap();
     let model = "{name: digits, path: m.onnx, slo: 200ms, gpu: auto}".to_owned();
     let home = Home::with_config(&config(&[model, echo("fixed", "gpu: 1")])).unwrap();
@@ -138,8 +139,8 @@ async fn a_model_that_cannot_move_serves_on_and_says_why() {
 }
 
 #[tokio::test]
-async fn a_model_moves_by_itself_where_one_misses_its_slo_and_a_gpu_has_room() {
-    // Each needs a GPU: 132 SMs take 5 ms for what must be answered within 11 ms.
+async fn the_supervisor_moves_a_model_if_one_violates_its_slo_and_a_gpu_has_room() {
+    // Each model needs a whole GPU: a batch takes 5 ms on 132 SMs, and the SLO is 11 ms.
     let busy = |name| auto(name, "11ms").replace("profile.yaml", "whole.yaml");
     let server = serving(&[busy("m"), busy("n")]).await.unwrap();
     assert_eq!(gpus(&server, &["m", "n"]).await.unwrap(), [Some(0), Some(1)]);
@@ -154,7 +155,7 @@ async fn a_model_moves_by_itself_where_one_misses_its_slo_and_a_gpu_has_room() {
 }
 
 #[tokio::test]
-async fn gpus_of_two_kinds_are_not_chosen_among() {
+async fn automatic_placement_needs_gpus_of_one_kind() {
     let both = TWO_GPUS.replace("{device: emulated, sms: 132}]", "{device: 0}]");
     let home = Home::with_config(&format!("{both}models:\n  - {}\n", echo("m", "gpu: auto"))).unwrap();
     let config = home.path().join("config.yaml");

@@ -1,4 +1,4 @@
-//! What a browser may be made to ask over TCP, and what the log says of open addresses.
+//! Requests that a hostile page may send over TCP from a browser, and warnings about open addresses.
 
 use std::io;
 use std::net::SocketAddr;
@@ -13,7 +13,7 @@ use tokio::time::timeout;
 use tonic::transport::{Endpoint, Uri};
 use tonic::{Code, Status};
 
-use crate::scene::echo;
+use crate::fixtures::echo;
 
 async fn server() -> Result<ServerUnderTest, HarnessError> {
     let yaml = format!(
@@ -25,7 +25,7 @@ async fn server() -> Result<ServerUnderTest, HarnessError> {
     ServerUnderTest::start_ready(Home::with_config(&yaml)?).await
 }
 
-/// The status line of the answer to a request with these headers.
+/// Sends a request with these headers, and returns the status line of the answer.
 async fn asked(at: SocketAddr, request: &str, headers: &str) -> io::Result<String> {
     let asking = async {
         let mut stream = TcpStream::connect(at).await?;
@@ -39,7 +39,7 @@ async fn asked(at: SocketAddr, request: &str, headers: &str) -> io::Result<Strin
 }
 
 #[tokio::test]
-async fn a_page_that_has_rebound_its_name_is_refused_and_so_is_one_of_another_site() {
+async fn requests_after_dns_rebinding_and_from_other_origins_are_refused() {
     let server = server().await.unwrap();
     let at = server.tcp_address("HTTP").await.unwrap();
     let unload = "POST /v2/repository/models/m/unload";
@@ -70,7 +70,7 @@ async fn live(at: SocketAddr, authority: &str) -> Result<bool, Status> {
 }
 
 #[tokio::test]
-async fn grpc_is_asked_by_its_own_names_too() {
+async fn grpc_accepts_only_its_own_names() {
     let server = server().await.unwrap();
     let at = server.tcp_address("gRPC").await.unwrap();
     for name in ["localhost:1", "127.0.0.1", &at.to_string()] {
@@ -82,7 +82,7 @@ async fn grpc_is_asked_by_its_own_names_too() {
 }
 
 #[tokio::test]
-async fn an_address_for_other_hosts_is_warned_of_and_asked_by_any_name() {
+async fn an_address_open_to_other_hosts_causes_a_warning_and_accepts_any_name() {
     let server = server().await.unwrap();
     let warned = server.wait_line(&["WARN", "metrics is open to other hosts", "0.0.0.0:"]).await.unwrap();
     assert!(warned.contains("without encryption and without authentication"), "{warned}");

@@ -1,4 +1,4 @@
-//! The shared parts of the tests: configurations, echo requests, loads.
+//! The shared fixtures of the tests: configurations, echo requests and loads.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,14 +11,14 @@ use shadowslice_tests::load::{self, ArrivalPattern, LoadPlan, LoadTally, Request
 use shadowslice_tests::server::ServerUnderTest;
 use tokio::task::{JoinHandle, JoinSet};
 
-/// Unix listeners and an emulated GPU, shares only by hand.
+/// A configuration with Unix listeners, an emulated GPU and the policy `static`, without models.
 pub(crate) const EMULATED: &str = r#"
 listen: {http: ["unix:http.sock"], grpc: ["unix:grpc.sock"], metrics: []}
 gpus: [{device: emulated, sms: 132}]
 controller: {policy: static}
 "#;
 
-/// A folder with these models, in YAML, on the emulated GPU.
+/// Makes a folder with these models, given as YAML, on the emulated GPU.
 pub(crate) fn home(models: &[String]) -> Result<Home, HarnessError> {
     home_under("static", models)
 }
@@ -29,7 +29,7 @@ pub(crate) fn home_under(policy: &str, models: &[String]) -> Result<Home, Harnes
     Home::with_config(&format!("{host}models:\n{models}"))
 }
 
-/// A model that answers `x` as `y`, with more keys. Its share is changed by shadows unless the keys
+/// Returns the YAML of a model that answers `x` as `y`. Its share changes by shadows unless the keys
 /// say otherwise.
 pub(crate) fn echo(name: &str, more: &str) -> String {
     let slo = if more.contains("slo: ") { "" } else { "slo: 200ms, " };
@@ -40,7 +40,7 @@ pub(crate) fn echo(name: &str, more: &str) -> String {
     )
 }
 
-/// A profile of a model that takes `execution_ms` for a batch of any size up to 16 with 66 SMs or
+/// Returns a profile of a model that takes `execution_ms` for a batch of any size up to 16 with 66 SMs or
 /// more, and proportionally longer with fewer.
 pub(crate) fn profile(execution_ms: f64) -> String {
     format!(
@@ -52,12 +52,12 @@ pub(crate) fn profile(execution_ms: f64) -> String {
     )
 }
 
-/// A server with one `echo` model that takes `execution_ms` per batch, ready.
+/// Starts a server with one `echo` model that takes `execution_ms` per batch, and waits until it is ready.
 pub(crate) async fn one_echo(execution_ms: f64, more: &str) -> Result<ServerUnderTest, HarnessError> {
     one_echo_under("static", execution_ms, more).await
 }
 
-/// The same server, under a policy that decides the model's share.
+/// Starts the same server, under a policy that decides the model's share.
 pub(crate) async fn one_echo_under(
     policy: &str,
     execution_ms: f64,
@@ -68,12 +68,12 @@ pub(crate) async fn one_echo_under(
     ServerUnderTest::start_ready(home).await
 }
 
-/// A command's output without its line breaks, which come where 80 columns are full.
+/// Joins the lines of a command's output, which wrap at 80 columns.
 pub(crate) fn unwrapped(output: &str) -> String {
     output.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// The n-th echo request, with its answer.
+/// Makes the n-th echo request, with its answer.
 pub(crate) fn echo_case(n: u16) -> RequestCase {
     let tensor = |name| ClientTensor::fp32(name, &[1, 16], &[f32::from(n); 16]);
     RequestCase { inputs: vec![tensor("x")], outputs: vec![tensor("y")], truth: None }
@@ -137,7 +137,7 @@ pub(crate) fn planned_load(
     })
 }
 
-/// Fails unless every request was answered, and rightly.
+/// Fails unless every request was answered correctly.
 pub(crate) fn assert_nothing_lost(tally: &LoadTally) {
     assert!(tally.offered > 0, "no load");
     assert_eq!(
