@@ -117,9 +117,9 @@ impl ServerUnderTest {
         wanted: impl Fn(&ModelStatusJson) -> bool,
     ) -> Result<ModelStatusJson, HarnessError> {
         let deadline = Instant::now() + self.home.timeout();
-        let mut look = interval(POLL_INTERVAL);
+        let mut tick = interval(POLL_INTERVAL);
         loop {
-            look.tick().await;
+            tick.tick().await;
             let status = self.model(model).await?;
             if wanted(&status) {
                 return Ok(status);
@@ -133,10 +133,10 @@ impl ServerUnderTest {
 
     /// Waits until the supervisor has this number of child processes, workers and others.
     pub async fn wait_children(&self, wanted: usize) -> Result<(), HarnessError> {
-        let mut look = interval(POLL_INTERVAL);
+        let mut tick = interval(POLL_INTERVAL);
         let happening = async {
             while self.children().len() != wanted {
-                look.tick().await;
+                tick.tick().await;
             }
         };
         timeout(self.home.timeout(), happening)
@@ -146,10 +146,10 @@ impl ServerUnderTest {
 
     /// Waits until the supervisor has reaped all child processes that have exited.
     pub async fn wait_reaped(&self) -> Result<(), HarnessError> {
-        let mut look = interval(POLL_INTERVAL);
+        let mut tick = interval(POLL_INTERVAL);
         let happening = async {
             while zombies(self.process().pid) > 0 {
-                look.tick().await;
+                tick.tick().await;
             }
         };
         timeout(self.home.timeout(), happening)
@@ -159,7 +159,7 @@ impl ServerUnderTest {
 
     /// Waits until the log has a line with all these words, and returns the line.
     pub async fn wait_line(&self, words: &[&str]) -> Result<String, HarnessError> {
-        let mut look = interval(POLL_INTERVAL);
+        let mut tick = interval(POLL_INTERVAL);
         let happening = async {
             loop {
                 let log = fs::read_to_string(self.home.log_path()).unwrap_or_default();
@@ -167,7 +167,7 @@ impl ServerUnderTest {
                 if let Some(line) = lines.find(|line| words.iter().all(|word| line.contains(word))) {
                     return line.to_owned();
                 }
-                look.tick().await;
+                tick.tick().await;
             }
         };
         let found = timeout(self.home.timeout(), happening).await;
@@ -175,10 +175,10 @@ impl ServerUnderTest {
     }
 
     async fn wait(&mut self, what: &str, happened: impl AsyncFn() -> bool) -> Result<(), HarnessError> {
-        let mut look = interval(POLL_INTERVAL);
+        let mut tick = interval(POLL_INTERVAL);
         let happening = async {
             while !happened().await {
-                look.tick().await;
+                tick.tick().await;
             }
         };
         let is_successor = self.child.id() != u32::try_from(self.process.pid).ok();
@@ -195,10 +195,10 @@ impl ServerUnderTest {
 
     /// Waits until a process has exited.
     pub async fn wait_gone(&mut self, process: ProcessHandle) -> Result<(), HarnessError> {
-        let mut look = interval(POLL_INTERVAL);
+        let mut tick = interval(POLL_INTERVAL);
         let gone = async {
             while process.is_alive() {
-                look.tick().await;
+                tick.tick().await;
             }
         };
         timeout(self.home.timeout(), gone)

@@ -193,11 +193,11 @@ async fn a_rotation_loses_no_line() {
     // Without a signal, the supervisor opens the new file soon.
     fs::rename(&file, folder.join("2")).unwrap();
     let until = Instant::now() + DEFAULT_TIMEOUT;
-    let mut asked = 0;
+    let mut requests = 0;
     while !file.try_exists().unwrap() {
         assert!(Instant::now() < until, "the file was not reopened");
-        ask(&asked.to_string()).await;
-        asked += 1;
+        ask(&requests.to_string()).await;
+        requests += 1;
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     // The supervisor writes all queued lines before it exits.
@@ -206,7 +206,7 @@ async fn a_rotation_loses_no_line() {
     let all = ["1", "2", "access.log"].map(|name| lines(&folder.join(name))).concat();
     let ids = all.iter().filter(|line| line["model"] == "echo");
     let ids: Vec<_> = ids.filter_map(|line| line["request_id"].as_str()).collect();
-    let numbers: Vec<_> = (0..asked).map(|number| number.to_string()).collect();
+    let numbers: Vec<_> = (0..requests).map(|number| number.to_string()).collect();
     let expected = ["before", "signalled"].into_iter().chain(numbers.iter().map(String::as_str));
     assert_eq!(ids, expected.collect::<Vec<_>>());
 }

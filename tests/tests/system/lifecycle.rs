@@ -68,9 +68,9 @@ async fn a_strict_start_can_be_stopped_before_its_models_are_loaded() {
     home.write("config.yaml", format!("start: strict\n{yaml}")).unwrap();
     let server = ServerUnderTest::start(home, None).unwrap();
     let starts = async {
-        let mut look = interval(Duration::from_millis(10));
+        let mut tick = interval(Duration::from_millis(10));
         while !server.model("echo").await.is_ok_and(|model| !model.workers.is_empty()) {
-            look.tick().await;
+            tick.tick().await;
         }
     };
     timeout(Duration::from_secs(30), starts).await.unwrap();
@@ -122,9 +122,9 @@ async fn a_server_starts_although_a_killed_one_left_sockets_and_a_stopped_worker
     let second = ServerUnderTest::start(second, None).unwrap();
     let client = InferGrpcClient::new(&run_dir.join("grpc.sock"));
     let ready = async {
-        let mut look = interval(Duration::from_millis(20));
+        let mut tick = interval(Duration::from_millis(20));
         while !matches!(client.clone().server_ready().await, Ok(true)) {
-            look.tick().await;
+            tick.tick().await;
         }
     };
     timeout(Duration::from_secs(30), ready).await.unwrap_or_else(|_| panic!("{}", second.log()));
@@ -166,11 +166,11 @@ async fn private_files_are_not_accessible_to_others() {
 /// Waits until all workers of a dead supervisor have exited, at most 30 s; returns the number of the
 /// remaining ones.
 async fn outlived(workers: &[ProcessHandle]) -> usize {
-    let mut look = interval(Duration::from_millis(20));
+    let mut tick = interval(Duration::from_millis(20));
     let living = || workers.iter().filter(|worker| worker.is_alive()).count();
     let waiting = async {
         while living() > 0 {
-            look.tick().await;
+            tick.tick().await;
         }
     };
     // A timeout may be dropped, because the returned number shows it.

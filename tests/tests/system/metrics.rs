@@ -236,9 +236,9 @@ async fn metrics_are_served_while_the_last_requests_are_answered() {
     server.wait_status("echo", "2 requests accepted", |model| model.requests.accepted == 2).await.unwrap();
     server.signal(Signal::SIGTERM).unwrap();
     let grpc_socket = server.home().run_dir().join("grpc.sock");
-    let mut look = interval(Duration::from_millis(10));
+    let mut tick = interval(Duration::from_millis(10));
     while grpc_socket.try_exists().unwrap() {
-        look.tick().await;
+        tick.tick().await;
     }
     let draining = scrape(&server, "metrics.sock").await.unwrap();
     let of = |name| draining.of("echo", name, "").unwrap();

@@ -53,9 +53,9 @@ fn home(then: &str, partition: &str) -> Result<Home, HarnessError> {
 /// Waits until the GPU fulfils `wanted`, and returns it.
 async fn gpu(server: &ServerUnderTest, wanted: impl Fn(&GpuStatusJson) -> bool) -> GpuStatusJson {
     let looking = async {
-        let mut look = interval(Duration::from_millis(20));
+        let mut tick = interval(Duration::from_millis(20));
         loop {
-            look.tick().await;
+            tick.tick().await;
             if let Ok(status) = server.status().await
                 && wanted(&status.gpus[0])
             {
@@ -69,10 +69,10 @@ async fn gpu(server: &ServerUnderTest, wanted: impl Fn(&GpuStatusJson) -> bool) 
 
 /// Waits until a process has exited.
 async fn wait_gone(process: ProcessHandle) {
-    let mut look = interval(Duration::from_millis(20));
+    let mut tick = interval(Duration::from_millis(20));
     let waiting = async {
         while process.is_alive() {
-            look.tick().await;
+            tick.tick().await;
         }
     };
     timeout(Duration::from_secs(30), waiting).await.unwrap();
@@ -110,9 +110,9 @@ async fn the_daemon_exits_with_a_killed_supervisor() {
     server.wait_exit().await.unwrap();
     // Real workers notice the death of the supervisor. These are shells until they sleep.
     let workers_end = async {
-        let mut look = interval(Duration::from_millis(20));
+        let mut tick = interval(Duration::from_millis(20));
         loop {
-            look.tick().await;
+            tick.tick().await;
             for child in children.iter().filter(|child| **child != daemon && name(child.pid) == "sleep") {
                 child.signal(Signal::SIGKILL).ok();
             }
@@ -186,9 +186,9 @@ async fn a_foreign_daemon_is_left_alone_and_reported() {
     daemon.arg("-f").env("CUDA_MPS_PIPE_DIRECTORY", &theirs).kill_on_drop(true);
     let mut daemon = daemon.spawn().unwrap();
     let pid_file = theirs.join("nvidia-cuda-mps-control.pid");
-    let mut look = interval(Duration::from_millis(20));
+    let mut tick = interval(Duration::from_millis(20));
     while !pid_file.is_file() {
-        look.tick().await;
+        tick.tick().await;
     }
     home.set_env("CUDA_MPS_PIPE_DIRECTORY", &theirs);
     home.set_env("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "1");

@@ -119,7 +119,7 @@ async fn twin() -> AnyResult<()> {
     }
 }
 
-async fn asked(client: InferHttpClient, n: usize) -> RequestOutcome {
+async fn ask_neighbour(client: InferHttpClient, n: usize) -> RequestOutcome {
     let case = echo_case(u16::try_from(n % 60_000).unwrap_or(0));
     match client.infer(NEIGHBOUR, &case.inputs).await {
         Ok(answer) => compare(&case.outputs, &answer, 0.0)
@@ -133,7 +133,7 @@ async fn neighbour_load(client: &InferHttpClient, seed: u64) -> LoadTally {
     let plan =
         LoadPlan { rate: 200.0, span: Duration::from_secs(5), arrivals: ArrivalPattern::Poisson, seed };
     let tally: Arc<Mutex<LoadTally>> = Arc::default();
-    load::run(&plan, &tally, |n| asked(client.clone(), n)).await;
+    load::run(&plan, &tally, |n| ask_neighbour(client.clone(), n)).await;
     let tally = tally.lock();
     tally.clone()
 }
@@ -163,7 +163,7 @@ async fn row(Attack { name, setting, start }: Attack) -> AnyResult<()> {
     let running = RunningAttack::start(move || Box::pin(async move { start(&target).await }));
     let attacked = neighbour_load(&client, 3).await;
     running.end()?;
-    let (ended, first) = (Instant::now(), timeout(SOON, asked(client.clone(), 1)).await?);
+    let (ended, first) = (Instant::now(), timeout(SOON, ask_neighbour(client.clone(), 1)).await?);
     let back = ended.elapsed().as_secs_f64() * 1e3;
     quiet.add(&neighbour_load(&client, 4).await);
     let (peak, rounds) = (mib(server.process().peak_memory()), rounds.load(Relaxed));

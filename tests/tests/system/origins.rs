@@ -26,7 +26,7 @@ async fn server() -> Result<ServerUnderTest, HarnessError> {
 }
 
 /// Sends a request with these headers, and returns the status line of the answer.
-async fn asked(at: SocketAddr, request: &str, headers: &str) -> io::Result<String> {
+async fn status_line(at: SocketAddr, request: &str, headers: &str) -> io::Result<String> {
     let asking = async {
         let mut stream = TcpStream::connect(at).await?;
         let head = format!("{request} HTTP/1.1\r\n{headers}content-length: 0\r\nconnection: close\r\n\r\n");
@@ -49,10 +49,10 @@ async fn requests_after_dns_rebinding_and_from_other_origins_are_refused() {
         "host: localhost\r\norigin: http://evil.example\r\n",
         "host: localhost\r\norigin: null\r\n",
     ] {
-        assert_eq!(asked(at, unload, headers).await.unwrap(), "HTTP/1.1 403 Forbidden", "{headers}");
+        assert_eq!(status_line(at, unload, headers).await.unwrap(), "HTTP/1.1 403 Forbidden", "{headers}");
     }
     for host in ["localhost", "127.0.0.1", "[::1]:9", &at.to_string()] {
-        let answer = asked(at, "GET /v2/models/m/ready", &format!("host: {host}\r\n")).await.unwrap();
+        let answer = status_line(at, "GET /v2/models/m/ready", &format!("host: {host}\r\n")).await.unwrap();
         assert_eq!(answer, "HTTP/1.1 200 OK", "{host}");
     }
     server.stop().await.unwrap();
@@ -88,7 +88,7 @@ async fn an_address_open_to_other_hosts_causes_a_warning_and_accepts_any_name() 
     assert!(warned.contains("without encryption and without authentication"), "{warned}");
     let port = server.tcp_address("metrics").await.unwrap().port();
     let at = SocketAddr::from(([127, 0, 0, 1], port));
-    let ask = async |headers: &str| asked(at, "GET /metrics", headers).await.unwrap();
+    let ask = async |headers: &str| status_line(at, "GET /metrics", headers).await.unwrap();
     assert_eq!(ask("host: gpu-7.example\r\n").await, "HTTP/1.1 200 OK");
     let page = "host: gpu-7.example\r\norigin: http://evil.example\r\n";
     assert_eq!(ask(page).await, "HTTP/1.1 403 Forbidden");

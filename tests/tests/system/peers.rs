@@ -36,9 +36,9 @@ impl User {
     /// Sends an HTTP request; returns the status of the answer, or `None` without an answer.
     async fn post(self, socket: &Path, path: &str, body: &str) -> io::Result<Option<u16>> {
         let (socket, url) = (socket.to_string_lossy(), format!("http://x{path}"));
-        let asked =
+        let arguments =
             ["-s", "-o", "/dev/null", "-w", "%{http_code}", "--unix-socket", &socket, "-d", body, &url];
-        let output = self.run(Path::new("curl"), &asked).await?;
+        let output = self.run(Path::new("curl"), &arguments).await?;
         let code = String::from_utf8_lossy(&output.stdout).parse().ok();
         Ok(code.filter(|_| output.status.success()))
     }

@@ -477,9 +477,9 @@ async fn many_reloads_leave_nothing_open() {
     // Twelve leaking reloads would leave at least twelve open files. The last removed instance may
     // still be closing its files.
     let closed = async {
-        let mut look = tokio::time::interval(Duration::from_millis(20));
+        let mut tick = tokio::time::interval(Duration::from_millis(20));
         while server.process().open_files() > before + 3 {
-            look.tick().await;
+            tick.tick().await;
         }
     };
     let closed = tokio::time::timeout(server.home().timeout(), closed).await;

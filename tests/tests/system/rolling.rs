@@ -63,9 +63,9 @@ impl Backend {
     }
 
     async fn poll(&self) {
-        let mut look = interval(POLL_INTERVAL);
+        let mut tick = interval(POLL_INTERVAL);
         loop {
-            look.tick().await;
+            tick.tick().await;
             let said = http(&self.socket, "GET", "/v2/health/ready").await;
             let ready = said.is_ok_and(|answer| answer.head.starts_with("http/1.1 200 "));
             if self.ready_tx.send_replace(ready) != ready && ready {
@@ -142,7 +142,7 @@ async fn client(socket: PathBuf, keeps: bool, stop: Arc<AtomicBool>) -> (u64, Ve
     let body = br#"{"inputs":[{"name":"x","datatype":"FP32","shape":[1,16],"data":[1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1]}]}"#;
     let (mut right, mut wrong, mut kept) = (0, Vec::new(), None);
     while !stop.load(Ordering::Relaxed) {
-        let asked = async {
+        let exchange = async {
             let mut connection = match kept.take() {
                 Some(connection) => connection,
                 None => BufReader::new(UnixStream::connect(&socket).await?),
@@ -151,7 +151,7 @@ async fn client(socket: PathBuf, keeps: bool, stop: Arc<AtomicBool>) -> (u64, Ve
             let answer = read(&mut connection).await?;
             io::Result::Ok((connection, answer))
         };
-        match asked.await {
+        match exchange.await {
             Ok((connection, Some((head, _)))) if head.starts_with("HTTP/1.1 200 ") => {
                 right += 1;
                 kept = keeps.then_some(connection);
@@ -176,10 +176,10 @@ fn start(run_dir: &Path) -> Result<ServerUnderTest, HarnessError> {
 /// Waits until the host has answered more requests of the clients; returns false on a timeout.
 async fn answers(backend: &Backend) -> bool {
     let before = backend.answered.load(Ordering::Relaxed);
-    let mut look = interval(POLL_INTERVAL);
+    let mut tick = interval(POLL_INTERVAL);
     let more = async {
         while backend.answered.load(Ordering::Relaxed) < before + 50 {
-            look.tick().await;
+            tick.tick().await;
         }
     };
     timeout(DEFAULT_TIMEOUT, more).await.is_ok()

@@ -261,8 +261,8 @@ async fn requests_that_wait_for_a_model_to_return_are_served_and_count_as_late()
     let (_, ()) = tokio::join!(server.home().run(&["upgrade"]), async {
         server.wait_status("a", "moved", |model| model.state == "moved").await.unwrap();
         successor(&server).signal(Signal::SIGKILL).unwrap();
-        let asked = ask_all(&server.client(), "a", (0..300).map(echo_case).collect(), 0.0).await;
-        assert!(asked.iter().all(|outcome| *outcome == RequestOutcome::Right), "{asked:?}");
+        let outcomes = ask_all(&server.client(), "a", (0..300).map(echo_case).collect(), 0.0).await;
+        assert!(outcomes.iter().all(|outcome| *outcome == RequestOutcome::Right), "{outcomes:?}");
     });
     let a = server.model("a").await.unwrap();
     let p50 = a.more["latency_ms"]["p50"].as_f64().unwrap();

@@ -109,14 +109,14 @@ async fn beside(
     let inputs = one.client_inputs(Saturation { rows, in_flight: 1 })?;
     let others_inputs = other.client_inputs(Saturation { rows: others_rows, in_flight: IN_FLIGHT })?;
     let hog = other.saturate_with(&serving.server, &others_inputs, SPAN + SPAN / 4);
-    let (hog, asked) = tokio::join!(hog, one.saturate_with(&serving.server, &inputs, SPAN));
-    let (asked, hog) = (asked?, hog?);
+    let (hog, result) = tokio::join!(hog, one.saturate_with(&serving.server, &inputs, SPAN));
+    let (result, hog) = (result?, hog?);
     let execution = execution_ms(serving, &other.model, others_rows).await?;
-    let of = |part| quantile(&asked.latencies_ms, part).map(rounded);
+    let of = |part| quantile(&result.latencies_ms, part).map(rounded);
     let groups = serving.server.model(&one.model).await?.groups;
     let others_groups = serving.server.model(&other.model).await?.groups;
     Ok(json!({
-        "mean_ms": mean(&asked.latencies_ms).map(|(mean, _)| rounded(mean)), "p50_ms": of(0.5), "p99_ms": of(0.99),
+        "mean_ms": mean(&result.latencies_ms).map(|(mean, _)| rounded(mean)), "p50_ms": of(0.5), "p99_ms": of(0.99),
         "others_batches_per_s": rounded(hog.rows_per_s / f64::from(others_rows)), "others_execution_ms": execution,
         "groups": groups, "others_groups": others_groups,
     }))

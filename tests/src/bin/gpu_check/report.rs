@@ -185,7 +185,7 @@ const HANDOVER_PARTS: [&str; 7] = ["spawn", "libraries", "context", "session", "
 /// Renders the page of the figures.
 pub(crate) fn page(figures: &Value) -> String {
     let mut text = String::from("# GPU check\n\n");
-    let mut line = |said: String| writeln!(text, "{said}").expect("writing to a string cannot fail");
+    let mut line = |content: String| writeln!(text, "{content}").expect("writing to a string cannot fail");
     if let Some(what) = figures["rehearsal"].as_str() {
         line(format!("**A rehearsal** {what}.\n"));
     }

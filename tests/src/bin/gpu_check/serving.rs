@@ -84,9 +84,9 @@ impl RunningServer {
     /// Waits until all models are ready. Fails as soon as a model is unready or the supervisor exits.
     async fn wait_ready(&self) -> Result<(), StageError> {
         let deadline = Instant::now() + ACTION_TIMEOUT;
-        let mut look = interval(POLL_INTERVAL);
+        let mut tick = interval(POLL_INTERVAL);
         loop {
-            look.tick().await;
+            tick.tick().await;
             let log = || self.server.log();
             if !self.server.process().is_alive() {
                 return Err(StageError::Unusable(format!("the supervisor exited; its log:\n{}", log())));

@@ -207,9 +207,9 @@ mod tests {
         assert!(matches!(ended, Err(StageError::Timeout { .. })), "{ended:?}");
         let child = fs::read_to_string(folder.path().join("child")).unwrap().trim().parse().unwrap();
         let gone = async {
-            let mut look = tokio::time::interval(Duration::from_millis(10));
+            let mut tick = tokio::time::interval(Duration::from_millis(10));
             while ProcessHandle::of(child).is_some() {
-                look.tick().await;
+                tick.tick().await;
             }
         };
         timeout(Duration::from_secs(10), gone).await.expect("the child was killed");
@@ -221,8 +221,8 @@ mod tests {
         let log = folder.path().join("log");
         let mut command = Command::new("sh");
         command.args(["-c", "echo first >&2; echo second >&2; exit 3"]);
-        let said = output(command, Duration::from_secs(10), &log).await.unwrap_err().to_string();
-        assert!(said.contains("second") && said.contains("exit status: 3"), "{said}");
+        let error = output(command, Duration::from_secs(10), &log).await.unwrap_err().to_string();
+        assert!(error.contains("second") && error.contains("exit status: 3"), "{error}");
         let mut command = Command::new("sh");
         command.args(["-c", "echo fine"]);
         assert_eq!(output(command, Duration::from_secs(10), &log).await.unwrap(), "fine\n");

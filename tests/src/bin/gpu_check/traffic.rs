@@ -110,7 +110,7 @@ impl TestedModel {
     }
 
     /// Sends the n-th request, and checks its answer.
-    async fn ask(&self, n: usize) -> RequestOutcome {
+    async fn send(&self, n: usize) -> RequestOutcome {
         let KnownAnswer { case, encoded, tolerance } = &self.cases[n % self.cases.len()];
         match self.clients[n % self.clients.len()].infer_encoded(encoded).await {
             Ok(answer) => compare(&case.outputs, &answer, *tolerance)
@@ -130,19 +130,19 @@ impl TestedModel {
         let (tallies, subject) = (SplitTally::after(split), Arc::clone(self));
         // The load has a fixed length, so no event marks its end.
         let work = sleep(span);
-        load::run_closed_split(clients, &tallies, move |n| Arc::clone(&subject).asked(n), work).await;
+        load::run_closed_split(clients, &tallies, move |n| Arc::clone(&subject).send_owned(n), work).await;
         tallies.take()
     }
 
     /// Runs an open-loop load; returns the tallies of the requests due up to `split` and of the rest.
     pub(crate) async fn load_open_loop(self: &Arc<Self>, plan: &LoadPlan, split: Duration) -> [LoadTally; 2] {
         let tallies = SplitTally::after(split);
-        load::run_split(plan, &tallies, |n| Arc::clone(self).asked(n)).await;
+        load::run_split(plan, &tallies, |n| Arc::clone(self).send_owned(n)).await;
         tallies.take()
     }
 
-    async fn asked(self: Arc<Self>, n: usize) -> RequestOutcome {
-        self.ask(n).await
+    async fn send_owned(self: Arc<Self>, n: usize) -> RequestOutcome {
+        self.send(n).await
     }
 
     /// Keeps several requests in flight for a while, each on its own connection.
@@ -322,7 +322,7 @@ async fn run_part(
         let (subject, spans) = (Arc::clone(subject), Arc::clone(spans));
         let due = begun + schedule.get(n).copied().unwrap_or_default();
         async move {
-            let outcome = subject.ask(n).await;
+            let outcome = subject.send(n).await;
             spans.lock().push(RequestTimes { due, end: Instant::now() });
             outcome
         }

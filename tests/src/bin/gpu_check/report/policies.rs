@@ -163,10 +163,10 @@ mod tests {
         let once = json!({"half": run([0.5, 0.5])});
         assert_eq!(means(&once), "");
         let twice = json!({"adaptive": run([1.0, 1.0]), "adaptive, round 2": run([1.0, 0.6]), "half": run([0.5, 0.5])});
-        let said = means(&twice);
+        let table = means(&twice);
         assert!(
-            said.contains("| adaptive | 2 | 85.0 ± 30.0 | 100.0 ± 0.0 |") && !said.contains("half"),
-            "{said}"
+            table.contains("| adaptive | 2 | 85.0 ± 30.0 | 100.0 ± 0.0 |") && !table.contains("half"),
+            "{table}"
         );
     }
 }
