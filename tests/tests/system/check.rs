@@ -61,7 +61,7 @@ async fn invalid_model_files_and_unknown_inputs_are_found() {
     home.write("page.onnx", "<!DOCTYPE html>\n<html>404</html>\n").unwrap();
     home.write("pointer.onnx", "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12\n")
         .unwrap();
-    home.write("text.onnx", "plain text").unwrap();
+    home.write("text.onnx", "this is not a model").unwrap();
     home.write("empty.onnx", "").unwrap();
     std::fs::create_dir(home.path().join("folder.onnx")).unwrap();
     let names = ["cut", "page", "pointer", "text", "empty", "folder", "whole"];
