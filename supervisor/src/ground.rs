@@ -39,12 +39,12 @@ impl Ground {
         estates: Option<&[MpsEstate]>,
     ) -> Result<Self, Failed> {
         reap_orphans();
-        let unfit = |error: HostError| unavailable("this host cannot serve", &error);
+        let unfit = |error: HostError| unavailable("cannot serve on this host", &error);
         let library = host::onnxruntime_library(config).map_err(unfit)?;
         let mut programs = host::programs().map_err(unfit)?;
         // A package that is upgraded replaces it, by one that may not understand this supervisor.
         programs.worker = held(&programs.worker)
-            .map_err(|error| unavailable("the worker's program cannot be read", &error))?;
+            .map_err(|error| unavailable("cannot read the worker's program", &error))?;
         let run_dir = RunDir::take(&config.run_dir, lock).map_err(|error| unfit(error.into()))?;
         if estates.is_none() {
             end_those_left(&run_dir.private().join("workers"));
@@ -52,7 +52,8 @@ impl Ground {
         host::raise_file_limit();
         let users = config.workers.users.clone().map(|users| Arc::new(Users::new(users)));
         if users.is_some() && !nix::unistd::geteuid().is_root() {
-            let why = "workers.users: only root's supervisor can run workers as other users".to_owned();
+            let why = "workers.users: only a supervisor that runs as root can run workers as other users"
+                .to_owned();
             return Err(Failed { why, code: exit::CONFIG });
         }
         let place = match &users {
@@ -71,7 +72,7 @@ impl Ground {
             .map_err(|error| unavailable(NO_THREADS, &error))?;
         // Requests and answers pass through this process.
         if let Err(error) = nix::sys::prctl::set_dumpable(false) {
-            tracing::warn!(%error, "other processes of this user can read the supervisor's memory");
+            tracing::warn!(%error, "cannot protect the supervisor's memory from other processes of this user");
         }
         let watch = Watch::start(&config.gpus);
         let memory = || Arc::new(MemoryLedger::new(config.controller.standby_memory));

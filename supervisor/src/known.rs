@@ -39,7 +39,7 @@ pub(crate) async fn keep(
                 && !std::mem::replace(&mut told, true)
             {
                 let path = path.display();
-                tracing::warn!(%error, "{path} cannot be written: the next supervisor begins anew");
+                tracing::warn!(%path, %error, "cannot write the saved state; the next supervisor starts without it");
             }
             written = Some(known);
         }

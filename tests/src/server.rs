@@ -80,7 +80,7 @@ impl Server {
 
     /// The address with a free port on which it listens for HTTP, gRPC or metrics.
     pub async fn tcp_address(&self, what: &str) -> Result<SocketAddr, Error> {
-        let line = self.wait_line(&[&format!("listening for {what}")]).await?;
+        let line = self.wait_line(&[&format!("listening protocol=\"{what}\"")]).await?;
         let address = line.rsplit('=').next().and_then(|address| address.trim().parse().ok());
         address.ok_or_else(|| self.too_late(&format!("an address in `{line}`")))
     }

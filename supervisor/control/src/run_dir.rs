@@ -22,15 +22,15 @@ const OTHERS_WRITE: u32 = 0o022;
 
 #[derive(Debug, thiserror::Error)]
 pub enum RunDirError {
-    #[error("the run directory {path} cannot be made; choose another as run_dir")]
+    #[error("the run directory {path} cannot be created; choose another run_dir")]
     Make {
         path: PathBuf,
         #[source]
         source: io::Error,
     },
-    #[error("{path} in the run directory's place {why}; choose another as run_dir, or remove it")]
+    #[error("the run directory {path} {why}; choose another run_dir, or remove {path}")]
     Unsafe { path: PathBuf, why: &'static str },
-    #[error("another supervisor runs in {0}; stop it, or choose another run_dir")]
+    #[error("another supervisor runs in {0}; stop that supervisor, or choose another run_dir")]
     Taken(PathBuf),
 }
 
@@ -112,11 +112,11 @@ pub fn unsafe_because(path: &Path) -> io::Result<Option<&'static str>> {
     Ok(if found.is_symlink() {
         Some("is a link")
     } else if !found.is_dir() {
-        Some("is no folder")
+        Some("is not a folder")
     } else if !own {
         Some("belongs to another user")
     } else if found.mode() & OTHERS_WRITE != 0 {
-        Some("may be written to by others")
+        Some("is writable by other users")
     } else {
         None
     })
@@ -205,7 +205,7 @@ mod tests {
         symlink(&path, &link).unwrap();
         assert!(why(&link).contains("is a link"));
         std::fs::write(folder.path().join("file"), "").unwrap();
-        assert!(why(&folder.path().join("file")).contains("is no folder"));
+        assert!(why(&folder.path().join("file")).contains("is not a folder"));
     }
 
     #[test]

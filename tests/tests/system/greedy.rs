@@ -158,7 +158,7 @@ async fn a_connection_with_many_requests_leaves_places_to_others() {
     counted(&format!("\nshadowslice_limit_refusals_total{{limit=\"in_flight\"}} {refused}\n"));
     counted(&format!("\nshadowslice_responses_total{{protocol=\"grpc\",code=\"14\"}} {refused}\n"));
     assert!(!metrics.contains("\nshadowslice_connections 0\n"), "{metrics}");
-    server.wait_line(&["a limit of the host refuses requests", "limits.in_flight"]).await.unwrap();
+    server.wait_line(&["requests are refused because of a limit", "limits.in_flight"]).await.unwrap();
     server.stop().await.unwrap();
 }
 
@@ -204,7 +204,7 @@ async fn a_request_for_which_the_system_has_no_memory_fails_alone() {
         heard(&mut connect(&server, "http.sock").await.unwrap(), post("echo", "", 2000 * MIB).as_bytes())
             .await
             .unwrap();
-    assert!(answer.starts_with("HTTP/1.1 503") && answer.contains("the system has no"), "{answer}");
+    assert!(answer.starts_with("HTTP/1.1 503") && answer.contains("cannot allocate"), "{answer}");
     assert_served(server.client()).await;
     drop(stream);
     server.stop().await.unwrap();

@@ -210,10 +210,10 @@ async fn where_the_gpu_does_not_divide_it_is_a_shadow_or_the_model_says_why_not(
     let mut server = Server::start(home, None).unwrap();
     server.wait_model_ready("auto").await.unwrap();
     let unready = server.wait_status("in-process", "an end", |model| model.state == "unready").await.unwrap();
-    assert!(unready.more["why"].as_str().unwrap().contains("too few SMs"));
+    assert!(unready.more["why"].as_str().unwrap().contains("too few or too many SMs"));
     let auto = server.wait_status("auto", "a worker", |model| model.state == "ready").await.unwrap();
     assert_eq!(auto.mechanism, "shadow");
-    assert!(auto.more["no_partition"].as_str().unwrap().contains("too few SMs"));
+    assert!(auto.more["no_partition"].as_str().unwrap().contains("too few or too many SMs"));
     let handover = server.resize("auto", 25).await.unwrap();
     assert_eq!((handover.mechanism.as_str(), handover.to_sms), ("shadow", 2));
     server.stop().await.unwrap();

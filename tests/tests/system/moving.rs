@@ -139,7 +139,7 @@ async fn models_come_back_if_a_later_one_does_not_serve_there() {
     let loads = loads(&server, Duration::from_secs(5));
     let (output, ()) = tokio::join!(server.home().run(&["upgrade"]), a_has_moved(&server));
     let said = String::from_utf8_lossy(&output.unwrap().stderr).into_owned();
-    assert!(said.contains("model 'b' serves here and not there"), "{said}");
+    assert!(said.contains("model 'b' is ready in this supervisor, but not in the next one"), "{said}");
     for model in ["a", "b"] {
         let model = server.model(model).await.unwrap();
         assert_eq!((model.state.as_str(), model.workers.len()), ("ready", 1));
@@ -161,7 +161,7 @@ async fn models_come_back_and_requests_wait_if_the_next_supervisor_is_killed() {
         successor(&server).signal(Signal::SIGKILL).unwrap();
     });
     let said = String::from_utf8_lossy(&output.unwrap().stderr).into_owned();
-    assert!(said.contains("the next supervisor has ended"), "{said}");
+    assert!(said.contains("the next supervisor exited"), "{said}");
     for load in loads {
         assert_nothing_lost(&load.await.unwrap());
     }
@@ -293,7 +293,7 @@ async fn a_change_of_share_under_way_is_waited_for_and_goes_on() {
     let mut server = with_slow_starts().await;
     configure_with(server.home(), &[echo("a", "profile: starts.yaml, slo: 50ms, share: {initial: 30%}")]);
     let (resized, upgraded) = tokio::join!(server.resize("a", 60), async {
-        server.wait_line(&["hand-over begins"]).await.unwrap();
+        server.wait_line(&["hand-over started"]).await.unwrap();
         server.home().run(&["upgrade"]).await.unwrap()
     });
     assert_eq!(resized.unwrap().outcome.as_deref(), Some("completed"));

@@ -190,7 +190,7 @@ async fn a_daemon_of_others_is_left_alone_and_reported() {
     let server = Server::start(home, None).unwrap();
     let gpu = gpu(&server, |gpu| gpu.mps_server_pid.is_some()).await;
     assert_eq!(gpu.sms, 132, "the variables of the supervisor's own environment reach no daemon or worker");
-    assert!(server.log().contains("it is left alone"), "{}", server.log());
+    assert!(server.log().contains("leaving it running"), "{}", server.log());
     server.stop().await.unwrap();
     assert!(matches!(daemon.try_wait(), Ok(None)), "it lives");
 }
@@ -211,7 +211,7 @@ async fn without_mps_no_share_is_enforced_and_status_says_so() {
 #[tokio::test]
 async fn what_is_missing_is_named_with_what_to_do() {
     for (program, partition, says) in
-        [("/nowhere/control", "mps", "partition: none"), ("/nowhere/control", "none", "cannot be used")]
+        [("/nowhere/control", "mps", "partition: none"), ("/nowhere/control", "none", "cannot use GPU")]
     {
         let mut home = home("exit 1", partition).unwrap();
         home.set_env("SHADOWSLICE_MPS_CONTROL", program);

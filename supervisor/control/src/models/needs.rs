@@ -81,7 +81,7 @@ impl Needs {
         let most = self.capacity.filter(|most| rates.requests > *most)?;
         let (arrive, window_s) = (rates.requests, rates.window_s.floor().clamp(1.0, 10.0));
         Some(format!(
-            "a copy serves {most:.0} requests/s within the SLO at most, {arrive:.0} arrive (over the last {window_s:.0} s)"
+            "a copy serves at most {most:.0} requests/s within the SLO, but {arrive:.0} requests/s arrive (over the last {window_s:.0} s)"
         ))
     }
 

@@ -96,11 +96,11 @@ impl State {
 
     fn queue_full(&self) -> Failure {
         let (name, waiting) = (&self.name, self.scheduler.queued());
-        Failure::Unavailable(format!("the queue of model '{name}' is full: {waiting} requests wait"))
+        Failure::Unavailable(format!("the queue of model '{name}' is full: {waiting} requests are waiting"))
     }
 
     pub(crate) fn not_ready(&self) -> Failure {
-        let why = self.gate.open().err().unwrap_or("the model is not described yet");
+        let why = self.gate.open().err().unwrap_or("the model's inputs and outputs are not known yet");
         Failure::Unavailable(format!("model '{}' is not ready: {why}", self.name))
     }
 
@@ -376,7 +376,10 @@ impl State {
     pub(crate) fn report(&self, fact: LaneFact) {
         // As a model goes, its controller does so before the last of its lanes.
         if let Err(TrySendError::Full(fact)) = self.facts.try_send(fact) {
-            tracing::error!(?fact, "a lane's fact is lost: the controller is far behind");
+            tracing::error!(
+                ?fact,
+                "dropping an event of a lane, because the model's controller is far behind"
+            );
         }
     }
 
@@ -387,7 +390,7 @@ impl State {
 
 fn quarantined(pause: Duration) -> Failure {
     Failure::Internal(format!(
-        "workers died executing these inputs; they are refused, and tried again after {} s at the earliest",
+        "workers died executing these inputs, so the server refuses them; try again after {} s at the earliest",
         pause.as_secs() + 1
     ))
 }
@@ -395,7 +398,7 @@ fn quarantined(pause: Duration) -> Failure {
 fn too_late(model: &str, request: &Waiting) -> Failure {
     let due = request.deadline.since(request.arrived).as_secs_f64() * 1e3;
     Failure::Unavailable(format!(
-        "model '{model}' could not answer the request within {due} ms, its SLO or timeout, under the present load"
+        "model '{model}' could not answer the request within {due} ms, its SLO or timeout, under the current load"
     ))
 }
 

@@ -179,14 +179,13 @@ impl Drop for GivenUp {
 
 /// Of a stream in whose step its worker died.
 pub(crate) fn died_in_step() -> Failure {
-    let why =
-        "the worker died while it computed this stream's next answer; inputs that do so again are refused";
+    let why = "the worker died while computing this stream's next answer; the server refuses inputs that cause this again";
     Failure::Unavailable(why.to_owned())
 }
 
 /// Of a stream whose worker cannot go on: another worker could not either.
 pub(crate) fn broken_off() -> Failure {
-    Failure::Unavailable("the worker that gave this stream has ended; send the request again".to_owned())
+    Failure::Unavailable("the worker of this stream has exited; send the request again".to_owned())
 }
 
 impl Pipeline {

@@ -206,7 +206,7 @@ fn good() -> Vec<Output> {
 async fn what_a_liar_says_is_not_believed_and_its_requests_are_served_by_another() {
     let part = |offset, len| vec![Extent { offset, len }];
     let output = |shape: &[i64], parts| Ok(vec![WireOutput { shape: shape.to_vec(), parts }]);
-    let beyond = "lies outside of its slab: 4 bytes at";
+    let beyond = "lies outside its slab: 4 bytes at";
     let lies: Vec<(Result<Vec<WireOutput>, RunFailure>, &str)> = vec![
         (Ok(vec![]), "0 outputs"),
         (output(&[1], vec![]), "0 parts"),
@@ -245,7 +245,7 @@ async fn nonsense_and_answers_to_nothing_end_the_lane() {
             "could not be understood: "
         } else {
             worker.answer(batch.id + 1, Ok(vec![]));
-            "which it does not have"
+            "which was not sent to it"
         };
         let fact = stage.fact().await;
         assert!(matches!(&fact, LaneFact::Broken(WorkerId(1), why) if why.contains(wrong)), "{fact:?}");

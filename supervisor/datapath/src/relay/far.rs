@@ -46,7 +46,7 @@ impl Relays {
                         connections.spawn(serve(stream, Arc::clone(&router)));
                     }
                     Err(error) => {
-                        tracing::debug!(%error, "no connection of the other supervisor is accepted");
+                        tracing::debug!(%error, "cannot accept a connection of the other supervisor");
                         sleep(REST).await;
                     }
                 },
@@ -60,7 +60,7 @@ async fn serve(mut stream: UnixStream, router: Arc<Router>) {
     loop {
         if let Err(error) = answer(&mut stream, &router).await {
             // The end of a connection is the usual one.
-            return tracing::debug!(%error, "a connection of the other supervisor ends");
+            return tracing::debug!(%error, "a connection of the other supervisor ended");
         }
     }
 }

@@ -67,7 +67,7 @@ impl Relay {
         match self.ask(&inputs, terms, coming.began.elapsed()).await {
             Ok(outcome) => outcome.map(|(first, onward)| Answers::relayed(first, onward, streams)),
             Err(error) => {
-                tracing::debug!(model = self.model, %error, "the other supervisor has not answered");
+                tracing::debug!(model = self.model, %error, "no reply from the other supervisor");
                 let home = self.home(terms.timeout, coming.began).await?;
                 let coming = Coming { waited: coming.waited + asked.elapsed(), ..coming };
                 Box::pin(home.stream(inputs, terms, coming)).await
@@ -99,7 +99,7 @@ impl Relay {
     }
 
     fn gone(&self) -> Failure {
-        let why = format!("the supervisor that serves model '{}' has ended; connect anew", self.model);
+        let why = format!("the supervisor that serves model '{}' has exited; reconnect", self.model);
         Failure::Unavailable(why)
     }
 

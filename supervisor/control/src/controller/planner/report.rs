@@ -198,33 +198,33 @@ pub(super) fn words(verdict: &Verdict, names: &[String]) -> String {
     match waiting {
         None if from == to => why,
         None => format!("{to} instead of {from}: {why}"),
-        Some(Waiting::Handover) => format!("{to} when the hand-over under way is over: {why}"),
-        Some(Waiting::Held) => format!("{from} are held, and it should have {to}: {why}"),
+        Some(Waiting::Handover) => format!("{to} after the hand-over in progress: {why}"),
+        Some(Waiting::Held) => format!("held at {from}, should be {to}: {why}"),
     }
 }
 
 fn reason(why: &Why, names: &[String]) -> String {
     let said = |Missed { part, may }: &Missed| {
         format!(
-            "{:.1} % of its requests missed their SLO in the last seconds, and {:.1} % may",
+            "{:.1} % of requests missed the SLO in the last seconds; {:.1} % may miss it",
             part * 100.0,
             may * 100.0
         )
     };
     match why {
-        Why::Divided => "that is how the policy divides the GPU".to_owned(),
+        Why::Divided => "the policy divides the GPU this way".to_owned(),
         Why::Met(missed) => said(missed),
         Why::Violating(missed) => {
-            format!("{}; late requests are refused first, and layouts are tried next", said(missed))
+            format!("{}; the supervisor refuses late requests first, then tries layouts", said(missed))
         }
         Why::Layout(layout) => of_layout(layout, names),
         Why::CannotBeKept { missed, two_batches } => format!(
-            "{}; the SLO cannot be kept: two batches of one row take {:.1} ms alone on the whole GPU",
+            "{}; the SLO cannot be met: two batches of one row take {:.1} ms alone on the whole GPU",
             said(missed),
             ms(*two_batches)
         ),
         Why::NotItsBatches { missed, two_batches } => format!(
-            "{}; two of its batches take no more than {:.1} ms, so more SMs would not help; the host or the clients may be slow",
+            "{}; two of the model's batches take at most {:.1} ms, so more SMs would not help; the host or the clients may be slow",
             said(missed),
             ms(*two_batches)
         ),
@@ -235,7 +235,9 @@ fn of_layout(layout: &LayoutReport, names: &[String]) -> String {
     let beneficiary = names.get(layout.beneficiary).map_or("a model", String::as_str);
     let pattern = described(layout.pattern);
     let begins = match layout.stage {
-        LayoutStage::Trying => format!("trying layouts, as {beneficiary} violates its SLO; now {pattern}"),
+        LayoutStage::Trying => {
+            format!("trying layouts because {beneficiary} violates its SLO; now: {pattern}")
+        }
         LayoutStage::Chosen => format!("{pattern}: chosen when {beneficiary} violated its SLO"),
     };
     let tried = layout.tried.iter().map(|tried| {
