@@ -60,7 +60,7 @@ pub enum HostError {
     #[error("cannot create an emulated GPU")]
     Emulated(#[source] SlabError),
     #[error(
-        "ONNX Runtime's library not found at {0}; set `onnxruntime: {{library: PATH}}` or ORT_DYLIB_PATH, or run `make onnxruntime`"
+        "cannot find ONNX Runtime's library (looked for {0}); set `onnxruntime: {{library: PATH}}` or ORT_DYLIB_PATH, or run `make onnxruntime`"
     )]
     NoOnnxRuntime(String),
     #[error(

@@ -28,7 +28,7 @@ pub enum RunDirError {
         #[source]
         source: io::Error,
     },
-    #[error("the run directory {path} {why}; choose another run_dir, or remove {path}")]
+    #[error("the run directory cannot be used: {path} {why}; choose another run_dir, or remove {path}")]
     Unsafe { path: PathBuf, why: &'static str },
     #[error("another supervisor runs in {0}; stop that supervisor, or choose another run_dir")]
     Taken(PathBuf),
@@ -198,7 +198,7 @@ mod tests {
         drop(RunDir::take(&path, None).unwrap());
         for mode in [0o775, 0o757, 0o1777] {
             set_permissions(&path, Permissions::from_mode(mode)).unwrap();
-            assert!(why(&path).contains("written to by others"), "{mode:o}");
+            assert!(why(&path).contains("writable by other users"), "{mode:o}");
         }
         set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
         let link = folder.path().join("link");
@@ -240,10 +240,10 @@ mod tests {
         let private = RunDir::take(&path, None).unwrap().private();
         std::fs::remove_file(private.join("lock")).unwrap();
         symlink(&precious, private.join("lock")).unwrap();
-        assert!(why(&path).contains("lock in the run directory's place is a link"));
+        assert!(why(&path).contains("private/lock is a link"));
         std::fs::remove_dir_all(&private).unwrap();
         symlink(folder.path(), &private).unwrap();
-        assert!(why(&path).contains("private in the run directory's place is a link"));
+        assert!(why(&path).contains("private is a link"));
         assert_eq!(std::fs::read_to_string(&precious).unwrap(), "keep this");
     }
 }

@@ -122,7 +122,7 @@ fn numbers_that_json_lacks_are_named_and_binary_data_advised() {
     }
     let null = r#"{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":[null]}]}"#;
     let why = parsed(null, &[]).unwrap_err();
-    assert!(why.contains("null is not FP32") && why.contains("as binary data"), "{why}");
+    assert!(why.contains("null is not a valid FP32") && why.contains("as binary data"), "{why}");
 }
 
 /// The parts that a request may name are bounded before they are read: some bytes of text are

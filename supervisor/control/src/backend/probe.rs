@@ -156,7 +156,7 @@ mod tests {
             Isolation { division, alone_us, apart_us, together_us }.proven()
         };
         assert!(proven(60.0, 62.0, 3000.0).is_ok());
-        assert!(proven(60.0, 3000.0, 3000.0).unwrap_err().contains("do not keep apart"));
-        assert!(proven(60.0, 60.0, 62.0).unwrap_err().contains("not the same in two processes"));
+        assert!(proven(60.0, 3000.0, 3000.0).unwrap_err().contains("slow each other down"));
+        assert!(proven(60.0, 60.0, 62.0).unwrap_err().contains("differ between two processes"));
     }
 }

@@ -63,13 +63,13 @@ async fn a_connection_outlives_the_requests_that_are_refused() {
             400,
             "'x', CUDA shared memory is not supported",
         ),
-        (get("/v2/cudasharedmemory/unregister"), 405, "takes POST"),
+        (get("/v2/cudasharedmemory/unregister"), 405, "accepts POST"),
         (get("/v2/trace/setting"), 503, "does not support tracing"),
         (post("/v2/models/m/trace/setting", "", "{}"), 503, "does not support tracing"),
         (post("/v2/logging", "", "{}"), 503, "does not support dynamic logging"),
-        (get("/v2/repository/index"), 405, "takes POST"),
-        (get("/v2/models/m/infer"), 405, "takes POST, not GET"),
-        (post("/v2", "", "{}"), 405, "takes GET, HEAD, not POST"),
+        (get("/v2/repository/index"), 405, "accepts POST"),
+        (get("/v2/models/m/infer"), 405, "accepts POST, not GET"),
+        (post("/v2", "", "{}"), 405, "accepts GET, HEAD, not POST"),
         (get("/v2/health/live"), 200, ""),
     ] {
         let answer = ask(&mut stream, &request).await;

@@ -295,10 +295,10 @@ mod tests {
             (
                 keep(Why::Met(missed)),
                 "keep",
-                "12.3 % of its requests missed their SLO in the last seconds, and 1.0 % may",
+                "12.3 % of requests missed the SLO in the last seconds; 1.0 % may miss it",
             ),
-            (keep(Why::Violating(missed)), "keep", "layouts are tried next"),
-            (keep(layout(LayoutStage::Trying)), "keep", "trying layouts, as resnet50 violates"),
+            (keep(Why::Violating(missed)), "keep", "then tries layouts"),
+            (keep(layout(LayoutStage::Trying)), "keep", "trying layouts because resnet50 violates"),
             (
                 keep(Why::CannotBeKept { missed, two_batches: Duration::from_millis(401) }),
                 "keep",
@@ -317,8 +317,8 @@ mod tests {
                  lower priorities in two halves 7.5 % (0.0 %)",
             ),
             (change(40, 60, None), "grow", "60 SMs instead of 40 SMs"),
-            (change(40, 60, Some(Waiting::Handover)), "wait", "60 SMs when the hand-over"),
-            (change(40, 60, Some(Waiting::Held)), "wait", "40 SMs are held"),
+            (change(40, 60, Some(Waiting::Handover)), "wait", "60 SMs after the hand-over"),
+            (change(40, 60, Some(Waiting::Held)), "wait", "held at 40 SMs, should be 60 SMs"),
         ] {
             let words = words(&verdict, &names);
             assert!(words.contains(said), "{words}");
