@@ -282,7 +282,7 @@ async fn one_that_hangs_is_ended_and_its_models_come_back() {
         [a.await.unwrap(), b.await.unwrap()]
     });
     let said = String::from_utf8_lossy(&output.unwrap().stderr).into_owned();
-    assert!(said.contains("did not answer for 5s, and was killed"), "{said}");
+    assert!(said.contains("did not respond for 5s and was killed"), "{said}");
     tallies.iter().for_each(assert_nothing_lost);
     assert_eq!(server.model("a").await.unwrap().state, "ready");
     server.stop().await.unwrap();
@@ -353,7 +353,7 @@ async fn a_hang_is_noticed_too_while_a_body_keeps_a_model_from_moving_and_no_zom
     });
     drop(half);
     let said = String::from_utf8_lossy(&output.unwrap().stderr).into_owned();
-    assert!(said.contains("did not answer for 5s, and was killed"), "{said}");
+    assert!(said.contains("did not respond for 5s and was killed"), "{said}");
     tallies.iter().for_each(assert_nothing_lost);
     // The worker that the body kept ends with it.
     server.wait_children(2).await.unwrap();

@@ -84,8 +84,9 @@ async fn grpc_is_asked_by_its_own_names_too() {
 #[tokio::test]
 async fn an_address_for_other_hosts_is_warned_of_and_asked_by_any_name() {
     let server = server().await.unwrap();
-    let warned = server.wait_line(&["WARN", "metrics is open to other hosts", "0.0.0.0:"]).await.unwrap();
-    assert!(warned.contains("without encryption and without authentication"), "{warned}");
+    let warned =
+        server.wait_line(&["WARN", "open to other hosts", "protocol=\"metrics\"", "0.0.0.0:"]).await.unwrap();
+    assert!(warned.contains("missing=\"encryption and authentication\""), "{warned}");
     let port = server.tcp_address("metrics").await.unwrap().port();
     let at = SocketAddr::from(([127, 0, 0, 1], port));
     let ask = async |headers: &str| asked(at, "GET /metrics", headers).await.unwrap();
