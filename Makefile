@@ -18,6 +18,7 @@ export CARGO_TARGET_DIR := $(TARGET)
 export ORT_DISABLE_TELEMETRY := 1
 
 NEXTEST_VERSION := 0.9.143
+MDBOOK_VERSION  := 0.5.4
 
 ort       := $(TARGET)/onnxruntime/libonnxruntime.so
 ort_gpu   := $(TARGET)/onnxruntime-gpu/libonnxruntime.so
@@ -37,7 +38,7 @@ pip       := $(PYTHON) -m pip --disable-pip-version-check --quiet
 with_env  := PYTHON=$(PYTHON) PYTHONPATH=$(TARGET)/python PYTHONDONTWRITEBYTECODE=1
 with_libs := $(with_env) $(PYTHON)
 
-# Pages and figures that benchmarks write; docs/measurements.md has what is kept of them.
+# Pages and figures that benchmarks write; docs/development/measurements.md has what is kept of them.
 measured  := $(TARGET)/measurements
 beside    := $(TARGET)/release/shadowslice-beside --page $(measured)/beside.md $(BESIDE_ARGS)
 
@@ -203,8 +204,26 @@ judged = state=$$(git rev-parse HEAD:supervisor/policy HEAD:shared HEAD:benches/
 	  --state "$$(date +%F), trees of policy, shared, simulator and configs: $${state:-unknown}$${dirty:+, with changes}"
 
 .PHONY: judge
-judge: build ## The adaptive policy against its aims, simulated: docs/judgement.md (six minutes once built)
+judge: build ## The adaptive policy against its targets, simulated: docs/development/policy-evaluation.md (six minutes once built)
 	$(judged) $(JUDGE_ARGS)
+
+# The documents keep the layout of the tree, so that their links work; what they link to is copied with them.
+book := $(TARGET)/book-source
+
+.PHONY: book
+book: $(TARGET)/tools/bin/mdbook ## All documents as a book with search: target/book
+	rm -rf $(book) && mkdir -p $(book)
+	cp -r --parents *.md LICENSE* docs packaging python/fleet $(book)
+	sed -e 's|](|](docs/|' -e 's|](docs/\.\./|](|' docs/SUMMARY.md > $(book)/SUMMARY.md
+	rm $(book)/docs/SUMMARY.md
+	$< build
+
+$(TARGET)/tools/bin/mdbook: | have-cargo
+	$(CARGO) install mdbook --version $(MDBOOK_VERSION) --locked --root $(TARGET)/tools
+
+.PHONY: doc
+doc: | have-cargo ## The crates' documentation, without warnings: target/doc
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
 
 # On a GPU host. ONNX Runtime with CUDA is fetched, unless ORT_DYLIB_PATH names one.
 .PHONY: gpu-check

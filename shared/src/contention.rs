@@ -28,7 +28,7 @@
 //!
 //! Measured on an H200 with two, three and five of ten models, each never at rest, in batches of 1
 //! to 32 rows on the whole GPU, halves, thirds and fifths, with one and two client priorities:
-//! docs/measurements.md, *Contention*.
+//! docs/development/measurements.md, *Contention*.
 
 use std::cmp::Ordering;
 use std::time::Duration;

@@ -42,7 +42,7 @@ pub(crate) async fn until_ended(
         told = signals.next() => told,
         (next, reply) = &mut next => {
             let pid = next.pid();
-            tracing::info!(pid, "the next supervisor has taken over; finishing the requests accepted here");
+            tracing::info!(pid, "the next supervisor has taken over; answering the requests accepted here");
             systemd::succeeded_by(pid);
             course.send_replace(Course::Leave);
             metrics.send_replace(Course::Stop);
@@ -60,8 +60,8 @@ pub(crate) async fn until_ended(
     // Who ends it at a terminal does not wait for load balancers.
     if told == Told::Terminate && begun.get() && !lame_duck.is_zero() {
         tracing::info!(
-            lame_duck_ms = logged::ms(lame_duck),
-            "not ready, but serving until `timeouts.lame_duck` has passed; a second signal ends this time"
+            lame_duck = %logged::span(lame_duck),
+            "reporting not ready, and still serving for the lame-duck time; a second signal ends it"
         );
         tokio::select! {
             outcome = &mut conversation => return Some(outcome),
@@ -69,7 +69,7 @@ pub(crate) async fn until_ended(
             _ = signals.next() => {}
         }
     }
-    tracing::info!("stopping: finishing accepted requests; another signal stops at once");
+    tracing::info!("stopping: answering accepted requests; a further signal stops at once");
     course.send_replace(Course::Stop);
     tokio::select! {
         outcome = &mut conversation => Some(outcome),
@@ -87,7 +87,7 @@ pub(crate) async fn finish(
     control.stop();
     tokio::select! {
         () = control.ended() => {}
-        () = tokio::time::sleep(limit) => tracing::error!("workers survive SIGKILL; leaving them behind"),
+        () = tokio::time::sleep(limit) => tracing::error!("workers did not exit after SIGKILL; leaving them behind"),
         _ = signals.next() => return Ok(cut(control)),
     }
     outcome.map(|()| {
@@ -97,7 +97,7 @@ pub(crate) async fn finish(
 }
 
 pub(crate) fn hear(kind: SignalKind) -> Result<Signal, Failed> {
-    signal(kind).map_err(|error| unavailable("cannot install a signal handler", &error))
+    signal(kind).map_err(|error| unavailable("cannot handle signals", &error))
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

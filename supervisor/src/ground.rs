@@ -9,7 +9,9 @@ use shadowslice_control::backend::{GpuBackend, Gpus, MpsEstate};
 use shadowslice_control::controller::{Context, GroupLedger, MemoryLedger};
 use shadowslice_control::host::{self, HostError, RunDir};
 use shadowslice_control::nvml::Watch;
-use shadowslice_control::process::{Users, end_those_left, held, may_raise_priority, reap_orphans};
+use shadowslice_control::process::{
+    StartQueue, Users, end_those_left, held, may_raise_priority, reap_orphans,
+};
 use shadowslice_datapath::clock::Clock;
 use shadowslice_shared::exit;
 use tokio::runtime::Runtime;
@@ -52,8 +54,9 @@ impl Ground {
         host::raise_file_limit();
         let users = config.workers.users.clone().map(|users| Arc::new(Users::new(users)));
         if users.is_some() && !nix::unistd::geteuid().is_root() {
-            let why = "workers.users: only a supervisor that runs as root can run workers as other users"
-                .to_owned();
+            let why =
+                "workers.users: only a supervisor of root can run workers as other users; run it as root"
+                    .to_owned();
             return Err(Failed { why, code: exit::CONFIG });
         }
         let place = match &users {
@@ -72,7 +75,7 @@ impl Ground {
             .map_err(|error| unavailable(NO_THREADS, &error))?;
         // Requests and answers pass through this process.
         if let Err(error) = nix::sys::prctl::set_dumpable(false) {
-            tracing::warn!(%error, "cannot protect the supervisor's memory from other processes of this user");
+            tracing::warn!(%error, "other processes of this user can read the supervisor's memory");
         }
         let watch = Watch::start(&config.gpus);
         let memory = || Arc::new(MemoryLedger::new(config.controller.standby_memory));
@@ -94,6 +97,7 @@ impl Ground {
             memory: gpus.iter().map(|_| memory()).collect(),
             groups: gpus.iter().map(|gpu| Arc::new(GroupLedger::new(groups_of(&**gpu)))).collect(),
             policy_acts: config.controller.acts().is_some(),
+            starts: StartQueue::of_host(),
         };
         Ok(Self { run_dir, gpus, runtime, context, watch })
     }

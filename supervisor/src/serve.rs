@@ -30,10 +30,10 @@ use shadowslice_datapath::sockets::Passable;
 use shadowslice_datapath::trace::Tracer;
 use shadowslice_ingress::{BindError, Course, Ingress, MetricsListeners, RequestMemory, SharedMemory};
 use shadowslice_operations::access_log::AccessLogWriter;
-use shadowslice_operations::admin::{Admin, Reach};
+use shadowslice_operations::admin::{Admin, AdminContext};
 use shadowslice_operations::history::History;
 use shadowslice_operations::log::{self, Log};
-use shadowslice_operations::machine::Machine;
+use shadowslice_operations::machine::MachineMonitor;
 use shadowslice_operations::metrics;
 use shadowslice_operations::otlp::Exporter;
 use shadowslice_operations::own_process::OwnProcess;
@@ -43,7 +43,7 @@ use shadowslice_shared::exit;
 /// How long the controllers may take to end, beyond the stop timeout.
 const STOP_GRACE: Duration = Duration::from_secs(5);
 
-pub(crate) const NO_THREADS: &str = "cannot start the runtime; raise the limit on processes";
+pub(crate) const NO_THREADS: &str = "cannot start threads; raise the limit on processes";
 
 /// Returns the exit code.
 pub(crate) fn run(path: &Path) -> u8 {
@@ -101,8 +101,9 @@ fn start(
     let lock = match predecessor {
         Some(before) if before.run_dir != config.run_dir => {
             let there = before.run_dir.display();
-            let why =
-                format!("an upgrade cannot change run_dir, which is {there}; restart the supervisor instead");
+            let why = format!(
+                "an upgrade cannot change run_dir; set it back to {there}, or restart the supervisor"
+            );
             return Err(Failed { why, code: exit::CONFIG });
         }
         Some(before) => before.lock.take(),
@@ -129,7 +130,7 @@ struct Place<'a> {
 }
 
 fn control_ended() -> Failed {
-    let why = "the controllers ended because of an internal error; please report the log above";
+    let why = "the controllers exited because of a bug; please report it with the log above";
     Failed { why: why.to_owned(), code: exit::SOFTWARE }
 }
 
@@ -148,8 +149,8 @@ async fn serve(
     let limits = Limits { connections, memory, ..config.limits.clone() };
     let refusals = Arc::new(Refusals::default());
     let model_control = Guard::of(&config.model_control, &refusals)
-        .map_err(|error| unavailable("cannot apply `model_control`", &error))?;
-    let taken = |error: BindError| unavailable("cannot open a listener", &error);
+        .map_err(|error| unavailable("cannot open model_control to clients", &error))?;
+    let taken = |error: BindError| unavailable("cannot listen for requests", &error);
     let mut inherited =
         predecessor.as_mut().map(|before| std::mem::take(&mut before.sockets)).unwrap_or_default();
     let Listen { http, grpc, metrics } = &config.listen;
@@ -172,14 +173,14 @@ async fn serve(
     let (wishes, wished) = mpsc::channel(COMMANDS);
     let (moves, to_move) = mpsc::channel(COMMANDS);
     let repository = repository(&models, &router, model_control, (wishes, risen.clone()));
-    let reach = Arc::new(Reach {
+    let reach = Arc::new(AdminContext {
         since: Instant::now(),
         config: std::path::absolute(file).unwrap_or_else(|_| file.to_owned()),
         router: Arc::clone(&router),
         models: models.clone(),
         commands: commands.clone(),
         upgrades: upgrade,
-        rising: risen.clone(),
+        upgrading: risen.clone(),
         gpus: context.gpus.clone(),
         readings: context.readings,
         controller: config.controller,
@@ -207,17 +208,17 @@ async fn serve(
     let before_lives = predecessor.is_some().then_some(before_lives);
     let (course, steered) = watch::channel(Course::Serve);
     let (open, opened) = watch::channel(predecessor.is_none());
-    let (machine, process) = (Machine::new(context.clock), OwnProcess::new());
+    let (machine, process) = (MachineMonitor::new(context.clock), OwnProcess::new());
     let (log_dropped, memory) = (log.dropped(), ingress.memory());
     let host_counts = ingress.counts();
     let certificates = ingress.certificates(&metrics);
     let access_log_dropped = access_log.as_ref().map(AccessLogWriter::dropped);
     let own = move || {
         let RequestMemory { reserved, limit } = memory();
-        metrics::Own {
+        metrics::SupervisorMetrics {
             log_dropped: log_dropped(),
             access_log_dropped: access_log_dropped.as_ref().map(|dropped| dropped()),
-            request_memory: (reserved, limit),
+            request_memory: metrics::MemoryReservation { reserved, limit },
             host: host_counts(),
             last_reload: None,
             peers_refused: refusals.count(),
@@ -255,7 +256,7 @@ async fn serve(
                     succeed(before, starting, &router, &ingress.shared_memory()).await;
                     gpus.iter().for_each(|gpu| gpu.keep());
                     if let Err(error) = history.take(&run_dir.history()) {
-                        tracing::warn!(%error, "cannot read the history; the page starts empty");
+                        tracing::warn!(%error, "cannot read the previous supervisor's samples; the page starts empty");
                     }
                     Ok(())
                 }
@@ -385,7 +386,7 @@ async fn succeed(
 fn tracing(config: &Config, clock: Clock) -> Result<Option<(Arc<Tracer>, Exporter)>, Failed> {
     let Some(tracing) = &config.tracing else { return Ok(None) };
     let started = Exporter::start(tracing, clock);
-    started.map(Some).map_err(|error| unavailable("cannot trace requests", &error))
+    started.map(Some).map_err(|error| unavailable("cannot start tracing", &error))
 }
 
 /// Has the access log open its file again and asks for a reload at each SIGHUP, for ever.
@@ -400,7 +401,7 @@ async fn reload_on(
         }
         if *rising.borrow() {
             tracing::warn!(
-                "no reload: the next supervisor is taking over, and reads the configuration itself"
+                "skipping the reload: the next supervisor is about to take over, and reads the file itself"
             );
             continue;
         }

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use shadowslice_shared::boot::EchoTensor;
 use shadowslice_shared::tensor::{Datatype, TensorSpec, elements};
 
+use super::onnx::OnnxInput;
 use super::reader::{Fields, Value};
 use super::types::{Engine, Gpu, Limits, Provider};
 use super::units::show_size;
@@ -28,14 +29,14 @@ const PYTHON: &str = "python3";
 /// In a model's folder.
 const PYTHON_FILE: &str = "model.py";
 
-/// With the names of the inputs that a model's file has, as far as they are known. Keys that only the
+/// With the inputs that a model's file has, as far as they are known. Keys that only the
 /// other engine reads are faults.
 pub(super) fn engine(
     model: &Fields<'_>,
     gpu: Option<&Gpu>,
     limits: &Limits,
     context: &Context<'_>,
-) -> (Engine, Vec<String>) {
+) -> (Engine, Vec<OnnxInput>) {
     match kind(model) {
         Some(EngineName::OnnxRuntime) => onnxruntime(model, gpu, context),
         Some(EngineName::Python) => (python(model, context), Vec::new()),
@@ -74,7 +75,7 @@ fn kind(model: &Fields<'_>) -> Option<EngineName> {
     }
 }
 
-fn onnxruntime(model: &Fields<'_>, gpu: Option<&Gpu>, context: &Context<'_>) -> (Engine, Vec<String>) {
+fn onnxruntime(model: &Fields<'_>, gpu: Option<&Gpu>, context: &Context<'_>) -> (Engine, Vec<OnnxInput>) {
     model.forbidden("python", "only `engine: python` reads this; remove it");
     model.forbidden(
         "tensors",
@@ -176,8 +177,8 @@ pub fn model_files(engine: &Engine) -> Vec<PathBuf> {
     }
 }
 
-/// Absolute, with the names of its inputs; a file that cannot be used is a fault of the model.
-fn model_file(value: &Value<'_>, shown: &Path, context: &Context<'_>) -> (PathBuf, Vec<String>) {
+/// Absolute, with its inputs; a file that cannot be used is a fault of the model.
+fn model_file(value: &Value<'_>, shown: &Path, context: &Context<'_>) -> (PathBuf, Vec<OnnxInput>) {
     let inputs = usable(shown).and_then(|()| onnx::inputs(shown));
     let folder = shown.parent().unwrap_or(Path::new("."));
     let external = inputs.as_ref().ok().and_then(|_| onnx::external_files(shown).ok()).unwrap_or_default();

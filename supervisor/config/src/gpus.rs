@@ -47,6 +47,10 @@ fn gpu(item: &Value<'_>) -> Option<Gpu> {
     fields.forbidden("sms", "only an emulated GPU is told its SMs; remove this");
     let words = [("mps", Partitioning::Mps), ("none", Partitioning::None)];
     let partition = fields.or("partition", Partitioning::Mps, |value| value.one_of(&words));
+    if let Some(advice) = device.meant(&["emulated"]) {
+        device.fault(advice);
+        return None;
+    }
     device.parsed(cuda).map(|device| Gpu::Cuda { device, partition })
 }
 
@@ -61,6 +65,12 @@ fn cuda(text: &str) -> Result<CudaDevice, String> {
     let is_uuid = |uuid: &str| !uuid.is_empty() && uuid.bytes().all(|b| b.is_ascii_hexdigit() || b == b'-');
     if text.strip_prefix("GPU-").is_some_and(is_uuid) {
         return Ok(CudaDevice::Uuid(text.to_owned()));
+    }
+    if text.eq_ignore_ascii_case("auto") {
+        return Err(
+            "a GPU of the host is named here; for a model that may be on any of them, write its `gpu: auto`"
+                .to_owned(),
+        );
     }
     let index = text.parse().ok().filter(|index| *index < 1024);
     index.map(CudaDevice::Index).ok_or_else(|| {

@@ -166,6 +166,10 @@ fn gpu_auto(fields: &Fields<'_>, gpus: &[Gpu]) -> bool {
 
 fn gpu(fields: &Fields<'_>, gpus: &[Gpu]) -> usize {
     fields.or("gpu", 0, |value| {
+        if let Some(advice) = value.meant(&["auto"]) {
+            value.fault(advice);
+            return None;
+        }
         let index = value.whole(0..=LAST_GPU)?;
         if index >= gpus.len() && !gpus.is_empty() {
             let last = gpus.len() - 1;

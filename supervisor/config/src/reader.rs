@@ -183,7 +183,10 @@ impl<'a> Value<'a> {
             Content::Scalar { text, plain: true } if text == "true" => Some(true),
             Content::Scalar { text, plain: true } if text == "false" => Some(false),
             _ => {
-                self.wrong("true or false");
+                match self.meant(&["true", "false"]) {
+                    Some(advice) => self.fault(advice),
+                    None => self.wrong("true or false"),
+                }
                 None
             }
         }
@@ -197,9 +200,20 @@ impl<'a> Value<'a> {
         };
         let found = known.iter().find(|(name, _)| *name == text).map(|(_, value)| *value);
         if found.is_none() {
-            self.fault(format!("`{}` is not known here; write {}", shortened(text), alternatives(&names)));
+            let advice = match similar(text, &names) {
+                Some(name) => format!("did you mean `{name}`?"),
+                None => format!("write {}", alternatives(&names)),
+            };
+            self.fault(format!("`{}` is not known here; {advice}", shortened(text)));
         }
         found
+    }
+
+    /// Returns a fault's text if the value is almost one of these words.
+    pub(super) fn meant(&self, words: &[&str]) -> Option<String> {
+        let text = self.word().filter(|_| self.is_plain())?;
+        let word = similar(text, words)?;
+        Some(format!("`{}` is not known here; did you mean `{word}`?", shortened(text)))
     }
 
     fn wrong(&self, wanted: &str) {
@@ -293,15 +307,22 @@ fn unknown_key(key: &str, known: &[&str]) -> String {
     if key == "<<" {
         return "YAML's merge keys are not known here; write the keys out".to_owned();
     }
-    // The distance would take long to compute, and a long key is far from every known key.
-    let nearest =
-        known.iter().map(|name| (levenshtein(key, name), name)).filter(|_| key.len() <= MAX_QUOTED).min();
-    match nearest {
-        Some((distance, name)) if distance <= 1 + name.len() / 4 => {
-            format!("unknown key; did you mean `{name}`?")
-        }
-        _ => format!("unknown key; known here: {}", known.join(", ")),
+    match similar(key, known) {
+        Some(name) => format!("unknown key; did you mean `{name}`?"),
+        None => format!("unknown key; known here: {}", known.join(", ")),
     }
+}
+
+/// Returns the known name that was probably meant, whatever the case of its letters.
+fn similar<'n>(text: &str, known: &[&'n str]) -> Option<&'n str> {
+    // The distance would take long to compute, and a long text is far from every known name.
+    if text.len() > MAX_QUOTED {
+        return None;
+    }
+    let text = text.to_lowercase();
+    let (distance, name) =
+        known.iter().map(|name| (levenshtein(&text, &name.to_lowercase()), *name)).min()?;
+    (distance <= 1 + name.len() / 4).then_some(name)
 }
 
 fn alternatives(names: &[&str]) -> String {
@@ -323,6 +344,7 @@ mod tests {
     fn near_misses_are_recognised() {
         assert_eq!(unknown_key("modles", &["models", "gpus"]), "unknown key; did you mean `models`?");
         assert_eq!(unknown_key("colour", &["models", "gpus"]), "unknown key; known here: models, gpus");
+        assert_eq!(unknown_key("SLO", &["share", "slo"]), "unknown key; did you mean `slo`?");
     }
 
     #[test]

@@ -9,16 +9,18 @@ use shadowslice_shared::errors;
 
 use super::arrays::{self, Array, ArrayFile, Arrays};
 use super::engine::{check_size, shape};
+use super::onnx::OnnxInput;
 use super::reader::{Fields, Value};
 use super::types::{Engine, Limits, Warmup, WarmupInput, WarmupValues};
+use super::warmup_fit::objection;
 use super::{Context, absolute};
 
 /// The model that is warmed up.
 pub(super) struct Model<'a> {
     pub(super) engine: &'a Engine,
     pub(super) limits: &'a Limits,
-    /// The names of the inputs in its file, as far as they are known.
-    pub(super) inputs: &'a [String],
+    /// The inputs in its file, as far as they are known.
+    pub(super) inputs: &'a [OnnxInput],
 }
 
 /// Reads a map of inputs, or the name of a file with all of them. A name that no input has is a fault
@@ -40,7 +42,9 @@ pub(super) fn warmup(fields: &Fields<'_>, model: &Model<'_>, context: &Context<'
             let declared = tensors.iter().find(|tensor| tensor.input.name == input);
             datatype = declared.map(|tensor| tensor.input.datatype);
         }
-        if !model.has(input) {
+        if let Some(objection) = model.objection(input, &given) {
+            context.file_fault(&value, objection);
+        } else if !model.has(input) {
             let hint = match input {
                 "file" => ", and one file for all inputs is `warmup: PATH`",
                 _ => "",
@@ -59,18 +63,32 @@ pub(super) fn warmup(fields: &Fields<'_>, model: &Model<'_>, context: &Context<'
 impl Model<'_> {
     /// Returns whether the model may have such an input.
     fn has(&self, input: &str) -> bool {
-        self.inputs.is_empty() || self.inputs.iter().any(|name| name == input)
+        self.inputs.is_empty() || self.inputs.iter().any(|known| known.name == input)
+    }
+
+    /// Returns the inputs without which it cannot run.
+    fn required(&self) -> impl Iterator<Item = &str> {
+        self.inputs.iter().filter(|input| !input.has_default).map(|input| input.name.as_str())
     }
 
     fn names(&self) -> String {
-        self.inputs.join(", ")
+        self.required().collect::<Vec<_>>().join(", ")
+    }
+
+    /// Returns what its file has against the values of an input that it has.
+    fn objection(&self, input: &str, given: &WarmupInput) -> Option<String> {
+        let Engine::OnnxRuntime { path, .. } = self.engine else { return None };
+        let known = self.inputs.iter().find(|known| known.name == input)?;
+        let file = path.file_name().unwrap_or_default().to_string_lossy();
+        Some(format!("{file} {}", objection(known, given)?))
     }
 
     /// Returns the input if the model has one, and that is known.
     fn only_input(&self) -> Option<&str> {
-        match (self.engine, self.inputs) {
-            (_, [only]) => Some(only),
-            (Engine::Emulated { tensors }, _) => match &tensors[..] {
+        let mut required = self.required();
+        match (self.engine, required.next(), required.next()) {
+            (_, Some(only), None) => Some(only),
+            (Engine::Emulated { tensors }, ..) => match &tensors[..] {
                 [only] => Some(&only.input.name),
                 _ => None,
             },
@@ -105,7 +123,11 @@ fn whole_file(value: &Value<'_>, model: &Model<'_>, context: &Context<'_>) -> Wa
     }
     let input = |(name, array): (String, Arc<Array>)| {
         let file = ArrayFile { path: path.clone(), array: Some(array) };
-        (name, WarmupInput { shape: None, values: Some(WarmupValues::File(file)) })
+        let given = WarmupInput { shape: None, values: Some(WarmupValues::File(file)) };
+        if let Some(objection) = model.objection(&name, &given) {
+            context.file_fault(value, format!("`{name}`: {objection}"));
+        }
+        (name, given)
     };
     Warmup { inputs: arrays.into_iter().map(input).collect(), file: Some(path) }
 }

@@ -273,6 +273,101 @@ fn no_change_of_a_character_brings_the_loader_down() {
     }
 }
 
+/// A field of a protocol buffer that holds bytes.
+fn field(number: u8, value: &[u8]) -> Vec<u8> {
+    let length = u8::try_from(value.len()).expect("it is short");
+    [&[number << 3 | 2, length], value].concat()
+}
+
+/// A model's file that declares the inputs `ids` (INT64, [-1, 3]), `text` (BYTES, [1]), and `scale`
+/// (FP32), which has a default.
+fn model_with_inputs() -> Vec<u8> {
+    let input = |name: &str, element: u8, axes: &[&[u8]]| {
+        let axes: Vec<u8> = axes.iter().flat_map(|axis| field(1, axis)).collect();
+        let tensor = [vec![8, element], field(2, &axes)].concat();
+        field(11, &[field(1, name.as_bytes()), field(2, &field(1, &tensor))].concat())
+    };
+    let inputs = [
+        input("ids", 7, &[&field(2, b"n"), &[8, 3]]),
+        input("text", 8, &[&[8, 1]]),
+        input("scale", 1, &[&[8, 1]]),
+    ];
+    field(7, &[inputs.concat(), field(5, &field(8, b"scale"))].concat())
+}
+
+#[test]
+fn a_warm_up_is_compared_with_the_inputs_of_the_models_file() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("m.onnx"), model_with_inputs()).unwrap();
+    fs::write(folder.path().join("ids.json"), "[[1, 2, 3], [4, 5, 6]]").unwrap();
+    fs::write(folder.path().join("short.json"), "[[1, 2]]").unwrap();
+    fs::write(
+        folder.path().join("all.json"),
+        r#"{"inputs": [{"name": "ids", "shape": [1, 2], "datatype": "INT64", "data": [1, 2]}]}"#,
+    )
+    .unwrap();
+    let path = folder.path().join("x.yaml");
+    let faults = |warmup: &str| {
+        let text = format!("run_dir: /run/x\nmodels: [{{path: m.onnx, slo: 1s, warmup: {warmup}}}]\n");
+        fs::write(&path, text).unwrap();
+        let config = load(&path).unwrap();
+        assert_eq!(config.file_faults.is_empty(), config.models[0].broken.is_none());
+        let faults = config.file_faults.iter().map(|fault| format!("{}: {}\n", fault.path, fault.message));
+        faults.collect::<String>().replace(&format!("{}/", folder.path().display()), "")
+    };
+    for fine in [
+        "{ids: [3]}",
+        "{ids: [8, 3]}",
+        "{ids: 7, text: Wien}",
+        "{ids: {shape: [3], range: [0, 9]}, text: {values: [a, b]}}",
+        "{ids: {file: ids.json}}",
+        "ids.json",
+    ] {
+        let found = faults(fine);
+        // One array is that of the only input.
+        let of_two = fine == "ids.json" && found.contains("holds one array; name its input");
+        assert!(found.is_empty() || of_two, "{fine}: {found}");
+    }
+    let ids = "models[0].warmup.ids: m.onnx";
+    let shape = "[-1, 3] (-1: any size; the first axis may be the batch, which is left out)";
+    for (wrong, why) in [
+        ("{idss: [3]}", "models[0].warmup.idss: the model has no such input; its file has ids, text".to_owned()),
+        (
+            "{scale: 1.0}",
+            "models[0].warmup.scale: m.onnx has a default for this input, with which models are warmed up; \
+             remove it"
+                .to_owned(),
+        ),
+        ("{ids: [4]}", format!("{ids} has this input with the shape {shape}, and [4] is given")),
+        ("{ids: [8, 8, 3]}", format!("{ids} has this input with the shape {shape}, and [8, 8, 3] is given")),
+        (
+            "{ids: 0.5}",
+            format!("{ids} has other values: the input holds INT64, and a fraction is given; give numbers of that type"),
+        ),
+        (
+            "{text: {range: [0, 1]}}",
+            "models[0].warmup.text: m.onnx has other values: the input holds text, which has no range; \
+             give `values`"
+                .to_owned(),
+        ),
+        (
+            "{ids: {file: short.json}}",
+            format!(
+                "{ids} does not take the array of short.json: the input's shape is [-1, 3] (-1: any size, the \
+                 first axis is the batch), and the array's [1, 2]"
+            ),
+        ),
+        (
+            "all.json",
+            "models[0].warmup: `ids`: m.onnx does not take the array of all.json: the input's shape is [-1, 3] \
+             (-1: any size, the first axis is the batch), and the array's [1, 2]"
+                .to_owned(),
+        ),
+    ] {
+        assert_eq!(faults(wrong), format!("{why}\n"), "{wrong}");
+    }
+}
+
 #[test]
 fn check_says_what_it_found_and_exits_accordingly() {
     let folder = tempfile::tempdir().unwrap();
@@ -295,7 +390,7 @@ fn check_says_what_it_found_and_exits_accordingly() {
 
     fs::write(folder.path().join("m.onnx"), NO_OPERATORS).unwrap();
     let (status, out, err) = check(fine, false);
-    assert_eq!((status, out.as_str(), err.as_str()), (0, "x.yaml: 1 model on 1 GPU: fine\n", ""));
+    assert_eq!((status, out.as_str(), err.as_str()), (0, "x.yaml: 1 model on 1 GPU: valid\n", ""));
     let (status, out, err) = check(fine, true);
     assert_eq!((status, err.as_str()), (0, ""));
     assert!(out.starts_with("run_dir: /run/x\n"), "{out}");

@@ -178,7 +178,7 @@ impl Succession<'_> {
                 .await
                 .map_err(|_| {
                     format!(
-                        "the share of model '{}' was still changing after {:?}; try again later",
+                        "the share of model '{}' was still changing after {:?}; try again",
                         served.model.name, self.within
                     )
                 })?
@@ -191,7 +191,7 @@ impl Succession<'_> {
         let (history, file) = (Arc::clone(self.history), self.run_dir.history());
         let left = tokio::task::spawn_blocking(move || history.leave(&file)).await;
         if let Ok(Err(error)) = left {
-            tracing::warn!(%error, "cannot save the history; the page of the next supervisor starts empty");
+            tracing::warn!(%error, "cannot write the samples for the next supervisor; its page starts empty");
         }
     }
 
@@ -218,7 +218,7 @@ impl Succession<'_> {
                     match (here, why) {
                         (Some(here), Some(why)) if here.pipeline.ready().is_ok() => {
                             return Err(format!(
-                                "model '{model}' is ready in this supervisor, but not in the next one: {why}"
+                                "model '{model}' is ready here, but not in the next supervisor: {why}"
                             ));
                         }
                         // Requests are checked here, so that both must take the same ones.
@@ -233,7 +233,7 @@ impl Succession<'_> {
                         (Some(_), _) => {
                             tracing::info!(
                                 model,
-                                "keeping a model's workers for clients connected to this supervisor"
+                                "keeping the model's workers here for the clients that are connected here"
                             );
                         }
                         (None, _) => {}

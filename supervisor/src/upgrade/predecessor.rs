@@ -88,7 +88,7 @@ async fn read(orders: &mut BufReader<OwnedReadHalf>) -> Option<Order> {
         return None;
     }
     let order = serde_json::from_slice(&line);
-    order.inspect_err(|error| tracing::error!(%error, "unexpected reply from the previous supervisor")).ok()
+    order.inspect_err(|error| tracing::error!(%error, "unexpected message from the previous supervisor")).ok()
 }
 
 /// With a predecessor that still serves.

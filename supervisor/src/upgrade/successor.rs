@@ -64,7 +64,7 @@ impl Successor {
 
     pub(super) async fn start(succession: &Succession<'_>) -> Result<Self, String> {
         if std::process::id() == 1 {
-            let why = "this supervisor is process 1, and its container ends with it; run the supervisor under an \
+            let why = "this supervisor is process 1, and the container would end with it; start it under an \
                        init, as `docker run --init` does";
             return Err(why.to_owned());
         }
@@ -139,7 +139,7 @@ impl Successor {
         self.lives = false;
         // It may have ended by now.
         self.child.kill().ok();
-        format!("the next supervisor did not respond for {ANSWERS_WITHIN:?} and was killed")
+        format!("the next supervisor did not answer for {ANSWERS_WITHIN:?}, and was killed")
     }
 
     fn gone(&mut self, error: &io::Error) -> String {

@@ -139,7 +139,7 @@ async fn models_come_back_if_a_later_one_does_not_serve_there() {
     let loads = loads(&server, Duration::from_secs(5));
     let (output, ()) = tokio::join!(server.home().run(&["upgrade"]), a_has_moved(&server));
     let said = String::from_utf8_lossy(&output.unwrap().stderr).into_owned();
-    assert!(said.contains("model 'b' is ready in this supervisor, but not in the next one"), "{said}");
+    assert!(said.contains("model 'b' is ready here, but not in the next supervisor"), "{said}");
     for model in ["a", "b"] {
         let model = server.model(model).await.unwrap();
         assert_eq!((model.state.as_str(), model.workers.len()), ("ready", 1));
@@ -282,7 +282,7 @@ async fn one_that_hangs_is_ended_and_its_models_come_back() {
         [a.await.unwrap(), b.await.unwrap()]
     });
     let said = String::from_utf8_lossy(&output.unwrap().stderr).into_owned();
-    assert!(said.contains("did not respond for 5s and was killed"), "{said}");
+    assert!(said.contains("did not answer for 5s, and was killed"), "{said}");
     tallies.iter().for_each(assert_nothing_lost);
     assert_eq!(server.model("a").await.unwrap().state, "ready");
     server.stop().await.unwrap();
@@ -353,7 +353,7 @@ async fn a_hang_is_noticed_too_while_a_body_keeps_a_model_from_moving_and_no_zom
     });
     drop(half);
     let said = String::from_utf8_lossy(&output.unwrap().stderr).into_owned();
-    assert!(said.contains("did not respond for 5s and was killed"), "{said}");
+    assert!(said.contains("did not answer for 5s, and was killed"), "{said}");
     tallies.iter().for_each(assert_nothing_lost);
     // The worker that the body kept ends with it.
     server.wait_children(2).await.unwrap();

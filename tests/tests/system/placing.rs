@@ -79,7 +79,7 @@ async fn models_are_spread_over_gpus_and_stay_where_they_are() {
     assert_eq!(gpus(&server, &["other"]).await.unwrap(), [Some(1)]);
     assert_eq!(gpus(&server, &names).await.unwrap(), [Some(0), Some(1), Some(1), Some(1)]);
     // Also not for a supervisor that was killed, or an upgrade.
-    assert_eq!(server.said(&["move", "little", "0"]).await.unwrap(), "little serves now on GPU 0\n");
+    assert_eq!(server.said(&["move", "little", "0"]).await.unwrap(), "little is ready on GPU 0\n");
     server.upgrade().await.unwrap();
     assert_eq!(gpus(&server, &names).await.unwrap(), [Some(0), Some(1), Some(1), Some(0)]);
     server.signal(Signal::SIGKILL).unwrap();
@@ -99,7 +99,7 @@ async fn moves_under_load_lose_nothing() {
     while !m.is_finished() {
         to = 1 - to;
         let said = server.said(&["move", "m", &to.to_string()]).await.unwrap();
-        assert_eq!(said, format!("m serves now on GPU {to}\n"));
+        assert_eq!(said, format!("m is ready on GPU {to}\n"));
         moves += 1;
     }
     assert!(moves > 3, "{moves} moves");

@@ -127,7 +127,7 @@ async fn one_that_is_told_to_stop_before_it_serves_ends_and_changes_nothing() {
         next.signal(Signal::SIGTERM).unwrap();
         again
     });
-    assert!(again.contains("under way already"), "{again}");
+    assert!(again.contains("already in progress"), "{again}");
     assert!(said.contains("the next supervisor exited"), "{said}");
     assert_eq!(ask(server.client(), "a", &echo_case(1), 0.0).await, Outcome::Right);
     assert_alone(&server, &config).await;

@@ -443,7 +443,7 @@ impl Registry {
                 tracing::error!(
                     model = name,
                     why,
-                    "the model's new workers did not become ready; the old workers keep serving"
+                    "the new workers did not become ready; the old ones keep serving"
                 );
                 next.retire("the model's new workers did not become ready");
             }
