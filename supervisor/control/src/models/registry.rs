@@ -440,11 +440,7 @@ impl Registry {
                 std::mem::replace(now, next).retire("the model's workers have been replaced");
             }
             Err(why) => {
-                tracing::error!(
-                    model = name,
-                    why,
-                    "the new workers did not become ready; the old ones keep serving"
-                );
+                tracing::error!(model = name, why, "new workers are not ready; the old ones keep serving");
                 next.retire("the model's new workers did not become ready");
             }
         }
