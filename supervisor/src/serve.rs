@@ -76,7 +76,7 @@ fn run_after(path: &Path, log: &Log, predecessor: &mut Option<Predecessor>) -> R
         Err(error) => return Err(Failed { why: errors::chain(&error), code: exit::CONFIG }),
     };
     for note in &config.notes {
-        tracing::warn!("{note}");
+        tracing::warn!(%note, "note on the configuration");
     }
     start(path, &config, log, predecessor)
 }

@@ -23,7 +23,7 @@ import streams
 from server import Server, wait_until
 
 HAND_OVERS, KILLS = 200, 50
-BROKEN_OFF = ("send the request again", "died while it computed")
+BROKEN_OFF = ("send the request again", "died while computing")
 
 DOUBLED = """
 from shadowslice import Tensor

@@ -663,7 +663,7 @@ class Bounds(unittest.TestCase):
 
         def told():
             self.client.infer("hangs", [self.ask(b"say")])
-            return "left out here" in log.read_text()
+            return "leaving out lines" in log.read_text()
 
         wait_until(told)
         self.assertLess(log.stat().st_size, 2 << 20)

@@ -345,7 +345,7 @@ class Streams(unittest.TestCase):
         with self.assertRaises(InferenceServerException) as caught:
             while True:
                 self.stream.answer()
-        self.assertRegex(str(caught.exception), "send the request again|died while it computed")
+        self.assertRegex(str(caught.exception), "send the request again|died while computing")
         self.assertEqual(len(self.stream.until_the_end("counter", counting(5))), 5)
         self.assertNotEqual(SERVER.worker("counter"), before)
 

@@ -80,7 +80,7 @@ impl ServerUnderTest {
 
     /// Returns the TCP address on which the supervisor listens for HTTP, gRPC or metrics.
     pub async fn tcp_address(&self, what: &str) -> Result<SocketAddr, HarnessError> {
-        let line = self.wait_line(&[&format!("listening for {what}")]).await?;
+        let line = self.wait_line(&[&format!("listening protocol=\"{what}\"")]).await?;
         let address = line.rsplit('=').next().and_then(|address| address.trim().parse().ok());
         address.ok_or_else(|| self.timed_out(&format!("an address in `{line}`")))
     }

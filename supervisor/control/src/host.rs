@@ -25,7 +25,7 @@ use shadowslice_shared::errors;
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
     #[error(
-        "GPU {device} is not to be had; to try without a GPU, name an emulated device: `device: emulated, sms: 132`, or `--device emulated`"
+        "GPU {device} not found; to try without a GPU, use an emulated device: `device: emulated, sms: 132`, or `--device emulated`"
     )]
     NoDriver {
         device: String,
@@ -33,47 +33,47 @@ pub enum HostError {
         source: NvmlFault,
     },
     #[error(
-        "{found} GPUs of this host are meant by {device}; `nvidia-smi -L` lists them all; \
-         to try without a GPU, name an emulated device: `device: emulated, sms: 132`, or `--device emulated`"
+        "`{device}` matches {found} GPUs; use a UUID (`nvidia-smi -L`); \
+         to try without a GPU, use an emulated device: `device: emulated, sms: 132`, or `--device emulated`"
     )]
     NoGpu { device: String, found: usize },
     #[error(
-        "GPU {device} is the same as GPU {other} of this configuration; name it once and let models share it"
+        "GPU {device} is the same as GPU {other} of this configuration; list the GPU once, and let models share it"
     )]
     SameGpu { device: String, other: String },
     #[error(
-        "GPU {device} cannot be used; to try without a GPU, name an emulated device: `device: emulated, sms: 132`, or `--device emulated`"
+        "cannot use GPU {device}; to try without a GPU, use an emulated device: `device: emulated, sms: 132`, or `--device emulated`"
     )]
     Cuda {
         device: String,
         #[source]
         source: ProbeError,
     },
-    #[error("GPU {device} cannot be shared by MPS")]
+    #[error("cannot share GPU {device} by MPS")]
     Mps {
         device: String,
         #[source]
         source: MpsError,
     },
-    #[error("the runtime cannot be started; raise the limit on processes")]
+    #[error("cannot start the runtime; raise the limit on processes")]
     Runtime(#[source] io::Error),
-    #[error("an emulated GPU cannot be made")]
+    #[error("cannot create an emulated GPU")]
     Emulated(#[source] SlabError),
     #[error(
-        "ONNX Runtime's library was not found, looked for {0}; name it as `onnxruntime: {{library: PATH}}` or in ORT_DYLIB_PATH, or run `make onnxruntime`"
+        "cannot find ONNX Runtime's library (looked for {0}); set `onnxruntime: {{library: PATH}}` or ORT_DYLIB_PATH, or run `make onnxruntime`"
     )]
     NoOnnxRuntime(String),
     #[error(
-        "the worker does not say which libraries it can load; install both binaries from one build, or see where `shadowslice-worker --probe libraries` stops"
+        "cannot find out which libraries the worker can load; install both binaries from one build, or run `shadowslice-worker --probe libraries` to see why"
     )]
     Libraries(#[source] ProbeError),
-    #[error("a Python model cannot be looked at")]
+    #[error("cannot check a Python model")]
     Interpreter(#[source] CommandError),
-    #[error("no temporary folder can be made; give TMPDIR a folder that can be written")]
+    #[error("cannot create a temporary folder; set TMPDIR to a writable folder")]
     Temporary(#[source] io::Error),
-    #[error("the supervisor's binary cannot be located, so neither can the worker's")]
+    #[error("cannot locate the supervisor's binary, and the worker's beside it")]
     Executable(#[source] io::Error),
-    #[error("there is no worker at {0}; install shadowslice-worker beside shadowslice")]
+    #[error("worker not found at {0}; install shadowslice-worker beside shadowslice")]
     NoWorker(PathBuf),
     #[error(transparent)]
     RunDir(#[from] RunDirError),
@@ -243,7 +243,7 @@ pub fn raise_file_limit() {
     let raised = getrlimit(Resource::RLIMIT_NOFILE)
         .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));
     if let Err(error) = raised {
-        tracing::warn!(%error, "the limit on open files stays as it is");
+        tracing::warn!(%error, "cannot raise the limit on open files");
     }
 }
 
@@ -258,7 +258,7 @@ pub fn connections(config: &Config) -> usize {
             taken,
             limits.connections = configured,
             open_files,
-            "fewer connections are taken at a time than limits.connections says; raise the limit on open files (LimitNOFILE) or lower that"
+            "the limit on open files is too low for limits.connections; accepting fewer connections; raise LimitNOFILE, or lower limits.connections"
         );
     }
     taken

@@ -22,15 +22,15 @@ const OTHERS_WRITE: u32 = 0o022;
 
 #[derive(Debug, thiserror::Error)]
 pub enum RunDirError {
-    #[error("the run directory {path} cannot be made; choose another as run_dir")]
+    #[error("the run directory {path} cannot be created; choose another run_dir")]
     Make {
         path: PathBuf,
         #[source]
         source: io::Error,
     },
-    #[error("{path} in the run directory's place {why}; choose another as run_dir, or remove it")]
+    #[error("the run directory cannot be used: {path} {why}; choose another run_dir, or remove {path}")]
     Unsafe { path: PathBuf, why: &'static str },
-    #[error("another supervisor runs in {0}; stop it, or choose another run_dir")]
+    #[error("another supervisor runs in {0}; stop that supervisor, or choose another run_dir")]
     Taken(PathBuf),
 }
 
@@ -112,11 +112,11 @@ pub fn unsafe_because(path: &Path) -> io::Result<Option<&'static str>> {
     Ok(if found.is_symlink() {
         Some("is a link")
     } else if !found.is_dir() {
-        Some("is no folder")
+        Some("is not a folder")
     } else if !own {
         Some("belongs to another user")
     } else if found.mode() & OTHERS_WRITE != 0 {
-        Some("may be written to by others")
+        Some("is writable by other users")
     } else {
         None
     })
@@ -198,14 +198,14 @@ mod tests {
         drop(RunDir::take(&path, None).unwrap());
         for mode in [0o775, 0o757, 0o1777] {
             set_permissions(&path, Permissions::from_mode(mode)).unwrap();
-            assert!(why(&path).contains("written to by others"), "{mode:o}");
+            assert!(why(&path).contains("writable by other users"), "{mode:o}");
         }
         set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
         let link = folder.path().join("link");
         symlink(&path, &link).unwrap();
         assert!(why(&link).contains("is a link"));
         std::fs::write(folder.path().join("file"), "").unwrap();
-        assert!(why(&folder.path().join("file")).contains("is no folder"));
+        assert!(why(&folder.path().join("file")).contains("is not a folder"));
     }
 
     #[test]
@@ -240,10 +240,10 @@ mod tests {
         let private = RunDir::take(&path, None).unwrap().private();
         std::fs::remove_file(private.join("lock")).unwrap();
         symlink(&precious, private.join("lock")).unwrap();
-        assert!(why(&path).contains("lock in the run directory's place is a link"));
+        assert!(why(&path).contains("private/lock is a link"));
         std::fs::remove_dir_all(&private).unwrap();
         symlink(folder.path(), &private).unwrap();
-        assert!(why(&path).contains("private in the run directory's place is a link"));
+        assert!(why(&path).contains("private is a link"));
         assert_eq!(std::fs::read_to_string(&precious).unwrap(), "keep this");
     }
 }

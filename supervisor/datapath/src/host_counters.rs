@@ -98,8 +98,8 @@ impl HostCounters {
             tracing::warn!(
                 limit = "limits.connections",
                 closed,
-                "idle connections are closed because others need their places; raise the limit, or have \
-                 clients use fewer connections"
+                "closing idle connections to make room for new ones; raise the limit, or let clients use \
+                 fewer connections"
             );
         }
     }
@@ -111,7 +111,7 @@ impl HostCounters {
             tracing::warn!(
                 limit = format!("limits.{}", limit.name()),
                 refused,
-                "a limit of the host refuses requests; raise it, or send fewer at a time"
+                "requests are refused because of a limit; raise the limit, or send fewer requests at a time"
             );
         }
     }

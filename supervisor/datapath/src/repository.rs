@@ -45,12 +45,14 @@ pub struct QueuedCommand {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ModelCommandError {
     #[error(
-        "explicit model load / unload is not allowed; `model_control: explicit` in the configuration allows it"
+        "explicit model load / unload is not allowed; to allow it, set `model_control: explicit` in the configuration"
     )]
     NotAllowed,
-    #[error("this client may not load or unload models; `model_control` in the configuration names who may")]
+    #[error(
+        "this client may not load or unload models; `model_control` in the configuration lists the clients that may"
+    )]
     Denied,
-    #[error("failed to {0} '{1}': the configuration names no such model")]
+    #[error("failed to {0} '{1}': the configuration does not contain this model")]
     Unknown(&'static str, String),
     /// The client's command is malformed.
     #[error("{0}")]
@@ -61,7 +63,7 @@ pub enum ModelCommandError {
     #[error("the server is busy with other models, or stopping; try again later")]
     Busy,
     /// The next supervisor is starting, and would not know of a change that is made now.
-    #[error("another supervisor is about to take over; try again in some seconds")]
+    #[error("another supervisor is taking over; try again in a few seconds")]
     Succession,
 }
 

@@ -72,7 +72,7 @@ async fn listen(
                 Ok(accepted) => accepted,
                 Err(error) => {
                     if !failing {
-                        tracing::warn!(%error, "cannot accept connections, trying again");
+                        tracing::warn!(%error, "cannot accept connections; trying again");
                     }
                     failing = true;
                     sleep(REST).await;
@@ -149,7 +149,7 @@ async fn serve(service: Service, accepted: Accepted, entered: Entered, stop: Sto
     let serving = async {
         let (stream, caller) = match accepted.open().await {
             Ok(opened) => opened,
-            Err(error) => return tracing::debug!(%error, "no encrypted connection came about"),
+            Err(error) => return tracing::debug!(%error, "cannot set up an encrypted connection"),
         };
         match service {
             Service::Http(front) => http::serve(stream, front, (client, caller), stop).await,

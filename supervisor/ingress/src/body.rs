@@ -140,7 +140,7 @@ impl<B> OneMessage<B> {
             }
         };
         let rest = left.checked_sub(data.len());
-        self.left = Some(rest.ok_or_else(|| Status::internal("more than one message"))?);
+        self.left = Some(rest.ok_or_else(|| Status::internal("expected one message, got more"))?);
         Ok(())
     }
 }
@@ -160,7 +160,7 @@ where
     }
     let Some(given_up) = given_up else { return Poll::Pending };
     ready!(given_up.as_mut().poll(cx));
-    Poll::Ready(Some(Err(Status::deadline_exceeded("the request did not go on"))))
+    Poll::Ready(Some(Err(Status::deadline_exceeded("timed out waiting for the rest of the request"))))
 }
 
 /// The length of a message by its first bytes.

@@ -28,13 +28,14 @@ pub(super) fn check<B>(request: &Request<B>) -> Result<usize, Box<Reply>> {
         return Err(Box::new(plain(StatusCode::UNSUPPORTED_MEDIA_TYPE, why)));
     }
     if request.method() != Method::POST {
-        let mut answer = plain(StatusCode::METHOD_NOT_ALLOWED, "gRPC's calls are POST requests\n");
+        let mut answer = plain(StatusCode::METHOD_NOT_ALLOWED, "gRPC calls are POST requests\n");
         answer.headers_mut().insert(ALLOW, HeaderValue::from_static("POST"));
         return Err(Box::new(answer));
     }
     let bytes = metadata_bytes(request.headers());
     if bytes > METADATA_BYTES {
-        let why = format!("the call has {bytes} bytes of metadata, and {METADATA_BYTES} at most are read");
+        let why =
+            format!("the call has {bytes} bytes of metadata; the server reads at most {METADATA_BYTES}");
         let refusal = RequestError::from(RequestFailure::Exhausted(why));
         return Err(Box::new(Status::from(refusal).into_http()));
     }

@@ -82,13 +82,13 @@ impl Encoding {
                 (read(&mut decoder, limit, reserved)?, decoder.into_inner().len())
             }
         };
-        let corrupt = |why| invalid(format!("the request cannot be decompressed as {}: {why}", self.name()));
+        let corrupt = |why| invalid(format!("cannot decompress the request as {}: {why}", self.name()));
         match whole {
             Err(why) => corrupt(why.to_string()),
             Ok(whole) if whole.len() > limit => Err(RequestError::TooLarge(format!(
                 "decompressed, the request is larger than {limit} bytes (limits.request_bytes)"
             ))),
-            Ok(_) if rest > 0 => corrupt(format!("{rest} bytes follow its end")),
+            Ok(_) if rest > 0 => corrupt(format!("{rest} bytes follow the end of the compressed data")),
             Ok(whole) => Ok(whole),
         }
     }

@@ -188,7 +188,7 @@ impl Stream for Conversation {
         match self.requests.take() {
             None => Poll::Ready(self.fault.take().map(Err)),
             Some(_) if self.stopping => Poll::Ready(Some(Err(Status::unavailable(
-                "the server stops, or needs the connection; call again",
+                "the server is stopping, or needs the connection; call again",
             )))),
             waiting => {
                 self.requests = waiting;

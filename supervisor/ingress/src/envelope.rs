@@ -102,12 +102,12 @@ pub(super) async fn compressed(
 fn message(body: &Bytes) -> Result<Bytes, Status> {
     match body::length(body) {
         Some(length) if length == body.len() - ENVELOPE => Ok(body.slice(ENVELOPE..)),
-        _ => Err(Status::internal("expected one whole message, as its length says")),
+        _ => Err(Status::internal("expected one whole message of the announced length")),
     }
 }
 
 fn envelope(flag: u8, message: usize) -> Result<[u8; ENVELOPE], Status> {
-    let length = u32::try_from(message).map_err(|_| Status::internal("a message of 4 GiB"))?;
+    let length = u32::try_from(message).map_err(|_| Status::internal("the message has 4 GiB or more"))?;
     let [a, b, c, d] = length.to_be_bytes();
     Ok([flag, a, b, c, d])
 }
@@ -115,7 +115,7 @@ fn envelope(flag: u8, message: usize) -> Result<[u8; ENVELOPE], Status> {
 fn unread(why: Unread, limit: usize) -> Status {
     match why {
         Unread::TooLarge => Status::out_of_range(format!("the request is larger than {limit} bytes")),
-        Unread::Stalled => Status::deadline_exceeded("the request did not go on"),
+        Unread::Stalled => Status::deadline_exceeded("timed out waiting for the rest of the request"),
         Unread::Broken(why) => Status::internal(format!("failed to read the request: {why}")),
         Unread::NoMemory(why) => why.into(),
     }

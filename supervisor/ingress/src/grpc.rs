@@ -136,7 +136,7 @@ pub(super) async fn serve(
     let mut told = false;
     let ended = std::future::poll_fn(|cx| {
         if Pin::new(&mut overdue).poll(cx).is_ready() {
-            tracing::debug!("cut a gRPC connection whose peer does not take its answers");
+            tracing::debug!("cut a gRPC connection whose client does not read its responses");
             return Poll::Ready(Ok(()));
         }
         if !told && Pin::new(&mut over).poll(cx).is_ready() {
@@ -276,7 +276,7 @@ impl Servers {
         if request.uri().path() == STREAM || of_reflection {
             if envelope::encoding(request.headers())?.is_some() {
                 return Err(Status::unimplemented(
-                    "messages of a stream are not decompressed; send them plain",
+                    "compressed messages are not supported in streams; send them uncompressed",
                 ));
             }
             if of_reflection {

@@ -44,7 +44,7 @@ impl HealthService for Health {
     ) -> Result<Response<HealthCheckResponse>, Status> {
         let service = request.into_inner().service;
         if !SERVICES.contains(&service.as_str()) {
-            return Err(Status::not_found(format!("there is no service '{}'", Clipped(&service))));
+            return Err(Status::not_found(format!("service '{}' not found", Clipped(&service))));
         }
         Ok(Response::new(said(status(self.front.router.ready()))))
     }
@@ -56,8 +56,9 @@ impl HealthService for Health {
         request: Request<HealthCheckRequest>,
     ) -> Result<Response<Self::WatchStream>, Status> {
         let room = Arc::clone(&self.front.watchers).try_acquire_owned();
-        let room =
-            room.map_err(|_| Status::resource_exhausted(format!("{WATCHERS} clients watch already")))?;
+        let room = room.map_err(|_| {
+            Status::resource_exhausted(format!("{WATCHERS} clients already watch, which is the limit"))
+        })?;
         let known = SERVICES.contains(&request.into_inner().service.as_str());
         let (tell, told) = mpsc::channel(1);
         tokio::spawn(follow(Arc::clone(&self.front), known, tell, self.stop.clone(), room));

@@ -78,7 +78,7 @@ pub(super) async fn serve(
     let mut unasked = std::pin::pin!(unasked(&asked, stop.clone()));
     tokio::select! {
         io = speak(io, service, client, stop.clone()) => close(io, refused.load(Ordering::Relaxed)).await,
-        () = OnWake::new(unasked.as_mut()) => tracing::debug!("cut an HTTP connection in mid-request"),
+        () = OnWake::new(unasked.as_mut()) => tracing::debug!("cut an HTTP connection in the middle of a request"),
     }
 }
 
@@ -276,11 +276,13 @@ async fn serve_goal(
 fn refuse(unread: Unread, limit: usize, inference: bool, head: &Parts) -> Answer {
     let (status, message) = match unread {
         Unread::TooLarge => {
-            let bound = if inference { "limits.request_bytes" } else { "it is no inference" };
+            let bound = if inference { "limits.request_bytes" } else { "not an inference request" };
             let message = format!("the request is larger than {limit} bytes ({bound})");
             (StatusCode::PAYLOAD_TOO_LARGE, message)
         }
-        Unread::Stalled => (StatusCode::REQUEST_TIMEOUT, "the request's body did not go on".to_owned()),
+        Unread::Stalled => {
+            (StatusCode::REQUEST_TIMEOUT, "timed out waiting for the rest of the request's body".to_owned())
+        }
         Unread::Broken(why) => (StatusCode::BAD_REQUEST, format!("failed to read the request's body: {why}")),
         Unread::NoMemory(why) => (why.status(), why.message()),
     };

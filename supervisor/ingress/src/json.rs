@@ -263,7 +263,7 @@ fn outputs(
 fn raw(body: Pieces, model: &Metadata, reserved: &Reserved) -> Result<HttpRequest, RequestError> {
     let [spec] = &model.inputs[..] else {
         return invalid(format!(
-            "a raw binary request is for models with one input, but model '{}' has {}",
+            "a raw binary request requires a model with one input, but model '{}' has {}",
             model.name,
             model.inputs.len()
         ));
@@ -290,7 +290,7 @@ fn raw(body: Pieces, model: &Metadata, reserved: &Reserved) -> Result<HttpReques
     };
     if open.len() > 1 && spec.datatype.size().is_some() {
         return invalid(format!(
-            "a raw binary request is for inputs with at most one open dimension, but input '{}' has shape {}",
+            "a raw binary request requires an input with at most one open dimension, but input '{}' has shape {}",
             spec.name,
             Shape(&spec.shape)
         ));

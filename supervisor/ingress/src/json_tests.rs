@@ -118,11 +118,11 @@ fn numbers_that_json_lacks_are_named_and_binary_data_advised() {
         let json =
             format!(r#"{{"inputs":[{{"name":"x","datatype":"FP32","shape":[1,2],"data":[[1,{word}]]}}]}}"#);
         let why = parsed(&json, &[]).unwrap_err();
-        assert!(why.contains("no NaN and no Infinity; send the tensor as binary data"), "{why}");
+        assert!(why.contains("does not support NaN and Infinity; send the tensor as binary data"), "{why}");
     }
     let null = r#"{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":[null]}]}"#;
     let why = parsed(null, &[]).unwrap_err();
-    assert!(why.contains("null is not FP32") && why.contains("as binary data"), "{why}");
+    assert!(why.contains("null is not a valid FP32") && why.contains("as binary data"), "{why}");
 }
 
 /// The parts that a request may name are bounded before they are read: some bytes of text are

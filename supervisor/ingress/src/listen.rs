@@ -124,16 +124,22 @@ pub(super) async fn bind_all(
 fn say(what: &str, bound: &Bound) {
     let Bound::Tcp { listener, site, encryption, tokens, .. } = bound else { return };
     let Ok(address) = listener.local_addr() else { return };
-    tracing::info!(%address, "listening for {what}");
+    tracing::info!(protocol = what, %address, "listening");
     let knows_clients = tokens.is_some() || encryption.as_ref().is_some_and(|tls| tls.knows_clients);
-    let lacks = match (encryption.is_some(), knows_clients) {
+    let (missing, advice) = match (encryption.is_some(), knows_clients) {
         (true, true) => return,
-        (false, false) => "encryption and without authentication; give it `tls` and `tokens`",
-        (false, true) => "encryption, so that tokens can be read on their way; give it `tls`",
-        (true, false) => "authentication; give it `tokens`, or `client_ca` in `tls`",
+        (false, false) => ("encryption and authentication", "set `tls` and `tokens`"),
+        (false, true) => ("encryption, so that others can read the tokens", "set `tls`"),
+        (true, false) => ("authentication", "set `tokens`, or `client_ca` in `tls`"),
     };
     if *site == Site::Network {
-        tracing::warn!(%address, "{what} is open to other hosts, without {lacks}, or listen on a Unix socket");
+        tracing::warn!(
+            protocol = what,
+            %address,
+            missing,
+            advice,
+            "a listener without protection is open to other hosts; follow the advice, or listen on a Unix socket"
+        );
     }
 }
 
@@ -149,7 +155,7 @@ pub(super) async fn bind(
             let tokens = tokens.as_ref().map(|file| Tokens::read(file, refusals)).transpose()?;
             let failed = |source| {
                 let message = format!(
-                    "cannot listen on {address}; stop what serves there, or give another address in `listen`"
+                    "cannot listen on {address}; stop the program that listens there, or set another address in `listen`"
                 );
                 BindError::new(message, Some(source))
             };
@@ -170,7 +176,7 @@ pub(super) async fn bind(
             }
             bind_unix(path, socket, (mode.unwrap_or(SOCKET_MODE), group), guard).map_err(|source| {
                 let message = format!(
-                    "cannot listen on {}; its folder must be there, and this user's to write to",
+                    "cannot listen on {}; its folder must exist, and this user must be able to write to it",
                     path.display()
                 );
                 BindError::new(message, Some(source))
@@ -215,7 +221,7 @@ fn bind_unix(
 
 fn group_id(path: &Path, group: &str) -> Result<u32, BindError> {
     let unknown = |source| BindError {
-        message: format!("the group {group:?} of the socket {} is not known here", path.display()),
+        message: format!("the group {group:?} of the socket {} does not exist on this host", path.display()),
         source,
     };
     match Group::from_name(group) {
@@ -229,18 +235,18 @@ fn group_id(path: &Path, group: &str) -> Result<u32, BindError> {
 async fn make_way(path: &Path) -> Result<(), BindError> {
     let shown = path.display();
     let stale = |source| BindError {
-        message: format!("a socket that is in the way at {shown} could not be removed"),
+        message: format!("cannot remove the old socket at {shown}"),
         source: Some(source),
     };
     let in_use = || BindError {
-        message: format!("another process serves on {shown}; stop it, or listen elsewhere"),
+        message: format!("another process listens on {shown}; stop that process, or listen elsewhere"),
         source: None,
     };
     match path.symlink_metadata() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(stale(error)),
         Ok(found) if !found.file_type().is_socket() => {
-            let message = format!("{shown} is there and no socket; remove it, or listen elsewhere");
+            let message = format!("{shown} exists and is not a socket; remove the file, or listen elsewhere");
             return Err(BindError { message, source: None });
         }
         Ok(_) => {}

@@ -31,7 +31,7 @@ async fn a_socket_in_use_is_left_alone_and_a_stale_one_replaced() {
     let path = dir.path().join("x.sock");
     let live = std::os::unix::net::UnixListener::bind(&path).unwrap();
     let refused = bind_here(&unix(&path, None, None)).await.unwrap_err();
-    assert!(refused.to_string().starts_with("another process serves on"), "{refused}");
+    assert!(refused.to_string().starts_with("another process listens on"), "{refused}");
     assert!(path.try_exists().unwrap());
     drop(live);
     bind_here(&unix(&path, None, None)).await.unwrap();
@@ -43,7 +43,7 @@ async fn what_is_no_socket_is_left_alone() {
     let path = dir.path().join("x.sock");
     std::fs::write(&path, "precious").unwrap();
     let refused = bind_here(&unix(&path, None, None)).await.unwrap_err();
-    assert!(refused.to_string().contains("is there and no socket"), "{refused}");
+    assert!(refused.to_string().contains("exists and is not a socket"), "{refused}");
     assert_eq!(std::fs::read(&path).unwrap(), b"precious");
 }
 

@@ -135,7 +135,7 @@ fn answer(
         return answer;
     }
     if file.is_none() && ![METRICS, EVENTS].contains(&path) {
-        let text = "there is nothing here; the metrics are at /metrics, and a page to look at is at /\n";
+        let text = "not found; the metrics are at /metrics, and the page is at /\n";
         return plain(StatusCode::NOT_FOUND, text.to_owned());
     }
     if ![Method::GET, Method::HEAD].contains(request.method()) {

@@ -51,14 +51,14 @@ pub(super) fn find(router: &Router, name: &str, version: &str) -> Result<Route, 
 /// Whether clients are to send requests; else why not.
 pub(super) fn ready(router: &Router, name: &str, model: &Route) -> Result<(), String> {
     if router.is_drained(name) {
-        return Err("it is drained".to_owned());
+        return Err("the model is drained".to_owned());
     }
     model.ready()
 }
 
 pub(super) fn metadata(pipeline: &Route, name: &str) -> Result<Arc<Metadata>, RequestError> {
     pipeline.metadata().ok_or_else(|| {
-        let why = pipeline.ready().err().unwrap_or_else(|| "it is still loading".to_owned());
+        let why = pipeline.ready().err().unwrap_or_else(|| "the model is still loading".to_owned());
         RequestFailure::Unavailable(format!("model '{}' is not ready: {why}", Clipped(name))).into()
     })
 }
@@ -74,7 +74,7 @@ pub(super) async fn infer(
 ) -> Result<Vec<Answered>, RequestError> {
     if metadata.streams.is_some() {
         let name = &metadata.name;
-        let why = format!("model '{name}' gives many answers to a request: ask by gRPC's ModelStreamInfer");
+        let why = format!("model '{name}' gives many answers to a request; use gRPC's ModelStreamInfer");
         return Err(RequestError::Unsupported(why));
     }
     let made = ready_made(front, metadata, request, peer, reserved).await;
@@ -126,7 +126,7 @@ impl Wanted {
     ) -> Result<Vec<Answered>, RequestError> {
         if outputs.len() != metadata.outputs.len() {
             let (expected, got) = (metadata.outputs.len(), outputs.len());
-            let why = format!("the model has {expected} outputs but answered {got}");
+            let why = format!("the model has {expected} outputs, but its answer has {got}");
             return Err(RequestFailure::Internal(why).into());
         }
         let mut outputs: Vec<_> = outputs.into_iter().map(Some).collect();

@@ -57,7 +57,7 @@ pub(super) fn body<'a, T: Deserialize<'a>>(text: &'a [u8], expected: &str) -> Re
         }
         match not_a_number(text, &why) {
             Some(word) => format!(
-                "{word} in line {} column {}: JSON has no NaN and no Infinity; send the tensor as binary data",
+                "{word} in line {} column {}: JSON does not support NaN and Infinity; send the tensor as binary data",
                 why.line(),
                 why.column()
             ),

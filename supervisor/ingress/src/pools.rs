@@ -174,7 +174,7 @@ impl Client {
         self.take(Pool::Requests, 1).ok_or_else(|| {
             self.tally().count_refusal(HostLimit::InFlight);
             let why =
-                "too many requests in flight; try again, use more connections, or raise limits.in_flight";
+                "too many requests in flight; try again later, use more connections, or raise limits.in_flight";
             RequestFailure::Unavailable(why.to_owned()).into()
         })
     }
@@ -269,7 +269,7 @@ impl Client {
             Err(_) => {
                 self.tally().count_refusal(HostLimit::Connections);
                 let why =
-                    "too many connections, and none of them is idle; try again, or raise limits.connections";
+                    "too many connections, all of them in use; try again later, or raise limits.connections";
                 Err(RequestFailure::Unavailable(why.to_owned()).into())
             }
         }

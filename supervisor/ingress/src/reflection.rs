@@ -109,7 +109,7 @@ impl Stream for Answers {
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         if self.stop.as_mut().poll(cx).is_ready() {
             return Poll::Ready(Some(Err(Status::unavailable(
-                "the server stops, or needs the connection; call again",
+                "the server is stopping, or needs the connection; call again",
             ))));
         }
         let call = Arc::clone(&self.call);
@@ -127,7 +127,7 @@ impl Stream for Answers {
 fn answered(request: ServerReflectionRequest) -> ServerReflectionResponse {
     let answer = match &request.message_request {
         Some(request) => answer(request),
-        None => fault(Code::InvalidArgument, "the request asks for nothing".to_owned()),
+        None => fault(Code::InvalidArgument, "the request is empty".to_owned()),
     };
     ServerReflectionResponse {
         valid_host: request.host.clone(),

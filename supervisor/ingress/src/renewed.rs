@@ -68,10 +68,13 @@ async fn follow<T: Send + Sync + 'static, E: fmt::Display + Send + 'static>(
         match (outcome, renewed.upgrade()) {
             (Ok(new), Some(renewed)) => {
                 *renewed.now.write() = Arc::new(new);
-                tracing::info!("read {named} again, which has changed");
+                tracing::info!(file = %named, "reloaded a file that has changed");
             }
             (Err(error), Some(_)) => {
-                tracing::warn!(%error, "{named} or what belongs to it has changed and cannot be used; what it said before stands");
+                tracing::warn!(
+                    file = %named, %error,
+                    "cannot use a file, or one that belongs to it, that has changed; keeping the previous content"
+                );
             }
             (_, None) => return,
         }

@@ -89,7 +89,7 @@ fn read<T: Default + for<'a> Deserialize<'a>>(body: &[u8]) -> Result<T, RequestF
         return Ok(T::default());
     }
     object::body(body, "an object")
-        .map_err(|error| RequestFailure::Invalid(format!("the request's JSON is not understood: {error}")))
+        .map_err(|error| RequestFailure::Invalid(format!("failed to parse the request JSON: {error}")))
 }
 
 pub(super) fn index(
@@ -139,7 +139,10 @@ fn only_one(name: &str) -> Result<(), RequestFailure> {
     if name.is_empty() {
         return Ok(());
     }
-    invalid("'repository_name' is not supported; leave it empty: there is one repository".to_owned())
+    invalid(
+        "'repository_name' is not supported, because there is only one repository; leave the name empty"
+            .to_owned(),
+    )
 }
 
 fn config(
@@ -150,12 +153,12 @@ fn config(
         match (name.as_str(), text) {
             ("config", Some(text)) => config = Some(text),
             ("config", None) => {
-                return invalid("parameter 'config' must be a text that holds JSON".to_owned());
+                return invalid("parameter 'config' must be a string that contains JSON".to_owned());
             }
             _ => {
                 let name = Clipped(&name);
                 return invalid(format!(
-                    "parameter '{name}' is not supported: a model's files are the operator's; only 'config' is"
+                    "parameter '{name}' is not supported; only 'config' is, because clients cannot change a model's files"
                 ));
             }
         }

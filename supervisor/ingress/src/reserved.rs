@@ -133,7 +133,7 @@ fn spent(client: &Client, pool: Pool) -> RequestError {
     client.tally().count_refusal(HostLimit::Memory);
     let size = client.size(pool);
     RequestFailure::Exhausted(format!(
-        "the memory for requests and answers is spent: {size} bytes, of which a connection has half at most; try again later, send less at a time, or raise limits.memory"
+        "the memory for requests and answers is used up ({size} bytes, at most half for one connection); try again later, send less at a time, or raise limits.memory"
     ))
     .into()
 }

@@ -169,11 +169,11 @@ pub(super) struct Target {
 pub(super) fn goal(front: &Frontend, head: &Parts) -> Goal {
     let Some(route) = Route::parse(head.uri.path()) else {
         let path = Clipped(head.uri.path());
-        return Goal::Answered(error(StatusCode::NOT_FOUND, &format!("there is nothing at {path}")));
+        return Goal::Answered(error(StatusCode::NOT_FOUND, &format!("path {path} not found")));
     };
     if !route.takes(&head.method) {
         let allow = if route.method() == Method::GET { "GET, HEAD" } else { "POST" };
-        let message = format!("this path takes {allow}, not {}", Clipped(head.method.as_str()));
+        let message = format!("this path accepts {allow}, not {}", Clipped(head.method.as_str()));
         let mut response = error(StatusCode::METHOD_NOT_ALLOWED, &message);
         response.headers_mut().insert(ALLOW, HeaderValue::from_static(allow));
         return Goal::Answered(response);
@@ -341,7 +341,7 @@ fn content_encoding(headers: &HeaderMap) -> Result<Option<Encoding>, RequestFail
     encoding.map(Some).ok_or_else(|| {
         let name = Clipped(&name);
         RequestFailure::Invalid(format!(
-            "Content-Encoding {name} is not supported; use gzip or deflate, once"
+            "Content-Encoding {name} is not supported; use either gzip or deflate"
         ))
     })
 }

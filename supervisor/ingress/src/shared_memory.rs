@@ -125,11 +125,13 @@ impl Regions {
 
     fn check_allowed(&self, by: &Peer, action: &'static str, name: &str) -> Result<(), RequestError> {
         if !self.guard.permits_any() {
-            let why = "shared memory is not allowed here; the operator may set limits.shared_memory";
+            let why =
+                "shared memory is not allowed; to allow it, set limits.shared_memory in the configuration";
             return Err(RequestError::Unsupported(why.to_owned()));
         }
         if !self.guard.permits(by, action, name) {
-            let why = "this client may not use shared memory; limits.shared_memory names who may";
+            let why =
+                "this client may not use shared memory; limits.shared_memory lists the clients that may";
             return Err(RequestError::Forbidden(why.to_owned()));
         }
         Ok(())
@@ -154,7 +156,11 @@ impl Regions {
         for region in told {
             let name = region.name.clone();
             if let Err(why) = self.take(None, region) {
-                tracing::warn!(region = name, why = why.message(), "shared memory is not taken over");
+                tracing::warn!(
+                    region = name,
+                    why = why.message(),
+                    "cannot take over a shared memory region from the previous supervisor"
+                );
             }
         }
     }
@@ -162,7 +168,7 @@ impl Regions {
     fn take(&self, by: Option<&Peer>, told: RegionStatus) -> Result<(), RequestError> {
         let RegionStatus { name, key, offset, byte_size } = &told;
         if name.is_empty() || name.len() > MAX_NAME_BYTES {
-            return invalid(format!("a region's name has 1 to {MAX_NAME_BYTES} bytes"));
+            return invalid(format!("a region's name must have 1 to {MAX_NAME_BYTES} bytes"));
         }
         let mut by_name = self.by_name.lock();
         if by_name.contains_key(name) {
@@ -172,7 +178,7 @@ impl Regions {
             )));
         }
         if by_name.len() >= MAX_REGIONS {
-            let why = format!("{MAX_REGIONS} shared memory regions are registered already; unregister some");
+            let why = format!("{MAX_REGIONS} shared memory regions are already registered; unregister some");
             return Err(RequestFailure::Unavailable(why).into());
         }
         let (file, found) = open(key)?;
@@ -183,7 +189,7 @@ impl Regions {
         let end = offset.checked_add(*byte_size).filter(|_| *byte_size > 0);
         if end.is_none_or(|end| end > found.len()) {
             return invalid(format!(
-                "region '{}' of {byte_size} bytes from {offset} on does not lie within shared memory '{}'",
+                "region '{}' of {byte_size} bytes at offset {offset} exceeds shared memory '{}'",
                 Clipped(name),
                 Clipped(key)
             ));
@@ -238,7 +244,7 @@ impl Regions {
         match (start, end.is_some_and(|end| end <= region.told.byte_size)) {
             (Some(start), true) => Ok(Found { region, place: place.clone(), start }),
             _ => invalid(format!(
-                "{} bytes from {} on do not lie within shared memory region '{}' of {} bytes",
+                "{} bytes at offset {} exceed shared memory region '{}' of {} bytes",
                 place.byte_size,
                 place.offset,
                 Clipped(&place.region),
@@ -276,7 +282,7 @@ impl Found {
     }
 
     fn check_length(&self, bytes: u64) -> Result<(), RequestError> {
-        let found = self.region.file.metadata().map_err(|error| self.failed("looked at", &error))?;
+        let found = self.region.file.metadata().map_err(|error| self.failed("examined", &error))?;
         let end = self.start.checked_add(bytes);
         if end.is_some_and(|end| end <= found.len()) { Ok(()) } else { Err(self.shrunk()) }
     }
@@ -284,7 +290,7 @@ impl Found {
     fn shrunk(&self) -> RequestError {
         let name = Clipped(&self.place.region);
         RequestFailure::Invalid(format!(
-            "shared memory region '{name}' has become smaller than it was registered"
+            "shared memory region '{name}' is now smaller than when it was registered"
         ))
         .into()
     }
@@ -302,7 +308,7 @@ fn open(key: &str) -> Result<(File, Metadata), RequestError> {
     let mut parts = name.components();
     let plain = matches!((parts.next(), parts.next()), (Some(Component::Normal(only)), None) if only == name);
     if !plain || name.as_os_str() != OsStr::new(key.trim_start_matches('/')) || key.contains('\0') {
-        return invalid(format!("'{shown}' is no key of shared memory: a name without slashes"));
+        return invalid(format!("'{shown}' is not a shared memory key; use a name without slashes"));
     }
     // A name may also stand for a pipe, which must not be waited for, or for a link.
     let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
@@ -316,12 +322,12 @@ fn open(key: &str) -> Result<(File, Metadata), RequestError> {
     })?;
     match file.metadata() {
         Ok(found) if found.is_file() => Ok((file, found)),
-        _ => invalid(format!("'{shown}' is no shared memory")),
+        _ => invalid(format!("'{shown}' is not shared memory")),
     }
 }
 
 fn foreign(name: &str) -> RequestError {
-    let why = "this client may not read and write the file behind it";
+    let why = "this client may not read and write its file";
     RequestError::Forbidden(format!("shared memory region '{}': {why}", Clipped(name)))
 }
 

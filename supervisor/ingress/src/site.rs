@@ -43,14 +43,14 @@ impl Site {
             && let Some(name) = names().find(|name| !is_local(name))
         {
             let name = String::from_utf8_lossy(name);
-            let why = "this server is asked as localhost or 127.0.0.1; a proxy has to name it so, too";
+            let why = "send requests to this server as localhost or 127.0.0.1; a proxy must use one of these names, too";
             return Err(RequestError::Forbidden(format!("'{}': {why}", Clipped(&name))));
         }
         for origin in headers.get_all(ORIGIN) {
             let site = origin.to_str().ok().and_then(|origin| Some(origin.split_once("://")?.1.as_bytes()));
             let own = |site: &[u8]| names().any(|name| name.eq_ignore_ascii_case(site));
             if !site.is_some_and(own) {
-                let why = "pages of other sites may not ask this server";
+                let why = "pages of other sites may not send requests to this server";
                 let origin = String::from_utf8_lossy(origin.as_bytes());
                 return Err(RequestError::Forbidden(format!("Origin '{}': {why}", Clipped(&origin))));
             }

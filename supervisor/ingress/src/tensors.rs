@@ -178,7 +178,7 @@ fn check_data(tensor: &NamedTensor, elements: usize) -> Result<(), String> {
     } else {
         let Some(strings) = count_byte_strings(&tensor.data.clone().into_bytes()) else {
             return Err(format!(
-                "the {got} bytes are no BYTES elements: each is its length, 4 bytes little-endian, and then that many bytes"
+                "the {got} bytes are not valid BYTES elements; each element is its length, 4 bytes little-endian, followed by that number of bytes"
             ));
         };
         if strings != elements {

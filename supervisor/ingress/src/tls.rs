@@ -74,7 +74,7 @@ fn names(certificate: &CertificateDer<'_>) -> Vec<String> {
 fn server_config(files: &Tls, protocol: &[u8]) -> Result<ServerConfig, BindError> {
     let provider = Arc::new(ring::default_provider());
     let unusable = |what: &str, file: &PathBuf, why: &(dyn std::fmt::Display + Sync)| {
-        let message = format!("the {what} in {} cannot be used for TLS", file.display());
+        let message = format!("cannot use the {what} in {} for TLS", file.display());
         BindError::new(message, Some(io::Error::other(why.to_string())))
     };
     let chain =
@@ -99,7 +99,7 @@ fn server_config(files: &Tls, protocol: &[u8]) -> Result<ServerConfig, BindError
     config.alpn_protocols = vec![protocol.to_vec()];
     // Also each time that the files are read again.
     for warning in expiry_warnings(files) {
-        tracing::warn!("{warning}");
+        tracing::warn!(%warning, "a TLS certificate is not valid, or expires soon");
     }
     Ok(config)
 }

@@ -46,7 +46,7 @@ impl Tokens {
     pub(super) fn name(&self, headers: &HeaderMap) -> Result<String, RequestError> {
         let refused = |why: &str| Err(RequestError::Unauthenticated(why.to_owned()));
         let Some(given) = headers.get(AUTHORIZATION) else {
-            return refused("this address asks for a token: send `Authorization: Bearer TOKEN`");
+            return refused("this address requires a token; send `Authorization: Bearer TOKEN`");
         };
         let token = given.as_bytes().split_at_checked(SCHEME.len());
         let token = token.filter(|(scheme, _)| scheme.eq_ignore_ascii_case(SCHEME.as_bytes()));
@@ -54,16 +54,19 @@ impl Tokens {
             let hash: Hash = Sha256::digest(token.trim_ascii()).into();
             self.names.now().get(&hash).cloned()
         });
-        name.map_or_else(|| refused("this token is not known here"), Ok)
+        name.map_or_else(|| refused("unknown token"), Ok)
     }
 }
 
 fn read(file: &Path) -> Result<HashMap<Hash, String>, BindError> {
     let shown = file.display();
-    let failed = |source| BindError::new(format!("the tokens in {shown} cannot be read"), Some(source));
+    let failed = |source| BindError::new(format!("cannot read the tokens in {shown}"), Some(source));
     let size = fs::metadata(file).map_err(failed)?.len();
     if size > MOST {
-        return Err(BindError::new(format!("{shown} has {size} bytes, and tokens at most {MOST}"), None));
+        return Err(BindError::new(
+            format!("{shown} has {size} bytes; a file of tokens may have at most {MOST}"),
+            None,
+        ));
     }
     parse(&fs::read_to_string(file).map_err(failed)?)
         .map_err(|(line, why)| BindError::new(format!("{shown}:{line}: {why}"), None))
@@ -78,14 +81,17 @@ fn parse(text: &str) -> Result<HashMap<Hash, String>, (usize, &'static str)> {
             continue;
         }
         let (name, hash) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
-        let why = "give a name and the SHA-256 of its token, as `printf %s \"$TOKEN\" | sha256sum` tells it";
+        let why = "give a name and the SHA-256 of its token, as `printf %s \"$TOKEN\" | sha256sum` prints it";
         let hash = hash_of(hash.trim()).ok_or((index + 1, why))?;
         if names.insert(hash, name.to_owned()).is_some() {
-            return Err((index + 1, "this token has a name already; give each client its own"));
+            return Err((index + 1, "this token already has a name; give each client its own token"));
         }
     }
     if names.is_empty() {
-        return Err((1, "no token is here, so that nobody could ask; give one a line"));
+        return Err((
+            1,
+            "the file has no tokens, so the server would refuse every client; add one token per line",
+        ));
     }
     Ok(names)
 }

@@ -26,7 +26,7 @@ pub(super) fn encode(
     let text = values.get();
     let mut sink = Sink { datatype, elements, count: 0, bytes };
     let mut reader = serde_json::Deserializer::from_str(text);
-    (&mut reader).deserialize_seq(&mut sink).map_err(|why| format!("wrong data: {why}"))?;
+    (&mut reader).deserialize_seq(&mut sink).map_err(|why| format!("invalid data: {why}"))?;
     if sink.count < elements {
         return Err(format!("expected {elements} elements in data, got {}", sink.count));
     }
@@ -76,7 +76,7 @@ impl Sink {
             Datatype::Int32 => self.push(i32::try_from(value).map_err(out)?.to_le_bytes()),
             Datatype::Int64 => self.push(i64::try_from(value).map_err(out)?.to_le_bytes()),
             Datatype::Fp32 | Datatype::Fp64 => self.float(value as f64),
-            _ => Err(E::custom(format_args!("{value} is no {}", self.datatype))),
+            _ => Err(E::custom(format_args!("{value} is not a valid {}", self.datatype))),
         }
     }
 
@@ -86,7 +86,7 @@ impl Sink {
             Datatype::Fp64 => self.push(value.to_le_bytes()),
             Datatype::Fp32 if single.is_finite() => self.push(single.to_le_bytes()),
             Datatype::Fp32 => Err(E::custom(format_args!("{value:?} is out of range for FP32"))),
-            _ => Err(E::custom(format_args!("{value:?} is no {}", self.datatype))),
+            _ => Err(E::custom(format_args!("{value:?} is not a valid {}", self.datatype))),
         }
     }
 }
@@ -109,7 +109,7 @@ impl<'de> Visitor<'de> for &mut Sink {
     fn visit_bool<E: Error>(self, value: bool) -> Result<(), E> {
         match self.datatype {
             Datatype::Bool => self.push([u8::from(value)]),
-            _ => Err(E::custom(format_args!("{value} is no {}", self.datatype))),
+            _ => Err(E::custom(format_args!("{value} is not a valid {}", self.datatype))),
         }
     }
 
@@ -127,7 +127,7 @@ impl<'de> Visitor<'de> for &mut Sink {
 
     fn visit_str<E: Error>(self, value: &str) -> Result<(), E> {
         if self.datatype != Datatype::Bytes {
-            return Err(E::custom(format_args!("a string is no {}", self.datatype)));
+            return Err(E::custom(format_args!("a string is not a valid {}", self.datatype)));
         }
         self.one_more()?;
         tensor::push_byte_string(&mut self.bytes, value.as_bytes());
@@ -139,9 +139,9 @@ impl<'de> Visitor<'de> for &mut Sink {
         let datatype = self.datatype;
         Err(match datatype {
             Datatype::Fp32 | Datatype::Fp64 => E::custom(format_args!(
-                "null is not {datatype}; send a tensor with NaN or Infinity as binary data"
+                "null is not a valid {datatype}; send a tensor with NaN or Infinity as binary data"
             )),
-            _ => E::custom(format_args!("null is not {datatype}")),
+            _ => E::custom(format_args!("null is not a valid {datatype}")),
         })
     }
 
@@ -223,10 +223,10 @@ fn floats<const N: usize, T: zmij::Float + Copy + Into<f64>>(
 }
 
 fn strings(data: &[u8], json: &mut String) -> Result<(), String> {
-    let strings = tensor::byte_strings(data).ok_or("the BYTES elements' lengths are wrong")?;
+    let strings = tensor::byte_strings(data).ok_or("the lengths of the BYTES elements are wrong")?;
     for (place, string) in strings.into_iter().enumerate() {
         let string = std::str::from_utf8(string)
-            .map_err(|_| "its bytes are not UTF-8; ask for binary_data".to_owned())?;
+            .map_err(|_| "the bytes are not UTF-8; request binary_data".to_owned())?;
         if place > 0 {
             json.push(',');
         }

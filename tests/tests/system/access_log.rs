@@ -187,7 +187,7 @@ async fn a_rotation_loses_no_line() {
     // After SIGHUP, the next line is in the new file.
     fs::rename(&file, folder.join("1")).unwrap();
     server.signal(Signal::SIGHUP).unwrap();
-    server.wait_line(&["the configuration has been read again"]).await.unwrap();
+    server.wait_line(&["configuration reloaded"]).await.unwrap();
     ask("signalled").await;
     line(&file, "the second request", |line| line["request_id"] == "signalled").await;
     // Without a signal, the supervisor opens the new file soon.

@@ -30,7 +30,7 @@ async fn a_reload_of_an_unreadable_configuration_times_out_and_a_later_one_works
         (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
     };
     let (code, why) = reload().await;
-    assert!(code == Some(1) && why.contains("not read within 10 s"), "{why}");
+    assert!(code == Some(1) && why.contains("reading the files timed out after 10 s"), "{why}");
     let (code, why) = reload().await;
     assert!(code == Some(1) && why.contains("earlier read"), "{why}");
     assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, RequestOutcome::Right);

@@ -179,7 +179,7 @@ async fn workers_that_send_nonsense_at_their_start_harm_nothing() {
     let server = ServerUnderTest::start_ready(home).await.unwrap();
     assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, RequestOutcome::Right);
     let log = server.log();
-    assert_eq!(log.matches("does not speak as agreed").count(), 2, "{log}");
+    assert_eq!(log.matches("invalid message from the worker").count(), 2, "{log}");
     server.stop().await.unwrap();
 }
 

@@ -211,10 +211,10 @@ async fn on_a_small_gpu_shares_change_by_shadows_or_the_model_gives_the_reason()
     let mut server = ServerUnderTest::start(home, None).unwrap();
     server.wait_model_ready("auto").await.unwrap();
     let unready = server.wait_status("in-process", "an end", |model| model.state == "unready").await.unwrap();
-    assert!(unready.more["why"].as_str().unwrap().contains("too few SMs"));
+    assert!(unready.more["why"].as_str().unwrap().contains("too few or too many SMs"));
     let auto = server.wait_status("auto", "a worker", |model| model.state == "ready").await.unwrap();
     assert_eq!(auto.mechanism, "shadow");
-    assert!(auto.more["no_partition"].as_str().unwrap().contains("too few SMs"));
+    assert!(auto.more["no_partition"].as_str().unwrap().contains("too few or too many SMs"));
     let handover = server.resize("auto", 25).await.unwrap();
     assert_eq!((handover.mechanism.as_str(), handover.to_sms), ("shadow", 2));
     server.stop().await.unwrap();

@@ -83,8 +83,7 @@ async fn lines_have_a_time_and_rounded_figures() {
         assert!(time.len() == 26 && time.starts_with("20") && time.as_bytes()[10] == b'T', "{line}");
         assert_rounded(said);
     }
-    for event in ["worker ended", "the share is in force", "action=\"drain\"", "the configuration has faults"]
-    {
+    for event in ["worker exited", "share changed", "action=\"drain\"", "the configuration has errors"] {
         assert!(log.contains(event), "no `{event}` in\n{log}");
     }
     assert!(log.contains("stall_ms=") && log.contains("lame_duck=123 ms"), "{log}");

@@ -75,7 +75,7 @@ async fn without_a_shadow_a_worker_that_does_not_drain_in_time_may_stop_before_i
     assert_eq!(server.resize("echo", 20).await.unwrap().to_sms, 26);
     assert_eq!(asking.await.unwrap(), RequestOutcome::Right);
     let log = server.log();
-    let ended = |line: &&str| line.contains("worker ended") && line.contains(&pid.to_string());
+    let ended = |line: &&str| line.contains("worker exited") && line.contains(&pid.to_string());
     let line = log.lines().find(ended).unwrap_or_else(|| panic!("{log}"));
     assert!(line.contains("exit status: 0"), "{line}");
     server.stop().await.unwrap();

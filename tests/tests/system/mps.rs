@@ -194,8 +194,8 @@ async fn a_foreign_daemon_is_left_alone_and_reported() {
     home.set_env("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "1");
     let server = ServerUnderTest::start(home, None).unwrap();
     let gpu = gpu(&server, |gpu| gpu.mps_server_pid.is_some()).await;
-    assert_eq!(gpu.sms, 132, "daemons and workers do not inherit the supervisor's MPS variables");
-    assert!(server.log().contains("it is left alone"), "{}", server.log());
+    assert_eq!(gpu.sms, 132, "the variables of the supervisor's own environment reach no daemon or worker");
+    assert!(server.log().contains("leaving it running"), "{}", server.log());
     server.stop().await.unwrap();
     assert!(matches!(daemon.try_wait(), Ok(None)), "the daemon still runs");
 }
@@ -216,7 +216,7 @@ async fn without_mps_no_share_is_enforced_and_status_reports_it() {
 #[tokio::test]
 async fn missing_parts_are_reported_with_advice() {
     for (program, partition, says) in
-        [("/nowhere/control", "mps", "partition: none"), ("/nowhere/control", "none", "cannot be used")]
+        [("/nowhere/control", "mps", "partition: none"), ("/nowhere/control", "none", "cannot use GPU")]
     {
         let mut home = home("exit 1", partition).unwrap();
         home.set_env("SHADOWSLICE_MPS_CONTROL", program);

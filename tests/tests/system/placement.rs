@@ -123,13 +123,13 @@ async fn a_model_that_cannot_move_serves_on_and_the_reason_is_reported() {
     assert_eq!(gpus(&server, &["digits"]).await.unwrap(), [Some(0)]);
     std::fs::remove_file(file).unwrap();
     let why = refused(&server, &["move", "digits", "1"]).await.unwrap();
-    assert!(why.contains("it stays on GPU 0: ") && why.contains("m.onnx"), "{why}");
+    assert!(why.contains("model 'digits' stays on GPU 0: ") && why.contains("m.onnx"), "{why}");
     assert_eq!(gpus(&server, &["digits"]).await.unwrap(), [Some(0)]);
     let case = &cases::load(&cases::models_folder().join("digits.json")).unwrap()[0];
     assert_eq!(ask(server.client(), "digits", case, 1e-4).await, RequestOutcome::Right);
     let why = refused(&server, &["move", "fixed", "0"]).await.unwrap();
     assert!(why.contains("the configuration puts 'fixed' on GPU 1"), "{why}");
-    assert!(refused(&server, &["move", "digits", "2"]).await.unwrap().contains("there is no GPU 2"));
+    assert!(refused(&server, &["move", "digits", "2"]).await.unwrap().contains("GPU 2 not found"));
     assert!(refused(&server, &["move", "digit", "1"]).await.unwrap().contains("model 'digit' not found"));
     assert_eq!(ask(server.client(), "fixed", &echo_case(1), 0.0).await, RequestOutcome::Right);
     server.stop().await.unwrap();
@@ -143,7 +143,7 @@ async fn the_supervisor_moves_a_model_if_one_violates_its_slo_and_a_gpu_has_room
     assert_eq!(gpus(&server, &["m", "n"]).await.unwrap(), [Some(0), Some(1)]);
     server.command_output(&["move", "n", "0"]).await.unwrap();
     let [m, n] = ["m", "n"].map(|model| load(&server, model, 70.0, Duration::from_secs(20)));
-    server.wait_line(&["it moves", "misses its SLO"]).await.unwrap();
+    server.wait_line(&["moving a model", "violates its SLO"]).await.unwrap();
     assert_nothing_lost(&m.await.unwrap());
     assert_nothing_lost(&n.await.unwrap());
     let on = gpus(&server, &["m", "n"]).await.unwrap();

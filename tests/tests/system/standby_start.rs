@@ -183,7 +183,7 @@ async fn a_starting_standby_that_is_no_longer_configured_is_stopped() {
     let alone = |model: &ModelStatusJson| model.workers.len() == 1;
     let model = server.wait_status("echo", "one worker", alone).await.unwrap();
     assert!(incumbent(&model).is_some(), "{model:?}");
-    assert!(!server.log().contains("the standing worker is ready"), "{}", server.log());
+    assert!(!server.log().contains("warm standby ready"), "{}", server.log());
     assert!(!server.log().contains("ignored its stop"), "{}", server.log());
     server.stop().await.unwrap();
 }

@@ -212,10 +212,7 @@ async fn changes_by_clients_survive_an_upgrade_and_new_ones_are_refused_meanwhil
     let upgraded = upgraded.unwrap();
     assert!(upgraded.status.success(), "{upgraded:?}");
     server.follow(&String::from_utf8_lossy(&upgraded.stdout)).unwrap();
-    assert!(
-        refused.0.contains("about to take over") && refused.1.contains("about to take over"),
-        "{refused:?}"
-    );
+    assert!(refused.0.contains("is taking over") && refused.1.contains("is taking over"), "{refused:?}");
     server.wait_gone(before).await.unwrap();
     assert_eq!(slo(&server).await, 88.0);
     let known = std::fs::read_to_string(server.home().run_dir().join("private/known.json")).unwrap();
@@ -234,7 +231,7 @@ async fn an_upgrade_waits_for_a_running_load() {
     let mut client = server.client();
     let changes = Some(r#"{"batch": {"max": 3}, "slo": "66ms"}"#);
     let load = tokio::spawn(async move { client.load("a", changes).await });
-    server.wait_line(&["a client loads it"]).await.unwrap();
+    server.wait_line(&["a client loads a model"]).await.unwrap();
     let before = server.upgrade().await.unwrap();
     load.await.unwrap().unwrap();
     server.wait_gone(before).await.unwrap();

@@ -293,7 +293,7 @@ async fn an_upgrade_waits_for_a_running_change_of_share() {
     let mut server = with_slow_starts().await;
     configure_with(server.home(), &[echo("a", "profile: starts.yaml, slo: 50ms, share: {initial: 30%}")]);
     let (resized, upgraded) = tokio::join!(server.resize("a", 60), async {
-        server.wait_line(&["hand-over begins"]).await.unwrap();
+        server.wait_line(&["hand-over started"]).await.unwrap();
         server.home().run(&["upgrade"]).await.unwrap()
     });
     assert_eq!(resized.unwrap().outcome.as_deref(), Some("completed"));

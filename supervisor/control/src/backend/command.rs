@@ -16,19 +16,19 @@ const MAX_OUTPUT: u64 = 64 * 1024;
 
 #[derive(Debug, thiserror::Error)]
 pub enum CommandError {
-    #[error("{program} cannot be started")]
+    #[error("cannot start {program}")]
     Start {
         program: PathBuf,
         #[source]
         source: io::Error,
     },
-    #[error("{program} cannot be talked to")]
+    #[error("cannot communicate with {program}")]
     Talk {
         program: PathBuf,
         #[source]
         source: io::Error,
     },
-    #[error("{program} gave no answer within {limit:?} and was killed")]
+    #[error("{program} timed out after {limit:?} and was killed")]
     TooLate { program: PathBuf, limit: Duration },
 }
 

@@ -52,9 +52,7 @@ impl GpuBackend for EmulatedGpu {
     }
 
     fn division(&self) -> Result<&Arc<Division>, &str> {
-        self.division
-            .as_ref()
-            .ok_or("the emulated GPU has too few SMs, or too many, to be divided into groups")
+        self.division.as_ref().ok_or("the emulated GPU has too few or too many SMs to be divided into groups")
     }
 
     fn usage(&self) -> &GpuUsage {
@@ -73,7 +71,7 @@ impl GpuBackend for EmulatedGpu {
         self.pool.occupy(seat, None);
         let everyone = i32::MAX.unsigned_abs();
         if let Err(error) = futex::wake(self.pool.generation(), futex::Flags::empty(), everyone) {
-            tracing::warn!(%error, "workers were not told that SMs are free again; they find out when a batch ends");
+            tracing::warn!(%error, "cannot notify workers that SMs are free; they notice when a batch ends");
         }
         self.taken.lock().remove(&seat);
     }
@@ -93,7 +91,11 @@ impl GpuBackend for EmulatedGpu {
 
     fn admit(&self, wanted: &GrantRequest, _pid: i32, found: Sms) -> Result<(), String> {
         let expected = self.sms(wanted.share);
-        if found == expected { Ok(()) } else { Err(format!("it was to have {expected} and found {found}")) }
+        if found == expected {
+            Ok(())
+        } else {
+            Err(format!("the worker found {found} instead of {expected}"))
+        }
     }
 }
 

@@ -87,7 +87,7 @@ pub enum GrantError {
     #[error("{0}")]
     Recovering(String),
     #[error(
-        "it needs {} of GPU memory, and {} are free; make room, or set `handover: restart`, under which a model never has two workers",
+        "the worker needs {} of GPU memory, and {} are free; free GPU memory, or set `handover: restart`, so that a model never has two workers",
         gib(*needed), gib(*free)
     )]
     NoMemory {

@@ -71,12 +71,10 @@ impl Isolation {
         let Self { division, alone_us, apart_us, together_us } = self;
         let times = format!("{alone_us:.0} us alone, {apart_us:.0} apart, {together_us:.0} together");
         if apart_us > APART * alone_us {
-            return Err(format!(
-                "partitions of two processes that share no group do not keep apart ({times})"
-            ));
+            return Err(format!("partitions without a common group of SMs slow each other down ({times})"));
         }
         if together_us < TOGETHER * alone_us {
-            return Err(format!("groups of SMs are not the same in two processes ({times})"));
+            return Err(format!("groups of SMs differ between two processes ({times})"));
         }
         Ok(division)
     }
@@ -84,11 +82,11 @@ impl Isolation {
 
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
-    #[error("the worker's probe cannot be run")]
+    #[error("cannot run the worker's probe")]
     Run(#[source] CommandError),
     #[error("the worker's probe failed: {0}")]
     Refused(String),
-    #[error("the probe said {said:?}; install both binaries from one build")]
+    #[error("unexpected output of the worker's probe: {said:?}; install both binaries from one build")]
     Unclear {
         said: String,
         #[source]
@@ -127,7 +125,7 @@ pub async fn python_fault(
     let arguments = ["-m", "shadowslice.check", &model, &temporary];
     let said = command::run(interpreter, &arguments, &variables, "", LIMIT).await?;
     let fault = [said.out.trim(), said.err.trim()].into_iter().find(|said| !said.is_empty());
-    Ok((!said.status.success()).then(|| fault.unwrap_or("it cannot be imported").to_owned()))
+    Ok((!said.status.success()).then(|| fault.unwrap_or("cannot import the model").to_owned()))
 }
 
 async fn ask<T: DeserializeOwned>(
@@ -158,7 +156,7 @@ mod tests {
             Isolation { division, alone_us, apart_us, together_us }.proven()
         };
         assert!(proven(60.0, 62.0, 3000.0).is_ok());
-        assert!(proven(60.0, 3000.0, 3000.0).unwrap_err().contains("do not keep apart"));
-        assert!(proven(60.0, 60.0, 62.0).unwrap_err().contains("not the same in two processes"));
+        assert!(proven(60.0, 3000.0, 3000.0).unwrap_err().contains("slow each other down"));
+        assert!(proven(60.0, 60.0, 62.0).unwrap_err().contains("differ between two processes"));
     }
 }

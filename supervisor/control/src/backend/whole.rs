@@ -27,7 +27,7 @@ impl WholeGpu {
     pub fn new(device: String, uuid: String, sms: Sms, no_pipe: PathBuf) -> Self {
         tracing::warn!(
             device,
-            "`partition: none`: no share is enforced on this GPU; every worker may use all of it, and they take turns"
+            "`partition: none`: no share is enforced on this GPU; each worker may use the whole GPU, and workers take turns"
         );
         Self { device, uuid, sms, no_pipe, usage: GpuUsage::new(false) }
     }
@@ -54,7 +54,7 @@ impl GpuBackend for WholeGpu {
     }
 
     fn division(&self) -> Result<&Arc<Division>, &str> {
-        Err("without MPS processes take turns on the whole GPU")
+        Err("without MPS, processes take turns on the whole GPU")
     }
 
     fn usage(&self) -> &GpuUsage {
@@ -80,7 +80,7 @@ impl GpuBackend for WholeGpu {
             return Ok(());
         }
         Err(format!(
-            "without MPS it was to have the whole GPU, {}, and found {found}; something else on this host limits it",
+            "without MPS, the worker found {found} instead of the whole GPU ({}); something else on this host limits the worker",
             self.sms
         ))
     }

@@ -226,7 +226,10 @@ impl Controller {
             }
         }
         for worker in stopped {
-            self.tell(LifecycleEvent::Misbehaved { worker, why: "it was stopped by a signal".to_owned() });
+            self.tell(LifecycleEvent::Misbehaved {
+                worker,
+                why: "a signal suspended the worker's process".to_owned(),
+            });
         }
     }
 
@@ -240,8 +243,8 @@ impl Controller {
         if self.ledger.is_called_in(self.entry()) {
             self.waits.standby = Some(WaitReason::Memory);
             self.tell(LifecycleEvent::StandbyRevoked(
-                "others need its memory (a hand-over, a worker that is to serve, or a higher priority); \
-                 asked for again in a moment"
+                "a hand-over, a starting worker or a model of higher priority needs the standby's memory; \
+                 the supervisor tries again shortly"
                     .to_owned(),
             ));
         }
@@ -284,7 +287,7 @@ impl Controller {
             }
             LaneEvent::Hung(worker) => LifecycleEvent::Misbehaved {
                 worker,
-                why: "it hangs: a batch executes for far too long".to_owned(),
+                why: "the worker hangs: a batch runs for far too long".to_owned(),
             },
             LaneEvent::Broken(worker, why) => LifecycleEvent::Misbehaved { worker, why },
         };
@@ -307,7 +310,7 @@ impl Controller {
                 }
             }
             WorkerSaid::Warming { rows } => {
-                tracing::debug!(model, pid, rows, "a worker warms up");
+                tracing::debug!(model, pid, rows, "worker warming up");
             }
             WorkerSaid::Warmed(warmed) if purpose.is_reference() => {
                 let useful = self.useful_batches(purpose);
@@ -317,10 +320,15 @@ impl Controller {
             }
             WorkerSaid::Warmed(warmed) => {
                 if let Some(Err(error)) = process.weights.as_ref().map(|socket| self.weights.take(socket)) {
-                    tracing::warn!(model, pid, %error, "a worker's weights are not kept for others");
+                    tracing::warn!(model, pid, %error, "cannot keep a worker's weights for other workers");
                 }
                 if let Some(why) = &warmed.unshared {
-                    tracing::warn!(model, pid, why, "a worker has weights of its own on the GPU");
+                    tracing::warn!(
+                        model,
+                        pid,
+                        why,
+                        "a worker does not share the model's weights on the GPU, and loaded its own copy"
+                    );
                 }
                 let found = process.loaded.take();
                 self.ledger.warmed(self.now());
@@ -329,7 +337,7 @@ impl Controller {
                 }
                 self.tell(LifecycleEvent::Warmed { worker, warmed, asked });
                 if self.workers.role_and_phase(worker) == ("standby", "standing") {
-                    tracing::info!(model = self.model.name, pid, "the standing worker is ready");
+                    tracing::info!(model = self.model.name, pid, "warm standby ready");
                 }
             }
             WorkerSaid::Refused(refusal) => {
@@ -341,18 +349,23 @@ impl Controller {
                 let (model, why) = (&self.model.name, refusal.to_string());
                 match refusal {
                     BootRefusal::OtherForm(_) => {
-                        tracing::info!(model, pid, why, "another worker starts in its place")
+                        tracing::info!(
+                            model,
+                            pid,
+                            why,
+                            "a worker cannot serve the model as loaded; starting another worker in its place"
+                        )
                     }
-                    _ => tracing::error!(model, pid, why, "a worker refused"),
+                    _ => tracing::error!(model, pid, why, "a worker cannot serve the model"),
                 }
                 self.tell(LifecycleEvent::Refused { worker, refusal });
             }
             WorkerSaid::Lost(why) => {
-                tracing::debug!(model, why, "a boot channel broke; the exit follows");
+                tracing::debug!(model, why, "the connection to a starting worker broke; its exit follows");
             }
             WorkerSaid::Exited(status) => {
                 let mut status = shown(&status);
-                tracing::info!(model, pid, status, "worker ended");
+                tracing::info!(model, pid, status, "worker exited");
                 let warming = self.processes.remove(&worker).and_then(|process| process.warming);
                 if let Some((rows, _)) = warming {
                     status = self.ended_warming(rows, status);
@@ -375,7 +388,7 @@ impl Controller {
     pub(super) fn largest_batch(&self) -> Option<BatchLimit> {
         let known = || {
             let max = self.pipeline.metadata()?.max_batch;
-            Some(BatchLimit { max, why: "clients know these batches".to_owned() })
+            Some(BatchLimit { max, why: "clients already know this batch size".to_owned() })
         };
         self.batch_limit.clone().or_else(known)
     }
@@ -400,13 +413,13 @@ impl Controller {
 
     /// Returns the reason why a worker ended that was trying batches of `rows` rows.
     fn ended_warming(&mut self, rows: u32, status: String) -> String {
-        let limit = BatchLimit::below(&self.model.batch, rows, &format!("the worker ended ({status})"));
+        let limit = BatchLimit::below(&self.model.batch, rows, &format!("the worker exited ({status})"));
         if self.limit_batches(limit) || rows <= 1 {
-            return format!("{status}, in the warm-up at batch size {rows}");
+            return format!("{status}, during the warm-up at batch size {rows}");
         }
         format!(
-            "{status}, in the warm-up at batch size {rows}, perhaps because memory ran short; \
-             try a smaller batch.max"
+            "{status}, during the warm-up at batch size {rows}, perhaps because memory ran out; \
+             lower batch.max"
         )
     }
 
@@ -414,7 +427,12 @@ impl Controller {
     fn limit_batches(&mut self, limit: Option<BatchLimit>) -> bool {
         let Some(limit) = limit.filter(|_| self.pipeline.metadata().is_none()) else { return false };
         let BatchLimit { max, why } = &limit;
-        tracing::warn!(model = self.model.name, max_batch = max, why, "the default batch is too large");
+        tracing::warn!(
+            model = self.model.name,
+            max_batch = max,
+            why,
+            "the default batch size is too large; lowering it"
+        );
         self.batch_limit = Some(limit);
         true
     }
@@ -451,11 +469,11 @@ impl Controller {
 
 /// How the GPU divides, as far as known before the load; else why the share may be no partition.
 fn division_for(model: &Model, gpu: &dyn GpuBackend) -> Result<Division, String> {
-    let by_configuration = |mode: &str| Err(format!("the configuration says `handover: {mode}`"));
+    let by_configuration = |mode: &str| Err(format!("the configuration sets `handover: {mode}`"));
     match model.handover {
         HandoverMode::Auto | HandoverMode::InProcess => match gpu.division() {
             Ok(_) if model.engine.has_tensorrt() => {
-                Err("TensorRT's engines are built for a share".to_owned())
+                Err("TensorRT engines are built for one share".to_owned())
             }
             Ok(division) => Ok((**division).clone()),
             Err(why) => Err(why.to_owned()),

@@ -24,17 +24,17 @@ use shadowslice_shared::ids::WorkerId;
 pub(super) enum LaunchError {
     #[error("other workers start first")]
     Turn,
-    #[error("the GPU takes no worker")]
+    #[error("cannot start a worker on the GPU")]
     Grant(#[source] GrantError),
-    #[error("no user is left for the model's workers")]
+    #[error("no free user for the model's workers")]
     User(#[source] NoUser),
-    #[error("{path} cannot be given to the model's user")]
+    #[error("cannot give {path} to the model's user")]
     Folder {
         path: PathBuf,
         #[source]
         source: io::Error,
     },
-    #[error("a worker cannot be spawned")]
+    #[error("cannot spawn a worker")]
     Spawn(#[source] SpawnError),
 }
 
@@ -73,7 +73,7 @@ impl Controller {
         *wait = error.as_ref().and_then(LaunchError::wait_reason);
         let error = error?;
         let why = errors::chain(&error);
-        tracing::debug!(model = self.model.name, why, "no worker was started");
+        tracing::debug!(model = self.model.name, why, "cannot start a worker");
         let failure = match error.is_passing() {
             // No failure: its pauses do not grow.
             true if launch.standby && matches!(error, LaunchError::Turn) => {

@@ -92,14 +92,15 @@ fn limited<'b>(batch: &'b Batch, limit: Option<&BatchLimit>) -> Cow<'b, Batch> {
 /// The largest batch, and the sizes to warm up.
 fn batching(batch: &Batch, loaded: &Loaded) -> Result<(u32, Vec<u32>), BootRefusal> {
     if let Some(max @ 1..) = batch.max.filter(|_| loaded.streams > 0) {
-        let why =
-            format!("batch.max is {max}, but the model streams: its requests share no batch; leave it out");
+        let why = format!(
+            "batch.max is {max}, but the model streams, and its requests cannot share a batch; remove batch.max"
+        );
         return Err(BootRefusal::Model(why));
     }
     let fixed = loaded.inputs.iter().chain(&loaded.outputs).find(|tensor| !opens_with_batch(tensor));
     match (batch.max, fixed) {
         (Some(max @ 1..), Some(tensor)) => Err(BootRefusal::Model(format!(
-            "batch.max is {max}, but '{}' has shape {:?}, whose first axis is no batch of any size; \
+            "batch.max is {max}, but '{}' has shape {:?}, whose first axis is not a batch of variable size; \
              set `batch: {{max: 0}}` or export the model with a dynamic first axis",
             tensor.name, tensor.shape
         ))),

@@ -86,19 +86,19 @@ pub(super) enum Memory {
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum NoRoom {
-    #[error("it is not known what memory it needs; give the model a profile with `memory`")]
+    #[error("the worker's memory need is unknown; give the model a profile with `memory`")]
     NeedUnknown,
-    #[error("the GPU's driver does not say what memory is free")]
+    #[error("the GPU's driver does not report its free memory")]
     FreeUnknown,
-    #[error("another worker has just taken memory, or given it back; asked again in a moment")]
+    #[error("another worker has just allocated or freed memory; the supervisor tries again shortly")]
     Lag,
     #[error(
-        "it needs {}, and standing workers may have {} together, of which {} are taken; raise `controller.standby_memory`",
+        "the worker needs {}; warm standbys may use {} in total, and {} are taken; raise `controller.standby_memory`",
         gib(*needed), gib(*limit), gib(*taken)
     )]
     Limit { needed: u64, limit: u64, taken: u64 },
     #[error(
-        "it needs {}, and {} are kept for a hand-over of the largest model, of {} that are free",
+        "the worker needs {}, and {} are reserved for a hand-over of the largest model; {} are free",
         gib(*needed), gib(*kept), gib(*free)
     )]
     Kept { needed: u64, kept: u64, free: u64 },

@@ -90,7 +90,7 @@ impl Controller {
                 from = %self.workers.share(),
                 to = %request.share,
                 pid = shadow.and_then(|shadow| self.pid(shadow)),
-                "hand-over begins"
+                "hand-over started"
             ),
             LifecycleReport::Completed(change) => self.completed(change),
             LifecycleReport::HandoverFailed { change, rolled_back, reason } => {
@@ -119,7 +119,7 @@ impl Controller {
                 self.records.answer(&change.request, Ok(report));
             }
             LifecycleReport::Aborted(request, refused) => {
-                tracing::warn!(model = self.model.name, to = %request.share, why = refused.to_string(), "a change of share failed");
+                tracing::warn!(model = self.model.name, to = %request.share, why = refused.to_string(), "cannot change a model's share");
                 self.records.handovers.aborted += 1;
                 self.records.changes.of(request.cause).aborted += 1;
                 self.records.answer(&request, Err(refused));
@@ -153,7 +153,7 @@ impl Controller {
             share = %request.share,
             mechanism = report.mechanism,
             stall_ms = logged::rounded(report.stall_us / 1e3),
-            "the share is in force"
+            "share changed"
         );
         let changes = &mut self.records.changes;
         changes.of(request.cause).completed += 1;
@@ -164,7 +164,7 @@ impl Controller {
 
     fn failed_over(&mut self, Failover { worker, why, shares: (from, to), sms }: Failover) {
         let pid = self.pid(worker);
-        tracing::warn!(model = self.model.name, why, %from, %to, pid, "the worker died; the standing one serves");
+        tracing::warn!(model = self.model.name, why, %from, %to, pid, "the worker died; its warm standby takes over");
         self.records.handovers.failovers += 1;
         let report = HandoverReport { why: Some(why), ..self.report_of("taken over", (from, to), sms) };
         self.records.reported(report);

@@ -35,7 +35,7 @@ impl Controller {
             Action::Hurry(worker) => self.with(worker, Worker::serve),
             Action::Stop(worker) => self.with(worker, Worker::stop),
             Action::Kill(worker, why) => {
-                tracing::error!(model = self.model.name, pid = self.pid(worker), why, "a worker is killed");
+                tracing::error!(model = self.model.name, pid = self.pid(worker), why, "killing a worker");
                 self.with(worker, |process| process.kill());
                 self.pipeline.worker_killed();
             }
@@ -71,7 +71,7 @@ impl Controller {
         tracing::info!(
             model = self.model.name,
             pid = self.pid(worker),
-            "the relieved worker stays as the standing one"
+            "the replaced worker becomes the warm standby"
         );
         // Removes a call for the memory of the standing worker before this one.
         self.note_standing(false);

@@ -100,7 +100,7 @@ impl Controller {
                         "restarting the worker"
                     );
                 }
-                ModelState::Waiting(why) => tracing::warn!(model, why, "no worker for now"),
+                ModelState::Waiting(why) => tracing::warn!(model, why, "waiting to start a worker"),
                 ModelState::Unready { why, .. } => tracing::error!(model, why, "the model is unready"),
                 ModelState::Loading | ModelState::Stopping => {}
             }
@@ -108,17 +108,12 @@ impl Controller {
         if old.no_partition != new.no_partition
             && let Some(why) = &new.no_partition
         {
-            tracing::info!(
-                model,
-                why,
-                mechanism = new.mechanism,
-                "the share is not changed inside the worker"
-            );
+            tracing::info!(model, why, mechanism = new.mechanism, "in-worker resize is not available");
         }
         if old.no_standby != new.no_standby
             && let Some(why) = &new.no_standby
         {
-            tracing::warn!(model, why, "no standing worker for now");
+            tracing::warn!(model, why, "no warm standby for now");
         }
     }
 

@@ -109,7 +109,7 @@ async fn run(mut hired: mpsc::Receiver<ControllerTask>, mut stop: watch::Receive
             }
             Some(ended) = controllers.join_next() => {
                 if let Err(error) = ended {
-                    tracing::error!(%error, "a controller broke");
+                    tracing::error!(%error, "a model's controller failed");
                     return;
                 }
             }

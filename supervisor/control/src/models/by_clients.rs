@@ -44,7 +44,12 @@ impl ByClients {
                 }
                 Err(why) => {
                     let model = &written.name;
-                    tracing::warn!(model, why, json, "what a client changed is not in force any more");
+                    tracing::warn!(
+                        model,
+                        why,
+                        json,
+                        "dropping a client's change of the model's configuration, which is no longer valid"
+                    );
                 }
             }
         }

@@ -45,7 +45,7 @@ impl Files {
     ) -> Result<T, String> {
         if self.stuck.as_ref().is_some_and(|stuck| !stuck.is_finished()) {
             return Err(
-                "an earlier read has not ended yet; see to the file system that the files are on".to_owned()
+                "an earlier read has not finished; check the file system that holds the files".to_owned()
             );
         }
         let (tell, told) = oneshot::channel();
@@ -54,11 +54,13 @@ impl Files {
         });
         match timeout(WITHIN, told).await {
             Ok(Ok(read)) => Ok(read),
-            Ok(Err(_)) => Err("reading broke off by a fault of this program; the log has it".to_owned()),
+            Ok(Err(_)) => {
+                Err("reading the files failed because of an internal error; see the log".to_owned())
+            }
             Err(_) => {
                 self.stuck = Some(reading);
                 Err(format!(
-                    "the files were not read within {} s; is one of them a pipe, or on a file system that does not answer?",
+                    "reading the files timed out after {} s; check for a pipe, or for a file system that does not respond",
                     WITHIN.as_secs()
                 ))
             }

@@ -30,9 +30,9 @@ const ORDER_WITHIN: Duration = Duration::from_secs(5);
 
 #[derive(Debug, thiserror::Error)]
 pub enum MakeError {
-    #[error("shared memory cannot be had")]
+    #[error("cannot create shared memory")]
     Memory(#[source] SlabError),
-    #[error("reference answers cannot be kept")]
+    #[error("cannot store reference answers")]
     Reference(#[source] ReferenceError),
     #[error("the supervisor is stopping")]
     Stopping,
@@ -149,21 +149,27 @@ impl Instance {
             if tokio::time::timeout(ANSWER_WITHIN, guests.released()).await.is_err() {
                 tracing::warn!(
                     model = model.name,
-                    "requests that have waited for {} are refused: {why}",
-                    logged::span(ANSWER_WITHIN)
+                    why,
+                    waited_ms = logged::ms(ANSWER_WITHIN),
+                    "refusing requests that have waited too long"
                 );
                 pipeline.shut(why);
             }
             if tokio::time::timeout_at(streams_until, guests.streams_ended()).await.is_err() {
                 let model = &model.name;
-                tracing::warn!(model, "streams that went on for {} break off: {why}", logged::span(drain));
+                tracing::warn!(
+                    model,
+                    why,
+                    waited_ms = logged::ms(drain),
+                    "cutting streams that did not end in time"
+                );
             }
             // An error means that the controller has ended already.
             orders.send(Order::Stop).await.ok();
             // The controller kills workers that do not end.
             orders.closed().await;
             watching.abort();
-            tracing::info!(model = model.name, why, "a model's workers have ended");
+            tracing::info!(model = model.name, why, "a model's workers have exited");
         });
     }
 }
@@ -172,8 +178,8 @@ pub(super) async fn give(orders: &mpsc::Sender<Order>, order: Order) -> Result<(
     let given = tokio::time::timeout(ORDER_WITHIN, orders.send(order)).await;
     match given {
         Ok(Ok(())) => Ok(()),
-        Ok(Err(_)) => Err("its controller has ended".to_owned()),
-        Err(_) => Err("too many orders wait for it".to_owned()),
+        Ok(Err(_)) => Err("the model's controller has ended".to_owned()),
+        Err(_) => Err("too many orders are queued for the model".to_owned()),
     }
 }
 
@@ -228,7 +234,7 @@ pub(super) async fn resized(
     patience: Duration,
 ) -> Result<(), String> {
     let resized = tokio::time::timeout(patience, resize(orders, report, aim)).await;
-    resized.unwrap_or_else(|_| Err(format!("the share was not in force within {patience:?}")))
+    resized.unwrap_or_else(|_| Err(format!("the share change timed out after {patience:?}")))
 }
 
 /// Gives the successor what an operator changed about the share while it booted. What a policy
@@ -269,7 +275,9 @@ pub async fn serving(mut report: watch::Receiver<ModelReport>, patience: Duratio
             }
             _ => String::new(),
         };
-        return Err(format!("it did not serve within {patience:?} (timeouts.spawn, timeouts.warm){waits}"));
+        return Err(format!(
+            "the model was not ready within {patience:?} (timeouts.spawn, timeouts.warm){waits}"
+        ));
     };
     // An error means that its controller has ended.
     match state.unwrap_or(ModelState::Stopping) {

@@ -80,7 +80,7 @@ impl Known {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Self::default(),
             Err(error) => {
                 let path = path.display();
-                tracing::warn!(%error, "{path} cannot be read: models begin with their initial shares");
+                tracing::warn!(%path, %error, "cannot read the saved state; models start with their initial shares");
                 Self::default()
             }
         }

@@ -14,7 +14,7 @@ impl Registry {
     pub(super) async fn grant(&mut self, wish: ModelCommand, by: &Peer) -> Result<(), ModelCommandError> {
         let outcome = match &wish {
             ModelCommand::Load { model, config } => {
-                tracing::info!(model, config, "a client loads it");
+                tracing::info!(model, config, "a client loads a model");
                 self.load_again(model, config.as_deref()).await
             }
             ModelCommand::Unload { model } => self.unload_by_client(model),
@@ -79,7 +79,7 @@ impl Registry {
         };
         // The requested configuration failed, so the next load starts from the old one.
         if !loaded {
-            self.unload(name, "it was loaded and does not serve");
+            self.unload(name, "the model was loaded, but did not become ready");
             self.go_by(name, &old);
             self.publish();
         }

@@ -115,9 +115,9 @@ impl Registry {
             let Ok(found) = self.files.read(move || Stamps::of(&of)).await else { return };
             let name = &model.name;
             if self.watched_files(name).is_some_and(|files| files.have_changed(found)) {
-                tracing::info!(model = name, "its files have changed, and it is loaded again");
+                tracing::info!(model = name, "a model's files have changed; loading the model again");
                 if let Err(error) = self.load_again(name, None).await {
-                    tracing::error!(model = name, %error, "it is not loaded by its changed files");
+                    tracing::error!(model = name, %error, "cannot load a model from its changed files");
                 }
             }
         }
@@ -155,7 +155,7 @@ impl Registry {
                 if is_changed && !files.changed.swap(true, Ordering::Relaxed) {
                     tracing::warn!(
                         model = model.name,
-                        "the model's files have changed since it was loaded; reload to serve them"
+                        "the model's files have changed since the model was loaded; run `shadowslice reload` to serve them"
                     );
                 }
                 files.changed.store(is_changed, Ordering::Relaxed);

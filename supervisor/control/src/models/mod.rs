@@ -183,7 +183,8 @@ impl ModelSet {
             };
             let name = served.model.name.clone();
             if state == "READY" && is_drained(&name) {
-                let reason = "it is drained: it answers, and is to get no more requests".to_owned();
+                let reason =
+                    "the model is drained: the server still answers requests, but send no more".to_owned();
                 return ModelListing { name, state: "UNAVAILABLE", reason };
             }
             ModelListing { name, state, reason }

@@ -37,7 +37,7 @@ pub(super) struct Moved {
     home: Option<watch::Sender<Option<Route>>>,
 }
 
-pub(super) const MOVED: &str = "the next supervisor serves it";
+pub(super) const MOVED: &str = "the next supervisor serves the model";
 
 impl Registry {
     pub(super) async fn carry(&mut self, order: Move) {
@@ -53,7 +53,7 @@ impl Registry {
             }
             Move::Stay => self.moved().for_each(|moved| moved.home = None),
             Move::Drop { model } => {
-                self.unload(&model, "the supervisor before this one serves it again");
+                self.unload(&model, "the previous supervisor serves the model again");
                 self.publish();
             }
         }
@@ -107,7 +107,7 @@ impl Registry {
                 }
                 Err(error) => {
                     let why = errors::chain(&error);
-                    tracing::error!(model = name, why, "the model does not come back");
+                    tracing::error!(model = name, why, "cannot take the model back from the next supervisor");
                     self.set_state(&name, State::Unloaded { why, last: None });
                 }
             }

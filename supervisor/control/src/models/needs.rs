@@ -83,7 +83,7 @@ impl Needs {
         let most = self.capacity.filter(|most| rates.requests > *most)?;
         let (arrive, window_s) = (rates.requests, rates.window_s.floor().clamp(1.0, 10.0));
         Some(format!(
-            "a copy serves {most:.0} requests/s within the SLO at most, {arrive:.0} arrive (over the last {window_s:.0} s)"
+            "a copy serves at most {most:.0} requests/s within the SLO, but {arrive:.0} requests/s arrive (over the last {window_s:.0} s)"
         ))
     }
 
@@ -139,7 +139,7 @@ mod tests {
         let capacity =
             |capacity| Needs { sms: None, rate: 0.0, capacity, memory: None, shadow: None, bandwidth: 0.0 };
         let rates = Rates { window_s: 10.7, requests: 180.4, refused: 80.0, failed: 0.0 };
-        let why = "a copy serves 100 requests/s within the SLO at most, 180 arrive (over the last 10 s)";
+        let why = "a copy serves at most 100 requests/s within the SLO, but 180 requests/s arrive (over the last 10 s)";
         assert_eq!(capacity(Some(100.0)).overload(&rates).as_deref(), Some(why));
         assert_eq!(capacity(Some(181.0)).overload(&rates), None);
         assert_eq!(capacity(None).overload(&rates), None);

@@ -37,7 +37,7 @@ impl Registry {
         for (model, GpuAssignment { gpu, shortage: lacks }) in config.models.iter().zip(&settled) {
             if let Some(lacks) = lacks {
                 let model = &model.name;
-                tracing::warn!(model, gpu, "no GPU has all that it needs at its SLO: {lacks}");
+                tracing::warn!(model, gpu, why = %lacks, "no GPU has the resources that the model needs for its SLO");
             }
         }
         config.put(&settled.iter().map(|settled| settled.gpu).collect::<Vec<_>>());
@@ -85,15 +85,15 @@ impl Registry {
 
     /// Returns whether the model was elsewhere.
     pub(super) async fn place_by_hand(&mut self, name: &str, gpu: usize) -> Result<bool, String> {
-        let model = self.model(name).ok_or_else(|| format!("there is no model '{name}'"))?;
+        let model = self.model(name).ok_or_else(|| format!("model '{name}' not found"))?;
         let gpus = self.factory.context.gpus.len();
         if gpu >= gpus {
-            return Err(format!("there is no GPU {gpu}; there are 0 to {}", gpus - 1));
+            return Err(format!("GPU {gpu} not found; the configuration has GPUs 0 to {}", gpus - 1));
         }
         if !model.gpu_auto {
             let is = model.gpu;
             return Err(format!(
-                "the configuration puts '{name}' on GPU {is}; change `gpu` there and reload, or write `gpu: auto`"
+                "the configuration puts '{name}' on GPU {is}; change `gpu` there and reload, or set `gpu: auto`"
             ));
         }
         if model.gpu == gpu {
@@ -103,7 +103,7 @@ impl Registry {
         let to = |model: &Model| if model.name == name { gpu } else { model.gpu };
         let rows = self.go_to(config.models.iter().map(to).collect()).await;
         let why = rows.into_iter().find(|row| row.name == name).and_then(|row| row.why);
-        why.map_or(Ok(true), |why| Err(format!("it stays on GPU {}: {why}", model.gpu)))
+        why.map_or(Ok(true), |why| Err(format!("model '{name}' stays on GPU {}: {why}", model.gpu)))
     }
 
     /// Moves models where one misses its SLO, and with the requests of the last minutes more models
@@ -134,7 +134,13 @@ impl Registry {
         }
         for (model, to) in moves {
             let (model, from) = (&model.name, model.gpu);
-            tracing::info!(model, from, to, late, "it moves, as a model misses its SLO and a GPU has room");
+            tracing::info!(
+                model,
+                from,
+                to,
+                late,
+                "moving a model, because a model violates its SLO and a GPU has room"
+            );
         }
         self.go_to(settled).await;
         self.next_look = Instant::now() + SEEN_ANEW;

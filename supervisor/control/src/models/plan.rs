@@ -46,7 +46,7 @@ impl Change {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{} cannot change by a reload; use `shadowslice upgrade` (for run_dir a restart), or undo that change and reload again", .0.join(", "))]
+#[error("a reload cannot change {}; run `shadowslice upgrade` (for run_dir, restart), or undo the change and reload again", .0.join(", "))]
 pub(super) struct Fixed(pub(super) Vec<&'static str>);
 
 /// From the configuration in force to the new one. `start` says how to start, and may differ.

@@ -314,7 +314,7 @@ impl Registry {
     /// Removes a model: no new request reaches it once the change is published.
     pub(super) fn remove(&mut self, name: &str) {
         let Some(place) = self.entries.iter().position(|entry| entry.model.name == name) else { return };
-        self.unload(name, "the model is removed");
+        self.unload(name, "the model was removed");
         self.entries.remove(place);
     }
 
@@ -374,7 +374,7 @@ impl Registry {
         let acts = self.config.controller.acts().is_some();
         let new = Arc::new(change.model.clone());
         let Some(place) = self.entries.iter().position(|entry| entry.model.name == new.name) else {
-            return (ChangeKind::Changed, Err("the configuration names no such model".to_owned()));
+            return (ChangeKind::Changed, Err("the configuration does not contain this model".to_owned()));
         };
         let Entry { model, state, .. } = &mut self.entries[place];
         let State::Loaded { now, before, .. } = state else {
@@ -434,14 +434,14 @@ impl Registry {
         let Some(Successor { instance: next, beside }) = next.take() else { return };
         match outcome {
             Ok(()) => {
-                tracing::info!(model = name, "new workers take over");
+                tracing::info!(model = name, "the model's new workers take over");
                 keep_share(&now.served.report.borrow(), &next.served, beside, acts);
                 entry.model = Arc::clone(&next.served.model);
                 std::mem::replace(now, next).retire("the model's workers have been replaced");
             }
             Err(why) => {
-                tracing::error!(model = name, why, "the new workers do not serve; the old ones go on");
-                next.retire("the model's new workers do not serve");
+                tracing::error!(model = name, why, "new workers are not ready; the old ones keep serving");
+                next.retire("the model's new workers did not become ready");
             }
         }
         self.publish();
@@ -470,7 +470,7 @@ impl Registry {
         let Some(before) = before.take().filter(|_| outcome.is_err()) else { return };
         match now.configure(Arc::clone(&before)).await {
             Ok(()) => *model = before,
-            Err(why) => tracing::error!(model = name, why, "the model cannot go back to what it went by"),
+            Err(why) => tracing::error!(model = name, why, "cannot restore the model's previous settings"),
         }
         self.publish();
     }

@@ -51,7 +51,7 @@ impl Registry {
 
     async fn carry_out(&mut self, config: &Config, plan: Plan) -> ReloadReport {
         for note in &config.notes {
-            tracing::warn!("{note}");
+            tracing::warn!(%note, "note on the configuration");
         }
         let sampled = plan.sample.map(|sample| self.sample(sample)).map(|()| "tracing.sample");
         let ready = plan.ready.map(|rule| self.ready_by(rule)).map(|()| "ready");
@@ -105,19 +105,16 @@ fn tell(outcome: &Result<ReloadReport, ReloadRefused>) {
                     Some(why) => tracing::error!(model = name, change, keys, why, "not reloaded"),
                 }
             }
-            tracing::info!(changed = models.len(), unchanged, "the configuration has been read again");
+            tracing::info!(changed = models.len(), unchanged, "configuration reloaded");
         }
         Err(ReloadRefused::Faulty(faults)) => {
             for fault in faults.lines() {
-                tracing::error!("{fault}");
+                tracing::error!(%fault, "error in the configuration");
             }
-            tracing::error!("the configuration has faults; nothing was changed");
+            tracing::error!("the configuration has errors; nothing changed");
         }
         Err(refused @ ReloadRefused::Impossible(_)) => {
-            tracing::error!(
-                why = refused.to_string(),
-                "the configuration cannot be taken over; nothing was changed"
-            );
+            tracing::error!(why = refused.to_string(), "cannot apply the configuration; nothing changed");
         }
     }
 }

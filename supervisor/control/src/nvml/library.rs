@@ -23,7 +23,7 @@ const LIST_ATTEMPTS: u32 = 4;
 #[derive(Debug, thiserror::Error)]
 pub enum NvmlFault {
     #[error(
-        "NVML, the library of NVIDIA's driver, cannot be loaded; install the driver; in a container, set NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+        "cannot load NVML, the library of NVIDIA's driver; install the driver; in a container, set NVIDIA_DRIVER_CAPABILITIES=compute,utility"
     )]
     Load(#[source] NvmlError),
     #[error(
@@ -31,18 +31,18 @@ pub enum NvmlFault {
     )]
     NoDriver(#[source] NvmlError),
     #[error(
-        "NVIDIA's driver and its library are of different versions; restart the host after an update of the driver"
+        "NVIDIA's driver and its library have different versions; after an update of the driver, restart the host"
     )]
     Mismatch(#[source] NvmlError),
-    #[error("NVML does not start; `nvidia-smi` may say more")]
+    #[error("cannot initialise NVML; `nvidia-smi` may show why")]
     Start(#[source] NvmlError),
-    #[error("NVML does not say {what}; `nvidia-smi` may say more")]
+    #[error("NVML does not report {what}; `nvidia-smi` may show why")]
     Ask {
         what: &'static str,
         #[source]
         source: NvmlError,
     },
-    #[error("NVML does not tell the errors of GPU {uuid}; `dmesg` has them, as `Xid`")]
+    #[error("NVML does not report the errors of GPU {uuid}; `dmesg` shows them as `Xid`")]
     Register {
         uuid: String,
         #[source]
@@ -68,21 +68,20 @@ impl Library {
 
     pub fn host(&self) -> Result<Host, NvmlFault> {
         let driver = said("the driver's version", self.nvml.sys_driver_version())?;
-        let cuda = said("the version of CUDA", self.nvml.sys_cuda_driver_version())?;
-        let count = said("how many GPUs there are", self.nvml.device_count())?;
+        let cuda = said("the CUDA version", self.nvml.sys_cuda_driver_version())?;
+        let count = said("the number of GPUs", self.nvml.device_count())?;
         let gpu = |index| self.gpu(index).map_err(|error| shadowslice_shared::errors::chain(&error));
         Ok(Host { driver, cuda: CudaVersion::of(cuda), gpus: (0..count).map(gpu).collect() })
     }
 
     fn gpu(&self, index: u32) -> Result<Gpu, NvmlFault> {
-        let device = said("anything of a GPU", self.nvml.device_by_index(index))?;
+        let device = said("a GPU's data", self.nvml.device_by_index(index))?;
         let capability = said("a GPU's compute capability", device.cuda_compute_capability())?;
         Ok(Gpu {
             identity: identity(&device)?,
             capability: (capability.major, capability.minor),
             compute_mode: compute_mode(&device),
-            mig: said("whether MIG is on", optional(device.mig_mode()))?
-                .is_some_and(|mode| mode.current != 0),
+            mig: said("a GPU's MIG mode", optional(device.mig_mode()))?.is_some_and(|mode| mode.current != 0),
             usage: usage(&device)?,
         })
     }
@@ -94,17 +93,17 @@ impl Library {
 
 impl Driver for Library {
     fn identities(&self) -> Result<Vec<Identity>, NvmlFault> {
-        let count = said("how many GPUs there are", self.nvml.device_count())?;
+        let count = said("the number of GPUs", self.nvml.device_count())?;
         let devices = (0..count).filter_map(|index| self.nvml.device_by_index(index).ok());
         devices.map(|device| identity(&device)).collect()
     }
 
     fn usage(&self, uuid: &str) -> Result<Usage, NvmlFault> {
-        usage(&said("anything of a GPU", self.device(uuid))?)
+        usage(&said("a GPU's data", self.device(uuid))?)
     }
 
     fn xids<'a>(&'a self, uuids: &[String]) -> Result<Box<dyn Xids + 'a>, NvmlFault> {
-        let mut set = said("errors of GPUs", self.nvml.create_event_set())?;
+        let mut set = said("GPU errors", self.nvml.create_event_set())?;
         for uuid in uuids {
             let failed = |source| NvmlFault::Register { uuid: uuid.clone(), source };
             let device = self.device(uuid).map_err(failed)?;
@@ -123,14 +122,14 @@ impl Xids for Heard<'_> {
         let ms = u32::try_from(at_most.as_millis()).unwrap_or(u32::MAX);
         let event = match self.0.wait(ms) {
             Err(NvmlError::Timeout) => return Ok(None),
-            event => said("errors of GPUs", event)?,
+            event => said("GPU errors", event)?,
         };
         let Some(xid) = event.event_data else { return Ok(None) };
         let xid = match xid {
             XidError::Value(xid) => xid,
             XidError::Unknown => 0,
         };
-        Ok(Some(XidEvent { uuid: said("which GPU an error is of", event.device.uuid())?, xid }))
+        Ok(Some(XidEvent { uuid: said("the GPU of an error", event.device.uuid())?, xid }))
     }
 }
 

@@ -99,7 +99,10 @@ impl Watch {
             Ok(library) => Self::over(Arc::new(library), gpus),
             Err(error) => {
                 let error = errors::chain(&error);
-                tracing::warn!(error, "memory, load and errors of the GPUs are not shown");
+                tracing::warn!(
+                    error,
+                    "cannot use NVML; the memory, load and errors of the GPUs are not shown"
+                );
                 Self::of_nothing(gpus)
             }
         }
@@ -112,7 +115,10 @@ impl Watch {
 
     pub(super) fn over(driver: Arc<dyn Driver>, gpus: &[config::Gpu]) -> Self {
         let known = driver.identities().unwrap_or_else(|error| {
-            tracing::warn!(error = errors::chain(&error), "no GPU can be watched");
+            tracing::warn!(
+                error = errors::chain(&error),
+                "cannot list the GPUs; their memory, load and errors are not shown"
+            );
             Vec::new()
         });
         let watched = |gpu: &config::Gpu| Watched { gpu: gpu.clone(), reading: reading(gpu, &known) };
@@ -122,7 +128,7 @@ impl Watch {
             for (name, work) in [("nvml-usage", read as Work), ("nvml-errors", hear)] {
                 match Thread::start(name, work, Arc::clone(&driver), Arc::clone(&readings)) {
                     Ok(thread) => threads.push(thread),
-                    Err(error) => tracing::warn!(%error, "no thread to watch the GPUs with"),
+                    Err(error) => tracing::warn!(%error, "cannot start a thread that monitors the GPUs"),
                 }
             }
         }
@@ -138,7 +144,7 @@ impl Watch {
 fn reading(gpu: &config::Gpu, known: &[Identity]) -> Option<Reading> {
     let config::Gpu::Cuda { device, .. } = gpu else { return None };
     let Some(identity) = known.iter().find(|identity| identity.is(device)) else {
-        tracing::warn!(?device, "NVML knows no such GPU; `nvidia-smi -L` lists those that it knows");
+        tracing::warn!(?device, "NVML does not find this GPU; `nvidia-smi -L` lists the GPUs");
         return None;
     };
     Some(Reading { identity: identity.clone(), usage: None, xid_errors: 0 })
@@ -155,7 +161,7 @@ fn read(driver: &dyn Driver, readings: &Readings, stop: &Stop) {
             readings.note(uuid, |reading| {
                 if let (Err(error), true) = (&usage, reading.usage.is_some()) {
                     let (gpu, error) = (reading.identity.index, errors::chain(error));
-                    tracing::warn!(gpu, error, "the GPU's memory and load are not known now");
+                    tracing::warn!(gpu, error, "cannot read the GPU's memory and load");
                 }
                 reading.usage = usage.ok();
             });
@@ -170,7 +176,10 @@ fn hear(driver: &dyn Driver, readings: &Readings, stop: &Stop) {
     let mut xids = match driver.xids(&readings.uuids()) {
         Ok(xids) => xids,
         Err(error) => {
-            tracing::warn!(error = errors::chain(&error), "errors of the GPUs are not counted");
+            tracing::warn!(
+                error = errors::chain(&error),
+                "cannot subscribe to GPU errors; they are not counted"
+            );
             return;
         }
     };
@@ -184,7 +193,7 @@ fn hear(driver: &dyn Driver, readings: &Readings, stop: &Stop) {
             Err(error) => {
                 if !silent {
                     let error = errors::chain(&error);
-                    tracing::error!(error, "errors of the GPUs are not heard now; a GPU may be lost");
+                    tracing::error!(error, "cannot receive GPU errors; a GPU may be lost");
                 }
                 silent = true;
                 if stop.within(PERIOD) {
@@ -202,7 +211,7 @@ fn count(event: &XidEvent, readings: &Readings) {
         gpu = Some(reading.identity.index);
         reading.xid_errors += 1;
     });
-    tracing::error!(gpu, uuid, xid, "the GPU's driver reports an error: {}", xid::meaning(*xid));
+    tracing::error!(gpu, uuid, xid, meaning = xid::meaning(*xid), "the GPU's driver reports an error");
 }
 
 /// A thread that ends when this is dropped.
@@ -235,7 +244,9 @@ impl Drop for Thread {
     fn drop(&mut self) {
         self.stop = None;
         if self.ended.recv_timeout(END) == Err(RecvTimeoutError::Timeout) {
-            tracing::warn!("the GPU's driver does not answer; a thread that waits for it is left behind");
+            tracing::warn!(
+                "the GPU's driver does not respond; abandoning a thread that waits for the driver"
+            );
         }
     }
 }

@@ -2,17 +2,17 @@
 
 pub(super) fn meaning(xid: u64) -> &'static str {
     match xid {
-        13 => "a kernel did something illegal",
-        31 => "a kernel used memory that is not its process's",
-        43 => "a process's work was stopped after an error of its own",
-        45 => "a process's work was removed, after an error or because it ended",
-        48 => "memory is broken (double bit error); the GPU must be reset",
-        63 | 64 => "broken memory was replaced by spare; the GPU should be reset soon",
+        13 => "a kernel performed an illegal operation",
+        31 => "a kernel accessed memory that does not belong to its process",
+        43 => "the driver stopped a process's work after an error in that work",
+        45 => "the driver removed a process's work, after an error or because the process exited",
+        48 => "faulty memory (double-bit error); reset the GPU",
+        63 | 64 => "spare memory replaced faulty memory; reset the GPU soon",
         74 => "a link to another GPU failed",
-        79 => "the GPU has fallen off the bus; the host must be restarted",
-        94 => "memory is broken (contained); the processes that used it are ended",
-        95 => "memory is broken (not contained); the GPU must be reset",
-        119 | 120 => "the GPU's own processor does not answer; the GPU must be reset",
+        79 => "the GPU has fallen off the bus; restart the host",
+        94 => "faulty memory (contained error); the driver ends the processes that used the memory",
+        95 => "faulty memory (uncontained error); reset the GPU",
+        119 | 120 => "the GPU's system processor (GSP) does not respond; reset the GPU",
         _ => "see NVIDIA's catalogue of XID errors",
     }
 }

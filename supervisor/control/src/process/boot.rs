@@ -99,11 +99,11 @@ impl Boot {
         &mut self,
         plan: impl FnOnce(&Loaded) -> Result<WarmUp, BootRefusal>,
     ) -> Result<Warmed, Ended> {
-        match self.next("before it said hello").await? {
+        match self.next("before its first message").await? {
             WorkerSays::Hello { protocol: PROTOCOL } => {}
             WorkerSays::Hello { protocol } => {
                 let why = format!(
-                    "it speaks protocol {protocol}, not {PROTOCOL}: install both binaries from one build"
+                    "the worker speaks protocol {protocol}, not {PROTOCOL}; install both binaries from one build"
                 );
                 return Err(Ended::Refused(BootRefusal::Setup(why)));
             }
@@ -111,20 +111,20 @@ impl Boot {
         }
         self.permit = None;
         self.tell(WorkerSaid::Connected).await;
-        let unwanted = || Ended::Lost("the worker was not wanted any more".to_owned());
+        let unwanted = || Ended::Lost("the worker is no longer needed".to_owned());
         let mut assignment = self.orders.recv().await.flatten().ok_or_else(unwanted)?;
         let mut originals = None;
         if let Some(to_load) = &self.files {
             let is_original = to_load.assign(&mut assignment).await.map_err(Ended::Refused)?;
             originals = is_original.then(|| Arc::clone(&to_load.files));
         }
-        self.order(&Order::Load(assignment), "when it was told to load").await?;
-        let loaded = match self.next("while it loaded").await? {
+        self.order(&Order::Load(assignment), "before it got its order to load").await?;
+        let loaded = match self.next("while loading the model").await? {
             WorkerSays::Loaded(loaded) => loaded,
             other => return Err(out_of_turn(&other)),
         };
         if originals.is_some_and(|files| !files.are_in_place()) {
-            let why = "the model's files changed while it loaded them".to_owned();
+            let why = "the model's files changed while the worker loaded them".to_owned();
             return Err(Ended::Refused(BootRefusal::Setup(why)));
         }
         if let Some(admission) = self.admission.take() {
@@ -135,9 +135,9 @@ impl Boot {
         }
         let warm_up = plan(&loaded).map_err(Ended::Refused)?;
         self.tell(WorkerSaid::Loaded(loaded)).await;
-        self.order(&Order::Warm(warm_up), "when it was told to warm up").await?;
+        self.order(&Order::Warm(warm_up), "before it got its order to warm up").await?;
         loop {
-            match self.next("while it warmed up").await? {
+            match self.next("while warming up").await? {
                 WorkerSays::Warming { rows } => self.tell(WorkerSaid::Warming { rows }).await,
                 WorkerSays::Warmed(warmed) => return Ok(warmed),
                 other => return Err(out_of_turn(&other)),
@@ -155,7 +155,7 @@ impl Boot {
             Ok(WorkerSays::Refused(refusal)) => Err(Ended::Refused(refusal)),
             Ok(said) => Ok(said),
             Err(error) if error.kind() == io::ErrorKind::InvalidData => {
-                Err(Ended::Refused(BootRefusal::Setup(format!("it does not speak as agreed: {error}"))))
+                Err(Ended::Refused(BootRefusal::Setup(format!("invalid message from the worker: {error}"))))
             }
             Err(_) => Err(lost(when)),
         }
@@ -176,13 +176,13 @@ impl Boot {
 }
 
 fn lost(when: &str) -> Ended {
-    Ended::Lost(format!("the worker ended {when}"))
+    Ended::Lost(format!("the worker exited {when}"))
 }
 
 fn out_of_turn(said: &WorkerSays) -> Ended {
     let mut said = format!("{said:?}");
     said.truncate(said.floor_char_boundary(SHOWN));
-    Ended::Refused(BootRefusal::Setup(format!("it spoke out of turn: {said}")))
+    Ended::Refused(BootRefusal::Setup(format!("unexpected message from the worker: {said}")))
 }
 
 /// Returns what to warm up: `sizes` of a model with these inputs, with the shapes and values that
@@ -209,7 +209,7 @@ pub fn plan_warm_up(
     let bytes: usize = values.iter().flatten().map(row_bytes).sum();
     if bytes > MAX_ARRAY_BYTES {
         let why = format!(
-            "warmup: the arrays have {bytes} bytes together; keep fewer rows, so that it is at most {MAX_ARRAY_BYTES}"
+            "warmup: the arrays have {bytes} bytes in total; keep fewer rows, for at most {MAX_ARRAY_BYTES} bytes"
         );
         return Err(BootRefusal::Model(why));
     }
@@ -231,7 +231,7 @@ fn plan_input(
         Some(shape) if !batched && is_row(shape, open) => [&[1], &shape[..]].concat(),
         Some(shape) => {
             return Err(BootRefusal::Model(format!(
-                "warmup.{name}: {shape:?} does not fit the model's {open:?} (without the batch axis)"
+                "warmup.{name}: shape {shape:?} does not fit the model's {open:?} (without the batch axis)"
             )));
         }
     };

@@ -72,29 +72,29 @@ struct CopiedFiles {
 #[derive(Debug, thiserror::Error)]
 pub enum FilesError {
     #[error(
-        "{0} was overwritten since the model was loaded, and no worker starts with other content; run \
-         `shadowslice reload` to serve what is there now"
+        "{0} was overwritten since the model was loaded, and workers start only with the loaded content; run \
+         `shadowslice reload` to serve the new content"
     )]
     Lost(PathBuf),
-    #[error("the files that the model was loaded from have been replaced, and cannot be copied")]
+    #[error("cannot copy the files that the model was loaded from, which have been replaced")]
     Copy(#[source] CopyError),
 }
 
 #[derive(Debug, thiserror::Error)]
 pub enum CopyError {
-    #[error("{path} cannot be written; make room or correct its permissions")]
+    #[error("cannot write {path}; free disk space, or correct the permissions")]
     Write {
         path: PathBuf,
         #[source]
         source: io::Error,
     },
-    #[error("{path} cannot be read")]
+    #[error("cannot read {path}")]
     Read {
         path: PathBuf,
         #[source]
         source: io::Error,
     },
-    #[error("copying broke off")]
+    #[error("copying the files failed because of an internal error")]
     Panicked(#[source] JoinError),
 }
 

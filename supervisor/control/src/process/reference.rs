@@ -9,9 +9,9 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 
 #[derive(Debug, thiserror::Error)]
 pub enum ReferenceError {
-    #[error("a memory file for the reference answers cannot be made")]
+    #[error("cannot create a memory file for the reference answers")]
     Create(#[source] Errno),
-    #[error("the reference answers cannot be sealed")]
+    #[error("cannot seal the reference answers")]
     Seal(#[source] Errno),
 }
 

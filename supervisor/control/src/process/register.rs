@@ -49,7 +49,7 @@ pub fn end_those_left(folder: &Path) {
         if let Some((pid, then)) = pid.zip(then)
             && let Err(error) = end(pid, then)
         {
-            tracing::warn!(pid = pid.as_raw_nonzero(), %error, "a worker that was left cannot be ended");
+            tracing::warn!(pid = pid.as_raw_nonzero(), %error, "cannot stop a worker that an earlier supervisor left");
         }
         fs::remove_file(entry.path()).ok();
     }
@@ -69,7 +69,7 @@ fn end(pid: Pid, then: u64) -> io::Result<()> {
     if !is_left || ends()? {
         return Ok(());
     }
-    tracing::warn!(pid = pid.as_raw_nonzero(), "an earlier supervisor left this worker, which is killed");
+    tracing::warn!(pid = pid.as_raw_nonzero(), "killing a worker that an earlier supervisor left");
     pidfd_send_signal(&process, Signal::KILL)?;
     if ends()? { Ok(()) } else { Err(io::ErrorKind::TimedOut.into()) }
 }

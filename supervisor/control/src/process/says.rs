@@ -37,7 +37,7 @@ pub(super) async fn log(ours: OwnedFd, model: String, pid: i32) {
     let mut said = match Receiver::from_owned_fd(ours) {
         Ok(said) => said,
         Err(error) => {
-            tracing::warn!(model, pid, %error, "what a worker says cannot be read");
+            tracing::warn!(model, pid, %error, "cannot read a worker's stderr");
             return;
         }
     };
@@ -83,20 +83,14 @@ impl Lines {
         }
         if let Some(left_out) = self.budget.take(line.len() as u64, now) {
             self.tell_of(left_out);
-            tracing::warn!(model = self.model, pid = self.pid, line, "a worker says");
+            tracing::warn!(model = self.model, pid = self.pid, line, "worker stderr");
         }
     }
 
     fn tell_of(&self, LeftOut { lines, bytes }: LeftOut) {
         if lines > 0 {
             let (model, pid) = (&self.model, self.pid);
-            tracing::warn!(
-                model,
-                pid,
-                lines,
-                bytes,
-                "the worker says more than the log takes, left out here"
-            );
+            tracing::warn!(model, pid, lines, bytes, "a worker writes too much to stderr; leaving out lines");
         }
     }
 }

@@ -25,7 +25,7 @@ pub struct Users {
 }
 
 #[derive(Debug, thiserror::Error)]
-#[error("each of the users {} to {} has a model already; name more as workers.users", .0.start(), .0.end())]
+#[error("each of the users {} to {} already has a model; add users to workers.users", .0.start(), .0.end())]
 pub struct NoUser(RangeInclusive<u32>);
 
 impl Users {

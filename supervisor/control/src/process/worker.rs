@@ -37,19 +37,17 @@ use shadowslice_shared::ids::WorkerId;
 
 #[derive(Debug, thiserror::Error)]
 pub enum SpawnError {
-    #[error("no socket pair can be made; raise the limit on open files")]
+    #[error("cannot create a socket pair; raise the limit on open files")]
     Socket(#[source] io::Error),
-    #[error("no response slab can be made")]
+    #[error("cannot create a response slab")]
     Slab(#[source] SlabError),
-    #[error("there is no {0}; it belongs beside the supervisor's binary")]
+    #[error("{0} not found; install the worker beside the supervisor's binary")]
     NoProgram(PathBuf),
-    #[error(
-        "there is no {0}, the package of Python models' workers; it belongs beside the supervisor's binary"
-    )]
+    #[error("{0} not found; install the package of Python models' workers beside the supervisor's binary")]
     NoPackage(PathBuf),
-    #[error("no pipe can be made; raise the limit on open files")]
+    #[error("cannot create a pipe; raise the limit on open files")]
     Pipe(#[source] io::Error),
-    #[error("{program} cannot be started")]
+    #[error("cannot start {program}")]
     Process {
         program: PathBuf,
         #[source]
@@ -193,7 +191,7 @@ impl Worker {
         let serves = launch.assignment.purpose == Purpose::Serve;
         // Without the socket a worker has weights of its own, and serves.
         let unoffered =
-            |error: &io::Error| tracing::warn!(%error, "a worker is not offered its model's weights");
+            |error: &io::Error| tracing::warn!(%error, "cannot share the model's weights with a worker");
         let weights = serves.then(|| launch.weights.offer().inspect_err(unoffered).ok()).flatten();
         let (weights, their_weights) = weights.unzip();
         files.extend(
@@ -226,7 +224,7 @@ impl Worker {
             events: launch.events,
         };
         let booting = Booting { orders: go.clone(), task: tokio::spawn(boot::run(boot, plan)) };
-        let unregistered = |error: &_| tracing::warn!(pid, %error, "a worker is not registered");
+        let unregistered = |error: &_| tracing::warn!(pid, %error, "cannot register a worker");
         let entry = Entry::write(launch.register, pid).inspect_err(unregistered).ok();
         let process = Process { child, pid, grant: launch.grant, _entry: entry };
         tokio::spawn(watch(process, killed, booting, (launch.id, events)));
@@ -397,7 +395,7 @@ fn settle(launch: &Launch<'_>, pid: i32) {
     if let (Some(memory), Some(process)) = (launch.memory, rustix::process::Pid::from_raw(pid)) {
         let limit = Rlimit { current: Some(memory), maximum: Some(memory) };
         if let Err(error) = prlimit(Some(process), Resource::Data, limit) {
-            tracing::warn!(pid, memory, %error, "a worker's memory cannot be limited");
+            tracing::warn!(pid, memory, %error, "cannot limit a worker's memory");
         }
     }
     if launch.low_priority {
@@ -409,7 +407,7 @@ fn settle(launch: &Launch<'_>, pid: i32) {
     let mut set = CpuSet::new();
     let pinned = launch.cpus.iter().try_for_each(|&cpu| set.set(cpu));
     if let Err(error) = pinned.and_then(|()| sched_setaffinity(Pid::from_raw(pid), &set)) {
-        tracing::warn!(pid, cpus = ?launch.cpus, %error, "a worker cannot be pinned to its cores");
+        tracing::warn!(pid, cpus = ?launch.cpus, %error, "cannot pin a worker to its cores");
     }
 }
 
@@ -430,7 +428,7 @@ impl Booting {
         // Full or closed: it has the order that it waits for.
         self.orders.try_send(None).ok();
         if tokio::time::timeout(BOOT_ENDS, &mut self.task).await.is_err() {
-            tracing::warn!("a boot does not notice that its worker is dead");
+            tracing::warn!("the boot task of a dead worker did not end; aborting the task");
             self.task.abort();
         }
     }
@@ -450,7 +448,7 @@ impl Process {
             status = self.child.wait() => return status,
             Some(()) = killed.recv() => {}
             () = self.grant.lost() => {
-                tracing::warn!(pid = self.pid, "a worker's context on the GPU is lost; it is killed");
+                tracing::warn!(pid = self.pid, "killing a worker whose GPU context is lost");
                 return self.kill().await;
             }
         }

@@ -33,7 +33,7 @@ impl Alarm {
         let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
         let timer = timerfd_create(TimerfdClockId::Monotonic, flags).map_err(io::Error::from);
         let timer = timer.and_then(adopt).inspect_err(|error| {
-            tracing::warn!(%error, "no timer: batches may be sent 1 ms late; is the limit on open files too low?");
+            tracing::warn!(%error, "cannot create a timer, so batches may be sent 1 ms late; raise the limit on open files");
         });
         Self { clock, timer: timer.ok() }
     }

@@ -18,14 +18,16 @@ pub(crate) fn split(
     requests: &[WaitingRequest],
 ) -> Result<Vec<Result<Vec<RequestOutput>, RequestFailure>>, String> {
     if more && (model.streams.is_none() || requests.len() != 1) {
-        return Err("there is more of it, and the model gives one answer to a request".to_owned());
+        return Err(
+            "the worker announced further answers, but the model gives one answer to a request".to_owned()
+        );
     }
     // The end of a stream has no outputs.
     if outputs.is_empty() && model.streams.is_some() && !more {
         return Ok(requests.iter().map(|_| Ok(Vec::new())).collect());
     }
     if outputs.len() != model.outputs.len() {
-        return Err(format!("it has {} outputs instead of {}", outputs.len(), model.outputs.len()));
+        return Err(format!("the answer has {} outputs instead of {}", outputs.len(), model.outputs.len()));
     }
     for (output, spec) in outputs.iter().zip(&model.outputs) {
         if output.parts.len() != requests.len() {
@@ -37,7 +39,10 @@ pub(crate) fn split(
     // memory is full.
     let parts = outputs.iter().flat_map(|output| &output.parts);
     if parts.fold(0, |sum: u64, part| sum.saturating_add(part.len)) > slab.bytes() {
-        return Err(format!("its parts have more bytes than their slab, {}", slab.bytes()));
+        return Err(format!(
+            "the answer's parts have more bytes than their slab, which has {}",
+            slab.bytes()
+        ));
     }
     let of_request = |(index, request): (usize, &WaitingRequest)| {
         let mut copies = Ok(Vec::with_capacity(outputs.len()));
@@ -77,7 +82,7 @@ fn copy(
         Ok(data) => data,
         Err(CopyError::NoMemory(bytes)) => return Ok(Err(RequestFailure::no_memory(bytes))),
         Err(CopyError::Outside(error)) => {
-            return Err(format!("output {name} lies outside of its slab: {error}"));
+            return Err(format!("output {name} lies outside its slab: {error}"));
         }
     };
     if expected.is_none() && count_byte_strings(&data) != elements {

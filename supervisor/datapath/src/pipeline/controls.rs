@@ -60,7 +60,8 @@ impl Pipeline {
         let known = self.metadata.get_or_init(|| Arc::new(found.clone()));
         if **known != found {
             return Err(
-                "the model's file has other inputs or outputs than before; restart to serve it".to_owned()
+                "the model's inputs or outputs have changed; restart the supervisor to serve the new file"
+                    .to_owned(),
             );
         }
         let per_request = 16 + 24 * found.inputs.len();

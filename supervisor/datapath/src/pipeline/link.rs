@@ -208,7 +208,8 @@ impl WorkerLink {
         match send_bytes(&self.socket, bytes) {
             Ok(()) => Ok(true),
             Err(Errno::EMSGSIZE) => {
-                let why = "a batch does not fit into a message; use a smaller batch.max, or raise net.core.wmem_default";
+                let why =
+                    "a batch does not fit into a message; lower batch.max, or raise net.core.wmem_default";
                 Err(why.to_owned())
             }
             Err(_) => Ok(false),

@@ -315,7 +315,7 @@ impl Pipeline {
         };
         if needed > limit {
             let why = format!(
-                "the request has {needed} bytes and model '{}' holds {limit} (queue.memory)",
+                "the request has {needed} bytes, but the queue of model '{}' holds {limit} (queue.memory)",
                 self.name
             );
             refuse(CountedRefusal::TooLarge);
@@ -323,7 +323,7 @@ impl Pipeline {
         }
         let Some(memory) = self.reserve(inputs) else {
             let why =
-                format!("the queue of model '{}' is full: its {limit} bytes of memory are taken", self.name);
+                format!("the queue of model '{}' is full: its {limit} bytes of memory are in use", self.name);
             refuse(CountedRefusal::MemoryFull);
             return Err(RequestFailure::Unavailable(why));
         };

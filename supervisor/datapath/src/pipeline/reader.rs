@@ -70,7 +70,7 @@ impl LaneReader {
                     }
                 }
                 Err(error) => {
-                    tracing::debug!(%error, "a worker's socket is gone");
+                    tracing::debug!(%error, "a worker's socket is closed");
                     break;
                 }
             }
@@ -103,8 +103,8 @@ impl LaneReader {
     fn handle_answer(&self, answer: Answer) -> Result<(), String> {
         let now = self.pipeline.now();
         let taken = self.pipeline.state.lock().take_answered(self.worker, answer.id, now);
-        let batch =
-            taken.ok_or_else(|| format!("it answered batch {}, which it does not have", answer.id))?;
+        let batch = taken
+            .ok_or_else(|| format!("the worker answered batch {}, which was not sent to it", answer.id))?;
         if batch.requests.is_empty() {
             self.pipeline.change(|state| {
                 if let Some(link) = state.link_mut(self.worker).filter(|_| answer.more) {

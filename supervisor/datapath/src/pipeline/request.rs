@@ -155,7 +155,7 @@ impl RequestFailure {
 
     pub fn no_memory(bytes: usize) -> Self {
         Self::Exhausted(format!(
-            "the system has no {bytes} bytes for it; try again later, lower limits.memory, or give the supervisor more memory"
+            "cannot allocate {bytes} bytes; try again later, lower limits.memory, or give the supervisor more memory"
         ))
     }
 }

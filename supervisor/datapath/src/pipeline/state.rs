@@ -103,11 +103,13 @@ impl PipelineState {
 
     fn queue_full(&self) -> RequestFailure {
         let (name, waiting) = (&self.name, self.scheduler.queued());
-        RequestFailure::Unavailable(format!("the queue of model '{name}' is full: {waiting} requests wait"))
+        RequestFailure::Unavailable(format!(
+            "the queue of model '{name}' is full: {waiting} requests are waiting"
+        ))
     }
 
     pub(crate) fn not_ready(&self) -> RequestFailure {
-        let why = self.gate.open().err().unwrap_or("the model is not described yet");
+        let why = self.gate.open().err().unwrap_or("the model's inputs and outputs are not known yet");
         RequestFailure::Unavailable(format!("model '{}' is not ready: {why}", self.name))
     }
 
@@ -399,7 +401,10 @@ impl PipelineState {
         // A closed channel needs no report: when a model is removed, its controller ends before its
         // last lane.
         if let Err(TrySendError::Full(event)) = self.events_tx.try_send(event) {
-            tracing::error!(?event, "a lane's fact is lost: the controller is far behind");
+            tracing::error!(
+                ?event,
+                "dropping an event of a lane, because the model's controller is far behind"
+            );
         }
     }
 
@@ -410,7 +415,7 @@ impl PipelineState {
 
 fn quarantined(pause: Duration) -> RequestFailure {
     RequestFailure::Internal(format!(
-        "workers died executing these inputs; they are refused, and tried again after {} s at the earliest",
+        "workers died executing these inputs, so the server refuses them; try again after {} s at the earliest",
         pause.as_secs() + 1
     ))
 }
@@ -418,7 +423,7 @@ fn quarantined(pause: Duration) -> RequestFailure {
 fn too_late(model: &str, request: &WaitingRequest) -> RequestFailure {
     let due = request.deadline.since(request.arrived).as_secs_f64() * 1e3;
     RequestFailure::Unavailable(format!(
-        "model '{model}' could not answer the request within {due} ms, its SLO or timeout, under the present load"
+        "model '{model}' could not answer the request within {due} ms, its SLO or timeout, under the current load"
     ))
 }
 

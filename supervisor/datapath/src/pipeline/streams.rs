@@ -186,17 +186,14 @@ impl Drop for StepGuard {
 
 /// Returns the failure of a stream whose worker died in a step.
 pub(crate) fn died_in_step() -> RequestFailure {
-    let why =
-        "the worker died while it computed this stream's next answer; inputs that do so again are refused";
+    let why = "the worker died while computing this stream's next answer; the server refuses inputs that cause this again";
     RequestFailure::Unavailable(why.to_owned())
 }
 
 /// Returns the failure of a stream whose worker cannot continue. No other worker could continue it
 /// either.
 pub(crate) fn broken_off() -> RequestFailure {
-    RequestFailure::Unavailable(
-        "the worker that gave this stream has ended; send the request again".to_owned(),
-    )
+    RequestFailure::Unavailable("the worker of this stream has exited; send the request again".to_owned())
 }
 
 impl Pipeline {

@@ -216,7 +216,7 @@ fn good() -> Vec<RequestOutput> {
 async fn invalid_answers_are_rejected_and_their_requests_are_served_by_another_worker() {
     let part = |offset, len| vec![Extent { offset, len }];
     let output = |shape: &[i64], parts| Ok(vec![WireOutput { shape: shape.to_vec(), parts }]);
-    let beyond = "lies outside of its slab: 4 bytes at";
+    let beyond = "lies outside its slab: 4 bytes at";
     let invalid_answers: Vec<(Result<Vec<WireOutput>, RunFailure>, &str)> = vec![
         (Ok(vec![]), "0 outputs"),
         (output(&[1], vec![]), "0 parts"),
@@ -255,7 +255,7 @@ async fn undecodable_messages_and_answers_to_unknown_batches_end_the_lane() {
             "could not be understood: "
         } else {
             worker.answer(batch.id + 1, Ok(vec![]));
-            "which it does not have"
+            "which was not sent to it"
         };
         let event = stage.event().await;
         assert!(matches!(&event, LaneEvent::Broken(WorkerId(1), why) if why.contains(wrong)), "{event:?}");

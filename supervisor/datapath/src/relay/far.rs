@@ -47,7 +47,7 @@ impl RelayServer {
                         connections.spawn(serve(stream, Arc::clone(&router)));
                     }
                     Err(error) => {
-                        tracing::debug!(%error, "no connection of the other supervisor is accepted");
+                        tracing::debug!(%error, "cannot accept a connection of the other supervisor");
                         sleep(ACCEPT_BACKOFF).await;
                     }
                 },
@@ -60,8 +60,8 @@ impl RelayServer {
 async fn serve(mut stream: UnixStream, router: Arc<Router>) {
     loop {
         if let Err(error) = answer(&mut stream, &router).await {
-            // A connection normally ends this way.
-            return tracing::debug!(%error, "a connection of the other supervisor ends");
+            // The end of a connection is the usual one.
+            return tracing::debug!(%error, "a connection of the other supervisor ended");
         }
     }
 }

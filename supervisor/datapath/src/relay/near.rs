@@ -75,7 +75,7 @@ impl Relay {
         match self.send(&inputs, options, arrival.began.elapsed()).await {
             Ok(outcome) => outcome.map(|(first, further)| Answers::from_relay(first, further, streams)),
             Err(error) => {
-                tracing::debug!(model = self.model, %error, "the other supervisor has not answered");
+                tracing::debug!(model = self.model, %error, "no reply from the other supervisor");
                 let returned = self.wait_until_returned(options.timeout, arrival.began).await?;
                 let arrival = RequestArrival { waited: arrival.waited + sent_at.elapsed(), ..arrival };
                 Box::pin(returned.stream(inputs, options, arrival)).await
@@ -108,7 +108,7 @@ impl Relay {
     }
 
     fn supervisor_ended(&self) -> RequestFailure {
-        let why = format!("the supervisor that serves model '{}' has ended; connect anew", self.model);
+        let why = format!("the supervisor that serves model '{}' has exited; reconnect", self.model);
         RequestFailure::Unavailable(why)
     }
 

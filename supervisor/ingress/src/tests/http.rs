@@ -49,11 +49,11 @@ async fn a_connection_outlives_the_requests_that_are_refused() {
         (post("/v2/models/m/infer", "", "garbage"), 404, "unknown model"),
         (post("/v2/models/m/versions/7/infer", "", "{}"), 404, "unknown model"),
         (post("/v2/repository/index", "", ""), 200, "[]"),
-        (post("/v2/repository/index", "", "{\"ready\": 7}"), 400, "not understood"),
+        (post("/v2/repository/index", "", "{\"ready\": 7}"), 400, "failed to parse"),
         (post("/v2/repository/models/m/load", "", ""), 503, "not allowed"),
         (post("/v2/repository/models/m/unload", "", "{}"), 503, "model_control: explicit"),
         (post("/v2/repository/models/m/load", "", "{\"parameters\": {\"file:1/m\": \"\"}}"), 400, "file:1/m"),
-        (post("/v2/repository/models/m/other", "", "{}"), 404, "nothing"),
+        (post("/v2/repository/models/m/other", "", "{}"), 404, "not found"),
         (get("/v2/cudasharedmemory/status"), 200, "\r\n\r\n[]"),
         (get("/v2/cudasharedmemory/region/x/status"), 404, "Unable to find cuda shared memory region: 'x'"),
         (post("/v2/cudasharedmemory/unregister", "", ""), 200, "content-length: 0"),
@@ -63,13 +63,13 @@ async fn a_connection_outlives_the_requests_that_are_refused() {
             400,
             "'x', CUDA shared memory is not supported",
         ),
-        (get("/v2/cudasharedmemory/unregister"), 405, "takes POST"),
+        (get("/v2/cudasharedmemory/unregister"), 405, "accepts POST"),
         (get("/v2/trace/setting"), 503, "does not support tracing"),
         (post("/v2/models/m/trace/setting", "", "{}"), 503, "does not support tracing"),
         (post("/v2/logging", "", "{}"), 503, "does not support dynamic logging"),
-        (get("/v2/repository/index"), 405, "takes POST"),
-        (get("/v2/models/m/infer"), 405, "takes POST, not GET"),
-        (post("/v2", "", "{}"), 405, "takes GET, HEAD, not POST"),
+        (get("/v2/repository/index"), 405, "accepts POST"),
+        (get("/v2/models/m/infer"), 405, "accepts POST, not GET"),
+        (post("/v2", "", "{}"), 405, "accepts GET, HEAD, not POST"),
         (get("/v2/health/live"), 200, ""),
     ] {
         let answer = ask(&mut stream, &request).await;
@@ -159,7 +159,7 @@ async fn what_is_no_inference_is_short() {
         let mut stream = server.connect("http").await;
         let answer = ask(&mut stream, &post(path, "", &"x".repeat(bytes))).await;
         assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{path}, {bytes}: {answer}");
-        assert_eq!(answer.contains("it is no inference"), status == 413, "{answer}");
+        assert_eq!(answer.contains("not an inference request"), status == 413, "{answer}");
     }
     server.stop().await;
 }

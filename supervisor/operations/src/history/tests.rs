@@ -63,7 +63,8 @@ fn events_of(sample: &Value) -> Vec<(String, String)> {
 #[test]
 fn a_sample_has_the_overload_and_the_rates_of_status() {
     let rates = json!({"window_s": 10.4, "requests": 180.0, "refused": 80.0, "failed": 0.0});
-    let why = "a copy serves 100 requests/s within the SLO at most, 180 arrive (over the last 10 s)";
+    let why =
+        "a copy serves at most 100 requests/s within the SLO, but 180 requests/s arrive (over the last 10 s)";
     let now = seen(2, vec![model("m", json!({"rates": rates, "overload": why}))]);
     let sample = between(&seen(0, vec![model("m", json!({}))]), &now, &mut RefusalTracker::default());
     let model = &sample["models"][0];

@@ -19,15 +19,15 @@ pub fn control_program() -> PathBuf {
 
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
-    #[error("the MPS control program failed at `{command}`")]
+    #[error("the MPS control command `{command}` failed")]
     Command {
         command: String,
         #[source]
         source: CommandError,
     },
-    #[error("the MPS control program refused `{command}`: {said}")]
+    #[error("the MPS control program rejected `{command}`: {said}")]
     Refused { command: String, said: String },
-    #[error("the MPS control program answered `{command}` by {said:?}, which is not understood")]
+    #[error("unexpected reply of the MPS control program to `{command}`: {said:?}")]
     Unclear { command: String, said: String },
 }
 

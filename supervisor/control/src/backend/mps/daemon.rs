@@ -98,14 +98,12 @@ impl Daemon {
             match control.quit().await {
                 Ok(()) => {
                     if tokio::time::timeout(control.limits.quit, self.ended()).await.is_err() {
-                        tracing::warn!(
-                            "the MPS control daemon said that it quits and does not; it is killed"
-                        );
+                        tracing::warn!("the MPS control daemon accepted `quit` but did not exit; killing it");
                     }
                 }
                 Err(error) => {
                     let error = shadowslice_shared::errors::chain(&error);
-                    tracing::warn!(error, "the MPS control daemon does not quit and is killed");
+                    tracing::warn!(error, "cannot stop the MPS control daemon by `quit`; killing it");
                 }
             }
         }
@@ -144,7 +142,7 @@ fn guardian(control: &Control) -> Option<Child> {
     match started {
         Ok(guardian) => Some(guardian),
         Err(error) => {
-            tracing::warn!(%error, "if this process is killed, the MPS control daemon stays until the next start");
+            tracing::warn!(%error, "cannot guard the MPS control daemon; if the supervisor is killed, the daemon runs until the next start");
             None
         }
     }

@@ -44,7 +44,12 @@ impl MpsEstate {
             return Err(MpsError::Users);
         }
         let (daemon, server) = keeper.adopt(self.daemon).await?;
-        tracing::info!(device = setup.device, daemon = self.daemon, server, "MPS is taken over");
+        tracing::info!(
+            device = setup.device,
+            daemon = self.daemon,
+            server,
+            "took over MPS from the previous supervisor"
+        );
         keeper.condition.send_replace(Condition { life: 0, server: Ok(server), daemon: Some(self.daemon) });
         let division = self.division.clone().map(Arc::new);
         Ok((daemon, Found { total: self.total, least: self.least, division }))

@@ -86,10 +86,10 @@ impl Keeper {
         let mut daemon = Daemon::start(&self.control)
             .map_err(|source| MpsError::Program { program: self.control.program.clone(), source })?;
         let ready = tokio::select! {
-            status = daemon.ended() => Err(format!("it ended at once ({})", crate::backend::shown(&status))),
+            status = daemon.ended() => Err(format!("the daemon exited at once ({})", crate::backend::shown(&status))),
             ready = timeout(self.control.limits.start, self.await_server()) => match ready {
                 Ok(ready) => ready.map_err(|error| errors::chain(&error)),
-                Err(_) => Err(format!("no server took clients within {:?}", self.control.limits.start)),
+                Err(_) => Err(format!("no MPS server accepted clients within {:?}", self.control.limits.start)),
             },
         };
         match ready {
@@ -108,7 +108,9 @@ impl Keeper {
             .map_err(|source| MpsError::Program { program: self.control.program.clone(), source })?;
         match self.control.servers().await.map(|servers| servers.first().copied()) {
             Ok(Some(server)) => Ok((daemon, server)),
-            Ok(None) => Err(MpsError::Start { why: "it has no server".to_owned(), log: self.place.logs() }),
+            Ok(None) => {
+                Err(MpsError::Start { why: "the daemon has no server".to_owned(), log: self.place.logs() })
+            }
             Err(error) => Err(MpsError::Control(error)),
         }
     }
@@ -149,11 +151,7 @@ impl Keeper {
                 }
                 Over::Dead(why) => {
                     let why = format!("the MPS control daemon is down: {why}");
-                    tracing::error!(
-                        why,
-                        log = self.place.logs(),
-                        "MPS is restarted, and all its workers with it"
-                    );
+                    tracing::error!(why, log = self.place.logs(), "restarting MPS and all its workers");
                     self.fault = None;
                     self.lost(why);
                     daemon.kill(&self.control, &self.place).await;
@@ -181,7 +179,7 @@ impl Keeper {
             *pause = (*pause * 2).min(LAST_PAUSE);
             match started {
                 Ok((daemon, server)) => {
-                    tracing::info!(server, "MPS is back");
+                    tracing::info!(server, "MPS restarted");
                     self.condition.send_modify(|condition| condition.daemon = daemon.pid());
                     self.take_clients(server);
                     return Some(daemon);
@@ -190,7 +188,7 @@ impl Keeper {
                     tracing::error!(
                         error = errors::chain(&error),
                         pause_ms = logged::ms(*pause),
-                        "MPS cannot be restarted"
+                        "cannot restart MPS; trying again after the pause"
                     );
                 }
             }
@@ -204,7 +202,7 @@ impl Keeper {
             tokio::select! {
                 biased;
                 at_once = &mut inbox.stop => return Over::Asked { at_once: at_once.unwrap_or(true) },
-                status = daemon.ended() => return Over::Dead(format!("it ended ({})", crate::backend::shown(&status))),
+                status = daemon.ended() => return Over::Dead(format!("the daemon exited ({})", crate::backend::shown(&status))),
                 _ = look.tick(), if self.fault.is_some() => {
                     if let Some(why) = self.recovering().await {
                         return Over::Dead(why);
@@ -228,7 +226,7 @@ impl Keeper {
             Request::Pass | Request::Keep => {}
             Request::Examine => {
                 if let Err(error) = self.examine().await {
-                    tracing::warn!(error = errors::chain(&error), "the MPS server cannot be examined");
+                    tracing::warn!(error = errors::chain(&error), "cannot check the state of the MPS server");
                 }
             }
         }
@@ -274,8 +272,8 @@ impl Keeper {
             return Ok(());
         }
         let Some(server) = self.control.servers().await?.first().copied() else {
-            tracing::error!(log = self.place.server_log(), "the MPS server is gone; another one is started");
-            self.lost("the MPS server is gone".to_owned());
+            tracing::error!(log = self.place.server_log(), "the MPS server exited; starting another one");
+            self.lost("the MPS server exited".to_owned());
             self.fault = Some(Instant::now());
             return self.control.start_server(self.uid).await;
         };
@@ -284,10 +282,10 @@ impl Keeper {
                 tracing::error!(
                     server,
                     log = self.place.server_log(),
-                    "the MPS server is at fault: a worker's error on the GPU has broken the context of every worker there; all are restarted"
+                    "the MPS server reports a fault: a worker's GPU error broke the context of every worker on this GPU; restarting all of them"
                 );
                 self.lost(
-                    "the MPS server is at fault, and recovers when all workers on its GPU have gone"
+                    "the MPS server reports a fault; it recovers when all workers on its GPU have exited"
                         .to_owned(),
                 );
                 self.fault = Some(Instant::now());
@@ -298,14 +296,14 @@ impl Keeper {
                     tracing::error!(
                         server,
                         log = self.place.server_log(),
-                        "another MPS server has taken the place of the one before"
+                        "another MPS server replaced the previous one"
                     );
-                    self.lost("the MPS server is gone".to_owned());
+                    self.lost("the MPS server exited".to_owned());
                 }
                 self.take_clients(server);
             }
             ServerStatus::Other(status) => {
-                tracing::warn!(server, status, "the MPS server is in a state of its own");
+                tracing::warn!(server, status, "unknown state of the MPS server");
             }
         }
         Ok(())
@@ -321,7 +319,7 @@ impl Keeper {
             tracing::info!(
                 server,
                 took_ms = logged::ms(since.elapsed()),
-                "the MPS server takes clients again"
+                "the MPS server accepts clients again"
             );
             self.fault = None;
             self.take_clients(*server);
@@ -329,7 +327,7 @@ impl Keeper {
         }
         let limit = self.control.limits.fault;
         (since.elapsed() > limit)
-            .then(|| format!("its server did not recover within {}", logged::span(limit)))
+            .then(|| format!("the MPS server did not recover within {}", logged::span(limit)))
     }
 
     fn take_clients(&self, server: i32) {

@@ -51,8 +51,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 #[derive(Debug, thiserror::Error)]
 pub enum MpsError {
     #[error(
-        "{program} cannot be started; it comes with NVIDIA's driver (on Ubuntu in nvidia-compute-utils); install it, \
-         name another as SHADOWSLICE_MPS_CONTROL, or do without shares: `gpus: [{{device: 0, partition: none}}]`"
+        "cannot start {program}, which comes with NVIDIA's driver (on Ubuntu in nvidia-compute-utils); install it, \
+         set SHADOWSLICE_MPS_CONTROL to another path, or run without shares: `gpus: [{{device: 0, partition: none}}]`"
     )]
     Program {
         program: PathBuf,
@@ -60,35 +60,33 @@ pub enum MpsError {
         source: io::Error,
     },
     #[error(
-        "the MPS control program does not work; to do without shares, say `gpus: [{{device: 0, partition: none}}]`"
+        "cannot use the MPS control program; to run without shares, set `gpus: [{{device: 0, partition: none}}]`"
     )]
     Control(#[source] ControlError),
-    #[error("{path} cannot be made")]
+    #[error("cannot create {path}")]
     Directories {
         path: PathBuf,
         #[source]
         source: io::Error,
     },
     #[error(
-        "the MPS control daemon does not come up: {why}; is another MPS or a process in exclusive mode on this GPU? \
-         To do without shares, say `gpus: [{{device: 0, partition: none}}]`. Its log:\n{log}"
+        "the MPS control daemon did not start: {why}; check this GPU for another MPS daemon or a process in exclusive \
+         mode. To run without shares, set `gpus: [{{device: 0, partition: none}}]`. The daemon's log:\n{log}"
     )]
     Start { why: String, log: String },
-    #[error("under MPS")]
+    #[error("cannot probe the GPU under MPS")]
     Probe(#[source] ProbeError),
-    #[error(
-        "the probe was to see GPU {expected} and found {found}; is another CUDA_VISIBLE_DEVICES in force?"
-    )]
+    #[error("the probe found GPU {found} instead of {expected}; check CUDA_VISIBLE_DEVICES")]
     OtherGpu { expected: String, found: String },
     #[error(
-        "a CUDA process gets the whole GPU, {0}, whatever its share: it does not find the MPS server that was started for it"
+        "a CUDA process gets the whole GPU ({0}) at any share, because the process does not find the MPS server started for it"
     )]
     Outside(Sms),
     #[error(
-        "its server takes clients of one user or of several: workers.users cannot come or go by an upgrade"
+        "an upgrade cannot add or remove workers.users, because an MPS server takes clients of either one user or several; restart the supervisor instead"
     )]
     Users,
-    #[error("no thread can be started; raise the limit on processes")]
+    #[error("cannot start a thread; raise the limit on processes")]
     Thread(#[source] io::Error),
 }
 
@@ -159,7 +157,7 @@ impl MpsGpu {
             limits: setup.limits,
             several_users: setup.several_users,
         };
-        let unknown = Condition { life: 0, server: Err("MPS is being started".to_owned()), daemon: None };
+        let unknown = Condition { life: 0, server: Err("MPS is starting".to_owned()), daemon: None };
         let (condition, seen) = watch::channel(unknown);
         let uid = nix::unistd::geteuid().as_raw();
         let passed = Arc::new(AtomicBool::new(setup.estate.is_some()));
@@ -175,7 +173,7 @@ impl MpsGpu {
         let (stop, stopped) = oneshot::channel();
         let (begun, beginning) = oneshot::channel();
         let thread = spawn(keeper, setup.clone(), Inbox { requests: asked, stop: stopped }, begun)?;
-        let ended = || MpsError::Thread(io::Error::other("it ended at once"));
+        let ended = || MpsError::Thread(io::Error::other("the thread ended at once"));
         let found = beginning.blocking_recv().map_err(|_| ended())??;
         Ok(Self {
             setup,
@@ -243,7 +241,7 @@ async fn begin(keeper: &Keeper, setup: &MpsSetup) -> Result<(daemon::Daemon, Fou
         tracing::warn!(
             pid,
             place = %place.display(),
-            "an MPS control daemon that is not ours runs on this host; it is left alone, and its clients share the GPU with ours"
+            "another MPS control daemon runs on this host; leaving it running, so its clients share the GPU with this supervisor's workers"
         );
     }
     clear(keeper).await;
@@ -261,7 +259,7 @@ async fn begin(keeper: &Keeper, setup: &MpsSetup) -> Result<(daemon::Daemon, Fou
             least_sms = found.least.0,
             groups = found.division.as_ref().ok().map(|division| division.count()),
             no_partitions = found.division.as_ref().err(),
-            "MPS is up"
+            "MPS started"
         );
         Ok(found)
     };
@@ -292,9 +290,9 @@ async fn clear(keeper: &Keeper) {
     if left.is_empty() {
         return;
     }
-    tracing::warn!(pids = ?left, "an earlier supervisor left its MPS daemon, which is ended now");
+    tracing::warn!(pids = ?left, "stopping an MPS daemon that an earlier supervisor left");
     if let Err(error) = keeper.control.quit().await {
-        tracing::debug!(error = errors::chain(&error), "it does not quit");
+        tracing::debug!(error = errors::chain(&error), "cannot stop the MPS daemon by `quit`");
     }
     keeper.place.evict(&keeper.control.program).await;
     keeper.place.remove();
@@ -325,7 +323,11 @@ async fn division(keeper: &Keeper, setup: &MpsSetup) -> Result<Division, String>
         let isolation = isolation(&setup.probe, &keeper.control.environment).await;
         match isolation.map_err(|error| errors::chain(&error)).and_then(Isolation::proven) {
             Err(why) if tries < ISOLATION_TRIES => {
-                tracing::debug!(device = setup.device, why, "partitions are measured again");
+                tracing::debug!(
+                    device = setup.device,
+                    why,
+                    "the measurement of partitions failed; measuring again"
+                );
             }
             proven => return proven,
         }
@@ -385,12 +387,12 @@ impl GpuBackend for MpsGpu {
         let expected = self.sms(wanted.share);
         if !self.is_client(pid)? {
             return Err(format!(
-                "the worker runs outside of MPS, with the whole GPU: it found {found}, and process {pid} is no client of the MPS server"
+                "the worker runs outside MPS, with the whole GPU: the worker found {found}, and process {pid} is not a client of the MPS server"
             ));
         }
         if found != expected {
             let share = wanted.share;
-            return Err(format!("under MPS, at {share}, it was to have {expected} and found {found}"));
+            return Err(format!("under MPS, at {share}, the worker found {found} instead of {expected}"));
         }
         Ok(())
     }
@@ -407,13 +409,13 @@ impl GpuBackend for MpsGpu {
                 // Nothing is said where the supervisor ends.
                 Ok(None | Some(Ok(()))) => {}
                 Ok(Some(Err(error))) => {
-                    tracing::warn!(pid, error, "MPS did not say that a worker's work is off the GPU")
+                    tracing::warn!(pid, error, "MPS did not confirm that a worker's work has left the GPU")
                 }
                 Err(_) => {
                     tracing::warn!(
                         pid,
                         limit_ms = logged::ms(limit),
-                        "a worker's work does not leave the GPU"
+                        "timed out waiting for a worker's work to leave the GPU"
                     )
                 }
             }
@@ -440,7 +442,7 @@ impl GpuBackend for MpsGpu {
             if tokio::time::timeout(limit, gone).await.is_err() {
                 tracing::error!(
                     pid,
-                    "MPS still lists a worker that has exited; what it held may not be free"
+                    "MPS still lists a worker that has exited; its GPU resources may still be in use"
                 );
             }
         }))
@@ -470,7 +472,9 @@ impl GpuBackend for MpsGpu {
 
     fn keep(&self) {
         if self.passed.swap(false, Ordering::Relaxed) && self.requests.try_send(Request::Keep).is_err() {
-            tracing::warn!("if this process is killed, the MPS control daemon stays until the next start");
+            tracing::warn!(
+                "cannot guard the MPS control daemon; if the supervisor is killed, the daemon runs until the next start"
+            );
         }
     }
 

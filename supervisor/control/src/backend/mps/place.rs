@@ -61,7 +61,7 @@ impl Directories {
             let closed = found.mode() & 0o777 & !mode == 0;
             if !found.is_dir() || found.uid() != geteuid().as_raw() || !closed {
                 return Err(io::Error::other(format!(
-                    "{} is there already and not a directory of this user's alone; remove it",
+                    "{} already exists and is not a private directory of this user; remove it",
                     directory.display()
                 )));
             }
@@ -73,7 +73,7 @@ impl Directories {
         for directory in [&self.pipe, &self.log] {
             match fs::remove_dir_all(directory) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    tracing::warn!(path = %directory.display(), %error, "a directory of MPS stays behind");
+                    tracing::warn!(path = %directory.display(), %error, "cannot remove a directory of MPS");
                 }
                 _ => {}
             }
@@ -103,7 +103,7 @@ impl Directories {
                 return;
             }
             if begun.elapsed() > DEATH_LIMIT {
-                tracing::error!(pids = ?inhabitants, "programs of MPS outlive their kill, probably stuck in the kernel");
+                tracing::error!(pids = ?inhabitants, "MPS processes survive SIGKILL, probably stuck in the kernel");
                 return;
             }
             for pid in &inhabitants {

@@ -243,7 +243,7 @@ impl Planner {
             (report.state == ModelState::Ready, report.share)
         };
         if !serves {
-            return Err("the model does not serve".to_owned());
+            return Err("the model is not ready".to_owned());
         }
         let to = sharer.share(change.to, from);
         let moves = change.groups.is_some() && change.groups != live.groups;
@@ -251,7 +251,7 @@ impl Planner {
             return Ok(());
         }
         if sharer.sms(to) == sharer.sms(from) && !moves {
-            return Err(format!("{from} is as near to that as share.min, share.max and the GPU allow"));
+            return Err(format!("{from} is the nearest share that share.min, share.max and the GPU allow"));
         }
         kept.orders.send(&sharer.orders, to, change.groups, verdict, now)?;
         let figures = SeenReport::of(&live.observation);

@@ -75,7 +75,7 @@ impl Orders {
             // Under way still, or the controller ended.
             Some(Err(_)) | None => None,
         };
-        let why = why.or(taken_back.then(|| "the new worker failed in its probation".to_owned()));
+        let why = why.or(taken_back.then(|| "the new worker failed during its probation".to_owned()));
         if let Some(why) = why {
             self.fail(model, why, now);
         }
@@ -88,7 +88,7 @@ impl Orders {
             model,
             why,
             pause_ms = logged::ms(pause),
-            "a share that the policy wants is not in force"
+            "a share change by the policy failed; trying again after the pause"
         );
         self.failed = Some(Failed { until: now + pause, pause, why });
     }
@@ -103,14 +103,17 @@ impl Orders {
     ) -> Result<(), String> {
         if let Some(failed) = self.failed.as_ref().filter(|failed| failed.until > now) {
             let seconds = failed.until.since(now).as_secs_f64();
-            return Err(format!("the last order failed ({}); tried again in {seconds:.0} s", failed.why));
+            return Err(format!(
+                "the last share change failed ({}); next attempt in {seconds:.0} s",
+                failed.why
+            ));
         }
         if self.under_way.is_some() {
-            return Err("an order is under way".to_owned());
+            return Err("a share change is in progress".to_owned());
         }
         let (reply, outcome) = oneshot::channel();
         let order = Order::Resize { share, groups, cause: Cause::Policy, hold: false, reply };
-        to.try_send(order).map_err(|_| "too many orders wait for the model".to_owned())?;
+        to.try_send(order).map_err(|_| "too many orders are queued for the model".to_owned())?;
         self.under_way = Some((share, outcome));
         self.groups = groups;
         self.reason = Some(reason.to_owned());

@@ -171,7 +171,7 @@ fn what_was_refused_rests_before_it_is_tried_again() {
     let row = rig.decide().swap_remove(0);
     assert_eq!(row.verdict, "grow");
     let why = row.not_ordered.unwrap();
-    assert!(why.contains("under way") && why.contains("again in 1 s"), "{why}");
+    assert!(why.contains("under way") && why.contains("next attempt in 1 s"), "{why}");
     assert!(rig.ordered(0).is_none());
     assert!(rig.ordered(1).is_some(), "its neighbour is no part of that");
 }
@@ -235,7 +235,7 @@ fn nothing_is_ordered_of_a_model_that_is_held_or_does_not_serve() {
     let rows = rig.decide();
     assert_eq!((rows[0].verdict.as_str(), rows[0].held, rows[0].wanted_percent), ("wait", true, 50));
     assert_eq!(rows[1].verdict, "grow");
-    assert!(rows[1].not_ordered.as_ref().unwrap().contains("does not serve"));
+    assert!(rows[1].not_ordered.as_ref().unwrap().contains("is not ready"));
     assert!((0..2).all(|model| rig.ordered(model).is_none()));
 }
 
