@@ -40,7 +40,7 @@ with_libs := $(with_env) $(PYTHON)
 
 # Pages and figures that benchmarks write; docs/development/measurements.md has what is kept of them.
 measured  := $(TARGET)/measurements
-beside    := $(TARGET)/release/shadowslice-beside --page $(measured)/beside.md $(BESIDE_ARGS)
+sim_vs_real = $(TARGET)/release/shadowslice-sim-vs-real --page $(measured)/sim-vs-real.md $(SIM_VS_REAL_ARGS)
 
 # The build whose data path is compared with the present one: the last release. Until there is one, a
 # commit of 2026-11-22.
@@ -162,22 +162,22 @@ bench: build $(baseline) | $(measured) ## Hot structures, decisions, echo reques
 	$(CARGO) bench --package shadowslice-benches --bench structures --locked -- --output-format bencher
 	$(CARGO) bench --package shadowslice-benches --bench echo --locked
 	$(compare)
-	$(beside)
+	$(sim_vs_real)
 
 .PHONY: compare
 compare: build $(baseline) | $(measured) ## The data path beside the last release's, alone: target/measurements/compare.md (two minutes once built; BASELINE: another commit)
 	$(compare)
 
-.PHONY: beside
-beside: build | $(measured) ## The simulator beside the real thing, alone: target/measurements/beside.md (five minutes once built)
-	$(beside)
+.PHONY: sim-vs-real
+sim-vs-real: build | $(measured) ## The simulator beside the real thing, alone: target/measurements/sim-vs-real.md (five minutes once built)
+	$(sim_vs_real)
 
 # Triton comes from PyPI, some 800 MB of it unpacked; it takes x86-64 and Python 3.11 or 3.12. It is no part of `make bench`, which would
 # have to fetch it.
-.PHONY: versus
-versus: build $(py_stamp) $(rivals) | $(measured) ## shadowslice beside NVIDIA Triton: target/measurements/versus.md (five minutes once built; not in bench)
-	$(with_env) $(TARGET)/release/shadowslice-versus --page $(measured)/versus.md \
-	  --json $(measured)/versus.json $(VERSUS_ARGS)
+.PHONY: vs-triton
+vs-triton: build $(py_stamp) $(rivals) | $(measured) ## shadowslice beside NVIDIA Triton: target/measurements/vs-triton.md (five minutes once built; not in bench)
+	$(with_env) $(TARGET)/release/shadowslice-vs-triton --page $(measured)/vs-triton.md \
+	  --json $(measured)/vs-triton.json $(VS_TRITON_ARGS)
 
 .PHONY: perf-analyzer
 perf-analyzer: build $(py_stamp) $(rivals) ## Triton's perf_analyzer against the supervisor, over both protocols, with and without shared memory
@@ -188,24 +188,44 @@ loadgen: build $(py_stamp) $(rivals) ## MLPerf LoadGen's Server scenario against
 	$(with_libs) tests/python/loadgen.py $(TARGET)/release/shadowslice $(TARGET)/rivals
 
 # Counts come from linux-perf (as root) and valgrind, Debian's names; what is missing is said, and its columns are left out. Builds side by side:
-# make costs COSTS_ARGS="--binaries before=DIR --binaries after=target/release".
-.PHONY: costs
-costs: build | $(measured) ## What a request costs, counted (Debian: linux-perf, valgrind): target/measurements/costs.md (four minutes once built)
-	$(TARGET)/release/shadowslice-costs --page $(measured)/costs.md $(COSTS_ARGS)
+# make cost-profile COST_PROFILE_ARGS="--binaries before=DIR --binaries after=target/release".
+.PHONY: cost-profile
+cost-profile: build | $(measured) ## What a request costs, counted (Debian: linux-perf, valgrind): target/measurements/cost-profile.md (four minutes once built)
+	$(TARGET)/release/shadowslice-cost-profile --page $(measured)/cost-profile.md $(COST_PROFILE_ARGS)
 
-.PHONY: growth
-growth: build | $(measured) ## Whether models, connections, tensors, requests hit a cliff: target/measurements/growth.md (six minutes once built)
-	$(TARGET)/release/shadowslice-growth --page $(measured)/growth.md $(GROWTH_ARGS)
+.PHONY: scaling
+scaling: build | $(measured) ## Whether models, connections, tensors, requests hit a cliff: target/measurements/scaling.md (six minutes once built)
+	$(TARGET)/release/shadowslice-scaling --page $(measured)/scaling.md $(SCALING_ARGS)
 
 # A page names the code that was judged by its trees, which stay the same when a commit is moved.
-judged = state=$$(git rev-parse HEAD:supervisor/policy HEAD:shared HEAD:benches/simulator HEAD:configs | cut -c -10 | paste -sd " " || true); \
+policy_eval = state=$$(git rev-parse HEAD:supervisor/policy HEAD:shared HEAD:benches/simulator HEAD:configs | cut -c -10 | paste -sd " " || true); \
 	dirty=$$(git status --porcelain -- supervisor/policy shared benches/simulator configs || true); \
 	nice -n 10 $(TARGET)/release/shadowslice-policy-eval \
 	  --state "$$(date +%F), trees of policy, shared, simulator and configs: $${state:-unknown}$${dirty:+, with changes}"
 
-.PHONY: judge
-judge: build ## The adaptive policy against its targets, simulated: docs/development/policy-evaluation.md (six minutes once built)
-	$(judged) $(JUDGE_ARGS)
+.PHONY: policy-eval
+policy-eval: build ## The adaptive policy against its targets, simulated: docs/development/policy-evaluation.md (six minutes once built)
+	$(policy_eval) $(POLICY_EVAL_ARGS)
+
+# The names that these targets had before. They go after the next release.
+SIM_VS_REAL_ARGS  ?= $(BESIDE_ARGS)
+VS_TRITON_ARGS    ?= $(VERSUS_ARGS)
+COST_PROFILE_ARGS ?= $(COSTS_ARGS)
+SCALING_ARGS      ?= $(GROWTH_ARGS)
+POLICY_EVAL_ARGS  ?= $(JUDGE_ARGS)
+renamed = @echo "note: \`make $@\` is now \`make $<\`; the next release removes the old name" >&2
+
+.PHONY: beside versus costs growth judge
+beside: sim-vs-real
+	$(renamed)
+versus: vs-triton
+	$(renamed)
+costs: cost-profile
+	$(renamed)
+growth: scaling
+	$(renamed)
+judge: policy-eval
+	$(renamed)
 
 # The documents keep the layout of the tree, so that their links work; what they link to is copied with them.
 book := $(TARGET)/book-source

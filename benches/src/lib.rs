@@ -7,14 +7,14 @@
 mod bare;
 pub mod closed_loop;
 mod compare;
-mod costs;
+mod cost_profile;
 pub mod exchange;
-mod growth;
 pub mod grpc;
 pub mod http;
 pub mod machine;
 mod plan;
 mod report;
+mod scaling;
 mod servers;
 pub mod spread;
 mod system;
@@ -33,8 +33,8 @@ use crate::report::Report;
 use crate::servers::Servers;
 
 pub use crate::compare::compare;
-pub use crate::costs::costs;
-pub use crate::growth::growth;
+pub use crate::cost_profile::cost_profile;
+pub use crate::scaling::scaling;
 
 /// A failure that ends the program.
 pub type Failure = Box<dyn Error + Send + Sync>;

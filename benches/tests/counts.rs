@@ -17,7 +17,7 @@ fn page(program: &str, arguments: &[&str]) -> String {
 
 #[test]
 fn counts_of_two_builds_stand_side_by_side() {
-    let program = env!("CARGO_BIN_EXE_shadowslice-costs");
+    let program = env!("CARGO_BIN_EXE_shadowslice-cost-profile");
     let folder = Path::new(program).parent().unwrap().display();
     let (one, other) = (format!("one={folder}"), format!("other={folder}"));
     let arguments = ["--only", "grpc unix 64 B x8", "--requests", "100", "--no-profile"];
@@ -44,7 +44,7 @@ fn two_builds_take_turns_over_both_protocols() {
 fn memory_and_idleness_are_read() {
     let arguments =
         ["--parts", "memory,idle", "--requests", "50,100", "--rest-seconds", "0", "--idle-seconds", "0.2"];
-    let page = page(env!("CARGO_BIN_EXE_shadowslice-growth"), &arguments);
+    let page = page(env!("CARGO_BIN_EXE_shadowslice-scaling"), &arguments);
     for row in ["| 64 B x32 | 50 requests |", "| 64 B x32 | 100 requests |", "| all workers |"] {
         assert!(page.contains(row), "{page}");
     }

@@ -28,7 +28,7 @@ pub(crate) fn of(sections: &[Section], rest: &[Trial], setup: &Setup, state: &st
     let mut text = format!(
         "# Evaluation of `{JUDGED}`\n\n\
          The policy `{JUDGED}` and other policies, simulated on random mixes of models. Kernels take turns\n\
-         as on an H200 ([contention](measurements.md#contention)). `make judge` writes this page.\n\n\
+         as on an H200 ([contention](measurements.md#contention)). `make policy-eval` writes this page.\n\n\
          State: {state}.\n\n\
          {}\n\n\
          Runs take {seconds} s, with seeds from {first_seed} on. Execution and start times differ from the profiles\n\

@@ -4,8 +4,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::Failure;
-use crate::costs::Parts;
-use crate::costs::switches::Switches;
+use crate::cost_profile::Parts;
+use crate::cost_profile::switches::Switches;
 use crate::machine::Reading;
 use crate::plan::SMALL;
 use crate::system::{System, home_under};

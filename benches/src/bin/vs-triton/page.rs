@@ -53,8 +53,8 @@ pub(crate) fn of(
     format!(
         "# Beside NVIDIA Triton
 
-`make versus` starts this server and Triton on one machine, sends both the same requests in turns, and writes this page; nothing
-here is written by hand. All rounds' figures are in [versus.json](versus.json).
+`make vs-triton` starts this server and Triton on one machine, sends both the same requests in turns, and writes this page; nothing
+here is written by hand. All rounds' figures are in [vs-triton.json](vs-triton.json).
 
 {cpu}, {cores} cores that hold both servers and the load generator, Linux {kernel}, no GPU. {date}, commit {commit}.
 shadowslice {ours} with ONNX Runtime {onnxruntime}; Triton {triton} with ONNX Runtime {triton_onnxruntime}; {python}.

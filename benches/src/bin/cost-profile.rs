@@ -3,5 +3,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    shadowslice_benches::costs()
+    shadowslice_benches::cost_profile()
 }

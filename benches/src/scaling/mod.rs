@@ -17,7 +17,7 @@ use crate::{Failure, finish};
 
 /// Looks for cliffs, and writes a page.
 #[derive(Debug, Parser)]
-#[command(name = "shadowslice-growth")]
+#[command(name = "shadowslice-scaling")]
 struct Options {
     /// The folder of the binaries to measure [default: this program's]
     #[arg(long, value_name = "DIR")]
@@ -60,7 +60,7 @@ enum Part {
 }
 
 /// The whole program, as its command line says.
-pub fn growth() -> ExitCode {
+pub fn scaling() -> ExitCode {
     let options = Options::parse();
     finish(|| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

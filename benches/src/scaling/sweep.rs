@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use crate::closed_loop::Round;
 use crate::exchange::Client;
-use crate::growth::memory::Memory;
 use crate::plan::{Protocol, SMALL, Server, Setting, Transport};
+use crate::scaling::memory::Memory;
 use crate::system::{System, home};
 use crate::{Failure, chain};
 

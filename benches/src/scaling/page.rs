@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use crate::growth::Found;
-use crate::growth::idle::Idle;
 use crate::machine::Machine;
+use crate::scaling::Found;
+use crate::scaling::idle::Idle;
 use crate::table;
 
 /// The whole page.
@@ -14,7 +14,7 @@ pub(super) fn of(found: &Found, name: Option<String>) -> String {
     format!(
         "# What growth costs
 
-Whether anything falls off a cliff as models, connections, tensors and requests grow. `make growth` writes this page; nothing here is written by hand. \
+Whether anything falls off a cliff as models, connections, tensors and requests grow. `make scaling` writes this page; nothing here is written by hand. \
 The load is that of `make bench`'s echo, over Unix sockets, with models that answer at once; limits are raised where tensors need it \
 (`limits.request_bytes`, `limits.response_bytes`, `queue.memory`).
 

@@ -18,7 +18,7 @@ pub(crate) fn of(agreements: &[Agreement], options: &Options, machine: &Machine)
 
 What `shadowslice-simulate` predicts, and what `shadowslice serve` does: the same configuration (`{config}`, a mix on which nothing was
 tuned or calibrated), the emulated device, and the very same arrivals, sent over gRPC and a Unix socket whether or not earlier ones
-were answered. Shares change by a shadow or in-process. `make beside` writes this page, as `make bench` does; nothing here is written by hand.
+were answered. Shares change by a shadow or in-process. `make sim-vs-real` writes this page, as `make bench` does; nothing here is written by hand.
 
 {cpu}, {cores} cores that hold supervisor, workers and client, Linux {kernel}, no GPU. {date}, commit {commit}.
 

@@ -37,10 +37,10 @@ type Failure = Box<dyn Error + Send + Sync>;
 /// Each load is drawn once. It is simulated, and sent to a fresh supervisor once a round; the cases take turns, so that
 /// noise of the machine falls on all of them alike.
 #[derive(Debug, Parser)]
-#[command(name = "shadowslice-beside")]
+#[command(name = "shadowslice-sim-vs-real")]
 pub(crate) struct Options {
     /// The mix of models, with its profiles in `profiles` beside it; it says nothing of a controller
-    #[arg(long, default_value = "configs/beside.yaml")]
+    #[arg(long, default_value = "configs/sim-vs-real.yaml")]
     config: PathBuf,
     /// How long each load lasts, in seconds
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=600))]
@@ -58,7 +58,7 @@ pub(crate) struct Options {
     #[arg(long, default_value = "")]
     only: String,
     /// Where arrivals, configurations and figures are kept
-    #[arg(long, default_value = "target/beside")]
+    #[arg(long, default_value = "target/sim-vs-real")]
     keep: PathBuf,
     /// Where the page goes; without it the tables are only shown
     #[arg(long)]
@@ -132,7 +132,7 @@ async fn replay(options: &Options, simulator: &Simulator, trials: &mut [Trial]) 
 fn report(options: &Options, trials: &[Trial]) -> Result<(), Failure> {
     let agreements: Vec<Agreement> =
         trials.iter().map(|trial| Agreement::of(trial.case, &trial.simulated, &trial.rounds)).collect();
-    let json = options.keep.join("beside.json");
+    let json = options.keep.join("sim-vs-real.json");
     fs::write(&json, serde_json::to_vec_pretty(&agreements)?)
         .map_err(|error| format!("cannot write {}: {error}", json.display()))?;
     println!("{}", page::tables(&agreements));

@@ -37,7 +37,7 @@ const PROFILED_RATIO: u64 = 5;
 /// instructions, allocations and copies from Valgrind's Callgrind. What is not installed is said,
 /// and left out.
 #[derive(Debug, Parser)]
-#[command(name = "shadowslice-costs")]
+#[command(name = "shadowslice-cost-profile")]
 struct Options {
     /// Binaries to count, and what the page calls them, such as `before=target/before`; once for
     /// each build [default: those beside this program]
@@ -83,7 +83,7 @@ struct Count {
 }
 
 /// The whole program, as its command line says.
-pub fn costs() -> ExitCode {
+pub fn cost_profile() -> ExitCode {
     let options = Options::parse();
     finish(|| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

@@ -12,7 +12,7 @@ use tokio::process::Command;
 
 use crate::Failure;
 use crate::closed_loop::send;
-use crate::costs::callgrind::Profile;
+use crate::cost_profile::callgrind::Profile;
 use crate::plan::Setting;
 use crate::system::{System, home};
 

@@ -37,7 +37,7 @@ use servers::Servers;
 /// Both servers run all the time. The cases take turns, every other time in reverse, so that noise
 /// of the machine falls on both alike. Every answer's bytes are compared.
 #[derive(Debug, Parser)]
-#[command(name = "shadowslice-versus")]
+#[command(name = "shadowslice-vs-triton")]
 pub(crate) struct Options {
     /// Where Triton is installed, with the models in `models`
     #[arg(long, default_value = "target/rivals")]
@@ -61,7 +61,7 @@ pub(crate) struct Options {
     #[arg(long, default_value = "")]
     only: String,
     /// Where all rounds' figures go, as JSON
-    #[arg(long, default_value = "target/rivals/versus.json")]
+    #[arg(long, default_value = "target/rivals/vs-triton.json")]
     json: PathBuf,
     /// Where the page goes; without it the tables are only shown
     #[arg(long)]

@@ -8,8 +8,8 @@ use std::process::Command;
 fn a_short_case_is_simulated_replayed_and_written_down() {
     let folder = tempfile::tempdir().unwrap();
     let (keep, page) = (folder.path().join("keep"), folder.path().join("page.md"));
-    let config = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("configs").join("beside.yaml");
-    let output = Command::new(env!("CARGO_BIN_EXE_shadowslice-beside"))
+    let config = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("configs").join("sim-vs-real.yaml");
+    let output = Command::new(env!("CARGO_BIN_EXE_shadowslice-sim-vs-real"))
         .args(["--seconds", "1", "--rounds", "1", "--utilisation", "0.2", "--only", "poisson, half+doors"])
         .arg("--config")
         .arg(config)
@@ -26,7 +26,7 @@ fn a_short_case_is_simulated_replayed_and_written_down() {
     assert!(page.contains(&format!("| poisson | half+doors | shadow | {drawn} |")), "{page}");
     // Each request that was sent is counted, with one outcome.
     let figures: serde_json::Value =
-        serde_json::from_slice(&fs::read(keep.join("beside.json")).unwrap()).unwrap();
+        serde_json::from_slice(&fs::read(keep.join("sim-vs-real.json")).unwrap()).unwrap();
     let sent = &figures[0]["rounds"][0]["figures"]["all"]["offered"];
     assert_eq!(sent.as_u64(), Some(drawn as u64));
 }

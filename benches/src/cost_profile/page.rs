@@ -1,9 +1,9 @@
 //! The counts as a page.
 
-use crate::costs::callgrind::{Function, Profile};
-use crate::costs::calls::Calls;
-use crate::costs::switches::Switches;
-use crate::costs::{Count, Missing};
+use crate::cost_profile::callgrind::{Function, Profile};
+use crate::cost_profile::calls::Calls;
+use crate::cost_profile::switches::Switches;
+use crate::cost_profile::{Count, Missing};
 use crate::machine::Machine;
 use crate::table;
 
@@ -24,7 +24,7 @@ pub(super) fn of(counts: &[Count], missing: &Missing) -> String {
     format!(
         "# What a request costs, counted
 
-What supervisor and worker do for one echo request, counted instead of timed, so that a busy machine matters little. `make costs` writes this page;
+What supervisor and worker do for one echo request, counted instead of timed, so that a busy machine matters little. `make cost-profile` writes this page;
 nothing here is written by hand. {METHODS}
 
 {cpu}, {cores} cores that hold supervisor, worker and client, Linux {kernel}, no GPU, emulated engine. {date}.
