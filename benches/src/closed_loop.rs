@@ -10,9 +10,9 @@ use serde::Serialize;
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::{sleep, timeout};
 
-use crate::Failure;
-use crate::exchange::{Client, Fault};
-use crate::machine::{Clocks, Reading};
+use crate::MeasureError;
+use crate::exchange::{EchoClient, ExchangeError};
+use crate::machine::{CpuReading, ServerClocks};
 
 /// How long the loop runs before it is measured.
 const WARM_UP: Duration = Duration::from_millis(100);
@@ -28,7 +28,7 @@ const DISTURBED_PERCENT: f64 = 10.0;
 
 /// The result of one round.
 #[derive(Debug, Clone, Copy, Serialize)]
-pub struct Round {
+pub struct RoundResult {
     /// Requests that were answered.
     pub requests: u64,
     /// The same per second.
@@ -47,7 +47,7 @@ pub struct Round {
     pub others_percent: f64,
 }
 
-impl Round {
+impl RoundResult {
     /// CPU time per request of all the server's processes.
     pub fn server_cpu_us(&self) -> f64 {
         self.supervisor_cpu_us + self.worker_cpu_us
@@ -66,7 +66,11 @@ struct Shared {
 }
 
 /// Runs all clients for `span`, and measures.
-pub async fn run(clients: Vec<Client>, span: Duration, clocks: &Clocks) -> Result<Round, Failure> {
+pub async fn run(
+    clients: Vec<EchoClient>,
+    span: Duration,
+    clocks: &ServerClocks,
+) -> Result<RoundResult, MeasureError> {
     let empty = || Histogram::<u64>::new_with_max(LONGEST_NS, 3).expect("constant bounds that fit");
     let shared = Arc::new(Shared { latency_ns: Mutex::new(empty()), over: AtomicBool::new(false) });
     let mut asking = JoinSet::new();
@@ -74,24 +78,24 @@ pub async fn run(clients: Vec<Client>, span: Duration, clocks: &Clocks) -> Resul
         asking.spawn(ask(client, Arc::clone(&shared)));
     }
     go_on(&mut asking, WARM_UP).await?;
-    let before = Reading::take(clocks)?;
+    let before = CpuReading::take(clocks)?;
     *shared.latency_ns.lock() = empty();
     go_on(&mut asking, span).await?;
-    let after = Reading::take(clocks)?;
+    let after = CpuReading::take(clocks)?;
     let latency_ns = shared.latency_ns.lock().clone();
     shared.over.store(true, Ordering::Relaxed);
     let ending = async {
         while let Some(ended) = asking.join_next().await {
             ended??;
         }
-        Ok::<_, Failure>(())
+        Ok::<_, MeasureError>(())
     };
     timeout(LAST_ANSWERS, ending).await??;
     round(&before, &after, &latency_ns)
 }
 
 /// Sends so many requests over all clients together, and hands the clients back.
-pub(crate) async fn send(clients: Vec<Client>, requests: u64) -> Result<Vec<Client>, Failure> {
+pub(crate) async fn send(clients: Vec<EchoClient>, requests: u64) -> Result<Vec<EchoClient>, MeasureError> {
     let left = Arc::new(AtomicU64::new(requests));
     let mut asking = JoinSet::new();
     for mut client in clients {
@@ -106,7 +110,7 @@ pub(crate) async fn send(clients: Vec<Client>, requests: u64) -> Result<Vec<Clie
                 }
                 client.ask(turn).await?;
             }
-            Ok::<_, Fault>(client)
+            Ok::<_, ExchangeError>(client)
         });
     }
     let mut clients = Vec::new();
@@ -117,17 +121,17 @@ pub(crate) async fn send(clients: Vec<Client>, requests: u64) -> Result<Vec<Clie
 }
 
 /// Lets the clients run. A client ends only by a fault.
-async fn go_on(asking: &mut JoinSet<Result<(), Fault>>, span: Duration) -> Result<(), Failure> {
+async fn go_on(asking: &mut JoinSet<Result<(), ExchangeError>>, span: Duration) -> Result<(), MeasureError> {
     tokio::select! {
         () = sleep(span) => Ok(()),
         ended = asking.join_next() => match ended {
-            Some(ended) => Ok(ended.map_err(|fault: JoinError| Failure::from(fault))??),
+            Some(ended) => Ok(ended.map_err(|fault: JoinError| MeasureError::from(fault))??),
             None => Err("there are no clients".into()),
         }
     }
 }
 
-async fn ask(mut client: Client, shared: Arc<Shared>) -> Result<(), Fault> {
+async fn ask(mut client: EchoClient, shared: Arc<Shared>) -> Result<(), ExchangeError> {
     let mut turn = 0;
     while !shared.over.load(Ordering::Relaxed) {
         let sent = Instant::now();
@@ -139,14 +143,18 @@ async fn ask(mut client: Client, shared: Arc<Shared>) -> Result<(), Fault> {
     Ok(())
 }
 
-fn round(before: &Reading, after: &Reading, latency_ns: &Histogram<u64>) -> Result<Round, Failure> {
+fn round(
+    before: &CpuReading,
+    after: &CpuReading,
+    latency_ns: &Histogram<u64>,
+) -> Result<RoundResult, MeasureError> {
     let requests = latency_ns.len();
     if requests == 0 {
         return Err("not one answer came while it was measured".into());
     }
     let each_us = |total: Duration| total.as_secs_f64() * 1e6 / requests as f64;
     let used = after.since(before);
-    Ok(Round {
+    Ok(RoundResult {
         requests,
         requests_per_second: requests as f64 / used.wall.as_secs_f64(),
         p50_us: latency_ns.value_at_quantile(0.5) as f64 / 1e3,

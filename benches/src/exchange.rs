@@ -9,8 +9,8 @@ use bytes::Bytes;
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::sleep;
 
-use crate::grpc::GrpcClient;
-use crate::http::HttpClient;
+use crate::grpc::GrpcEchoClient;
+use crate::http::HttpEchoClient;
 
 /// The tensors that a connection sends in turn, so that no answer can pass for the next one's.
 pub(crate) const TURNS: usize = 2;
@@ -20,7 +20,7 @@ const BACKLOG_FULL: Duration = Duration::from_millis(1);
 
 /// Why a measurement cannot go on.
 #[derive(Debug, thiserror::Error)]
-pub enum Fault {
+pub enum ExchangeError {
     /// The connection cannot be made, or broke.
     #[error("a connection failed")]
     Connection(#[source] std::io::Error),
@@ -51,57 +51,57 @@ pub enum Fault {
 
 /// A connection.
 #[derive(Debug)]
-pub enum Stream {
+pub enum ClientStream {
     /// To a path.
     Unix(UnixStream),
     /// To an address.
     Tcp(TcpStream),
 }
 
-impl Stream {
+impl ClientStream {
     /// A connection to the socket at that path. If too many connections wait to be accepted, it
     /// tries until there is room.
-    pub async fn unix(path: &Path) -> Result<Self, Fault> {
+    pub async fn unix(path: &Path) -> Result<Self, ExchangeError> {
         loop {
             match UnixStream::connect(path).await {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => sleep(BACKLOG_FULL).await,
-                connected => return connected.map(Self::Unix).map_err(Fault::Connection),
+                connected => return connected.map(Self::Unix).map_err(ExchangeError::Connection),
             }
         }
     }
 
     /// A connection to that address, which sends at once.
-    pub async fn tcp(address: SocketAddr) -> Result<Self, Fault> {
+    pub async fn tcp(address: SocketAddr) -> Result<Self, ExchangeError> {
         let connected = async {
             let stream = TcpStream::connect(address).await?;
             stream.set_nodelay(true)?;
             Ok::<_, io::Error>(stream)
         };
-        connected.await.map(Self::Tcp).map_err(Fault::Connection)
+        connected.await.map(Self::Tcp).map_err(ExchangeError::Connection)
     }
 }
 
 /// A client with a connection of its own.
-pub enum Client {
+pub enum EchoClient {
     /// Speaks HTTP/1.1.
-    Http(Box<HttpClient>),
+    Http(Box<HttpEchoClient>),
     /// Speaks gRPC.
-    Grpc(Box<GrpcClient>),
+    Grpc(Box<GrpcEchoClient>),
 }
 
-impl Client {
+impl EchoClient {
     /// The client numbered `connection`, for tensors of so many bytes, over HTTP.
-    pub fn http(stream: Stream, bytes: usize, connection: u16) -> Self {
-        Self::Http(Box::new(HttpClient::new(stream, bytes, connection)))
+    pub fn http(stream: ClientStream, bytes: usize, connection: u16) -> Self {
+        Self::Http(Box::new(HttpEchoClient::new(stream, bytes, connection)))
     }
 
     /// The same over gRPC.
-    pub async fn grpc(stream: Stream, bytes: usize, connection: u16) -> Result<Self, Fault> {
-        Ok(Self::Grpc(Box::new(GrpcClient::new(stream, bytes, connection).await?)))
+    pub async fn grpc(stream: ClientStream, bytes: usize, connection: u16) -> Result<Self, ExchangeError> {
+        Ok(Self::Grpc(Box::new(GrpcEchoClient::new(stream, bytes, connection).await?)))
     }
 
     /// Sends its request number `turn` and checks the answer.
-    pub async fn ask(&mut self, turn: usize) -> Result<(), Fault> {
+    pub async fn ask(&mut self, turn: usize) -> Result<(), ExchangeError> {
         match self {
             Self::Http(client) => client.ask(turn % TURNS).await,
             Self::Grpc(client) => client.ask(turn % TURNS).await,

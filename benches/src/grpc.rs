@@ -15,20 +15,24 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tonic::body::Body;
 use tower::Service;
 
-use crate::exchange::{Fault, Stream, TURNS, elements, model, tensors};
+use crate::exchange::{ClientStream, ExchangeError, TURNS, elements, model, tensors};
 
 /// A client with one connection.
-pub struct GrpcClient {
+pub struct GrpcEchoClient {
     client: GrpcInferenceServiceClient<Sender>,
     exchanges: [(ModelInferRequest, ModelInferResponse); TURNS],
 }
 
-impl GrpcClient {
+impl GrpcEchoClient {
     /// The client numbered `connection`, for tensors of so many bytes.
-    pub(crate) async fn new(stream: Stream, bytes: usize, connection: u16) -> Result<Self, Fault> {
+    pub(crate) async fn new(
+        stream: ClientStream,
+        bytes: usize,
+        connection: u16,
+    ) -> Result<Self, ExchangeError> {
         let sender = match stream {
-            Stream::Unix(stream) => sender(stream).await?,
-            Stream::Tcp(stream) => sender(stream).await?,
+            ClientStream::Unix(stream) => sender(stream).await?,
+            ClientStream::Tcp(stream) => sender(stream).await?,
         };
         let client = GrpcInferenceServiceClient::with_origin(sender, Uri::from_static("http://localhost"))
             .max_decoding_message_size(usize::MAX);
@@ -37,24 +41,25 @@ impl GrpcClient {
     }
 
     /// Sends the request of that turn and checks the answer.
-    pub(crate) async fn ask(&mut self, turn: usize) -> Result<(), Fault> {
+    pub(crate) async fn ask(&mut self, turn: usize) -> Result<(), ExchangeError> {
         let (request, expected) = &self.exchanges[turn];
-        let answer = self.client.model_infer(request.clone()).await.map_err(Fault::Call)?.into_inner();
+        let answer =
+            self.client.model_infer(request.clone()).await.map_err(ExchangeError::Call)?.into_inner();
         if answer == *expected {
             Ok(())
         } else {
-            Err(Fault::Wrong("it is not the tensor that was sent, or named otherwise".into()))
+            Err(ExchangeError::Wrong("it is not the tensor that was sent, or named otherwise".into()))
         }
     }
 }
 
 /// An HTTP/2 connection, which is driven until its sender is gone.
-async fn sender<I>(stream: I) -> Result<Sender, Fault>
+async fn sender<I>(stream: I) -> Result<Sender, ExchangeError>
 where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let (sender, connected) =
-        http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.map_err(Fault::Http2)?;
+        http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.map_err(ExchangeError::Http2)?;
     // The calls report a failure of the connection.
     tokio::spawn(async move { drop(connected.await) });
     Ok(Sender(sender))

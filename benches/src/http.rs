@@ -7,7 +7,7 @@ use bytes::{Bytes, BytesMut};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::exchange::{Fault, Stream, TURNS, elements, model, tensors};
+use crate::exchange::{ClientStream, ExchangeError, TURNS, elements, model, tensors};
 
 const HEADER_LENGTH: &str = "Inference-Header-Content-Length";
 
@@ -18,8 +18,8 @@ const MAX_HEADERS: usize = 32;
 const READ_BYTES: usize = 16 * 1024;
 
 /// A client with one connection.
-pub struct HttpClient {
-    stream: Stream,
+pub struct HttpEchoClient {
+    stream: ClientStream,
     requests: [Bytes; TURNS],
     tensors: [Bytes; TURNS],
     /// The expected meaning of the JSON before an answer's tensor.
@@ -29,18 +29,18 @@ pub struct HttpClient {
     answer: BytesMut,
 }
 
-impl HttpClient {
+impl HttpEchoClient {
     /// The client numbered `connection`, for tensors of so many bytes.
-    pub(crate) fn new(stream: Stream, bytes: usize, connection: u16) -> Self {
+    pub(crate) fn new(stream: ClientStream, bytes: usize, connection: u16) -> Self {
         Self::expecting(answered(bytes), stream, bytes, connection)
     }
 
     /// The same for a server that sends the request's body back.
-    pub(crate) fn bare(stream: Stream, bytes: usize, connection: u16) -> Self {
+    pub(crate) fn bare(stream: ClientStream, bytes: usize, connection: u16) -> Self {
         Self::expecting(asked(bytes), stream, bytes, connection)
     }
 
-    fn expecting(meaning: Value, stream: Stream, bytes: usize, connection: u16) -> Self {
+    fn expecting(meaning: Value, stream: ClientStream, bytes: usize, connection: u16) -> Self {
         let tensors = tensors(bytes, connection);
         let asked = asked(bytes);
         let requests = tensors.each_ref().map(|tensor| request(&asked, tensor));
@@ -48,8 +48,8 @@ impl HttpClient {
     }
 
     /// Sends the request of that turn and checks the answer.
-    pub(crate) async fn ask(&mut self, turn: usize) -> Result<(), Fault> {
-        self.stream.write_all(&self.requests[turn]).await.map_err(Fault::Connection)?;
+    pub(crate) async fn ask(&mut self, turn: usize) -> Result<(), ExchangeError> {
+        self.stream.write_all(&self.requests[turn]).await.map_err(ExchangeError::Connection)?;
         self.answer.clear();
         let (head, length) = loop {
             self.read().await?;
@@ -61,17 +61,17 @@ impl HttpClient {
         while self.answer.len() < head + length {
             self.read().await?;
         }
-        self.check(&self.answer[head..], turn).map_err(Fault::Wrong).map(|json| {
+        self.check(&self.answer[head..], turn).map_err(ExchangeError::Wrong).map(|json| {
             if self.json.is_none() {
                 self.json = Some(json);
             }
         })
     }
 
-    async fn read(&mut self) -> Result<(), Fault> {
+    async fn read(&mut self) -> Result<(), ExchangeError> {
         self.answer.reserve(1);
-        match self.stream.read(&mut self.answer).await.map_err(Fault::Connection)? {
-            0 => Err(Fault::Closed),
+        match self.stream.read(&mut self.answer).await.map_err(ExchangeError::Connection)? {
+            0 => Err(ExchangeError::Closed),
             _ => Ok(()),
         }
     }
@@ -95,7 +95,7 @@ impl HttpClient {
     }
 }
 
-impl Stream {
+impl ClientStream {
     async fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
         match self {
             Self::Unix(stream) => stream.write_all(bytes).await,
@@ -112,19 +112,22 @@ impl Stream {
 }
 
 /// The lengths of an answer's head and body, once the head is there; refusals are errors.
-fn read_head(bytes: &[u8]) -> Result<Option<(usize, usize)>, Fault> {
+fn read_head(bytes: &[u8]) -> Result<Option<(usize, usize)>, ExchangeError> {
     let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
     let mut response = httparse::Response::new(&mut headers);
-    let httparse::Status::Complete(head) = response.parse(bytes).map_err(Fault::NotHttp)? else {
+    let httparse::Status::Complete(head) = response.parse(bytes).map_err(ExchangeError::NotHttp)? else {
         return Ok(None);
     };
     let status = response.code.unwrap_or(0);
     if status != 200 {
-        return Err(Fault::Refused { status, body: String::from_utf8_lossy(&bytes[head..]).into_owned() });
+        return Err(ExchangeError::Refused {
+            status,
+            body: String::from_utf8_lossy(&bytes[head..]).into_owned(),
+        });
     }
     let length = response.headers.iter().find(|header| header.name.eq_ignore_ascii_case("content-length"));
     let length = length.and_then(|header| std::str::from_utf8(header.value).ok()?.parse().ok());
-    let length = length.ok_or_else(|| Fault::Wrong("it has no Content-Length".into()))?;
+    let length = length.ok_or_else(|| ExchangeError::Wrong("it has no Content-Length".into()))?;
     Ok(Some((head, length)))
 }
 
@@ -167,7 +170,7 @@ mod tests {
     #[tokio::test]
     async fn only_the_answer_to_the_request_passes() {
         let (stream, _) = UnixStream::pair().unwrap();
-        let client = HttpClient::new(Stream::Unix(stream), 64, 0);
+        let client = HttpEchoClient::new(ClientStream::Unix(stream), 64, 0);
         let body = |json: &Value, tensor: &[u8]| [json.to_string().as_bytes(), tensor].concat();
         let right = body(&answered(64), &client.tensors[0]);
         assert!(client.check(&right, 0).is_ok());

@@ -26,18 +26,18 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 
-use crate::closed_loop::Round;
-use crate::machine::Machine;
-use crate::plan::Setting;
-use crate::report::Report;
-use crate::servers::Servers;
+use crate::closed_loop::RoundResult;
+use crate::machine::HostInfo;
+use crate::plan::EchoSetting;
+use crate::report::EchoReport;
+use crate::servers::EchoServers;
 
 pub use crate::compare::compare;
 pub use crate::cost_profile::cost_profile;
 pub use crate::scaling::scaling;
 
 /// A failure that ends the program.
-pub type Failure = Box<dyn Error + Send + Sync>;
+pub type MeasureError = Box<dyn Error + Send + Sync>;
 
 /// Measures an echo request through the whole system: requests per second, latency, and CPU time per
 /// request, for both protocols and several numbers of connections.
@@ -56,7 +56,7 @@ struct Arguments {
     #[command(flatten)]
     options: Options,
     #[command(subcommand)]
-    part: Option<Part>,
+    part: Option<Role>,
 }
 
 /// How long a setting runs where `cargo test` runs the benchmarks to see that they work.
@@ -91,7 +91,7 @@ struct Options {
 
 /// The roles that this program starts itself in.
 #[derive(Debug, Subcommand)]
-enum Part {
+enum Role {
     /// Serves bare echoes on sockets in a folder until its standard input ends
     #[command(hide = true)]
     Bare { folder: PathBuf },
@@ -117,13 +117,13 @@ pub fn echo() -> ExitCode {
         (options.seconds, options.rounds, options.patience) = (GLIMPSE, 1, Duration::ZERO);
     }
     finish(|| match part {
-        Some(Part::Bare { folder }) => bare::run(&folder).map_err(Failure::from),
+        Some(Role::Bare { folder }) => bare::run(&folder).map_err(MeasureError::from),
         None => run(&options),
     })
 }
 
 /// Runs a program, and reports its failure.
-fn finish(program: impl FnOnce() -> Result<(), Failure>) -> ExitCode {
+fn finish(program: impl FnOnce() -> Result<(), MeasureError>) -> ExitCode {
     match program() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -148,7 +148,7 @@ pub fn table(heads: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String 
 }
 
 /// All load is sent by one thread.
-fn run(options: &Options) -> Result<(), Failure> {
+fn run(options: &Options) -> Result<(), MeasureError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         // The servers' owner stops them here; a signal alone would leave them behind.
@@ -159,19 +159,19 @@ fn run(options: &Options) -> Result<(), Failure> {
     })
 }
 
-async fn measure(options: &Options) -> Result<(), Failure> {
-    let settings: Vec<Setting> = plan::settings(&options.connections)
+async fn measure(options: &Options) -> Result<(), MeasureError> {
+    let settings: Vec<EchoSetting> = plan::settings(&options.connections)
         .into_iter()
         .filter(|setting| setting.to_string().contains(&options.only))
         .collect();
     if settings.is_empty() {
         return Err(format!("no setting's name holds {:?}", options.only).into());
     }
-    let machine = Machine::here();
-    let servers = Servers::start(&settings).await?;
+    let machine = HostInfo::here();
+    let servers = EchoServers::start(&settings).await?;
     let rounds = all_rounds(options, &settings, &servers).await?;
     servers.stop().await?;
-    let report = Report::new(machine, options, settings, rounds);
+    let report = EchoReport::new(machine, options, settings, rounds);
     println!("{report}");
     if let Some(path) = options.json.clone().or_else(|| options.bench.then(default_json)) {
         report.write(&path)?;
@@ -184,10 +184,10 @@ async fn measure(options: &Options) -> Result<(), Failure> {
 /// with disturbed rounds have further rounds, while there is patience.
 async fn all_rounds(
     options: &Options,
-    settings: &[Setting],
-    servers: &Servers,
-) -> Result<Vec<Vec<Round>>, Failure> {
-    let mut rounds: Vec<Vec<Round>> = vec![Vec::new(); settings.len()];
+    settings: &[EchoSetting],
+    servers: &EchoServers,
+) -> Result<Vec<Vec<RoundResult>>, MeasureError> {
+    let mut rounds: Vec<Vec<RoundResult>> = vec![Vec::new(); settings.len()];
     let mut spent = Duration::ZERO;
     for pass in 0.. {
         let quiet = |index: usize| rounds[index].iter().filter(|round| round.is_quiet()).count();

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 /// The machine on which the figures were taken.
 #[derive(Debug, Serialize)]
-pub struct Machine {
+pub struct HostInfo {
     /// The processor's name.
     pub cpu: String,
     /// Its cores.
@@ -25,7 +25,7 @@ pub struct Machine {
     pub commit: String,
 }
 
-impl Machine {
+impl HostInfo {
     /// This machine, now.
     pub fn here() -> Self {
         let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -71,7 +71,7 @@ impl CpuClock {
 
 /// The clocks of a server's processes.
 #[derive(Debug)]
-pub struct Clocks {
+pub struct ServerClocks {
     /// The process that clients talk to.
     pub server: CpuClock,
     /// The processes that the server started.
@@ -80,7 +80,7 @@ pub struct Clocks {
 
 /// The readings of all clocks at one moment.
 #[derive(Debug)]
-pub(crate) struct Reading {
+pub(crate) struct CpuReading {
     at: Instant,
     server: Duration,
     workers: Duration,
@@ -88,9 +88,9 @@ pub(crate) struct Reading {
     busy: Duration,
 }
 
-impl Reading {
+impl CpuReading {
     /// Reads them.
-    pub(crate) fn take(clocks: &Clocks) -> nix::Result<Self> {
+    pub(crate) fn take(clocks: &ServerClocks) -> nix::Result<Self> {
         let workers = clocks.workers.iter().map(|worker| worker.read());
         Ok(Self {
             at: Instant::now(),
@@ -102,8 +102,8 @@ impl Reading {
     }
 
     /// The time that passed and was used since an earlier reading.
-    pub(crate) fn since(&self, earlier: &Self) -> Used {
-        Used {
+    pub(crate) fn since(&self, earlier: &Self) -> CpuUsage {
+        CpuUsage {
             wall: self.at - earlier.at,
             server: self.server - earlier.server,
             workers: self.workers - earlier.workers,
@@ -115,7 +115,7 @@ impl Reading {
 
 /// The time between two readings, and the CPU time that each process used in it.
 #[derive(Debug)]
-pub(crate) struct Used {
+pub(crate) struct CpuUsage {
     pub(crate) wall: Duration,
     pub(crate) server: Duration,
     pub(crate) workers: Duration,
@@ -123,7 +123,7 @@ pub(crate) struct Used {
     busy: Duration,
 }
 
-impl Used {
+impl CpuUsage {
     /// The busy time that neither the server, its workers nor the clients used, in percent of all
     /// cores.
     pub(crate) fn others_percent(&self) -> f64 {

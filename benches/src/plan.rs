@@ -16,7 +16,7 @@ const LARGE_CONNECTIONS: u16 = 32;
 /// The server that answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Server {
+pub(crate) enum ServerKind {
     /// The whole system.
     Shadowslice,
     /// A server that does nothing else.
@@ -25,7 +25,7 @@ pub(crate) enum Server {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Protocol {
+pub(crate) enum EchoProtocol {
     Grpc,
     Http,
 }
@@ -40,31 +40,31 @@ pub(crate) enum Transport {
 
 /// A setting to measure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub(crate) struct Setting {
-    pub(crate) server: Server,
-    pub(crate) protocol: Protocol,
+pub(crate) struct EchoSetting {
+    pub(crate) server: ServerKind,
+    pub(crate) protocol: EchoProtocol,
     pub(crate) transport: Transport,
     /// Bytes of the tensor.
     pub(crate) bytes: usize,
     pub(crate) connections: u16,
 }
 
-impl Setting {
+impl EchoSetting {
     /// The bare server's setting that this setting is compared with.
     pub(crate) fn bare(self) -> Self {
-        Self { server: Server::Bare, transport: Transport::Unix, ..self }
+        Self { server: ServerKind::Bare, transport: Transport::Unix, ..self }
     }
 }
 
-impl fmt::Display for Setting {
+impl fmt::Display for EchoSetting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let server = match self.server {
-            Server::Shadowslice => "shadowslice",
-            Server::Bare => "bare",
+            ServerKind::Shadowslice => "shadowslice",
+            ServerKind::Bare => "bare",
         };
         let protocol = match self.protocol {
-            Protocol::Grpc => "grpc",
-            Protocol::Http => "http",
+            EchoProtocol::Grpc => "grpc",
+            EchoProtocol::Http => "http",
         };
         let transport = match self.transport {
             Transport::Unix => "unix",
@@ -75,16 +75,16 @@ impl fmt::Display for Setting {
 }
 
 /// All settings; settings that are compared stand next to each other.
-pub(crate) fn settings(connections: &[u16]) -> Vec<Setting> {
+pub(crate) fn settings(connections: &[u16]) -> Vec<EchoSetting> {
     let small = [
-        (Server::Bare, Protocol::Http, Transport::Unix),
-        (Server::Shadowslice, Protocol::Http, Transport::Unix),
-        (Server::Shadowslice, Protocol::Http, Transport::Tcp),
-        (Server::Bare, Protocol::Grpc, Transport::Unix),
-        (Server::Shadowslice, Protocol::Grpc, Transport::Unix),
+        (ServerKind::Bare, EchoProtocol::Http, Transport::Unix),
+        (ServerKind::Shadowslice, EchoProtocol::Http, Transport::Unix),
+        (ServerKind::Shadowslice, EchoProtocol::Http, Transport::Tcp),
+        (ServerKind::Bare, EchoProtocol::Grpc, Transport::Unix),
+        (ServerKind::Shadowslice, EchoProtocol::Grpc, Transport::Unix),
     ];
     let large = small.iter().filter(|(_, _, transport)| *transport == Transport::Unix);
-    let of = |bytes, connections: u16, &(server, protocol, transport): &_| Setting {
+    let of = |bytes, connections: u16, &(server, protocol, transport): &_| EchoSetting {
         server,
         protocol,
         transport,

@@ -2,10 +2,10 @@
 
 use serde::Serialize;
 
-use crate::closed_loop::Round;
+use crate::closed_loop::RoundResult;
 
 /// A figure over all rounds.
-#[derive(Debug, Clone, Copy, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Spread {
     /// The value in the middle.
     pub median: f64,
@@ -36,8 +36,8 @@ impl Spread {
 }
 
 /// The quiet rounds, or all if none was quiet.
-pub fn counted(rounds: &[Round]) -> Vec<Round> {
-    let quiet: Vec<Round> = rounds.iter().filter(|round| round.is_quiet()).copied().collect();
+pub fn counted(rounds: &[RoundResult]) -> Vec<RoundResult> {
+    let quiet: Vec<RoundResult> = rounds.iter().filter(|round| round.is_quiet()).copied().collect();
     if quiet.is_empty() { rounds.to_vec() } else { quiet }
 }
 
@@ -47,7 +47,7 @@ mod tests {
 
     #[test]
     fn disturbed_rounds_count_only_if_there_are_no_others() {
-        let round = |others_percent, p50_us| Round {
+        let round = |others_percent, p50_us| RoundResult {
             requests: 1,
             requests_per_second: 1.0,
             p50_us,
@@ -57,7 +57,8 @@ mod tests {
             client_cpu_us: 1.0,
             others_percent,
         };
-        let p50s = |rounds: &[Round]| counted(rounds).iter().map(|round| round.p50_us).collect::<Vec<_>>();
+        let p50s =
+            |rounds: &[RoundResult]| counted(rounds).iter().map(|round| round.p50_us).collect::<Vec<_>>();
         assert_eq!(p50s(&[round(50.0, 1.0), round(2.0, 2.0), round(9.0, 3.0)]), [2.0, 3.0]);
         assert_eq!(p50s(&[round(50.0, 1.0), round(20.0, 2.0)]), [1.0, 2.0]);
     }

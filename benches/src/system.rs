@@ -9,12 +9,12 @@ use nix::unistd::Pid;
 use shadowslice_tests::home::Home;
 use shadowslice_tests::server::Server;
 
-use crate::Failure;
+use crate::MeasureError;
 use crate::bare::{GRPC_SOCKET, HTTP_SOCKET};
-use crate::closed_loop::{self, Round};
-use crate::exchange::{Client, Fault, Stream, elements, model};
-use crate::machine::{Clocks, CpuClock};
-use crate::plan::{Protocol, Setting, Transport};
+use crate::closed_loop::{self, RoundResult};
+use crate::exchange::{ClientStream, EchoClient, ExchangeError, elements, model};
+use crate::machine::{CpuClock, ServerClocks};
+use crate::plan::{EchoProtocol, EchoSetting, Transport};
 use crate::servers::free_address;
 
 /// Largest request, largest answer and a queue's memory, in MiB: the defaults, and for tensors of more than a MiB.
@@ -29,12 +29,12 @@ const BATCH_BYTES: usize = 64_000_000;
 
 /// A build: its name, and the folder of its binaries.
 #[derive(Debug, Clone)]
-pub(crate) struct Binaries {
+pub(crate) struct Build {
     pub(crate) name: String,
     pub(crate) folder: PathBuf,
 }
 
-impl FromStr for Binaries {
+impl FromStr for Build {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -45,26 +45,26 @@ impl FromStr for Binaries {
 
 /// The TCP addresses of a supervisor.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Addresses {
+pub(crate) struct TcpAddresses {
     http: SocketAddr,
     grpc: SocketAddr,
 }
 
 /// A running supervisor with its workers.
-pub(crate) struct System {
+pub(crate) struct RunningSupervisor {
     server: Server,
     /// `None` if it listens on Unix sockets only.
-    tcp: Option<Addresses>,
+    tcp: Option<TcpAddresses>,
 }
 
-impl System {
+impl RunningSupervisor {
     /// Starts the binaries that the folder names, and returns when all models serve.
-    pub(crate) async fn start(home: Home) -> Result<Self, Failure> {
+    pub(crate) async fn start(home: Home) -> Result<Self, MeasureError> {
         Ok(Self { server: Server::ready(home).await?, tcp: None })
     }
 
     /// Starts a supervisor that [`over_tcp`] configured.
-    pub(crate) async fn start_on(home: Home, addresses: Addresses) -> Result<Self, Failure> {
+    pub(crate) async fn start_on(home: Home, addresses: TcpAddresses) -> Result<Self, MeasureError> {
         Ok(Self { tcp: Some(addresses), ..Self::start(home).await? })
     }
 
@@ -84,32 +84,40 @@ impl System {
     }
 
     /// The clocks of its processes.
-    pub(crate) fn clocks(&self) -> Result<Clocks, Failure> {
+    pub(crate) fn clocks(&self) -> Result<ServerClocks, MeasureError> {
         let clock = |pid: i32| CpuClock::of(Pid::from_raw(pid));
         let workers = self.workers().into_iter().map(clock).collect::<Result<_, _>>()?;
-        Ok(Clocks { server: clock(self.supervisor())?, workers })
+        Ok(ServerClocks { server: clock(self.supervisor())?, workers })
     }
 
     /// The client numbered `connection` of a setting.
-    pub(crate) async fn client(&self, setting: &Setting, connection: u16) -> Result<Client, Fault> {
+    pub(crate) async fn client(
+        &self,
+        setting: &EchoSetting,
+        connection: u16,
+    ) -> Result<EchoClient, ExchangeError> {
         let stream = self.stream(setting).await?;
         match setting.protocol {
-            Protocol::Http => Ok(Client::http(stream, setting.bytes, connection)),
-            Protocol::Grpc => Client::grpc(stream, setting.bytes, connection).await,
+            EchoProtocol::Http => Ok(EchoClient::http(stream, setting.bytes, connection)),
+            EchoProtocol::Grpc => EchoClient::grpc(stream, setting.bytes, connection).await,
         }
     }
 
-    async fn stream(&self, setting: &Setting) -> Result<Stream, Fault> {
+    async fn stream(&self, setting: &EchoSetting) -> Result<ClientStream, ExchangeError> {
         match (setting.transport, self.tcp, setting.protocol) {
-            (Transport::Tcp, Some(tcp), Protocol::Http) => Stream::tcp(tcp.http).await,
-            (Transport::Tcp, Some(tcp), Protocol::Grpc) => Stream::tcp(tcp.grpc).await,
-            (_, _, Protocol::Http) => Stream::unix(&self.server.home().run_dir().join(HTTP_SOCKET)).await,
-            (_, _, Protocol::Grpc) => Stream::unix(&self.server.home().run_dir().join(GRPC_SOCKET)).await,
+            (Transport::Tcp, Some(tcp), EchoProtocol::Http) => ClientStream::tcp(tcp.http).await,
+            (Transport::Tcp, Some(tcp), EchoProtocol::Grpc) => ClientStream::tcp(tcp.grpc).await,
+            (_, _, EchoProtocol::Http) => {
+                ClientStream::unix(&self.server.home().run_dir().join(HTTP_SOCKET)).await
+            }
+            (_, _, EchoProtocol::Grpc) => {
+                ClientStream::unix(&self.server.home().run_dir().join(GRPC_SOCKET)).await
+            }
         }
     }
 
     /// All clients of a setting.
-    pub(crate) async fn clients(&self, setting: &Setting) -> Result<Vec<Client>, Fault> {
+    pub(crate) async fn clients(&self, setting: &EchoSetting) -> Result<Vec<EchoClient>, ExchangeError> {
         let mut clients = Vec::new();
         for connection in 0..setting.connections {
             clients.push(self.client(setting, connection).await?);
@@ -120,21 +128,21 @@ impl System {
     /// Lets these clients ask for `span`, and measures.
     pub(crate) async fn round(
         &self,
-        clients: Vec<Client>,
+        clients: Vec<EchoClient>,
         span: std::time::Duration,
-    ) -> Result<Round, Failure> {
+    ) -> Result<RoundResult, MeasureError> {
         closed_loop::run(clients, span, &self.clocks()?).await
     }
 
     /// Stops it; it must leave nothing behind.
-    pub(crate) async fn stop(self) -> Result<(), Failure> {
+    pub(crate) async fn stop(self) -> Result<(), MeasureError> {
         Ok(self.server.stop().await?)
     }
 }
 
 /// A folder for a supervisor of these binaries with one model for each tensor size, with shares
 /// that stay as they are.
-pub(crate) fn home(binaries: &Path, sizes: &[usize], connections: u16) -> Result<Home, Failure> {
+pub(crate) fn home(binaries: &Path, sizes: &[usize], connections: u16) -> Result<Home, MeasureError> {
     home_under("static", binaries, sizes, connections)
 }
 
@@ -144,7 +152,7 @@ pub(crate) fn home_under(
     binaries: &Path,
     sizes: &[usize],
     connections: u16,
-) -> Result<Home, Failure> {
+) -> Result<Home, MeasureError> {
     with_binary(Home::with_config(&config(policy, sizes, connections, None))?, binaries)
 }
 
@@ -153,13 +161,13 @@ pub(crate) fn over_tcp(
     binaries: &Path,
     sizes: &[usize],
     connections: u16,
-) -> Result<(Home, Addresses), Failure> {
-    let addresses = Addresses { http: free_address()?, grpc: free_address()? };
+) -> Result<(Home, TcpAddresses), MeasureError> {
+    let addresses = TcpAddresses { http: free_address()?, grpc: free_address()? };
     let home = Home::with_config(&config("static", sizes, connections, Some(addresses)))?;
     Ok((with_binary(home, binaries)?, addresses))
 }
 
-fn with_binary(mut home: Home, binaries: &Path) -> Result<Home, Failure> {
+fn with_binary(mut home: Home, binaries: &Path) -> Result<Home, MeasureError> {
     let binary = binaries.join("shadowslice");
     home.set_binary(
         fs::canonicalize(&binary).map_err(|error| format!("cannot find {}: {error}", binary.display()))?,
@@ -169,9 +177,9 @@ fn with_binary(mut home: Home, binaries: &Path) -> Result<Home, Failure> {
 
 /// Emulated models without a profile, which answer at once. Limits rise above their defaults only
 /// where tensors need it.
-fn config(policy: &str, sizes: &[usize], connections: u16, tcp: Option<Addresses>) -> String {
+fn config(policy: &str, sizes: &[usize], connections: u16, tcp: Option<TcpAddresses>) -> String {
     let [http, grpc] = match tcp {
-        Some(Addresses { http, grpc }) => [http, grpc].map(|address| format!(", \"{address}\"")),
+        Some(TcpAddresses { http, grpc }) => [http, grpc].map(|address| format!(", \"{address}\"")),
         None => [String::new(), String::new()],
     };
     let large = sizes.iter().any(|bytes| *bytes > LARGE_TENSOR);

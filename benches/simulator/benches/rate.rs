@@ -7,21 +7,21 @@ use std::time::{Duration, Instant};
 use shadowslice_policy::sharing::{Decision, Door, Facts, Terms};
 use shadowslice_shared::profile::{Execution, Memory, Profile, Row, Source, Start};
 use shadowslice_shared::units::Sms;
-use shadowslice_simulator::loads::Named;
-use shadowslice_simulator::scenario::{Scenario, Served};
-use shadowslice_simulator::world::{self, Settings, Sharing};
+use shadowslice_simulator::loads::NamedLoad;
+use shadowslice_simulator::scenario::{Scenario, ScenarioModel};
+use shadowslice_simulator::world::{self, GpuSharing, WorldSettings};
 
-const SETTINGS: Settings = Settings {
+const SETTINGS: WorldSettings = WorldSettings {
     interval: Duration::from_millis(500),
     dwell: Duration::from_secs(5),
     interference: true,
-    sharing: Sharing::Turns,
+    sharing: GpuSharing::Turns,
     noise: 0.0,
     seed: 1,
 };
 
 /// Some thousand requests a second each, on a sixth of the GPU.
-fn served(index: u32) -> Served {
+fn served(index: u32) -> ScenarioModel {
     let row = |batch: u32, factor: f64| Row { batch, ms: [8.0, 4.5, 3.0].map(|ms| ms * factor).to_vec() };
     let rows = vec![row(1, 0.2), row(8, 0.6), row(32, 1.8)];
     let profile = Profile {
@@ -44,7 +44,7 @@ fn served(index: u32) -> Served {
         max_batch: 32,
         profile: Some(profile.clone()),
     };
-    Served {
+    ScenarioModel {
         terms,
         truth: profile,
         max_queued: 1024,
@@ -57,7 +57,7 @@ fn served(index: u32) -> Served {
 fn measure(what: &str, initial: Sms, doors: &[Door], utilisation: f64) {
     let mut scenario = Scenario { gpus: vec![Sms(132)], models: (0..6).map(served).collect() };
     scenario.models.iter_mut().for_each(|served| served.terms.initial = initial);
-    let arrivals = Named::Poisson.arrivals(&scenario, 1, 120.0, utilisation);
+    let arrivals = NamedLoad::Poisson.arrivals(&scenario, 1, 120.0, utilisation);
     let mut requests = 0_u64;
     let counted = arrivals.inspect(|_| requests += 1);
     let mut decide = |_: &Facts| Decision { doors: doors.to_vec(), ..Decision::default() };

@@ -1,7 +1,7 @@
 //! The fluid bound: the requests that GPUs could serve in time if work were a fluid.
 
 use crate::loads::cheapest;
-use crate::scenario::{Arrival, Scenario};
+use crate::scenario::{Scenario, SimulatedArrival};
 use crate::time::at_ns;
 
 /// Requests are counted in windows of this length.
@@ -20,7 +20,7 @@ const WINDOW_S: f64 = 1.0;
 /// full, and that models meet. It is not strict, either. Batches that overlap on the same SMs may
 /// take less than their costs together, a batch may take more than half its SLO, and work may move
 /// into the next window.
-pub fn fluid(scenario: &Scenario, arrivals: &[Arrival], seconds: f64) -> f64 {
+pub fn fluid(scenario: &Scenario, arrivals: &[SimulatedArrival], seconds: f64) -> f64 {
     let costs: Vec<f64> = scenario
         .models
         .iter()
@@ -29,7 +29,7 @@ pub fn fluid(scenario: &Scenario, arrivals: &[Arrival], seconds: f64) -> f64 {
             cheapest(&served.truth, scenario.gpus[terms.gpu], terms.slo / 2, terms.max_batch)
         })
         .collect();
-    let window = |arrival: &Arrival| at_ns(arrival.at) as f64 / 1e9 / WINDOW_S;
+    let window = |arrival: &SimulatedArrival| at_ns(arrival.at) as f64 / 1e9 / WINDOW_S;
     let served = arrivals.chunk_by(|one, next| window(one) as u64 == window(next) as u64).map(|arrivals| {
         let begins = arrivals.first().map_or(0.0, |first| window(first).floor() * WINDOW_S);
         in_window(scenario, arrivals, &costs, (seconds - begins).min(WINDOW_S))
@@ -38,7 +38,7 @@ pub fn fluid(scenario: &Scenario, arrivals: &[Arrival], seconds: f64) -> f64 {
 }
 
 /// Returns the requests of one window that are served.
-fn in_window(scenario: &Scenario, arrivals: &[Arrival], costs: &[f64], length_s: f64) -> f64 {
+fn in_window(scenario: &Scenario, arrivals: &[SimulatedArrival], costs: &[f64], length_s: f64) -> f64 {
     let mut counts = vec![0.0_f64; costs.len()];
     for arrival in arrivals {
         counts[arrival.model] += 1.0;
@@ -66,14 +66,14 @@ mod tests {
     use crate::scenario::fixtures::{model, on_one_gpu};
 
     /// Returns `counts` requests of each model, spread evenly over the second that begins at `from`.
-    fn arrivals(from: u64, counts: &[u32]) -> Vec<Arrival> {
+    fn arrivals(from: u64, counts: &[u32]) -> Vec<SimulatedArrival> {
         let of = |(model, &count): (usize, &u32)| {
             (0..count).map(move |index| {
                 let at = Duration::from_secs(from) + Duration::from_secs(1) * index / count;
-                Arrival { at: Timestamp::after_origin(at), model }
+                SimulatedArrival { at: Timestamp::after_origin(at), model }
             })
         };
-        let mut all: Vec<Arrival> = counts.iter().enumerate().flat_map(of).collect();
+        let mut all: Vec<SimulatedArrival> = counts.iter().enumerate().flat_map(of).collect();
         all.sort();
         all
     }

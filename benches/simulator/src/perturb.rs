@@ -27,9 +27,9 @@ use std::str::FromStr;
 use shadowslice_shared::profile::{Execution, Profile, Row};
 use shadowslice_shared::units::Sms;
 
-use crate::random::{Purpose, Random};
+use crate::random::{Random, RandomPurpose};
 use crate::scenario::Scenario;
-use crate::world::Sharing;
+use crate::world::GpuSharing;
 
 const NOISE: f64 = 0.1;
 
@@ -43,7 +43,7 @@ pub struct Difference {
     scale: bool,
     noise: bool,
     starts: bool,
-    sharing: Sharing,
+    sharing: GpuSharing,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,7 +55,7 @@ pub enum Belief {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum BadDifference {
+pub enum DifferenceError {
     #[error(
         "{0:?} is no difference; give `profile`, or some of form, scale, noise, starts, proportional, slices, joined by commas"
     )]
@@ -66,9 +66,9 @@ pub enum BadDifference {
 }
 
 impl FromStr for Difference {
-    type Err = BadDifference;
+    type Err = DifferenceError;
 
-    fn from_str(text: &str) -> Result<Self, BadDifference> {
+    fn from_str(text: &str) -> Result<Self, DifferenceError> {
         let mut difference = Self::default();
         if text == "profile" {
             return Ok(difference);
@@ -79,9 +79,9 @@ impl FromStr for Difference {
                 "scale" => difference.scale = true,
                 "noise" => difference.noise = true,
                 "starts" => difference.starts = true,
-                "proportional" => difference.sharing = Sharing::Proportional,
-                "slices" => difference.sharing = Sharing::Slices,
-                other => return Err(BadDifference::Unknown(other.to_owned())),
+                "proportional" => difference.sharing = GpuSharing::Proportional,
+                "slices" => difference.sharing = GpuSharing::Slices,
+                other => return Err(DifferenceError::Unknown(other.to_owned())),
             }
         }
         Ok(difference)
@@ -89,18 +89,18 @@ impl FromStr for Difference {
 }
 
 impl FromStr for Belief {
-    type Err = BadDifference;
+    type Err = DifferenceError;
 
-    fn from_str(text: &str) -> Result<Self, BadDifference> {
+    fn from_str(text: &str) -> Result<Self, DifferenceError> {
         match text {
             "truth" => Ok(Self::Truth),
             "none" => Ok(Self::Nothing),
             list => match list.parse::<Difference>()? {
-                Difference { noise: true, .. } => Err(BadDifference::NotBelieved("noise")),
-                Difference { sharing: Sharing::Proportional, .. } => {
-                    Err(BadDifference::NotBelieved("proportional"))
+                Difference { noise: true, .. } => Err(DifferenceError::NotBelieved("noise")),
+                Difference { sharing: GpuSharing::Proportional, .. } => {
+                    Err(DifferenceError::NotBelieved("proportional"))
                 }
-                Difference { sharing: Sharing::Slices, .. } => Err(BadDifference::NotBelieved("slices")),
+                Difference { sharing: GpuSharing::Slices, .. } => Err(DifferenceError::NotBelieved("slices")),
                 difference => Ok(Self::Profile(difference)),
             },
         }
@@ -113,7 +113,7 @@ impl Difference {
         if self.noise { NOISE } else { 0.0 }
     }
 
-    pub fn sharing(&self) -> Sharing {
+    pub fn sharing(&self) -> GpuSharing {
         self.sharing
     }
 
@@ -147,12 +147,12 @@ pub fn apply(scenario: &Scenario, truth: Difference, belief: Belief, seed: u64) 
     for (index, model) in changed.models.iter_mut().enumerate() {
         let Some(profile) = model.terms.profile.clone() else { continue };
         let gpu = scenario.gpus[model.terms.gpu];
-        model.truth = truth.of(&profile, gpu, Random::new(seed, Purpose::Truth, index));
+        model.truth = truth.of(&profile, gpu, Random::new(seed, RandomPurpose::Truth, index));
         model.terms.profile = match belief {
             Belief::Truth => Some(model.truth.clone()),
             Belief::Nothing => None,
             Belief::Profile(differs) => {
-                Some(differs.of(&profile, gpu, Random::new(seed, Purpose::Belief, index)))
+                Some(differs.of(&profile, gpu, Random::new(seed, RandomPurpose::Belief, index)))
             }
         };
     }
@@ -265,9 +265,9 @@ mod tests {
     fn noise_is_the_worlds_and_words_are_checked() {
         assert_eq!("form,noise".parse::<Difference>().unwrap().noise(), 0.1);
         for word in ["noise", "proportional", "slices"] {
-            assert_eq!(word.parse::<Belief>(), Err(BadDifference::NotBelieved(word)));
+            assert_eq!(word.parse::<Belief>(), Err(DifferenceError::NotBelieved(word)));
         }
-        assert_eq!("forms".parse::<Difference>(), Err(BadDifference::Unknown("forms".into())));
+        assert_eq!("forms".parse::<Difference>(), Err(DifferenceError::Unknown("forms".into())));
         "".parse::<Difference>().unwrap_err();
     }
 }

@@ -8,9 +8,9 @@ use rand_pcg::Pcg64;
 /// Each purpose has a sequence of its own, so that drawing more for one changes nothing about
 /// another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Purpose {
+pub(crate) enum RandomPurpose {
     Gaps,
-    Course,
+    RateCurve,
     Choice,
     Truth,
     Belief,
@@ -22,7 +22,7 @@ pub(crate) enum Purpose {
 pub(crate) struct Random(Pcg64);
 
 impl Random {
-    pub(crate) fn new(seed: u64, purpose: Purpose, index: usize) -> Self {
+    pub(crate) fn new(seed: u64, purpose: RandomPurpose, index: usize) -> Self {
         Self(Pcg64::new(u128::from(seed), (index as u128) << 8 | purpose as u128))
     }
 
@@ -60,7 +60,7 @@ mod tests {
     /// Mean and variance of many draws.
     fn moments(mut draw: impl FnMut(&mut Random) -> f64) -> (f64, f64) {
         const DRAWS: usize = 200_000;
-        let mut random = Random::new(7, Purpose::Gaps, 0);
+        let mut random = Random::new(7, RandomPurpose::Gaps, 0);
         let drawn: Vec<f64> = (0..DRAWS).map(|_| draw(&mut random)).collect();
         let mean = drawn.iter().sum::<f64>() / DRAWS as f64;
         (mean, drawn.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / DRAWS as f64)
@@ -81,16 +81,16 @@ mod tests {
     #[test]
     fn purposes_models_and_seeds_have_sequences_of_their_own() {
         let first = |seed, purpose, index| Random::new(seed, purpose, index).fraction().to_bits();
-        let base = first(1, Purpose::Gaps, 0);
-        assert_eq!(base, first(1, Purpose::Gaps, 0));
-        assert_ne!(base, first(2, Purpose::Gaps, 0));
-        assert_ne!(base, first(1, Purpose::Noise, 0));
-        assert_ne!(base, first(1, Purpose::Gaps, 1));
+        let base = first(1, RandomPurpose::Gaps, 0);
+        assert_eq!(base, first(1, RandomPurpose::Gaps, 0));
+        assert_ne!(base, first(2, RandomPurpose::Gaps, 0));
+        assert_ne!(base, first(1, RandomPurpose::Noise, 0));
+        assert_ne!(base, first(1, RandomPurpose::Gaps, 1));
     }
 
     #[test]
     fn an_order_holds_every_index_once() {
-        let mut order = Random::new(3, Purpose::Choice, 0).order(10);
+        let mut order = Random::new(3, RandomPurpose::Choice, 0).order(10);
         assert_ne!(order, (0..10).collect::<Vec<_>>());
         order.sort_unstable();
         assert_eq!(order, (0..10).collect::<Vec<_>>());

@@ -6,10 +6,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::scenario::Scenario;
 use crate::time::{ms, ns};
-use crate::world::{Counts, Outcome};
+use crate::world::{RequestTally, WorldOutcome};
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Run {
+pub struct SimulationRun {
     pub policy: String,
     pub load: String,
     pub seed: u64,
@@ -52,17 +52,17 @@ pub struct ModelRun {
 
 /// The same for every policy that meets a load.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Trial {
+pub struct LoadInfo {
     pub load: String,
     pub seed: u64,
     pub seconds: f64,
     pub bound_rps: f64,
 }
 
-impl Run {
-    pub fn new(policy: &str, trial: &Trial, scenario: &Scenario, outcome: &Outcome) -> Self {
+impl SimulationRun {
+    pub fn new(policy: &str, trial: &LoadInfo, scenario: &Scenario, outcome: &WorldOutcome) -> Self {
         let seconds = trial.seconds;
-        let mut all = Counts::new();
+        let mut all = RequestTally::new();
         let mut per_model = BTreeMap::new();
         for (served, model) in scenario.models.iter().zip(&outcome.models) {
             let tally = &model.tally;
@@ -101,6 +101,6 @@ impl Run {
     }
 }
 
-fn attainment(tally: &Counts) -> f64 {
+fn attainment(tally: &RequestTally) -> f64 {
     if tally.arrived == 0 { 1.0 } else { tally.in_time as f64 / tally.arrived as f64 }
 }

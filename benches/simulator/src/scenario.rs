@@ -9,11 +9,11 @@ use shadowslice_shared::units::{Sms, Timestamp};
 #[derive(Debug, Clone, PartialEq)]
 pub struct Scenario {
     pub gpus: Vec<Sms>,
-    pub models: Vec<Served>,
+    pub models: Vec<ScenarioModel>,
 }
 
 #[derive(Debug, Clone, PartialEq)]
-pub struct Served {
+pub struct ScenarioModel {
     /// What policies are told; the profile is what they believe.
     pub terms: Terms,
     /// What the model really costs.
@@ -29,7 +29,7 @@ pub struct Served {
 
 /// Of one row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Arrival {
+pub struct SimulatedArrival {
     pub at: Timestamp,
     pub model: usize,
 }
@@ -54,7 +54,7 @@ pub(crate) mod fixtures {
     }
 
     /// A model with 50 SMs. A request takes `ms` by itself, and its answer is due after a second.
-    pub(crate) fn model(name: &str, ms: f64) -> Served {
+    pub(crate) fn model(name: &str, ms: f64) -> ScenarioModel {
         let terms = Terms {
             name: name.to_owned(),
             gpu: 0,
@@ -67,7 +67,7 @@ pub(crate) mod fixtures {
             max_batch: 1,
             profile: Some(profile(ms)),
         };
-        Served {
+        ScenarioModel {
             terms,
             truth: profile(ms),
             max_queued: 1024,
@@ -77,7 +77,7 @@ pub(crate) mod fixtures {
         }
     }
 
-    pub(crate) fn on_one_gpu(sms: u32, models: Vec<Served>) -> Scenario {
+    pub(crate) fn on_one_gpu(sms: u32, models: Vec<ScenarioModel>) -> Scenario {
         Scenario { gpus: vec![Sms(sms)], models }
     }
 }

@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use clap::Parser;
 
-use crate::closed_loop::Round;
-use crate::plan::{LARGE, Protocol, SMALL, Server, Setting, Transport};
-use crate::system::{Binaries, System, over_tcp};
-use crate::{Failure, chain, finish};
+use crate::closed_loop::RoundResult;
+use crate::plan::{EchoProtocol, EchoSetting, LARGE, SMALL, ServerKind, Transport};
+use crate::system::{Build, RunningSupervisor, over_tcp};
+use crate::{MeasureError, chain, finish};
 
 /// Measures echo requests through two builds in turn, and writes a page with their ratios.
 ///
@@ -25,10 +25,10 @@ use crate::{Failure, chain, finish};
 struct Options {
     /// The build to compare with, and its name on the page, such as `0.1.0=target/baseline`
     #[arg(long, value_name = "NAME=DIR")]
-    before: Binaries,
+    before: Build,
     /// The build to compare, likewise
     #[arg(long, value_name = "NAME=DIR")]
-    after: Binaries,
+    after: Build,
     /// Seconds of one round
     #[arg(long, default_value_t = 1.0)]
     seconds: f64,
@@ -44,9 +44,9 @@ struct Options {
 }
 
 /// A setting, and a round of each build for each pair.
-struct Row {
-    setting: Setting,
-    pairs: Vec<[Round; 2]>,
+struct ComparedSetting {
+    setting: EchoSetting,
+    pairs: Vec<[RoundResult; 2]>,
 }
 
 /// Runs the program, as its command line says.
@@ -63,8 +63,8 @@ pub fn compare() -> ExitCode {
     })
 }
 
-async fn run(options: &Options) -> Result<(), Failure> {
-    let settings: Vec<Setting> =
+async fn run(options: &Options) -> Result<(), MeasureError> {
+    let settings: Vec<EchoSetting> =
         settings().into_iter().filter(|setting| setting.to_string().contains(&options.only)).collect();
     let Some(most) = settings.iter().map(|setting| setting.connections).max() else {
         return Err(format!("no setting's name contains {:?}", options.only).into());
@@ -73,10 +73,11 @@ async fn run(options: &Options) -> Result<(), Failure> {
     let mut systems = Vec::new();
     for build in [&options.before, &options.after] {
         let (home, addresses) = over_tcp(&build.folder, &[SMALL, LARGE], most)?;
-        let started = System::start_on(home, addresses).await;
+        let started = RunningSupervisor::start_on(home, addresses).await;
         systems.push(started.map_err(|error| format!("{}: {}", build.name, chain(&*error)))?);
     }
-    let mut rows: Vec<Row> = settings.into_iter().map(|setting| Row { setting, pairs: Vec::new() }).collect();
+    let mut rows: Vec<ComparedSetting> =
+        settings.into_iter().map(|setting| ComparedSetting { setting, pairs: Vec::new() }).collect();
     for number in 0..options.rounds {
         eprintln!("round {} of {}", number + 1, options.rounds);
         for row in &mut rows {
@@ -96,20 +97,20 @@ async fn run(options: &Options) -> Result<(), Failure> {
 }
 
 /// Returns the settings: what most clients do, and one for each kind of cost.
-fn settings() -> Vec<Setting> {
-    let of = |(protocol, bytes, connections)| Setting {
-        server: Server::Shadowslice,
+fn settings() -> Vec<EchoSetting> {
+    let of = |(protocol, bytes, connections)| EchoSetting {
+        server: ServerKind::Shadowslice,
         protocol,
         transport: Transport::Tcp,
         bytes,
         connections,
     };
     [
-        (Protocol::Http, SMALL, 1),
-        (Protocol::Http, SMALL, 128),
-        (Protocol::Http, LARGE, 8),
-        (Protocol::Grpc, SMALL, 1),
-        (Protocol::Grpc, SMALL, 32),
+        (EchoProtocol::Http, SMALL, 1),
+        (EchoProtocol::Http, SMALL, 128),
+        (EchoProtocol::Http, LARGE, 8),
+        (EchoProtocol::Grpc, SMALL, 1),
+        (EchoProtocol::Grpc, SMALL, 32),
     ]
     .map(of)
     .into()
@@ -117,11 +118,11 @@ fn settings() -> Vec<Setting> {
 
 /// Measures a round of each build. Every other time the second build comes first.
 async fn pair(
-    systems: &[System],
-    setting: &Setting,
+    systems: &[RunningSupervisor],
+    setting: &EchoSetting,
     span: Duration,
     reversed: bool,
-) -> Result<[Round; 2], Failure> {
+) -> Result<[RoundResult; 2], MeasureError> {
     let order = if reversed { [1, 0] } else { [0, 1] };
     let mut rounds = [None; 2];
     for index in order {

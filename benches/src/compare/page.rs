@@ -1,14 +1,14 @@
 //! The comparison as a page.
 
-use crate::closed_loop::Round;
-use crate::compare::{Options, Row};
-use crate::machine::Machine;
+use crate::closed_loop::RoundResult;
+use crate::compare::{ComparedSetting, Options};
+use crate::machine::HostInfo;
 use crate::spread::Spread;
 use crate::table;
 
 /// Returns the page.
-pub(super) fn of(rows: &[Row], options: &Options) -> String {
-    let Machine { cpu, cores, kernel, date, .. } = Machine::here();
+pub(super) fn of(rows: &[ComparedSetting], options: &Options) -> String {
+    let HostInfo { cpu, cores, kernel, date, .. } = HostInfo::here();
     let Options { before, after, seconds, rounds, .. } = options;
     format!(
         "# The data path, before and after
@@ -36,15 +36,15 @@ took more than a tenth of the machine are left out if a third of them is *quiet*
 }
 
 /// Returns all figures.
-pub(super) fn tables(rows: &[Row], options: &Options) -> String {
-    let cells = |row: &Row| {
+pub(super) fn tables(rows: &[ComparedSetting], options: &Options) -> String {
+    let cells = |row: &ComparedSetting| {
         let pairs = counted(&row.pairs);
-        let ratio = |figure: fn(&Round) -> f64| {
+        let ratio = |figure: fn(&RoundResult) -> f64| {
             let ratios = pairs.iter().map(|[before, after]| figure(after) / figure(before));
             let Spread { median, min, max } = Spread::of(ratios);
             format!("{median:.3} ({min:.2} .. {max:.2})")
         };
-        let medians = |figure: fn(&Round) -> f64, decimals: usize| {
+        let medians = |figure: fn(&RoundResult) -> f64, decimals: usize| {
             let median = |build: usize| Spread::of(pairs.iter().map(|pair| figure(&pair[build]))).median;
             format!("{:.decimals$}, {:.decimals$}", median(0), median(1))
         };
@@ -65,13 +65,13 @@ pub(super) fn tables(rows: &[Row], options: &Options) -> String {
     format!("{after} over {before}:\n\n{}", table(&heads, rows.iter().map(cells)))
 }
 
-fn is_quiet(pair: &[Round; 2]) -> bool {
-    pair.iter().all(Round::is_quiet)
+fn is_quiet(pair: &[RoundResult; 2]) -> bool {
+    pair.iter().all(RoundResult::is_quiet)
 }
 
 /// Returns the quiet pairs if they are a third of all; a few pairs say less than all do.
-fn counted(pairs: &[[Round; 2]]) -> Vec<[Round; 2]> {
-    let quiet: Vec<[Round; 2]> = pairs.iter().filter(|pair| is_quiet(pair)).copied().collect();
+fn counted(pairs: &[[RoundResult; 2]]) -> Vec<[RoundResult; 2]> {
+    let quiet: Vec<[RoundResult; 2]> = pairs.iter().filter(|pair| is_quiet(pair)).copied().collect();
     if quiet.len() * 3 < pairs.len() { pairs.to_vec() } else { quiet }
 }
 
@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn a_pair_counts_only_if_both_rounds_were_quiet() {
-        let round = |others_percent| Round {
+        let round = |others_percent| RoundResult {
             requests: 1,
             requests_per_second: 1.0,
             p50_us: 1.0,

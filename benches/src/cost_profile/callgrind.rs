@@ -27,10 +27,10 @@ const INSIDE: [&str; 6] = ["_int_", "_rjem_", "malloc", "realloc", "unlink_chunk
 
 /// A profile of one process.
 #[derive(Debug, Clone, Default, Serialize)]
-pub(crate) struct Profile {
+pub(crate) struct CallgrindProfile {
     /// Instructions in all.
     pub(crate) instructions: u64,
-    functions: BTreeMap<String, Function>,
+    functions: BTreeMap<String, FunctionCost>,
     /// Calls of memory's functions by caller.
     pub(crate) allocating: BTreeMap<String, u64>,
     pub(crate) allocations: u64,
@@ -44,14 +44,14 @@ pub(crate) struct Profile {
 
 /// The costs of a function.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
-pub(crate) struct Function {
+pub(crate) struct FunctionCost {
     pub(crate) calls: u64,
     pub(crate) itself: u64,
     /// With all that it called.
     pub(crate) inclusive: u64,
 }
 
-impl Profile {
+impl CallgrindProfile {
     /// Reads Callgrind's format: `fn=` begins a function, lines of position and cost follow; after
     /// `cfn=` and `calls=`, one such line is the cost of that call. A name is written out once, and
     /// is a number from then on.
@@ -108,8 +108,8 @@ impl Profile {
     }
 
     /// The functions with the most instructions by `key`, most first.
-    pub(crate) fn top(&self, many: usize, key: fn(&Function) -> u64) -> Vec<(&str, Function)> {
-        let mut all: Vec<(&str, Function)> =
+    pub(crate) fn top(&self, many: usize, key: fn(&FunctionCost) -> u64) -> Vec<(&str, FunctionCost)> {
+        let mut all: Vec<(&str, FunctionCost)> =
             self.functions.iter().map(|(name, function)| (name.as_str(), *function)).collect();
         all.sort_by_key(|(_, function)| std::cmp::Reverse(key(function)));
         all.truncate(many);
@@ -151,7 +151,7 @@ mod tests {
 
     #[test]
     fn costs_calls_and_callers() {
-        let profile = Profile::parse(TEXT);
+        let profile = CallgrindProfile::parse(TEXT);
         assert_eq!(profile.instructions, 5 + 7 + 60 + 8 + 2);
         assert_eq!((profile.allocations, profile.copies, profile.copying), (3, 2, 8));
         assert_eq!(

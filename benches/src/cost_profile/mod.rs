@@ -2,10 +2,10 @@
 //! instructions, allocations and copies per request, for one or several builds side by side.
 
 mod callgrind;
-mod calls;
+pub(crate) mod context_switches;
+mod kernel_counts;
 mod page;
-mod profiled;
-pub(crate) mod switches;
+mod profile;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,13 +14,13 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use crate::closed_loop::send;
-use crate::plan::{LARGE, Protocol, SMALL, Server, Setting, Transport};
-use crate::system::{Binaries, System, home};
-use crate::{Failure, chain, finish};
+use crate::plan::{EchoProtocol, EchoSetting, LARGE, SMALL, ServerKind, Transport};
+use crate::system::{Build, RunningSupervisor, home};
+use crate::{MeasureError, chain, finish};
 
-use callgrind::Profile;
-use calls::{Calls, Counting};
-use switches::Switches;
+use callgrind::CallgrindProfile;
+use context_switches::ContextSwitches;
+use kernel_counts::{KernelCounts, PerfStat};
 
 /// Requests before anything is counted.
 const WARM_UP: u64 = 500;
@@ -42,7 +42,7 @@ struct Options {
     /// Binaries to count, and what the page calls them, such as `before=target/before`; once for
     /// each build [default: those beside this program]
     #[arg(long, value_name = "NAME=DIR")]
-    binaries: Vec<Binaries>,
+    binaries: Vec<Build>,
     /// Small requests of one count; of large ones a tenth, and of those profiled a fifth
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(100..=10_000_000))]
     requests: u64,
@@ -59,27 +59,27 @@ struct Options {
 
 /// Something of each of the two processes.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Parts<T> {
+pub(crate) struct PerProcess<T> {
     pub(crate) supervisor: T,
     pub(crate) worker: T,
 }
 
 /// Which tools there are not, and why.
 #[derive(Debug, Default)]
-struct Missing {
+struct MissingTools {
     calls: Option<String>,
     profile: Option<String>,
 }
 
 /// The counts of one setting of one build.
-struct Count {
+struct SettingCounts {
     build: String,
-    setting: Setting,
+    setting: EchoSetting,
     requests: u64,
-    switches: Parts<Switches>,
-    calls: Option<Parts<Calls>>,
+    switches: PerProcess<ContextSwitches>,
+    calls: Option<PerProcess<KernelCounts>>,
     /// Of the supervisor, with the number of requests that were profiled.
-    profile: Option<(u64, Profile)>,
+    profile: Option<(u64, CallgrindProfile)>,
 }
 
 /// The whole program, as its command line says.
@@ -96,19 +96,20 @@ pub fn cost_profile() -> ExitCode {
     })
 }
 
-async fn run(options: &Options) -> Result<(), Failure> {
-    let own = || -> Result<Binaries, Failure> {
+async fn run(options: &Options) -> Result<(), MeasureError> {
+    let own = || -> Result<Build, MeasureError> {
         let program = std::env::current_exe()?;
         let folder = program.parent().ok_or("this program has no folder")?;
-        Ok(Binaries { name: "this build".into(), folder: folder.to_owned() })
+        Ok(Build { name: "this build".into(), folder: folder.to_owned() })
     };
     let builds = if options.binaries.is_empty() { vec![own()?] } else { options.binaries.clone() };
     let skipped = options.no_profile.then(|| "it was left out by `--no-profile`".to_owned());
-    let missing = Missing { calls: calls::missing().await, profile: skipped.or(profiled::missing().await) };
+    let missing =
+        MissingTools { calls: kernel_counts::missing().await, profile: skipped.or(profile::missing().await) };
     for reason in [&missing.calls, &missing.profile].into_iter().flatten() {
         eprintln!("note: some columns are left out: {reason}");
     }
-    let settings: Vec<Setting> =
+    let settings: Vec<EchoSetting> =
         settings().into_iter().filter(|setting| setting.to_string().contains(&options.only)).collect();
     let mut counts = Vec::new();
     for setting in &settings {
@@ -131,61 +132,69 @@ async fn run(options: &Options) -> Result<(), Failure> {
 }
 
 /// Both protocols, both sizes, few and many connections.
-fn settings() -> Vec<Setting> {
+fn settings() -> Vec<EchoSetting> {
     let kinds = [(SMALL, 1), (SMALL, 8), (SMALL, 128), (LARGE, 1), (LARGE, 8)];
-    let of = |protocol, (bytes, connections)| Setting {
-        server: Server::Shadowslice,
+    let of = |protocol, (bytes, connections)| EchoSetting {
+        server: ServerKind::Shadowslice,
         protocol,
         transport: Transport::Unix,
         bytes,
         connections,
     };
-    [Protocol::Http, Protocol::Grpc]
+    [EchoProtocol::Http, EchoProtocol::Grpc]
         .into_iter()
         .flat_map(|protocol| kinds.map(|kind| of(protocol, kind)))
         .collect()
 }
 
-async fn count(build: &Binaries, setting: &Setting, small: u64, missing: &Missing) -> Result<Count, Failure> {
+async fn count(
+    build: &Build,
+    setting: &EchoSetting,
+    small: u64,
+    missing: &MissingTools,
+) -> Result<SettingCounts, MeasureError> {
     let requests = if setting.bytes == SMALL { small } else { small / LARGE_RATIO };
     let (switches, calls) = native(&build.folder, setting, requests, missing.calls.is_none()).await?;
     let profile = match missing.profile {
         Some(_) => None,
         None => {
             let requests = requests / PROFILED_RATIO;
-            Some((requests, profiled::profile(&build.folder, setting, requests).await?))
+            Some((requests, profile::profile(&build.folder, setting, requests).await?))
         }
     };
-    Ok(Count { build: build.name.clone(), setting: *setting, requests, switches, calls, profile })
+    Ok(SettingCounts { build: build.name.clone(), setting: *setting, requests, switches, calls, profile })
 }
 
 /// Counts what can be counted at full speed. Clients connect and warm up before.
 async fn native(
     folder: &Path,
-    setting: &Setting,
+    setting: &EchoSetting,
     requests: u64,
     with_calls: bool,
-) -> Result<(Parts<Switches>, Option<Parts<Calls>>), Failure> {
-    let system = System::start(home(folder, &[setting.bytes], setting.connections)?).await?;
+) -> Result<(PerProcess<ContextSwitches>, Option<PerProcess<KernelCounts>>), MeasureError> {
+    let system = RunningSupervisor::start(home(folder, &[setting.bytes], setting.connections)?).await?;
     let worker = *system.workers().first().ok_or("there is no worker")?;
     let supervisor = system.supervisor();
     let mut clients = send(system.clients(setting).await?, WARM_UP).await?;
-    let switches = || Parts { supervisor: Switches::of(&[supervisor]), worker: Switches::of(&[worker]) };
+    let switches = || PerProcess {
+        supervisor: ContextSwitches::of(&[supervisor]),
+        worker: ContextSwitches::of(&[worker]),
+    };
     let before = switches();
     clients = send(clients, requests).await?;
     let after = switches();
     let mut calls = None;
     if with_calls {
         let counting =
-            [supervisor, worker].map(|pid| Counting::begin(pid, system.folder().join(format!("perf.{pid}"))));
+            [supervisor, worker].map(|pid| PerfStat::begin(pid, system.folder().join(format!("perf.{pid}"))));
         let [of_supervisor, of_worker] = counting;
         let (of_supervisor, of_worker) = (of_supervisor.await?, of_worker.await?);
         clients = send(clients, requests).await?;
-        calls = Some(Parts { supervisor: of_supervisor.end().await?, worker: of_worker.end().await? });
+        calls = Some(PerProcess { supervisor: of_supervisor.end().await?, worker: of_worker.end().await? });
     }
     drop(clients);
     system.stop().await?;
     let switches =
-        Parts { supervisor: after.supervisor - before.supervisor, worker: after.worker - before.worker };
+        PerProcess { supervisor: after.supervisor - before.supervisor, worker: after.worker - before.worker };
     Ok((switches, calls))
 }

@@ -1,10 +1,10 @@
 //! The counts as a page.
 
-use crate::cost_profile::callgrind::{Function, Profile};
-use crate::cost_profile::calls::Calls;
-use crate::cost_profile::switches::Switches;
-use crate::cost_profile::{Count, Missing};
-use crate::machine::Machine;
+use crate::cost_profile::callgrind::{CallgrindProfile, FunctionCost};
+use crate::cost_profile::context_switches::ContextSwitches;
+use crate::cost_profile::kernel_counts::KernelCounts;
+use crate::cost_profile::{MissingTools, SettingCounts};
+use crate::machine::HostInfo;
 use crate::table;
 
 /// How many functions a list shows.
@@ -14,8 +14,8 @@ const FUNCTIONS: usize = 30;
 const LISTED: [&str; 2] = ["http unix 64 B x8", "http unix 600000 B x8"];
 
 /// The whole page.
-pub(super) fn of(counts: &[Count], missing: &Missing) -> String {
-    let Machine { cpu, cores, kernel, date, .. } = Machine::here();
+pub(super) fn of(counts: &[SettingCounts], missing: &MissingTools) -> String {
+    let HostInfo { cpu, cores, kernel, date, .. } = HostInfo::here();
     let left_out: String = [&missing.calls, &missing.profile]
         .into_iter()
         .flatten()
@@ -52,7 +52,7 @@ copies with one `rep movsb`, which counts as one instruction a byte: for a large
 threads. Callgrind would show `lock_slow`, which is **slow locks**.";
 
 /// All figures.
-pub(super) fn tables(counts: &[Count]) -> String {
+pub(super) fn tables(counts: &[SettingCounts]) -> String {
     let mut text = format!("## Per request\n\n{}", summary(counts));
     if counts.iter().any(|count| count.calls.is_some()) {
         text += &format!("\n## System calls by name, per request\n\n{}", by_name(counts));
@@ -69,23 +69,23 @@ pub(super) fn tables(counts: &[Count]) -> String {
 }
 
 /// A process's part of a count.
-struct Part<'c> {
+struct ProcessCounts<'c> {
     process: &'static str,
-    switches: &'c Switches,
-    calls: Option<&'c Calls>,
-    profile: Option<(u64, &'c Profile)>,
+    switches: &'c ContextSwitches,
+    calls: Option<&'c KernelCounts>,
+    profile: Option<(u64, &'c CallgrindProfile)>,
 }
 
-fn parts(count: &Count) -> [Part<'_>; 2] {
+fn parts(count: &SettingCounts) -> [ProcessCounts<'_>; 2] {
     let calls = count.calls.as_ref();
     [
-        Part {
+        ProcessCounts {
             process: "supervisor",
             switches: &count.switches.supervisor,
             calls: calls.map(|calls| &calls.supervisor),
             profile: count.profile.as_ref().map(|(requests, profile)| (*requests, profile)),
         },
-        Part {
+        ProcessCounts {
             process: "worker",
             switches: &count.switches.worker,
             calls: calls.map(|calls| &calls.worker),
@@ -94,7 +94,7 @@ fn parts(count: &Count) -> [Part<'_>; 2] {
     ]
 }
 
-fn summary(counts: &[Count]) -> String {
+fn summary(counts: &[SettingCounts]) -> String {
     let mut heads = vec!["setting", "process", "build", "voluntary", "involuntary"];
     let with_calls = counts.iter().any(|count| count.calls.is_some());
     let with_profile = counts.iter().any(|count| count.profile.is_some());
@@ -114,7 +114,7 @@ fn summary(counts: &[Count]) -> String {
     table(&heads, rows.into_iter())
 }
 
-fn row(count: &Count, part: &Part<'_>) -> Vec<String> {
+fn row(count: &SettingCounts, part: &ProcessCounts<'_>) -> Vec<String> {
     let each = |number: u64| hundredths(number, count.requests);
     let name = count.setting.to_string();
     let mut cells = vec![
@@ -129,7 +129,8 @@ fn row(count: &Count, part: &Part<'_>) -> Vec<String> {
         cells.extend([calls.all, futex, calls.wake_ups, calls.faults].map(each));
     }
     if let Some((requests, profile)) = part.profile {
-        let Profile { instructions, copying, allocations, releases, copies, contended, .. } = profile;
+        let CallgrindProfile { instructions, copying, allocations, releases, copies, contended, .. } =
+            profile;
         cells.extend([instructions, copying].map(|number| whole(*number, requests)));
         cells.extend([allocations, releases, copies, contended].map(|number| hundredths(*number, requests)));
     } else if count.profile.is_some() {
@@ -138,10 +139,10 @@ fn row(count: &Count, part: &Part<'_>) -> Vec<String> {
     cells
 }
 
-fn by_name(counts: &[Count]) -> String {
+fn by_name(counts: &[SettingCounts]) -> String {
     let mut rows = Vec::new();
     for count in counts {
-        for Part { process, calls, .. } in parts(count) {
+        for ProcessCounts { process, calls, .. } in parts(count) {
             let Some(calls) = calls else { continue };
             let mut names: Vec<(&str, u64)> =
                 calls.by_name.iter().map(|(name, number)| (name.as_str(), *number)).collect();
@@ -161,9 +162,9 @@ fn by_name(counts: &[Count]) -> String {
 }
 
 /// The functions with a profile's instructions, and the functions that allocate memory.
-fn functions(count: &Count, requests: u64, profile: &Profile) -> String {
-    let rows = |key: fn(&Function) -> u64| {
-        let of = move |(name, function): (&str, Function)| {
+fn functions(count: &SettingCounts, requests: u64, profile: &CallgrindProfile) -> String {
+    let rows = |key: fn(&FunctionCost) -> u64| {
+        let of = move |(name, function): (&str, FunctionCost)| {
             vec![
                 format!("`{name}`"),
                 hundredths(function.calls, requests),

@@ -3,12 +3,12 @@
 use std::path::Path;
 use std::time::Duration;
 
-use crate::Failure;
-use crate::cost_profile::Parts;
-use crate::cost_profile::switches::Switches;
-use crate::machine::Reading;
+use crate::MeasureError;
+use crate::cost_profile::PerProcess;
+use crate::cost_profile::context_switches::ContextSwitches;
+use crate::machine::CpuReading;
 use crate::plan::SMALL;
-use crate::system::{System, home_under};
+use crate::system::{RunningSupervisor, home_under};
 
 const MODELS: usize = 10;
 
@@ -19,33 +19,37 @@ pub(super) const POLICIES: [&str; 2] = ["static", "adaptive"];
 const SETTLE: Duration = Duration::from_secs(3);
 
 /// CPU time and wake-ups of an idle supervisor and its workers.
-pub(super) struct Idle {
+pub(super) struct IdleCost {
     pub(super) policy: &'static str,
     pub(super) models: usize,
     pub(super) span: Duration,
-    pub(super) cpu: Parts<Duration>,
-    pub(super) switches: Parts<u64>,
+    pub(super) cpu: PerProcess<Duration>,
+    pub(super) switches: PerProcess<u64>,
     pub(super) others_percent: f64,
 }
 
 /// Measures it under a policy over `span`.
-pub(super) async fn idle(binaries: &Path, policy: &'static str, span: Duration) -> Result<Idle, Failure> {
+pub(super) async fn idle(
+    binaries: &Path,
+    policy: &'static str,
+    span: Duration,
+) -> Result<IdleCost, MeasureError> {
     eprintln!("idle: {MODELS} models, policy {policy}");
     let sizes: Vec<usize> = (0..MODELS).map(|model| SMALL + 4 * model).collect();
-    let system = System::start(home_under(policy, binaries, &sizes, 1)?).await?;
+    let system = RunningSupervisor::start(home_under(policy, binaries, &sizes, 1)?).await?;
     tokio::time::sleep(SETTLE).await;
     let clocks = system.clocks()?;
-    let switches = || (Switches::of(&[system.supervisor()]), Switches::of(&system.workers()));
-    let (before, switched) = (Reading::take(&clocks)?, switches());
+    let switches = || (ContextSwitches::of(&[system.supervisor()]), ContextSwitches::of(&system.workers()));
+    let (before, switched) = (CpuReading::take(&clocks)?, switches());
     tokio::time::sleep(span).await;
-    let (used, switched_then) = (Reading::take(&clocks)?.since(&before), switches());
+    let (used, switched_then) = (CpuReading::take(&clocks)?.since(&before), switches());
     system.stop().await?;
-    Ok(Idle {
+    Ok(IdleCost {
         policy,
         models: MODELS,
         span: used.wall,
-        cpu: Parts { supervisor: used.server, worker: used.workers },
-        switches: Parts {
+        cpu: PerProcess { supervisor: used.server, worker: used.workers },
+        switches: PerProcess {
             supervisor: (switched_then.0 - switched.0).voluntary,
             worker: (switched_then.1 - switched.1).voluntary,
         },

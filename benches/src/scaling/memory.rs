@@ -4,11 +4,11 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use crate::Failure;
+use crate::MeasureError;
 use crate::closed_loop::send;
-use crate::exchange::Client;
-use crate::plan::{LARGE, Protocol, SMALL, Server, Setting, Transport};
-use crate::system::{System, home};
+use crate::exchange::EchoClient;
+use crate::plan::{EchoProtocol, EchoSetting, LARGE, SMALL, ServerKind, Transport};
+use crate::system::{RunningSupervisor, home};
 
 /// Connections that send small tensors, and large ones beside them.
 const SMALL_CONNECTIONS: u16 = 28;
@@ -19,7 +19,7 @@ const STAY: u64 = 1000;
 
 /// A process's memory, in KiB.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Memory {
+pub(super) struct ProcessMemory {
     /// Resident.
     pub(super) rss: u64,
     /// Resident; a shared page counts in part for each process that shares it.
@@ -28,9 +28,9 @@ pub(super) struct Memory {
     pub(super) anonymous: u64,
 }
 
-impl Memory {
+impl ProcessMemory {
     /// Of a process, now.
-    pub(super) fn of(pid: i32) -> Result<Self, Failure> {
+    pub(super) fn of(pid: i32) -> Result<Self, MeasureError> {
         Self::parse(&fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?)
             .ok_or_else(|| "smaps_rollup lacks a line".into())
     }
@@ -45,25 +45,25 @@ impl Memory {
 }
 
 /// A row of the page.
-pub(super) struct Row {
+pub(super) struct MemoryRow {
     pub(super) load: &'static str,
     /// The requests that were sent before.
     pub(super) after: String,
-    pub(super) memory: Memory,
+    pub(super) memory: ProcessMemory,
     /// Open files of the supervisor.
     pub(super) files: usize,
 }
 
 /// The load of the clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Load {
+enum MemoryLoad {
     /// Small tensors over connections that stay.
     Small,
     /// Both sizes, and clients that come and go.
     Mixed,
 }
 
-impl Load {
+impl MemoryLoad {
     fn name(self) -> &'static str {
         match self {
             Self::Small => "64 B x32",
@@ -71,10 +71,10 @@ impl Load {
         }
     }
 
-    async fn clients(self, system: &System) -> Result<Vec<Client>, Failure> {
-        let setting = |bytes, connections| Setting {
-            server: Server::Shadowslice,
-            protocol: Protocol::Http,
+    async fn clients(self, system: &RunningSupervisor) -> Result<Vec<EchoClient>, MeasureError> {
+        let setting = |bytes, connections| EchoSetting {
+            server: ServerKind::Shadowslice,
+            protocol: EchoProtocol::Http,
             transport: Transport::Unix,
             bytes,
             connections,
@@ -91,17 +91,21 @@ impl Load {
 }
 
 /// Memory under both loads, each on a fresh supervisor; the last time after so long a rest.
-pub(super) async fn all(binaries: &Path, requests: &[u64], rest: Duration) -> Result<Vec<Row>, Failure> {
+pub(super) async fn all(
+    binaries: &Path,
+    requests: &[u64],
+    rest: Duration,
+) -> Result<Vec<MemoryRow>, MeasureError> {
     let mut rows = Vec::new();
-    for load in [Load::Small, Load::Mixed] {
+    for load in [MemoryLoad::Small, MemoryLoad::Mixed] {
         eprintln!("memory: {}", load.name());
-        let system = System::start(home(binaries, &[SMALL, LARGE], SMALL_CONNECTIONS)?).await?;
+        let system = RunningSupervisor::start(home(binaries, &[SMALL, LARGE], SMALL_CONNECTIONS)?).await?;
         let row = |after: String| {
             let files = fs::read_dir(format!("/proc/{}/fd", system.supervisor()))?.count();
-            Ok::<_, Failure>(Row {
+            Ok::<_, MeasureError>(MemoryRow {
                 load: load.name(),
                 after,
-                memory: Memory::of(system.supervisor())?,
+                memory: ProcessMemory::of(system.supervisor())?,
                 files,
             })
         };
@@ -111,12 +115,12 @@ pub(super) async fn all(binaries: &Path, requests: &[u64], rest: Duration) -> Re
         for &wanted in requests {
             while sent < wanted {
                 let many = match load {
-                    Load::Small => wanted - sent,
-                    Load::Mixed => STAY.min(wanted - sent),
+                    MemoryLoad::Small => wanted - sent,
+                    MemoryLoad::Mixed => STAY.min(wanted - sent),
                 };
                 clients = send(clients, many).await?;
                 sent += many;
-                if load == Load::Mixed {
+                if load == MemoryLoad::Mixed {
                     drop(clients);
                     clients = load.clients(&system).await?;
                 }
@@ -139,7 +143,7 @@ mod tests {
     fn smaps_are_read_by_name() {
         let text =
             "55 00 ---p [rollup]\nRss:    900 kB\nPss:   700 kB\nPss_Anon:  1 kB\nAnonymous:   500 kB\n";
-        assert_eq!(Memory::parse(text), Some(Memory { rss: 900, pss: 700, anonymous: 500 }));
-        assert_eq!(Memory::parse("Rss: 1 kB\n"), None);
+        assert_eq!(ProcessMemory::parse(text), Some(ProcessMemory { rss: 900, pss: 700, anonymous: 500 }));
+        assert_eq!(ProcessMemory::parse("Rss: 1 kB\n"), None);
     }
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use clap::Parser;
 
-use crate::{Failure, finish};
+use crate::{MeasureError, finish};
 
 /// Looks for cliffs, and writes a page.
 #[derive(Debug, Parser)]
@@ -42,7 +42,7 @@ struct Options {
     rest_seconds: f64,
     /// Only these parts
     #[arg(long, value_delimiter = ',', default_value = "sweep,memory,idle")]
-    parts: Vec<Part>,
+    parts: Vec<ScalingPart>,
     /// Only rows of the sweep with this text in their setting's name, such as `64000000 B`
     #[arg(long, value_name = "TEXT", default_value = "")]
     only: String,
@@ -53,7 +53,7 @@ struct Options {
 
 /// The parts of the measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum Part {
+enum ScalingPart {
     Sweep,
     Memory,
     Idle,
@@ -75,27 +75,27 @@ pub fn scaling() -> ExitCode {
 
 /// Everything that was measured, part by part.
 #[derive(Default)]
-struct Found {
-    sweep: Vec<sweep::Row>,
-    memory: Vec<memory::Row>,
-    idle: Vec<idle::Idle>,
+struct ScalingResults {
+    sweep: Vec<sweep::SweepRow>,
+    memory: Vec<memory::MemoryRow>,
+    idle: Vec<idle::IdleCost>,
 }
 
-async fn run(options: &Options) -> Result<(), Failure> {
+async fn run(options: &Options) -> Result<(), MeasureError> {
     let program = std::env::current_exe()?;
     let own = || program.parent().map(PathBuf::from);
     let binaries = options.binaries.clone().or_else(own).ok_or("this program has no folder")?;
     let span = Duration::try_from_secs_f64(options.seconds)?;
-    let mut found = Found::default();
-    if options.parts.contains(&Part::Sweep) {
+    let mut found = ScalingResults::default();
+    if options.parts.contains(&ScalingPart::Sweep) {
         found.sweep = sweep::all(&binaries, span, options.rounds, &options.only).await?;
     }
-    if options.parts.contains(&Part::Memory) {
+    if options.parts.contains(&ScalingPart::Memory) {
         found.memory =
             memory::all(&binaries, &options.requests, Duration::try_from_secs_f64(options.rest_seconds)?)
                 .await?;
     }
-    if options.parts.contains(&Part::Idle) {
+    if options.parts.contains(&ScalingPart::Idle) {
         let span = Duration::try_from_secs_f64(options.idle_seconds)?;
         for policy in idle::POLICIES {
             found.idle.push(idle::idle(&binaries, policy, span).await?);

@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use crate::machine::Machine;
-use crate::scaling::Found;
-use crate::scaling::idle::Idle;
+use crate::machine::HostInfo;
+use crate::scaling::ScalingResults;
+use crate::scaling::idle::IdleCost;
 use crate::table;
 
 /// The whole page.
-pub(super) fn of(found: &Found, name: Option<String>) -> String {
-    let Machine { cpu, cores, kernel, date, commit, .. } = Machine::here();
+pub(super) fn of(found: &ScalingResults, name: Option<String>) -> String {
+    let HostInfo { cpu, cores, kernel, date, commit, .. } = HostInfo::here();
     let build = name.unwrap_or_else(|| format!("commit {commit}"));
     format!(
         "# What growth costs
@@ -26,7 +26,7 @@ The load is that of `make bench`'s echo, over Unix sockets, with models that ans
 }
 
 /// All figures.
-pub(super) fn tables(found: &Found) -> String {
+pub(super) fn tables(found: &ScalingResults) -> String {
     let mut text = String::new();
     if !found.sweep.is_empty() {
         text += &sweep(found);
@@ -40,7 +40,7 @@ pub(super) fn tables(found: &Found) -> String {
     text
 }
 
-fn sweep(found: &Found) -> String {
+fn sweep(found: &ScalingResults) -> String {
     let rows = found.sweep.iter().map(|row| {
         let round = &row.round;
         let setting = row.setting.to_string();
@@ -81,7 +81,7 @@ fn sweep(found: &Found) -> String {
     )
 }
 
-fn memory(found: &Found) -> String {
+fn memory(found: &ScalingResults) -> String {
     let rows = found.memory.iter().map(|row| {
         let memory = row.memory;
         let mut cells = vec![row.load.to_owned(), row.after.clone()];
@@ -96,7 +96,7 @@ fn memory(found: &Found) -> String {
     )
 }
 
-fn idle(found: &[Idle]) -> String {
+fn idle(found: &[IdleCost]) -> String {
     let rows = found.iter().flat_map(|idle| {
         let seconds = idle.span.as_secs_f64();
         let row = move |process: &str, cpu: Duration, switches: u64| {
@@ -110,7 +110,7 @@ fn idle(found: &[Idle]) -> String {
                 format!("{:.0}", idle.others_percent),
             ]
         };
-        let Idle { cpu, switches, .. } = idle;
+        let IdleCost { cpu, switches, .. } = idle;
         [
             row("supervisor", cpu.supervisor, switches.supervisor),
             row("all workers", cpu.worker, switches.worker),

@@ -3,12 +3,12 @@
 use std::path::Path;
 use std::time::Duration;
 
-use crate::closed_loop::Round;
-use crate::exchange::Client;
-use crate::plan::{Protocol, SMALL, Server, Setting, Transport};
-use crate::scaling::memory::Memory;
-use crate::system::{System, home};
-use crate::{Failure, chain};
+use crate::closed_loop::RoundResult;
+use crate::exchange::EchoClient;
+use crate::plan::{EchoProtocol, EchoSetting, SMALL, ServerKind, Transport};
+use crate::scaling::memory::ProcessMemory;
+use crate::system::{RunningSupervisor, home};
+use crate::{MeasureError, chain};
 
 const MODELS: [usize; 3] = [1, 10, 50];
 const CONNECTIONS: [u16; 4] = [1, 100, 1000, 5000];
@@ -24,13 +24,13 @@ const OVER_BYTES: u16 = 2;
 const STEP_BYTES: usize = 4;
 
 /// A row of the page.
-pub(super) struct Row {
+pub(super) struct SweepRow {
     pub(super) grows: &'static str,
-    pub(super) setting: Setting,
+    pub(super) setting: EchoSetting,
     pub(super) models: usize,
-    pub(super) round: Round,
+    pub(super) round: RoundResult,
     /// Of the supervisor, after all rounds.
-    pub(super) memory: Memory,
+    pub(super) memory: ProcessMemory,
 }
 
 /// All rows with `only` in their setting's name.
@@ -39,7 +39,7 @@ pub(super) async fn all(
     span: Duration,
     rounds: u32,
     only: &str,
-) -> Result<Vec<Row>, Failure> {
+) -> Result<Vec<SweepRow>, MeasureError> {
     let mut rows = Vec::new();
     let wanted = cases().into_iter().filter(|(_, setting, _)| setting.to_string().contains(only));
     for (grows, setting, models) in wanted {
@@ -47,16 +47,16 @@ pub(super) async fn all(
         let measured = row(binaries, span, rounds, setting, models).await;
         let (round, memory) =
             measured.map_err(|error| format!("{setting}, {models} models: {}", chain(&*error)))?;
-        rows.push(Row { grows, setting, models, round, memory });
+        rows.push(SweepRow { grows, setting, models, round, memory });
     }
     Ok(rows)
 }
 
-fn cases() -> Vec<(&'static str, Setting, usize)> {
+fn cases() -> Vec<(&'static str, EchoSetting, usize)> {
     let mut cases = Vec::new();
-    for protocol in [Protocol::Http, Protocol::Grpc] {
-        let of = |bytes, connections| Setting {
-            server: Server::Shadowslice,
+    for protocol in [EchoProtocol::Http, EchoProtocol::Grpc] {
+        let of = |bytes, connections| EchoSetting {
+            server: ServerKind::Shadowslice,
             protocol,
             transport: Transport::Unix,
             bytes,
@@ -75,27 +75,31 @@ async fn row(
     binaries: &Path,
     span: Duration,
     rounds: u32,
-    setting: Setting,
+    setting: EchoSetting,
     models: usize,
-) -> Result<(Round, Memory), Failure> {
+) -> Result<(RoundResult, ProcessMemory), MeasureError> {
     let sizes: Vec<usize> = (0..models).map(|model| setting.bytes + model * STEP_BYTES).collect();
-    let system = System::start(home(binaries, &sizes, setting.connections)?).await?;
+    let system = RunningSupervisor::start(home(binaries, &sizes, setting.connections)?).await?;
     let mut all = Vec::new();
     for _ in 0..rounds {
         all.push(system.round(clients(&system, &setting, &sizes).await?, span).await?);
     }
     all.sort_by(|one, other| one.requests_per_second.total_cmp(&other.requests_per_second));
-    let memory = Memory::of(system.supervisor())?;
+    let memory = ProcessMemory::of(system.supervisor())?;
     system.stop().await?;
     Ok((all[all.len() / 2], memory))
 }
 
 /// A client a connection; the models have about as many each.
-async fn clients(system: &System, setting: &Setting, sizes: &[usize]) -> Result<Vec<Client>, Failure> {
+async fn clients(
+    system: &RunningSupervisor,
+    setting: &EchoSetting,
+    sizes: &[usize],
+) -> Result<Vec<EchoClient>, MeasureError> {
     let mut clients = Vec::new();
     for connection in 0..setting.connections {
         let bytes = sizes[usize::from(connection) % sizes.len()];
-        clients.push(system.client(&Setting { bytes, ..*setting }, connection).await?);
+        clients.push(system.client(&EchoSetting { bytes, ..*setting }, connection).await?);
     }
     Ok(clients)
 }

@@ -1,7 +1,7 @@
 //! The command: runs policies in a simulated world of a configuration's models.
 
-mod contender;
 mod load;
+mod policies;
 mod scenario;
 mod table;
 #[cfg(test)]
@@ -15,14 +15,14 @@ use shadowslice_policy::sharing::Facts;
 use shadowslice_simulator::bound;
 use shadowslice_simulator::loads::MAX_SECONDS;
 use shadowslice_simulator::perturb::{self, Belief, Difference};
-use shadowslice_simulator::results::{Run, Trial};
+use shadowslice_simulator::results::{LoadInfo, SimulationRun};
 use shadowslice_simulator::scenario::Scenario;
-use shadowslice_simulator::world::{self, Settings};
+use shadowslice_simulator::world::{self, WorldSettings};
 
 use shadowslice_config as config;
 
-use contender::{Contender, Entrant, NoSuchLayout};
-use load::{BadLoad, Load, Source};
+use load::{DrawnLoad, LoadError, LoadSource};
+use policies::{NamedPolicy, NoSuchLayout, PolicyArgument};
 use scenario::NotSimulated;
 use shadowslice_config::{Config, ConfigError};
 use shadowslice_shared::errors;
@@ -40,12 +40,12 @@ pub(crate) struct Options {
     /// What comes: poisson, gamma, mmpp, diurnal, step, flash, anti, surge, zipf, or a file that ends in .csv
     /// with one arrival per line as `seconds,model`. Several are run one after the other.
     #[arg(long, required = true, num_args = 1.., value_name = "LOAD")]
-    load: Vec<Source>,
+    load: Vec<LoadSource>,
     /// What decides: adaptive, unpartitioned, static, equal, half, priority-half, gslice, gpulet; with `+doors` behind it,
     /// requests are refused that cannot be answered in time. Or `layouts`: each layout that adaptive may try, kept for
     /// the whole run; `layout:halves` is one of them.
     #[arg(long, num_args = 1.., value_name = "POLICY", default_value = "adaptive")]
-    policy: Vec<Contender>,
+    policy: Vec<PolicyArgument>,
     /// Decides all that is random.
     #[arg(long, num_args = 1.., value_name = "SEED", default_value = "1")]
     seed: Vec<u64>,
@@ -78,30 +78,30 @@ pub(crate) struct Options {
 }
 
 #[derive(Debug, thiserror::Error)]
-enum Fault {
+enum SimulateError {
     #[error(transparent)]
     Config(#[from] ConfigError),
     #[error(transparent)]
     Scenario(#[from] NotSimulated),
     #[error(transparent)]
-    Load(#[from] BadLoad),
+    Load(#[from] LoadError),
     #[error(transparent)]
     Layout(#[from] NoSuchLayout),
 }
 
-impl Fault {
+impl SimulateError {
     fn code(&self) -> u8 {
         match self {
             Self::Config(_) | Self::Scenario(_) => exit::CONFIG,
-            Self::Load(BadLoad::Read { .. } | BadLoad::Write { .. }) => exit::UNAVAILABLE,
+            Self::Load(LoadError::Read { .. } | LoadError::Write { .. }) => exit::UNAVAILABLE,
             Self::Load(_) | Self::Layout(_) => exit::USAGE,
         }
     }
 }
 
 #[derive(Debug, Serialize)]
-struct Report {
-    runs: Vec<Run>,
+struct SimulationReport {
+    runs: Vec<SimulationRun>,
 }
 
 /// Returns the exit code.
@@ -112,9 +112,9 @@ pub(crate) fn run(options: &Options) -> u8 {
     }
 }
 
-fn simulate(options: &Options) -> Result<Report, Fault> {
+fn simulate(options: &Options) -> Result<SimulationReport, SimulateError> {
     if options.write_arrivals.is_some() && options.load.len() * options.seed.len() > 1 {
-        return Err(BadLoad::Several.into());
+        return Err(LoadError::Several.into());
     }
     let config = config::load_here(&options.config)?;
     let profiled = scenario::of(&config)?;
@@ -128,7 +128,7 @@ fn simulate(options: &Options) -> Result<Report, Fault> {
             }
             let (seconds, settings) = (load.seconds, settings(options, &config, seed));
             let bound_rps = bound::fluid(&scenario, &load.arrivals, seconds);
-            let trial = Trial { load: source.to_string(), seed, seconds, bound_rps };
+            let trial = LoadInfo { load: source.to_string(), seed, seconds, bound_rps };
             for contender in &options.policy {
                 let entrants = contender.entrants(&scenario, &load.arrivals, seconds)?;
                 let run = |entrant| contend(entrant, &scenario, &settings, &trial, &load, options.trace);
@@ -136,11 +136,11 @@ fn simulate(options: &Options) -> Result<Report, Fault> {
             }
         }
     }
-    Ok(Report { runs })
+    Ok(SimulationReport { runs })
 }
 
-fn settings(options: &Options, config: &Config, seed: u64) -> Settings {
-    Settings {
+fn settings(options: &Options, config: &Config, seed: u64) -> WorldSettings {
+    WorldSettings {
         interval: config.controller.interval,
         dwell: config.timeouts.dwell,
         interference: !options.no_interference,
@@ -151,14 +151,14 @@ fn settings(options: &Options, config: &Config, seed: u64) -> Settings {
 }
 
 fn contend(
-    entrant: Entrant,
+    entrant: NamedPolicy,
     scenario: &Scenario,
-    settings: &Settings,
-    trial: &Trial,
-    load: &Load,
+    settings: &WorldSettings,
+    trial: &LoadInfo,
+    load: &DrawnLoad,
     traced: bool,
-) -> Run {
-    let Entrant { name, mut policy } = entrant;
+) -> SimulationRun {
+    let NamedPolicy { name, mut policy } = entrant;
     let mut started = scenario.clone();
     for (served, initial) in started.models.iter_mut().zip(policy.initial()) {
         served.terms.initial = initial;
@@ -172,10 +172,10 @@ fn contend(
         decision
     };
     let outcome = world::run(&started, settings, load.arrivals.iter().copied(), &mut decide);
-    Run::new(&name, trial, scenario, &outcome)
+    SimulationRun::new(&name, trial, scenario, &outcome)
 }
 
-fn show(report: &Report, json: bool) -> u8 {
+fn show(report: &SimulationReport, json: bool) -> u8 {
     if json {
         let json = serde_json::to_string(report).expect("numbers and text are always JSON");
         exit::print(&format!("{json}\n"))

@@ -3,7 +3,7 @@
 use shadowslice_shared::groups::Division;
 use shadowslice_shared::profile::Profile;
 use shadowslice_shared::units::{Percent, Sms};
-use shadowslice_simulator::scenario::{Scenario, Served};
+use shadowslice_simulator::scenario::{Scenario, ScenarioModel};
 
 use shadowslice_config::{Config, Fault, Gpu, HandoverMode, Listing, Model, OnLate};
 
@@ -47,7 +47,7 @@ fn no_profile(config: &Config, model: &Model) -> NotSimulated {
     NotSimulated::BadFiles(faults)
 }
 
-fn served(model: &Model, profile: &Profile, gpu: Sms) -> Result<Served, NotSimulated> {
+fn served(model: &Model, profile: &Profile, gpu: Sms) -> Result<ScenarioModel, NotSimulated> {
     if model.handover == HandoverMode::Restart {
         return Err(NotSimulated::Restarts(model.name.clone()));
     }
@@ -57,7 +57,7 @@ fn served(model: &Model, profile: &Profile, gpu: Sms) -> Result<Served, NotSimul
         Some(division) => division.sms_of(share),
         None => share.sms_of(gpu),
     };
-    Ok(Served {
+    Ok(ScenarioModel {
         terms: model.terms(sms_of),
         truth: profile.clone(),
         max_queued: model.queue.max_requests,

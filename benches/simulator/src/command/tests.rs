@@ -8,7 +8,7 @@ fn parsed(arguments: &str) -> Result<Options, clap::Error> {
     Options::try_parse_from(["simulate"].into_iter().chain(arguments.split_whitespace()))
 }
 
-fn simulated(arguments: &str) -> Result<Report, Fault> {
+fn simulated(arguments: &str) -> Result<SimulationReport, SimulateError> {
     simulate(&parsed(arguments).unwrap())
 }
 
@@ -109,7 +109,7 @@ fn a_file_is_played_and_its_faults_are_named() {
     );
     assert!(errors::chain(&play("", "--seconds 2").unwrap_err()).contains("holds no arrival; give one"));
     let missing = simulated(&format!("{MIX} --load /nowhere/load.csv")).unwrap_err();
-    assert!(matches!(missing, Fault::Load(BadLoad::Read { .. })));
+    assert!(matches!(missing, SimulateError::Load(LoadError::Read { .. })));
 }
 
 #[test]
@@ -248,7 +248,7 @@ fn a_layout_is_kept_with_admission_for_the_whole_run() {
     let runs = run("half layouts layout:halves").unwrap();
     let names: Vec<&str> = runs.iter().map(|run| &*run.policy).collect();
     assert!(names.len() > 4 && names[1..].iter().all(|name| name.starts_with("layout:")), "{names:?}");
-    let halves: Vec<&Run> = runs.iter().filter(|run| run.policy == "layout:halves").collect();
+    let halves: Vec<&SimulationRun> = runs.iter().filter(|run| run.policy == "layout:halves").collect();
     assert_eq!(halves.len(), 2);
     assert_eq!(halves[0], halves[1], "one of them by name is the same");
     for run in &runs[1..] {
@@ -257,7 +257,7 @@ fn a_layout_is_kept_with_admission_for_the_whole_run() {
         assert_eq!(run.bound_rps, runs[0].bound_rps);
     }
     let unknown = run("layout:fifths").unwrap_err();
-    assert!(matches!(unknown, Fault::Layout(_)));
+    assert!(matches!(unknown, SimulateError::Layout(_)));
     assert!(unknown.to_string().contains("halves"), "{unknown}");
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use shadowslice_shared::units::Timestamp;
 
-use crate::scenario::Arrival;
+use crate::scenario::SimulatedArrival;
 
 /// Some eleven days.
 pub const MAX_SECONDS: f64 = 1e6;
@@ -18,11 +18,11 @@ pub struct BadLine {
     /// Counted from 1.
     pub line: usize,
     /// Part of this error's text, and no cause of it.
-    pub wrong: Wrong,
+    pub wrong: BadLineReason,
 }
 
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub enum Wrong {
+pub enum BadLineReason {
     #[error("{0:?} is no arrival; give `seconds,model`, as in `0.25,digits`")]
     NoArrival(String),
     #[error("{0:?} is no number of seconds; give one, as in `0.25,digits`")]
@@ -44,7 +44,10 @@ const BYTE_ORDER_MARK: char = '\u{feff}';
 
 /// Empty lines are skipped, and so is a first line that says `seconds,model`; lines may end with a
 /// carriage return.
-pub fn read<'n>(text: &str, names: impl IntoIterator<Item = &'n str>) -> Result<Vec<Arrival>, BadLine> {
+pub fn read<'n>(
+    text: &str,
+    names: impl IntoIterator<Item = &'n str>,
+) -> Result<Vec<SimulatedArrival>, BadLine> {
     let models: HashMap<&str, usize> =
         names.into_iter().enumerate().map(|(model, name)| (name, model)).collect();
     let (mut arrivals, mut before) = (Vec::new(), 0.0);
@@ -56,38 +59,39 @@ pub fn read<'n>(text: &str, names: impl IntoIterator<Item = &'n str>) -> Result<
         }
         let bad = |wrong| BadLine { line: index + 1, wrong };
         if arrivals.len() == MAX_ARRIVALS {
-            return Err(bad(Wrong::TooLong));
+            return Err(bad(BadLineReason::TooLong));
         }
         let (seconds, model) = arrival(line, &models).map_err(bad)?;
         if seconds < before {
-            return Err(bad(Wrong::Backwards { seconds, before }));
+            return Err(bad(BadLineReason::Backwards { seconds, before }));
         }
         before = seconds;
-        arrivals.push(Arrival { at: Timestamp::after_origin(Duration::from_secs_f64(seconds)), model });
+        arrivals
+            .push(SimulatedArrival { at: Timestamp::after_origin(Duration::from_secs_f64(seconds)), model });
     }
     Ok(arrivals)
 }
 
 /// [`read`] finds the very same arrival in it. `name` is its model's.
-pub fn line(arrival: &Arrival, name: &str) -> String {
+pub fn line(arrival: &SimulatedArrival, name: &str) -> String {
     let at = arrival.at.since_origin();
     format!("{}.{:09},{name}", at.as_secs(), at.subsec_nanos())
 }
 
-fn arrival(line: &str, models: &HashMap<&str, usize>) -> Result<(f64, usize), Wrong> {
-    let (seconds, model) = line.split_once(',').ok_or_else(|| Wrong::NoArrival(shortened(line)))?;
+fn arrival(line: &str, models: &HashMap<&str, usize>) -> Result<(f64, usize), BadLineReason> {
+    let (seconds, model) = line.split_once(',').ok_or_else(|| BadLineReason::NoArrival(shortened(line)))?;
     let (seconds, model) = (seconds.trim(), model.trim());
-    let number: f64 = seconds.parse().map_err(|_| Wrong::NotANumber(shortened(seconds)))?;
+    let number: f64 = seconds.parse().map_err(|_| BadLineReason::NotANumber(shortened(seconds)))?;
     if number.is_nan() {
-        return Err(Wrong::NotANumber(shortened(seconds)));
+        return Err(BadLineReason::NotANumber(shortened(seconds)));
     }
     if number < 0.0 {
-        return Err(Wrong::Negative(number));
+        return Err(BadLineReason::Negative(number));
     }
     if number > MAX_SECONDS {
-        return Err(Wrong::TooLate(number));
+        return Err(BadLineReason::TooLate(number));
     }
-    let model = models.get(model).ok_or_else(|| Wrong::UnknownModel(shortened(model)))?;
+    let model = models.get(model).ok_or_else(|| BadLineReason::UnknownModel(shortened(model)))?;
     Ok((number, *model))
 }
 

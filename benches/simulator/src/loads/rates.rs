@@ -33,7 +33,7 @@ pub(crate) fn rates(scenario: &Scenario, utilisation: f64, weights: &[f64]) -> V
     for (served, weight) in scenario.models.iter().zip(weights) {
         totals[served.terms.gpu] += weight;
     }
-    let rate = |(served, weight): (&crate::scenario::Served, &f64)| {
+    let rate = |(served, weight): (&crate::scenario::ScenarioModel, &f64)| {
         let terms = &served.terms;
         let gpu = scenario.gpus[terms.gpu];
         let sms = utilisation * f64::from(gpu.0) * weight / totals[terms.gpu];

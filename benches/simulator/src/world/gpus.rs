@@ -15,35 +15,35 @@ use std::time::Duration;
 use shadowslice_shared::contention::{Gpu, Occupant};
 use shadowslice_shared::profile::Profile;
 
-use super::{Sharing, contention};
+use super::{GpuSharing, contention};
 use crate::timers::Timers;
 
 #[derive(Debug)]
-pub(super) struct Gpus<'a> {
-    gpus: Vec<Shared>,
-    seats: Vec<Seat<'a>>,
-    rules: Rules,
+pub(super) struct WorldGpus<'a> {
+    gpus: Vec<SharedGpu>,
+    seats: Vec<GpuSeat<'a>>,
+    rules: GpuRules,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Rules {
-    pub(super) sharing: Sharing,
+pub(super) struct GpuRules {
+    pub(super) sharing: GpuSharing,
     /// Workers slow each other down by needing the same memory bandwidth.
     pub(super) interference: bool,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct SharedGpu {
     gpu: Gpu,
     /// The parts of the bandwidth that batches ask for, summed.
     demand: f64,
     occupied: Vec<usize>,
     /// How many times the bandwidth is asked for; 1 if it is enough.
-    crowding: f64,
+    oversubscription: f64,
 }
 
 #[derive(Debug)]
-struct Seat<'a> {
+struct GpuSeat<'a> {
     gpu: usize,
     profile: &'a Profile,
     granted: Occupant,
@@ -51,11 +51,11 @@ struct Seat<'a> {
     timer: usize,
     /// The SMs of the batch that executes, or of the last one while the seat is kept; else none.
     occupant: Option<Occupant>,
-    running: Option<Running>,
+    running: Option<RunningBatch>,
 }
 
 #[derive(Debug)]
-struct Running {
+struct RunningBatch {
     rows: u32,
     noise: f64,
     started: u64,
@@ -68,9 +68,9 @@ struct Running {
     demand: f64,
 }
 
-impl<'a> Gpus<'a> {
-    pub(super) fn new(gpus: impl Iterator<Item = Gpu>, rules: Rules) -> Self {
-        let shared = |gpu| Shared { gpu, demand: 0.0, occupied: Vec::new(), crowding: 1.0 };
+impl<'a> WorldGpus<'a> {
+    pub(super) fn new(gpus: impl Iterator<Item = Gpu>, rules: GpuRules) -> Self {
+        let shared = |gpu| SharedGpu { gpu, demand: 0.0, occupied: Vec::new(), oversubscription: 1.0 };
         Self { gpus: gpus.map(shared).collect(), seats: Vec::new(), rules }
     }
 
@@ -86,7 +86,7 @@ impl<'a> Gpus<'a> {
         granted: Occupant,
         timer: usize,
     ) -> usize {
-        self.seats.push(Seat { gpu, profile, granted, timer, occupant: None, running: None });
+        self.seats.push(GpuSeat { gpu, profile, granted, timer, occupant: None, running: None });
         self.seats.len() - 1
     }
 
@@ -108,7 +108,7 @@ impl<'a> Gpus<'a> {
         if same {
             let (base, demand) = shared.needs(seats, seat, *rules);
             shared.demand += demand;
-            seats[seat].proceed(base, demand, shared.crowding, now, timers);
+            seats[seat].proceed(base, demand, shared.oversubscription, now, timers);
         }
         shared.settle(seats, *rules, same, now, timers);
     }
@@ -133,25 +133,32 @@ impl<'a> Gpus<'a> {
     }
 }
 
-impl Shared {
+impl SharedGpu {
     /// Sets all speeds anew, unless the occupants stay the `same` and so does the bandwidth.
-    fn settle(&mut self, seats: &mut [Seat<'_>], rules: Rules, same: bool, now: u64, timers: &mut Timers) {
-        if same && self.crowding == self.demand.max(1.0) {
+    fn settle(
+        &mut self,
+        seats: &mut [GpuSeat<'_>],
+        rules: GpuRules,
+        same: bool,
+        now: u64,
+        timers: &mut Timers,
+    ) {
+        if same && self.oversubscription == self.demand.max(1.0) {
             return;
         }
-        // What batches ask for depends on their speeds without the crowding.
+        // What batches ask for depends on their speeds without the oversubscription.
         if rules.interference {
             self.demand = self.occupied.iter().map(|&seat| self.needs(seats, seat, rules).1).sum();
-            self.crowding = self.demand.max(1.0);
+            self.oversubscription = self.demand.max(1.0);
         }
         for &seat in &self.occupied {
             let (base, demand) = self.needs(seats, seat, rules);
-            seats[seat].proceed(base, demand, self.crowding, now, timers);
+            seats[seat].proceed(base, demand, self.oversubscription, now, timers);
         }
     }
 
     /// In ns, and the bandwidth that the batch then asks for.
-    fn needs(&self, seats: &[Seat<'_>], seat: usize, rules: Rules) -> (f64, f64) {
+    fn needs(&self, seats: &[GpuSeat<'_>], seat: usize, rules: GpuRules) -> (f64, f64) {
         let (Some(batch), Some(own)) = (&seats[seat].running, seats[seat].occupant) else {
             return (1.0, 0.0);
         };
@@ -159,9 +166,9 @@ impl Shared {
         let others = self.occupied.iter().filter(|&&other| other != seat);
         let others = others.filter_map(|&other| seats[other].occupant);
         let base = match rules.sharing {
-            Sharing::Turns => self.gpu.time(execution, batch.rows, own, others),
-            Sharing::Proportional => contention::time(&self.gpu, execution, batch.rows, own, others),
-            Sharing::Slices => {
+            GpuSharing::Turns => self.gpu.time(execution, batch.rows, own, others),
+            GpuSharing::Proportional => contention::time(&self.gpu, execution, batch.rows, own, others),
+            GpuSharing::Slices => {
                 let all = f64::from(self.gpu.sms.0);
                 execution.time(batch.rows, all).mul_f64(1.0 + others.count() as f64)
             }
@@ -175,19 +182,19 @@ impl Shared {
     }
 }
 
-impl Seat<'_> {
+impl GpuSeat<'_> {
     /// Returns what occupied the seat before the batch, and what occupies it now.
     fn begin(&mut self, rows: u32, noise: f64, now: u64) -> (Option<Occupant>, Occupant) {
         let occupant = self.granted.executing(&self.profile.execution, rows);
         // As slow as can be, so that the next speed sets the timer in any case.
         let (done, whole, demand) = (0.0, f64::INFINITY, 0.0);
-        self.running = Some(Running { rows, noise, started: now, at: now, done, whole, demand });
+        self.running = Some(RunningBatch { rows, noise, started: now, at: now, done, whole, demand });
         (self.occupant.replace(occupant), occupant)
     }
 
-    fn proceed(&mut self, base: f64, demand: f64, crowding: f64, now: u64, timers: &mut Timers) {
+    fn proceed(&mut self, base: f64, demand: f64, oversubscription: f64, now: u64, timers: &mut Timers) {
         let Some(batch) = &mut self.running else { return };
-        let whole = base * batch.noise * (1.0 + demand * (crowding - 1.0));
+        let whole = base * batch.noise * (1.0 + demand * (oversubscription - 1.0));
         batch.demand = demand;
         // While the speed stays the same, nothing is rounded.
         if whole != batch.whole {
@@ -210,12 +217,12 @@ mod tests {
     const MS: u64 = 1_000_000;
 
     /// Seats on a GPU of 100 SMs, with a timer each.
-    fn seats<'a>(profiles: &[(&'a Profile, u32)], interference: bool) -> (Gpus<'a>, Timers) {
-        under(profiles, Rules { sharing: Sharing::Proportional, interference })
+    fn seats<'a>(profiles: &[(&'a Profile, u32)], interference: bool) -> (WorldGpus<'a>, Timers) {
+        under(profiles, GpuRules { sharing: GpuSharing::Proportional, interference })
     }
 
-    fn under<'a>(profiles: &[(&'a Profile, u32)], rules: Rules) -> (Gpus<'a>, Timers) {
-        let mut gpus = Gpus::new(std::iter::once(Gpu::new(Sms(100))), rules);
+    fn under<'a>(profiles: &[(&'a Profile, u32)], rules: GpuRules) -> (WorldGpus<'a>, Timers) {
+        let mut gpus = WorldGpus::new(std::iter::once(Gpu::new(Sms(100))), rules);
         for (timer, &(profile, sms)) in profiles.iter().enumerate() {
             gpus.add_seat(0, profile, Occupant::anywhere(Sms(sms)), timer);
         }
@@ -292,7 +299,7 @@ mod tests {
         let profile = profile(10.0);
         let (mut gpus, mut timers) = under(
             &[(&profile, 100), (&profile, 100)],
-            Rules { sharing: Sharing::Turns, interference: false },
+            GpuRules { sharing: GpuSharing::Turns, interference: false },
         );
         gpus.start(0, 1, 1.0, 0, &mut timers);
         assert_eq!(timers.due(), 10 * MS);

@@ -13,8 +13,8 @@ use shadowslice_shared::contention::Occupant;
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::{Percent, Sms};
 
-use super::model::{Model, id};
-use super::{Stage, Timer, timer};
+use super::model::{WorldModel, id};
+use super::{SharedState, WorldTimer, timer};
 use crate::time::{NEVER, at_ns, moment, ns};
 
 const LONG: Duration = Duration::from_secs(24 * 3600);
@@ -35,7 +35,7 @@ pub(super) fn workers(name: &str, initial: Sms, gpu: Sms, dwell: Duration) -> Wo
     Workers::new(settings, Percent::yielding(initial, gpu), false, Err("simulated".to_owned()))
 }
 
-impl Model<'_> {
+impl WorldModel<'_> {
     pub(super) fn share(&self) -> Sms {
         self.workers[self.serving].sms
     }
@@ -50,60 +50,60 @@ impl Model<'_> {
     }
 
     /// The first worker serves, at once.
-    pub(super) fn begin(&mut self, stage: &mut Stage<'_>) {
+    pub(super) fn begin(&mut self, shared: &mut SharedState<'_>) {
         let actions = self.machine.begin(None, moment(0));
-        self.perform(actions, 0, stage);
+        self.perform(actions, 0, shared);
         self.repartitions.clear();
     }
 
     /// Unless a hand-over is under way: to the worker that stands ready, or to a new one once that
     /// has gone.
-    pub(super) fn change(&mut self, change: &Change, now: u64, stage: &mut Stage<'_>) {
+    pub(super) fn change(&mut self, change: &Change, now: u64, shared: &mut SharedState<'_>) {
         let share = Percent::yielding(change.to, self.gpu);
         let (cause, decided) = (Cause::Policy, moment(now));
         let request = ResizeRequest { number: None, share, cause, decided };
-        self.tell(Fact::Resize { request, hold: false }, now, stage);
+        self.tell(Fact::Resize { request, hold: false }, now, shared);
     }
 
-    pub(super) fn shadow_came(&mut self, now: u64, stage: &mut Stage<'_>) {
-        stage.timers.set(timer(self.index, Timer::Shadow), NEVER);
+    pub(super) fn shadow_came(&mut self, now: u64, shared: &mut SharedState<'_>) {
+        shared.timers.set(timer(self.index, WorldTimer::Shadow), NEVER);
         let Some(fact) = self.shadow.take() else { return };
-        self.tell(fact, now, stage);
+        self.tell(fact, now, shared);
     }
 
-    pub(super) fn drained(&mut self, worker: WorkerId, now: u64, stage: &mut Stage<'_>) {
-        self.tell(Fact::Drained(self.workers[worker.0 as usize].name), now, stage);
+    pub(super) fn drained(&mut self, worker: WorkerId, now: u64, shared: &mut SharedState<'_>) {
+        self.tell(Fact::Drained(self.workers[worker.0 as usize].name), now, shared);
     }
 
-    pub(super) fn phase_over(&mut self, now: u64, stage: &mut Stage<'_>) {
+    pub(super) fn phase_over(&mut self, now: u64, shared: &mut SharedState<'_>) {
         let actions = self.machine.on_time(moment(now));
-        self.perform(actions, now, stage);
+        self.perform(actions, now, shared);
     }
 
-    fn tell(&mut self, fact: Fact, now: u64, stage: &mut Stage<'_>) {
+    fn tell(&mut self, fact: Fact, now: u64, shared: &mut SharedState<'_>) {
         let actions = self.machine.on(fact, moment(now));
-        self.perform(actions, now, stage);
+        self.perform(actions, now, shared);
     }
 
-    fn perform(&mut self, mut actions: Vec<Action>, now: u64, stage: &mut Stage<'_>) {
+    fn perform(&mut self, mut actions: Vec<Action>, now: u64, shared: &mut SharedState<'_>) {
         let mut facts = VecDeque::new();
         loop {
             for action in actions {
-                facts.extend(self.act(action, now, stage));
+                facts.extend(self.act(action, now, shared));
             }
             let Some(fact) = facts.pop_front() else { break };
             actions = self.machine.on(fact, moment(now));
         }
-        stage.timers.set(timer(self.index, Timer::Phase), self.machine.due().map_or(NEVER, at_ns));
+        shared.timers.set(timer(self.index, WorldTimer::Phase), self.machine.due().map_or(NEVER, at_ns));
     }
 
     /// Returns what the action brings about at once.
-    fn act(&mut self, action: Action, now: u64, stage: &mut Stage<'_>) -> Vec<Fact> {
+    fn act(&mut self, action: Action, now: u64, shared: &mut SharedState<'_>) -> Vec<Fact> {
         match action {
             Action::Start(Launch { worker, purpose, .. }) if purpose.is_reference() => {
                 return vec![Fact::ReferenceWritten { worker, result: Ok(()) }];
             }
-            Action::Start(launch) => return self.start(launch, now, stage),
+            Action::Start(launch) => return self.start(launch, now, shared),
             Action::Load(worker) => {
                 let warmed = Fact::Warmed { worker, warmed: self.warmed(worker), asked: None };
                 if !self.serves() {
@@ -111,11 +111,13 @@ impl Model<'_> {
                 }
                 let start = self.served.truth.start;
                 self.shadow = Some(warmed);
-                stage.timers.set(timer(self.index, Timer::Shadow), now + ns(start.load) + ns(start.warm));
+                shared
+                    .timers
+                    .set(timer(self.index, WorldTimer::Shadow), now + ns(start.load) + ns(start.warm));
             }
             Action::Attach { worker, slice, .. } => {
                 let Some(seat) = self.seat_of(worker) else { return Vec::new() };
-                stage.gpus.grant(self.workers[seat].seat, Occupant::anywhere(slice.sms));
+                shared.gpus.grant(self.workers[seat].seat, Occupant::anywhere(slice.sms));
                 self.attach(seat, &slice);
             }
             Action::Route(worker) => {
@@ -123,7 +125,7 @@ impl Model<'_> {
                 self.serving = seat;
                 self.scheduler.route(Some(id(seat)));
                 self.share_changed(now);
-                self.dispatch(now, stage);
+                self.dispatch(now, shared);
             }
             Action::Drain(worker) => {
                 let idle = self.seat_of(worker).is_some_and(|seat| self.scheduler.drain(id(seat)));
@@ -142,7 +144,7 @@ impl Model<'_> {
     }
 
     /// The first worker is there at once, a shadow after a while.
-    fn start(&mut self, launch: Launch, now: u64, stage: &mut Stage<'_>) -> Vec<Fact> {
+    fn start(&mut self, launch: Launch, now: u64, shared: &mut SharedState<'_>) -> Vec<Fact> {
         let seat = if launch.spare { 1 - self.serving } else { self.serving };
         self.workers[seat].name = launch.worker;
         let connected = Fact::Connected(launch.worker);
@@ -151,7 +153,7 @@ impl Model<'_> {
         }
         self.shadow = Some(connected);
         let process = self.served.truth.start.process;
-        stage.timers.set(timer(self.index, Timer::Shadow), now + ns(process));
+        shared.timers.set(timer(self.index, WorldTimer::Shadow), now + ns(process));
         Vec::new()
     }
 

@@ -24,32 +24,32 @@ use std::time::Duration;
 use shadowslice_policy::sharing::{Decision, Facts};
 use shadowslice_shared::contention::Gpu;
 
-pub(crate) use tally::Counts;
+pub(crate) use tally::RequestTally;
 
-use gpus::{Gpus, Rules};
-use model::Model;
+use gpus::{GpuRules, WorldGpus};
+use model::WorldModel;
 
-use crate::random::{Purpose, Random};
-use crate::scenario::{Arrival, Scenario};
+use crate::random::{Random, RandomPurpose};
+use crate::scenario::{Scenario, SimulatedArrival};
 use crate::time::{NEVER, at_ns, moment, ns};
 use crate::timers::Timers;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Settings {
+pub struct WorldSettings {
     /// Between two questions to the policy; above zero.
     pub interval: Duration,
     /// How long a relieved worker stands ready.
     pub dwell: Duration,
     /// Models that need much memory bandwidth slow each other down.
     pub interference: bool,
-    pub sharing: Sharing,
+    pub sharing: GpuSharing,
     /// Of execution times from batch to batch, as a part of them.
     pub noise: f64,
     pub seed: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Sharing {
+pub enum GpuSharing {
     /// Kernels take turns where workers use the same SMs, as was measured.
     #[default]
     Turns,
@@ -60,13 +60,13 @@ pub enum Sharing {
 }
 
 #[derive(Debug, Clone)]
-pub struct Outcome {
+pub struct WorldOutcome {
     pub(crate) models: Vec<ModelOutcome>,
 }
 
 #[derive(Debug, Clone)]
 pub(crate) struct ModelOutcome {
-    pub(crate) tally: Counts,
+    pub(crate) tally: RequestTally,
     /// Requests without an answer when the run ended.
     pub(crate) pending: u64,
     /// In nanoseconds.
@@ -75,15 +75,15 @@ pub(crate) struct ModelOutcome {
 }
 
 #[derive(Debug)]
-struct Stage<'a> {
-    gpus: Gpus<'a>,
+struct SharedState<'a> {
+    gpus: WorldGpus<'a>,
     timers: Timers,
     dwell: Duration,
     deviation: f64,
     random: Random,
 }
 
-impl Stage<'_> {
+impl SharedState<'_> {
     /// The factor on the time of the next batch. No batch takes less than a tenth of its time.
     fn noise(&mut self) -> f64 {
         if self.deviation == 0.0 { 1.0 } else { (1.0 + self.deviation * self.random.normal()).max(0.1) }
@@ -91,7 +91,7 @@ impl Stage<'_> {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Timer {
+enum WorldTimer {
     /// The batch of one of the model's workers is through.
     FirstWorker,
     SecondWorker,
@@ -102,10 +102,15 @@ enum Timer {
     Phase,
 }
 
-const TIMERS: [Timer; 5] =
-    [Timer::FirstWorker, Timer::SecondWorker, Timer::Alarm, Timer::Shadow, Timer::Phase];
+const TIMERS: [WorldTimer; 5] = [
+    WorldTimer::FirstWorker,
+    WorldTimer::SecondWorker,
+    WorldTimer::Alarm,
+    WorldTimer::Shadow,
+    WorldTimer::Phase,
+];
 
-fn timer(model: usize, timer: Timer) -> usize {
+fn timer(model: usize, timer: WorldTimer) -> usize {
     model * TIMERS.len() + timer as usize
 }
 
@@ -116,16 +121,16 @@ pub type Decide<'d> = dyn FnMut(&Facts) -> Decision + 'd;
 /// when the last one's SLO is over are left so.
 pub fn run(
     scenario: &Scenario,
-    settings: &Settings,
-    arrivals: impl IntoIterator<Item = Arrival>,
+    settings: &WorldSettings,
+    arrivals: impl IntoIterator<Item = SimulatedArrival>,
     decide: &mut Decide<'_>,
-) -> Outcome {
+) -> WorldOutcome {
     let mut world = World::new(scenario, settings);
     let mut last = 0;
     for arrival in arrivals {
         last = at_ns(arrival.at);
         world.advance(last, decide);
-        world.models[arrival.model].arrive(last, &mut world.stage);
+        world.models[arrival.model].arrive(last, &mut world.shared);
     }
     let longest = scenario.models.iter().map(|served| ns(served.terms.slo)).max().unwrap_or(0);
     world.advance(last.saturating_add(longest), decide);
@@ -135,45 +140,45 @@ pub fn run(
 #[derive(Debug)]
 struct World<'a> {
     scenario: &'a Scenario,
-    models: Vec<Model<'a>>,
-    stage: Stage<'a>,
+    models: Vec<WorldModel<'a>>,
+    shared: SharedState<'a>,
     now: u64,
     interval: u64,
 }
 
 impl<'a> World<'a> {
-    fn new(scenario: &'a Scenario, settings: &Settings) -> Self {
+    fn new(scenario: &'a Scenario, settings: &WorldSettings) -> Self {
         let count = scenario.models.len();
-        let mut stage = Stage {
-            gpus: Gpus::new(
+        let mut shared = SharedState {
+            gpus: WorldGpus::new(
                 scenario.gpus.iter().copied().map(Gpu::new),
-                Rules { sharing: settings.sharing, interference: settings.interference },
+                GpuRules { sharing: settings.sharing, interference: settings.interference },
             ),
             timers: Timers::new(count * TIMERS.len() + 1),
             dwell: settings.dwell,
             deviation: settings.noise,
-            random: Random::new(settings.seed, Purpose::Noise, 0),
+            random: Random::new(settings.seed, RandomPurpose::Noise, 0),
         };
         let served = scenario.models.iter().enumerate();
-        let mut models: Vec<Model<'_>> =
-            served.map(|(index, served)| Model::new(served, index, &mut stage)).collect();
-        (0..scenario.gpus.len()).for_each(|gpu| partitions::place_all(&mut models, gpu, &stage));
-        let mut new = Self { scenario, models, stage, now: 0, interval: ns(settings.interval).max(1) };
+        let mut models: Vec<WorldModel<'_>> =
+            served.map(|(index, served)| WorldModel::new(served, index, &mut shared)).collect();
+        (0..scenario.gpus.len()).for_each(|gpu| partitions::place_all(&mut models, gpu, &shared));
+        let mut new = Self { scenario, models, shared, now: 0, interval: ns(settings.interval).max(1) };
         new.set_interval();
         new
     }
 
     fn set_interval(&mut self) {
-        self.stage.timers.set(self.models.len() * TIMERS.len(), self.now.saturating_add(self.interval));
+        self.shared.timers.set(self.models.len() * TIMERS.len(), self.now.saturating_add(self.interval));
     }
 
     fn advance(&mut self, until: u64, decide: &mut Decide<'_>) {
-        while self.stage.timers.due() <= until && self.stage.timers.due() != NEVER {
-            self.now = self.stage.timers.due();
-            let due = self.stage.timers.first();
+        while self.shared.timers.due() <= until && self.shared.timers.due() != NEVER {
+            self.now = self.shared.timers.due();
+            let due = self.shared.timers.first();
             let (model, timer) = (due / TIMERS.len(), TIMERS[due % TIMERS.len()]);
             match self.models.get_mut(model) {
-                Some(model) => fire(model, timer, self.now, &mut self.stage),
+                Some(model) => fire(model, timer, self.now, &mut self.shared),
                 None => self.ask(decide),
             }
         }
@@ -182,15 +187,15 @@ impl<'a> World<'a> {
 
     fn ask(&mut self, decide: &mut Decide<'_>) {
         self.set_interval();
-        let Self { scenario, models, stage, now, .. } = self;
+        let Self { scenario, models, shared, now, .. } = self;
         let live = models.iter_mut().map(|model| {
-            let gpu = stage.gpus.gpu(model.served.terms.gpu);
+            let gpu = shared.gpus.gpu(model.served.terms.gpu);
             model.live(*now, gpu)
         });
         let live = live.collect();
         let decision = decide(&Facts { now: moment(*now), gpus: scenario.gpus.clone(), models: live });
         for (model, door) in models.iter_mut().zip(decision.doors) {
-            model.set_door(door, *now, stage);
+            model.set_door(door, *now, shared);
         }
         let (changes, count) = (decision.changes.iter(), models.len());
         let mut moved = vec![false; scenario.gpus.len()];
@@ -198,34 +203,34 @@ impl<'a> World<'a> {
             let model = &mut models[change.model];
             let gpu = model.served.terms.gpu;
             if model.inside.is_some() {
-                model.resize_inside(change, stage.gpus.gpu(gpu), *now);
+                model.resize_inside(change, shared.gpus.gpu(gpu), *now);
                 moved[gpu] = true;
             } else {
-                model.change(change, *now, stage);
+                model.change(change, *now, shared);
             }
         }
         for gpu in (0..moved.len()).filter(|&gpu| moved[gpu]) {
-            partitions::place_all(models, gpu, stage);
+            partitions::place_all(models, gpu, shared);
         }
     }
 
-    fn finish(self) -> Outcome {
-        let outcome = |model: Model<'_>| ModelOutcome {
+    fn finish(self) -> WorldOutcome {
+        let outcome = |model: WorldModel<'_>| ModelOutcome {
             pending: model.pending(),
             share: model.share().0,
             tally: model.tally,
             repartitions: model.repartitions,
         };
-        Outcome { models: self.models.into_iter().map(outcome).collect() }
+        WorldOutcome { models: self.models.into_iter().map(outcome).collect() }
     }
 }
 
-fn fire(model: &mut Model<'_>, timer: Timer, now: u64, stage: &mut Stage<'_>) {
+fn fire(model: &mut WorldModel<'_>, timer: WorldTimer, now: u64, shared: &mut SharedState<'_>) {
     match timer {
-        Timer::FirstWorker => model.completed(0, now, stage),
-        Timer::SecondWorker => model.completed(1, now, stage),
-        Timer::Alarm => model.dispatch(now, stage),
-        Timer::Shadow => model.shadow_came(now, stage),
-        Timer::Phase => model.phase_over(now, stage),
+        WorldTimer::FirstWorker => model.completed(0, now, shared),
+        WorldTimer::SecondWorker => model.completed(1, now, shared),
+        WorldTimer::Alarm => model.dispatch(now, shared),
+        WorldTimer::Shadow => model.shadow_came(now, shared),
+        WorldTimer::Phase => model.phase_over(now, shared),
     }
 }

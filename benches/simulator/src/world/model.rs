@@ -14,37 +14,37 @@ use shadowslice_shared::profile::Execution;
 use shadowslice_shared::units::Sms;
 
 use super::handover;
-use super::partitions::Inside;
-use super::tally::Counts;
-use super::{Stage, Timer, timer};
-use crate::scenario::Served;
+use super::partitions::InWorkerShare;
+use super::tally::RequestTally;
+use super::{SharedState, WorldTimer, timer};
+use crate::scenario::ScenarioModel;
 use crate::time::{NEVER, at_ns, moment, ns};
 
 #[derive(Debug)]
-pub(super) struct Worker {
+pub(super) struct WorldWorker {
     pub(super) seat: usize,
     pub(super) sms: Sms,
     pub(super) name: WorkerId,
 }
 
 #[derive(Debug)]
-pub(super) struct Model<'a> {
-    pub(super) served: &'a Served,
+pub(super) struct WorldModel<'a> {
+    pub(super) served: &'a ScenarioModel,
     pub(super) index: usize,
     slo_ns: u64,
     pub(super) scheduler: Scheduler<(), ()>,
     /// The worker that serves, and the one that did or is about to.
-    pub(super) workers: [Worker; 2],
+    pub(super) workers: [WorldWorker; 2],
     pub(super) serving: usize,
     pub(super) machine: Workers,
     /// What the shadow that starts says next.
     pub(super) shadow: Option<Fact>,
     pub(super) gpu: Sms,
     /// Where the share changes inside the worker.
-    pub(super) inside: Option<Inside>,
+    pub(super) inside: Option<InWorkerShare>,
     pub(super) since: u64,
     pub(super) repartitions: Vec<u64>,
-    pub(super) tally: Counts,
+    pub(super) tally: RequestTally,
     /// What workers measured before they served: times, and no kernels.
     proven: Execution,
     alarm: u64,
@@ -55,16 +55,16 @@ pub(super) fn id(worker: usize) -> WorkerId {
     WorkerId(worker as u64)
 }
 
-impl<'a> Model<'a> {
-    pub(super) fn new(served: &'a Served, index: usize, stage: &mut Stage<'a>) -> Self {
+impl<'a> WorldModel<'a> {
+    pub(super) fn new(served: &'a ScenarioModel, index: usize, shared: &mut SharedState<'a>) -> Self {
         let terms = &served.terms;
-        let (sms, gpu) = (terms.initial, stage.gpus.gpu(terms.gpu).sms);
+        let (sms, gpu) = (terms.initial, shared.gpus.gpu(terms.gpu).sms);
         let granted = Occupant::anywhere(sms).with(ClientPriority::of(terms.priority));
-        let worker = |which: Timer| {
-            let seat = stage.gpus.add_seat(terms.gpu, &served.truth, granted, timer(index, which));
-            Worker { seat, sms, name: WorkerId(0) }
+        let worker = |which: WorldTimer| {
+            let seat = shared.gpus.add_seat(terms.gpu, &served.truth, granted, timer(index, which));
+            WorldWorker { seat, sms, name: WorkerId(0) }
         };
-        let workers = [Timer::FirstWorker, Timer::SecondWorker].map(worker);
+        let workers = [WorldTimer::FirstWorker, WorldTimer::SecondWorker].map(worker);
         let rules = Rules { slo: terms.slo, max_delay: served.max_delay, reject_late: !served.serve_late };
         let mut scheduler = Scheduler::new(rules, served.max_queued, moment(0));
         scheduler.found(terms.max_batch.max(1), MAX_REQUESTS, None);
@@ -75,17 +75,17 @@ impl<'a> Model<'a> {
             scheduler,
             workers,
             serving: 0,
-            machine: handover::workers(&terms.name, sms, gpu, stage.dwell),
+            machine: handover::workers(&terms.name, sms, gpu, shared.dwell),
             shadow: None,
             gpu,
-            inside: Inside::of(stage.gpus.gpu(terms.gpu), sms).filter(|_| served.in_process),
+            inside: InWorkerShare::of(shared.gpus.gpu(terms.gpu), sms).filter(|_| served.in_process),
             since: 0,
             repartitions: Vec::new(),
-            tally: Counts::new(),
+            tally: RequestTally::new(),
             proven: served.truth.execution.clone(),
             alarm: NEVER,
         };
-        new.begin(stage);
+        new.begin(shared);
         new
     }
 
@@ -108,25 +108,25 @@ impl<'a> Model<'a> {
         sizes.map(time).collect()
     }
 
-    pub(super) fn arrive(&mut self, now: u64, stage: &mut Stage<'_>) {
+    pub(super) fn arrive(&mut self, now: u64, shared: &mut SharedState<'_>) {
         let arrived = moment(now);
         self.tally.arrived += 1;
         let deadline = arrived + self.served.terms.slo;
         let request = Entry { shape: (), rows: 1, arrived, deadline, level: 1, alone: false, item: () };
         match self.scheduler.accept(request, arrived) {
-            Ok(()) => self.dispatch(now, stage),
+            Ok(()) => self.dispatch(now, shared),
             Err(_) => self.tally.refused += 1,
         }
     }
 
-    pub(super) fn dispatch(&mut self, now: u64, stage: &mut Stage<'_>) {
+    pub(super) fn dispatch(&mut self, now: u64, shared: &mut SharedState<'_>) {
         let rest = loop {
             match self.scheduler.next(moment(now)) {
                 Next::Rest(rest) => break rest,
                 Next::Act(refused, sending) => {
                     self.tally.refused += refused.len() as u64;
                     if let Some(sending) = sending {
-                        self.send(sending, now, stage);
+                        self.send(sending, now, shared);
                     }
                 }
             }
@@ -134,41 +134,41 @@ impl<'a> Model<'a> {
         let alarm = if let Rest::Until(until) = rest { at_ns(until) } else { NEVER };
         if alarm != self.alarm {
             self.alarm = alarm;
-            stage.timers.set(timer(self.index, Timer::Alarm), alarm);
+            shared.timers.set(timer(self.index, WorldTimer::Alarm), alarm);
         }
     }
 
-    fn send(&mut self, sending: Sending<(), ()>, now: u64, stage: &mut Stage<'_>) {
+    fn send(&mut self, sending: Sending<(), ()>, now: u64, shared: &mut SharedState<'_>) {
         let worker = sending.worker;
         if self.scheduler.sent(sending, moment(now)) {
-            self.execute(worker, now, stage);
+            self.execute(worker, now, shared);
         }
     }
 
-    fn execute(&mut self, worker: WorkerId, now: u64, stage: &mut Stage<'_>) {
+    fn execute(&mut self, worker: WorkerId, now: u64, shared: &mut SharedState<'_>) {
         let front = self.scheduler.lane(worker).and_then(|lane| lane.in_flight().next());
         let Some((rows, groups)) = front.map(|batch| (batch.rows, batch.groups)) else { return };
         let seat = self.workers[worker.0 as usize].seat;
         if self.inside.is_some() {
-            stage.gpus.grant(seat, stage.gpus.gpu(self.served.terms.gpu).occupant(groups));
+            shared.gpus.grant(seat, shared.gpus.gpu(self.served.terms.gpu).occupant(groups));
         }
-        let noise = stage.noise();
-        stage.gpus.start(seat, rows, noise, now, &mut stage.timers);
+        let noise = shared.noise();
+        shared.gpus.start(seat, rows, noise, now, &mut shared.timers);
     }
 
     /// The first batch that a worker has is through.
-    pub(super) fn completed(&mut self, worker: usize, now: u64, stage: &mut Stage<'_>) {
+    pub(super) fn completed(&mut self, worker: usize, now: u64, shared: &mut SharedState<'_>) {
         let (seat, worker) = (self.workers[worker].seat, id(worker));
-        let took = stage.gpus.finish(seat, now, &mut stage.timers);
+        let took = shared.gpus.finish(seat, now, &mut shared.timers);
         let front =
             self.scheduler.lane(worker).and_then(|lane| lane.in_flight().next()).map(|batch| batch.id);
         let Some(batch) = front.and_then(|front| self.scheduler.take(worker, front, moment(now))) else {
             return;
         };
         if self.scheduler.lane(worker).is_some_and(Lane::executes_nothing) {
-            stage.gpus.leave(seat, now, &mut stage.timers);
+            shared.gpus.leave(seat, now, &mut shared.timers);
         } else {
-            self.execute(worker, now, stage);
+            self.execute(worker, now, shared);
         }
         for request in &batch.requests {
             let latency = moment(now).since(request.arrived);
@@ -177,14 +177,14 @@ impl<'a> Model<'a> {
         }
         self.scheduler.completed(worker, &batch, took);
         if self.scheduler.recycle(worker, batch.slot) {
-            self.drained(worker, now, stage);
+            self.drained(worker, now, shared);
         }
-        self.dispatch(now, stage);
+        self.dispatch(now, shared);
     }
 
-    pub(super) fn set_door(&mut self, door: Door, now: u64, stage: &mut Stage<'_>) {
+    pub(super) fn set_door(&mut self, door: Door, now: u64, shared: &mut SharedState<'_>) {
         self.scheduler.set_door(door);
-        self.dispatch(now, stage);
+        self.dispatch(now, shared);
     }
 
     pub(super) fn live(&mut self, now: u64, gpu: &Gpu) -> Live {

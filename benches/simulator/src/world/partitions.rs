@@ -7,11 +7,11 @@ use shadowslice_shared::contention::Gpu;
 use shadowslice_shared::groups::{Division, Groups};
 use shadowslice_shared::units::Sms;
 
-use super::Stage;
-use super::model::{Model, id};
+use super::SharedState;
+use super::model::{WorldModel, id};
 
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Inside {
+pub(super) struct InWorkerShare {
     /// The number of groups that the model is to have, and those that it has.
     count: usize,
     groups: Groups,
@@ -19,7 +19,7 @@ pub(super) struct Inside {
     preferred: Option<Groups>,
 }
 
-impl Inside {
+impl InWorkerShare {
     /// As many groups as so many SMs need, if the GPU divides.
     pub(super) fn of(gpu: &Gpu, sms: Sms) -> Option<Self> {
         let division = gpu.division.as_ref()?;
@@ -37,7 +37,7 @@ fn count_of(division: &Division, sms: Sms) -> usize {
     (1..division.count()).find(fits).unwrap_or(division.count())
 }
 
-impl Model<'_> {
+impl WorldModel<'_> {
     /// With the next batch, as soon as the groups are [placed](place_all).
     pub(super) fn resize_inside(&mut self, change: &Change, gpu: &Gpu, now: u64) {
         let (Some(inside), Some(division)) = (&mut self.inside, &gpu.division) else { return };
@@ -64,13 +64,13 @@ impl Model<'_> {
     }
 }
 
-pub(super) fn place_all(models: &mut [Model<'_>], gpu: usize, stage: &Stage<'_>) {
-    let gpu_of = stage.gpus.gpu(gpu);
+pub(super) fn place_all(models: &mut [WorldModel<'_>], gpu: usize, shared: &SharedState<'_>) {
+    let gpu_of = shared.gpus.gpu(gpu);
     let total = gpu_of.division.as_ref().map_or(0, Division::count);
-    let here = |model: &&mut Model<'_>| model.served.terms.gpu == gpu && model.inside.is_some();
-    let mut inside: Vec<&mut Model<'_>> = models.iter_mut().filter(here).collect();
-    let tenant = |model: &&mut Model<'_>| {
-        let Inside { count, groups, preferred } = model.inside?;
+    let here = |model: &&mut WorldModel<'_>| model.served.terms.gpu == gpu && model.inside.is_some();
+    let mut inside: Vec<&mut WorldModel<'_>> = models.iter_mut().filter(here).collect();
+    let tenant = |model: &&mut WorldModel<'_>| {
+        let InWorkerShare { count, groups, preferred } = model.inside?;
         let priority = model.served.terms.priority;
         Some(Tenant { count, priority, now: groups, preferred, cannot: Vec::new() })
     };

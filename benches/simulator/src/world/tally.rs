@@ -8,7 +8,7 @@ const LEAST_NS: u64 = 1_000;
 const MOST_NS: u64 = 1_000 << 36;
 
 #[derive(Debug, Clone)]
-pub(crate) struct Counts {
+pub(crate) struct RequestTally {
     pub(crate) arrived: u64,
     pub(crate) answered: u64,
     pub(crate) in_time: u64,
@@ -17,7 +17,7 @@ pub(crate) struct Counts {
     pub(crate) latency: Histogram<u64>,
 }
 
-impl Counts {
+impl RequestTally {
     pub(crate) fn new() -> Self {
         let latency =
             Histogram::new_with_bounds(LEAST_NS, MOST_NS, DIGITS).expect("the bounds lie far enough apart");

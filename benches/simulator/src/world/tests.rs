@@ -3,23 +3,23 @@ use shadowslice_policy::sharing::{Change, Door, Seen};
 use shadowslice_shared::units::{Sms, Timestamp};
 
 use super::*;
-use crate::loads::Named;
-use crate::scenario::Served;
+use crate::loads::NamedLoad;
+use crate::scenario::ScenarioModel;
 use crate::scenario::fixtures::{model, on_one_gpu};
 
 const MS: u64 = 1_000_000;
 
-const SETTINGS: Settings = Settings {
+const SETTINGS: WorldSettings = WorldSettings {
     interval: Duration::from_millis(500),
     dwell: Duration::from_secs(5),
     interference: false,
-    sharing: Sharing::Turns,
+    sharing: GpuSharing::Turns,
     noise: 0.0,
     seed: 1,
 };
 
-fn at(ms: u64) -> Arrival {
-    Arrival { at: moment(ms * MS), model: 0 }
+fn at(ms: u64) -> SimulatedArrival {
+    SimulatedArrival { at: moment(ms * MS), model: 0 }
 }
 
 fn keep(_: &Facts) -> Decision {
@@ -37,7 +37,7 @@ impl Script {
         Self { changes, seen: Vec::new() }
     }
 
-    fn run(&mut self, scenario: &Scenario, arrivals: Vec<Arrival>) -> Outcome {
+    fn run(&mut self, scenario: &Scenario, arrivals: Vec<SimulatedArrival>) -> WorldOutcome {
         run(scenario, &SETTINGS, arrivals, &mut |facts| {
             self.seen.push(facts.clone());
             let tick = self.seen.len();
@@ -61,7 +61,7 @@ fn an_m_d_1_queue_waits_as_pollaczek_and_khinchine_say() {
     // Half loaded, request by request: a mean wait of rho / (2 (1 - rho)) = a half of the service
     // time.
     let scenario = on_one_gpu(100, vec![model("a", 10.0)]);
-    let arrivals = Named::Poisson.arrivals(&scenario, 3, 4_000.0, 0.25);
+    let arrivals = NamedLoad::Poisson.arrivals(&scenario, 3, 4_000.0, 0.25);
     let outcome = run(&scenario, &SETTINGS, arrivals, &mut keep);
     let tally = &outcome.models[0].tally;
     assert!(tally.answered > 190_000);
@@ -80,7 +80,7 @@ fn batches_form_while_another_executes() {
         Decision::default()
     };
     // One request executes; eight others wait for its end, and three for the end of those eight.
-    let arrivals = (0..12).map(|n| Arrival { at: moment(n), model: 0 });
+    let arrivals = (0..12).map(|n| SimulatedArrival { at: moment(n), model: 0 });
     let _outcome = run(&scenario, &SETTINGS, arrivals, &mut ask);
     assert_eq!(sizes, [(1, 1), (3, 1), (8, 1)]);
 }
@@ -142,7 +142,7 @@ fn a_hopeless_request_is_refused_at_the_door_if_the_policy_says_so() {
     let mut served = model("a", 10.0);
     served.terms.slo = Duration::from_millis(35);
     let in_time = |serve_late, refuse_late| {
-        let scenario = on_one_gpu(100, vec![Served { serve_late, ..served.clone() }]);
+        let scenario = on_one_gpu(100, vec![ScenarioModel { serve_late, ..served.clone() }]);
         let doors = vec![Door { refuse_late, ..Door::open(1) }];
         let arrivals = (0..100).map(|_| at(600)).collect::<Vec<_>>();
         let outcome = run(&scenario, &SETTINGS, arrivals, &mut |_| Decision {
@@ -169,7 +169,7 @@ fn no_share_is_ever_nothing() {
 #[test]
 fn noise_spreads_execution_times_around_the_profiles() {
     let scenario = on_one_gpu(100, vec![model("a", 10.0)]);
-    let noisy = Settings { noise: 0.1, ..SETTINGS };
+    let noisy = WorldSettings { noise: 0.1, ..SETTINGS };
     let arrivals = (0..2_000).map(|n| at(n * 100));
     let outcome = run(&scenario, &noisy, arrivals, &mut keep);
     let tally = &outcome.models[0].tally;
@@ -180,8 +180,9 @@ fn noise_spreads_execution_times_around_the_profiles() {
 
 #[test]
 fn inside_a_worker_a_share_changes_with_the_next_batch() {
-    let served = Served { in_process: true, ..model("a", 100.0) };
-    let scenario = on_one_gpu(100, vec![served.clone(), Served { in_process: true, ..model("b", 1.0) }]);
+    let served = ScenarioModel { in_process: true, ..model("a", 100.0) };
+    let scenario =
+        on_one_gpu(100, vec![served.clone(), ScenarioModel { in_process: true, ..model("b", 1.0) }]);
     // Of 100 SMs, 4 are left over; 26 SMs need four groups of 8.
     let mut script = Script::new(vec![(1, change(26, false))]);
     let outcome = script.run(&scenario, vec![at(420), at(430)]);
@@ -198,11 +199,11 @@ fn inside_a_worker_a_share_changes_with_the_next_batch() {
 #[test]
 fn models_that_fit_beside_each_other_share_no_group() {
     let inside = |name, sms: u32| {
-        let mut served = Served { in_process: true, ..model(name, 10.0) };
+        let mut served = ScenarioModel { in_process: true, ..model(name, 10.0) };
         served.terms.initial = Sms(sms);
         served
     };
-    let busy = (0..100).flat_map(|n| [0, 1].map(|model| Arrival { at: moment(n * 20 * MS), model }));
+    let busy = (0..100).flat_map(|n| [0, 1].map(|model| SimulatedArrival { at: moment(n * 20 * MS), model }));
     let worst = |sms| {
         let scenario = on_one_gpu(104, vec![inside("a", sms), inside("b", sms)]);
         let outcome = run(&scenario, &SETTINGS, busy.clone(), &mut keep);
@@ -230,13 +231,13 @@ proptest! {
     #[test]
     fn whatever_comes_nothing_is_lost_and_a_seed_says_it_all(
         seed in 0..1_000_u64,
-        load in 0..Named::ALL.len(),
+        load in 0..NamedLoad::ALL.len(),
         utilisation in 0.1..3.0_f64,
         moves in proptest::collection::vec((0..3_usize, 0..120_u32, proptest::bool::ANY), 0..30),
         refuse_late in proptest::bool::ANY,
         serve_late in proptest::bool::ANY,
         interference in proptest::bool::ANY,
-        sharing in proptest::sample::select(vec![Sharing::Turns, Sharing::Proportional, Sharing::Slices]),
+        sharing in proptest::sample::select(vec![GpuSharing::Turns, GpuSharing::Proportional, GpuSharing::Slices]),
         in_process in proptest::bool::ANY,
     ) {
         let served = |index: usize| {
@@ -244,11 +245,11 @@ proptest! {
             served.terms.slo = Duration::from_millis(40);
             served.terms.max_batch = 1 << index;
             served.truth.bandwidth = 0.5;
-            Served { max_queued: 50, serve_late, in_process, ..served }
+            ScenarioModel { max_queued: 50, serve_late, in_process, ..served }
         };
         let scenario = on_one_gpu(100, (0..3).map(served).collect());
-        let settings = Settings { noise: 0.1, interference, sharing, seed, ..SETTINGS };
-        let arrivals = || Named::ALL[load].1.arrivals(&scenario, seed, 10.0, utilisation);
+        let settings = WorldSettings { noise: 0.1, interference, sharing, seed, ..SETTINGS };
+        let arrivals = || NamedLoad::ALL[load].1.arrivals(&scenario, seed, 10.0, utilisation);
         let once = || {
             let mut tick = 0;
             run(&scenario, &settings, arrivals(), &mut |_| {

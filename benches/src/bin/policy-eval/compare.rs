@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use shadowslice_simulator::results::Run;
+use shadowslice_simulator::results::SimulationRun;
 
-use crate::simulate::{JUDGED, LAYOUT, OPEN, Trial};
+use crate::simulate::{EVALUATED, LAYOUT, MixRuns, OPEN};
 
 /// How far behind the best fixed layout the judged policy may be, in [weighted] parts in time.
 pub(crate) const BEHIND: f64 = 0.01;
@@ -15,7 +15,7 @@ pub(crate) const WORTH: f64 = 4.0;
 
 /// The parts of the requests that were in time, on average over mixes.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct InTime {
+pub(crate) struct InTimeRates {
     pub(crate) all: f64,
     /// Those of the highest priority of each mix.
     pub(crate) first: f64,
@@ -33,35 +33,35 @@ pub(crate) struct Ratios {
 
 /// A mix in which the judged policy is behind the best fixed layout.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Behind<'t> {
-    pub(crate) trial: &'t Trial,
-    pub(crate) best: &'t Run,
-    pub(crate) judged: &'t Run,
+pub(crate) struct LayoutGap<'t> {
+    pub(crate) trial: &'t MixRuns,
+    pub(crate) best: &'t SimulationRun,
+    pub(crate) evaluated: &'t SimulationRun,
 }
 
-impl Behind<'_> {
+impl LayoutGap<'_> {
     /// Returns how much less is in time, as a [weighted] part.
     pub(crate) fn part(&self) -> f64 {
-        weighted(self.best) - weighted(self.judged)
+        weighted(self.best) - weighted(self.evaluated)
     }
 }
 
-pub(crate) fn run<'t>(trial: &'t Trial, policy: &str) -> Option<&'t Run> {
+pub(crate) fn run<'t>(trial: &'t MixRuns, policy: &str) -> Option<&'t SimulationRun> {
     trial.runs.iter().find(|run| run.policy == policy)
 }
 
 /// Returns the run of the layout that keeps the most in time, [weighted]: known only with hindsight.
-pub(crate) fn best_layout(trial: &Trial) -> Option<&Run> {
+pub(crate) fn best_layout(trial: &MixRuns) -> Option<&SimulationRun> {
     let layouts = trial.runs.iter().filter(|run| run.policy == OPEN || run.policy.starts_with(LAYOUT));
     layouts.max_by(|one, other| weighted(one).total_cmp(&weighted(other)))
 }
 
 /// Returns what a policy keeps in time over these mixes.
-pub(crate) fn in_time(trials: &[Trial], policy: &str) -> Option<InTime> {
-    let runs: Vec<(&Run, &Run)> =
+pub(crate) fn in_time(trials: &[MixRuns], policy: &str) -> Option<InTimeRates> {
+    let runs: Vec<(&SimulationRun, &SimulationRun)> =
         trials.iter().filter_map(|trial| Some((run(trial, policy)?, best_layout(trial)?))).collect();
     let behind = runs.iter().map(|(run, best)| weighted(best) - weighted(run));
-    (!runs.is_empty()).then(|| InTime {
+    (!runs.is_empty()).then(|| InTimeRates {
         all: mean(runs.iter().map(|(run, _)| run.attainment)),
         first: mean(runs.iter().map(|(run, _)| of_first_priority(run))),
         weighted: mean(runs.iter().map(|(run, _)| weighted(run))),
@@ -70,13 +70,13 @@ pub(crate) fn in_time(trials: &[Trial], policy: &str) -> Option<InTime> {
 }
 
 /// Returns how far the judged policy is from the best layout and from the bound.
-pub(crate) fn ratios(trials: &[Trial]) -> Option<Ratios> {
-    let ratio = |trial: &Trial| {
-        let (judged, best) = (run(trial, JUDGED)?, best_layout(trial)?);
+pub(crate) fn ratios(trials: &[MixRuns]) -> Option<Ratios> {
+    let ratio = |trial: &MixRuns| {
+        let (evaluated, best) = (run(trial, EVALUATED)?, best_layout(trial)?);
         let over = |own: f64, other: f64| if other > 0.0 { own / other } else { 1.0 };
         Some(Ratios {
-            best_layout: over(weighted(judged), weighted(best)),
-            bound: over(judged.goodput_rps, judged.bound_rps),
+            best_layout: over(weighted(evaluated), weighted(best)),
+            bound: over(evaluated.goodput_rps, evaluated.bound_rps),
         })
     };
     let all: Vec<Ratios> = trials.iter().filter_map(ratio).collect();
@@ -87,20 +87,21 @@ pub(crate) fn ratios(trials: &[Trial]) -> Option<Ratios> {
 }
 
 /// Returns the mixes in which the judged policy is too far behind the best layout, the worst first.
-pub(crate) fn behind(trials: &[Trial]) -> Vec<Behind<'_>> {
-    let compared = |trial| Some(Behind { trial, best: best_layout(trial)?, judged: run(trial, JUDGED)? });
-    let mut all: Vec<Behind<'_>> =
+pub(crate) fn behind(trials: &[MixRuns]) -> Vec<LayoutGap<'_>> {
+    let compared =
+        |trial| Some(LayoutGap { trial, best: best_layout(trial)?, evaluated: run(trial, EVALUATED)? });
+    let mut all: Vec<LayoutGap<'_>> =
         trials.iter().filter_map(compared).filter(|behind| behind.part() > BEHIND).collect();
     all.sort_by(|one, other| other.part().total_cmp(&one.part()));
     all
 }
 
-pub(crate) fn of_first_priority(run: &Run) -> f64 {
+pub(crate) fn of_first_priority(run: &SimulationRun) -> f64 {
     by_priority(run).first().copied().unwrap_or(1.0)
 }
 
 /// Returns the mean over priorities of the parts in time, each counted as [`WORTH`] of the next one.
-pub(crate) fn weighted(run: &Run) -> f64 {
+pub(crate) fn weighted(run: &SimulationRun) -> f64 {
     let weights = std::iter::successors(Some(1.0), |weight| Some(weight / WORTH));
     let (sum, kept) = by_priority(run)
         .into_iter()
@@ -110,7 +111,7 @@ pub(crate) fn weighted(run: &Run) -> f64 {
 }
 
 /// Returns the part in time of each priority's requests, the highest first.
-fn by_priority(run: &Run) -> Vec<f64> {
+fn by_priority(run: &SimulationRun) -> Vec<f64> {
     let mut kept = BTreeMap::new();
     for model in run.per_model.values() {
         let (offered, good) = kept.entry(model.priority).or_insert((0.0, 0.0));

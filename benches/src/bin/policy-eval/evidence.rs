@@ -1,9 +1,9 @@
 //! The evidence of the runs.
 
-use shadowslice_simulator::results::Run;
+use shadowslice_simulator::results::SimulationRun;
 
 use crate::compare::run;
-use crate::simulate::{BASE, JUDGED, Trial};
+use crate::simulate::{BASE, EVALUATED, MixRuns};
 
 /// Where this part of every model's requests is in time without any policy, there is nothing to help.
 const EASY: f64 = 0.99;
@@ -23,8 +23,8 @@ pub(crate) const MOVES_PER_MINUTE: f64 = 1.0;
 /// All mixes, told apart by whether there is anything to help.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Evidence {
-    pub(crate) easy: Vec<Trial>,
-    pub(crate) hard: Vec<Trial>,
+    pub(crate) easy: Vec<MixRuns>,
+    pub(crate) hard: Vec<MixRuns>,
 }
 
 /// How a mix was harmed in which there was nothing to help.
@@ -47,8 +47,8 @@ impl Harm {
 }
 
 impl Evidence {
-    pub(crate) fn of(trials: Vec<Trial>) -> Self {
-        let is_easy = |trial: &Trial| {
+    pub(crate) fn of(trials: Vec<MixRuns>) -> Self {
+        let is_easy = |trial: &MixRuns| {
             run(trial, BASE).is_some_and(|run| run.per_model.values().all(|model| model.attainment >= EASY))
         };
         let (easy, hard) = trials.into_iter().partition(is_easy);
@@ -61,25 +61,25 @@ impl Evidence {
     }
 }
 
-fn harm(trial: &Trial) -> Option<Harm> {
-    let (judged, base) = (run(trial, JUDGED)?, run(trial, BASE)?);
-    let refused = |run: &Run| run.per_model.values().map(|model| model.refused).sum::<u64>();
-    let slower = judged.per_model.iter().filter_map(|(name, model)| {
+fn harm(trial: &MixRuns) -> Option<Harm> {
+    let (evaluated, base) = (run(trial, EVALUATED)?, run(trial, BASE)?);
+    let refused = |run: &SimulationRun| run.per_model.values().map(|model| model.refused).sum::<u64>();
+    let slower = evaluated.per_model.iter().filter_map(|(name, model)| {
         let may = base.per_model.get(name)?.p50_ms * SLOWER + SLOWER_MS;
         (model.p50_ms > may).then(|| (name.clone(), model.p50_ms - may))
     });
     Some(Harm {
         mix: trial.mix.to_string(),
-        less: base.attainment - judged.attainment,
-        refused: refused(judged).saturating_sub(refused(base)),
+        less: base.attainment - evaluated.attainment,
+        refused: refused(evaluated).saturating_sub(refused(base)),
         slower: slower.max_by(|(_, one), (_, other)| one.total_cmp(other)),
     })
 }
 
 /// Returns the changes of shares in a minute once a load has not changed for long, of each mix.
-pub(crate) fn moves_at_rest(trials: &[Trial], seconds: f64) -> Vec<f64> {
+pub(crate) fn moves_at_rest(trials: &[MixRuns], seconds: f64) -> Vec<f64> {
     let minutes = (seconds - AT_REST_FROM_S) / 60.0;
-    let moves = |trial: &Trial| {
+    let moves = |trial: &MixRuns| {
         let models = trial.runs.iter().flat_map(|run| run.per_model.values());
         let late = models.flat_map(|model| &model.repartitioned_at_s).filter(|&&at| at >= AT_REST_FROM_S);
         late.count() as f64 / minutes

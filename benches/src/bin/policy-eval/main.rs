@@ -20,11 +20,11 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use evidence::Evidence;
-use page::Section;
-use simulate::{Mechanism, Setup};
+use page::PageSection;
+use simulate::{Setup, ShareMechanism};
 
 /// A failure that ends the program.
-type Failure = Box<dyn Error + Send + Sync>;
+type EvaluationError = Box<dyn Error + Send + Sync>;
 
 /// Evaluates the adaptive policy in simulations, and writes a page that says which targets it meets.
 /// On two cores this takes about six minutes.
@@ -56,18 +56,18 @@ fn main() -> ExitCode {
     }
 }
 
-fn evaluate(options: &Options) -> Result<(), Failure> {
+fn evaluate(options: &Options) -> Result<(), EvaluationError> {
     let setup = &options.setup;
     let (mixes, sevens) = (setup.mixes(setup.mixes)?, setup.sevens()?);
     let shadows = setup.mixes(setup.shadows)?;
-    let section = |title, mixes: &[_], mechanism, name| -> Result<Section, Failure> {
+    let section = |title, mixes: &[_], mechanism, name| -> Result<PageSection, EvaluationError> {
         let trials = setup.trials(mixes, mechanism, name)?;
-        Ok(Section { title, name, evidence: Evidence::of(trials) })
+        Ok(PageSection { title, name, evidence: Evidence::of(trials) })
     };
     let sections = [
-        section("Seven models", &sevens, Mechanism::InProcess, "seven")?,
-        section("Mixes", &mixes, Mechanism::InProcess, "mix")?,
-        section("Mixes, shares changed by shadows", &shadows, Mechanism::Shadow, "shadow")?,
+        section("Seven models", &sevens, ShareMechanism::InProcess, "seven")?,
+        section("Mixes", &mixes, ShareMechanism::InProcess, "mix")?,
+        section("Mixes, shares changed by shadows", &shadows, ShareMechanism::Shadow, "shadow")?,
     ];
     let rest = [setup.rest(&sevens, "seven")?, setup.rest(&mixes, "mix")?].concat();
     let text = page::of(&sections, &rest, setup, &options.state);

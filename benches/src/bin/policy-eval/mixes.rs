@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use fastrand::Rng;
 
-use crate::simulate::Mechanism;
+use crate::simulate::ShareMechanism;
 
 /// The SMs of the GPU.
 pub(crate) const SMS: u32 = 132;
@@ -38,7 +38,7 @@ const SEVEN_UTILISATIONS: [f64; 3] = [0.6, 0.85, 1.1];
 
 /// A profile that models are drawn with.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Known {
+pub(crate) struct MeasuredProfile {
     pub(crate) name: String,
     pub(crate) profile: PathBuf,
     /// The time of one request on the whole GPU, in ms.
@@ -47,27 +47,27 @@ pub(crate) struct Known {
 
 /// A mix and its load.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Mix {
+pub(crate) struct RandomMix {
     pub(crate) seed: u64,
     entries: Vec<String>,
     pub(crate) utilisation: f64,
     pub(crate) load: &'static str,
 }
 
-impl Mix {
+impl RandomMix {
     /// Returns the same models under another load.
     pub(crate) fn under(&self, load: &'static str) -> Self {
         Self { load, ..self.clone() }
     }
 
     /// Returns its configuration.
-    pub(crate) fn text(&self, mechanism: Mechanism) -> String {
+    pub(crate) fn text(&self, mechanism: ShareMechanism) -> String {
         let entry = |entry: &String| format!("  - {{{entry}, handover: {}}}\n", mechanism.word());
         configuration(self.entries.iter().map(entry).collect())
     }
 }
 
-impl fmt::Display for Mix {
+impl fmt::Display for RandomMix {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { seed, entries, utilisation, load } = self;
         write!(f, "seed {seed}: {} models, {load} at {utilisation}", entries.len())
@@ -102,46 +102,46 @@ fn listed<T: ToString>(choices: &[T]) -> String {
 }
 
 /// Draws a mix of few models.
-pub(crate) fn drawn(known: &[Known], seed: u64) -> Mix {
+pub(crate) fn drawn(known: &[MeasuredProfile], seed: u64) -> RandomMix {
     let mut random = Rng::with_seed(seed);
     let count = random.usize(MODELS.0..=MODELS.1);
     let models = (0..count).map(|index| {
         let profile = of(&mut random, known);
-        let terms = Drawn::by(&mut random, profile);
+        let terms = DrawnTerms::by(&mut random, profile);
         entry(&format!("{}-{index}", profile.name), profile, &terms, *of(&mut random, &PRIORITIES))
     });
     let entries = models.collect();
     let (utilisation, load) = (*of(&mut random, &UTILISATIONS), *of(&mut random, &LOADS));
-    Mix { seed, entries, utilisation, load }
+    RandomMix { seed, entries, utilisation, load }
 }
 
 /// Draws seven models of three priorities, no two alike where there are enough profiles. `turn`
 /// decides the load and what it takes of the GPU.
-pub(crate) fn seven(known: &[Known], seed: u64, turn: usize) -> Mix {
+pub(crate) fn seven(known: &[MeasuredProfile], seed: u64, turn: usize) -> RandomMix {
     let mut random = Rng::with_seed(seed);
-    let mut order: Vec<&Known> = known.iter().collect();
+    let mut order: Vec<&MeasuredProfile> = known.iter().collect();
     random.shuffle(&mut order);
     let models = SEVEN.iter().zip(order.iter().cycle()).enumerate();
     let entries = models.map(|(index, (&priority, profile))| {
-        let terms = Drawn::by(&mut random, profile);
+        let terms = DrawnTerms::by(&mut random, profile);
         entry(&format!("{}-{index}", profile.name), profile, &terms, priority)
     });
     let entries = entries.collect();
     let load = SEVEN_LOADS[turn % SEVEN_LOADS.len()];
     let utilisation = SEVEN_UTILISATIONS[turn / SEVEN_LOADS.len() % SEVEN_UTILISATIONS.len()];
-    Mix { seed, entries, utilisation, load }
+    RandomMix { seed, entries, utilisation, load }
 }
 
 /// What is drawn for every model.
 #[derive(Debug)]
-struct Drawn {
+struct DrawnTerms {
     slo_ms: f64,
     percentile: f64,
     batch: u32,
 }
 
-impl Drawn {
-    fn by(random: &mut Rng, profile: &Known) -> Self {
+impl DrawnTerms {
+    fn by(random: &mut Rng, profile: &MeasuredProfile) -> Self {
         let slack = SLACK.0 * (SLACK.1 / SLACK.0).powf(random.f64());
         Self {
             slo_ms: (profile.one_ms * slack).round().max(LEAST_SLO_MS),
@@ -165,8 +165,8 @@ fn of<'a, T>(random: &mut Rng, from: &'a [T]) -> &'a T {
     &from[random.usize(..from.len())]
 }
 
-fn entry(name: &str, profile: &Known, drawn: &Drawn, priority: u32) -> String {
-    let Drawn { slo_ms, percentile, batch } = drawn;
+fn entry(name: &str, profile: &MeasuredProfile, drawn: &DrawnTerms, priority: u32) -> String {
+    let DrawnTerms { slo_ms, percentile, batch } = drawn;
     let slo = format!("{{latency: {slo_ms}ms, percentile: {percentile}}}");
     let model = model(name, &profile.profile);
     format!("{model}, slo: {slo}, batch: {{max: {batch}}}, priority: {priority}")

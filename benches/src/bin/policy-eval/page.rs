@@ -4,17 +4,21 @@ use std::fmt::Write;
 
 use shadowslice_benches::table;
 
-use crate::compare::{BEHIND, Behind, InTime, WORTH, behind, in_time, of_first_priority, ratios, weighted};
+use crate::compare::{
+    BEHIND, InTimeRates, LayoutGap, WORTH, behind, in_time, of_first_priority, ratios, weighted,
+};
 use crate::evidence::{AT_REST_FROM_S, Evidence, MOVES_PER_MINUTE, moves_at_rest};
 use crate::mixes::described;
-use crate::simulate::{BASE, JUDGED, LAYOUT, OPEN, POLICIES, STEADY, STEADY_SECONDS, Setup, Trial, WORLD};
+use crate::simulate::{
+    BASE, EVALUATED, LAYOUT, MixRuns, OPEN, POLICIES, STEADY, STEADY_SECONDS, Setup, WORLD,
+};
 
 /// The number of mixes that the page lists for each target, at most.
 const NAMED: usize = 2;
 
 /// Mixes of one kind.
 #[derive(Debug)]
-pub(crate) struct Section {
+pub(crate) struct PageSection {
     pub(crate) title: &'static str,
     /// The first part of the names of its mixes' files.
     pub(crate) name: &'static str,
@@ -22,12 +26,12 @@ pub(crate) struct Section {
 }
 
 /// Returns the text of the page. Its lines stay within 100 columns for the mixes that are drawn today.
-pub(crate) fn of(sections: &[Section], rest: &[Trial], setup: &Setup, state: &str) -> String {
+pub(crate) fn of(sections: &[PageSection], rest: &[MixRuns], setup: &Setup, state: &str) -> String {
     let Setup { first_seed, seconds, runs, .. } = setup;
     let runs = runs.display();
     let mut text = format!(
-        "# Evaluation of `{JUDGED}`\n\n\
-         The policy `{JUDGED}` and other policies, simulated on random mixes of models. Kernels take turns\n\
+        "# Evaluation of `{EVALUATED}`\n\n\
+         The policy `{EVALUATED}` and other policies, simulated on random mixes of models. Kernels take turns\n\
          as on an H200 ([contention](measurements.md#contention)). `make policy-eval` writes this page.\n\n\
          State: {state}.\n\n\
          {}\n\n\
@@ -35,18 +39,18 @@ pub(crate) fn of(sections: &[Section], rest: &[Trial], setup: &Setup, state: &st
          (`--truth {WORLD}`). A mix is *easy* if `{BASE}` serves 99 % of each model's\n\
          requests in time. The tables contain the other mixes.\n\n\
          * **Weighted**: the mean percentage in time over priorities, in which each priority counts {WORTH} times\n  \
-         as much as the next lower one. `{JUDGED}` maximises it.\n\
-         * **Best layout**: the best weighted result of `{OPEN}` and all layouts that `{JUDGED}`\n  \
+         as much as the next lower one. `{EVALUATED}` maximises it.\n\
+         * **Best layout**: the best weighted result of `{OPEN}` and all layouts that `{EVALUATED}`\n  \
          may try, each used with admission control for a whole run. **Gap**: the points that are missing.\n\
          * **Bound**: a fluid model with full batches and no queue that serves the cheapest requests first\n  \
          (`benches/simulator/src/bound.rs`). No policy reaches it.\n\
-         * **Harm**: in an easy mix, `{JUDGED}` loses more than 0.3 points, refuses requests, or exceeds\n  \
+         * **Harm**: in an easy mix, `{EVALUATED}` loses more than 0.3 points, refuses requests, or exceeds\n  \
          1.1 times the median of `{BASE}` plus 0.5 ms.\n\n\
          Lists show the worst mixes: weighted (highest priority). To repeat a run (KIND is in the title):\n\n\
          ```sh\n\
          shadowslice-simulate {runs}/KIND-SEED.yaml --load LOAD --seed SEED \\\n  \
          --utilisation PART --seconds {seconds} --truth {WORLD} --no-interference \\\n  \
-         --policy {JUDGED} layouts\n\
+         --policy {EVALUATED} layouts\n\
          ```\n\n",
         described()
     );
@@ -73,13 +77,13 @@ fn percent(part: f64) -> String {
     format!("{:.1}", part * 100.0)
 }
 
-fn compared(section: &Section) -> String {
+fn compared(section: &PageSection) -> String {
     let trials = &section.evidence.hard;
     let Some(ratios) = ratios(trials) else {
         return format!("`{BASE}` serves every mix in time.\n\n");
     };
     let row = |policy: &str| -> Option<Vec<String>> {
-        let InTime { all, first, weighted, behind } = in_time(trials, policy)?;
+        let InTimeRates { all, first, weighted, behind } = in_time(trials, policy)?;
         Some(vec![format!("`{policy}`"), percent(all), percent(first), percent(weighted), percent(behind)])
     };
     let rows = POLICIES.iter().filter_map(|policy| row(policy));
@@ -87,7 +91,7 @@ fn compared(section: &Section) -> String {
     let behind = behind(trials);
     let mut text = format!(
         "{} mixes.\n\n{}\n\
-         `{JUDGED}` reaches {} % of the best layout (weighted) and {} % of the bound (requests).\n\n\
+         `{EVALUATED}` reaches {} % of the best layout (weighted) and {} % of the bound (requests).\n\n\
          **Gaps of at most {} point** ({}): {} mixes have a larger one.\n\n",
         trials.len(),
         table(&heads, rows),
@@ -106,14 +110,14 @@ fn compared(section: &Section) -> String {
     text
 }
 
-fn one_behind(behind: &Behind<'_>) -> String {
-    let Behind { trial, best, judged } = behind;
+fn one_behind(behind: &LayoutGap<'_>) -> String {
+    let LayoutGap { trial, best, evaluated } = behind;
     let layout = best.policy.strip_prefix(LAYOUT).unwrap_or(&best.policy);
     format!(
         "{}: {} % ({} %), `{layout}` {} % ({} %)",
         trial.mix,
-        percent(weighted(judged)),
-        percent(of_first_priority(judged)),
+        percent(weighted(evaluated)),
+        percent(of_first_priority(evaluated)),
         percent(weighted(best)),
         percent(of_first_priority(best)),
     )
@@ -143,10 +147,10 @@ fn no_harm(evidence: &Evidence) -> String {
     text
 }
 
-fn at_rest(trials: &[Trial]) -> String {
+fn at_rest(trials: &[MixRuns]) -> String {
     let moves = moves_at_rest(trials, f64::from(STEADY_SECONDS));
     let mean = moves.iter().sum::<f64>() / moves.len().max(1) as f64;
-    let mut most: Vec<(f64, &Trial)> = moves.into_iter().zip(trials).collect();
+    let mut most: Vec<(f64, &MixRuns)> = moves.into_iter().zip(trials).collect();
     most.retain(|(moves, _)| *moves >= MOVES_PER_MINUTE);
     most.sort_by(|(one, _), (other, _)| other.total_cmp(one));
     let mut text = format!(

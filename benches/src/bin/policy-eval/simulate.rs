@@ -8,13 +8,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use serde::Deserialize;
-use shadowslice_simulator::results::Run;
+use shadowslice_simulator::results::SimulationRun;
 
-use crate::mixes::{Known, Mix, drawn, seven};
-use crate::profiles::{NoMixes, known};
+use crate::mixes::{MeasuredProfile, RandomMix, drawn, seven};
+use crate::profiles::{MixError, known};
 
 /// The policy that is judged.
-pub(crate) const JUDGED: &str = "adaptive";
+pub(crate) const EVALUATED: &str = "adaptive";
 
 /// MPS as it is: the state that the policy must not make worse.
 pub(crate) const BASE: &str = "unpartitioned";
@@ -24,7 +24,7 @@ pub(crate) const OPEN: &str = "unpartitioned+doors";
 
 /// All policies that are compared.
 pub(crate) const POLICIES: [&str; 7] =
-    [JUDGED, BASE, OPEN, "half+doors", "equal+doors", "priority-half+doors", "gpulet+doors"];
+    [EVALUATED, BASE, OPEN, "half+doors", "equal+doors", "priority-half+doors", "gpulet+doors"];
 
 /// Each other layout of the adaptive policy, kept for the whole run, and how their names begin.
 const LAYOUTS: &str = "layouts";
@@ -39,12 +39,12 @@ pub(crate) const STEADY_SECONDS: u32 = 90;
 
 /// How a share changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Mechanism {
+pub(crate) enum ShareMechanism {
     InProcess,
     Shadow,
 }
 
-impl Mechanism {
+impl ShareMechanism {
     /// As the configuration has it.
     pub(crate) fn word(self) -> &'static str {
         match self {
@@ -56,9 +56,9 @@ impl Mechanism {
 
 /// One mix under all policies.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Trial {
-    pub(crate) mix: Mix,
-    pub(crate) runs: Vec<Run>,
+pub(crate) struct MixRuns {
+    pub(crate) mix: RandomMix,
+    pub(crate) runs: Vec<SimulationRun>,
 }
 
 /// How the simulations are made.
@@ -92,7 +92,7 @@ pub(crate) struct Setup {
 
 /// An error that leaves a mix without runs.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum NoRuns {
+pub(crate) enum SimulationError {
     #[error("cannot run {}; `make build` makes it", path.display())]
     Start { path: PathBuf, source: io::Error },
     #[error("`{command}` failed ({status}); its output stands above")]
@@ -102,87 +102,96 @@ pub(crate) enum NoRuns {
     #[error("cannot draw mixes")]
     Mixes {
         #[from]
-        source: NoMixes,
+        source: MixError,
     },
     #[error("`{command}` did not print JSON as expected")]
     Json { command: String, source: serde_json::Error },
 }
 
 #[derive(Debug, Deserialize)]
-struct Report {
-    runs: Vec<Run>,
+struct SimulationReport {
+    runs: Vec<SimulationRun>,
 }
 
 impl Setup {
     /// Returns mixes of few models, one for each seed.
-    pub(crate) fn mixes(&self, count: u64) -> Result<Vec<Mix>, NoRuns> {
+    pub(crate) fn mixes(&self, count: u64) -> Result<Vec<RandomMix>, SimulationError> {
         let known = self.known()?;
         Ok((self.first_seed..).take(count as usize).map(|seed| drawn(&known, seed)).collect())
     }
 
     /// Returns mixes of seven models, one for each seed.
-    pub(crate) fn sevens(&self) -> Result<Vec<Mix>, NoRuns> {
+    pub(crate) fn sevens(&self) -> Result<Vec<RandomMix>, SimulationError> {
         let (known, seeds) = (self.known()?, self.first_seed..);
         let turns = seeds.take(self.sevens as usize).enumerate();
         Ok(turns.map(|(turn, seed)| seven(&known, seed, turn)).collect())
     }
 
-    fn known(&self) -> Result<Vec<Known>, NoRuns> {
-        fs::create_dir_all(&self.runs).map_err(|source| NoRuns::Write { path: self.runs.clone(), source })?;
+    fn known(&self) -> Result<Vec<MeasuredProfile>, SimulationError> {
+        fs::create_dir_all(&self.runs)
+            .map_err(|source| SimulationError::Write { path: self.runs.clone(), source })?;
         Ok(known(&self.profiles, &self.runs.join("all.yaml"))?)
     }
 
     /// Runs these mixes under all policies and layouts. Their files are called after `name`.
     pub(crate) fn trials(
         &self,
-        mixes: &[Mix],
-        mechanism: Mechanism,
+        mixes: &[RandomMix],
+        mechanism: ShareMechanism,
         name: &str,
-    ) -> Result<Vec<Trial>, NoRuns> {
+    ) -> Result<Vec<MixRuns>, SimulationError> {
         let policies: Vec<&str> = POLICIES.into_iter().chain([LAYOUTS]).collect();
         each(mixes, |mix| {
             let path = self.write(&mix.text(mechanism), name, mix.seed)?;
-            let ask = Ask { config: &path, seconds: self.seconds, mix };
-            Ok(Trial { runs: self.simulate(&ask, &policies)?, mix: mix.clone() })
+            let ask = SimulateCall { config: &path, seconds: self.seconds, mix };
+            Ok(MixRuns { runs: self.simulate(&ask, &policies)?, mix: mix.clone() })
         })
     }
 
     /// Runs the judged policy under loads that do not change, for longer. The mixes' files are called
     /// after `name`.
-    pub(crate) fn rest(&self, mixes: &[Mix], name: &str) -> Result<Vec<Trial>, NoRuns> {
+    pub(crate) fn rest(&self, mixes: &[RandomMix], name: &str) -> Result<Vec<MixRuns>, SimulationError> {
         each(mixes, |mix| {
             let mix = mix.under(STEADY);
-            let path = self.write(&mix.text(Mechanism::InProcess), name, mix.seed)?;
-            let ask = Ask { config: &path, seconds: STEADY_SECONDS, mix: &mix };
-            let runs = self.simulate(&ask, &[JUDGED])?;
-            Ok(Trial { mix, runs })
+            let path = self.write(&mix.text(ShareMechanism::InProcess), name, mix.seed)?;
+            let ask = SimulateCall { config: &path, seconds: STEADY_SECONDS, mix: &mix };
+            let runs = self.simulate(&ask, &[EVALUATED])?;
+            Ok(MixRuns { mix, runs })
         })
     }
 
-    fn write(&self, text: &str, kind: &str, seed: u64) -> Result<PathBuf, NoRuns> {
+    fn write(&self, text: &str, kind: &str, seed: u64) -> Result<PathBuf, SimulationError> {
         let path = self.runs.join(format!("{kind}-{seed}.yaml"));
-        fs::write(&path, text).map_err(|source| NoRuns::Write { path: path.clone(), source })?;
+        fs::write(&path, text).map_err(|source| SimulationError::Write { path: path.clone(), source })?;
         Ok(path)
     }
 
-    fn simulate(&self, ask: &Ask<'_>, policies: &[&str]) -> Result<Vec<Run>, NoRuns> {
+    fn simulate(
+        &self,
+        ask: &SimulateCall<'_>,
+        policies: &[&str],
+    ) -> Result<Vec<SimulationRun>, SimulationError> {
         let arguments = ask.arguments(policies);
         let command = || format!("shadowslice {}", arguments.join(" "));
         let mut simulation = Command::new(&self.bin);
         simulation.args(&arguments).stdin(Stdio::null()).stderr(Stdio::inherit());
-        let output =
-            simulation.output().map_err(|source| NoRuns::Start { path: self.bin.clone(), source })?;
+        let output = simulation
+            .output()
+            .map_err(|source| SimulationError::Start { path: self.bin.clone(), source })?;
         if !output.status.success() {
-            return Err(NoRuns::Failed { command: command(), status: output.status });
+            return Err(SimulationError::Failed { command: command(), status: output.status });
         }
-        let report: Report = serde_json::from_slice(&output.stdout)
-            .map_err(|source| NoRuns::Json { command: command(), source })?;
+        let report: SimulationReport = serde_json::from_slice(&output.stdout)
+            .map_err(|source| SimulationError::Json { command: command(), source })?;
         Ok(report.runs)
     }
 }
 
 /// Does something for every mix, on all cores.
-fn each(mixes: &[Mix], of: impl Fn(&Mix) -> Result<Trial, NoRuns> + Sync) -> Result<Vec<Trial>, NoRuns> {
+fn each(
+    mixes: &[RandomMix],
+    of: impl Fn(&RandomMix) -> Result<MixRuns, SimulationError> + Sync,
+) -> Result<Vec<MixRuns>, SimulationError> {
     let next = AtomicUsize::new(0);
     let work = || {
         let mut trials = Vec::new();
@@ -195,7 +204,7 @@ fn each(mixes: &[Mix], of: impl Fn(&Mix) -> Result<Trial, NoRuns> + Sync) -> Res
     let mut trials = thread::scope(|scope| {
         let workers: Vec<_> = (0..cores).map(|_| scope.spawn(work)).collect();
         let ended = workers.into_iter().map(|worker| worker.join().expect("it does not panic"));
-        ended.collect::<Result<Vec<Vec<Trial>>, NoRuns>>()
+        ended.collect::<Result<Vec<Vec<MixRuns>>, SimulationError>>()
     })?
     .concat();
     trials.sort_by_key(|trial| trial.mix.seed);
@@ -204,13 +213,13 @@ fn each(mixes: &[Mix], of: impl Fn(&Mix) -> Result<Trial, NoRuns> + Sync) -> Res
 
 /// A simulation to run.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Ask<'a> {
+pub(crate) struct SimulateCall<'a> {
     pub(crate) config: &'a Path,
     pub(crate) seconds: u32,
-    pub(crate) mix: &'a Mix,
+    pub(crate) mix: &'a RandomMix,
 }
 
-impl Ask<'_> {
+impl SimulateCall<'_> {
     /// Returns the command line, without the program.
     pub(crate) fn arguments(&self, policies: &[&str]) -> Vec<String> {
         let Self { config, seconds, mix } = self;

@@ -3,24 +3,17 @@
 use std::collections::BTreeMap;
 
 use serde::Serialize;
+use shadowslice_benches::spread::Spread;
 
-use crate::cases::Case;
-use crate::figures::{Figures, Part};
-use crate::real::Round;
+use crate::cases::ReplayCase;
+use crate::outcomes::{OutcomeCounts, RunOutcome};
+use crate::real::ReplayResult;
 
 /// How far apart real and simulated runs may be: goodput and p99 as a part of the simulated figure,
 /// repartitions as a number.
 pub(crate) const GOODPUT: f64 = 0.05;
 pub(crate) const P99: f64 = 0.15;
 pub(crate) const REPARTITIONS: f64 = 1.0;
-
-/// A figure over the rounds that count, or over the phases that were simulated.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub(crate) struct Spread {
-    pub(crate) median: f64,
-    pub(crate) min: f64,
-    pub(crate) max: f64,
-}
 
 /// A figure of both sides.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -42,23 +35,13 @@ pub(crate) struct Pairs {
 /// Both sides of a case.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Agreement {
-    pub(crate) case: Case,
+    pub(crate) case: ReplayCase,
     pub(crate) all: Pairs,
     pub(crate) per_model: BTreeMap<String, Pairs>,
     /// Rounds that other programs did not disturb. If there are any, the figures come from these
     /// rounds.
     pub(crate) quiet: usize,
-    pub(crate) rounds: Vec<Round>,
-}
-
-impl Spread {
-    /// The range of at least one value.
-    pub(crate) fn of(values: impl Iterator<Item = f64>) -> Self {
-        let mut values: Vec<f64> = values.collect();
-        values.sort_by(f64::total_cmp);
-        let (low, high) = (values[(values.len() - 1) / 2], values[values.len() / 2]);
-        Self { median: (low + high) / 2.0, min: values[0], max: values[values.len() - 1] }
-    }
+    pub(crate) rounds: Vec<ReplayResult>,
 }
 
 impl Pair {
@@ -80,8 +63,9 @@ impl Pair {
 }
 
 impl Pairs {
-    fn of(simulated: &[Part], real: &[Part]) -> Self {
-        let spread = |parts: &[Part], figure: fn(&Part) -> f64| Spread::of(parts.iter().map(figure));
+    fn of(simulated: &[OutcomeCounts], real: &[OutcomeCounts]) -> Self {
+        let spread =
+            |parts: &[OutcomeCounts], figure: fn(&OutcomeCounts) -> f64| Spread::of(parts.iter().map(figure));
         let pair = |figure| Pair { simulated: spread(simulated, figure), real: spread(real, figure) };
         Self {
             offered: simulated.iter().map(|part| part.offered).max().unwrap_or_default(),
@@ -100,13 +84,13 @@ impl Pairs {
 
 impl Agreement {
     /// The comparison of a case with at least one phase and one round.
-    pub(crate) fn of(case: Case, simulated: &[Figures], rounds: &[Round]) -> Self {
+    pub(crate) fn of(case: ReplayCase, simulated: &[RunOutcome], rounds: &[ReplayResult]) -> Self {
         let quiet = rounds.iter().filter(|round| round.is_quiet()).count();
-        let simulated: Vec<&Figures> = simulated.iter().collect();
+        let simulated: Vec<&RunOutcome> = simulated.iter().collect();
         let counted = rounds.iter().filter(|round| quiet == 0 || round.is_quiet());
-        let counted: Vec<&Figures> = counted.map(|round| &round.figures).collect();
-        let pairs = |part: &dyn Fn(&Figures) -> Part| {
-            let [simulated, real]: [Vec<Part>; 2] =
+        let counted: Vec<&RunOutcome> = counted.map(|round| &round.figures).collect();
+        let pairs = |part: &dyn Fn(&RunOutcome) -> OutcomeCounts| {
+            let [simulated, real]: [Vec<OutcomeCounts>; 2] =
                 [&simulated, &counted].map(|runs| runs.iter().map(|run| part(run)).collect());
             Pairs::of(&simulated, &real)
         };

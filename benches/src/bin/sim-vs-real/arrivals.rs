@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::Failure;
+use shadowslice_benches::MeasureError;
 
 /// How often the policy decides.
 pub(crate) const INTERVAL: Duration = Duration::from_millis(500);
@@ -19,7 +19,7 @@ pub(crate) const PHASES_MS: [u64; 11] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10];
 
 /// One request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Arrival {
+pub(crate) struct ReplayArrival {
     /// When it comes, after the start of the simulated world.
     pub(crate) at: Duration,
     /// For which model.
@@ -27,25 +27,27 @@ pub(crate) struct Arrival {
 }
 
 /// Reads a file's text.
-pub(crate) fn read(text: &str) -> Result<Vec<Arrival>, Failure> {
+pub(crate) fn read(text: &str) -> Result<Vec<ReplayArrival>, MeasureError> {
     let arrival = |line: &str| {
         let (seconds, model) = line.split_once(',')?;
         let at = Duration::try_from_secs_f64(seconds.parse().ok()?).ok()?;
-        Some(Arrival { at, model: model.to_owned() })
+        Some(ReplayArrival { at, model: model.to_owned() })
     };
     let lines = text.lines();
     lines.map(|line| arrival(line).ok_or_else(|| format!("{line:?} is no arrival").into())).collect()
 }
 
 /// The text of a file that holds these.
-pub(crate) fn text(arrivals: &[Arrival]) -> String {
-    let line =
-        |Arrival { at, model }: &Arrival| format!("{}.{:09},{model}\n", at.as_secs(), at.subsec_nanos());
+pub(crate) fn text(arrivals: &[ReplayArrival]) -> String {
+    let line = |ReplayArrival { at, model }: &ReplayArrival| {
+        format!("{}.{:09},{model}\n", at.as_secs(), at.subsec_nanos())
+    };
     arrivals.iter().map(line).collect()
 }
 
 /// The same, so much later.
-pub(crate) fn later(arrivals: &[Arrival], by: Duration) -> Vec<Arrival> {
-    let moved = |Arrival { at, model }: &Arrival| Arrival { at: *at + by, model: model.clone() };
+pub(crate) fn later(arrivals: &[ReplayArrival], by: Duration) -> Vec<ReplayArrival> {
+    let moved =
+        |ReplayArrival { at, model }: &ReplayArrival| ReplayArrival { at: *at + by, model: model.clone() };
     arrivals.iter().map(moved).collect()
 }

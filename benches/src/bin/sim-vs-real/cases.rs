@@ -6,7 +6,7 @@ use serde::Serialize;
 
 /// A load under a policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub(crate) struct Case {
+pub(crate) struct ReplayCase {
     /// A named load of `shadowslice-simulate`.
     pub(crate) load: &'static str,
     /// A policy of `controller.policy`.
@@ -15,18 +15,18 @@ pub(crate) struct Case {
     pub(crate) handover: &'static str,
 }
 
-const fn case(load: &'static str, policy: &'static str) -> Case {
-    Case { load, policy, handover: "shadow" }
+const fn case(load: &'static str, policy: &'static str) -> ReplayCase {
+    ReplayCase { load, policy, handover: "shadow" }
 }
 
-const fn inside(load: &'static str, policy: &'static str) -> Case {
-    Case { load, policy, handover: "in-process" }
+const fn inside(load: &'static str, policy: &'static str) -> ReplayCase {
+    ReplayCase { load, policy, handover: "in-process" }
 }
 
 /// All cases: shares that stay, with and without doors; doors and shares of this project's
 /// policies; and shares that move all the time, as under gslice. By percentages and shadows, and
 /// inside the workers: there five models meet on the whole GPU, in halves and on their own parts.
-pub(crate) const CASES: [Case; 15] = [
+pub(crate) const CASES: [ReplayCase; 15] = [
     case("poisson", "static"),
     case("poisson", "half+doors"),
     case("gamma", "half+doors"),
@@ -44,7 +44,7 @@ pub(crate) const CASES: [Case; 15] = [
     inside("step", "gslice"),
 ];
 
-impl fmt::Display for Case {
+impl fmt::Display for ReplayCase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let inside = if self.handover == "shadow" { "" } else { ", inside" };
         write!(f, "{}, {}{inside}", self.load, self.policy)

@@ -10,13 +10,13 @@ use shadowslice_tests::process::Process;
 /// The CPU time that the machine, the supervisor with its workers and this program had used at one
 /// moment.
 #[derive(Debug)]
-pub(crate) struct Reading {
+pub(crate) struct HostReading {
     at: Instant,
     busy: Duration,
     ours: Duration,
 }
 
-impl Reading {
+impl HostReading {
     /// A reading now, with these processes counted as part of the measurement, like this program.
     /// The time of their children that have ended counts too.
     pub(crate) fn take(processes: impl IntoIterator<Item = Process>) -> Self {

@@ -5,31 +5,28 @@
 mod agreement;
 mod arrivals;
 mod cases;
-mod figures;
 mod host;
+mod outcomes;
 mod page;
 mod real;
 mod simulated;
 #[cfg(test)]
 mod tests;
 
-use std::error::Error;
 use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
-use shadowslice_benches::machine::Machine;
+use shadowslice_benches::MeasureError;
+use shadowslice_benches::machine::HostInfo;
 
 use agreement::Agreement;
-use arrivals::Arrival;
-use cases::{CASES, Case};
-use figures::Figures;
-use real::Round;
+use arrivals::ReplayArrival;
+use cases::{CASES, ReplayCase};
+use outcomes::RunOutcome;
+use real::ReplayResult;
 use simulated::Simulator;
-
-/// A failure that ends the program.
-type Failure = Box<dyn Error + Send + Sync>;
 
 /// Holds `shadowslice-simulate` against `shadowslice serve` on the emulated device, and writes a page that says
 /// how well they agree.
@@ -81,20 +78,20 @@ fn main() -> ExitCode {
 }
 
 /// A case with its inputs.
-struct Trial {
-    case: Case,
-    arrivals: Vec<Arrival>,
+struct ReplayedCase {
+    case: ReplayCase,
+    arrivals: Vec<ReplayArrival>,
     /// In each phase.
-    simulated: Vec<Figures>,
-    rounds: Vec<Round>,
+    simulated: Vec<RunOutcome>,
+    rounds: Vec<ReplayResult>,
 }
 
-fn run(options: &Options) -> Result<(), Failure> {
+fn run(options: &Options) -> Result<(), MeasureError> {
     let simulator = Simulator::prepare(options)?;
     let mut trials = Vec::new();
     for case in CASES.into_iter().filter(|case| case.to_string().contains(&options.only)) {
         let (arrivals, simulated) = simulator.trial(case)?;
-        trials.push(Trial { case, arrivals, simulated, rounds: Vec::new() });
+        trials.push(ReplayedCase { case, arrivals, simulated, rounds: Vec::new() });
     }
     if trials.is_empty() {
         return Err(format!("no case's name holds {:?}", options.only).into());
@@ -111,14 +108,18 @@ fn run(options: &Options) -> Result<(), Failure> {
 }
 
 /// All rounds; every other time the cases come in reverse.
-async fn replay(options: &Options, simulator: &Simulator, trials: &mut [Trial]) -> Result<(), Failure> {
+async fn replay(
+    options: &Options,
+    simulator: &Simulator,
+    trials: &mut [ReplayedCase],
+) -> Result<(), MeasureError> {
     for number in 0..options.rounds {
         let mut order: Vec<usize> = (0..trials.len()).collect();
         if number % 2 == 1 {
             order.reverse();
         }
         for index in order {
-            let Trial { case, arrivals, simulated, rounds } = &mut trials[index];
+            let ReplayedCase { case, arrivals, simulated, rounds } = &mut trials[index];
             let config = simulator.config(*case);
             let round = real::replay(&config, arrivals, &simulated[0]).await;
             let round = round.map_err(|failure| format!("{case}: {failure}"))?;
@@ -129,7 +130,7 @@ async fn replay(options: &Options, simulator: &Simulator, trials: &mut [Trial]) 
     Ok(())
 }
 
-fn report(options: &Options, trials: &[Trial]) -> Result<(), Failure> {
+fn report(options: &Options, trials: &[ReplayedCase]) -> Result<(), MeasureError> {
     let agreements: Vec<Agreement> =
         trials.iter().map(|trial| Agreement::of(trial.case, &trial.simulated, &trial.rounds)).collect();
     let json = options.keep.join("sim-vs-real.json");
@@ -138,7 +139,7 @@ fn report(options: &Options, trials: &[Trial]) -> Result<(), Failure> {
     println!("{}", page::tables(&agreements));
     println!("the same figures: {}", json.display());
     if let Some(path) = &options.page {
-        let text = page::of(&agreements, options, &Machine::here());
+        let text = page::of(&agreements, options, &HostInfo::here());
         fs::write(path, text).map_err(|error| format!("cannot write {}: {error}", path.display()))?;
         println!("the page: {}", path.display());
     }

@@ -1,15 +1,16 @@
 //! The agreement as a page.
 
-use shadowslice_benches::machine::Machine;
+use shadowslice_benches::machine::HostInfo;
+use shadowslice_benches::spread::Spread;
 use shadowslice_benches::table;
 
 use crate::Options;
-use crate::agreement::{Agreement, GOODPUT, P99, Pair, Pairs, REPARTITIONS, Spread};
+use crate::agreement::{Agreement, GOODPUT, P99, Pair, Pairs, REPARTITIONS};
 use crate::arrivals::{LEAD, PHASES_MS};
 
 /// The whole page.
-pub(crate) fn of(agreements: &[Agreement], options: &Options, machine: &Machine) -> String {
-    let Machine { cpu, cores, kernel, date, commit, .. } = machine;
+pub(crate) fn of(agreements: &[Agreement], options: &Options, machine: &HostInfo) -> String {
+    let HostInfo { cpu, cores, kernel, date, commit, .. } = machine;
     let Options { seconds, rounds, utilisation, seed, config, .. } = options;
     let (config, lead) = (config.display(), LEAD.as_secs_f64());
     let (phases, last_phase) = (PHASES_MS.len(), PHASES_MS.iter().max().unwrap_or(&0));
@@ -142,7 +143,8 @@ fn models(agreements: &[Agreement]) -> String {
 
 fn rounds(agreements: &[Agreement]) -> String {
     let row = |agreement: &Agreement| {
-        let spread = |figure: fn(&crate::real::Round) -> f64| Spread::of(agreement.rounds.iter().map(figure));
+        let spread =
+            |figure: fn(&crate::real::ReplayResult) -> f64| Spread::of(agreement.rounds.iter().map(figure));
         vec![
             agreement.case.to_string(),
             format!("{} of {}", agreement.quiet, agreement.rounds.len()),

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 use serde::Serialize;
+use shadowslice_benches::MeasureError;
 use shadowslice_tests::cases::Tensor;
 use shadowslice_tests::client::Client;
 use shadowslice_tests::home::Home;
@@ -20,10 +21,9 @@ use tokio::task::JoinHandle;
 use tokio::time::{sleep_until, timeout};
 use tonic::Code;
 
-use crate::Failure;
-use crate::arrivals::{Arrival, INTERVAL, LEAD};
-use crate::figures::{Figures, Part};
-use crate::host::{Reading, load_average};
+use crate::arrivals::{INTERVAL, LEAD, ReplayArrival};
+use crate::host::{HostReading, load_average};
+use crate::outcomes::{OutcomeCounts, RunOutcome};
 
 /// How long an answer may take.
 const ANSWER_WITHIN: Duration = Duration::from_secs(30);
@@ -39,8 +39,8 @@ const DISTURBED_PERCENT: f64 = 10.0;
 
 /// A run, and its possible disturbances.
 #[derive(Debug, Clone, Serialize)]
-pub(crate) struct Round {
-    pub(crate) figures: Figures,
+pub(crate) struct ReplayResult {
+    pub(crate) figures: RunOutcome,
     /// The CPU time that other programs and hosts took of the machine, in percent of all cores.
     pub(crate) others_percent: f64,
     /// With which delay 99 of 100 requests were sent at most, in ms.
@@ -49,17 +49,17 @@ pub(crate) struct Round {
     pub(crate) load_average: f64,
 }
 
-impl Round {
+impl ReplayResult {
     /// Whether it had the machine nearly for itself.
     pub(crate) fn is_quiet(&self) -> bool {
         self.others_percent <= DISTURBED_PERCENT
     }
 }
 
-impl fmt::Display for Round {
+impl fmt::Display for ReplayResult {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { figures, others_percent, sent_late_ms, load_average } = self;
-        let Part { offered, in_time, refused, p99_ms, repartitions, .. } = figures.all;
+        let OutcomeCounts { offered, in_time, refused, p99_ms, repartitions, .. } = figures.all;
         write!(
             f,
             "{in_time} of {offered} in time, {refused} refused, p99 {p99_ms:.1} ms, {repartitions} repartitions; \
@@ -69,28 +69,32 @@ impl fmt::Display for Round {
 }
 
 /// A model as its client knows it.
-struct Model {
+struct ReplayModel {
     name: String,
     client: Client,
     inputs: Vec<Tensor>,
 }
 
 /// The outcome of a request.
-enum Answer {
+enum ReplayAnswer {
     After(Duration),
     Refused,
     Wrong(String),
 }
 
 /// A request that was sent.
-struct Sent {
+struct SentRequest {
     model: usize,
     late: Duration,
-    answer: JoinHandle<Answer>,
+    answer: JoinHandle<ReplayAnswer>,
 }
 
 /// Starts a supervisor on that configuration and sends it these arrivals; `like` names the models.
-pub(crate) async fn replay(config: &Path, arrivals: &[Arrival], like: &Figures) -> Result<Round, Failure> {
+pub(crate) async fn replay(
+    config: &Path,
+    arrivals: &[ReplayArrival],
+    like: &RunOutcome,
+) -> Result<ReplayResult, MeasureError> {
     let load_average = load_average();
     let mut started = Instant::now();
     let mut home = Home::new()?;
@@ -99,7 +103,7 @@ pub(crate) async fn replay(config: &Path, arrivals: &[Arrival], like: &Figures) 
     server.wait_ready().await?;
     let mut models = Vec::new();
     for name in like.per_model.keys() {
-        models.push(Arc::new(Model::meet(&server, name).await?));
+        models.push(Arc::new(ReplayModel::meet(&server, name).await?));
     }
     // If the machine is so busy that the supervisor is not ready by then, all requests come later,
     // by a whole turn of intervals.
@@ -107,12 +111,12 @@ pub(crate) async fn replay(config: &Path, arrivals: &[Arrival], like: &Figures) 
         started += TURN;
     }
     let processes = || server.children().into_iter().chain([server.process()]);
-    let before = Reading::take(processes());
+    let before = HostReading::take(processes());
     let sent = send(arrivals, &models, started).await?;
     let last = arrivals.last().map_or(LEAD, |last| last.at);
     let longest = like.per_model.values().map(|part| part.slo_ms).fold(0.0, f64::max);
     sleep_until((started + last + Duration::from_secs_f64(longest / 1e3)).into()).await;
-    let others_percent = Reading::take(processes()).others_percent(&before);
+    let others_percent = HostReading::take(processes()).others_percent(&before);
     let repartitions: BTreeMap<String, u64> = server
         .status()
         .await?
@@ -122,12 +126,12 @@ pub(crate) async fn replay(config: &Path, arrivals: &[Arrival], like: &Figures) 
         .collect();
     let (figures, sent_late_ms) = collect(&models, sent, like, &repartitions).await?;
     server.stop().await?;
-    Ok(Round { figures, others_percent, sent_late_ms, load_average })
+    Ok(ReplayResult { figures, others_percent, sent_late_ms, load_average })
 }
 
-impl Model {
+impl ReplayModel {
     /// Connects, and asks for the model's inputs.
-    async fn meet(server: &Server, name: &str) -> Result<Self, Failure> {
+    async fn meet(server: &Server, name: &str) -> Result<Self, MeasureError> {
         let mut client = server.client();
         let inputs = client.inputs(name).await?;
         let tensor = |(name, datatype, shape): (String, String, Vec<i64>)| {
@@ -140,7 +144,7 @@ impl Model {
     }
 
     /// One request; the emulated engine answers with the request's own tensor.
-    async fn ask(&self, due: Instant) -> Answer {
+    async fn ask(&self, due: Instant) -> ReplayAnswer {
         let mut client = self.client.clone();
         let answered = timeout(ANSWER_WITHIN, client.infer(&self.name, &self.inputs)).await;
         let latency = due.elapsed();
@@ -151,19 +155,23 @@ impl Model {
                     .map(|output| &output.data)
                     .eq(self.inputs.iter().map(|input| &input.data)) =>
             {
-                Answer::After(latency)
+                ReplayAnswer::After(latency)
             }
-            Ok(Ok(_)) => Answer::Wrong("the answer is not the request's tensor".to_owned()),
-            Ok(Err(status)) if status.code() == Code::Unavailable => Answer::Refused,
-            Ok(Err(status)) => Answer::Wrong(status.to_string()),
-            Err(_) => Answer::Wrong(format!("no answer within {ANSWER_WITHIN:?}")),
+            Ok(Ok(_)) => ReplayAnswer::Wrong("the answer is not the request's tensor".to_owned()),
+            Ok(Err(status)) if status.code() == Code::Unavailable => ReplayAnswer::Refused,
+            Ok(Err(status)) => ReplayAnswer::Wrong(status.to_string()),
+            Err(_) => ReplayAnswer::Wrong(format!("no answer within {ANSWER_WITHIN:?}")),
         }
     }
 }
 
 /// Sends each request at its time. A thread waits for that, since the reactor knows only
 /// milliseconds.
-async fn send(arrivals: &[Arrival], models: &[Arc<Model>], start: Instant) -> Result<Vec<Sent>, Failure> {
+async fn send(
+    arrivals: &[ReplayArrival],
+    models: &[Arc<ReplayModel>],
+    start: Instant,
+) -> Result<Vec<SentRequest>, MeasureError> {
     let index = |name: &str| models.iter().position(|model| model.name == name);
     let due: Option<Vec<(Instant, usize)>> =
         arrivals.iter().map(|arrival| Some((start + arrival.at, index(&arrival.model)?))).collect();
@@ -179,7 +187,7 @@ async fn send(arrivals: &[Arrival], models: &[Arc<Model>], start: Instant) -> Re
             thread::sleep(due.saturating_duration_since(Instant::now()));
             let late = due.elapsed();
             let asked = Arc::clone(&models[model]);
-            Sent { model, late, answer: reactor.spawn(async move { asked.ask(due).await }) }
+            SentRequest { model, late, answer: reactor.spawn(async move { asked.ask(due).await }) }
         };
         // The receiver is gone if this program is interrupted.
         done.send(due.into_iter().map(one).collect()).ok();
@@ -191,38 +199,39 @@ async fn send(arrivals: &[Arrival], models: &[Arc<Model>], start: Instant) -> Re
 
 /// Waits for all answers; also says how late requests were sent.
 async fn collect(
-    models: &[Arc<Model>],
-    sent: Vec<Sent>,
-    like: &Figures,
+    models: &[Arc<ReplayModel>],
+    sent: Vec<SentRequest>,
+    like: &RunOutcome,
     repartitions: &BTreeMap<String, u64>,
-) -> Result<(Figures, f64), Failure> {
+) -> Result<(RunOutcome, f64), MeasureError> {
     let histogram = || Histogram::<u64>::new_with_max(LONGEST_US, 3);
     let (mut all, mut late) = (histogram()?, histogram()?);
     let mut per_model = Vec::new();
     for model in models {
         let slo_ms = like.per_model[&model.name].slo_ms;
         let repartitions = repartitions.get(&model.name).copied().unwrap_or_default();
-        per_model.push((Part { slo_ms, repartitions, ..Part::default() }, histogram()?));
+        per_model.push((OutcomeCounts { slo_ms, repartitions, ..OutcomeCounts::default() }, histogram()?));
     }
-    for Sent { model, late: by, answer } in sent {
+    for SentRequest { model, late: by, answer } in sent {
         late.saturating_record(micros(by));
         let (part, latency_us) = &mut per_model[model];
         part.offered += 1;
         match answer.await? {
-            Answer::After(latency) => {
+            ReplayAnswer::After(latency) => {
                 part.in_time += u64::from(latency.as_secs_f64() * 1e3 <= part.slo_ms);
                 latency_us.saturating_record(micros(latency));
                 all.saturating_record(micros(latency));
             }
-            Answer::Refused => part.refused += 1,
-            Answer::Wrong(how) => return Err(format!("{}: {how}", models[model].name).into()),
+            ReplayAnswer::Refused => part.refused += 1,
+            ReplayAnswer::Wrong(how) => return Err(format!("{}: {how}", models[model].name).into()),
         }
     }
     let p99 = |histogram: &Histogram<u64>| histogram.value_at_quantile(0.99) as f64 / 1e3;
     let named = models.iter().zip(per_model);
-    let parts =
-        named.map(|(model, (part, latency))| (model.name.clone(), Part { p99_ms: p99(&latency), ..part }));
-    Ok((Figures::of(parts.collect(), p99(&all)), p99(&late)))
+    let parts = named.map(|(model, (part, latency))| {
+        (model.name.clone(), OutcomeCounts { p99_ms: p99(&latency), ..part })
+    });
+    Ok((RunOutcome::of(parts.collect(), p99(&all)), p99(&late)))
 }
 
 fn micros(span: Duration) -> u64 {

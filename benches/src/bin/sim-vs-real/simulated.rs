@@ -7,13 +7,14 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use serde::Deserialize;
-use shadowslice_simulator::results::Run;
+use shadowslice_benches::MeasureError;
+use shadowslice_simulator::results::SimulationRun;
 use shadowslice_tests::home::beside;
 
-use crate::arrivals::{self, Arrival, INTERVAL, LEAD, PHASES_MS};
-use crate::cases::{CASES, Case};
-use crate::figures::Figures;
-use crate::{Failure, Options};
+use crate::Options;
+use crate::arrivals::{self, INTERVAL, LEAD, PHASES_MS, ReplayArrival};
+use crate::cases::{CASES, ReplayCase};
+use crate::outcomes::RunOutcome;
 
 /// The configuration without `share.initial`: under `adaptive` a simulation begins as if it had
 /// been running, and so does a supervisor without a configured initial share.
@@ -35,13 +36,13 @@ pub(crate) struct Simulator {
 }
 
 #[derive(Debug, Deserialize)]
-struct Report {
-    runs: Vec<Run>,
+struct SimulationReport {
+    runs: Vec<SimulationRun>,
 }
 
 impl Simulator {
     /// Writes a configuration for each policy into the folder that is kept.
-    pub(crate) fn prepare(options: &Options) -> Result<Self, Failure> {
+    pub(crate) fn prepare(options: &Options) -> Result<Self, MeasureError> {
         let folder = std::path::absolute(&options.keep)?;
         fs::create_dir_all(&folder).map_err(about("make", &folder))?;
         let mix = fs::read_to_string(&options.config).map_err(about("read", &options.config))?;
@@ -71,12 +72,15 @@ impl Simulator {
     }
 
     /// The configuration of a case, for both sides.
-    pub(crate) fn config(&self, case: Case) -> PathBuf {
+    pub(crate) fn config(&self, case: ReplayCase) -> PathBuf {
         self.folder.join(format!("{}-{}.yaml", case.policy, case.handover))
     }
 
     /// A case's arrivals, and the simulator's result in each phase.
-    pub(crate) fn trial(&self, case: Case) -> Result<(Vec<Arrival>, Vec<Figures>), Failure> {
+    pub(crate) fn trial(
+        &self,
+        case: ReplayCase,
+    ) -> Result<(Vec<ReplayArrival>, Vec<RunOutcome>), MeasureError> {
         let drawn = self.drawn(case)?;
         let lasted = LEAD + Duration::from_secs(self.seconds.into());
         let seconds = lasted.as_secs_f64().to_string();
@@ -86,13 +90,13 @@ impl Simulator {
             fs::write(&path, arrivals::text(&arrivals::later(&drawn, LEAD - phase)))
                 .map_err(about("write", &path))?;
             let run = self.simulate(case, &path, &["--seconds", &seconds])?;
-            simulated.push(Figures::simulated(&run, lasted));
+            simulated.push(RunOutcome::simulated(&run, lasted));
         }
         Ok((arrivals::later(&drawn, LEAD), simulated))
     }
 
     /// A load's arrivals from the first second on.
-    fn drawn(&self, case: Case) -> Result<Vec<Arrival>, Failure> {
+    fn drawn(&self, case: ReplayCase) -> Result<Vec<ReplayArrival>, MeasureError> {
         let path = self.folder.join(format!("{}.csv", case.load));
         let drawn = path.display().to_string();
         let seconds = self.seconds.to_string();
@@ -104,7 +108,7 @@ impl Simulator {
 
     /// The emulated device knows no memory bandwidth, so the simulated device must not know it
     /// either.
-    fn simulate(&self, case: Case, load: &Path, more: &[&str]) -> Result<Run, Failure> {
+    fn simulate(&self, case: ReplayCase, load: &Path, more: &[&str]) -> Result<SimulationRun, MeasureError> {
         let mut command = Command::new(&self.program);
         command.arg(self.config(case)).arg("--load").arg(load);
         command.args(["--policy", case.policy, "--no-interference", "--json"]).args(more);
@@ -112,11 +116,11 @@ impl Simulator {
         if !output.status.success() {
             return Err(format!("{command:?} failed ({}); its output stands above", output.status).into());
         }
-        let report: Report = serde_json::from_slice(&output.stdout)?;
+        let report: SimulationReport = serde_json::from_slice(&output.stdout)?;
         report.runs.into_iter().next().ok_or_else(|| "the simulation says nothing".into())
     }
 }
 
-fn about<'p>(what: &'p str, path: &'p Path) -> impl FnOnce(std::io::Error) -> Failure + 'p {
+fn about<'p>(what: &'p str, path: &'p Path) -> impl FnOnce(std::io::Error) -> MeasureError + 'p {
     move |error| format!("cannot {what} {}: {error}", path.display()).into()
 }

@@ -1,22 +1,24 @@
 use std::time::Duration;
 
-use crate::agreement::{Agreement, Pair, Spread};
+use shadowslice_benches::spread::Spread;
+
+use crate::agreement::{Agreement, Pair};
 use crate::arrivals;
 use crate::cases::CASES;
-use crate::figures::{Figures, Part};
+use crate::outcomes::{OutcomeCounts, RunOutcome};
 use crate::page;
-use crate::real::Round;
+use crate::real::ReplayResult;
 
-fn part(in_time: u64, p99_ms: f64, repartitions: u64) -> Part {
-    Part { slo_ms: 50.0, offered: 100, in_time, refused: 0, p99_ms, repartitions }
+fn part(in_time: u64, p99_ms: f64, repartitions: u64) -> OutcomeCounts {
+    OutcomeCounts { slo_ms: 50.0, offered: 100, in_time, refused: 0, p99_ms, repartitions }
 }
 
-fn figures(of: Part) -> Figures {
-    Figures::of([("model".to_owned(), of)].into(), of.p99_ms)
+fn figures(of: OutcomeCounts) -> RunOutcome {
+    RunOutcome::of([("model".to_owned(), of)].into(), of.p99_ms)
 }
 
-fn round(of: Part, others_percent: f64) -> Round {
-    Round { figures: figures(of), others_percent, sent_late_ms: 0.1, load_average: 1.0 }
+fn round(of: OutcomeCounts, others_percent: f64) -> ReplayResult {
+    ReplayResult { figures: figures(of), others_percent, sent_late_ms: 0.1, load_average: 1.0 }
 }
 
 #[test]
@@ -33,7 +35,7 @@ fn arrivals_survive_the_file_and_the_delay() {
 #[test]
 fn disturbed_rounds_count_only_if_there_are_no_others() {
     let simulated = [figures(part(100, 40.0, 0))];
-    let median = |rounds: &[Round]| Agreement::of(CASES[0], &simulated, rounds).all.p99_ms.real.median;
+    let median = |rounds: &[ReplayResult]| Agreement::of(CASES[0], &simulated, rounds).all.p99_ms.real.median;
     let (quiet, loud) = (round(part(99, 42.0, 0), 2.0), round(part(50, 90.0, 0), 60.0));
     assert_eq!(median(&[loud.clone(), quiet.clone(), loud.clone()]), 42.0);
     assert_eq!(median(&[loud.clone(), loud]), 90.0);
@@ -42,7 +44,7 @@ fn disturbed_rounds_count_only_if_there_are_no_others() {
 #[test]
 fn aims_are_met_at_their_edge_and_missed_beyond() {
     let simulated = [figures(part(100, 100.0, 4))];
-    let met = |of: Part| Agreement::of(CASES[0], &simulated, &[round(of, 0.0)]).all.met();
+    let met = |of: OutcomeCounts| Agreement::of(CASES[0], &simulated, &[round(of, 0.0)]).all.met();
     assert_eq!(met(part(95, 115.0, 5)), [true, true, true]);
     assert_eq!(met(part(94, 116.0, 6)), [false, false, false]);
     assert_eq!(met(part(100, 84.0, 2)), [true, false, false]);

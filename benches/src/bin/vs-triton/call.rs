@@ -9,7 +9,7 @@ use hyper::client::conn::http1;
 use hyper::{Method, Request};
 use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
-use shadowslice_benches::Failure;
+use shadowslice_benches::MeasureError;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
@@ -22,7 +22,7 @@ pub(crate) async fn call(
     method: Method,
     path: &str,
     body: String,
-) -> Result<Bytes, Failure> {
+) -> Result<Bytes, MeasureError> {
     let calling = async {
         let stream = TcpStream::connect(address).await?;
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
@@ -35,13 +35,13 @@ pub(crate) async fn call(
         if status != 200 {
             return Err(format!("{path}: {status}: {}", String::from_utf8_lossy(&body)).into());
         }
-        Ok::<_, Failure>(body)
+        Ok::<_, MeasureError>(body)
     };
     timeout(PATIENCE, calling).await.map_err(|_| format!("{path}: no answer within {PATIENCE:?}"))?
 }
 
 /// Has a model loaded with these keys of its configuration changed.
-pub(crate) async fn load(address: SocketAddr, model: &str, config: &Value) -> Result<(), Failure> {
+pub(crate) async fn load(address: SocketAddr, model: &str, config: &Value) -> Result<(), MeasureError> {
     let body = json!({"parameters": {"config": config.to_string()}}).to_string();
     call(address, Method::POST, &format!("/v2/repository/models/{model}/load"), body).await.map(drop)
 }

@@ -33,7 +33,7 @@ pub(crate) enum Wire {
 /// The change of a model under load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Change {
+pub(crate) enum LiveChange {
     /// It is loaded anew, by the protocol's repository.
     Load,
     /// Its share changes, by `shadowslice resize`.
@@ -45,33 +45,35 @@ pub(crate) enum Change {
 /// The work of a case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum What {
+pub(crate) enum CaseWork {
     /// A closed loop over so many connections.
     Load { wire: Wire, bytes: usize, connections: u16 },
     /// Triton's gRPC client for Python on one connection: over a Unix socket to shadowslice, over
     /// TCP to Triton.
     Python,
     /// A closed loop while that happens.
-    Change(Change),
+    Change(LiveChange),
 }
 
 /// One side's part of a comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub(crate) struct Case {
+pub(crate) struct ServerCase {
     pub(crate) side: Side,
-    pub(crate) what: What,
+    pub(crate) what: CaseWork,
 }
 
-impl fmt::Display for Case {
+impl fmt::Display for ServerCase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let side = match self.side {
             Side::Ours => "ours",
             Side::Triton => "triton",
         };
         match self.what {
-            What::Load { wire, bytes, connections } => write!(f, "{side} {wire} {bytes} B x{connections}"),
-            What::Python => write!(f, "{side} Python gRPC x1"),
-            What::Change(change) => write!(f, "{side} {change:?} x{CHANGED_UNDER}"),
+            CaseWork::Load { wire, bytes, connections } => {
+                write!(f, "{side} {wire} {bytes} B x{connections}")
+            }
+            CaseWork::Python => write!(f, "{side} Python gRPC x1"),
+            CaseWork::Change(change) => write!(f, "{side} {change:?} x{CHANGED_UNDER}"),
         }
     }
 }

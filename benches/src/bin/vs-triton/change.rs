@@ -7,13 +7,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use shadowslice_benches::Failure;
-use shadowslice_benches::exchange::{Client, Fault, Stream};
+use shadowslice_benches::MeasureError;
+use shadowslice_benches::exchange::{ClientStream, EchoClient, ExchangeError};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use crate::case::{CHANGED_UNDER, SMALL};
-use crate::measured::Aftermath;
+use crate::results::ChangeResult;
 
 /// How long the clients run before anything happens.
 const BEFORE: Duration = Duration::from_millis(300);
@@ -28,7 +28,7 @@ const PAUSE: Duration = Duration::from_millis(10);
 const SERVES_WITHIN: Duration = Duration::from_millis(500);
 
 struct Shared {
-    seen: Mutex<Aftermath>,
+    seen: Mutex<ChangeResult>,
     happening: AtomicBool,
     over: AtomicBool,
 }
@@ -37,9 +37,9 @@ struct Shared {
 /// meanwhile.
 pub(crate) async fn under_load(
     http: SocketAddr,
-    happen: impl Future<Output = Result<(), Failure>>,
+    happen: impl Future<Output = Result<(), MeasureError>>,
     span: Duration,
-) -> Result<Aftermath, Failure> {
+) -> Result<ChangeResult, MeasureError> {
     let shared = Arc::new(Shared {
         seen: Mutex::default(),
         happening: AtomicBool::new(false),
@@ -61,16 +61,16 @@ pub(crate) async fn under_load(
     }
     let serves = matches!(timeout(SERVES_WITHIN, once(http)).await, Ok(Ok(())));
     let seen = shared.seen.lock().clone();
-    Ok(Aftermath { change_ms, serves, ..seen })
+    Ok(ChangeResult { change_ms, serves, ..seen })
 }
 
 /// One request on a connection of its own.
-pub(crate) async fn once(http: SocketAddr) -> Result<(), Fault> {
-    Client::http(Stream::tcp(http).await?, SMALL, CHANGED_UNDER).ask(0).await
+pub(crate) async fn once(http: SocketAddr) -> Result<(), ExchangeError> {
+    EchoClient::http(ClientStream::tcp(http).await?, SMALL, CHANGED_UNDER).ask(0).await
 }
 
 /// Asks until it is over; only a wrong answer ends it before.
-async fn keep_asking(http: SocketAddr, connection: u16, shared: Arc<Shared>) -> Result<(), Fault> {
+async fn keep_asking(http: SocketAddr, connection: u16, shared: Arc<Shared>) -> Result<(), ExchangeError> {
     let mut client = None;
     let mut turn = 0;
     while !shared.over.load(Ordering::Relaxed) {
@@ -78,7 +78,7 @@ async fn keep_asking(http: SocketAddr, connection: u16, shared: Arc<Shared>) -> 
         let answer = timeout(GIVE_UP, ask(&mut client, http, connection, turn)).await;
         let failure = match answer {
             Ok(Ok(())) => None,
-            Ok(Err(wrong @ Fault::Wrong(_))) => return Err(wrong),
+            Ok(Err(wrong @ ExchangeError::Wrong(_))) => return Err(wrong),
             Ok(Err(fault)) => Some(fault.to_string()),
             Err(_) => Some(format!("no answer within {GIVE_UP:?}")),
         };
@@ -96,19 +96,19 @@ async fn keep_asking(http: SocketAddr, connection: u16, shared: Arc<Shared>) -> 
 }
 
 async fn ask(
-    client: &mut Option<Client>,
+    client: &mut Option<EchoClient>,
     http: SocketAddr,
     connection: u16,
     turn: usize,
-) -> Result<(), Fault> {
+) -> Result<(), ExchangeError> {
     let connected = match client.take() {
         Some(connected) => connected,
-        None => Client::http(Stream::tcp(http).await?, SMALL, connection),
+        None => EchoClient::http(ClientStream::tcp(http).await?, SMALL, connection),
     };
     client.insert(connected).ask(turn).await
 }
 
-impl Aftermath {
+impl ChangeResult {
     fn count(&mut self, took: Duration, failure: Option<String>) {
         self.longest_ms = self.longest_ms.max(took.as_secs_f64() * 1e3);
         match failure {

@@ -5,12 +5,12 @@
 mod call;
 mod case;
 mod change;
-mod measured;
-mod ours;
+mod comparisons;
 mod page;
 mod python;
-mod rows;
+mod results;
 mod servers;
+mod shadowslice;
 #[cfg(test)]
 mod tests;
 mod triton;
@@ -22,15 +22,15 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
-use shadowslice_benches::Failure;
-use shadowslice_benches::machine::Machine;
+use shadowslice_benches::MeasureError;
+use shadowslice_benches::machine::HostInfo;
 use tokio::signal::unix::{SignalKind, signal};
 
-use case::Case;
-use measured::Measured;
+use case::ServerCase;
+use comparisons::{COMPARISONS, Comparison};
 use page::Versions;
-use rows::{ROWS, Row};
-use servers::Servers;
+use results::CaseResult;
+use servers::ServerPair;
 
 /// Holds `shadowslice serve` against NVIDIA Triton, and writes a page with the aims and whether they are met.
 ///
@@ -74,9 +74,9 @@ fn seconds(text: &str) -> Result<Duration, String> {
 }
 
 /// A case and the results of its rounds.
-pub(crate) struct Trial {
-    case: Case,
-    rounds: Vec<Measured>,
+pub(crate) struct CaseRounds {
+    case: ServerCase,
+    rounds: Vec<CaseResult>,
 }
 
 fn main() -> ExitCode {
@@ -95,8 +95,8 @@ fn chain(error: &(dyn Error + 'static)) -> String {
 }
 
 /// All load is sent by one thread.
-fn run(options: &Options) -> Result<(), Failure> {
-    let rows: Vec<&Row> = ROWS.iter().filter(|row| row.what.contains(&options.only)).collect();
+fn run(options: &Options) -> Result<(), MeasureError> {
+    let rows: Vec<&Comparison> = COMPARISONS.iter().filter(|row| row.what.contains(&options.only)).collect();
     if rows.is_empty() {
         return Err(format!("no row's name holds {:?}", options.only).into());
     }
@@ -119,21 +119,24 @@ async fn interrupted() -> std::io::Result<()> {
     }
 }
 
-async fn measure(options: &Options, rows: &[&Row]) -> Result<(Vec<Trial>, Versions), Failure> {
-    let mut trials: Vec<Trial> = Vec::new();
+async fn measure(
+    options: &Options,
+    rows: &[&Comparison],
+) -> Result<(Vec<CaseRounds>, Versions), MeasureError> {
+    let mut trials: Vec<CaseRounds> = Vec::new();
     for case in rows.iter().flat_map(|row| [row.ours, row.triton]) {
         if trials.iter().all(|trial| trial.case != case) {
-            trials.push(Trial { case, rounds: Vec::new() });
+            trials.push(CaseRounds { case, rounds: Vec::new() });
         }
     }
-    let mut servers = Servers::start(options).await?;
+    let mut servers = ServerPair::start(options).await?;
     for number in 0..options.rounds {
         let mut order: Vec<usize> = (0..trials.len()).collect();
         if number % 2 == 1 {
             order.reverse();
         }
         for index in order {
-            let Trial { case, rounds } = &mut trials[index];
+            let CaseRounds { case, rounds } = &mut trials[index];
             let measured = servers.measure(case, options.seconds).await;
             let measured = measured.map_err(|failure| format!("{case}: {}", chain(&*failure)))?;
             eprintln!("round {}: {case}: {measured}", number + 1);
@@ -145,8 +148,13 @@ async fn measure(options: &Options, rows: &[&Row]) -> Result<(Vec<Trial>, Versio
     Ok((trials, versions))
 }
 
-fn report(options: &Options, rows: &[&Row], trials: &[Trial], versions: &Versions) -> Result<(), Failure> {
-    let machine = Machine::here();
+fn report(
+    options: &Options,
+    rows: &[&Comparison],
+    trials: &[CaseRounds],
+    versions: &Versions,
+) -> Result<(), MeasureError> {
+    let machine = HostInfo::here();
     let compared: Vec<_> = rows.iter().map(|row| row.compare(trials)).collect::<Result<_, _>>()?;
     println!("{}", page::table(&compared));
     write(&options.json, &page::json(options, &machine, versions, &compared, trials)?)?;
@@ -158,6 +166,6 @@ fn report(options: &Options, rows: &[&Row], trials: &[Trial], versions: &Version
     Ok(())
 }
 
-fn write(path: &PathBuf, text: &str) -> Result<(), Failure> {
+fn write(path: &PathBuf, text: &str) -> Result<(), MeasureError> {
     fs::write(path, text).map_err(|error| format!("cannot write {}: {error}", path.display()).into())
 }

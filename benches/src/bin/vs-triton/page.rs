@@ -2,14 +2,14 @@
 
 use serde::Serialize;
 use serde_json::json;
-use shadowslice_benches::Failure;
-use shadowslice_benches::machine::Machine;
+use shadowslice_benches::MeasureError;
+use shadowslice_benches::machine::HostInfo;
 use shadowslice_benches::spread::Spread;
 
-use crate::case::{CHANGED_UNDER, Change, Side, What};
-use crate::measured::{Aftermath, Measured};
-use crate::rows::Compared;
-use crate::{Options, Trial};
+use crate::case::{CHANGED_UNDER, CaseWork, LiveChange, Side};
+use crate::comparisons::ComparisonResult;
+use crate::results::{CaseResult, ChangeResult};
+use crate::{CaseRounds, Options};
 
 /// The versions of the measured software.
 #[derive(Debug, Serialize)]
@@ -25,11 +25,11 @@ pub(crate) struct Versions {
 /// Everything that was found, round by round.
 pub(crate) fn json(
     options: &Options,
-    machine: &Machine,
+    machine: &HostInfo,
     versions: &Versions,
-    compared: &[Compared],
-    trials: &[Trial],
-) -> Result<String, Failure> {
+    compared: &[ComparisonResult],
+    trials: &[CaseRounds],
+) -> Result<String, MeasureError> {
     let trials: Vec<_> =
         trials.iter().map(|trial| json!({"case": trial.case, "rounds": trial.rounds})).collect();
     let all = json!({
@@ -42,12 +42,12 @@ pub(crate) fn json(
 /// The whole page.
 pub(crate) fn of(
     options: &Options,
-    machine: &Machine,
+    machine: &HostInfo,
     versions: &Versions,
-    compared: &[Compared],
-    trials: &[Trial],
+    compared: &[ComparisonResult],
+    trials: &[CaseRounds],
 ) -> String {
-    let Machine { cpu, cores, kernel, date, commit, .. } = machine;
+    let HostInfo { cpu, cores, kernel, date, commit, .. } = machine;
     let Versions { ours, triton, onnxruntime, triton_onnxruntime, python } = versions;
     let (rounds, seconds) = (options.rounds, options.seconds.as_secs_f64());
     format!(
@@ -97,8 +97,8 @@ sides, or all where there were none (see *Rounds* below), so that a quiet round 
 }
 
 /// All comparisons.
-pub(crate) fn table(compared: &[Compared]) -> String {
-    let row = |it: &Compared| {
+pub(crate) fn table(compared: &[ComparisonResult]) -> String {
+    let row = |it: &ComparisonResult| {
         let met = match it.met {
             Some(true) => "met",
             Some(false) => "**not met**",
@@ -122,10 +122,10 @@ pub(crate) fn table(compared: &[Compared]) -> String {
 }
 
 /// Further results of the changes.
-fn changes(trials: &[Trial]) -> String {
+fn changes(trials: &[CaseRounds]) -> String {
     let rows = trials.iter().filter_map(|trial| {
-        let What::Change(change) = trial.case.what else { return None };
-        let rounds: Vec<&Aftermath> = trial.rounds.iter().filter_map(aftermath).collect();
+        let CaseWork::Change(change) = trial.case.what else { return None };
+        let rounds: Vec<&ChangeResult> = trial.rounds.iter().filter_map(aftermath).collect();
         let serves = rounds.iter().filter(|after| after.serves).count();
         let took = Spread::of(rounds.iter().map(|after| after.change_ms));
         let first = rounds.iter().find_map(|after| after.first_failure.clone());
@@ -135,11 +135,11 @@ fn changes(trials: &[Trial]) -> String {
                 Side::Triton => "Triton".to_owned(),
             },
             match change {
-                Change::Load => "loaded".to_owned(),
-                Change::Resize => "resized".to_owned(),
-                Change::Kill => "worker killed".to_owned(),
+                LiveChange::Load => "loaded".to_owned(),
+                LiveChange::Resize => "resized".to_owned(),
+                LiveChange::Kill => "worker killed".to_owned(),
             },
-            if change == Change::Kill { String::new() } else { shown(took) },
+            if change == LiveChange::Kill { String::new() } else { shown(took) },
             shown(Spread::of(rounds.iter().map(|after| after.answered as f64))),
             format!("{serves} of {}", rounds.len()),
             first.unwrap_or_default().replace('|', "/").replace('\n', " "),
@@ -156,22 +156,22 @@ fn changes(trials: &[Trial]) -> String {
     lines(&heads, rows)
 }
 
-fn aftermath(measured: &Measured) -> Option<&Aftermath> {
+fn aftermath(measured: &CaseResult) -> Option<&ChangeResult> {
     match measured {
-        Measured::Change(after) => Some(after),
-        Measured::Load(_) | Measured::Python(_) => None,
+        CaseResult::Change(after) => Some(after),
+        CaseResult::Load(_) | CaseResult::Python(_) => None,
     }
 }
 
 /// How much of the machine other programs had.
-fn quiet(trials: &[Trial]) -> String {
+fn quiet(trials: &[CaseRounds]) -> String {
     let rows = trials.iter().filter_map(|trial| {
         let others: Vec<f64> = trial
             .rounds
             .iter()
             .filter_map(|round| match round {
-                Measured::Load(round) => Some(round.others_percent),
-                Measured::Python(_) | Measured::Change(_) => None,
+                CaseResult::Load(round) => Some(round.others_percent),
+                CaseResult::Python(_) | CaseResult::Change(_) => None,
             })
             .collect();
         let quiet = trial.rounds.iter().filter(|round| round.is_quiet()).count();

@@ -4,20 +4,20 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use serde::de::DeserializeOwned;
-use shadowslice_benches::Failure;
+use shadowslice_benches::MeasureError;
 use shadowslice_benches::exchange::{elements, model};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::time::timeout;
 
 use crate::Options;
-use crate::measured::Client;
+use crate::results::PythonClientResult;
 
 /// How long the client may take beyond the time that it was asked to run.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The process; it ends with its standard input.
-pub(crate) struct Python {
+pub(crate) struct PythonClient {
     _child: Child,
     stdin: ChildStdin,
     stdout: Lines<BufReader<ChildStdout>>,
@@ -25,8 +25,8 @@ pub(crate) struct Python {
     pub(crate) versions: String,
 }
 
-impl Python {
-    pub(crate) async fn start(options: &Options) -> Result<Self, Failure> {
+impl PythonClient {
+    pub(crate) async fn start(options: &Options) -> Result<Self, MeasureError> {
         let script = options.scripts.join("grpc_client.py");
         let mut child = Command::new(&options.python)
             .arg(&script)
@@ -48,7 +48,7 @@ impl Python {
         address: &str,
         bytes: usize,
         span: Duration,
-    ) -> Result<Client, Failure> {
+    ) -> Result<PythonClientResult, MeasureError> {
         let line = format!("{address} {} {} {}\n", model(bytes), elements(bytes), span.as_secs_f64());
         self.stdin.write_all(line.as_bytes()).await?;
         answer(&mut self.stdout, span + PATIENCE).await
@@ -58,7 +58,7 @@ impl Python {
 async fn answer<T: DeserializeOwned>(
     stdout: &mut Lines<BufReader<ChildStdout>>,
     within: Duration,
-) -> Result<T, Failure> {
+) -> Result<T, MeasureError> {
     let line = timeout(within, stdout.next_line()).await;
     let line = line.map_err(|_| format!("the Python client said nothing within {within:?}"))??;
     let line = line.ok_or("the Python client ended; its error is above")?;

@@ -9,7 +9,7 @@ use std::time::Duration;
 use hyper::Method;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
-use shadowslice_benches::Failure;
+use shadowslice_benches::MeasureError;
 use shadowslice_benches::exchange::{elements, model};
 use shadowslice_tests::process::{Process, descendants};
 use tokio::process::{Child, Command};
@@ -31,7 +31,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 const ENDS_WITHIN: Duration = Duration::from_secs(5);
 
 /// The server with its stubs. Dropping it kills them.
-pub(crate) struct Triton {
+pub(crate) struct TritonServer {
     child: Child,
     process: Process,
     log: PathBuf,
@@ -40,9 +40,9 @@ pub(crate) struct Triton {
     loads: u32,
 }
 
-impl Triton {
+impl TritonServer {
     /// Starts it on the models in that folder, and returns when it serves.
-    pub(crate) async fn start(options: &Options, models: &Path) -> Result<Self, Failure> {
+    pub(crate) async fn start(options: &Options, models: &Path) -> Result<Self, MeasureError> {
         let (http, grpc) = (free_address()?, free_address()?);
         let log = options.rivals.join("triton.log");
         let script = options.scripts.join("triton");
@@ -69,7 +69,7 @@ impl Triton {
     }
 
     /// Its version, as it says.
-    pub(crate) async fn version(&self) -> Result<String, Failure> {
+    pub(crate) async fn version(&self) -> Result<String, MeasureError> {
         let metadata: Value =
             serde_json::from_slice(&call(self.http, Method::GET, "/v2", String::new()).await?)?;
         Ok(metadata["version"].as_str().unwrap_or("unknown").to_owned())
@@ -77,7 +77,7 @@ impl Triton {
 
     /// Has the small model loaded anew. A load that changes nothing would do nothing, so each load
     /// sets another parameter.
-    pub(crate) async fn load(&mut self) -> Result<(), Failure> {
+    pub(crate) async fn load(&mut self) -> Result<(), MeasureError> {
         self.loads += 1;
         let tensor =
             |name: &str| json!([{"name": name, "data_type": "TYPE_FP32", "dims": [elements(SMALL)]}]);
@@ -95,7 +95,7 @@ impl Triton {
 
     /// The stub that serves the small model. The stub of an earlier load may still be ending; the
     /// newest stub serves.
-    fn stub(&self) -> Result<Process, Failure> {
+    fn stub(&self) -> Result<Process, MeasureError> {
         let path = format!("/{}/", model(SMALL));
         let serves = |stub: &Process| {
             let command = fs::read(format!("/proc/{}/cmdline", stub.pid)).unwrap_or_default();
@@ -106,12 +106,12 @@ impl Triton {
     }
 
     /// Kills the stub that serves the small model.
-    pub(crate) async fn kill(&self) -> Result<(), Failure> {
+    pub(crate) async fn kill(&self) -> Result<(), MeasureError> {
         Ok(self.stub()?.signal(Signal::SIGKILL)?)
     }
 
     /// Waits until the small model answers.
-    pub(crate) async fn wait_serving(&mut self) -> Result<(), Failure> {
+    pub(crate) async fn wait_serving(&mut self) -> Result<(), MeasureError> {
         let until = Instant::now() + PATIENCE;
         let mut look = interval(LOOK_EVERY);
         loop {
@@ -124,7 +124,7 @@ impl Triton {
         }
     }
 
-    pub(crate) async fn stop(mut self) -> Result<(), Failure> {
+    pub(crate) async fn stop(mut self) -> Result<(), MeasureError> {
         self.process.signal(Signal::SIGTERM)?;
         if let Ok(ended) = timeout(ENDS_WITHIN, self.child.wait()).await {
             ended?;
@@ -133,7 +133,7 @@ impl Triton {
     }
 }
 
-impl Drop for Triton {
+impl Drop for TritonServer {
     fn drop(&mut self) {
         let stubs = descendants(self.process.pid);
         // Both fail only for processes that are gone, which need no signal.

@@ -7,14 +7,14 @@ use serde::Serialize;
 
 /// Context switches of processes since their threads began. A thread that has ended takes its own along.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-pub(crate) struct Switches {
+pub(crate) struct ContextSwitches {
     /// The thread had nothing to do and slept.
     pub(crate) voluntary: u64,
     /// It was preempted.
     pub(crate) involuntary: u64,
 }
 
-impl Switches {
+impl ContextSwitches {
     /// Of all threads of these processes, so far.
     pub(crate) fn of(pids: &[i32]) -> Self {
         let tasks = pids.iter().flat_map(|pid| fs::read_dir(format!("/proc/{pid}/task")));
@@ -35,7 +35,7 @@ impl Switches {
     }
 }
 
-impl Sub for Switches {
+impl Sub for ContextSwitches {
     type Output = Self;
 
     fn sub(self, earlier: Self) -> Self {
@@ -53,6 +53,6 @@ mod tests {
     #[test]
     fn both_kinds_are_told_apart() {
         let status = "Name:\tx\nvoluntary_ctxt_switches:\t7\nnonvoluntary_ctxt_switches:\t3\n";
-        assert_eq!(Switches::parse(status), Switches { voluntary: 7, involuntary: 3 });
+        assert_eq!(ContextSwitches::parse(status), ContextSwitches { voluntary: 7, involuntary: 3 });
     }
 }

@@ -1,26 +1,26 @@
 //! The comparisons and their aims.
 
 use serde::Serialize;
-use shadowslice_benches::Failure;
+use shadowslice_benches::MeasureError;
 use shadowslice_benches::spread::Spread;
 
-use crate::Trial;
-use crate::case::{Case, Change, LARGE, SMALL, Side, What, Wire};
-use crate::measured::{Figure, Measured};
+use crate::CaseRounds;
+use crate::case::{CaseWork, LARGE, LiveChange, SMALL, ServerCase, Side, Wire};
+use crate::results::{CaseResult, Figure};
 
 /// One comparison.
 #[derive(Debug)]
-pub(crate) struct Row {
+pub(crate) struct Comparison {
     pub(crate) what: &'static str,
     pub(crate) figure: Figure,
-    pub(crate) ours: Case,
-    pub(crate) triton: Case,
-    pub(crate) aim: Aim,
+    pub(crate) ours: ServerCase,
+    pub(crate) triton: ServerCase,
+    pub(crate) aim: ComparisonTarget,
 }
 
 /// The aim: for this server's median over Triton's, or for this server's median alone.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum Aim {
+pub(crate) enum ComparisonTarget {
     AtMost(f64),
     Below(f64),
     AtLeast(f64),
@@ -32,7 +32,7 @@ pub(crate) enum Aim {
 
 /// A row with its figures.
 #[derive(Debug, Serialize)]
-pub(crate) struct Compared {
+pub(crate) struct ComparisonResult {
     pub(crate) what: &'static str,
     pub(crate) figure: Figure,
     pub(crate) ours: Spread,
@@ -44,8 +44,8 @@ pub(crate) struct Compared {
     pub(crate) met: Option<bool>,
 }
 
-const fn load(side: Side, wire: Wire, bytes: usize, connections: u16) -> Case {
-    Case { side, what: What::Load { wire, bytes, connections } }
+const fn load(side: Side, wire: Wire, bytes: usize, connections: u16) -> ServerCase {
+    ServerCase { side, what: CaseWork::Load { wire, bytes, connections } }
 }
 
 /// Both over the same wire.
@@ -55,44 +55,50 @@ const fn alike(
     wire: Wire,
     bytes: usize,
     connections: u16,
-    aim: Aim,
-) -> Row {
+    aim: ComparisonTarget,
+) -> Comparison {
     let (ours, triton) =
         (load(Side::Ours, wire, bytes, connections), load(Side::Triton, wire, bytes, connections));
-    Row { what, figure, ours, triton, aim }
+    Comparison { what, figure, ours, triton, aim }
 }
 
 /// Ours over a Unix socket, Triton over TCP.
-const fn local(what: &'static str, figure: Figure, bytes: usize, connections: u16) -> Row {
+const fn local(what: &'static str, figure: Figure, bytes: usize, connections: u16) -> Comparison {
     let ours = load(Side::Ours, Wire::HttpUnix, bytes, connections);
     let triton = load(Side::Triton, Wire::HttpTcp, bytes, connections);
-    Row { what, figure, ours, triton, aim: Aim::Nothing }
+    Comparison { what, figure, ours, triton, aim: ComparisonTarget::Nothing }
 }
 
-const fn changed(what: &'static str, figure: Figure, ours: Change, triton: Change, aim: Aim) -> Row {
-    let (ours, triton) = (What::Change(ours), What::Change(triton));
-    Row {
+const fn changed(
+    what: &'static str,
+    figure: Figure,
+    ours: LiveChange,
+    triton: LiveChange,
+    aim: ComparisonTarget,
+) -> Comparison {
+    let (ours, triton) = (CaseWork::Change(ours), CaseWork::Change(triton));
+    Comparison {
         what,
         figure,
-        ours: Case { side: Side::Ours, what: ours },
-        triton: Case { side: Side::Triton, what: triton },
+        ours: ServerCase { side: Side::Ours, what: ours },
+        triton: ServerCase { side: Side::Triton, what: triton },
         aim,
     }
 }
 
 /// All comparisons, as the page shows them; cases run in the order in which they are first named here.
-pub(crate) const ROWS: [Row; 20] = {
-    use Aim::{AtLeast, AtMost, Below, NoneFails, Nothing};
-    use Change::{Kill, Load, Resize};
+pub(crate) const COMPARISONS: [Comparison; 20] = {
+    use ComparisonTarget::{AtLeast, AtMost, Below, NoneFails, Nothing};
     use Figure::{Failed, LongestMs, P50Us, PerSecond, ServerCpuUs};
+    use LiveChange::{Kill, Load, Resize};
     use Wire::{GrpcTcp, HttpTcp};
     [
         alike("HTTP over TCP, 1 connection", P50Us, HttpTcp, SMALL, 1, AtMost(0.5)),
-        Row {
+        Comparison {
             what: "Triton's gRPC client for Python, ours over a Unix socket, Triton over TCP",
             figure: P50Us,
-            ours: Case { side: Side::Ours, what: What::Python },
-            triton: Case { side: Side::Triton, what: What::Python },
+            ours: ServerCase { side: Side::Ours, what: CaseWork::Python },
+            triton: ServerCase { side: Side::Triton, what: CaseWork::Python },
             aim: Below(1.0),
         },
         alike("HTTP over TCP, 1 connection", ServerCpuUs, HttpTcp, SMALL, 1, AtMost(1.0 / 3.0)),
@@ -116,19 +122,19 @@ pub(crate) const ROWS: [Row; 20] = {
     ]
 };
 
-impl Row {
+impl Comparison {
     /// Its figures, of the rounds that were quiet on both sides or else of all rounds, and whether
     /// they meet the aim.
-    pub(crate) fn compare(&self, trials: &[Trial]) -> Result<Compared, Failure> {
+    pub(crate) fn compare(&self, trials: &[CaseRounds]) -> Result<ComparisonResult, MeasureError> {
         let (ours, triton) = (rounds(&self.ours, trials), rounds(&self.triton, trials));
         let both: Vec<_> = ours.iter().zip(triton).collect();
-        let quiet = |(ours, triton): &&(&Measured, &Measured)| ours.is_quiet() && triton.is_quiet();
+        let quiet = |(ours, triton): &&(&CaseResult, &CaseResult)| ours.is_quiet() && triton.is_quiet();
         let any_quiet = both.iter().any(|pair| quiet(&pair));
         let counted: Vec<_> = both.iter().filter(|pair| !any_quiet || quiet(pair)).collect();
         let ours = spread(self.figure, counted.iter().map(|(ours, _)| *ours))?;
         let triton = spread(self.figure, counted.iter().map(|(_, triton)| *triton))?;
         let ratio = (triton.median > 0.0).then(|| ours.median / triton.median);
-        Ok(Compared {
+        Ok(ComparisonResult {
             what: self.what,
             figure: self.figure,
             ours,
@@ -140,11 +146,11 @@ impl Row {
     }
 }
 
-fn rounds<'a>(case: &Case, trials: &'a [Trial]) -> &'a [Measured] {
+fn rounds<'a>(case: &ServerCase, trials: &'a [CaseRounds]) -> &'a [CaseResult] {
     trials.iter().find(|trial| trial.case == *case).map_or(&[], |trial| &trial.rounds)
 }
 
-fn spread<'a>(figure: Figure, rounds: impl Iterator<Item = &'a Measured>) -> Result<Spread, Failure> {
+fn spread<'a>(figure: Figure, rounds: impl Iterator<Item = &'a CaseResult>) -> Result<Spread, MeasureError> {
     let values: Vec<f64> = rounds.filter_map(|round| figure.of(round)).collect();
     if values.is_empty() {
         return Err(format!("no round shows {}", figure.name()).into());
@@ -152,7 +158,7 @@ fn spread<'a>(figure: Figure, rounds: impl Iterator<Item = &'a Measured>) -> Res
     Ok(Spread::of(values.into_iter()))
 }
 
-impl Aim {
+impl ComparisonTarget {
     fn words(self) -> String {
         match self {
             Self::AtMost(ratio) => format!("at most {ratio:.2} x"),

@@ -10,11 +10,11 @@ use std::process::Stdio;
 use shadowslice_tests::home::Home;
 use tokio::process::Command;
 
-use crate::Failure;
+use crate::MeasureError;
 use crate::closed_loop::send;
-use crate::cost_profile::callgrind::Profile;
-use crate::plan::Setting;
-use crate::system::{System, home};
+use crate::cost_profile::callgrind::CallgrindProfile;
+use crate::plan::EchoSetting;
+use crate::system::{RunningSupervisor, home};
 
 /// Requests before anything is profiled.
 const WARM_UP: u64 = 200;
@@ -31,11 +31,15 @@ pub(crate) async fn missing() -> Option<String> {
 }
 
 /// Profiles the supervisor over `requests` requests of a setting.
-pub(crate) async fn profile(binaries: &Path, setting: &Setting, requests: u64) -> Result<Profile, Failure> {
+pub(crate) async fn profile(
+    binaries: &Path,
+    setting: &EchoSetting,
+    requests: u64,
+) -> Result<CallgrindProfile, MeasureError> {
     let mut home = home(binaries, &[setting.bytes], setting.connections)?;
     let script = wrapper(&home, &binaries.canonicalize()?.join("shadowslice"))?;
     home.set_binary(script);
-    let system = System::start(home).await?;
+    let system = RunningSupervisor::start(home).await?;
     let clients = send(system.clients(setting).await?, WARM_UP.min(requests)).await?;
     tell(&system, &["instrumentation", "on"]).await?;
     let clients = send(clients, requests).await?;
@@ -44,11 +48,11 @@ pub(crate) async fn profile(binaries: &Path, setting: &Setting, requests: u64) -
     let profile = fs::read(system.folder().join(format!("{OUTPUT}.1")))?;
     drop(clients);
     system.stop().await?;
-    Ok(Profile::parse(&String::from_utf8_lossy(&profile)))
+    Ok(CallgrindProfile::parse(&String::from_utf8_lossy(&profile)))
 }
 
 /// A script that runs the binary under Callgrind. Threads take turns there, fairly.
-fn wrapper(home: &Home, binary: &Path) -> Result<PathBuf, Failure> {
+fn wrapper(home: &Home, binary: &Path) -> Result<PathBuf, MeasureError> {
     let folder = home.path().display();
     let script = home.write(
         "callgrind.sh",
@@ -63,7 +67,7 @@ fn wrapper(home: &Home, binary: &Path) -> Result<PathBuf, Failure> {
 }
 
 /// Tells Callgrind something, and waits until it was done.
-async fn tell(system: &System, words: &[&str]) -> Result<(), Failure> {
+async fn tell(system: &RunningSupervisor, words: &[&str]) -> Result<(), MeasureError> {
     let prefix = system.folder().join("vgdb");
     let output = Command::new("vgdb")
         .arg(format!("--vgdb-prefix={}", prefix.display()))

@@ -4,20 +4,20 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde::Serialize;
-use shadowslice_simulator::results::Run;
+use shadowslice_simulator::results::SimulationRun;
 
 /// The outcomes of all requests of a run.
 #[derive(Debug, Clone, Serialize)]
-pub(crate) struct Figures {
+pub(crate) struct RunOutcome {
     /// All models together.
-    pub(crate) all: Part,
+    pub(crate) all: OutcomeCounts,
     /// Each model, by name.
-    pub(crate) per_model: BTreeMap<String, Part>,
+    pub(crate) per_model: BTreeMap<String, OutcomeCounts>,
 }
 
 /// The outcomes of a part of the requests.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
-pub(crate) struct Part {
+pub(crate) struct OutcomeCounts {
     pub(crate) slo_ms: f64,
     pub(crate) offered: u64,
     /// Answered within the SLO.
@@ -29,15 +29,15 @@ pub(crate) struct Part {
     pub(crate) repartitions: u64,
 }
 
-impl Figures {
+impl RunOutcome {
     /// Of a simulated run that lasted so long.
-    pub(crate) fn simulated(run: &Run, lasted: Duration) -> Self {
+    pub(crate) fn simulated(run: &SimulationRun, lasted: Duration) -> Self {
         let seconds = lasted.as_secs_f64();
-        let per_model: BTreeMap<String, Part> = run
+        let per_model: BTreeMap<String, OutcomeCounts> = run
             .per_model
             .iter()
             .map(|(name, model)| {
-                let part = Part {
+                let part = OutcomeCounts {
                     slo_ms: model.slo_ms,
                     offered: model.offered,
                     in_time: (model.goodput_rps * seconds).round() as u64,
@@ -48,18 +48,18 @@ impl Figures {
                 (name.clone(), part)
             })
             .collect();
-        Self { all: Part { p99_ms: run.p99_ms, ..sum(per_model.values()) }, per_model }
+        Self { all: OutcomeCounts { p99_ms: run.p99_ms, ..sum(per_model.values()) }, per_model }
     }
 
     /// Of these parts, with the 99th percentile over all of them.
-    pub(crate) fn of(per_model: BTreeMap<String, Part>, p99_ms: f64) -> Self {
-        Self { all: Part { p99_ms, ..sum(per_model.values()) }, per_model }
+    pub(crate) fn of(per_model: BTreeMap<String, OutcomeCounts>, p99_ms: f64) -> Self {
+        Self { all: OutcomeCounts { p99_ms, ..sum(per_model.values()) }, per_model }
     }
 }
 
 /// The counts of all parts.
-fn sum<'p>(parts: impl Iterator<Item = &'p Part>) -> Part {
-    parts.fold(Part::default(), |all, part| Part {
+fn sum<'p>(parts: impl Iterator<Item = &'p OutcomeCounts>) -> OutcomeCounts {
+    parts.fold(OutcomeCounts::default(), |all, part| OutcomeCounts {
         offered: all.offered + part.offered,
         in_time: all.in_time + part.in_time,
         refused: all.refused + part.refused,

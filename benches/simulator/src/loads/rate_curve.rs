@@ -24,13 +24,13 @@ pub(crate) struct RateSpan {
 
 /// The steps' mean over the run is 1.
 #[derive(Debug, Clone)]
-pub(crate) enum Course {
+pub(crate) enum RateCurve {
     Steps(std::vec::IntoIter<RateSpan>),
     Wave { phase: f64, seconds: f64, passed: u32 },
     Switching { random: Random, high: bool, until: f64 },
 }
 
-impl Course {
+impl RateCurve {
     /// Each step: its end as a part of the run, and its factor; the factors are scaled to a mean of
     /// 1.
     pub(crate) fn steps(steps: &[(f64, f64)], seconds: f64) -> Self {
@@ -52,7 +52,7 @@ impl Course {
     }
 }
 
-impl Iterator for Course {
+impl Iterator for RateCurve {
     type Item = RateSpan;
 
     fn next(&mut self) -> Option<RateSpan> {
@@ -78,10 +78,10 @@ impl Iterator for Course {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::random::Purpose;
+    use crate::random::RandomPurpose;
 
     /// The mean factor of the first `seconds`.
-    fn mean(course: Course, seconds: f64) -> f64 {
+    fn mean(course: RateCurve, seconds: f64) -> f64 {
         let (mut at, mut sum) = (0.0, 0.0);
         for step in course {
             let until = step.until.min(seconds);
@@ -96,10 +96,10 @@ mod tests {
 
     #[test]
     fn the_mean_of_a_course_is_one() {
-        let steps = Course::steps(&[(0.4, 1.0), (0.5, 5.0), (1.0, 1.0)], 120.0);
+        let steps = RateCurve::steps(&[(0.4, 1.0), (0.5, 5.0), (1.0, 1.0)], 120.0);
         assert!((mean(steps, 120.0) - 1.0).abs() < 1e-9);
-        assert!((mean(Course::wave(0.3, 60.0), 60.0) - 1.0).abs() < 1e-9);
-        let switching = Course::switching(Random::new(5, Purpose::Course, 0));
+        assert!((mean(RateCurve::wave(0.3, 60.0), 60.0) - 1.0).abs() < 1e-9);
+        let switching = RateCurve::switching(Random::new(5, RandomPurpose::RateCurve, 0));
         assert!((mean(switching, 1e6) - 1.0).abs() < 0.02);
     }
 }

@@ -3,20 +3,20 @@
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
-use shadowslice_benches::closed_loop::Round;
+use shadowslice_benches::closed_loop::RoundResult;
 
 /// The result of one round of a case.
 #[derive(Debug, Clone, Serialize)]
 #[serde(untagged)]
-pub(crate) enum Measured {
-    Load(Round),
-    Python(Client),
-    Change(Aftermath),
+pub(crate) enum CaseResult {
+    Load(RoundResult),
+    Python(PythonClientResult),
+    Change(ChangeResult),
 }
 
 /// The measurements of Triton's client for Python.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub(crate) struct Client {
+pub(crate) struct PythonClientResult {
     pub(crate) requests: u64,
     pub(crate) p50_us: f64,
     pub(crate) p99_us: f64,
@@ -24,7 +24,7 @@ pub(crate) struct Client {
 
 /// The clients' view of a change, from the moment when it was asked for.
 #[derive(Debug, Clone, Default, Serialize)]
-pub(crate) struct Aftermath {
+pub(crate) struct ChangeResult {
     pub(crate) answered: u64,
     pub(crate) failed: u64,
     /// The longest latency of the requests that ended meanwhile, in ms, whatever their outcome.
@@ -50,14 +50,14 @@ pub(crate) enum Figure {
 
 impl Figure {
     /// The figure of that round, if such a round has it.
-    pub(crate) fn of(self, measured: &Measured) -> Option<f64> {
+    pub(crate) fn of(self, measured: &CaseResult) -> Option<f64> {
         match (self, measured) {
-            (Self::P50Us, Measured::Load(round)) => Some(round.p50_us),
-            (Self::P50Us, Measured::Python(client)) => Some(client.p50_us),
-            (Self::ServerCpuUs, Measured::Load(round)) => Some(round.server_cpu_us()),
-            (Self::PerSecond, Measured::Load(round)) => Some(round.requests_per_second),
-            (Self::LongestMs, Measured::Change(after)) => Some(after.longest_ms),
-            (Self::Failed, Measured::Change(after)) => Some(after.failed as f64),
+            (Self::P50Us, CaseResult::Load(round)) => Some(round.p50_us),
+            (Self::P50Us, CaseResult::Python(client)) => Some(client.p50_us),
+            (Self::ServerCpuUs, CaseResult::Load(round)) => Some(round.server_cpu_us()),
+            (Self::PerSecond, CaseResult::Load(round)) => Some(round.requests_per_second),
+            (Self::LongestMs, CaseResult::Change(after)) => Some(after.longest_ms),
+            (Self::Failed, CaseResult::Change(after)) => Some(after.failed as f64),
             _ => None,
         }
     }
@@ -74,7 +74,7 @@ impl Figure {
     }
 }
 
-impl Measured {
+impl CaseResult {
     /// Whether it had the machine nearly for itself, as far as that is known.
     pub(crate) fn is_quiet(&self) -> bool {
         match self {
@@ -84,7 +84,7 @@ impl Measured {
     }
 }
 
-impl fmt::Display for Measured {
+impl fmt::Display for CaseResult {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Load(round) => write!(

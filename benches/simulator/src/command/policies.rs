@@ -6,7 +6,7 @@ use std::str::FromStr;
 use shadowslice_policy::sharing::{Choice, Pattern, Policy, Terms, UnknownPolicy};
 use shadowslice_shared::contention::Gpu;
 use shadowslice_simulator::loads::cheapest;
-use shadowslice_simulator::scenario::{Arrival, Scenario};
+use shadowslice_simulator::scenario::{Scenario, SimulatedArrival};
 
 const LAYOUTS: &str = "layouts";
 
@@ -14,7 +14,7 @@ const LAYOUT: &str = "layout:";
 
 /// A policy, or fixed layouts with admission.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Contender {
+pub(super) enum PolicyArgument {
     Policy(Choice),
     /// Each layout of the adaptive policy's family that applies, one after the other.
     Layouts,
@@ -23,7 +23,7 @@ pub(super) enum Contender {
 }
 
 /// One policy to run, and its name.
-pub(super) struct Entrant {
+pub(super) struct NamedPolicy {
     pub(super) name: String,
     pub(super) policy: Policy,
 }
@@ -35,7 +35,7 @@ pub(super) struct NoSuchLayout {
     known: Vec<String>,
 }
 
-impl FromStr for Contender {
+impl FromStr for PolicyArgument {
     type Err = UnknownPolicy;
 
     fn from_str(text: &str) -> Result<Self, UnknownPolicy> {
@@ -47,7 +47,7 @@ impl FromStr for Contender {
     }
 }
 
-impl fmt::Display for Contender {
+impl fmt::Display for PolicyArgument {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Policy(choice) => choice.fmt(f),
@@ -57,19 +57,19 @@ impl fmt::Display for Contender {
     }
 }
 
-impl Contender {
+impl PolicyArgument {
     /// Returns the policies that run. Layouts go by the work of these arrivals.
     pub(super) fn entrants(
         &self,
         scenario: &Scenario,
-        arrivals: &[Arrival],
+        arrivals: &[SimulatedArrival],
         seconds: f64,
-    ) -> Result<Vec<Entrant>, NoSuchLayout> {
+    ) -> Result<Vec<NamedPolicy>, NoSuchLayout> {
         let terms: Vec<Terms> = scenario.models.iter().map(|served| served.terms.clone()).collect();
         let gpus: Vec<Gpu> = scenario.gpus.iter().copied().map(Gpu::new).collect();
         if let Self::Policy(choice) = self {
             let policy = Policy::new(*choice, &gpus, &terms);
-            return Ok(vec![Entrant { name: choice.to_string(), policy }]);
+            return Ok(vec![NamedPolicy { name: choice.to_string(), policy }]);
         }
         let work = work(scenario, arrivals, seconds);
         let all = Policy::layouts(&gpus, &terms, &work);
@@ -77,11 +77,11 @@ impl Contender {
             Self::Layout(name) => pattern.to_string() == *name,
             _ => true,
         };
-        let entrant = |pattern: &Pattern| Entrant {
+        let entrant = |pattern: &Pattern| NamedPolicy {
             name: format!("{LAYOUT}{pattern}"),
             policy: Policy::of_layout(*pattern, &gpus, &terms, &work),
         };
-        let found: Vec<Entrant> = all.iter().filter(is_meant).map(entrant).collect();
+        let found: Vec<NamedPolicy> = all.iter().filter(is_meant).map(entrant).collect();
         match self {
             Self::Layout(name) if found.is_empty() => {
                 let known = all.iter().map(Pattern::to_string).collect();
@@ -93,7 +93,7 @@ impl Contender {
 }
 
 /// Returns the part of its GPU that each model's requests take at their cheapest.
-fn work(scenario: &Scenario, arrivals: &[Arrival], seconds: f64) -> Vec<f64> {
+fn work(scenario: &Scenario, arrivals: &[SimulatedArrival], seconds: f64) -> Vec<f64> {
     let mut work = vec![0.0; scenario.models.len()];
     for arrival in arrivals {
         work[arrival.model] += 1.0 / seconds;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use nix::sys::signal::Signal;
 use serde_json::json;
-use shadowslice_benches::Failure;
+use shadowslice_benches::MeasureError;
 use shadowslice_benches::exchange::model;
 use shadowslice_tests::home::Home;
 use shadowslice_tests::process::Process;
@@ -23,16 +23,16 @@ const MODELS: usize = 2;
 const SHARES: [u32; 2] = [40, 50];
 
 /// The supervisor with its workers.
-pub(crate) struct Ours {
+pub(crate) struct ShadowsliceServer {
     server: Server,
     pub(crate) http: SocketAddr,
     pub(crate) grpc: SocketAddr,
     resized: usize,
 }
 
-impl Ours {
+impl ShadowsliceServer {
     /// Starts it on the models in that folder, and returns when it serves.
-    pub(crate) async fn start(options: &Options, models: &Path) -> Result<Self, Failure> {
+    pub(crate) async fn start(options: &Options, models: &Path) -> Result<Self, MeasureError> {
         let (http, grpc) = (free_address()?, free_address()?);
         let (file, engine) = match options.python_models {
             false => ("model.onnx", "engine: onnxruntime".to_owned()),
@@ -69,12 +69,12 @@ impl Ours {
 
     /// Waits until each model has a single worker: then no hand-over is in its probation, in which
     /// the old worker could take over again.
-    pub(crate) async fn settle(&self) -> Result<(), Failure> {
+    pub(crate) async fn settle(&self) -> Result<(), MeasureError> {
         Ok(self.server.wait_children(MODELS).await?)
     }
 
     /// The worker that serves the small model.
-    async fn serving(&self) -> Result<Process, Failure> {
+    async fn serving(&self) -> Result<Process, MeasureError> {
         let status = self.server.model(&model(SMALL)).await?;
         let mut workers = status.workers.iter();
         let serving = workers.find(|worker| worker.more.get("phase").is_some_and(|phase| phase == "serving"));
@@ -82,14 +82,14 @@ impl Ours {
     }
 
     /// Has the small model loaded anew.
-    pub(crate) async fn load(&self) -> Result<(), Failure> {
+    pub(crate) async fn load(&self) -> Result<(), MeasureError> {
         let before = self.serving().await?;
         load(self.http, &model(SMALL), &json!({})).await?;
         if self.serving().await? == before { Err("the load changed nothing".into()) } else { Ok(()) }
     }
 
     /// Gives the small model another share, and waits for the end of the hand-over.
-    pub(crate) async fn resize(&mut self) -> Result<(), Failure> {
+    pub(crate) async fn resize(&mut self) -> Result<(), MeasureError> {
         let share = SHARES[self.resized % SHARES.len()];
         self.resized += 1;
         self.server.resize(&model(SMALL), share).await?;
@@ -97,12 +97,12 @@ impl Ours {
     }
 
     /// Kills the worker that serves the small model.
-    pub(crate) async fn kill(&self) -> Result<(), Failure> {
+    pub(crate) async fn kill(&self) -> Result<(), MeasureError> {
         Ok(self.serving().await?.signal(Signal::SIGKILL)?)
     }
 
     /// Stops it; it must leave nothing behind.
-    pub(crate) async fn stop(self) -> Result<(), Failure> {
+    pub(crate) async fn stop(self) -> Result<(), MeasureError> {
         Ok(self.server.stop().await?)
     }
 }

@@ -9,7 +9,7 @@ use serde::Serialize;
 use tokio::io::AsyncReadExt;
 use tokio::process::{Child, Command};
 
-use crate::Failure;
+use crate::MeasureError;
 
 /// Where the kernel lists the tracepoints that there are.
 const TRACEPOINTS: &str = "/sys/kernel/tracing/events/syscalls";
@@ -62,7 +62,7 @@ const FAULTS: &str = "page-faults";
 
 /// The counts.
 #[derive(Debug, Clone, Default, Serialize)]
-pub(crate) struct Calls {
+pub(crate) struct KernelCounts {
     /// System calls in all.
     pub(crate) all: u64,
     /// The calls that are counted by name and were made.
@@ -74,7 +74,7 @@ pub(crate) struct Calls {
 }
 
 /// `perf stat` while it counts.
-pub(crate) struct Counting {
+pub(crate) struct PerfStat {
     perf: Child,
     output: PathBuf,
 }
@@ -90,11 +90,11 @@ pub(crate) async fn missing() -> Option<String> {
     }
 }
 
-impl Counting {
+impl PerfStat {
     /// Begins to count for a process; when it returns, all threads are counted. Under perf, a
     /// command of this program runs as long as the counting: it says when it begins, and ends with
     /// its input.
-    pub(crate) async fn begin(pid: i32, output: PathBuf) -> Result<Self, Failure> {
+    pub(crate) async fn begin(pid: i32, output: PathBuf) -> Result<Self, MeasureError> {
         let known = |name: &&&str| Path::new(TRACEPOINTS).join(format!("sys_enter_{name}")).is_dir();
         let named = NAMES.iter().filter(known).map(|name| format!("syscalls:sys_enter_{name}"));
         let events: Vec<String> =
@@ -113,16 +113,16 @@ impl Counting {
     }
 
     /// Ends counting.
-    pub(crate) async fn end(mut self) -> Result<Calls, Failure> {
+    pub(crate) async fn end(mut self) -> Result<KernelCounts, MeasureError> {
         drop(self.perf.stdin.take());
         if !self.perf.wait().await?.success() {
             return Err("perf stat failed".into());
         }
-        Ok(Calls::parse(&fs::read_to_string(&self.output)?))
+        Ok(KernelCounts::parse(&fs::read_to_string(&self.output)?))
     }
 }
 
-impl Calls {
+impl KernelCounts {
     /// Reads lines of `count,unit,event,...`. An event that never happened is `<not counted>`.
     fn parse(text: &str) -> Self {
         let mut calls = Self::default();
@@ -156,7 +156,7 @@ mod tests {
 
     #[test]
     fn counts_are_read_by_event() {
-        let calls = Calls::parse(
+        let calls = KernelCounts::parse(
             "# started on a day\n\n12,,raw_syscalls:sys_enter,5,100.00,,\n<not counted>,,page-faults,0,100.00,,\n\
              3,,sched:sched_wakeup,5,100.00,,\n0,,syscalls:sys_enter_brk,5,1,,\n9,,syscalls:sys_enter_futex,5,100.00,,\n",
         );
