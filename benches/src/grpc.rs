@@ -1,4 +1,4 @@
-//! A gRPC client: the generated client, straight on an HTTP/2 connection.
+//! A gRPC client: the generated client on top of an HTTP/2 connection.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -17,14 +17,14 @@ use tower::Service;
 
 use crate::exchange::{ClientStream, ExchangeError, TURNS, elements, model, tensors};
 
-/// A client with one connection.
+/// A gRPC client with one connection.
 pub struct GrpcEchoClient {
     client: GrpcInferenceServiceClient<Sender>,
     exchanges: [(ModelInferRequest, ModelInferResponse); TURNS],
 }
 
 impl GrpcEchoClient {
-    /// The client numbered `connection`, for tensors of so many bytes.
+    /// Returns the client with the number `connection`, for tensors of `bytes` bytes.
     pub(crate) async fn new(
         stream: ClientStream,
         bytes: usize,
@@ -40,20 +40,20 @@ impl GrpcEchoClient {
         Ok(Self { client, exchanges })
     }
 
-    /// Sends the request of that turn and checks the answer.
-    pub(crate) async fn ask(&mut self, turn: usize) -> Result<(), ExchangeError> {
+    /// Sends the request of this turn and checks the answer.
+    pub(crate) async fn exchange(&mut self, turn: usize) -> Result<(), ExchangeError> {
         let (request, expected) = &self.exchanges[turn];
         let answer =
             self.client.model_infer(request.clone()).await.map_err(ExchangeError::Call)?.into_inner();
         if answer == *expected {
             Ok(())
         } else {
-            Err(ExchangeError::Wrong("it is not the tensor that was sent, or named otherwise".into()))
+            Err(ExchangeError::Wrong("the tensor or its name differs from the expected one".into()))
         }
     }
 }
 
-/// An HTTP/2 connection, which is driven until its sender is gone.
+/// Opens an HTTP/2 connection. A task drives it until its sender is dropped.
 async fn sender<I>(stream: I) -> Result<Sender, ExchangeError>
 where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -65,7 +65,7 @@ where
     Ok(Sender(sender))
 }
 
-/// A request, and the answer that it must get.
+/// Returns a request and the answer that is expected.
 fn exchange(bytes: usize, tensor: bytes::Bytes) -> (ModelInferRequest, ModelInferResponse) {
     let shape = vec![1, elements(bytes)];
     let input = InferInputTensor {
@@ -96,7 +96,7 @@ fn exchange(bytes: usize, tensor: bytes::Bytes) -> (ModelInferRequest, ModelInfe
     (request, response)
 }
 
-/// An HTTP/2 connection as a service. Tonic's own channel has a queue and a task in between.
+/// An HTTP/2 connection as a service. Tonic's channel would add a queue and a task.
 struct Sender(http2::SendRequest<Body>);
 
 impl Service<Request<Body>> for Sender {

@@ -1,25 +1,25 @@
-//! The settings that are measured.
+//! The settings of the echo benchmark.
 
 use std::fmt;
 
 use serde::Serialize;
 
-/// Bytes of the small tensor.
+/// The size of the small tensor, in bytes.
 pub(crate) const SMALL: usize = 64;
 
-/// Bytes of the large tensor, about a picture for a convolutional net.
+/// The size of the large tensor, in bytes: about one image for a convolutional network.
 pub(crate) const LARGE: usize = 600_000;
 
-/// The large tensor goes over at most this many connections, to bound the memory for it.
+/// The maximum number of connections for the large tensor, which bounds its memory.
 const LARGE_CONNECTIONS: u16 = 32;
 
-/// The server that answers.
+/// The server that answers a setting's requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum ServerKind {
-    /// The whole system.
+    /// The supervisor with its workers.
     Shadowslice,
-    /// A server that does nothing else.
+    /// The bare echo server.
     Bare,
 }
 
@@ -30,7 +30,7 @@ pub(crate) enum EchoProtocol {
     Http,
 }
 
-/// The transport of the protocol.
+/// The transport below a protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Transport {
@@ -38,19 +38,19 @@ pub(crate) enum Transport {
     Tcp,
 }
 
-/// A setting to measure.
+/// A server, protocol, transport, tensor size and number of connections to measure together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub(crate) struct EchoSetting {
     pub(crate) server: ServerKind,
     pub(crate) protocol: EchoProtocol,
     pub(crate) transport: Transport,
-    /// Bytes of the tensor.
+    /// The size of the tensor, in bytes.
     pub(crate) bytes: usize,
     pub(crate) connections: u16,
 }
 
 impl EchoSetting {
-    /// The bare server's setting that this setting is compared with.
+    /// Returns the setting of the bare server that is this setting's baseline.
     pub(crate) fn bare(self) -> Self {
         Self { server: ServerKind::Bare, transport: Transport::Unix, ..self }
     }
@@ -74,7 +74,7 @@ impl fmt::Display for EchoSetting {
     }
 }
 
-/// All settings; settings that are compared stand next to each other.
+/// Returns all settings. A setting follows its baseline.
 pub(crate) fn settings(connections: &[u16]) -> Vec<EchoSetting> {
     let small = [
         (ServerKind::Bare, EchoProtocol::Http, Transport::Unix),
@@ -82,21 +82,22 @@ pub(crate) fn settings(connections: &[u16]) -> Vec<EchoSetting> {
         (ServerKind::Shadowslice, EchoProtocol::Http, Transport::Tcp),
         (ServerKind::Bare, EchoProtocol::Grpc, Transport::Unix),
         (ServerKind::Shadowslice, EchoProtocol::Grpc, Transport::Unix),
-    ];
-    let large = small.iter().filter(|(_, _, transport)| *transport == Transport::Unix);
-    let of = |bytes, connections: u16, &(server, protocol, transport): &_| EchoSetting {
+    ]
+    .map(|(server, protocol, transport)| EchoSetting {
         server,
         protocol,
         transport,
-        bytes,
-        connections,
-    };
+        bytes: SMALL,
+        connections: 1,
+    });
+    let large = small.into_iter().filter(|setting| setting.transport == Transport::Unix);
+    let large = large.map(|setting| EchoSetting { bytes: LARGE, ..setting });
     let mut settings = Vec::new();
     for &connections in connections {
-        settings.extend(small.iter().map(|kind| of(SMALL, connections, kind)));
+        settings.extend(small.map(|setting| EchoSetting { connections, ..setting }));
     }
     for &connections in connections.iter().filter(|connections| **connections <= LARGE_CONNECTIONS) {
-        settings.extend(large.clone().map(|kind| of(LARGE, connections, kind)));
+        settings.extend(large.clone().map(|setting| EchoSetting { connections, ..setting }));
     }
     settings
 }

@@ -1,4 +1,4 @@
-//! The figures, as a table and as JSON.
+//! The figures of the echo benchmark, as a table and as JSON.
 
 use std::fmt;
 use std::fs;
@@ -12,7 +12,7 @@ use crate::plan::{EchoSetting, ServerKind};
 use crate::spread::{Spread, counted};
 use crate::{MeasureError, Options};
 
-/// Everything that was found.
+/// The figures of all settings.
 #[derive(Debug, Serialize)]
 pub(crate) struct EchoReport {
     machine: HostInfo,
@@ -20,7 +20,7 @@ pub(crate) struct EchoReport {
     settings: Vec<SettingRow>,
 }
 
-/// One setting's figures.
+/// The figures of one setting.
 #[derive(Debug, Serialize)]
 struct SettingRow {
     #[serde(flatten)]
@@ -31,12 +31,12 @@ struct SettingRow {
     supervisor_cpu_us: Spread,
     worker_cpu_us: Spread,
     server_cpu_us: Spread,
-    /// Server's CPU time over the bare server's.
+    /// The server's CPU time divided by the bare server's, or `None` without a baseline.
     times_bare: Option<f64>,
     client_cpu_us: Spread,
     others_percent: Spread,
-    /// Rounds that other programs did not disturb. If there are any, the figures above come from
-    /// these rounds.
+    /// The number of rounds that other programs did not disturb. If it is not zero, the figures above
+    /// come from these rounds.
     quiet: usize,
     rounds: Vec<RoundResult>,
 }
@@ -67,7 +67,8 @@ impl SettingRow {
 }
 
 impl EchoReport {
-    /// A report of the rounds of each setting, in their order; there is at least one round.
+    /// Returns the report of the rounds of each setting. `rounds` has the order of `settings`, and at
+    /// least one round for each.
     pub(crate) fn new(
         machine: HostInfo,
         options: &Options,
@@ -83,7 +84,7 @@ impl EchoReport {
         Self { machine, seconds_per_round: options.seconds.as_secs_f64(), settings: rows }
     }
 
-    /// Writes it as JSON.
+    /// Writes the report as JSON.
     pub(crate) fn write(&self, path: &Path) -> Result<(), MeasureError> {
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder)?;
@@ -129,12 +130,15 @@ fn cells(row: &SettingRow) -> [String; COLUMNS.len()] {
 impl fmt::Display for EchoReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let HostInfo { cpu, cores, kernel, date, commit, .. } = &self.machine;
-        writeln!(f, "echo requests through the whole system, closed loop, every answer's bytes checked")?;
+        writeln!(
+            f,
+            "echo requests through the whole system, closed loop, every byte of the answers checked"
+        )?;
         writeln!(f, "{cpu}, {cores} cores, Linux {kernel}, {date}, commit {commit}")?;
         writeln!(
             f,
-            "rounds of {} s; median (min .. max) of the quiet rounds, of all rounds where none was quiet; \
-             SHADOWSLICE_BENCH_ROUNDS, _SECONDS, _PATIENCE, _CONNECTIONS, _ONLY, _JSON change it",
+            "rounds of {} s; median (min .. max) of the quiet rounds, or of all rounds if none was quiet; \
+             set SHADOWSLICE_BENCH_ROUNDS, _SECONDS, _PATIENCE, _CONNECTIONS, _ONLY or _JSON to change it",
             self.seconds_per_round
         )?;
         let mut lines = vec![COLUMNS.map(String::from)];

@@ -1,4 +1,4 @@
-//! The servers under measurement, started once for all rounds.
+//! The servers that the echo benchmark measures. They start once and run for all rounds.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::PathBuf;
@@ -20,21 +20,21 @@ use crate::http::HttpEchoClient;
 use crate::machine::{CpuClock, ServerClocks};
 use crate::plan::{self, EchoProtocol, EchoSetting, ServerKind, Transport};
 
-/// shadowslice and the bare server.
+/// The supervisor with its workers, and the bare server.
 pub(crate) struct EchoServers {
     system: Server,
     bare: Bare,
     tcp: SocketAddr,
 }
 
-/// The bare server's process; it ends when its standard input is closed.
+/// The process of the bare server. It ends when its standard input is closed.
 struct Bare {
     folder: TempDir,
     child: Child,
 }
 
 impl EchoServers {
-    /// Starts both, and returns when they serve.
+    /// Starts both servers, and returns when they are ready.
     pub(crate) async fn start(settings: &[EchoSetting]) -> Result<Self, MeasureError> {
         let tcp = free_address()?;
         let most = settings.iter().map(|setting| setting.connections).max().unwrap_or(1);
@@ -98,7 +98,7 @@ impl EchoServers {
         })
     }
 
-    /// Stops both.
+    /// Stops both servers.
     pub(crate) async fn stop(mut self) -> Result<(), MeasureError> {
         drop(self.bare.child.stdin.take());
         self.bare.child.wait().await?;
@@ -125,12 +125,13 @@ impl Bare {
     }
 }
 
-/// A TCP address that was free a moment ago.
+/// Returns a TCP address of the loop-back device that was free at the time of the call.
 pub(crate) fn free_address() -> std::io::Result<SocketAddr> {
     TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()
 }
 
-/// Models without a profile, which answer at once; everything else as far as possible at its default.
+/// Returns a configuration with emulated models that have no profile, so they answer at once. Other
+/// keys keep their defaults where the load permits.
 fn config(tcp: SocketAddr, connections: u16) -> String {
     let model = |bytes| {
         format!(

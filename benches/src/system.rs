@@ -1,4 +1,4 @@
-//! shadowslice alone, on sockets of its own: which binaries, which models, how many connections.
+//! A supervisor that runs a chosen build, with chosen models and limits.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -17,17 +17,20 @@ use crate::machine::{CpuClock, ServerClocks};
 use crate::plan::{EchoProtocol, EchoSetting, Transport};
 use crate::servers::free_address;
 
-/// Largest request, largest answer and a queue's memory, in MiB: the defaults, and for tensors of more than a MiB.
+/// The default limits on a request, an answer and a queue's memory, in MiB.
 const LIMITS_MIB: [usize; 3] = [64, 64, 256];
+/// The same limits for tensors larger than [`LARGE_TENSOR`], in MiB.
 const LARGE_LIMITS_MIB: [usize; 3] = [128, 128, 512];
+/// The tensor size above which limits are raised, in bytes.
 const LARGE_TENSOR: usize = 1 << 20;
 
-/// The default of a batch's requests, and the bytes in a batch for which it is lowered: workers
-/// warm up with full batches.
+/// The default of `batch.max`, in requests.
 const BATCH: usize = 32;
+/// The maximum size of a batch, in bytes. Workers warm up with full batches, so the batches of large
+/// tensors are smaller.
 const BATCH_BYTES: usize = 64_000_000;
 
-/// A build: its name, and the folder of its binaries.
+/// A build to measure: its name and the folder of its binaries.
 #[derive(Debug, Clone)]
 pub(crate) struct Build {
     pub(crate) name: String,
@@ -38,7 +41,7 @@ impl FromStr for Build {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let (name, folder) = text.split_once('=').ok_or("it must be NAME=DIR")?;
+        let (name, folder) = text.split_once('=').ok_or("give NAME=DIR")?;
         Ok(Self { name: name.to_owned(), folder: folder.into() })
     }
 }
@@ -53,44 +56,44 @@ pub(crate) struct TcpAddresses {
 /// A running supervisor with its workers.
 pub(crate) struct RunningSupervisor {
     server: Server,
-    /// `None` if it listens on Unix sockets only.
+    /// The TCP addresses, or `None` if the supervisor listens on Unix sockets only.
     tcp: Option<TcpAddresses>,
 }
 
 impl RunningSupervisor {
-    /// Starts the binaries that the folder names, and returns when all models serve.
+    /// Starts the supervisor that `home` configures, and returns when all models are ready.
     pub(crate) async fn start(home: Home) -> Result<Self, MeasureError> {
         Ok(Self { server: Server::ready(home).await?, tcp: None })
     }
 
-    /// Starts a supervisor that [`over_tcp`] configured.
+    /// Starts a supervisor on the TCP addresses that [`over_tcp`] returned with `home`.
     pub(crate) async fn start_on(home: Home, addresses: TcpAddresses) -> Result<Self, MeasureError> {
         Ok(Self { tcp: Some(addresses), ..Self::start(home).await? })
     }
 
-    /// The supervisor's process number.
+    /// Returns the process ID of the supervisor.
     pub(crate) fn supervisor(&self) -> i32 {
         self.server.process().pid
     }
 
-    /// Its workers' process numbers.
+    /// Returns the process IDs of the workers.
     pub(crate) fn workers(&self) -> Vec<i32> {
         self.server.children().into_iter().map(|worker| worker.pid).collect()
     }
 
-    /// The folder that it runs in.
+    /// Returns the supervisor's folder.
     pub(crate) fn folder(&self) -> &Path {
         self.server.home().path()
     }
 
-    /// The clocks of its processes.
+    /// Returns the CPU clocks of all processes.
     pub(crate) fn clocks(&self) -> Result<ServerClocks, MeasureError> {
         let clock = |pid: i32| CpuClock::of(Pid::from_raw(pid));
         let workers = self.workers().into_iter().map(clock).collect::<Result<_, _>>()?;
         Ok(ServerClocks { server: clock(self.supervisor())?, workers })
     }
 
-    /// The client numbered `connection` of a setting.
+    /// Returns the client with the number `connection` of a setting.
     pub(crate) async fn client(
         &self,
         setting: &EchoSetting,
@@ -116,7 +119,7 @@ impl RunningSupervisor {
         }
     }
 
-    /// All clients of a setting.
+    /// Returns all clients of a setting.
     pub(crate) async fn clients(&self, setting: &EchoSetting) -> Result<Vec<EchoClient>, ExchangeError> {
         let mut clients = Vec::new();
         for connection in 0..setting.connections {
@@ -125,7 +128,7 @@ impl RunningSupervisor {
         Ok(clients)
     }
 
-    /// Lets these clients ask for `span`, and measures.
+    /// Measures a closed loop of these clients for `span`.
     pub(crate) async fn round(
         &self,
         clients: Vec<EchoClient>,
@@ -134,19 +137,19 @@ impl RunningSupervisor {
         closed_loop::run(clients, span, &self.clocks()?).await
     }
 
-    /// Stops it; it must leave nothing behind.
+    /// Stops the supervisor. Processes or files that remain are an error.
     pub(crate) async fn stop(self) -> Result<(), MeasureError> {
         Ok(self.server.stop().await?)
     }
 }
 
-/// A folder for a supervisor of these binaries with one model for each tensor size, with shares
-/// that stay as they are.
+/// Returns a folder for a supervisor of these binaries, with one model for each tensor size and the
+/// policy `static`.
 pub(crate) fn home(binaries: &Path, sizes: &[usize], connections: u16) -> Result<Home, MeasureError> {
     home_under("static", binaries, sizes, connections)
 }
 
-/// The same under a policy.
+/// Returns a folder as [`home`] does, with another policy.
 pub(crate) fn home_under(
     policy: &str,
     binaries: &Path,
@@ -175,8 +178,8 @@ fn with_binary(mut home: Home, binaries: &Path) -> Result<Home, MeasureError> {
     Ok(home)
 }
 
-/// Emulated models without a profile, which answer at once. Limits rise above their defaults only
-/// where tensors need it.
+/// Returns a configuration with emulated models that have no profile, so they answer at once. Limits
+/// exceed their defaults only for large tensors.
 fn config(policy: &str, sizes: &[usize], connections: u16, tcp: Option<TcpAddresses>) -> String {
     let [http, grpc] = match tcp {
         Some(TcpAddresses { http, grpc }) => [http, grpc].map(|address| format!(", \"{address}\"")),

@@ -25,7 +25,7 @@ fn counts_of_two_builds_stand_side_by_side() {
     for row in ["| supervisor | one |", "| supervisor | other |", "| worker | one |", "| worker | other |"] {
         assert!(page.contains(&format!("| grpc unix 64 B x8 {row}")), "{page}");
     }
-    assert!(page.contains("Left out, because it was left out by `--no-profile`"), "{page}");
+    assert!(page.contains("Left out, because `--no-profile` is set"), "{page}");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The cost of a request, counted.
+//! Counts the cost of a request.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! Whether a cost grows faster than the load.
+//! Measures how costs scale with the load.
 
 use std::process::ExitCode;
 

@@ -1,5 +1,5 @@
-//! Whether the data path has become slower: two builds side by side, in rounds that alternate, as
-//! ratios of CPU time per request, throughput and median latency.
+//! The comparison of two builds' data paths. Rounds of the builds alternate. The results are ratios of
+//! CPU time per request, throughput and median latency.
 
 mod page;
 
@@ -15,41 +15,42 @@ use crate::plan::{EchoProtocol, EchoSetting, LARGE, SMALL, ServerKind, Transport
 use crate::system::{Build, RunningSupervisor, over_tcp};
 use crate::{MeasureError, chain, finish};
 
-/// Measures echo requests through two builds in turn, and writes a page with their ratios.
+/// Measure echo requests through two builds in turn, and write a page with their ratios. With the
+/// default options this takes about two minutes.
 ///
-/// Both builds run all the time, each with its own sockets; only one of them gets requests at a
-/// time. A ratio is the median over pairs of rounds, which follow each other. Nothing fails if a
-/// build is slower: the ratios depend on the machine.
+/// Both builds run all the time, each with its own sockets, but only one of them gets requests at a
+/// time. A ratio is the median over pairs of successive rounds. A slower build is not a failure, because
+/// the ratios depend on the machine.
 #[derive(Debug, Parser)]
 #[command(name = "shadowslice-compare")]
 struct Options {
-    /// The build to compare with, and its name on the page, such as `0.1.0=target/baseline`
+    /// The baseline's name on the page and its folder, for example `0.1.0=target/baseline`
     #[arg(long, value_name = "NAME=DIR")]
     before: Build,
-    /// The build to compare, likewise
+    /// The name and the folder of the build to compare with the baseline
     #[arg(long, value_name = "NAME=DIR")]
     after: Build,
-    /// Seconds of one round
+    /// The length of a round, in seconds
     #[arg(long, default_value_t = 1.0)]
     seconds: f64,
-    /// Pairs of rounds for each setting
+    /// The number of pairs of rounds of each setting
     #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
-    /// Only the settings that have this text in their names, such as `http tcp 64 B`
+    /// Measure only settings whose names contain this text, for example `http tcp 64 B`
     #[arg(long, default_value = "")]
     only: String,
-    /// Where the page goes; without it the table is only shown
+    /// The file to write the page to. Without it, the program only prints the table
     #[arg(long)]
     page: Option<PathBuf>,
 }
 
-/// A setting, and a round of each build for each pair.
+/// A setting with its pairs of rounds, one round of each build.
 struct ComparedSetting {
     setting: EchoSetting,
     pairs: Vec<[RoundResult; 2]>,
 }
 
-/// Runs the program, as its command line says.
+/// Runs the comparison with the options of the command line.
 pub fn compare() -> ExitCode {
     let options = Options::parse();
     finish(|| {
@@ -67,7 +68,7 @@ async fn run(options: &Options) -> Result<(), MeasureError> {
     let settings: Vec<EchoSetting> =
         settings().into_iter().filter(|setting| setting.to_string().contains(&options.only)).collect();
     let Some(most) = settings.iter().map(|setting| setting.connections).max() else {
-        return Err(format!("no setting's name contains {:?}", options.only).into());
+        return Err(format!("no setting matches --only {:?}", options.only).into());
     };
     let span = Duration::try_from_secs_f64(options.seconds)?;
     let mut systems = Vec::new();
@@ -91,14 +92,14 @@ async fn run(options: &Options) -> Result<(), MeasureError> {
     if let Some(path) = &options.page {
         fs::write(path, page::of(&rows, options))
             .map_err(|error| format!("cannot write {}: {error}", path.display()))?;
-        println!("the page: {}", path.display());
+        println!("wrote {}", path.display());
     }
     Ok(())
 }
 
-/// Returns the settings: what most clients do, and one for each kind of cost.
+/// Returns the settings: common loads, and one load for each kind of cost.
 fn settings() -> Vec<EchoSetting> {
-    let of = |(protocol, bytes, connections)| EchoSetting {
+    let setting = |protocol, bytes, connections| EchoSetting {
         server: ServerKind::Shadowslice,
         protocol,
         transport: Transport::Tcp,
@@ -106,17 +107,16 @@ fn settings() -> Vec<EchoSetting> {
         connections,
     };
     [
-        (EchoProtocol::Http, SMALL, 1),
-        (EchoProtocol::Http, SMALL, 128),
-        (EchoProtocol::Http, LARGE, 8),
-        (EchoProtocol::Grpc, SMALL, 1),
-        (EchoProtocol::Grpc, SMALL, 32),
+        setting(EchoProtocol::Http, SMALL, 1),
+        setting(EchoProtocol::Http, SMALL, 128),
+        setting(EchoProtocol::Http, LARGE, 8),
+        setting(EchoProtocol::Grpc, SMALL, 1),
+        setting(EchoProtocol::Grpc, SMALL, 32),
     ]
-    .map(of)
     .into()
 }
 
-/// Measures a round of each build. Every other time the second build comes first.
+/// Measures a round of each build. If `reversed`, the second build comes first.
 async fn pair(
     systems: &[RunningSupervisor],
     setting: &EchoSetting,

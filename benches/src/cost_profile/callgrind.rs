@@ -1,10 +1,10 @@
-//! Callgrind's output: instructions of each function, and how often each function called which.
+//! A parser for Callgrind's output: the instructions and the calls of each function.
 
 use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-/// The functions by which memory is taken, of the C library and of jemalloc.
+/// The functions of the C library and of jemalloc that allocate memory.
 const ALLOCATORS: [&str; 11] = [
     "malloc",
     "calloc",
@@ -19,26 +19,26 @@ const ALLOCATORS: [&str; 11] = [
     "_rjem_aligned_alloc",
 ];
 
-/// The functions by which it is given back.
+/// The functions of the C library and of jemalloc that release memory.
 const RELEASERS: [&str; 4] = ["free", "_rjem_free", "_rjem_dallocx", "_rjem_sdallocx"];
 
-/// A call's cost may be charged to a function within the allocator.
-const INSIDE: [&str; 6] = ["_int_", "_rjem_", "malloc", "realloc", "unlink_chunk", "do_rallocx"];
+/// The prefixes of functions inside an allocator. Their calls to each other don't count.
+const ALLOCATOR_INTERNALS: [&str; 6] = ["_int_", "_rjem_", "malloc", "realloc", "unlink_chunk", "do_rallocx"];
 
-/// A profile of one process.
+/// The profile of one process.
 #[derive(Debug, Clone, Default, Serialize)]
 pub(crate) struct CallgrindProfile {
-    /// Instructions in all.
+    /// The total number of instructions.
     pub(crate) instructions: u64,
     functions: BTreeMap<String, FunctionCost>,
-    /// Calls of memory's functions by caller.
-    pub(crate) allocating: BTreeMap<String, u64>,
+    /// The number of allocations by each calling function.
+    pub(crate) allocations_by_caller: BTreeMap<String, u64>,
     pub(crate) allocations: u64,
     pub(crate) releases: u64,
     pub(crate) copies: u64,
-    /// Instructions within `memcpy` and `memmove`.
-    pub(crate) copying: u64,
-    /// Locks of parking_lot's that were not free at once.
+    /// The number of instructions in `memcpy` and `memmove`.
+    pub(crate) copy_instructions: u64,
+    /// The number of times a `parking_lot` lock was contended.
     pub(crate) contended: u64,
 }
 
@@ -47,14 +47,14 @@ pub(crate) struct CallgrindProfile {
 pub(crate) struct FunctionCost {
     pub(crate) calls: u64,
     pub(crate) itself: u64,
-    /// With all that it called.
+    /// The instructions including those of called functions.
     pub(crate) inclusive: u64,
 }
 
 impl CallgrindProfile {
-    /// Reads Callgrind's format: `fn=` begins a function, lines of position and cost follow; after
-    /// `cfn=` and `calls=`, one such line is the cost of that call. A name is written out once, and
-    /// is a number from then on.
+    /// Reads Callgrind's format. `fn=` begins a function, and lines of position and cost follow. After
+    /// `cfn=` and `calls=`, one such line has the cost of the calls. The first occurrence of a name
+    /// assigns a number to it; later ones have only the number.
     pub(crate) fn parse(text: &str) -> Self {
         let mut profile = Self::default();
         let mut names: BTreeMap<&str, String> = BTreeMap::new();
@@ -82,51 +82,52 @@ impl CallgrindProfile {
         self.instructions += cost;
         let function = self.functions.entry(name.to_owned()).or_default();
         function.itself += cost;
-        if copies(name) {
-            self.copying += cost;
+        if is_copy(name) {
+            self.copy_instructions += cost;
         }
     }
 
     fn call(&mut self, caller: &str, called: &str, calls: u64, cost: u64) {
         let function = self.functions.entry(called.to_owned()).or_default();
         function.calls += calls;
-        // Of a recursion only the outermost call counts.
+        // Only the outermost call of a recursion counts.
         if caller != called {
             function.inclusive += cost;
         }
-        let within = INSIDE.iter().any(|part| caller.starts_with(part));
+        let within = ALLOCATOR_INTERNALS.iter().any(|part| caller.starts_with(part));
         if ALLOCATORS.contains(&called) && !within {
             self.allocations += calls;
-            *self.allocating.entry(caller.to_owned()).or_default() += calls;
+            *self.allocations_by_caller.entry(caller.to_owned()).or_default() += calls;
         } else if RELEASERS.contains(&called) && !within {
             self.releases += calls;
-        } else if copies(called) {
+        } else if is_copy(called) {
             self.copies += calls;
         } else if called.contains("lock_slow") {
             self.contended += calls;
         }
     }
 
-    /// The functions with the most instructions by `key`, most first.
-    pub(crate) fn top(&self, many: usize, key: fn(&FunctionCost) -> u64) -> Vec<(&str, FunctionCost)> {
+    /// Returns the `count` functions with the most instructions by `key`, in descending order.
+    pub(crate) fn top(&self, count: usize, key: fn(&FunctionCost) -> u64) -> Vec<(&str, FunctionCost)> {
         let mut all: Vec<(&str, FunctionCost)> =
             self.functions.iter().map(|(name, function)| (name.as_str(), *function)).collect();
         all.sort_by_key(|(_, function)| std::cmp::Reverse(key(function)));
-        all.truncate(many);
+        all.truncate(count);
         all
     }
 
-    /// The functions that allocated memory most often.
-    pub(crate) fn top_allocating(&self, many: usize) -> Vec<(&str, u64)> {
+    /// Returns the `count` functions with the most allocations, in descending order.
+    pub(crate) fn top_allocating(&self, count: usize) -> Vec<(&str, u64)> {
         let mut all: Vec<(&str, u64)> =
-            self.allocating.iter().map(|(name, calls)| (name.as_str(), *calls)).collect();
+            self.allocations_by_caller.iter().map(|(name, calls)| (name.as_str(), *calls)).collect();
         all.sort_by_key(|(_, calls)| std::cmp::Reverse(*calls));
-        all.truncate(many);
+        all.truncate(count);
         all
     }
 }
 
-/// `(7) name` says what 7 means, `(7)` means it. A recursion's depth at the end is cut off.
+/// Returns the name that a reference stands for. `(7) name` assigns the number 7 to a name, `(7)` refers
+/// to it. A recursion depth at the end of the name is removed.
 fn resolve<'t>(text: &'t str, names: &mut BTreeMap<&'t str, String>) -> String {
     let (number, name) = text.split_once(' ').map_or((text, None), |(number, name)| (number, Some(name)));
     if let Some(name) = name {
@@ -136,8 +137,8 @@ fn resolve<'t>(text: &'t str, names: &mut BTreeMap<&'t str, String>) -> String {
     names.get(number).cloned().unwrap_or_default()
 }
 
-fn copies(name: &str) -> bool {
-    ["__memcpy_", "__memmove_", "memcpy", "memmove"].iter().any(|copying| name.starts_with(copying))
+fn is_copy(name: &str) -> bool {
+    ["__memcpy_", "__memmove_", "memcpy", "memmove"].iter().any(|prefix| name.starts_with(prefix))
 }
 
 #[cfg(test)]
@@ -153,17 +154,10 @@ mod tests {
     fn costs_calls_and_callers() {
         let profile = CallgrindProfile::parse(TEXT);
         assert_eq!(profile.instructions, 5 + 7 + 60 + 8 + 2);
-        assert_eq!((profile.allocations, profile.copies, profile.copying), (3, 2, 8));
-        assert_eq!(
-            profile.top_allocating(9),
-            [("serve", 3)],
-            "the allocator's own calls are not requests for memory"
-        );
+        assert_eq!((profile.allocations, profile.copies, profile.copy_instructions), (3, 2, 8));
+        assert_eq!(profile.top_allocating(9), [("serve", 3)], "the allocator's internal calls do not count");
         let malloc = profile.top(1, |function| function.inclusive)[0];
         assert_eq!((malloc.0, malloc.1.calls, malloc.1.inclusive, malloc.1.itself), ("malloc", 4, 66, 60));
-        assert_eq!(
-            profile.functions["serve"].inclusive, 0,
-            "a recursion is counted once, by the call that began it"
-        );
+        assert_eq!(profile.functions["serve"].inclusive, 0, "only the outermost call of a recursion counts");
     }
 }

@@ -1,25 +1,25 @@
-//! Context switches, as `/proc` counts them for each thread.
+//! The number of context switches, which `/proc` counts for each thread.
 
 use std::fs;
 use std::ops::Sub;
 
 use serde::Serialize;
 
-/// Context switches of processes since their threads began. A thread that has ended takes its own along.
+/// The context switches of a process's threads since they started. Ended threads don't count.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct ContextSwitches {
-    /// The thread had nothing to do and slept.
+    /// The number of times a thread slept.
     pub(crate) voluntary: u64,
-    /// It was preempted.
+    /// The number of times a thread was preempted.
     pub(crate) involuntary: u64,
 }
 
 impl ContextSwitches {
-    /// Of all threads of these processes, so far.
+    /// Reads the context switches of all threads of these processes.
     pub(crate) fn of(pids: &[i32]) -> Self {
         let tasks = pids.iter().flat_map(|pid| fs::read_dir(format!("/proc/{pid}/task")));
         tasks.flatten().flatten().fold(Self::default(), |sum, task| {
-            // A thread that has just ended has no status any more.
+            // The status of a thread that has just ended cannot be read.
             let status = fs::read_to_string(task.path().join("status")).unwrap_or_default();
             let one = Self::parse(&status);
             Self { voluntary: sum.voluntary + one.voluntary, involuntary: sum.involuntary + one.involuntary }

@@ -1,4 +1,4 @@
-//! System calls, wake-ups and page faults, counted in the kernel by `perf stat` at tracepoints.
+//! The numbers of system calls, wake-ups and page faults, which `perf stat` counts at tracepoints.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,10 +11,10 @@ use tokio::process::{Child, Command};
 
 use crate::MeasureError;
 
-/// Where the kernel lists the tracepoints that there are.
+/// The folder in which the kernel lists its tracepoints for system calls.
 const TRACEPOINTS: &str = "/sys/kernel/tracing/events/syscalls";
 
-/// The system calls that are counted by name; all others are one number.
+/// The system calls that are counted by name. All others share one number.
 const NAMES: [&str; 38] = [
     "accept4",
     "brk",
@@ -60,46 +60,45 @@ const ALL: &str = "raw_syscalls:sys_enter";
 const WAKE_UPS: &str = "sched:sched_wakeup";
 const FAULTS: &str = "page-faults";
 
-/// The counts.
+/// The counts of one process.
 #[derive(Debug, Clone, Default, Serialize)]
 pub(crate) struct KernelCounts {
-    /// System calls in all.
+    /// The total number of system calls.
     pub(crate) all: u64,
-    /// The calls that are counted by name and were made.
+    /// The number of calls by name, without names that were not called.
     pub(crate) by_name: BTreeMap<String, u64>,
-    /// Sleeping threads that these processes woke, in these and in other processes.
+    /// The number of sleeping threads that the process woke, in any process.
     pub(crate) wake_ups: u64,
-    /// Page faults.
+    /// The number of page faults.
     pub(crate) faults: u64,
 }
 
-/// `perf stat` while it counts.
+/// A `perf stat` process that is counting.
 pub(crate) struct PerfStat {
-    perf: Child,
+    child: Child,
     output: PathBuf,
 }
 
-/// Why it cannot count here, if it cannot.
+/// Returns the reason why `perf stat` cannot count on this host, if there is one.
 pub(crate) async fn missing() -> Option<String> {
     let mut trial = Command::new("perf");
     trial.args(["stat", "-e", ALL, "true"]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     match trial.status().await {
         Ok(status) if status.success() && Path::new(TRACEPOINTS).is_dir() => None,
-        Ok(_) => Some("`perf stat` may not use tracepoints here; root may".into()),
-        Err(_) => Some("`perf` is not installed (Debian: linux-perf)".into()),
+        Ok(_) => Some("`perf stat` may not use tracepoints; run as root".into()),
+        Err(_) => Some("`perf` is not installed (Debian package linux-perf)".into()),
     }
 }
 
 impl PerfStat {
-    /// Begins to count for a process; when it returns, all threads are counted. Under perf, a
-    /// command of this program runs as long as the counting: it says when it begins, and ends with
-    /// its input.
+    /// Starts to count for all threads of a process, and returns when counting has begun. perf counts
+    /// while its command runs: a shell that prints a line at its start and ends with its input.
     pub(crate) async fn begin(pid: i32, output: PathBuf) -> Result<Self, MeasureError> {
-        let known = |name: &&&str| Path::new(TRACEPOINTS).join(format!("sys_enter_{name}")).is_dir();
-        let named = NAMES.iter().filter(known).map(|name| format!("syscalls:sys_enter_{name}"));
+        let exists = |name: &&&str| Path::new(TRACEPOINTS).join(format!("sys_enter_{name}")).is_dir();
+        let named = NAMES.iter().filter(exists).map(|name| format!("syscalls:sys_enter_{name}"));
         let events: Vec<String> =
             [ALL, WAKE_UPS, FAULTS].map(String::from).into_iter().chain(named).collect();
-        let mut perf = Command::new("perf")
+        let mut child = Command::new("perf")
             .args(["stat", "-x", ",", "-e", &events.join(","), "-p", &pid.to_string(), "-o"])
             .arg(&output)
             .args(["--", "sh", "-c", "echo begun; exec cat"])
@@ -107,15 +106,15 @@ impl PerfStat {
             .stdout(Stdio::piped())
             .kill_on_drop(true)
             .spawn()?;
-        let begun = perf.stdout.as_mut().ok_or("perf has no standard output")?.read_u8().await;
-        begun.map_err(|_| "perf stat could not begin to count")?;
-        Ok(Self { perf, output })
+        let begun = child.stdout.as_mut().ok_or("perf has no standard output")?.read_u8().await;
+        begun.map_err(|_| "cannot start counting with perf stat")?;
+        Ok(Self { child, output })
     }
 
-    /// Ends counting.
+    /// Stops counting, and returns the counts.
     pub(crate) async fn end(mut self) -> Result<KernelCounts, MeasureError> {
-        drop(self.perf.stdin.take());
-        if !self.perf.wait().await?.success() {
+        drop(self.child.stdin.take());
+        if !self.child.wait().await?.success() {
             return Err("perf stat failed".into());
         }
         Ok(KernelCounts::parse(&fs::read_to_string(&self.output)?))
@@ -123,7 +122,8 @@ impl PerfStat {
 }
 
 impl KernelCounts {
-    /// Reads lines of `count,unit,event,...`. An event that never happened is `<not counted>`.
+    /// Reads lines of the form `count,unit,event,…`. An event that did not happen has the count
+    /// `<not counted>`, which is read as 0.
     fn parse(text: &str) -> Self {
         let mut calls = Self::default();
         for line in text.lines() {
@@ -144,7 +144,7 @@ impl KernelCounts {
         calls
     }
 
-    /// System calls that are not told apart.
+    /// Returns the number of system calls that are not counted by name.
     pub(crate) fn others(&self) -> u64 {
         self.all.saturating_sub(self.by_name.values().sum())
     }

@@ -1,5 +1,5 @@
-//! The cost of a request, counted rather than timed: system calls, context switches, page faults,
-//! instructions, allocations and copies per request, for one or several builds side by side.
+//! The cost of a request in counts instead of times: system calls, context switches, page faults,
+//! instructions, allocations and copies per request, for one or more builds.
 
 mod callgrind;
 pub(crate) mod context_switches;
@@ -22,49 +22,49 @@ use callgrind::CallgrindProfile;
 use context_switches::ContextSwitches;
 use kernel_counts::{KernelCounts, PerfStat};
 
-/// Requests before anything is counted.
+/// The number of requests before counting begins.
 const WARM_UP: u64 = 500;
 
-/// A large request takes about so many times as long as a small one.
+/// The factor by which large requests are fewer, because they take about that much longer.
 const LARGE_RATIO: u64 = 10;
 
-/// Under Callgrind requests take about so many times as long.
+/// The factor by which profiled requests are fewer, because Callgrind slows requests down.
 const PROFILED_RATIO: u64 = 5;
 
-/// Counts what an echo request costs, and writes a page.
+/// Count the cost of an echo request, and write a page.
 ///
 /// System calls, wake-ups and page faults come from `perf stat`, context switches from `/proc`,
-/// instructions, allocations and copies from Valgrind's Callgrind. What is not installed is said,
-/// and left out.
+/// instructions, allocations and copies from Valgrind's Callgrind. If a tool is missing, a note says so
+/// and its columns are left out. With the default options this takes about four minutes on two cores.
 #[derive(Debug, Parser)]
 #[command(name = "shadowslice-cost-profile")]
 struct Options {
-    /// Binaries to count, and what the page calls them, such as `before=target/before`; once for
-    /// each build [default: those beside this program]
+    /// A build to measure: its name on the page and its folder, for example `before=target/before`. Repeat
+    /// the option for each build [default: the folder of this program]
     #[arg(long, value_name = "NAME=DIR")]
     binaries: Vec<Build>,
-    /// Small requests of one count; of large ones a tenth, and of those profiled a fifth
+    /// The number of small requests to count. Large requests are a tenth as many, profiled ones a fifth
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(100..=10_000_000))]
     requests: u64,
-    /// Only the settings that have this text in their names, such as `http unix 64 B`
+    /// Measure only settings whose names contain this text, for example `http unix 64 B`
     #[arg(long, default_value = "")]
     only: String,
-    /// Leaves Callgrind out, which takes most of the time
+    /// Do not run Callgrind, which takes most of the time
     #[arg(long)]
     no_profile: bool,
-    /// Where the page goes; without it the tables are only shown
+    /// The file to write the page to. Without it, the program only prints the tables
     #[arg(long)]
     page: Option<PathBuf>,
 }
 
-/// Something of each of the two processes.
+/// A value for each of the two processes.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PerProcess<T> {
     pub(crate) supervisor: T,
     pub(crate) worker: T,
 }
 
-/// Which tools there are not, and why.
+/// The reasons why tools cannot be used, for each missing tool.
 #[derive(Debug, Default)]
 struct MissingTools {
     calls: Option<String>,
@@ -78,11 +78,11 @@ struct SettingCounts {
     requests: u64,
     switches: PerProcess<ContextSwitches>,
     calls: Option<PerProcess<KernelCounts>>,
-    /// Of the supervisor, with the number of requests that were profiled.
+    /// The supervisor's profile, with the number of profiled requests.
     profile: Option<(u64, CallgrindProfile)>,
 }
 
-/// The whole program, as its command line says.
+/// Runs the cost profile with the options of the command line.
 pub fn cost_profile() -> ExitCode {
     let options = Options::parse();
     finish(|| {
@@ -97,17 +97,17 @@ pub fn cost_profile() -> ExitCode {
 }
 
 async fn run(options: &Options) -> Result<(), MeasureError> {
-    let own = || -> Result<Build, MeasureError> {
+    let own_build = || -> Result<Build, MeasureError> {
         let program = std::env::current_exe()?;
-        let folder = program.parent().ok_or("this program has no folder")?;
+        let folder = program.parent().ok_or("cannot find the folder of this program; set --binaries")?;
         Ok(Build { name: "this build".into(), folder: folder.to_owned() })
     };
-    let builds = if options.binaries.is_empty() { vec![own()?] } else { options.binaries.clone() };
-    let skipped = options.no_profile.then(|| "it was left out by `--no-profile`".to_owned());
+    let builds = if options.binaries.is_empty() { vec![own_build()?] } else { options.binaries.clone() };
+    let skipped = options.no_profile.then(|| "`--no-profile` is set".to_owned());
     let missing =
         MissingTools { calls: kernel_counts::missing().await, profile: skipped.or(profile::missing().await) };
     for reason in [&missing.calls, &missing.profile].into_iter().flatten() {
-        eprintln!("note: some columns are left out: {reason}");
+        eprintln!("note: leaving out some columns, because {reason}");
     }
     let settings: Vec<EchoSetting> =
         settings().into_iter().filter(|setting| setting.to_string().contains(&options.only)).collect();
@@ -120,18 +120,18 @@ async fn run(options: &Options) -> Result<(), MeasureError> {
         }
     }
     if counts.is_empty() {
-        return Err(format!("no setting's name holds {:?}", options.only).into());
+        return Err(format!("no setting matches --only {:?}", options.only).into());
     }
     println!("{}", page::tables(&counts));
     if let Some(path) = &options.page {
         fs::write(path, page::of(&counts, &missing))
             .map_err(|error| format!("cannot write {}: {error}", path.display()))?;
-        println!("the page: {}", path.display());
+        println!("wrote {}", path.display());
     }
     Ok(())
 }
 
-/// Both protocols, both sizes, few and many connections.
+/// Returns the settings: both protocols and both tensor sizes, over few and many connections.
 fn settings() -> Vec<EchoSetting> {
     let kinds = [(SMALL, 1), (SMALL, 8), (SMALL, 128), (LARGE, 1), (LARGE, 8)];
     let of = |protocol, (bytes, connections)| EchoSetting {
@@ -165,7 +165,8 @@ async fn count(
     Ok(SettingCounts { build: build.name.clone(), setting: *setting, requests, switches, calls, profile })
 }
 
-/// Counts what can be counted at full speed. Clients connect and warm up before.
+/// Counts context switches and system calls at full speed, after the clients have connected and warmed
+/// up.
 async fn native(
     folder: &Path,
     setting: &EchoSetting,
@@ -173,7 +174,7 @@ async fn native(
     with_calls: bool,
 ) -> Result<(PerProcess<ContextSwitches>, Option<PerProcess<KernelCounts>>), MeasureError> {
     let system = RunningSupervisor::start(home(folder, &[setting.bytes], setting.connections)?).await?;
-    let worker = *system.workers().first().ok_or("there is no worker")?;
+    let worker = *system.workers().first().ok_or("the supervisor has no worker")?;
     let supervisor = system.supervisor();
     let mut clients = send(system.clients(setting).await?, WARM_UP).await?;
     let switches = || PerProcess {

@@ -1,4 +1,4 @@
-//! The counts as a page.
+//! The page of the cost profile.
 
 use crate::cost_profile::callgrind::{CallgrindProfile, FunctionCost};
 use crate::cost_profile::context_switches::ContextSwitches;
@@ -7,13 +7,13 @@ use crate::cost_profile::{MissingTools, SettingCounts};
 use crate::machine::HostInfo;
 use crate::table;
 
-/// How many functions a list shows.
+/// The maximum number of functions in a list.
 const FUNCTIONS: usize = 30;
 
-/// The settings with a list of functions.
+/// The settings for which the page lists functions.
 const LISTED: [&str; 2] = ["http unix 64 B x8", "http unix 600000 B x8"];
 
-/// The whole page.
+/// Returns the page.
 pub(super) fn of(counts: &[SettingCounts], missing: &MissingTools) -> String {
     let HostInfo { cpu, cores, kernel, date, .. } = HostInfo::here();
     let left_out: String = [&missing.calls, &missing.profile]
@@ -22,36 +22,36 @@ pub(super) fn of(counts: &[SettingCounts], missing: &MissingTools) -> String {
         .map(|reason| format!("\nLeft out, because {reason}.\n"))
         .collect();
     format!(
-        "# What a request costs, counted
+        "# Cost profile of a request
 
-What supervisor and worker do for one echo request, counted instead of timed, so that a busy machine matters little. `make cost-profile` writes this page;
-nothing here is written by hand. {METHODS}
+The work of supervisor and worker for one echo request, in counts instead of times, so that other load on the machine matters little.
+`make cost-profile` writes this page; do not edit it. {METHODS}
 
-{cpu}, {cores} cores that hold supervisor, worker and client, Linux {kernel}, no GPU, emulated engine. {date}.
+{cpu}, {cores} cores shared by supervisor, worker and client, Linux {kernel}, no GPU, emulated engine. {date}.
 {left_out}
 {}",
         tables(counts)
     )
 }
 
-const METHODS: &str = "The load is that of `make bench`'s echo: each connection sends a request, waits for its answer, checks every byte, sends the next. Each setting \
-has a server of its own with one model. Clients connect and warm up first, then a known number of requests is counted, so start-up does not count; what \
-an idle server does meanwhile does.
+const METHODS: &str = "The load is the echo load of `make bench`: each connection sends a request, waits for its answer, checks every byte, and sends the next. Each setting \
+has its own server with one model. Clients connect and warm up first. Then a known number of requests is counted, so the counts exclude start-up. They include \
+the background work of an idle server.
 
-* **system calls**, **wake-ups** (sleeping threads that the process woke, its own and others') and **page faults** are counted in the kernel by `perf stat` at tracepoints, attached \
-to the warm process. Unlike `strace`, which stops a thread twice at every call, that leaves batches and wake-ups about as they are. It takes root.
-* **voluntary** and **involuntary** context switches are those of `/proc/PID/task/*/status`, over as many requests without perf. Voluntary: the thread slept. Involuntary: it was preempted, \
-which depends on which other programs want the cores, and is to be compared within one run at most.
-* **instructions**, **allocations**, **releases** and **copies** come from Valgrind's Callgrind, switched on once all is warm, over fewer requests. It runs threads in turns and some 40 times slower, so it sees \
-no contention, and batches differ from those at full speed. It sees user space only, and only the supervisor: the worker does not start under Valgrind 3.19 \
-(rustix asks the kernel for the vDSO, which Valgrind hides). Allocations are calls of the allocator's functions (the C library's or jemalloc's) from outside the allocator; a `realloc` \
-counts. It does not see their sizes.
-* **copies** are calls of `memcpy` and `memmove`; short ones that the compiler wrote in place are not seen. Callgrind does not see their sizes. But from some kilobytes on the C library \
-copies with one `rep movsb`, which counts as one instruction a byte: for a large tensor, **instructions in copies** over the tensor's bytes is how often it is copied.
-* **locks**: the pipeline's mutex is taken by one instruction in place that no counter sees. A lock that is not free at once ends in `futex` when its thread sleeps; so do tokio's idle \
-threads. Callgrind would show `lock_slow`, which is **slow locks**.";
+* **system calls**, **wake-ups** and **page faults** come from `perf stat` at kernel tracepoints, attached to the warm process. A wake-up is a sleeping thread, of any process, that the \
+process woke. `strace` stops a thread twice at every call; perf leaves batches and wake-ups about as they are. perf needs root.
+* **voluntary** and **involuntary** context switches come from `/proc/PID/task/*/status`, over as many requests without perf. Voluntary: the thread slept. Involuntary: the thread was preempted. \
+The latter depends on other programs, so compare it within one run only.
+* **instructions**, **allocations**, **releases** and **copies** come from Valgrind's Callgrind, over fewer requests, after the warm-up. Callgrind runs one thread at a time and about 40 times slower. \
+So it sees no contention, and batches differ from those at full speed. It sees user space only, and only the supervisor. The worker does not start under Valgrind 3.19, \
+because rustix asks the kernel for the vDSO, which Valgrind hides. An allocation is a call of an allocator function (C library or jemalloc) from outside the allocator, including `realloc`. \
+Callgrind does not see the sizes.
+* **copies** are calls of `memcpy` and `memmove`, without short copies that the compiler inlines. Callgrind does not see their sizes. From a few kilobytes on, the C library \
+copies with `rep movsb`, which counts as one instruction a byte. So for a large tensor, **in copies** divided by the tensor's bytes is the number of times it is copied.
+* **slow locks** are calls of `lock_slow`. An uncontended lock of the pipeline's mutex is one inlined instruction that no counter sees. A contended lock ends in `futex` when its thread sleeps, \
+and so do tokio's idle threads.";
 
-/// All figures.
+/// Returns all tables.
 pub(super) fn tables(counts: &[SettingCounts]) -> String {
     let mut text = format!("## Per request\n\n{}", summary(counts));
     if counts.iter().any(|count| count.calls.is_some()) {
@@ -68,7 +68,7 @@ pub(super) fn tables(counts: &[SettingCounts]) -> String {
     text
 }
 
-/// A process's part of a count.
+/// The counts of one process.
 struct ProcessCounts<'c> {
     process: &'static str,
     switches: &'c ContextSwitches,
@@ -104,7 +104,7 @@ fn summary(counts: &[SettingCounts]) -> String {
     if with_profile {
         heads.extend(["instructions", "in copies", "allocations", "releases", "copies", "slow locks"]);
     }
-    // The builds of a setting next to each other, process by process.
+    // Rows of the same setting and process are adjacent, so that builds are easy to compare.
     let mut rows = Vec::new();
     for setting in counts.chunk_by(|one, next| one.setting == next.setting) {
         for process in 0..2 {
@@ -129,9 +129,16 @@ fn row(count: &SettingCounts, part: &ProcessCounts<'_>) -> Vec<String> {
         cells.extend([calls.all, futex, calls.wake_ups, calls.faults].map(each));
     }
     if let Some((requests, profile)) = part.profile {
-        let CallgrindProfile { instructions, copying, allocations, releases, copies, contended, .. } =
-            profile;
-        cells.extend([instructions, copying].map(|number| whole(*number, requests)));
+        let CallgrindProfile {
+            instructions,
+            copy_instructions,
+            allocations,
+            releases,
+            copies,
+            contended,
+            ..
+        } = profile;
+        cells.extend([instructions, copy_instructions].map(|number| whole(*number, requests)));
         cells.extend([allocations, releases, copies, contended].map(|number| hundredths(*number, requests)));
     } else if count.profile.is_some() {
         cells.extend(std::iter::repeat_n("-".to_owned(), 6));
@@ -148,7 +155,7 @@ fn by_name(counts: &[SettingCounts]) -> String {
                 calls.by_name.iter().map(|(name, number)| (name.as_str(), *number)).collect();
             names.push(("others", calls.others()));
             names.sort_by_key(|(_, number)| std::cmp::Reverse(*number));
-            // An event that happens less than once in two hundred requests is shown as nothing.
+            // An event that happens less than once in two hundred requests would show as 0.00.
             let names = names.into_iter().filter(|(_, number)| number * 200 >= count.requests);
             let text: Vec<String> = names
                 .map(|(name, number)| format!("{name} {}", hundredths(number, count.requests)))
@@ -161,7 +168,7 @@ fn by_name(counts: &[SettingCounts]) -> String {
     table(&["setting", "process", "build", "system calls"], rows.into_iter())
 }
 
-/// The functions with a profile's instructions, and the functions that allocate memory.
+/// Returns lists of the functions with the most instructions and with the most allocations.
 fn functions(count: &SettingCounts, requests: u64, profile: &CallgrindProfile) -> String {
     let rows = |key: fn(&FunctionCost) -> u64| {
         let of = move |(name, function): (&str, FunctionCost)| {
@@ -174,15 +181,15 @@ fn functions(count: &SettingCounts, requests: u64, profile: &CallgrindProfile) -
         };
         profile.top(FUNCTIONS, key).into_iter().map(of).collect::<Vec<_>>().into_iter()
     };
-    let heads = ["function", "calls", "with what it calls", "itself"];
+    let heads = ["function", "calls", "instructions with callees", "own instructions"];
     let callers = profile
         .top_allocating(FUNCTIONS)
         .into_iter()
         .map(|(name, calls)| vec![format!("`{name}`"), hundredths(calls, requests)]);
     let setting = count.setting.to_string();
     format!(
-        "\n## {}, {}: where the supervisor's instructions go\n\nPer request.\n\n{}\nBy their own instructions:\n\n{}\n\
-         Functions that ask for memory (what the compiler put into its caller shows as the caller):\n\n{}",
+        "\n## {}, {}: the supervisor's functions\n\nPer request, by instructions with called functions:\n\n{}\nBy their own instructions:\n\n{}\n\
+         Functions that allocate memory (an inlined function appears as its caller):\n\n{}",
         setting.trim_start_matches("shadowslice "),
         count.build,
         table(&heads, rows(|function| function.inclusive)),

@@ -1,6 +1,5 @@
-//! A supervisor under Callgrind, profiled while it serves a known number of requests. Its worker
-//! runs without: the library by which it reads the clock does not find its way under Valgrind (it
-//! looks for the vDSO, which Valgrind hides).
+//! The profile of a supervisor under Callgrind while it answers a known number of requests. Its worker
+//! runs without Callgrind, because the worker's clock needs the vDSO, which Valgrind hides.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -16,21 +15,21 @@ use crate::cost_profile::callgrind::CallgrindProfile;
 use crate::plan::EchoSetting;
 use crate::system::{RunningSupervisor, home};
 
-/// Requests before anything is profiled.
+/// The number of requests before the profile begins.
 const WARM_UP: u64 = 200;
 
-/// Where Callgrind writes, in the supervisor's folder; it numbers its dumps.
+/// The name of Callgrind's output in the supervisor's folder. Callgrind appends the number of the dump.
 const OUTPUT: &str = "callgrind";
 
-/// Why it cannot profile here, if it cannot.
+/// Returns the reason why Callgrind cannot run on this host, if there is one.
 pub(crate) async fn missing() -> Option<String> {
     let mut trial = Command::new("valgrind");
     trial.arg("--version").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     let works = trial.status().await.is_ok_and(|status| status.success());
-    (!works).then(|| "`valgrind` is not installed (Debian: valgrind)".into())
+    (!works).then(|| "`valgrind` is not installed (Debian package valgrind)".into())
 }
 
-/// Profiles the supervisor over `requests` requests of a setting.
+/// Profiles the supervisor for `requests` requests of a setting.
 pub(crate) async fn profile(
     binaries: &Path,
     setting: &EchoSetting,
@@ -41,17 +40,17 @@ pub(crate) async fn profile(
     home.set_binary(script);
     let system = RunningSupervisor::start(home).await?;
     let clients = send(system.clients(setting).await?, WARM_UP.min(requests)).await?;
-    tell(&system, &["instrumentation", "on"]).await?;
+    control(&system, &["instrumentation", "on"]).await?;
     let clients = send(clients, requests).await?;
-    tell(&system, &["instrumentation", "off"]).await?;
-    tell(&system, &["dump"]).await?;
+    control(&system, &["instrumentation", "off"]).await?;
+    control(&system, &["dump"]).await?;
     let profile = fs::read(system.folder().join(format!("{OUTPUT}.1")))?;
     drop(clients);
     system.stop().await?;
     Ok(CallgrindProfile::parse(&String::from_utf8_lossy(&profile)))
 }
 
-/// A script that runs the binary under Callgrind. Threads take turns there, fairly.
+/// Writes a script that runs the binary under Callgrind, with fair scheduling of its threads.
 fn wrapper(home: &Home, binary: &Path) -> Result<PathBuf, MeasureError> {
     let folder = home.path().display();
     let script = home.write(
@@ -66,8 +65,8 @@ fn wrapper(home: &Home, binary: &Path) -> Result<PathBuf, MeasureError> {
     Ok(script)
 }
 
-/// Tells Callgrind something, and waits until it was done.
-async fn tell(system: &RunningSupervisor, words: &[&str]) -> Result<(), MeasureError> {
+/// Sends a command to Callgrind, and waits until it is done.
+async fn control(system: &RunningSupervisor, words: &[&str]) -> Result<(), MeasureError> {
     let prefix = system.folder().join("vgdb");
     let output = Command::new("vgdb")
         .arg(format!("--vgdb-prefix={}", prefix.display()))
@@ -77,8 +76,8 @@ async fn tell(system: &RunningSupervisor, words: &[&str]) -> Result<(), MeasureE
         .output()
         .await?;
     if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        return Err(format!("vgdb could not say {words:?} to the supervisor: {said}").into());
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        return Err(format!("vgdb failed to send {words:?} to the supervisor: {stderr}").into());
     }
     Ok(())
 }

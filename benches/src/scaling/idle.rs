@@ -1,4 +1,4 @@
-//! The cost of a supervisor without requests.
+//! The cost of a supervisor that has no requests.
 
 use std::path::Path;
 use std::time::Duration;
@@ -12,13 +12,13 @@ use crate::system::{RunningSupervisor, home_under};
 
 const MODELS: usize = 10;
 
-/// A policy that leaves shares alone, and the default, which looks at the models at each interval.
+/// A policy that never changes shares, and the default policy, which decides at each interval.
 pub(super) const POLICIES: [&str; 2] = ["static", "adaptive"];
 
-/// The time after which the rest of the start is over.
-const SETTLE: Duration = Duration::from_secs(3);
+/// The time for start-up work to end before the measurement.
+const SETTLE_TIME: Duration = Duration::from_secs(3);
 
-/// CPU time and wake-ups of an idle supervisor and its workers.
+/// The CPU time and voluntary context switches of an idle supervisor and its workers.
 pub(super) struct IdleCost {
     pub(super) policy: &'static str,
     pub(super) models: usize,
@@ -28,7 +28,7 @@ pub(super) struct IdleCost {
     pub(super) others_percent: f64,
 }
 
-/// Measures it under a policy over `span`.
+/// Measures an idle supervisor with this policy for `span`.
 pub(super) async fn idle(
     binaries: &Path,
     policy: &'static str,
@@ -37,7 +37,7 @@ pub(super) async fn idle(
     eprintln!("idle: {MODELS} models, policy {policy}");
     let sizes: Vec<usize> = (0..MODELS).map(|model| SMALL + 4 * model).collect();
     let system = RunningSupervisor::start(home_under(policy, binaries, &sizes, 1)?).await?;
-    tokio::time::sleep(SETTLE).await;
+    tokio::time::sleep(SETTLE_TIME).await;
     let clocks = system.clocks()?;
     let switches = || (ContextSwitches::of(&[system.supervisor()]), ContextSwitches::of(&system.workers()));
     let (before, switched) = (CpuReading::take(&clocks)?, switches());

@@ -10,29 +10,29 @@ use crate::exchange::EchoClient;
 use crate::plan::{EchoProtocol, EchoSetting, LARGE, SMALL, ServerKind, Transport};
 use crate::system::{RunningSupervisor, home};
 
-/// Connections that send small tensors, and large ones beside them.
+/// The number of connections that send small tensors, and of those that send large ones.
 const SMALL_CONNECTIONS: u16 = 28;
 const LARGE_CONNECTIONS: u16 = 4;
 
-/// Where clients come and go, all of them leave after so many requests, and new clients come.
-const STAY: u64 = 1000;
+/// The number of requests after which all clients of the mixed load reconnect.
+const RECONNECT_AFTER: u64 = 1000;
 
-/// A process's memory, in KiB.
+/// The memory of a process, in KiB.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ProcessMemory {
-    /// Resident.
+    /// The resident memory.
     pub(super) rss: u64,
-    /// Resident; a shared page counts in part for each process that shares it.
+    /// The resident memory, with each shared page divided among the processes that share it.
     pub(super) pss: u64,
-    /// Resident and its own: heap and stacks, not the slabs that it shares with workers.
+    /// The private resident memory: heap and stacks, without the slabs shared with workers.
     pub(super) anonymous: u64,
 }
 
 impl ProcessMemory {
-    /// Of a process, now.
+    /// Reads the memory of a process.
     pub(super) fn of(pid: i32) -> Result<Self, MeasureError> {
         Self::parse(&fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?)
-            .ok_or_else(|| "smaps_rollup lacks a line".into())
+            .ok_or_else(|| format!("/proc/{pid}/smaps_rollup has no Rss, Pss or Anonymous line").into())
     }
 
     fn parse(text: &str) -> Option<Self> {
@@ -44,22 +44,22 @@ impl ProcessMemory {
     }
 }
 
-/// A row of the page.
+/// The supervisor's memory at one point of a load.
 pub(super) struct MemoryRow {
     pub(super) load: &'static str,
-    /// The requests that were sent before.
+    /// A description of what was sent before the reading.
     pub(super) after: String,
     pub(super) memory: ProcessMemory,
-    /// Open files of the supervisor.
+    /// The number of files that the supervisor has open.
     pub(super) files: usize,
 }
 
-/// The load of the clients.
+/// A load after which memory is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum MemoryLoad {
-    /// Small tensors over connections that stay.
+    /// Small tensors over permanent connections.
     Small,
-    /// Both sizes, and clients that come and go.
+    /// Both tensor sizes, with clients that reconnect.
     Mixed,
 }
 
@@ -67,7 +67,7 @@ impl MemoryLoad {
     fn name(self) -> &'static str {
         match self {
             Self::Small => "64 B x32",
-            Self::Mixed => "64 B x28 and 600 kB x4, all connect anew every 1,000 requests",
+            Self::Mixed => "64 B x28 and 600 kB x4, reconnecting every 1,000 requests",
         }
     }
 
@@ -90,7 +90,8 @@ impl MemoryLoad {
     }
 }
 
-/// Memory under both loads, each on a fresh supervisor; the last time after so long a rest.
+/// Measures the memory under both loads, each on a new supervisor. Reads it after each number of
+/// requests, and once more after `rest` without clients.
 pub(super) async fn all(
     binaries: &Path,
     requests: &[u64],
@@ -114,12 +115,12 @@ pub(super) async fn all(
         let mut clients = load.clients(&system).await?;
         for &wanted in requests {
             while sent < wanted {
-                let many = match load {
+                let count = match load {
                     MemoryLoad::Small => wanted - sent,
-                    MemoryLoad::Mixed => STAY.min(wanted - sent),
+                    MemoryLoad::Mixed => RECONNECT_AFTER.min(wanted - sent),
                 };
-                clients = send(clients, many).await?;
-                sent += many;
+                clients = send(clients, count).await?;
+                sent += count;
                 if load == MemoryLoad::Mixed {
                     drop(clients);
                     clients = load.clients(&system).await?;

@@ -1,5 +1,5 @@
-//! Whether costs grow faster than the load: more models, more connections, larger tensors, more
-//! requests; and the costs of an idle supervisor.
+//! How costs scale with the numbers of models and connections, the size of tensors and the number of
+//! requests; and the cost of an idle supervisor.
 
 mod idle;
 mod memory;
@@ -15,38 +15,40 @@ use clap::Parser;
 
 use crate::{MeasureError, finish};
 
-/// Looks for cliffs, and writes a page.
+/// Measure how costs scale with models, connections, tensor sizes and requests, and write a page.
+/// With the default options this takes about six minutes on two cores.
 #[derive(Debug, Parser)]
 #[command(name = "shadowslice-scaling")]
 struct Options {
-    /// The folder of the binaries to measure [default: this program's]
+    /// The folder of the binaries to measure [default: the folder of this program]
     #[arg(long, value_name = "DIR")]
     binaries: Option<PathBuf>,
-    /// What the page calls the binaries [default: what is checked out]
+    /// The name of the binaries on the page [default: the commit that is checked out]
     #[arg(long)]
     name: Option<String>,
-    /// Seconds of one round
+    /// The length of a round, in seconds
     #[arg(long, default_value_t = 1.0)]
     seconds: f64,
-    /// Rounds of each row, of which the one with the median of requests per second is shown
+    /// The number of rounds of each row. The page shows the round with the median of requests per second
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
-    /// Requests after which memory is read, each number on top of the ones before
+    /// The total numbers of requests after which memory is read, in ascending order
     #[arg(long, value_delimiter = ',', default_value = "10000,100000,1000000")]
     requests: Vec<u64>,
-    /// Seconds over which an idle supervisor's CPU time is read
+    /// The time for which an idle supervisor is measured, in seconds
     #[arg(long, default_value_t = 20.0)]
     idle_seconds: f64,
-    /// Seconds without clients before memory is read a last time, in which an allocator may give back what it kept
+    /// The time without clients before the last memory reading, in seconds. The allocator may return memory
+    /// in that time
     #[arg(long, default_value_t = 15.0)]
     rest_seconds: f64,
-    /// Only these parts
+    /// The parts to measure
     #[arg(long, value_delimiter = ',', default_value = "sweep,memory,idle")]
     parts: Vec<ScalingPart>,
-    /// Only rows of the sweep with this text in their setting's name, such as `64000000 B`
+    /// Measure only rows of the sweep whose setting contains this text, for example `64000000 B`
     #[arg(long, value_name = "TEXT", default_value = "")]
     only: String,
-    /// Where the page goes; without it the tables are only shown
+    /// The file to write the page to. Without it, the program only prints the tables
     #[arg(long)]
     page: Option<PathBuf>,
 }
@@ -59,7 +61,7 @@ enum ScalingPart {
     Idle,
 }
 
-/// The whole program, as its command line says.
+/// Runs the scaling benchmark with the options of the command line.
 pub fn scaling() -> ExitCode {
     let options = Options::parse();
     finish(|| {
@@ -73,7 +75,7 @@ pub fn scaling() -> ExitCode {
     })
 }
 
-/// Everything that was measured, part by part.
+/// The results of each part.
 #[derive(Default)]
 struct ScalingResults {
     sweep: Vec<sweep::SweepRow>,
@@ -83,8 +85,12 @@ struct ScalingResults {
 
 async fn run(options: &Options) -> Result<(), MeasureError> {
     let program = std::env::current_exe()?;
-    let own = || program.parent().map(PathBuf::from);
-    let binaries = options.binaries.clone().or_else(own).ok_or("this program has no folder")?;
+    let own_folder = || program.parent().map(PathBuf::from);
+    let binaries = options
+        .binaries
+        .clone()
+        .or_else(own_folder)
+        .ok_or("cannot find the folder of this program; set --binaries")?;
     let span = Duration::try_from_secs_f64(options.seconds)?;
     let mut found = ScalingResults::default();
     if options.parts.contains(&ScalingPart::Sweep) {
@@ -105,7 +111,7 @@ async fn run(options: &Options) -> Result<(), MeasureError> {
     if let Some(path) = &options.page {
         fs::write(path, page::of(&found, options.name.clone()))
             .map_err(|error| format!("cannot write {}: {error}", path.display()))?;
-        println!("the page: {}", path.display());
+        println!("wrote {}", path.display());
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The growth as a page.
+//! The page of the scaling benchmark.
 
 use std::time::Duration;
 
@@ -7,25 +7,25 @@ use crate::scaling::ScalingResults;
 use crate::scaling::idle::IdleCost;
 use crate::table;
 
-/// The whole page.
+/// Returns the page.
 pub(super) fn of(found: &ScalingResults, name: Option<String>) -> String {
     let HostInfo { cpu, cores, kernel, date, commit, .. } = HostInfo::here();
     let build = name.unwrap_or_else(|| format!("commit {commit}"));
     format!(
-        "# What growth costs
+        "# Scaling
 
-Whether anything falls off a cliff as models, connections, tensors and requests grow. `make scaling` writes this page; nothing here is written by hand. \
-The load is that of `make bench`'s echo, over Unix sockets, with models that answer at once; limits are raised where tensors need it \
+How costs grow with the numbers of models, connections and requests and the size of tensors. `make scaling` writes this page; do not edit it. \
+The load is the echo load of `make bench`, over Unix sockets, with models that answer at once. For large tensors the limits are raised \
 (`limits.request_bytes`, `limits.response_bytes`, `queue.memory`).
 
-{cpu}, {cores} cores that hold supervisor, workers and client, Linux {kernel}, no GPU, emulated engine. {date}, {build}.
+{cpu}, {cores} cores shared by supervisor, workers and client, Linux {kernel}, no GPU, emulated engine. {date}, {build}.
 
 {}",
         tables(found)
     )
 }
 
-/// All figures.
+/// Returns all tables.
 pub(super) fn tables(found: &ScalingResults) -> String {
     let mut text = String::new();
     if !found.sweep.is_empty() {
@@ -45,7 +45,7 @@ fn sweep(found: &ScalingResults) -> String {
         let round = &row.round;
         let setting = row.setting.to_string();
         vec![
-            row.grows.to_owned(),
+            row.variable.to_owned(),
             setting.trim_start_matches("shadowslice ").to_owned(),
             row.models.to_string(),
             format!("{:.0}", round.requests_per_second),
@@ -60,7 +60,7 @@ fn sweep(found: &ScalingResults) -> String {
         ]
     });
     let heads = [
-        "what grows",
+        "variable",
         "setting",
         "models",
         "requests/s",
@@ -70,13 +70,13 @@ fn sweep(found: &ScalingResults) -> String {
         "supervisor + worker",
         "client CPU us",
         "RSS MiB",
-        "of it anonymous",
+        "anonymous MiB",
         "others %",
     ];
     format!(
-        "## Models, connections, tensors\n\nA fresh supervisor each. CPU time is per request; memory is the supervisor's, after the last round. Models are asked by 100 \
-         connections, each for one of them. Anonymous memory is the supervisor's own; the rest of RSS is the binary and the request slabs, which keep the pages that they once \
-         used (`queue.memory` bounds them).\n\n{}",
+        "## Models, connections, tensors\n\nEach row has a new supervisor. CPU time is per request. Memory is the supervisor's memory after the last round. With several models, 100 \
+         connections each use one of them. Anonymous memory is private to the supervisor. The rest of RSS is the binary and the request slabs. Slabs keep \
+         pages that they have used (`queue.memory` bounds them).\n\n{}",
         table(&heads, rows)
     )
 }
@@ -91,7 +91,7 @@ fn memory(found: &ScalingResults) -> String {
     });
     let heads = ["load over HTTP", "after", "RSS MiB", "PSS MiB", "anonymous MiB", "open files"];
     format!(
-        "\n## Memory of the supervisor over many requests\n\nFrom `smaps_rollup`.\n\n{}",
+        "\n## Memory of the supervisor over many requests\n\nThe figures come from `/proc/PID/smaps_rollup`.\n\n{}",
         table(&heads, rows)
     )
 }

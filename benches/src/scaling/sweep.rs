@@ -1,4 +1,4 @@
-//! Sweeps in which one quantity grows at a time: models, connections, tensors.
+//! Sweeps of one variable at a time: the number of models, the number of connections, the tensor size.
 
 use std::path::Path;
 use std::time::Duration;
@@ -14,26 +14,36 @@ const MODELS: [usize; 3] = [1, 10, 50];
 const CONNECTIONS: [u16; 4] = [1, 100, 1000, 5000];
 const BYTES: [usize; 6] = [SMALL, 4096, 65_536, 600_000, 4_000_000, 64_000_000];
 
-/// The connections over which models are asked in turns; each connection always asks the same
-/// model.
+/// The number of connections when the number of models varies. Each connection uses one model.
 const OVER_MODELS: u16 = 100;
-/// The connections that carry tensors of all sizes.
+/// The number of connections when the tensor size varies.
 const OVER_BYTES: u16 = 2;
 
-/// Models differ in nothing but their tensor's bytes, by this much.
+/// The difference between the tensor sizes of two successive models, in bytes. Models are otherwise
+/// equal.
 const STEP_BYTES: usize = 4;
 
-/// A row of the page.
+/// One point of a sweep.
+#[derive(Debug, Clone, Copy)]
+struct SweepPoint {
+    /// The variable of the sweep.
+    variable: &'static str,
+    setting: EchoSetting,
+    models: usize,
+}
+
+/// The result of one point of a sweep.
 pub(super) struct SweepRow {
-    pub(super) grows: &'static str,
+    /// The variable of the sweep.
+    pub(super) variable: &'static str,
     pub(super) setting: EchoSetting,
     pub(super) models: usize,
     pub(super) round: RoundResult,
-    /// Of the supervisor, after all rounds.
+    /// The supervisor's memory after all rounds.
     pub(super) memory: ProcessMemory,
 }
 
-/// All rows with `only` in their setting's name.
+/// Measures all points whose setting contains `only`.
 pub(super) async fn all(
     binaries: &Path,
     span: Duration,
@@ -41,43 +51,44 @@ pub(super) async fn all(
     only: &str,
 ) -> Result<Vec<SweepRow>, MeasureError> {
     let mut rows = Vec::new();
-    let wanted = cases().into_iter().filter(|(_, setting, _)| setting.to_string().contains(only));
-    for (grows, setting, models) in wanted {
+    for point in points().into_iter().filter(|point| point.setting.to_string().contains(only)) {
+        let SweepPoint { setting, models, .. } = point;
         eprintln!("{setting}, {models} models");
-        let measured = row(binaries, span, rounds, setting, models).await;
-        let (round, memory) =
-            measured.map_err(|error| format!("{setting}, {models} models: {}", chain(&*error)))?;
-        rows.push(SweepRow { grows, setting, models, round, memory });
+        let measured = row(binaries, span, rounds, point).await;
+        rows.push(measured.map_err(|error| format!("{setting}, {models} models: {}", chain(&*error)))?);
     }
     Ok(rows)
 }
 
-fn cases() -> Vec<(&'static str, EchoSetting, usize)> {
-    let mut cases = Vec::new();
-    for protocol in [EchoProtocol::Http, EchoProtocol::Grpc] {
-        let of = |bytes, connections| EchoSetting {
-            server: ServerKind::Shadowslice,
-            protocol,
-            transport: Transport::Unix,
-            bytes,
-            connections,
-        };
-        cases.extend(MODELS.map(|models| ("models", of(SMALL, OVER_MODELS), models)));
-        cases.extend(CONNECTIONS.map(|connections| ("connections", of(SMALL, connections), 1)));
-        cases.extend(BYTES.map(|bytes| ("tensors", of(bytes, OVER_BYTES), 1)));
+/// Returns all points, variable by variable.
+fn points() -> Vec<SweepPoint> {
+    const PROTOCOLS: [EchoProtocol; 2] = [EchoProtocol::Http, EchoProtocol::Grpc];
+    let point = |variable, protocol, bytes, connections, models| {
+        let (server, transport) = (ServerKind::Shadowslice, Transport::Unix);
+        let setting = EchoSetting { server, protocol, transport, bytes, connections };
+        SweepPoint { variable, setting, models }
+    };
+    let mut points = Vec::new();
+    for protocol in PROTOCOLS {
+        points.extend(MODELS.map(|models| point("models", protocol, SMALL, OVER_MODELS, models)));
     }
-    cases.sort_by_key(|(grows, ..)| *grows != "models" && *grows != "connections");
-    cases.sort_by_key(|(grows, ..)| *grows != "models");
-    cases
+    for protocol in PROTOCOLS {
+        points.extend(CONNECTIONS.map(|connections| point("connections", protocol, SMALL, connections, 1)));
+    }
+    for protocol in PROTOCOLS {
+        points.extend(BYTES.map(|bytes| point("tensors", protocol, bytes, OVER_BYTES, 1)));
+    }
+    points
 }
 
+/// Measures one point, and returns the round with the median of requests per second.
 async fn row(
     binaries: &Path,
     span: Duration,
     rounds: u32,
-    setting: EchoSetting,
-    models: usize,
-) -> Result<(RoundResult, ProcessMemory), MeasureError> {
+    point: SweepPoint,
+) -> Result<SweepRow, MeasureError> {
+    let SweepPoint { variable, setting, models } = point;
     let sizes: Vec<usize> = (0..models).map(|model| setting.bytes + model * STEP_BYTES).collect();
     let system = RunningSupervisor::start(home(binaries, &sizes, setting.connections)?).await?;
     let mut all = Vec::new();
@@ -87,10 +98,10 @@ async fn row(
     all.sort_by(|one, other| one.requests_per_second.total_cmp(&other.requests_per_second));
     let memory = ProcessMemory::of(system.supervisor())?;
     system.stop().await?;
-    Ok((all[all.len() / 2], memory))
+    Ok(SweepRow { variable, setting, models, round: all[all.len() / 2], memory })
 }
 
-/// A client a connection; the models have about as many each.
+/// Returns one client for each connection, with the models in turn.
 async fn clients(
     system: &RunningSupervisor,
     setting: &EchoSetting,

@@ -1,4 +1,4 @@
-//! How well the two sides of a case agree, and whether that is as well as is aimed at.
+//! The agreement of the simulated and the real runs of a case, and its targets.
 
 use std::collections::BTreeMap;
 
@@ -9,20 +9,21 @@ use crate::cases::ReplayCase;
 use crate::outcomes::{OutcomeCounts, RunOutcome};
 use crate::real::ReplayResult;
 
-/// How far apart real and simulated runs may be: goodput and p99 as a part of the simulated figure,
-/// repartitions as a number.
-pub(crate) const GOODPUT: f64 = 0.05;
-pub(crate) const P99: f64 = 0.15;
-pub(crate) const REPARTITIONS: f64 = 1.0;
+/// The maximum difference of the goodput, as a fraction of the simulated one.
+pub(crate) const GOODPUT_TOLERANCE: f64 = 0.05;
+/// The maximum difference of the p99, as a fraction of the simulated one.
+pub(crate) const P99_TOLERANCE: f64 = 0.15;
+/// The maximum difference of the number of repartitions.
+pub(crate) const REPARTITIONS_TOLERANCE: f64 = 1.0;
 
-/// A figure of both sides.
+/// A figure of the simulated and of the real runs.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(crate) struct Pair {
     pub(crate) simulated: Spread,
     pub(crate) real: Spread,
 }
 
-/// The figures of all requests, or of one model's requests.
+/// The figures of all requests, or of the requests of one model.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Pairs {
     pub(crate) offered: u64,
@@ -32,33 +33,33 @@ pub(crate) struct Pairs {
     pub(crate) refused: Pair,
 }
 
-/// Both sides of a case.
+/// The comparison of a case's simulated and real runs.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Agreement {
     pub(crate) case: ReplayCase,
     pub(crate) all: Pairs,
     pub(crate) per_model: BTreeMap<String, Pairs>,
-    /// Rounds that other programs did not disturb. If there are any, the figures come from these
-    /// rounds.
+    /// The number of rounds that other programs did not disturb. If it is not zero, the figures come
+    /// from these rounds.
     pub(crate) quiet: usize,
     pub(crate) rounds: Vec<ReplayResult>,
 }
 
 impl Pair {
-    /// Real over simulated; 1 where both are nothing.
+    /// Returns the real figure divided by the simulated one, or 1 if both are equal.
     pub(crate) fn ratio(&self) -> f64 {
         let (real, simulated) = (self.real.median, self.simulated.median);
         if real == simulated { 1.0 } else { real / simulated }
     }
 
-    /// Whether the real figures are within this part of the simulated figure.
-    pub(crate) fn within(&self, part: f64) -> bool {
-        self.apart_by(part * self.simulated.median)
+    /// Returns true if the medians differ by at most this fraction of the simulated one.
+    pub(crate) fn is_within_fraction(&self, fraction: f64) -> bool {
+        self.is_within(fraction * self.simulated.median)
     }
 
-    /// Whether they are within this number of each other.
-    pub(crate) fn apart_by(&self, number: f64) -> bool {
-        (self.real.median - self.simulated.median).abs() <= number
+    /// Returns true if the medians differ by at most `difference`.
+    pub(crate) fn is_within(&self, difference: f64) -> bool {
+        (self.real.median - self.simulated.median).abs() <= difference
     }
 }
 
@@ -76,14 +77,18 @@ impl Pairs {
         }
     }
 
-    /// Which aims are met: goodput, p99, repartitions.
+    /// Returns whether each target is met: goodput, p99, repartitions.
     pub(crate) fn met(&self) -> [bool; 3] {
-        [self.in_time.within(GOODPUT), self.p99_ms.within(P99), self.repartitions.apart_by(REPARTITIONS)]
+        [
+            self.in_time.is_within_fraction(GOODPUT_TOLERANCE),
+            self.p99_ms.is_within_fraction(P99_TOLERANCE),
+            self.repartitions.is_within(REPARTITIONS_TOLERANCE),
+        ]
     }
 }
 
 impl Agreement {
-    /// The comparison of a case with at least one phase and one round.
+    /// Compares the runs of a case, which has at least one simulated phase and one real round.
     pub(crate) fn of(case: ReplayCase, simulated: &[RunOutcome], rounds: &[ReplayResult]) -> Self {
         let quiet = rounds.iter().filter(|round| round.is_quiet()).count();
         let simulated: Vec<&RunOutcome> = simulated.iter().collect();

@@ -1,32 +1,32 @@
-//! Which request comes when: files of `seconds,model`, as `shadowslice-simulate` writes and reads them.
+//! The arrival times of requests, in files with lines of `seconds,model`. `shadowslice-simulate` writes
+//! and reads the same format.
 
 use std::time::Duration;
 
 use shadowslice_benches::MeasureError;
 
-/// How often the policy decides.
+/// The interval between two decisions of the policy.
 pub(crate) const INTERVAL: Duration = Duration::from_millis(500);
 
-/// The time before the first request. A supervisor has been ready for a while when requests come,
-/// and its policy has been asked; so the real and the simulated run both begin with as long a time
-/// without requests. It ends in the middle of an interval, so that the same number of intervals is
-/// over on both sides.
+/// The time before the first request, in the real and in the simulated run. The supervisor starts in
+/// that time, and its policy makes its first decisions. The time ends in the middle of an interval, so
+/// that both runs have completed the same number of intervals.
 pub(crate) const LEAD: Duration = Duration::from_millis(4250);
 
-/// A supervisor's first interval begins some ms after its process, about five by its log; so the
-/// simulated run begins this much earlier, for the same arrivals.
+/// The phases that are simulated, in ms. A supervisor's first interval begins a few ms after its process
+/// (about 5 ms by its log), so each simulated run shifts the arrivals by one of these times.
 pub(crate) const PHASES_MS: [u64; 11] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10];
 
-/// One request.
+/// The arrival of one request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ReplayArrival {
-    /// When it comes, after the start of the simulated world.
+    /// The time of the arrival since the start of the run.
     pub(crate) at: Duration,
-    /// For which model.
+    /// The name of the model.
     pub(crate) model: String,
 }
 
-/// Reads a file's text.
+/// Parses the text of a file.
 pub(crate) fn read(text: &str) -> Result<Vec<ReplayArrival>, MeasureError> {
     let arrival = |line: &str| {
         let (seconds, model) = line.split_once(',')?;
@@ -34,10 +34,14 @@ pub(crate) fn read(text: &str) -> Result<Vec<ReplayArrival>, MeasureError> {
         Some(ReplayArrival { at, model: model.to_owned() })
     };
     let lines = text.lines();
-    lines.map(|line| arrival(line).ok_or_else(|| format!("{line:?} is no arrival").into())).collect()
+    lines
+        .map(|line| {
+            arrival(line).ok_or_else(|| format!("invalid arrival {line:?}; expected `seconds,model`").into())
+        })
+        .collect()
 }
 
-/// The text of a file that holds these.
+/// Returns the arrivals as the text of a file.
 pub(crate) fn text(arrivals: &[ReplayArrival]) -> String {
     let line = |ReplayArrival { at, model }: &ReplayArrival| {
         format!("{}.{:09},{model}\n", at.as_secs(), at.subsec_nanos())
@@ -45,7 +49,7 @@ pub(crate) fn text(arrivals: &[ReplayArrival]) -> String {
     arrivals.iter().map(line).collect()
 }
 
-/// The same, so much later.
+/// Returns the arrivals delayed by `by`.
 pub(crate) fn later(arrivals: &[ReplayArrival], by: Duration) -> Vec<ReplayArrival> {
     let moved =
         |ReplayArrival { at, model }: &ReplayArrival| ReplayArrival { at: *at + by, model: model.clone() };

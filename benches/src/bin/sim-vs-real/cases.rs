@@ -1,17 +1,17 @@
-//! The cases that are run.
+//! The cases to compare.
 
 use std::fmt;
 
 use serde::Serialize;
 
-/// A load under a policy.
+/// A load, a policy and a way to change shares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub(crate) struct ReplayCase {
-    /// A named load of `shadowslice-simulate`.
+    /// The name of a load of `shadowslice-simulate`.
     pub(crate) load: &'static str,
-    /// A policy of `controller.policy`.
+    /// The policy, as a value of `controller.policy`.
     pub(crate) policy: &'static str,
-    /// How shares change, as `handover` says it.
+    /// The way to change shares, as a value of `handover`.
     pub(crate) handover: &'static str,
 }
 
@@ -23,9 +23,9 @@ const fn inside(load: &'static str, policy: &'static str) -> ReplayCase {
     ReplayCase { load, policy, handover: "in-process" }
 }
 
-/// All cases: shares that stay, with and without doors; doors and shares of this project's
-/// policies; and shares that move all the time, as under gslice. By percentages and shadows, and
-/// inside the workers: there five models meet on the whole GPU, in halves and on their own parts.
+/// All cases: fixed shares with and without admission control, the adaptive policy, and a policy that
+/// changes shares all the time (gslice). In some cases shadows change the shares, in others the workers
+/// do. With in-process changes, the five models share the whole GPU, halves of it, or nothing.
 pub(crate) const CASES: [ReplayCase; 15] = [
     case("poisson", "static"),
     case("poisson", "half+doors"),

@@ -1,4 +1,4 @@
-//! The load of the host besides the measurement.
+//! The load on the host from other programs.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -7,8 +7,7 @@ use nix::unistd::{SysconfVar, sysconf};
 use shadowslice_benches::machine::{busy, cores};
 use shadowslice_tests::process::Process;
 
-/// The CPU time that the machine, the supervisor with its workers and this program had used at one
-/// moment.
+/// The CPU time that the host and the measured processes have used at one time.
 #[derive(Debug)]
 pub(crate) struct HostReading {
     at: Instant,
@@ -17,8 +16,8 @@ pub(crate) struct HostReading {
 }
 
 impl HostReading {
-    /// A reading now, with these processes counted as part of the measurement, like this program.
-    /// The time of their children that have ended counts too.
+    /// Reads the CPU times. The measurement consists of `processes`, their ended children and this
+    /// program.
     pub(crate) fn take(processes: impl IntoIterator<Item = Process>) -> Self {
         let own = i32::try_from(std::process::id()).unwrap_or_default();
         let others = processes.into_iter().map(|process| process.pid);
@@ -26,7 +25,7 @@ impl HostReading {
         Self { at: Instant::now(), busy: busy(), ours }
     }
 
-    /// The CPU time that other programs used since an earlier reading, in percent of all cores.
+    /// Returns the CPU time of other programs since an earlier reading, in percent of all cores.
     pub(crate) fn others_percent(&self, earlier: &Self) -> f64 {
         let wall = (self.at - earlier.at).as_secs_f64();
         let others =
@@ -35,18 +34,18 @@ impl HostReading {
     }
 }
 
-/// The first so many of a process's times: user, system, and its ended children's user and system
-/// time. Zero for a process that is gone.
+/// Returns the sum of the first `times` CPU times of a process: user, system, and the user and system
+/// times of its ended children. Zero if the process has ended.
 fn used(pid: i32, times: usize) -> Duration {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // The name may hold anything, so fields count from the last bracket: the state is the third of all.
+    // The name may contain spaces, so fields count from the last bracket. The first one there is the state.
     let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields).split_ascii_whitespace();
     let ticks: u64 = fields.skip(11).take(times).filter_map(|field| field.parse::<u64>().ok()).sum();
     let per_second = sysconf(SysconfVar::CLK_TCK).ok().flatten().unwrap_or(100);
     Duration::from_secs_f64(ticks as f64 / per_second as f64)
 }
 
-/// Processes that ran or waited for a core in the last minute, on average.
+/// Returns the load average of the last minute.
 pub(crate) fn load_average() -> f64 {
     let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     text.split_ascii_whitespace().next().and_then(|first| first.parse().ok()).unwrap_or_default()

@@ -1,5 +1,5 @@
-//! The simulator beside the real thing: the same configuration and the very same arrivals, simulated by
-//! `shadowslice-simulate` and sent to `shadowslice serve` on the emulated device. Writes a page.
+//! The comparison of `shadowslice-simulate` with `shadowslice serve` on the emulated device. Both get the
+//! same configuration and the same arrivals. The program writes a page.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a benchmark writes to its user's terminal")]
 
 mod agreement;
@@ -28,36 +28,36 @@ use outcomes::RunOutcome;
 use real::ReplayResult;
 use simulated::Simulator;
 
-/// Holds `shadowslice-simulate` against `shadowslice serve` on the emulated device, and writes a page that says
-/// how well they agree.
+/// Compare `shadowslice-simulate` with `shadowslice serve` on the emulated device, and write a page that
+/// shows how well they agree. With the default options this takes about five minutes on two cores.
 ///
-/// Each load is drawn once. It is simulated, and sent to a fresh supervisor once a round; the cases take turns, so that
-/// noise of the machine falls on all of them alike.
+/// Each load is drawn once, simulated, and sent to a new supervisor in each round. The cases take turns,
+/// so noise of the machine affects all of them alike.
 #[derive(Debug, Parser)]
 #[command(name = "shadowslice-sim-vs-real")]
 pub(crate) struct Options {
-    /// The mix of models, with its profiles in `profiles` beside it; it says nothing of a controller
+    /// The configuration of the models, without a controller, with profiles in the folder `profiles` next to it
     #[arg(long, default_value = "configs/sim-vs-real.yaml")]
     config: PathBuf,
-    /// How long each load lasts, in seconds
+    /// The duration of each load, in seconds
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=600))]
     seconds: u32,
-    /// How often each case is run for real
+    /// The number of real runs of each case
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
-    /// The part of the GPU that a load takes on average if each request costs as little as it can
+    /// The mean fraction of the GPU that a load uses if each request has its minimum cost
     #[arg(long, default_value_t = 0.55)]
     utilisation: f64,
-    /// Decides the arrivals
+    /// The seed of the arrivals
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Only the cases that have this text in their names, such as `step, adaptive`
+    /// Run only cases whose names contain this text, for example `step, adaptive`
     #[arg(long, default_value = "")]
     only: String,
-    /// Where arrivals, configurations and figures are kept
+    /// The folder for arrivals, configurations and figures
     #[arg(long, default_value = "target/sim-vs-real")]
     keep: PathBuf,
-    /// Where the page goes; without it the tables are only shown
+    /// The file to write the page to. Without it, the program only prints the tables
     #[arg(long)]
     page: Option<PathBuf>,
 }
@@ -77,11 +77,11 @@ fn main() -> ExitCode {
     }
 }
 
-/// A case with its inputs.
+/// A case with its arrivals and the results so far.
 struct ReplayedCase {
     case: ReplayCase,
     arrivals: Vec<ReplayArrival>,
-    /// In each phase.
+    /// The simulated outcome in each phase.
     simulated: Vec<RunOutcome>,
     rounds: Vec<ReplayResult>,
 }
@@ -94,11 +94,11 @@ fn run(options: &Options) -> Result<(), MeasureError> {
         trials.push(ReplayedCase { case, arrivals, simulated, rounds: Vec::new() });
     }
     if trials.is_empty() {
-        return Err(format!("no case's name holds {:?}", options.only).into());
+        return Err(format!("no case matches --only {:?}", options.only).into());
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        // The supervisor's owner stops it here; a signal alone would leave it behind.
+        // An interrupt ends the future, which drops and so stops the supervisor.
         tokio::select! {
             replayed = replay(options, &simulator, &mut trials) => replayed,
             _ = tokio::signal::ctrl_c() => Err("interrupted".into()),
@@ -107,7 +107,7 @@ fn run(options: &Options) -> Result<(), MeasureError> {
     report(options, &trials)
 }
 
-/// All rounds; every other time the cases come in reverse.
+/// Runs all rounds, with the cases in reverse order every other time.
 async fn replay(
     options: &Options,
     simulator: &Simulator,
@@ -137,11 +137,11 @@ fn report(options: &Options, trials: &[ReplayedCase]) -> Result<(), MeasureError
     fs::write(&json, serde_json::to_vec_pretty(&agreements)?)
         .map_err(|error| format!("cannot write {}: {error}", json.display()))?;
     println!("{}", page::tables(&agreements));
-    println!("the same figures: {}", json.display());
+    println!("wrote the same figures to {}", json.display());
     if let Some(path) = &options.page {
         let text = page::of(&agreements, options, &HostInfo::here());
         fs::write(path, text).map_err(|error| format!("cannot write {}: {error}", path.display()))?;
-        println!("the page: {}", path.display());
+        println!("wrote {}", path.display());
     }
     Ok(())
 }

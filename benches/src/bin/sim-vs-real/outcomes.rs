@@ -1,4 +1,4 @@
-//! The figures of a run, simulated or real.
+//! The outcomes of a simulated or real run.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,28 +9,28 @@ use shadowslice_simulator::results::SimulationRun;
 /// The outcomes of all requests of a run.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct RunOutcome {
-    /// All models together.
+    /// The outcomes of all models together.
     pub(crate) all: OutcomeCounts,
-    /// Each model, by name.
+    /// The outcomes of each model, by name.
     pub(crate) per_model: BTreeMap<String, OutcomeCounts>,
 }
 
-/// The outcomes of a part of the requests.
+/// The outcomes of all requests, or of the requests of one model.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub(crate) struct OutcomeCounts {
     pub(crate) slo_ms: f64,
     pub(crate) offered: u64,
-    /// Answered within the SLO.
+    /// The number of requests answered within the SLO.
     pub(crate) in_time: u64,
     pub(crate) refused: u64,
-    /// 99th percentile of the answers' latency, from the scheduled arrival on; 0 without any.
+    /// The 99th percentile of the latency since the scheduled arrival, in ms. 0 without answers.
     pub(crate) p99_ms: f64,
-    /// Hand-overs that came to effect.
+    /// The number of changes of shares that took effect.
     pub(crate) repartitions: u64,
 }
 
 impl RunOutcome {
-    /// Of a simulated run that lasted so long.
+    /// Returns the outcomes of a simulated run of this duration.
     pub(crate) fn simulated(run: &SimulationRun, lasted: Duration) -> Self {
         let seconds = lasted.as_secs_f64();
         let per_model: BTreeMap<String, OutcomeCounts> = run
@@ -51,13 +51,13 @@ impl RunOutcome {
         Self { all: OutcomeCounts { p99_ms: run.p99_ms, ..sum(per_model.values()) }, per_model }
     }
 
-    /// Of these parts, with the 99th percentile over all of them.
+    /// Returns the outcomes of a run from those of its models and the p99 over all models.
     pub(crate) fn of(per_model: BTreeMap<String, OutcomeCounts>, p99_ms: f64) -> Self {
         Self { all: OutcomeCounts { p99_ms, ..sum(per_model.values()) }, per_model }
     }
 }
 
-/// The counts of all parts.
+/// Returns the sums of all counts.
 fn sum<'p>(parts: impl Iterator<Item = &'p OutcomeCounts>) -> OutcomeCounts {
     parts.fold(OutcomeCounts::default(), |all, part| OutcomeCounts {
         offered: all.offered + part.offered,

@@ -1,63 +1,63 @@
-//! The agreement as a page.
+//! The page of the comparison.
 
 use shadowslice_benches::machine::HostInfo;
 use shadowslice_benches::spread::Spread;
 use shadowslice_benches::table;
 
 use crate::Options;
-use crate::agreement::{Agreement, GOODPUT, P99, Pair, Pairs, REPARTITIONS};
+use crate::agreement::{Agreement, GOODPUT_TOLERANCE, P99_TOLERANCE, Pair, Pairs, REPARTITIONS_TOLERANCE};
 use crate::arrivals::{LEAD, PHASES_MS};
 
-/// The whole page.
+/// Returns the page.
 pub(crate) fn of(agreements: &[Agreement], options: &Options, machine: &HostInfo) -> String {
     let HostInfo { cpu, cores, kernel, date, commit, .. } = machine;
     let Options { seconds, rounds, utilisation, seed, config, .. } = options;
     let (config, lead) = (config.display(), LEAD.as_secs_f64());
     let (phases, last_phase) = (PHASES_MS.len(), PHASES_MS.iter().max().unwrap_or(&0));
     format!(
-        "# The simulator beside the real thing
+        "# Simulator and supervisor compared
 
-What `shadowslice-simulate` predicts, and what `shadowslice serve` does: the same configuration (`{config}`, a mix on which nothing was
-tuned or calibrated), the emulated device, and the very same arrivals, sent over gRPC and a Unix socket whether or not earlier ones
-were answered. Shares change by a shadow or in-process. `make sim-vs-real` writes this page, as `make bench` does; nothing here is written by hand.
+The predictions of `shadowslice-simulate` and the results of `shadowslice serve` with the emulated device. Both use the configuration `{config}`,
+on which nothing was tuned or calibrated, and the same arrivals. Requests go over gRPC and a Unix socket in an open loop. Shares change
+by a shadow or in-process. `make sim-vs-real` and `make bench` write this page; do not edit it.
 
-{cpu}, {cores} cores that hold supervisor, workers and client, Linux {kernel}, no GPU. {date}, commit {commit}.
+{cpu}, {cores} cores shared by supervisor, workers and client, Linux {kernel}, no GPU. {date}, commit {commit}.
 
-Each load is drawn once (seed {seed}, utilisation {utilisation}, {seconds} s, after {lead} s of nothing in which the supervisor starts and its policy is asked
-already), simulated with `--no-interference`, and sent to {rounds} fresh supervisors, the cases in turns. Goodput counts requests answered within their SLO;
-latency counts from the scheduled arrival to the last byte.
+Each load is drawn once: seed {seed}, utilisation {utilisation}, {seconds} s. It begins after {lead} s in which the supervisor starts and its policy makes its first decisions.
+The load is simulated with `--no-interference`, and sent to {rounds} new supervisors; the cases take turns. Goodput counts requests answered within their SLO.
+Latency is the time from the scheduled arrival to the last byte.
 
-* **real**: the median over the rounds in which others took at most 10 % of the machine, or over all where there were none (see *quiet*), with the smallest
-  and the largest in brackets.
-* **simulated**: the median and the range over {phases} phases. Where a policy's intervals fall between requests can be said of the supervisor to some {last_phase} ms only, so
-  each load is simulated as if it came 0 to {last_phase} ms earlier.
+* **real**: the median over the quiet rounds, with the smallest and the largest in brackets. A round is *quiet* if other programs used at most 10 % of the machine.
+  Without quiet rounds, all rounds count.
+* **simulated**: the median and the range over {phases} phases. The time between the supervisor's intervals and the requests is known to about {last_phase} ms only, so
+  each load is simulated with shifts of 0 to {last_phase} ms.
 
-The aims, of the medians: goodput within {:.0} %, p99 of all answers within {:.0} %, repartitions within {REPARTITIONS:.0}.
+The targets for the medians: goodput within {:.0} %, p99 of all answers within {:.0} %, repartitions within {REPARTITIONS_TOLERANCE:.0}.
 
 {}",
-        GOODPUT * 100.0,
-        P99 * 100.0,
+        GOODPUT_TOLERANCE * 100.0,
+        P99_TOLERANCE * 100.0,
         tables(agreements)
     )
 }
 
-/// All figures.
+/// Returns all tables.
 pub(crate) fn tables(agreements: &[Agreement]) -> String {
     [summary(agreements), cases(agreements), models(agreements), rounds(agreements)].join("\n")
 }
 
 fn summary(agreements: &[Agreement]) -> String {
     let names = ["goodput", "p99", "repartitions"];
-    let rows = names.into_iter().enumerate().map(|(aim, name)| {
-        let met = agreements.iter().filter(|agreement| agreement.all.met()[aim]).count();
+    let rows = names.into_iter().enumerate().map(|(target, name)| {
+        let met = agreements.iter().filter(|agreement| agreement.all.met()[target]).count();
         let missed: Vec<String> = agreements
             .iter()
-            .filter(|agreement| !agreement.all.met()[aim])
+            .filter(|agreement| !agreement.all.met()[target])
             .map(|agreement| agreement.case.to_string())
             .collect();
         vec![name.to_owned(), format!("{met} of {}", agreements.len()), missed.join("; ")]
     });
-    format!("## In short\n\n{}", table(&["aim", "cases that meet it", "those that do not"], rows))
+    format!("## Summary\n\n{}", table(&["target", "cases that meet it", "cases that miss it"], rows))
 }
 
 fn cases(agreements: &[Agreement]) -> String {
@@ -136,7 +136,7 @@ fn models(agreements: &[Agreement]) -> String {
         "simulated",
     ];
     format!(
-        "## Models\n\nThe aims are about all requests of a case. A model has fewer, and its p99 rests on a handful of them.\n\n{}",
+        "## Models\n\nThe targets apply to all requests of a case. The p99 of one model depends on a few requests.\n\n{}",
         table(&heads, rows)
     )
 }
@@ -153,8 +153,11 @@ fn rounds(agreements: &[Agreement]) -> String {
             tenths(spread(|round| round.load_average)),
         ]
     };
-    let heads = ["case", "quiet", "others %", "sent late ms (p99)", "load average before"];
-    format!("## The machine\n\nOver all rounds.\n\n{}", table(&heads, agreements.iter().map(row)))
+    let heads = ["case", "quiet", "others %", "send delay ms (p99)", "load average before"];
+    format!(
+        "## Load on the machine\n\nThe figures cover all rounds.\n\n{}",
+        table(&heads, agreements.iter().map(row))
+    )
 }
 
 fn ratio(pair: &Pair) -> String {
@@ -162,7 +165,7 @@ fn ratio(pair: &Pair) -> String {
 }
 
 fn verdict(met: bool) -> String {
-    if met { "met" } else { "**not met**" }.to_owned()
+    if met { "met" } else { "**missed**" }.to_owned()
 }
 
 fn whole(Spread { median, min, max }: Spread) -> String {

@@ -1,5 +1,5 @@
-//! The real side: the same arrivals sent to a supervisor, open loop. Latency counts from the scheduled arrival to
-//! the last byte of the answer.
+//! The real runs: the arrivals of a case, sent to a supervisor in an open loop. Latency is the time from
+//! the scheduled arrival to the last byte of the answer.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -25,32 +25,32 @@ use crate::arrivals::{INTERVAL, LEAD, ReplayArrival};
 use crate::host::{HostReading, load_average};
 use crate::outcomes::{OutcomeCounts, RunOutcome};
 
-/// How long an answer may take.
-const ANSWER_WITHIN: Duration = Duration::from_secs(30);
+/// The maximum time until an answer arrives.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// As many intervals as policies count at most: gslice changes shares in every fifth.
-const TURN: Duration = INTERVAL.saturating_mul(5);
+/// The longest period of a policy: gslice changes shares in every fifth interval.
+const POLICY_PERIOD: Duration = INTERVAL.saturating_mul(5);
 
-/// The longest latency told apart, in microseconds: [`ANSWER_WITHIN`] lies below.
+/// The longest latency that the histogram distinguishes, in microseconds. [`ANSWER_TIMEOUT`] is shorter.
 const LONGEST_US: u64 = 60_000_000;
 
-/// If other programs take more of the machine than this, in percent, a round is disturbed.
+/// The CPU time of other programs above which a round is disturbed, in percent of all cores.
 const DISTURBED_PERCENT: f64 = 10.0;
 
-/// A run, and its possible disturbances.
+/// The outcome of one real run, and the disturbances by other programs.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct ReplayResult {
     pub(crate) figures: RunOutcome,
-    /// The CPU time that other programs and hosts took of the machine, in percent of all cores.
+    /// The CPU time that other programs and virtual machines used, in percent of all cores.
     pub(crate) others_percent: f64,
-    /// With which delay 99 of 100 requests were sent at most, in ms.
+    /// The 99th percentile of the delay with which requests were sent, in ms.
     pub(crate) sent_late_ms: f64,
-    /// The machine's load average before.
+    /// The host's load average before the run.
     pub(crate) load_average: f64,
 }
 
 impl ReplayResult {
-    /// Whether it had the machine nearly for itself.
+    /// Returns true if other programs used at most 10 % of the machine.
     pub(crate) fn is_quiet(&self) -> bool {
         self.others_percent <= DISTURBED_PERCENT
     }
@@ -63,23 +63,25 @@ impl fmt::Display for ReplayResult {
         write!(
             f,
             "{in_time} of {offered} in time, {refused} refused, p99 {p99_ms:.1} ms, {repartitions} repartitions; \
-             others {others_percent:.0} %, sent late by {sent_late_ms:.1} ms, load average {load_average:.1}"
+             others {others_percent:.0} %, send delay {sent_late_ms:.1} ms, load average {load_average:.1}"
         )
     }
 }
 
-/// A model as its client knows it.
+/// A model with its client and its request.
 struct ReplayModel {
     name: String,
     client: Client,
     inputs: Vec<Tensor>,
 }
 
-/// The outcome of a request.
+/// The outcome of one request.
 enum ReplayAnswer {
-    After(Duration),
+    /// An answer after this latency.
+    Within(Duration),
     Refused,
-    Wrong(String),
+    /// A wrong answer or a failure, with a description.
+    Failed(String),
 }
 
 /// A request that was sent.
@@ -89,7 +91,8 @@ struct SentRequest {
     answer: JoinHandle<ReplayAnswer>,
 }
 
-/// Starts a supervisor on that configuration and sends it these arrivals; `like` names the models.
+/// Starts a supervisor with this configuration and sends it the arrivals. `like` is a simulated outcome,
+/// which names the models.
 pub(crate) async fn replay(
     config: &Path,
     arrivals: &[ReplayArrival],
@@ -103,12 +106,12 @@ pub(crate) async fn replay(
     server.wait_ready().await?;
     let mut models = Vec::new();
     for name in like.per_model.keys() {
-        models.push(Arc::new(ReplayModel::meet(&server, name).await?));
+        models.push(Arc::new(ReplayModel::connect(&server, name).await?));
     }
-    // If the machine is so busy that the supervisor is not ready by then, all requests come later,
-    // by a whole turn of intervals.
+    // If the supervisor is not ready in time on a busy machine, all requests are delayed by a whole period
+    // of the policy.
     while started.elapsed() > LEAD {
-        started += TURN;
+        started += POLICY_PERIOD;
     }
     let processes = || server.children().into_iter().chain([server.process()]);
     let before = HostReading::take(processes());
@@ -130,8 +133,8 @@ pub(crate) async fn replay(
 }
 
 impl ReplayModel {
-    /// Connects, and asks for the model's inputs.
-    async fn meet(server: &Server, name: &str) -> Result<Self, MeasureError> {
+    /// Connects, and builds a request from the model's metadata.
+    async fn connect(server: &Server, name: &str) -> Result<Self, MeasureError> {
         let mut client = server.client();
         let inputs = client.inputs(name).await?;
         let tensor = |(name, datatype, shape): (String, String, Vec<i64>)| {
@@ -143,10 +146,10 @@ impl ReplayModel {
         Ok(Self { name: name.to_owned(), client, inputs: inputs.into_iter().map(tensor).collect() })
     }
 
-    /// One request; the emulated engine answers with the request's own tensor.
-    async fn ask(&self, due: Instant) -> ReplayAnswer {
+    /// Sends one request, and returns its outcome. The emulated engine returns the request's tensor.
+    async fn send(&self, due: Instant) -> ReplayAnswer {
         let mut client = self.client.clone();
-        let answered = timeout(ANSWER_WITHIN, client.infer(&self.name, &self.inputs)).await;
+        let answered = timeout(ANSWER_TIMEOUT, client.infer(&self.name, &self.inputs)).await;
         let latency = due.elapsed();
         match answered {
             Ok(Ok(outputs))
@@ -155,18 +158,18 @@ impl ReplayModel {
                     .map(|output| &output.data)
                     .eq(self.inputs.iter().map(|input| &input.data)) =>
             {
-                ReplayAnswer::After(latency)
+                ReplayAnswer::Within(latency)
             }
-            Ok(Ok(_)) => ReplayAnswer::Wrong("the answer is not the request's tensor".to_owned()),
+            Ok(Ok(_)) => ReplayAnswer::Failed("the answer is not the request's tensor".to_owned()),
             Ok(Err(status)) if status.code() == Code::Unavailable => ReplayAnswer::Refused,
-            Ok(Err(status)) => ReplayAnswer::Wrong(status.to_string()),
-            Err(_) => ReplayAnswer::Wrong(format!("no answer within {ANSWER_WITHIN:?}")),
+            Ok(Err(status)) => ReplayAnswer::Failed(status.to_string()),
+            Err(_) => ReplayAnswer::Failed(format!("no answer within {ANSWER_TIMEOUT:?}")),
         }
     }
 }
 
-/// Sends each request at its time. A thread waits for that, since the reactor knows only
-/// milliseconds.
+/// Sends each request at its time. A thread waits for the times, because the reactor has a resolution of
+/// one millisecond.
 async fn send(
     arrivals: &[ReplayArrival],
     models: &[Arc<ReplayModel>],
@@ -175,9 +178,9 @@ async fn send(
     let index = |name: &str| models.iter().position(|model| model.name == name);
     let due: Option<Vec<(Instant, usize)>> =
         arrivals.iter().map(|arrival| Some((start + arrival.at, index(&arrival.model)?))).collect();
-    let due = due.ok_or("an arrival is for a model that is not served")?;
+    let due = due.ok_or("an arrival names a model that the supervisor does not have")?;
     let (models, reactor) = (models.to_vec(), Handle::current());
-    let (done, all) = oneshot::channel();
+    let (sent_tx, sent_rx) = oneshot::channel();
     let pacing = thread::spawn(move || {
         let one = |(due, model): (Instant, usize)| {
             #[expect(
@@ -186,18 +189,18 @@ async fn send(
             )]
             thread::sleep(due.saturating_duration_since(Instant::now()));
             let late = due.elapsed();
-            let asked = Arc::clone(&models[model]);
-            SentRequest { model, late, answer: reactor.spawn(async move { asked.ask(due).await }) }
+            let receiver = Arc::clone(&models[model]);
+            SentRequest { model, late, answer: reactor.spawn(async move { receiver.send(due).await }) }
         };
-        // The receiver is gone if this program is interrupted.
-        done.send(due.into_iter().map(one).collect()).ok();
+        // The send fails only if an interrupt has dropped the receiver. Nobody needs the requests then.
+        sent_tx.send(due.into_iter().map(one).collect()).ok();
     });
-    let sent = all.await;
-    pacing.join().map_err(|_| "the thread that sends panicked")?;
+    let sent = sent_rx.await;
+    pacing.join().map_err(|_| "the sending thread panicked")?;
     Ok(sent?)
 }
 
-/// Waits for all answers; also says how late requests were sent.
+/// Waits for all answers. Returns the outcomes, and the p99 of the delay of requests in ms.
 async fn collect(
     models: &[Arc<ReplayModel>],
     sent: Vec<SentRequest>,
@@ -217,13 +220,13 @@ async fn collect(
         let (part, latency_us) = &mut per_model[model];
         part.offered += 1;
         match answer.await? {
-            ReplayAnswer::After(latency) => {
+            ReplayAnswer::Within(latency) => {
                 part.in_time += u64::from(latency.as_secs_f64() * 1e3 <= part.slo_ms);
                 latency_us.saturating_record(micros(latency));
                 all.saturating_record(micros(latency));
             }
             ReplayAnswer::Refused => part.refused += 1,
-            ReplayAnswer::Wrong(how) => return Err(format!("{}: {how}", models[model].name).into()),
+            ReplayAnswer::Failed(how) => return Err(format!("{}: {how}", models[model].name).into()),
         }
     }
     let p99 = |histogram: &Histogram<u64>| histogram.value_at_quantile(0.99) as f64 / 1e3;

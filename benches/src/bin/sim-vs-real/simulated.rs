@@ -1,4 +1,4 @@
-//! The simulated side: the calls of `shadowslice-simulate`, and the files that both sides use.
+//! The simulated runs: calls of `shadowslice-simulate`, and the files that both kinds of runs use.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -16,8 +16,8 @@ use crate::arrivals::{self, INTERVAL, LEAD, PHASES_MS, ReplayArrival};
 use crate::cases::{CASES, ReplayCase};
 use crate::outcomes::RunOutcome;
 
-/// The configuration without `share.initial`: under `adaptive` a simulation begins as if it had
-/// been running, and so does a supervisor without a configured initial share.
+/// Returns the configuration without `share.initial`. Under `adaptive`, the policy chooses the initial
+/// shares of a simulation, and those of a supervisor without configured ones.
 fn without_shares(mix: &str) -> String {
     mix.lines()
         .filter(|line| !line.trim_start().starts_with("share:"))
@@ -25,7 +25,7 @@ fn without_shares(mix: &str) -> String {
         .collect()
 }
 
-/// Simulates cases.
+/// The simulator of cases.
 #[derive(Debug)]
 pub(crate) struct Simulator {
     program: PathBuf,
@@ -41,7 +41,7 @@ struct SimulationReport {
 }
 
 impl Simulator {
-    /// Writes a configuration for each policy into the folder that is kept.
+    /// Writes a configuration for each case into the folder `--keep`.
     pub(crate) fn prepare(options: &Options) -> Result<Self, MeasureError> {
         let folder = std::path::absolute(&options.keep)?;
         fs::create_dir_all(&folder).map_err(about("make", &folder))?;
@@ -71,12 +71,12 @@ impl Simulator {
         Ok(simulator)
     }
 
-    /// The configuration of a case, for both sides.
+    /// Returns the path of a case's configuration, which both kinds of runs use.
     pub(crate) fn config(&self, case: ReplayCase) -> PathBuf {
         self.folder.join(format!("{}-{}.yaml", case.policy, case.handover))
     }
 
-    /// A case's arrivals, and the simulator's result in each phase.
+    /// Returns a case's arrivals, and its simulated outcome in each phase.
     pub(crate) fn trial(
         &self,
         case: ReplayCase,
@@ -95,7 +95,7 @@ impl Simulator {
         Ok((arrivals::later(&drawn, LEAD), simulated))
     }
 
-    /// A load's arrivals from the first second on.
+    /// Draws the arrivals of a load, without the lead time.
     fn drawn(&self, case: ReplayCase) -> Result<Vec<ReplayArrival>, MeasureError> {
         let path = self.folder.join(format!("{}.csv", case.load));
         let drawn = path.display().to_string();
@@ -106,18 +106,18 @@ impl Simulator {
         arrivals::read(&fs::read_to_string(&path).map_err(about("read", &path))?)
     }
 
-    /// The emulated device knows no memory bandwidth, so the simulated device must not know it
-    /// either.
+    /// Simulates a case. `--no-interference` is set because the emulated device does not model memory
+    /// bandwidth.
     fn simulate(&self, case: ReplayCase, load: &Path, more: &[&str]) -> Result<SimulationRun, MeasureError> {
         let mut command = Command::new(&self.program);
         command.arg(self.config(case)).arg("--load").arg(load);
         command.args(["--policy", case.policy, "--no-interference", "--json"]).args(more);
         let output = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output()?;
         if !output.status.success() {
-            return Err(format!("{command:?} failed ({}); its output stands above", output.status).into());
+            return Err(format!("{command:?} failed ({}); see its output above", output.status).into());
         }
         let report: SimulationReport = serde_json::from_slice(&output.stdout)?;
-        report.runs.into_iter().next().ok_or_else(|| "the simulation says nothing".into())
+        report.runs.into_iter().next().ok_or_else(|| "the output of shadowslice-simulate has no run".into())
     }
 }
 

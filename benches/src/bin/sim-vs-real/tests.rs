@@ -42,7 +42,7 @@ fn disturbed_rounds_count_only_if_there_are_no_others() {
 }
 
 #[test]
-fn aims_are_met_at_their_edge_and_missed_beyond() {
+fn targets_are_met_at_their_bounds_and_missed_beyond() {
     let simulated = [figures(part(100, 100.0, 4))];
     let met = |of: OutcomeCounts| Agreement::of(CASES[0], &simulated, &[round(of, 0.0)]).all.met();
     assert_eq!(met(part(95, 115.0, 5)), [true, true, true]);
@@ -51,12 +51,12 @@ fn aims_are_met_at_their_edge_and_missed_beyond() {
 }
 
 #[test]
-fn nothing_on_either_side_agrees_and_on_one_side_does_not() {
+fn zero_agrees_with_zero_only() {
     let only = |value: f64| Spread::of([value].into_iter());
     let pair = |simulated, real| Pair { simulated: only(simulated), real: only(real) };
-    assert!(pair(0.0, 0.0).within(0.05));
-    assert!(!pair(0.0, 3.0).within(0.05));
-    assert!(!pair(3.0, 0.0).within(0.05));
+    assert!(pair(0.0, 0.0).is_within_fraction(0.05));
+    assert!(!pair(0.0, 3.0).is_within_fraction(0.05));
+    assert!(!pair(3.0, 0.0).is_within_fraction(0.05));
 }
 
 #[test]
@@ -68,12 +68,12 @@ fn the_simulated_figure_is_the_median_over_the_phases() {
 }
 
 #[test]
-fn the_page_names_the_case_that_misses_an_aim() {
+fn the_page_names_the_case_that_misses_a_target() {
     let simulated = [figures(part(100, 100.0, 0))];
     let agreement = |case, of| Agreement::of(case, &simulated, &[round(of, 0.0)]);
     let text =
         page::tables(&[agreement(CASES[0], part(100, 100.0, 0)), agreement(CASES[1], part(100, 130.0, 0))]);
     assert!(text.contains(&format!("| p99 | 1 of 2 | {} |", CASES[1])), "{text}");
     assert!(text.contains("| goodput | 2 of 2 |  |"), "{text}");
-    assert_eq!(text.matches("**not met**").count(), 1);
+    assert_eq!(text.matches("**missed**").count(), 1);
 }

@@ -66,7 +66,7 @@ pub(crate) async fn under_load(
 
 /// One request on a connection of its own.
 pub(crate) async fn once(http: SocketAddr) -> Result<(), ExchangeError> {
-    EchoClient::http(ClientStream::tcp(http).await?, SMALL, CHANGED_UNDER).ask(0).await
+    EchoClient::http(ClientStream::tcp(http).await?, SMALL, CHANGED_UNDER).exchange(0).await
 }
 
 /// Asks until it is over; only a wrong answer ends it before.
@@ -105,7 +105,7 @@ async fn ask(
         Some(connected) => connected,
         None => EchoClient::http(ClientStream::tcp(http).await?, SMALL, connection),
     };
-    client.insert(connected).ask(turn).await
+    client.insert(connected).exchange(turn).await
 }
 
 impl ChangeResult {
