@@ -1,4 +1,5 @@
-//! That the comparison of simulator and supervisor runs, on one short case; how well they agree is not asserted here.
+//! A test that the comparison of simulator and supervisor runs on one short case. It asserts nothing about
+//! how well they agree.
 
 use std::fs;
 use std::path::Path;
@@ -24,7 +25,7 @@ fn a_short_case_is_simulated_replayed_and_written_down() {
     assert!(drawn > 50, "{drawn} arrivals");
     let page = fs::read_to_string(page).unwrap();
     assert!(page.contains(&format!("| poisson | half+doors | shadow | {drawn} |")), "{page}");
-    // Each request that was sent is counted, with one outcome.
+    // Each request that was sent has exactly one outcome.
     let figures: serde_json::Value =
         serde_json::from_slice(&fs::read(keep.join("sim-vs-real.json")).unwrap()).unwrap();
     let sent = &figures[0]["rounds"][0]["figures"]["all"]["offered"];

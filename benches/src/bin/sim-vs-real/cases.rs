@@ -25,7 +25,8 @@ const fn inside(load: &'static str, policy: &'static str) -> ReplayCase {
 
 /// All cases: fixed shares with and without admission control, the adaptive policy, and a policy that
 /// changes shares all the time (gslice). In some cases shadows change the shares, in others the workers
-/// do. With in-process changes, the five models share the whole GPU, halves of it, or nothing.
+/// do. With in-process changes, the five models share the whole GPU or halves of it, or each has
+/// its own part.
 pub(crate) const CASES: [ReplayCase; 15] = [
     case("poisson", "static"),
     case("poisson", "half+doors"),

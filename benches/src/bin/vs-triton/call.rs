@@ -1,4 +1,4 @@
-//! Calls besides inferences: one HTTP request on a connection of its own.
+//! HTTP calls other than inference, each on its own connection.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -13,10 +13,10 @@ use shadowslice_benches::MeasureError;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-/// How long a call may take.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// The maximum duration of a call.
+const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The answer's body; any status but 200 is a failure.
+/// Sends a request, and returns the body of the answer. A status other than 200 is an error.
 pub(crate) async fn call(
     address: SocketAddr,
     method: Method,
@@ -37,10 +37,10 @@ pub(crate) async fn call(
         }
         Ok::<_, MeasureError>(body)
     };
-    timeout(PATIENCE, calling).await.map_err(|_| format!("{path}: no answer within {PATIENCE:?}"))?
+    timeout(CALL_TIMEOUT, calling).await.map_err(|_| format!("{path}: no answer within {CALL_TIMEOUT:?}"))?
 }
 
-/// Has a model loaded with these keys of its configuration changed.
+/// Loads a model through the model repository extension, with these keys of its configuration changed.
 pub(crate) async fn load(address: SocketAddr, model: &str, config: &Value) -> Result<(), MeasureError> {
     let body = json!({"parameters": {"config": config.to_string()}}).to_string();
     call(address, Method::POST, &format!("/v2/repository/models/{model}/load"), body).await.map(drop)

@@ -1,17 +1,17 @@
-//! The cases of a round, each on one server.
+//! The cases of a round. Each runs on one server.
 
 use std::fmt;
 
 use serde::Serialize;
 
-/// Bytes of the small tensor.
+/// The size of the small tensor, in bytes.
 pub(crate) const SMALL: usize = 64;
 
-/// Bytes of the large tensor, about a picture for a convolutional net.
+/// The size of the large tensor, in bytes: about one image for a convolutional network.
 pub(crate) const LARGE: usize = 600_000;
 
-/// Connections while a server is changed or loses its worker.
-pub(crate) const CHANGED_UNDER: u16 = 8;
+/// The number of connections during a change.
+pub(crate) const CHANGE_CONNECTIONS: u16 = 8;
 
 /// The server that is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -21,7 +21,7 @@ pub(crate) enum Side {
     Triton,
 }
 
-/// The protocol and its transport. Triton has no Unix sockets.
+/// The protocol and its transport. Triton supports no Unix sockets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Wire {
@@ -30,15 +30,15 @@ pub(crate) enum Wire {
     GrpcTcp,
 }
 
-/// The change of a model under load.
+/// A change of a model under load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum LiveChange {
-    /// It is loaded anew, by the protocol's repository.
+    /// The model is reloaded through the model repository extension.
     Load,
-    /// Its share changes, by `shadowslice resize`.
+    /// `shadowslice resize` changes the model's share.
     Resize,
-    /// Its worker is killed; Triton's is the stub of its Python backend.
+    /// SIGKILL ends the model's worker, or the stub of Triton's Python backend.
     Kill,
 }
 
@@ -46,16 +46,16 @@ pub(crate) enum LiveChange {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum CaseWork {
-    /// A closed loop over so many connections.
+    /// A closed loop over `connections` connections.
     Load { wire: Wire, bytes: usize, connections: u16 },
-    /// Triton's gRPC client for Python on one connection: over a Unix socket to shadowslice, over
-    /// TCP to Triton.
+    /// Triton's gRPC client for Python on one connection, over a Unix socket to shadowslice and over TCP
+    /// to Triton.
     Python,
-    /// A closed loop while that happens.
+    /// A closed loop during a change.
     Change(LiveChange),
 }
 
-/// One side's part of a comparison.
+/// The work of one server in a comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub(crate) struct ServerCase {
     pub(crate) side: Side,
@@ -73,7 +73,7 @@ impl fmt::Display for ServerCase {
                 write!(f, "{side} {wire} {bytes} B x{connections}")
             }
             CaseWork::Python => write!(f, "{side} Python gRPC x1"),
-            CaseWork::Change(change) => write!(f, "{side} {change:?} x{CHANGED_UNDER}"),
+            CaseWork::Change(change) => write!(f, "{side} {change:?} x{CHANGE_CONNECTIONS}"),
         }
     }
 }

@@ -1,5 +1,4 @@
-//! A closed loop with clients that go on after failures, while a model is changed or loses its
-//! worker.
+//! A closed loop during a change of a model. Its clients continue after failures.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -12,90 +11,96 @@ use shadowslice_benches::exchange::{ClientStream, EchoClient, ExchangeError};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use crate::case::{CHANGED_UNDER, SMALL};
+use crate::case::{CHANGE_CONNECTIONS, SMALL};
 use crate::results::ChangeResult;
 
-/// How long the clients run before anything happens.
-const BEFORE: Duration = Duration::from_millis(300);
+/// The time for which the clients run before the change.
+const TIME_BEFORE_CHANGE: Duration = Duration::from_millis(300);
 
-/// A client gives a request up after so long.
-const GIVE_UP: Duration = Duration::from_secs(10);
+/// The maximum duration of a request.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long a client waits after a failure before it asks again.
-const PAUSE: Duration = Duration::from_millis(10);
+/// The pause of a client after a failure.
+const RETRY_BACKOFF: Duration = Duration::from_millis(10);
 
-/// How long an answer may take for the model to count as serving again.
-const SERVES_WITHIN: Duration = Duration::from_millis(500);
+/// The maximum duration of the request that checks whether the model answers again.
+const CHECK_TIMEOUT: Duration = Duration::from_millis(500);
 
-struct Shared {
-    seen: Mutex<ChangeResult>,
-    happening: AtomicBool,
+/// The state that all clients share.
+struct ChangeLoopState {
+    result: Mutex<ChangeResult>,
+    /// True from the start of the change on: requests count.
+    has_begun: AtomicBool,
     over: AtomicBool,
 }
 
-/// Makes the change under load, and goes on for `span` after it is done. Returns the clients' view
-/// meanwhile.
+/// Performs `change` under load, and continues the load for `span` afterwards. Returns the outcomes of
+/// the requests since the start of the change.
 pub(crate) async fn under_load(
     http: SocketAddr,
-    happen: impl Future<Output = Result<(), MeasureError>>,
+    change: impl Future<Output = Result<(), MeasureError>>,
     span: Duration,
 ) -> Result<ChangeResult, MeasureError> {
-    let shared = Arc::new(Shared {
-        seen: Mutex::default(),
-        happening: AtomicBool::new(false),
+    let shared = Arc::new(ChangeLoopState {
+        result: Mutex::default(),
+        has_begun: AtomicBool::new(false),
         over: AtomicBool::new(false),
     });
-    let mut asking = JoinSet::new();
-    for connection in 0..CHANGED_UNDER {
-        asking.spawn(keep_asking(http, connection, Arc::clone(&shared)));
+    let mut clients = JoinSet::new();
+    for connection in 0..CHANGE_CONNECTIONS {
+        clients.spawn(send_until_over(http, connection, Arc::clone(&shared)));
     }
-    sleep(BEFORE).await;
-    shared.happening.store(true, Ordering::Relaxed);
-    let begun = Instant::now();
-    happen.await?;
-    let change_ms = begun.elapsed().as_secs_f64() * 1e3;
+    sleep(TIME_BEFORE_CHANGE).await;
+    shared.has_begun.store(true, Ordering::Relaxed);
+    let start = Instant::now();
+    change.await?;
+    let change_ms = start.elapsed().as_secs_f64() * 1e3;
     sleep(span).await;
     shared.over.store(true, Ordering::Relaxed);
-    while let Some(ended) = asking.join_next().await {
+    while let Some(ended) = clients.join_next().await {
         ended??;
     }
-    let serves = matches!(timeout(SERVES_WITHIN, once(http)).await, Ok(Ok(())));
-    let seen = shared.seen.lock().clone();
-    Ok(ChangeResult { change_ms, serves, ..seen })
+    let serves = matches!(timeout(CHECK_TIMEOUT, infer_once(http)).await, Ok(Ok(())));
+    let result = shared.result.lock().clone();
+    Ok(ChangeResult { change_ms, serves, ..result })
 }
 
-/// One request on a connection of its own.
-pub(crate) async fn once(http: SocketAddr) -> Result<(), ExchangeError> {
-    EchoClient::http(ClientStream::tcp(http).await?, SMALL, CHANGED_UNDER).exchange(0).await
+/// Sends one request on a new connection, and checks the answer.
+pub(crate) async fn infer_once(http: SocketAddr) -> Result<(), ExchangeError> {
+    EchoClient::http(ClientStream::tcp(http).await?, SMALL, CHANGE_CONNECTIONS).exchange(0).await
 }
 
-/// Asks until it is over; only a wrong answer ends it before.
-async fn keep_asking(http: SocketAddr, connection: u16, shared: Arc<Shared>) -> Result<(), ExchangeError> {
+/// Sends requests until the load is over. Only a wrong answer ends it earlier.
+async fn send_until_over(
+    http: SocketAddr,
+    connection: u16,
+    shared: Arc<ChangeLoopState>,
+) -> Result<(), ExchangeError> {
     let mut client = None;
     let mut turn = 0;
     while !shared.over.load(Ordering::Relaxed) {
         let sent = Instant::now();
-        let answer = timeout(GIVE_UP, ask(&mut client, http, connection, turn)).await;
+        let answer = timeout(REQUEST_TIMEOUT, exchange(&mut client, http, connection, turn)).await;
         let failure = match answer {
             Ok(Ok(())) => None,
             Ok(Err(wrong @ ExchangeError::Wrong(_))) => return Err(wrong),
             Ok(Err(fault)) => Some(fault.to_string()),
-            Err(_) => Some(format!("no answer within {GIVE_UP:?}")),
+            Err(_) => Some(format!("no answer within {REQUEST_TIMEOUT:?}")),
         };
         let failed = failure.is_some();
-        if shared.happening.load(Ordering::Relaxed) {
-            shared.seen.lock().count(sent.elapsed(), failure);
+        if shared.has_begun.load(Ordering::Relaxed) {
+            shared.result.lock().count(sent.elapsed(), failure);
         }
         if failed {
             client = None;
-            sleep(PAUSE).await;
+            sleep(RETRY_BACKOFF).await;
         }
         turn += 1;
     }
     Ok(())
 }
 
-async fn ask(
+async fn exchange(
     client: &mut Option<EchoClient>,
     http: SocketAddr,
     connection: u16,

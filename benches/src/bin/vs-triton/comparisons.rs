@@ -1,4 +1,4 @@
-//! The comparisons and their aims.
+//! The comparisons and their targets.
 
 use serde::Serialize;
 use shadowslice_benches::MeasureError;
@@ -8,39 +8,44 @@ use crate::CaseRounds;
 use crate::case::{CaseWork, LARGE, LiveChange, SMALL, ServerCase, Side, Wire};
 use crate::results::{CaseResult, Figure};
 
-/// One comparison.
+/// A comparison of one figure of both servers.
 #[derive(Debug)]
 pub(crate) struct Comparison {
     pub(crate) what: &'static str,
     pub(crate) figure: Figure,
     pub(crate) ours: ServerCase,
     pub(crate) triton: ServerCase,
-    pub(crate) aim: ComparisonTarget,
+    pub(crate) target: ComparisonTarget,
 }
 
-/// The aim: for this server's median over Triton's, or for this server's median alone.
+/// The target for shadowslice's median divided by Triton's, or for shadowslice's figures alone.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum ComparisonTarget {
+    /// A ratio of at most this.
     AtMost(f64),
+    /// A ratio below this.
     Below(f64),
+    /// A ratio of at least this.
     AtLeast(f64),
-    /// Not one request fails, in any round.
+    /// Zero failed requests in every round.
     NoneFails,
-    /// Shown without an aim.
+    /// A figure without a target.
     Nothing,
 }
 
-/// A row with its figures.
+/// A comparison with its figures.
 #[derive(Debug, Serialize)]
 pub(crate) struct ComparisonResult {
     pub(crate) what: &'static str,
     pub(crate) figure: Figure,
     pub(crate) ours: Spread,
     pub(crate) triton: Spread,
-    /// This server's median over Triton's; `None` if Triton's is zero.
+    /// The ratio of shadowslice's median to Triton's, or `None` if Triton's is zero.
     pub(crate) ratio: Option<f64>,
-    pub(crate) aim: String,
-    /// `None` for a row without an aim.
+    /// The target, in words. The JSON field keeps its old name.
+    #[serde(rename = "aim")]
+    pub(crate) target: String,
+    /// True if the target is met, `None` without a target.
     pub(crate) met: Option<bool>,
 }
 
@@ -48,33 +53,33 @@ const fn load(side: Side, wire: Wire, bytes: usize, connections: u16) -> ServerC
     ServerCase { side, what: CaseWork::Load { wire, bytes, connections } }
 }
 
-/// Both over the same wire.
-const fn alike(
+/// Returns a comparison over the same protocol and transport.
+const fn same_wire(
     what: &'static str,
     figure: Figure,
     wire: Wire,
     bytes: usize,
     connections: u16,
-    aim: ComparisonTarget,
+    target: ComparisonTarget,
 ) -> Comparison {
     let (ours, triton) =
         (load(Side::Ours, wire, bytes, connections), load(Side::Triton, wire, bytes, connections));
-    Comparison { what, figure, ours, triton, aim }
+    Comparison { what, figure, ours, triton, target }
 }
 
-/// Ours over a Unix socket, Triton over TCP.
-const fn local(what: &'static str, figure: Figure, bytes: usize, connections: u16) -> Comparison {
+/// Returns a comparison with shadowslice over a Unix socket and Triton over TCP.
+const fn unix_socket(what: &'static str, figure: Figure, bytes: usize, connections: u16) -> Comparison {
     let ours = load(Side::Ours, Wire::HttpUnix, bytes, connections);
     let triton = load(Side::Triton, Wire::HttpTcp, bytes, connections);
-    Comparison { what, figure, ours, triton, aim: ComparisonTarget::Nothing }
+    Comparison { what, figure, ours, triton, target: ComparisonTarget::Nothing }
 }
 
-const fn changed(
+const fn during_change(
     what: &'static str,
     figure: Figure,
     ours: LiveChange,
     triton: LiveChange,
-    aim: ComparisonTarget,
+    target: ComparisonTarget,
 ) -> Comparison {
     let (ours, triton) = (CaseWork::Change(ours), CaseWork::Change(triton));
     Comparison {
@@ -82,49 +87,49 @@ const fn changed(
         figure,
         ours: ServerCase { side: Side::Ours, what: ours },
         triton: ServerCase { side: Side::Triton, what: triton },
-        aim,
+        target,
     }
 }
 
-/// All comparisons, as the page shows them; cases run in the order in which they are first named here.
+/// All comparisons, in the page's order. Cases run in the order of their first occurrence here.
 pub(crate) const COMPARISONS: [Comparison; 20] = {
     use ComparisonTarget::{AtLeast, AtMost, Below, NoneFails, Nothing};
     use Figure::{Failed, LongestMs, P50Us, PerSecond, ServerCpuUs};
     use LiveChange::{Kill, Load, Resize};
     use Wire::{GrpcTcp, HttpTcp};
     [
-        alike("HTTP over TCP, 1 connection", P50Us, HttpTcp, SMALL, 1, AtMost(0.5)),
+        same_wire("HTTP over TCP, 1 connection", P50Us, HttpTcp, SMALL, 1, AtMost(0.5)),
         Comparison {
             what: "Triton's gRPC client for Python, ours over a Unix socket, Triton over TCP",
             figure: P50Us,
             ours: ServerCase { side: Side::Ours, what: CaseWork::Python },
             triton: ServerCase { side: Side::Triton, what: CaseWork::Python },
-            aim: Below(1.0),
+            target: Below(1.0),
         },
-        alike("HTTP over TCP, 1 connection", ServerCpuUs, HttpTcp, SMALL, 1, AtMost(1.0 / 3.0)),
-        alike("HTTP over TCP, 128 connections", ServerCpuUs, HttpTcp, SMALL, 128, AtMost(1.0 / 3.0)),
-        alike("HTTP over TCP, 128 connections", PerSecond, HttpTcp, SMALL, 128, AtLeast(2.5)),
-        alike("HTTP over TCP, 600 kB, 8 connections", PerSecond, HttpTcp, LARGE, 8, AtLeast(2.0)),
-        changed("live update: load, 8 connections", LongestMs, Load, Load, Nothing),
-        changed("live update: load, 8 connections", Failed, Load, Load, NoneFails),
-        changed("live update: resize, Triton's load, 8 connections", LongestMs, Resize, Load, Nothing),
-        changed("live update: resize, Triton's load, 8 connections", Failed, Resize, Load, NoneFails),
-        changed("killed worker, 8 connections", LongestMs, Kill, Kill, Nothing),
-        changed("killed worker, 8 connections", Failed, Kill, Kill, NoneFails),
-        local("HTTP, ours over a Unix socket, 1 connection", P50Us, SMALL, 1),
-        local("HTTP, ours over a Unix socket, 1 connection", ServerCpuUs, SMALL, 1),
-        local("HTTP, ours over a Unix socket, 128 connections", PerSecond, SMALL, 128),
-        local("HTTP, ours over a Unix socket, 600 kB, 8 connections", PerSecond, LARGE, 8),
-        alike("HTTP over TCP, 600 kB, 8 connections", ServerCpuUs, HttpTcp, LARGE, 8, Nothing),
-        alike("gRPC over TCP, 1 connection", P50Us, GrpcTcp, SMALL, 1, Nothing),
-        alike("gRPC over TCP, 128 connections", ServerCpuUs, GrpcTcp, SMALL, 128, Nothing),
-        alike("gRPC over TCP, 128 connections", PerSecond, GrpcTcp, SMALL, 128, Nothing),
+        same_wire("HTTP over TCP, 1 connection", ServerCpuUs, HttpTcp, SMALL, 1, AtMost(1.0 / 3.0)),
+        same_wire("HTTP over TCP, 128 connections", ServerCpuUs, HttpTcp, SMALL, 128, AtMost(1.0 / 3.0)),
+        same_wire("HTTP over TCP, 128 connections", PerSecond, HttpTcp, SMALL, 128, AtLeast(2.5)),
+        same_wire("HTTP over TCP, 600 kB, 8 connections", PerSecond, HttpTcp, LARGE, 8, AtLeast(2.0)),
+        during_change("live update: load, 8 connections", LongestMs, Load, Load, Nothing),
+        during_change("live update: load, 8 connections", Failed, Load, Load, NoneFails),
+        during_change("live update: resize, Triton's load, 8 connections", LongestMs, Resize, Load, Nothing),
+        during_change("live update: resize, Triton's load, 8 connections", Failed, Resize, Load, NoneFails),
+        during_change("killed worker, 8 connections", LongestMs, Kill, Kill, Nothing),
+        during_change("killed worker, 8 connections", Failed, Kill, Kill, NoneFails),
+        unix_socket("HTTP, ours over a Unix socket, 1 connection", P50Us, SMALL, 1),
+        unix_socket("HTTP, ours over a Unix socket, 1 connection", ServerCpuUs, SMALL, 1),
+        unix_socket("HTTP, ours over a Unix socket, 128 connections", PerSecond, SMALL, 128),
+        unix_socket("HTTP, ours over a Unix socket, 600 kB, 8 connections", PerSecond, LARGE, 8),
+        same_wire("HTTP over TCP, 600 kB, 8 connections", ServerCpuUs, HttpTcp, LARGE, 8, Nothing),
+        same_wire("gRPC over TCP, 1 connection", P50Us, GrpcTcp, SMALL, 1, Nothing),
+        same_wire("gRPC over TCP, 128 connections", ServerCpuUs, GrpcTcp, SMALL, 128, Nothing),
+        same_wire("gRPC over TCP, 128 connections", PerSecond, GrpcTcp, SMALL, 128, Nothing),
     ]
 };
 
 impl Comparison {
-    /// Its figures, of the rounds that were quiet on both sides or else of all rounds, and whether
-    /// they meet the aim.
+    /// Returns the comparison's figures and whether they meet the target. Only rounds that were quiet for
+    /// both servers count, or all rounds if there are none.
     pub(crate) fn compare(&self, trials: &[CaseRounds]) -> Result<ComparisonResult, MeasureError> {
         let (ours, triton) = (rounds(&self.ours, trials), rounds(&self.triton, trials));
         let both: Vec<_> = ours.iter().zip(triton).collect();
@@ -140,8 +145,8 @@ impl Comparison {
             ours,
             triton,
             ratio,
-            aim: self.aim.words(),
-            met: self.aim.met(ours, ratio),
+            target: self.target.words(),
+            met: self.target.met(ours, ratio),
         })
     }
 }
@@ -153,7 +158,7 @@ fn rounds<'a>(case: &ServerCase, trials: &'a [CaseRounds]) -> &'a [CaseResult] {
 fn spread<'a>(figure: Figure, rounds: impl Iterator<Item = &'a CaseResult>) -> Result<Spread, MeasureError> {
     let values: Vec<f64> = rounds.filter_map(|round| figure.of(round)).collect();
     if values.is_empty() {
-        return Err(format!("no round shows {}", figure.name()).into());
+        return Err(format!("no round has the figure {}", figure.name()).into());
     }
     Ok(Spread::of(values.into_iter()))
 }
@@ -169,7 +174,7 @@ impl ComparisonTarget {
         }
     }
 
-    /// Whether it is met; nothing where nothing is aimed at, and where there is nothing to divide by.
+    /// Returns whether the target is met, or `None` without a target or without a ratio that it needs.
     pub(crate) fn met(self, ours: Spread, ratio: Option<f64>) -> Option<bool> {
         match self {
             Self::AtMost(most) => Some(ratio? <= most),

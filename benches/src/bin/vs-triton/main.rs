@@ -1,5 +1,5 @@
-//! This server beside NVIDIA Triton, on the same machine: the same model, the same requests, the
-//! same load generator, in alternating rounds. Writes a page.
+//! The comparison of shadowslice with NVIDIA Triton on the same machine, with the same model, requests and
+//! load generator, in alternating rounds. The program writes a page.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a benchmark writes to its user's terminal")]
 
 mod call;
@@ -32,45 +32,46 @@ use page::Versions;
 use results::CaseResult;
 use servers::ServerPair;
 
-/// Holds `shadowslice serve` against NVIDIA Triton, and writes a page with the aims and whether they are met.
+/// Compare `shadowslice serve` with NVIDIA Triton, and write a page that shows which targets are met. With the
+/// default options this takes about five minutes on two cores.
 ///
-/// Both servers run all the time. The cases take turns, every other time in reverse, so that noise
-/// of the machine falls on both alike. Every answer's bytes are compared.
+/// Both servers run all the time. The cases take turns, in reverse order every other time, so noise of the
+/// machine affects both servers alike. Every byte of the answers is compared.
 #[derive(Debug, Parser)]
 #[command(name = "shadowslice-vs-triton")]
 pub(crate) struct Options {
-    /// Where Triton is installed, with the models in `models`
+    /// The folder in which Triton is installed, with the models in `models`
     #[arg(long, default_value = "target/rivals")]
     rivals: PathBuf,
-    /// What starts Triton, and Triton's client for Python
+    /// The folder of the scripts that start Triton and its Python client
     #[arg(long, default_value = "benches/rivals")]
     scripts: PathBuf,
-    /// The Python that runs the client
+    /// The Python interpreter that runs the client
     #[arg(long, env = "PYTHON", default_value = "python3")]
     python: PathBuf,
-    /// This server runs its models as Triton does, in Python
+    /// Run the models of shadowslice in Python, as Triton does
     #[arg(long)]
     python_models: bool,
-    /// Seconds of one round of one case
+    /// The length of a round of one case, in seconds
     #[arg(long, default_value = "2", value_parser = seconds)]
     seconds: Duration,
-    /// How often each case is run
+    /// The number of rounds of each case
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
-    /// Only the rows that have this text in their names, such as `killed`
+    /// Run only comparisons whose names contain this text, for example `killed`
     #[arg(long, default_value = "")]
     only: String,
-    /// Where all rounds' figures go, as JSON
+    /// The JSON file for the figures of all rounds
     #[arg(long, default_value = "target/rivals/vs-triton.json")]
     json: PathBuf,
-    /// Where the page goes; without it the tables are only shown
+    /// The file to write the page to. Without it, the program only prints the table
     #[arg(long)]
     page: Option<PathBuf>,
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
     let seconds = text.parse().ok().filter(|seconds| (0.1..=60.0).contains(seconds));
-    seconds.map(Duration::from_secs_f64).ok_or_else(|| "it must be a number from 0.1 to 60".into())
+    seconds.map(Duration::from_secs_f64).ok_or_else(|| "give a number from 0.1 to 60".into())
 }
 
 /// A case and the results of its rounds.
@@ -94,15 +95,15 @@ fn chain(error: &(dyn Error + 'static)) -> String {
     causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
-/// All load is sent by one thread.
 fn run(options: &Options) -> Result<(), MeasureError> {
     let rows: Vec<&Comparison> = COMPARISONS.iter().filter(|row| row.what.contains(&options.only)).collect();
     if rows.is_empty() {
-        return Err(format!("no row's name holds {:?}", options.only).into());
+        return Err(format!("no comparison matches --only {:?}", options.only).into());
     }
+    // One thread sends all load.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let (trials, versions) = runtime.block_on(async {
-        // The servers' owner stops them here; a signal alone would leave them behind.
+        // A signal ends the future, which drops and so stops the servers.
         tokio::select! {
             measured = measure(options, &rows) => measured,
             _ = interrupted() => Err("interrupted".into()),
@@ -158,10 +159,10 @@ fn report(
     let compared: Vec<_> = rows.iter().map(|row| row.compare(trials)).collect::<Result<_, _>>()?;
     println!("{}", page::table(&compared));
     write(&options.json, &page::json(options, &machine, versions, &compared, trials)?)?;
-    println!("all rounds: {}", options.json.display());
+    println!("wrote all rounds to {}", options.json.display());
     if let Some(path) = &options.page {
         write(path, &page::of(options, &machine, versions, &compared, trials))?;
-        println!("the page: {}", path.display());
+        println!("wrote {}", path.display());
     }
     Ok(())
 }

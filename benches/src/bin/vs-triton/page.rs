@@ -1,4 +1,4 @@
-//! The comparison as a page, and as JSON.
+//! The page and the JSON file of the comparison.
 
 use serde::Serialize;
 use serde_json::json;
@@ -6,7 +6,7 @@ use shadowslice_benches::MeasureError;
 use shadowslice_benches::machine::HostInfo;
 use shadowslice_benches::spread::Spread;
 
-use crate::case::{CHANGED_UNDER, CaseWork, LiveChange, Side};
+use crate::case::{CHANGE_CONNECTIONS, CaseWork, LiveChange, Side};
 use crate::comparisons::ComparisonResult;
 use crate::results::{CaseResult, ChangeResult};
 use crate::{CaseRounds, Options};
@@ -18,11 +18,11 @@ pub(crate) struct Versions {
     pub(crate) triton: String,
     pub(crate) onnxruntime: String,
     pub(crate) triton_onnxruntime: String,
-    /// Python's and its packages', as it says.
+    /// The versions of Python and its packages, as the client reports them.
     pub(crate) python: String,
 }
 
-/// Everything that was found, round by round.
+/// Returns all figures, round by round, as JSON.
 pub(crate) fn json(
     options: &Options,
     machine: &HostInfo,
@@ -39,7 +39,7 @@ pub(crate) fn json(
     Ok(serde_json::to_string_pretty(&all)? + "\n")
 }
 
-/// The whole page.
+/// Returns the page.
 pub(crate) fn of(
     options: &Options,
     machine: &HostInfo,
@@ -51,38 +51,38 @@ pub(crate) fn of(
     let Versions { ours, triton, onnxruntime, triton_onnxruntime, python } = versions;
     let (rounds, seconds) = (options.rounds, options.seconds.as_secs_f64());
     format!(
-        "# Beside NVIDIA Triton
+        "# Comparison with NVIDIA Triton
 
-`make vs-triton` starts this server and Triton on one machine, sends both the same requests in turns, and writes this page; nothing
-here is written by hand. All rounds' figures are in [vs-triton.json](vs-triton.json).
+`make vs-triton` starts shadowslice and Triton on one machine, sends the same requests to both in turn, and writes this page; do not
+edit it. The figures of all rounds are in [vs-triton.json](vs-triton.json).
 
-{cpu}, {cores} cores that hold both servers and the load generator, Linux {kernel}, no GPU. {date}, commit {commit}.
+{cpu}, {cores} cores shared by both servers and the load generator, Linux {kernel}, no GPU. {date}, commit {commit}.
 shadowslice {ours} with ONNX Runtime {onnxruntime}; Triton {triton} with ONNX Runtime {triton_onnxruntime}; {python}.
 
-**Which Triton this is.** The one that PyPI has: with its *Python backend*, whose `model.py` calls ONNX Runtime from Python, in one
-stub process for each model. Triton's own C++ backend for ONNX Runtime is not to be had there; beside that one the figures would be others.
-Both serve the same file, a model that answers with its input, on one thread of the CPU, in batches of up to 32 rows without a delay
-(dynamic batching is on). So the model costs next to nothing, and what is left is what the servers cost.
+**Triton runs its Python backend**, because PyPI offers no other one. Its `model.py` calls ONNX Runtime from Python, in one stub process
+for each model. Results with Triton's C++ backend for ONNX Runtime would differ. Both servers use the same file, a model that returns
+its input, on one CPU thread, in batches of up to 32 rows without a delay (dynamic batching is on). The model costs almost nothing, so
+the figures show the cost of the servers.
 
-## In short
+## Summary
 
 {}
-A figure is the median of {rounds} rounds of {seconds} s, with the smallest and the largest in brackets; `x` is our median over Triton's. The
-cases take turns, every other time in reverse. Of a row's rounds those count in which others took at most 10 % of the machine on both
-sides, or all where there were none (see *Rounds* below), so that a quiet round is never held against a disturbed one. Aims that are not met are shown as such.
+A figure is the median of {rounds} rounds of {seconds} s, with the smallest and the largest in brackets. `x` is shadowslice's median divided by
+Triton's. The cases take turns, in reverse order every other time. A round is quiet if other programs used at most 10 % of the machine.
+Only rounds that were quiet for both servers count, or all rounds if there are none (see *Rounds*).
 
-## How it is measured
+## Method
 
-* Clients are closed loops: each connection sends a request, waits for its answer, compares every byte of it, and sends the next. The
-  generator is that of `make bench`'s echo, on the same cores as the servers, so requests per second are bounded by what it takes, too.
-* Both are asked over TCP on the loop-back device where the row says so. Triton has no Unix sockets; rows with ours over one say so.
-* Requests are 64 bytes of FP32, or 600 kB, sent and answered as binary tensors.
-* Server CPU is user and system time, as the kernel accounts it to all of a server's processes: supervisor and workers, `tritonserver` and stubs.
-* *Live update*: {CHANGED_UNDER} connections over HTTP and TCP ask a model while it is loaded anew by the protocol's repository (Triton with another
-  parameter in its configuration, since it would do nothing otherwise; ours is replaced in any case), or resized. Requests count that ended
-  between the order and {seconds} s after it was in force.
-* *Killed worker*: the same, with SIGKILL to our worker, or to the stub of Triton's Python backend; {seconds} s are looked at. A client that was
-  refused asks again after 10 ms on a new connection. Where the model does not answer by itself at the end of that, it is loaded anew for the next round.
+* Clients are closed loops: each connection sends a request, waits for its answer, compares every byte, and sends the next. The
+  load generator is that of `make bench`. It uses the same cores as the servers, so its CPU time also limits the requests per second.
+* Requests go over TCP on the loop-back device, unless the row names another transport. Triton supports no Unix sockets.
+* Requests and answers are binary FP32 tensors of 64 bytes or 600 kB.
+* Server CPU is the user and system time of all of a server's processes: supervisor and workers, or `tritonserver` and stubs.
+* *Live update*: {CHANGE_CONNECTIONS} connections send requests over HTTP and TCP while the model is reloaded by the repository extension or resized.
+  Triton ignores a load without changes, so each load changes a parameter. All requests count that ended between the start of the
+  change and {seconds} s after its end.
+* *Killed worker*: the same, with a SIGKILL to shadowslice's worker or to the stub of Triton's Python backend, for {seconds} s. A client that fails
+  retries after 10 ms on a new connection. If the model doesn't answer at the end of the round, it is reloaded for the next one.
 
 ## Changes
 
@@ -96,12 +96,12 @@ sides, or all where there were none (see *Rounds* below), so that a quiet round 
     )
 }
 
-/// All comparisons.
+/// Returns the table of all comparisons.
 pub(crate) fn table(compared: &[ComparisonResult]) -> String {
     let row = |it: &ComparisonResult| {
         let met = match it.met {
             Some(true) => "met",
-            Some(false) => "**not met**",
+            Some(false) => "**missed**",
             None => "",
         };
         let ratio = it.ratio.map_or("-".to_owned(), |ratio| {
@@ -114,14 +114,14 @@ pub(crate) fn table(compared: &[ComparisonResult]) -> String {
             shown(it.ours),
             shown(it.triton),
             ratio,
-            it.aim.clone(),
+            it.target.clone(),
             met.to_owned(),
         ]
     };
-    lines(&["", "figure", "shadowslice", "Triton", "x", "aim", ""], compared.iter().map(row))
+    lines(&["", "figure", "shadowslice", "Triton", "x", "target", ""], compared.iter().map(row))
 }
 
-/// Further results of the changes.
+/// Returns the table of further results of changes.
 fn changes(trials: &[CaseRounds]) -> String {
     let rows = trials.iter().filter_map(|trial| {
         let CaseWork::Change(change) = trial.case.what else { return None };
@@ -145,14 +145,8 @@ fn changes(trials: &[CaseRounds]) -> String {
             first.unwrap_or_default().replace('|', "/").replace('\n', " "),
         ])
     });
-    let heads = [
-        "",
-        "",
-        "in force after, ms",
-        "answered meanwhile",
-        "answers at the end of the round",
-        "the first failure",
-    ];
+    let heads =
+        ["", "", "change took, ms", "answered requests", "answers at the end of the round", "first failure"];
     lines(&heads, rows)
 }
 
@@ -163,7 +157,7 @@ fn aftermath(measured: &CaseResult) -> Option<&ChangeResult> {
     }
 }
 
-/// How much of the machine other programs had.
+/// Returns the table of the CPU time that other programs used.
 fn quiet(trials: &[CaseRounds]) -> String {
     let rows = trials.iter().filter_map(|trial| {
         let others: Vec<f64> = trial
@@ -183,7 +177,7 @@ fn quiet(trials: &[CaseRounds]) -> String {
     lines(&["case", "quiet", "others %"], rows)
 }
 
-/// With a decimal where that says something.
+/// Returns a spread as text, with one decimal if the median is below 100 and the values differ.
 fn shown(spread: Spread) -> String {
     if spread.min == spread.max {
         format!("{:.0}", spread.median)

@@ -1,4 +1,4 @@
-//! Triton's gRPC client for Python, in a process of its own.
+//! Triton's gRPC client for Python, in its own process.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -13,15 +13,15 @@ use tokio::time::timeout;
 use crate::Options;
 use crate::results::PythonClientResult;
 
-/// How long the client may take beyond the time that it was asked to run.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// The time that the client may take in addition to the length of a round.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The process; it ends with its standard input.
+/// The process of the client. It ends when its standard input is closed.
 pub(crate) struct PythonClient {
     _child: Child,
     stdin: ChildStdin,
     stdout: Lines<BufReader<ChildStdout>>,
-    /// Of Python and its packages.
+    /// The versions of Python and its packages.
     pub(crate) versions: String,
 }
 
@@ -38,11 +38,11 @@ impl PythonClient {
         let stdin = child.stdin.take().ok_or("the Python client has no standard input")?;
         let stdout = child.stdout.take().ok_or("the Python client has no standard output")?;
         let mut stdout = BufReader::new(stdout).lines();
-        let versions = answer(&mut stdout, PATIENCE).await?;
+        let versions = answer(&mut stdout, REPLY_TIMEOUT).await?;
         Ok(Self { _child: child, stdin, stdout, versions })
     }
 
-    /// One round against a server at that gRPC address.
+    /// Runs one round against the server at this gRPC address.
     pub(crate) async fn round(
         &mut self,
         address: &str,
@@ -51,7 +51,7 @@ impl PythonClient {
     ) -> Result<PythonClientResult, MeasureError> {
         let line = format!("{address} {} {} {}\n", model(bytes), elements(bytes), span.as_secs_f64());
         self.stdin.write_all(line.as_bytes()).await?;
-        answer(&mut self.stdout, span + PATIENCE).await
+        answer(&mut self.stdout, span + REPLY_TIMEOUT).await
     }
 }
 
@@ -60,7 +60,7 @@ async fn answer<T: DeserializeOwned>(
     within: Duration,
 ) -> Result<T, MeasureError> {
     let line = timeout(within, stdout.next_line()).await;
-    let line = line.map_err(|_| format!("the Python client said nothing within {within:?}"))??;
-    let line = line.ok_or("the Python client ended; its error is above")?;
+    let line = line.map_err(|_| format!("the Python client did not reply within {within:?}"))??;
+    let line = line.ok_or("the Python client ended; see its error above")?;
     Ok(serde_json::from_str(&line)?)
 }

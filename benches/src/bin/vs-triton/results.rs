@@ -1,4 +1,4 @@
-//! The result of a round.
+//! The results of rounds.
 
 use std::fmt;
 
@@ -9,12 +9,15 @@ use shadowslice_benches::closed_loop::RoundResult;
 #[derive(Debug, Clone, Serialize)]
 #[serde(untagged)]
 pub(crate) enum CaseResult {
+    /// The result of a closed loop.
     Load(RoundResult),
+    /// The result of Triton's Python client.
     Python(PythonClientResult),
+    /// The result of a change.
     Change(ChangeResult),
 }
 
-/// The measurements of Triton's client for Python.
+/// The figures of a round of Triton's gRPC client for Python.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct PythonClientResult {
     pub(crate) requests: u64,
@@ -22,22 +25,22 @@ pub(crate) struct PythonClientResult {
     pub(crate) p99_us: f64,
 }
 
-/// The clients' view of a change, from the moment when it was asked for.
+/// The outcomes of requests since the start of a change.
 #[derive(Debug, Clone, Default, Serialize)]
 pub(crate) struct ChangeResult {
     pub(crate) answered: u64,
     pub(crate) failed: u64,
-    /// The longest latency of the requests that ended meanwhile, in ms, whatever their outcome.
+    /// The longest latency of a request, in ms, including failed ones.
     pub(crate) longest_ms: f64,
-    /// Until the change was said to be in force; zero for a kill.
+    /// The time until the server reported the change as complete, in ms. About zero for a kill.
     pub(crate) change_ms: f64,
-    /// Whether the model was answering again at the end of the round, by itself.
+    /// True if the model answers at the end of the round, without intervention.
     pub(crate) serves: bool,
-    /// The message of the first request that failed.
+    /// The error of the first request that failed.
     pub(crate) first_failure: Option<String>,
 }
 
-/// A figure of a round.
+/// A figure that is compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Figure {
@@ -49,7 +52,7 @@ pub(crate) enum Figure {
 }
 
 impl Figure {
-    /// The figure of that round, if such a round has it.
+    /// Returns this figure of a round, or `None` if rounds of that kind do not have it.
     pub(crate) fn of(self, measured: &CaseResult) -> Option<f64> {
         match (self, measured) {
             (Self::P50Us, CaseResult::Load(round)) => Some(round.p50_us),
@@ -62,7 +65,7 @@ impl Figure {
         }
     }
 
-    /// The name of the figure, with its unit.
+    /// Returns the name of the figure, with its unit.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::P50Us => "p50, us",
@@ -75,7 +78,7 @@ impl Figure {
 }
 
 impl CaseResult {
-    /// Whether it had the machine nearly for itself, as far as that is known.
+    /// Returns true if other programs used at most 10 % of the machine, or if that is not measured.
     pub(crate) fn is_quiet(&self) -> bool {
         match self {
             Self::Load(round) => round.is_quiet(),
@@ -98,7 +101,7 @@ impl fmt::Display for CaseResult {
             Self::Python(client) => write!(f, "{} requests, p50 {:.0} us", client.requests, client.p50_us),
             Self::Change(after) => write!(
                 f,
-                "{} answered, {} failed, longest {:.1} ms, in force after {:.0} ms, serves: {}",
+                "{} answered, {} failed, longest {:.1} ms, change took {:.0} ms, serves: {}",
                 after.answered, after.failed, after.longest_ms, after.change_ms, after.serves
             ),
         }

@@ -1,4 +1,4 @@
-//! Both servers, and their measurement.
+//! Both servers, and the measurement of a round.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::time::Duration;
@@ -19,12 +19,12 @@ use crate::results::CaseResult;
 use crate::shadowslice::ShadowsliceServer;
 use crate::triton::TritonServer;
 
-/// ONNX Runtime is pinned for ours here.
+/// The file that pins the ONNX Runtime of shadowslice.
 const RUNTIME: &str = include_str!("../../../../requirements-onnxruntime.txt");
-/// And here for Triton's model.
+/// The file that pins the ONNX Runtime of Triton's models.
 const TRITON_RUNTIME: &str = include_str!("../../../rivals/requirements-triton.txt");
 
-/// Both, with the client for Python.
+/// Both servers, with Triton's Python client.
 pub(crate) struct ServerPair {
     ours: ShadowsliceServer,
     triton: TritonServer,
@@ -33,10 +33,10 @@ pub(crate) struct ServerPair {
 }
 
 impl ServerPair {
-    /// Starts all, and returns when both serve.
+    /// Starts both servers and the client, and returns when the servers are ready.
     pub(crate) async fn start(options: &Options) -> Result<Self, MeasureError> {
         let models = std::fs::canonicalize(options.rivals.join("models")).map_err(|error| {
-            format!("no models in {}: {error}; run `make rivals`", options.rivals.display())
+            format!("cannot find the models in {}: {error}; run `make rivals`", options.rivals.display())
         })?;
         let triton = TritonServer::start(options, &models).await?;
         let ours = ShadowsliceServer::start(options, &models).await?;
@@ -44,7 +44,7 @@ impl ServerPair {
         Ok(Self { ours, triton, python: PythonClient::start(options).await?, triton_version })
     }
 
-    /// One round of a case.
+    /// Measures one round of a case.
     pub(crate) async fn measure(
         &mut self,
         case: &ServerCase,
@@ -87,11 +87,11 @@ impl ServerPair {
             (Wire::HttpUnix, Side::Ours) => {
                 EchoClient::http(ClientStream::unix(&self.ours.http_socket()).await?, bytes, connection)
             }
-            (Wire::HttpUnix, Side::Triton) => return Err("Triton has no Unix sockets".into()),
+            (Wire::HttpUnix, Side::Triton) => return Err("Triton supports no Unix sockets".into()),
         })
     }
 
-    /// Of the processes that there are now.
+    /// Returns the CPU clocks of a server's current processes.
     fn clocks(&self, side: Side) -> Result<ServerClocks, MeasureError> {
         let (server, workers) = match side {
             Side::Ours => self.ours.processes(),
@@ -113,24 +113,24 @@ impl ServerPair {
             ours.settle().await?;
         }
         let (to_ours, to_triton) = (ours.http, triton.http);
-        let seen = match (side, change) {
+        let result = match (side, change) {
             (Side::Ours, LiveChange::Load) => under_load(to_ours, ours.load(), span).await,
             (Side::Ours, LiveChange::Resize) => under_load(to_ours, ours.resize(), span).await,
             (Side::Ours, LiveChange::Kill) => under_load(to_ours, ours.kill(), span).await,
             (Side::Triton, LiveChange::Load) => under_load(to_triton, triton.load(), span).await,
             (Side::Triton, LiveChange::Kill) => {
-                let seen = under_load(to_triton, triton.kill(), span).await;
-                // Triton does not mend this itself, so it is mended for the next round.
+                let result = under_load(to_triton, triton.kill(), span).await;
+                // Triton does not restart a killed stub, so the model is reloaded for the next round.
                 triton.load().await?;
                 triton.wait_serving().await?;
-                seen
+                result
             }
             (Side::Triton, LiveChange::Resize) => Err("Triton has no shares".into()),
         };
-        seen.map(CaseResult::Change)
+        result.map(CaseResult::Change)
     }
 
-    /// The versions of the measured software.
+    /// Returns the versions of the measured software.
     pub(crate) fn versions(&self) -> Versions {
         let pinned = |file: &'static str| {
             let version = file.lines().find_map(|line| line.strip_prefix("onnxruntime=="));
@@ -145,14 +145,14 @@ impl ServerPair {
         }
     }
 
-    /// Stops both.
+    /// Stops both servers.
     pub(crate) async fn stop(self) -> Result<(), MeasureError> {
         self.triton.stop().await?;
         self.ours.stop().await
     }
 }
 
-/// A TCP address that was free a moment ago.
+/// Returns a TCP address of the loop-back device that was free at the time of the call.
 pub(crate) fn free_address() -> std::io::Result<SocketAddr> {
     TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()
 }

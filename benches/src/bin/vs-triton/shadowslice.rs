@@ -1,4 +1,4 @@
-//! This server, as users start it.
+//! The shadowslice server, started as users start it.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -16,10 +16,10 @@ use crate::call::load;
 use crate::case::{LARGE, SMALL};
 use crate::servers::free_address;
 
-/// Models that it serves.
+/// The number of models.
 const MODELS: usize = 2;
 
-/// Shares that `resize` goes back and forth between, in percent.
+/// The shares between which `resize` alternates, in percent.
 const SHARES: [u32; 2] = [40, 50];
 
 /// The supervisor with its workers.
@@ -31,7 +31,7 @@ pub(crate) struct ShadowsliceServer {
 }
 
 impl ShadowsliceServer {
-    /// Starts it on the models in that folder, and returns when it serves.
+    /// Starts the supervisor with the models in `models`, and returns when they are ready.
     pub(crate) async fn start(options: &Options, models: &Path) -> Result<Self, MeasureError> {
         let (http, grpc) = (free_address()?, free_address()?);
         let (file, engine) = match options.python_models {
@@ -52,43 +52,49 @@ impl ShadowsliceServer {
         Ok(Self { server, http, grpc, resized: 0 })
     }
 
-    /// The supervisor's process, and its workers'.
+    /// Returns the processes of the supervisor and of its workers.
     pub(crate) fn processes(&self) -> (Process, Vec<Process>) {
         (self.server.process(), self.server.children())
     }
 
-    /// Its Unix socket for HTTP.
+    /// Returns the path of the Unix socket for HTTP.
     pub(crate) fn http_socket(&self) -> PathBuf {
         self.server.home().run_dir().join("http.sock")
     }
 
-    /// Its Unix socket for gRPC, as gRPC's libraries name it.
+    /// Returns the Unix socket for gRPC as a URI of the gRPC libraries.
     pub(crate) fn grpc_socket(&self) -> String {
         format!("unix://{}", self.server.home().run_dir().join("grpc.sock").display())
     }
 
-    /// Waits until each model has a single worker: then no hand-over is in its probation, in which
-    /// the old worker could take over again.
+    /// Waits until each model has only one worker. No hand-over is in probation then, so no old worker can
+    /// take over again.
     pub(crate) async fn settle(&self) -> Result<(), MeasureError> {
         Ok(self.server.wait_children(MODELS).await?)
     }
 
-    /// The worker that serves the small model.
-    async fn serving(&self) -> Result<Process, MeasureError> {
+    /// Returns the worker that serves the small model.
+    async fn serving_worker(&self) -> Result<Process, MeasureError> {
         let status = self.server.model(&model(SMALL)).await?;
         let mut workers = status.workers.iter();
         let serving = workers.find(|worker| worker.more.get("phase").is_some_and(|phase| phase == "serving"));
-        serving.and_then(|worker| Process::of(worker.pid)).ok_or_else(|| "no worker serves the model".into())
+        serving
+            .and_then(|worker| Process::of(worker.pid))
+            .ok_or_else(|| "the small model has no serving worker".into())
     }
 
-    /// Has the small model loaded anew.
+    /// Reloads the small model.
     pub(crate) async fn load(&self) -> Result<(), MeasureError> {
-        let before = self.serving().await?;
+        let before = self.serving_worker().await?;
         load(self.http, &model(SMALL), &json!({})).await?;
-        if self.serving().await? == before { Err("the load changed nothing".into()) } else { Ok(()) }
+        if self.serving_worker().await? == before {
+            Err("the reload did not replace the worker".into())
+        } else {
+            Ok(())
+        }
     }
 
-    /// Gives the small model another share, and waits for the end of the hand-over.
+    /// Changes the share of the small model, and waits for the end of the hand-over.
     pub(crate) async fn resize(&mut self) -> Result<(), MeasureError> {
         let share = SHARES[self.resized % SHARES.len()];
         self.resized += 1;
@@ -98,17 +104,17 @@ impl ShadowsliceServer {
 
     /// Kills the worker that serves the small model.
     pub(crate) async fn kill(&self) -> Result<(), MeasureError> {
-        Ok(self.serving().await?.signal(Signal::SIGKILL)?)
+        Ok(self.serving_worker().await?.signal(Signal::SIGKILL)?)
     }
 
-    /// Stops it; it must leave nothing behind.
+    /// Stops the supervisor. Processes or files that remain are an error.
     pub(crate) async fn stop(self) -> Result<(), MeasureError> {
         Ok(self.server.stop().await?)
     }
 }
 
-/// Models without a profile, which answer as soon as ONNX Runtime does; all other settings are the
-/// defaults as far as possible.
+/// Returns a configuration with models that have no profile, so the emulated GPU adds no time. Other keys
+/// keep their defaults where the load permits.
 fn config(models: &[String], http: SocketAddr, grpc: SocketAddr) -> String {
     let models: String = models
         .iter()

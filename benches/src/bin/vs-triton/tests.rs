@@ -11,19 +11,19 @@ fn spread(value: f64) -> Spread {
 }
 
 #[test]
-fn aims_are_met_at_their_bounds_and_not_beyond() {
-    let met = |aim: ComparisonTarget, ratio| aim.met(spread(1.0), Some(ratio));
+fn targets_are_met_at_their_bounds_and_missed_beyond() {
+    let met = |target: ComparisonTarget, ratio| target.met(spread(1.0), Some(ratio));
     assert_eq!(met(ComparisonTarget::AtMost(0.5), 0.5), Some(true));
     assert_eq!(met(ComparisonTarget::AtMost(0.5), 0.51), Some(false));
     assert_eq!(met(ComparisonTarget::Below(1.0), 1.0), Some(false));
     assert_eq!(met(ComparisonTarget::AtLeast(2.5), 2.5), Some(true));
     assert_eq!(met(ComparisonTarget::AtLeast(2.5), 2.49), Some(false));
     assert_eq!(met(ComparisonTarget::Nothing, 0.0), None);
-    assert_eq!(ComparisonTarget::AtMost(0.5).met(spread(1.0), None), None, "nothing to divide by");
+    assert_eq!(ComparisonTarget::AtMost(0.5).met(spread(1.0), None), None, "without a ratio");
 }
 
 #[test]
-fn one_failed_request_in_one_round_misses_that_aim() {
+fn one_failed_request_in_one_round_misses_the_target() {
     let failed = |counts: &[f64]| ComparisonTarget::NoneFails.met(Spread::of(counts.iter().copied()), None);
     assert_eq!(failed(&[0.0, 0.0, 0.0]), Some(true));
     assert_eq!(failed(&[0.0, 0.0, 1.0]), Some(false));
@@ -40,7 +40,7 @@ fn figures_are_found_only_in_rounds_that_have_them() {
     assert_eq!(Figure::PerSecond.of(&python), None);
 }
 
-/// A round of the kind that `what` needs.
+/// Returns a result of the kind that `what` has.
 fn round(what: CaseWork, value: f64, others_percent: f64) -> CaseResult {
     match what {
         CaseWork::Load { .. } => CaseResult::Load(RoundResult {
@@ -81,13 +81,13 @@ fn every_row_has_its_figures_of_quiet_rounds_and_the_verdict_follows() {
     assert_eq!(slower[0].ratio, Some(2.0));
     assert_eq!(slower[0].met, Some(false));
     let table = page::table(&slower);
-    assert!(table.contains("| 2.00 | at most 0.50 x | **not met** |"), "{table}");
+    assert!(table.contains("| 2.00 | at most 0.50 x | **missed** |"), "{table}");
     assert_eq!(table.lines().count(), COMPARISONS.len() + 2);
     assert_eq!(compared(1.0, 2.0)[0].met, Some(true));
 }
 
 #[test]
-fn a_quiet_round_is_never_held_against_a_disturbed_one() {
+fn a_quiet_round_is_never_compared_with_a_disturbed_one() {
     let mut trials = trials(1.0, 1.0);
     for trial in &mut trials {
         let other = if trial.case.side == Side::Ours { 50.0 } else { 0.0 };

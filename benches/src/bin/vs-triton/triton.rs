@@ -18,19 +18,19 @@ use tokio::time::{Instant, interval, timeout};
 use crate::Options;
 use crate::call::{call, load};
 use crate::case::SMALL;
-use crate::change::once;
+use crate::change::infer_once;
 use crate::servers::free_address;
 
-/// How long it may take to start, and to serve again after a load.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// The maximum time until Triton answers after a start or a load.
+const READY_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How often it is looked at meanwhile.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// The interval between two checks whether Triton answers.
+const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// How long it may take to end; with a stub that was killed it would take half a minute.
-const ENDS_WITHIN: Duration = Duration::from_secs(5);
+/// The maximum time for Triton to end by itself. After a stub was killed it would take half a minute.
+const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The server with its stubs. Dropping it kills them.
+/// The Triton server with its stubs. A drop kills all of them.
 pub(crate) struct TritonServer {
     child: Child,
     process: Process,
@@ -41,7 +41,7 @@ pub(crate) struct TritonServer {
 }
 
 impl TritonServer {
-    /// Starts it on the models in that folder, and returns when it serves.
+    /// Starts Triton with the models in `models`, and returns when it answers.
     pub(crate) async fn start(options: &Options, models: &Path) -> Result<Self, MeasureError> {
         let (http, grpc) = (free_address()?, free_address()?);
         let log = options.rivals.join("triton.log");
@@ -57,26 +57,26 @@ impl TritonServer {
             .spawn()
             .map_err(|error| format!("cannot start {}: {error}", script.display()))?;
         let pid = child.id().and_then(|pid| i32::try_from(pid).ok());
-        let process = pid.and_then(Process::of).ok_or("Triton has ended at once")?;
+        let process = pid.and_then(Process::of).ok_or("Triton ended during its start")?;
         let mut triton = Self { child, process, log, http, grpc, loads: 0 };
         triton.wait_serving().await?;
         Ok(triton)
     }
 
-    /// The server's process, and its stubs'.
+    /// Returns the processes of the server and of its stubs.
     pub(crate) fn processes(&self) -> (Process, Vec<Process>) {
         (self.process, descendants(self.process.pid))
     }
 
-    /// Its version, as it says.
+    /// Returns the version that Triton reports.
     pub(crate) async fn version(&self) -> Result<String, MeasureError> {
         let metadata: Value =
             serde_json::from_slice(&call(self.http, Method::GET, "/v2", String::new()).await?)?;
         Ok(metadata["version"].as_str().unwrap_or("unknown").to_owned())
     }
 
-    /// Has the small model loaded anew. A load that changes nothing would do nothing, so each load
-    /// sets another parameter.
+    /// Reloads the small model. Triton ignores a load without changes, so each load sets another
+    /// parameter.
     pub(crate) async fn load(&mut self) -> Result<(), MeasureError> {
         self.loads += 1;
         let tensor =
@@ -87,14 +87,14 @@ impl TritonServer {
             "dynamic_batching": {"max_queue_delay_microseconds": 0},
             "parameters": {"loads": {"string_value": self.loads.to_string()}},
         });
-        // There is no stub if it was killed.
+        // After a kill, the model has no stub.
         let before = self.stub().ok();
         load(self.http, &model(SMALL), &config).await?;
-        if Some(self.stub()?) == before { Err("the load changed nothing".into()) } else { Ok(()) }
+        if Some(self.stub()?) == before { Err("the reload did not replace the stub".into()) } else { Ok(()) }
     }
 
-    /// The stub that serves the small model. The stub of an earlier load may still be ending; the
-    /// newest stub serves.
+    /// Returns the stub that serves the small model: the newest one, because the stub of an earlier load
+    /// may still be ending.
     fn stub(&self) -> Result<Process, MeasureError> {
         let path = format!("/{}/", model(SMALL));
         let serves = |stub: &Process| {
@@ -102,7 +102,7 @@ impl TritonServer {
             String::from_utf8_lossy(&command).contains(&path)
         };
         let stubs = descendants(self.process.pid).into_iter().filter(serves);
-        stubs.max_by_key(|stub| stub.pid).ok_or_else(|| "no stub serves the model".into())
+        stubs.max_by_key(|stub| stub.pid).ok_or_else(|| "the small model has no stub".into())
     }
 
     /// Kills the stub that serves the small model.
@@ -112,21 +112,21 @@ impl TritonServer {
 
     /// Waits until the small model answers.
     pub(crate) async fn wait_serving(&mut self) -> Result<(), MeasureError> {
-        let until = Instant::now() + PATIENCE;
-        let mut look = interval(LOOK_EVERY);
+        let until = Instant::now() + READY_TIMEOUT;
+        let mut check = interval(CHECK_INTERVAL);
         loop {
-            look.tick().await;
-            let Err(why) = once(self.http).await else { return Ok(()) };
+            check.tick().await;
+            let Err(why) = infer_once(self.http).await else { return Ok(()) };
             if self.child.try_wait()?.is_some() || Instant::now() > until {
                 let log = self.log.display();
-                return Err(format!("Triton does not serve ({why}); its log: {log}").into());
+                return Err(format!("Triton does not answer ({why}); see its log {log}").into());
             }
         }
     }
 
     pub(crate) async fn stop(mut self) -> Result<(), MeasureError> {
         self.process.signal(Signal::SIGTERM)?;
-        if let Ok(ended) = timeout(ENDS_WITHIN, self.child.wait()).await {
+        if let Ok(ended) = timeout(STOP_TIMEOUT, self.child.wait()).await {
             ended?;
         }
         Ok(())
@@ -136,7 +136,7 @@ impl TritonServer {
 impl Drop for TritonServer {
     fn drop(&mut self) {
         let stubs = descendants(self.process.pid);
-        // Both fail only for processes that are gone, which need no signal.
+        // The signals fail only for processes that have ended.
         let _ = self.child.start_kill();
         for stub in stubs {
             let _ = stub.signal(Signal::SIGKILL);
