@@ -1,4 +1,4 @@
-//! How many requests a second of wall time the world simulates, on one core.
+//! The number of requests that the simulator handles per second of wall time, on one core.
 
 #![allow(clippy::print_stdout, clippy::unwrap_used, reason = "a benchmark's own output")]
 
@@ -20,7 +20,7 @@ const SETTINGS: WorldSettings = WorldSettings {
     seed: 1,
 };
 
-/// Some thousand requests a second each, on a sixth of the GPU.
+/// Returns a model that takes a few thousand requests a second on a sixth of the GPU.
 fn served(index: u32) -> ScenarioModel {
     let row = |batch: u32, factor: f64| Row { batch, ms: [8.0, 4.5, 3.0].map(|ms| ms * factor).to_vec() };
     let rows = vec![row(1, 0.2), row(8, 0.6), row(32, 1.8)];
@@ -54,26 +54,27 @@ fn served(index: u32) -> ScenarioModel {
     }
 }
 
-fn measure(what: &str, initial: Sms, doors: &[Door], utilisation: f64) {
+/// Simulates six models, and prints the rate.
+fn measure(name: &str, initial: Sms, admission: &[Door], utilisation: f64) {
     let mut scenario = Scenario { gpus: vec![Sms(132)], models: (0..6).map(served).collect() };
     scenario.models.iter_mut().for_each(|served| served.terms.initial = initial);
     let arrivals = NamedLoad::Poisson.arrivals(&scenario, 1, 120.0, utilisation);
     let mut requests = 0_u64;
     let counted = arrivals.inspect(|_| requests += 1);
-    let mut decide = |_: &Facts| Decision { doors: doors.to_vec(), ..Decision::default() };
-    let begun = Instant::now();
+    let mut decide = |_: &Facts| Decision { doors: admission.to_vec(), ..Decision::default() };
+    let start = Instant::now();
     let outcome = world::run(&scenario, &SETTINGS, counted, &mut decide);
-    let took = begun.elapsed().as_secs_f64();
+    let took = start.elapsed().as_secs_f64();
     let rate = requests as f64 / took / 1e6;
     drop(outcome);
-    println!("{what}: {requests} requests in {took:.2} s, {rate:.2} million a second");
+    println!("{name}: {requests} requests in {took:.2} s, {rate:.2} million a second");
 }
 
 fn main() {
-    let door = [Door { refuse_late: true, ..Door::open(32) }; 6];
+    let admission = [Door { refuse_late: true, ..Door::open(32) }; 6];
     measure("partitioned, half loaded", Sms(22), &[], 0.5);
-    measure("partitioned, half loaded, guarded doors", Sms(22), &door, 0.5);
-    measure("unpartitioned, half loaded, guarded doors", Sms(132), &door, 0.5);
-    measure("partitioned, overloaded, guarded doors", Sms(22), &door, 1.5);
+    measure("partitioned, half loaded, with admission control", Sms(22), &admission, 0.5);
+    measure("unpartitioned, half loaded, with admission control", Sms(132), &admission, 0.5);
+    measure("partitioned, overloaded, with admission control", Sms(22), &admission, 1.5);
     measure("partitioned, overloaded", Sms(22), &[], 1.5);
 }

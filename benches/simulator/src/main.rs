@@ -1,4 +1,4 @@
-//! `shadowslice-simulate`: see `shadowslice-simulate --help`.
+//! The binary `shadowslice-simulate`, which simulates policies. See `shadowslice-simulate --help`.
 
 mod command;
 

@@ -1,12 +1,12 @@
-//! Random numbers that are the same everywhere for the same seed.
+//! Random numbers that depend only on the seed, on every platform.
 
 use rand::RngExt;
 use rand::seq::SliceRandom;
 use rand_distr::{Distribution, Exp1, Gamma, StandardNormal};
 use rand_pcg::Pcg64;
 
-/// Each purpose has a sequence of its own, so that drawing more for one changes nothing about
-/// another.
+/// The purpose of random numbers. Each purpose has its own sequence, so that more draws for one purpose do
+/// not change another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RandomPurpose {
     Gaps,
@@ -17,37 +17,39 @@ pub(crate) enum RandomPurpose {
     Noise,
 }
 
-/// O'Neill's PCG, which promises the same sequence in every version.
+/// A random number generator, O'Neill's PCG, which guarantees the same sequence in every version.
 #[derive(Debug, Clone)]
 pub(crate) struct Random(Pcg64);
 
 impl Random {
+    /// Returns the generator for a seed, a purpose and an index, for example of a model.
     pub(crate) fn new(seed: u64, purpose: RandomPurpose, index: usize) -> Self {
         Self(Pcg64::new(u128::from(seed), (index as u128) << 8 | purpose as u128))
     }
 
-    /// Uniform from 0 to 1, without 1.
+    /// Returns a uniform number from 0 to 1, excluding 1.
     pub(crate) fn fraction(&mut self) -> f64 {
         self.0.random()
     }
 
+    /// Returns a random permutation of the indices below `count`.
     pub(crate) fn order(&mut self, count: usize) -> Vec<usize> {
         let mut order: Vec<usize> = (0..count).collect();
         order.shuffle(&mut self.0);
         order
     }
 
-    /// With mean 1.
+    /// Returns an exponential number with mean 1.
     pub(crate) fn exponential(&mut self) -> f64 {
         Exp1.sample(&mut self.0)
     }
 
-    /// With mean 0 and deviation 1.
+    /// Returns a normal number with mean 0 and standard deviation 1.
     pub(crate) fn normal(&mut self) -> f64 {
         StandardNormal.sample(&mut self.0)
     }
 
-    /// Of this shape, which is above 0, with mean 1.
+    /// Returns a gamma number with this shape, which must be positive, and mean 1.
     pub(crate) fn gamma(&mut self, shape: f64) -> f64 {
         Gamma::new(shape, 1.0 / shape).map_or(1.0, |gamma| gamma.sample(&mut self.0))
     }
@@ -57,7 +59,7 @@ impl Random {
 mod tests {
     use super::*;
 
-    /// Mean and variance of many draws.
+    /// Returns the mean and the variance of many draws.
     fn moments(mut draw: impl FnMut(&mut Random) -> f64) -> (f64, f64) {
         const DRAWS: usize = 200_000;
         let mut random = Random::new(7, RandomPurpose::Gaps, 0);
@@ -79,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn purposes_models_and_seeds_have_sequences_of_their_own() {
+    fn purposes_models_and_seeds_have_their_own_sequences() {
         let first = |seed, purpose, index| Random::new(seed, purpose, index).fraction().to_bits();
         let base = first(1, RandomPurpose::Gaps, 0);
         assert_eq!(base, first(1, RandomPurpose::Gaps, 0));

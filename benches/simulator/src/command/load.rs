@@ -1,4 +1,4 @@
-//! Loads as the command line names them.
+//! The loads that the command line names.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -12,16 +12,20 @@ use shadowslice_shared::units::Timestamp;
 use shadowslice_simulator::loads::{self, BadLine, MAX_ARRIVALS, NamedLoad, NoSuchLoad};
 use shadowslice_simulator::scenario::{Scenario, SimulatedArrival};
 
+/// The default duration of a named load, in seconds.
 const DEFAULT_SECONDS: f64 = 120.0;
 
+/// The maximum size of a file of arrivals, in bytes.
 const MAX_FILE_BYTES: u64 = 4 << 30;
 
+/// An argument of `--load`: the name of a load, or a file of arrivals.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum LoadSource {
     Named(NamedLoad),
     File(PathBuf),
 }
 
+/// The arrivals of a load, and its duration in seconds.
 #[derive(Debug)]
 pub(super) struct DrawnLoad {
     pub(super) arrivals: Vec<SimulatedArrival>,
@@ -30,22 +34,22 @@ pub(super) struct DrawnLoad {
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum LoadError {
-    #[error("cannot read {}; give the name of a load, or a file of arrivals", path.display())]
+    #[error("cannot read {}; give the name of a load or a file of arrivals", path.display())]
     Read { path: PathBuf, source: io::Error },
-    #[error("{} is longer than {MAX_FILE_BYTES} bytes; give a shorter one", .0.display())]
+    #[error("{} is larger than {MAX_FILE_BYTES} bytes; give a smaller file", .0.display())]
     TooLong(PathBuf),
-    #[error("{} is not understood", path.display())]
+    #[error("cannot parse {}", path.display())]
     Line { path: PathBuf, source: BadLine },
-    #[error("{} holds no arrival; give one per line, as in `0.25,digits`", path.display())]
+    #[error("{} has no arrival; write one per line, for example `0.25,digits`", path.display())]
     Empty { path: PathBuf },
     #[error(
-        "{} holds no arrival before {seconds} s, the first comes at {first} s; give more --seconds, or earlier times",
+        "{} has no arrival before {seconds} s, and the first one is at {first} s; increase --seconds, or write earlier times",
         path.display()
     )]
     AllLater { path: PathBuf, seconds: f64, first: f64 },
-    #[error("the load {0} has more than {MAX_ARRIVALS} arrivals; give fewer --seconds")]
+    #[error("the load {0} has more than {MAX_ARRIVALS} arrivals; decrease --seconds")]
     TooMany(NamedLoad),
-    #[error("a file holds the arrivals of one load and one seed; give one of each with --write-arrivals")]
+    #[error("--write-arrivals works with one load and one seed; give one of each")]
     Several,
     #[error("cannot write {}", path.display())]
     Write { path: PathBuf, source: io::Error },
@@ -72,6 +76,7 @@ impl fmt::Display for LoadSource {
 }
 
 impl LoadSource {
+    /// Draws the load's arrivals, or reads its file.
     pub(super) fn draw(
         &self,
         scenario: &Scenario,
@@ -95,7 +100,7 @@ impl LoadSource {
 }
 
 impl DrawnLoad {
-    /// As `--load` reads it.
+    /// Writes the arrivals to a file that `--load` can read.
     pub(super) fn write(&self, path: &Path, scenario: &Scenario) -> Result<(), LoadError> {
         let written = || {
             let mut file = BufWriter::new(File::create(path)?);
@@ -115,13 +120,13 @@ fn from_file(path: &PathBuf, scenario: &Scenario, seconds: Option<f64>) -> Resul
         return Err(LoadError::TooLong(path.clone()));
     }
     let text = fs::read_to_string(path).map_err(read)?;
-    let names = scenario.models.iter().map(|served| served.terms.name.as_str());
+    let names = scenario.models.iter().map(|model| model.terms.name.as_str());
     let mut arrivals =
         loads::read(&text, names).map_err(|source| LoadError::Line { path: path.clone(), source })?;
     let at = |arrival: &SimulatedArrival| arrival.at.since_origin().as_secs_f64();
     let ends = arrivals.first().map(at).zip(arrivals.last().map(at));
     let (first, last) = ends.ok_or_else(|| LoadError::Empty { path: path.clone() })?;
-    // Even a load that is over at once has a rate.
+    // A load with a single arrival at 0 s gets a minimum duration, because rates are divided by it.
     let Some(seconds) = seconds else { return Ok(DrawnLoad { arrivals, seconds: last.max(1e-3) }) };
     let end = Timestamp::after_origin(Duration::from_secs_f64(seconds));
     arrivals.retain(|arrival| arrival.at < end);

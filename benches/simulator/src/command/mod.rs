@@ -1,4 +1,4 @@
-//! The command: runs policies in a simulated world of a configuration's models.
+//! The command `shadowslice-simulate`, which runs policies in a simulated world with a configuration's models.
 
 mod load;
 mod policies;
@@ -29,50 +29,52 @@ use shadowslice_shared::errors;
 use shadowslice_shared::exit::{self, fail};
 use trace::Trace;
 
-/// See how policies would share the GPUs of a configuration, in simulated time.
+/// Simulate how policies share the GPUs of a configuration.
 ///
-/// Neither GPUs nor models' files are needed, only profiles. What decides is the code that serves.
+/// The simulation needs only profiles, no GPUs and no model files. It runs the same policy code as the
+/// supervisor.
 #[derive(Debug, clap::Parser)]
 #[command(version, max_term_width = 100)]
 pub(crate) struct Options {
-    /// The configuration: emulated GPUs, and a profile for every model.
+    /// The configuration, with emulated GPUs and a profile for each model.
     config: PathBuf,
-    /// What comes: poisson, gamma, mmpp, diurnal, step, flash, anti, surge, zipf, or a file that ends in .csv
-    /// with one arrival per line as `seconds,model`. Several are run one after the other.
+    /// The load: poisson, gamma, mmpp, diurnal, step, flash, anti, surge, zipf, or a .csv file with one
+    /// arrival per line in the form `seconds,model`. Several loads run one after the other.
     #[arg(long, required = true, num_args = 1.., value_name = "LOAD")]
     load: Vec<LoadSource>,
-    /// What decides: adaptive, unpartitioned, static, equal, half, priority-half, gslice, gpulet; with `+doors` behind it,
-    /// requests are refused that cannot be answered in time. Or `layouts`: each layout that adaptive may try, kept for
-    /// the whole run; `layout:halves` is one of them.
+    /// The policy: adaptive, unpartitioned, static, equal, half, priority-half, gslice, gpulet. The suffix
+    /// `+admission` (`+doors` in configurations) adds admission control, which refuses requests that cannot be
+    /// answered in time. `layouts` runs each layout that adaptive may try for the whole run; `layout:halves`
+    /// runs one of them.
     #[arg(long, num_args = 1.., value_name = "POLICY", default_value = "adaptive")]
     policy: Vec<PolicyArgument>,
-    /// Decides all that is random.
+    /// The seed of all random numbers.
     #[arg(long, num_args = 1.., value_name = "SEED", default_value = "1")]
     seed: Vec<u64>,
-    /// How long named loads last, and how much is taken of those from files [default: 120 and all].
+    /// The duration of named loads, and the length to use of loads from files, in seconds [default: 120 s for
+    /// named loads, all of a file].
     #[arg(long, value_parser = seconds, allow_negative_numbers = true)]
     seconds: Option<f64>,
-    /// The part of each GPU that a named load takes on average if each request costs as little as it can.
+    /// The mean fraction of each GPU that a named load uses if each request has its minimum cost.
     #[arg(long, value_parser = utilisation, allow_negative_numbers = true, default_value = "0.7")]
     utilisation: f64,
-    /// How the world differs from the profiles: some of form, scale, noise, starts, proportional, slices, joined
-    /// by commas.
+    /// The differences between the world and the profiles: a comma-separated list of form, scale, noise, starts,
+    /// proportional, slices.
     #[arg(long, value_name = "DIFFERENCES", default_value = "profile")]
     truth: Difference,
-    /// What the policy is told: profile, truth, none, or some of form, scale, starts, joined by commas.
+    /// The profiles that the policy gets: profile, truth, none, or a comma-separated list of form, scale, starts.
     #[arg(long, value_name = "BELIEF", default_value = "profile")]
     belief: Belief,
-    /// Ignore that models slow each other down by the memory bandwidth they use, as on emulated
-    /// GPUs.
+    /// Do not model the contention of models for memory bandwidth, as on emulated GPUs.
     #[arg(long)]
     no_interference: bool,
-    /// Write what comes to this file too, as --load reads it: to replay it elsewhere. For one load and one seed.
+    /// Write the arrivals to this file, in the format of --load. Works with one load and one seed.
     #[arg(long, value_name = "FILE.csv", value_parser = csv)]
     write_arrivals: Option<PathBuf>,
-    /// Print to standard error what the policy does, a line whenever that changes.
+    /// Print a line to standard error whenever a decision of the policy changes.
     #[arg(long)]
     trace: bool,
-    /// As JSON, for scripts.
+    /// Print the results as JSON.
     #[arg(long)]
     json: bool,
 }
@@ -104,7 +106,7 @@ struct SimulationReport {
     runs: Vec<SimulationRun>,
 }
 
-/// Returns the exit code.
+/// Runs the command, and returns its exit code.
 pub(crate) fn run(options: &Options) -> u8 {
     match simulate(options) {
         Ok(report) => show(&report, options.json),
@@ -129,10 +131,10 @@ fn simulate(options: &Options) -> Result<SimulationReport, SimulateError> {
             let (seconds, settings) = (load.seconds, settings(options, &config, seed));
             let bound_rps = bound::fluid(&scenario, &load.arrivals, seconds);
             let trial = LoadInfo { load: source.to_string(), seed, seconds, bound_rps };
-            for contender in &options.policy {
-                let entrants = contender.entrants(&scenario, &load.arrivals, seconds)?;
-                let run = |entrant| contend(entrant, &scenario, &settings, &trial, &load, options.trace);
-                runs.extend(entrants.into_iter().map(run));
+            for argument in &options.policy {
+                let policies = argument.policies(&scenario, &load.arrivals, seconds)?;
+                let run = |policy| run_policy(policy, &scenario, &settings, &trial, &load, options.trace);
+                runs.extend(policies.into_iter().map(run));
             }
         }
     }
@@ -150,20 +152,20 @@ fn settings(options: &Options, config: &Config, seed: u64) -> WorldSettings {
     }
 }
 
-fn contend(
-    entrant: NamedPolicy,
+fn run_policy(
+    policy: NamedPolicy,
     scenario: &Scenario,
     settings: &WorldSettings,
     trial: &LoadInfo,
     load: &DrawnLoad,
     traced: bool,
 ) -> SimulationRun {
-    let NamedPolicy { name, mut policy } = entrant;
+    let NamedPolicy { name, mut policy } = policy;
     let mut started = scenario.clone();
-    for (served, initial) in started.models.iter_mut().zip(policy.initial()) {
-        served.terms.initial = initial;
+    for (model, initial) in started.models.iter_mut().zip(policy.initial()) {
+        model.terms.initial = initial;
     }
-    let names: Vec<String> = scenario.models.iter().map(|served| served.terms.name.clone()).collect();
+    let names: Vec<String> = scenario.models.iter().map(|model| model.terms.name.clone()).collect();
     let mut trace = traced.then(Trace::default);
     let mut decide = |facts: &Facts| {
         let decision = policy.decide(facts);
@@ -186,17 +188,17 @@ fn show(report: &SimulationReport, json: bool) -> u8 {
 
 fn csv(text: &str) -> Result<PathBuf, String> {
     let named = text.ends_with(".csv").then(|| PathBuf::from(text));
-    named.ok_or_else(|| "give a file that ends in .csv, or --load will not take it".to_owned())
+    named.ok_or_else(|| "give a file that ends in .csv, because --load accepts no other files".to_owned())
 }
 
 fn seconds(text: &str) -> Result<f64, String> {
-    let wrong = || format!("give a number of seconds above 0, at most {MAX_SECONDS}");
-    let seconds: f64 = text.parse().map_err(|_| wrong())?;
-    if seconds > 0.0 && seconds <= MAX_SECONDS { Ok(seconds) } else { Err(wrong()) }
+    let invalid = || format!("give a number of seconds above 0, at most {MAX_SECONDS}");
+    let seconds: f64 = text.parse().map_err(|_| invalid())?;
+    if seconds > 0.0 && seconds <= MAX_SECONDS { Ok(seconds) } else { Err(invalid()) }
 }
 
 fn utilisation(text: &str) -> Result<f64, String> {
-    let wrong = || "give a part of the GPU from 0 to 100, such as 0.7".to_owned();
-    let utilisation: f64 = text.parse().map_err(|_| wrong())?;
-    if (0.0..=100.0).contains(&utilisation) { Ok(utilisation) } else { Err(wrong()) }
+    let invalid = || "give a fraction of the GPU from 0 to 100, for example 0.7".to_owned();
+    let utilisation: f64 = text.parse().map_err(|_| invalid())?;
+    if (0.0..=100.0).contains(&utilisation) { Ok(utilisation) } else { Err(invalid()) }
 }

@@ -1,4 +1,4 @@
-//! What decides, as the command line names it.
+//! The policies that the command line names.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,24 +12,30 @@ const LAYOUTS: &str = "layouts";
 
 const LAYOUT: &str = "layout:";
 
-/// A policy, or fixed layouts with admission.
+/// The suffix of a policy with admission control.
+const ADMISSION: &str = "+admission";
+
+/// The same suffix in `controller.policy`, which the command line accepts too.
+const ADMISSION_IN_CONFIG: &str = "+doors";
+
+/// An argument of `--policy`: a policy, or fixed layouts with admission control.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum PolicyArgument {
     Policy(Choice),
-    /// Each layout of the adaptive policy's family that applies, one after the other.
+    /// Every layout of the adaptive policy that applies to the models, one after the other.
     Layouts,
-    /// One of them, by name.
+    /// The layout with this name.
     Layout(String),
 }
 
-/// One policy to run, and its name.
+/// A policy to run, and its name in the results.
 pub(super) struct NamedPolicy {
     pub(super) name: String,
     pub(super) policy: Policy,
 }
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no layout `{name}` applies to these models; give `{LAYOUTS}`, or one of {}", .known.join(", "))]
+#[error("no layout `{name}` applies to these models; use `{LAYOUTS}` or one of {}", .known.join(", "))]
 pub(super) struct NoSuchLayout {
     name: String,
     known: Vec<String>,
@@ -42,7 +48,7 @@ impl FromStr for PolicyArgument {
         match text.strip_prefix(LAYOUT) {
             Some(name) => Ok(Self::Layout(name.to_owned())),
             None if text == LAYOUTS => Ok(Self::Layouts),
-            None => text.parse().map(Self::Policy),
+            None => parse_choice(text).map(Self::Policy),
         }
     }
 }
@@ -50,7 +56,7 @@ impl FromStr for PolicyArgument {
 impl fmt::Display for PolicyArgument {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Policy(choice) => choice.fmt(f),
+            Self::Policy(choice) => f.write_str(&choice_name(*choice)),
             Self::Layouts => f.write_str(LAYOUTS),
             Self::Layout(name) => write!(f, "{LAYOUT}{name}"),
         }
@@ -58,30 +64,30 @@ impl fmt::Display for PolicyArgument {
 }
 
 impl PolicyArgument {
-    /// Returns the policies that run. Layouts go by the work of these arrivals.
-    pub(super) fn entrants(
+    /// Returns the policies to run. Layouts depend on the work of these arrivals.
+    pub(super) fn policies(
         &self,
         scenario: &Scenario,
         arrivals: &[SimulatedArrival],
         seconds: f64,
     ) -> Result<Vec<NamedPolicy>, NoSuchLayout> {
-        let terms: Vec<Terms> = scenario.models.iter().map(|served| served.terms.clone()).collect();
+        let terms: Vec<Terms> = scenario.models.iter().map(|model| model.terms.clone()).collect();
         let gpus: Vec<Gpu> = scenario.gpus.iter().copied().map(Gpu::new).collect();
         if let Self::Policy(choice) = self {
             let policy = Policy::new(*choice, &gpus, &terms);
-            return Ok(vec![NamedPolicy { name: choice.to_string(), policy }]);
+            return Ok(vec![NamedPolicy { name: choice_name(*choice), policy }]);
         }
         let work = work(scenario, arrivals, seconds);
         let all = Policy::layouts(&gpus, &terms, &work);
-        let is_meant = |pattern: &&Pattern| match self {
+        let is_selected = |pattern: &&Pattern| match self {
             Self::Layout(name) => pattern.to_string() == *name,
             _ => true,
         };
-        let entrant = |pattern: &Pattern| NamedPolicy {
+        let named = |pattern: &Pattern| NamedPolicy {
             name: format!("{LAYOUT}{pattern}"),
             policy: Policy::of_layout(*pattern, &gpus, &terms, &work),
         };
-        let found: Vec<NamedPolicy> = all.iter().filter(is_meant).map(entrant).collect();
+        let found: Vec<NamedPolicy> = all.iter().filter(is_selected).map(named).collect();
         match self {
             Self::Layout(name) if found.is_empty() => {
                 let known = all.iter().map(Pattern::to_string).collect();
@@ -92,15 +98,31 @@ impl PolicyArgument {
     }
 }
 
-/// Returns the part of its GPU that each model's requests take at their cheapest.
+/// Parses the name of a policy, with either suffix for admission control.
+fn parse_choice(text: &str) -> Result<Choice, UnknownPolicy> {
+    match text.strip_suffix(ADMISSION) {
+        Some(policy) => format!("{policy}{ADMISSION_IN_CONFIG}").parse(),
+        None => text.parse(),
+    }
+}
+
+fn choice_name(choice: Choice) -> String {
+    let name = choice.to_string();
+    match name.strip_suffix(ADMISSION_IN_CONFIG) {
+        Some(policy) => format!("{policy}{ADMISSION}"),
+        None => name,
+    }
+}
+
+/// Returns the fraction of its GPU that each model's requests use at their minimum cost.
 fn work(scenario: &Scenario, arrivals: &[SimulatedArrival], seconds: f64) -> Vec<f64> {
     let mut work = vec![0.0; scenario.models.len()];
     for arrival in arrivals {
         work[arrival.model] += 1.0 / seconds;
     }
-    for (work, served) in work.iter_mut().zip(&scenario.models) {
-        let gpu = scenario.gpus[served.terms.gpu];
-        *work *= cheapest(&served.truth, gpu, served.terms.slo, served.terms.max_batch) / f64::from(gpu.0);
+    for (work, model) in work.iter_mut().zip(&scenario.models) {
+        let gpu = scenario.gpus[model.terms.gpu];
+        *work *= cheapest(&model.truth, gpu, model.terms.slo, model.terms.max_batch) / f64::from(gpu.0);
     }
     work
 }

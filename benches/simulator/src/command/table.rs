@@ -1,7 +1,8 @@
-//! Runs as text for the terminal.
+//! The results of runs as a table for the terminal.
 
 use shadowslice_simulator::results::{ModelRun, SimulationRun};
 
+/// Returns a table of the runs, and of the models if there is only one run.
 pub(super) fn of(runs: &[SimulationRun]) -> String {
     let heads = ["LOAD", "SEED", "POLICY", "OFFERED/S", "GOODPUT/S", "MET", "P99 MS", "REPARTITIONS"];
     let mut text = aligned(heads, runs.iter().map(row));

@@ -1,15 +1,15 @@
-//! What the adaptive policy does, as text: one line whenever that changes.
+//! The trace of a policy's decisions as text, with a line whenever a decision changes.
 
 use shadowslice_policy::sharing::{Decision, Door, Facts, LayoutReport, Tried, Why};
 
-/// The last line about each model.
+/// The last state of each model.
 #[derive(Debug, Default)]
 pub(super) struct Trace {
     last: Vec<String>,
 }
 
 impl Trace {
-    /// Returns lines about the models whose state has changed. Models in the same state share one.
+    /// Returns lines about the models whose state has changed. Models in the same state share a line.
     pub(super) fn lines(&mut self, facts: &Facts, decision: &Decision, names: &[String]) -> Vec<String> {
         let state = |(why, door): (&Why, &Door)| {
             let refuses = if door.refuse_late { ", refuses" } else { "" };
@@ -51,7 +51,8 @@ fn described(why: &Why, names: &[String]) -> String {
     }
 }
 
-/// The misses in percent, and those of the first priority.
+/// Returns a layout that was tried, with the missed requests of all models and of the first priority, in
+/// percent.
 fn of(tried: &Tried) -> String {
     let Tried { pattern, missed, of_first_priority } = tried;
     format!("{pattern} {:.1}/{:.1}", missed * 100.0, of_first_priority * 100.0)

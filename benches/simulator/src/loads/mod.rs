@@ -1,4 +1,4 @@
-//! Loads: which request comes when.
+//! The loads of a simulation: named loads, and loads in files.
 
 mod file;
 mod rate_curve;
@@ -18,32 +18,36 @@ use stream::{GapDistribution, ModelArrivals};
 use crate::random::{Random, RandomPurpose};
 use crate::scenario::Scenario;
 
-/// Each model's rate is such that its requests, each at its cheapest within the SLO, take the same
-/// part of its GPU on average over the run; only [`NamedLoad::Zipf`] divides it unequally.
+/// A random load with a name. Each model's rate is chosen so that its requests use the same mean fraction
+/// of its GPU if each has its minimum cost within the SLO. Only [`NamedLoad::Zipf`] divides the GPU
+/// unequally.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NamedLoad {
-    /// Constant rates, independent arrivals.
+    /// Poisson arrivals with constant rates.
     Poisson,
-    /// Constant rates, bursts: the gaps' coefficient of variation is 2.
+    /// Bursts with constant rates. The coefficient of variation of the gaps is 2.
     Gamma,
-    /// Each model switches at random between 0.6 times its rate, for 6 s on average, and 2.2 times
-    /// its rate, for 2 s.
+    /// Rates that switch at random between 0.6 times the mean, for 6 s on average, and 2.2 times the mean, for
+    /// 2 s on average.
     Mmpp,
-    /// Each model's rate swings by 0.8 of its mean, two periods in a run, each model at a phase of its own.
+    /// Rates that follow a sine wave with an amplitude of 0.8 of the mean and two periods in a run. Each model
+    /// has its own phase.
     Diurnal,
-    /// One model, chosen by the seed, at 1x, 3x, 1x for a third of the run each.
+    /// A step of one model, which the seed selects, to three times its rate in the second third of the run.
     Step,
-    /// One model, chosen by the seed, at five times its rate for a tenth of the run.
+    /// A peak of one model, which the seed selects, at five times its rate for a tenth of the run.
     Flash,
-    /// Two models, chosen by the seed, in turns at 1.75 and 0.25 of their rates, six turns in a run.
+    /// Alternation of two models, which the seed selects, between 1.75 and 0.25 times their rates. A run has
+    /// six phases.
     Anti,
-    /// All models at three times their rates for a fifth of the run.
+    /// A peak of all models at three times their rates for a fifth of the run.
     Surge,
-    /// Constant rates, as 1/rank of the model, ranks by the seed.
+    /// Constant rates in proportion to 1/rank of the model. The seed draws the ranks.
     Zipf,
 }
 
 impl NamedLoad {
+    /// All named loads with their names.
     pub const ALL: [(&'static str, Self); 9] = [
         ("poisson", Self::Poisson),
         ("gamma", Self::Gamma),
@@ -56,7 +60,7 @@ impl NamedLoad {
         ("zipf", Self::Zipf),
     ];
 
-    /// Drawn as they are asked for.
+    /// Returns the arrivals as an iterator that draws them one by one.
     pub fn arrivals(self, scenario: &Scenario, seed: u64, seconds: f64, utilisation: f64) -> ArrivalStream {
         let count = scenario.models.len();
         let chosen = Random::new(seed, RandomPurpose::Choice, 0).order(count);
@@ -67,13 +71,19 @@ impl NamedLoad {
             GapDistribution::Exponential
         };
         let stream = |(model, rate): (usize, f64)| {
-            let course = self.course(model, &chosen, seed, seconds);
-            ModelArrivals::new(Random::new(seed, RandomPurpose::Gaps, model), gaps, course, rate, seconds)
+            let rates_over_time = self.rate_curve(model, &chosen, seed, seconds);
+            ModelArrivals::new(
+                Random::new(seed, RandomPurpose::Gaps, model),
+                gaps,
+                rates_over_time,
+                rate,
+                seconds,
+            )
         };
         ArrivalStream::new(rates.into_iter().enumerate().map(stream).collect())
     }
 
-    /// The models' parts of their GPU's load, in proportion.
+    /// Returns the weights by which models divide the load of their GPU.
     fn weights(self, chosen: &[usize]) -> Vec<f64> {
         let mut weights = vec![1.0; chosen.len()];
         if self == Self::Zipf {
@@ -84,7 +94,8 @@ impl NamedLoad {
         weights
     }
 
-    fn course(self, model: usize, chosen: &[usize], seed: u64, seconds: f64) -> RateCurve {
+    /// Returns the rate of a model over the run.
+    fn rate_curve(self, model: usize, chosen: &[usize], seed: u64, seconds: f64) -> RateCurve {
         let steps = |steps: &[(f64, f64)]| RateCurve::steps(steps, seconds);
         let random = || Random::new(seed, RandomPurpose::RateCurve, model);
         let turn = chosen.iter().position(|&other| other == model).unwrap_or(chosen.len());
@@ -105,9 +116,10 @@ impl NamedLoad {
     }
 }
 
+/// An error about an unknown name of a load.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{0:?} is no load; give poisson, gamma, mmpp, diurnal, step, flash, anti, surge, zipf, or a file that ends in .csv"
+    "unknown load {0:?}; give poisson, gamma, mmpp, diurnal, step, flash, anti, surge, zipf, or a file that ends in .csv"
 )]
 pub struct NoSuchLoad(String);
 

@@ -1,28 +1,34 @@
-//! How a rate changes over a run: in steps, each a factor on the mean rate.
+//! The rate of a load over time, in steps. Each step has a factor that multiplies the mean rate.
 
 use std::f64::consts::TAU;
 
 use crate::random::Random;
 
+/// The number of steps of a wave in a run.
 const WAVE_STEPS: u32 = 192;
 
+/// The number of periods of a wave in a run.
 const WAVE_PERIODS: f64 = 2.0;
 
+/// The amplitude of a wave, as a fraction of the mean rate.
 const WAVE_SWING: f64 = 0.8;
 
-/// Factor and mean duration in seconds of the switching rate's two states. Their mean is 1.
+/// The factor of the low state of a switching rate, and the state's mean duration in seconds. The mean over
+/// both states is 1.
 const LOW: (f64, f64) = (0.6, 6.0);
+/// The factor and the mean duration in seconds of the high state.
 const HIGH: (f64, f64) = (2.2, 2.0);
 
+/// A step with a constant rate.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct RateSpan {
-    /// In seconds.
+    /// The end of the step, in seconds since the start.
     pub(crate) until: f64,
-    /// A multiple of the mean rate.
+    /// The rate as a multiple of the mean rate.
     pub(crate) factor: f64,
 }
 
-/// The steps' mean over the run is 1.
+/// The rate over a run, as an iterator over steps. The mean factor over the run is 1.
 #[derive(Debug, Clone)]
 pub(crate) enum RateCurve {
     Steps(std::vec::IntoIter<RateSpan>),
@@ -31,8 +37,8 @@ pub(crate) enum RateCurve {
 }
 
 impl RateCurve {
-    /// Each step: its end as a part of the run, and its factor; the factors are scaled to a mean of
-    /// 1.
+    /// Returns a curve of these steps: the end as a fraction of the run, and the factor. Factors are scaled to
+    /// a mean of 1.
     pub(crate) fn steps(steps: &[(f64, f64)], seconds: f64) -> Self {
         let starts = [0.0].into_iter().chain(steps.iter().map(|step| step.0));
         let mean: f64 = starts.zip(steps).map(|(start, (end, factor))| (end - start) * factor).sum();
@@ -41,11 +47,12 @@ impl RateCurve {
         Self::Steps(scaled.collect::<Vec<_>>().into_iter())
     }
 
-    /// `phase` is a part of the wave's period.
+    /// Returns a sine wave. `phase` is a fraction of its period.
     pub(crate) fn wave(phase: f64, seconds: f64) -> Self {
         Self::Wave { phase, seconds, passed: 0 }
     }
 
+    /// Returns a curve that switches between the low and the high state at random times.
     pub(crate) fn switching(mut random: Random) -> Self {
         let high = random.fraction() < HIGH.1 / (HIGH.1 + LOW.1);
         Self::Switching { random, high: !high, until: 0.0 }
@@ -80,10 +87,10 @@ mod tests {
     use super::*;
     use crate::random::RandomPurpose;
 
-    /// The mean factor of the first `seconds`.
-    fn mean(course: RateCurve, seconds: f64) -> f64 {
+    /// Returns the mean factor of the first `seconds`.
+    fn mean(curve: RateCurve, seconds: f64) -> f64 {
         let (mut at, mut sum) = (0.0, 0.0);
-        for step in course {
+        for step in curve {
             let until = step.until.min(seconds);
             sum += (until - at) * step.factor;
             at = until;
@@ -95,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn the_mean_of_a_course_is_one() {
+    fn the_mean_of_a_curve_is_one() {
         let steps = RateCurve::steps(&[(0.4, 1.0), (0.5, 5.0), (1.0, 1.0)], 120.0);
         assert!((mean(steps, 120.0) - 1.0).abs() < 1e-9);
         assert!((mean(RateCurve::wave(0.3, 60.0), 60.0) - 1.0).abs() < 1e-9);

@@ -1,25 +1,25 @@
-//! Arrivals of all models in the order of time, drawn one by one.
+//! The arrivals of all models in order of time, drawn one by one.
 
 use super::rate_curve::{RateCurve, RateSpan};
 use crate::random::Random;
 use crate::scenario::SimulatedArrival;
-use crate::time::{NEVER, moment, seconds_to_ns};
+use crate::time::{NEVER, seconds_to_ns, timestamp};
 use crate::timers::Timers;
 
-/// The mean gap is 1 over the rate.
+/// The distribution of the gaps between arrivals. The mean gap is 1 divided by the rate.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum GapDistribution {
     Exponential,
     Gamma { shape: f64 },
 }
 
-/// Of one model: gaps drawn at a rate of 1, stretched by the rate in force.
+/// The arrivals of one model. Gaps are drawn for a rate of 1 and divided by the current rate.
 #[derive(Debug, Clone)]
 pub(crate) struct ModelArrivals {
     random: Random,
     gaps: GapDistribution,
-    course: RateCurve,
-    /// Requests per second on average.
+    curve: RateCurve,
+    /// The mean rate, in requests per second.
     rate: f64,
     at: f64,
     step: RateSpan,
@@ -27,11 +27,11 @@ pub(crate) struct ModelArrivals {
 }
 
 impl ModelArrivals {
-    pub(crate) fn new(random: Random, gaps: GapDistribution, course: RateCurve, rate: f64, end: f64) -> Self {
-        Self { random, gaps, course, rate, at: 0.0, step: RateSpan { until: 0.0, factor: 0.0 }, end }
+    pub(crate) fn new(random: Random, gaps: GapDistribution, curve: RateCurve, rate: f64, end: f64) -> Self {
+        Self { random, gaps, curve, rate, at: 0.0, step: RateSpan { until: 0.0, factor: 0.0 }, end }
     }
 
-    /// In nanoseconds; [`NEVER`] past the end.
+    /// Returns the time of the next arrival in nanoseconds, or [`NEVER`] after the end.
     fn draw(&mut self) -> u64 {
         let mut gap = match self.gaps {
             GapDistribution::Exponential => self.random.exponential(),
@@ -42,13 +42,13 @@ impl ModelArrivals {
             let room = (self.step.until - self.at) * rate;
             if gap < room {
                 self.at += gap / rate;
-                // As a file of the load would have it: the time is rounded when it is written.
+                // The comparison uses rounded times, so that a written file has the same arrivals.
                 let at = seconds_to_ns(self.at);
                 return if at < seconds_to_ns(self.end) { at } else { NEVER };
             }
             gap -= room;
             self.at = self.step.until;
-            match self.course.next() {
+            match self.curve.next() {
                 Some(step) if self.at < self.end => self.step = step,
                 _ => return NEVER,
             }
@@ -56,6 +56,7 @@ impl ModelArrivals {
     }
 }
 
+/// The arrivals of all models of a named load.
 #[derive(Debug)]
 pub struct ArrivalStream {
     streams: Vec<ModelArrivals>,
@@ -82,7 +83,7 @@ impl Iterator for ArrivalStream {
         }
         let model = self.next.first();
         self.next.set(model, self.streams[model].draw());
-        Some(SimulatedArrival { at: moment(at), model })
+        Some(SimulatedArrival { at: timestamp(at), model })
     }
 }
 
@@ -92,11 +93,11 @@ mod tests {
     use crate::random::RandomPurpose;
 
     #[test]
-    fn what_is_written_as_of_the_end_does_not_come() {
+    fn arrivals_that_round_to_the_end_do_not_occur() {
         let until = |end: f64| {
             let random = Random::new(1, RandomPurpose::Choice, 0);
-            let course = RateCurve::steps(&[(1.0, 1.0)], 100.0);
-            ModelArrivals::new(random, GapDistribution::Exponential, course, 1.0, end)
+            let curve = RateCurve::steps(&[(1.0, 1.0)], 100.0);
+            ModelArrivals::new(random, GapDistribution::Exponential, curve, 1.0, end)
         };
         let mut drawn = until(100.0);
         let first = drawn.draw();

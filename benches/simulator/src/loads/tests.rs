@@ -19,7 +19,7 @@ fn counts(named: NamedLoad, count: usize, seed: u64) -> Vec<usize> {
 }
 
 #[test]
-fn every_load_comes_in_order_and_the_same_for_the_same_seed() {
+fn every_load_is_in_order_and_depends_only_on_the_seed() {
     for (name, named) in NamedLoad::ALL {
         assert_eq!(name.parse(), Ok(named));
         assert_eq!(named.to_string(), name);
@@ -34,7 +34,7 @@ fn every_load_comes_in_order_and_the_same_for_the_same_seed() {
 }
 
 #[test]
-fn every_load_takes_the_part_of_the_gpu_that_was_asked_for() {
+fn every_load_has_the_requested_utilisation() {
     // A request of model i takes (10 + i) ms on 50 SMs at any batch size: 0.5 to 0.6 SM·s.
     for (name, named) in NamedLoad::ALL {
         let runs = 10;
@@ -50,7 +50,7 @@ fn every_load_takes_the_part_of_the_gpu_that_was_asked_for() {
 }
 
 #[test]
-fn a_step_triples_one_model_and_leaves_the_others() {
+fn a_step_triples_the_rate_of_one_model_only() {
     let arrivals: Vec<_> = NamedLoad::Step.arrivals(&scenario(3), 4, 300.0, 2.0).collect();
     let stepped = Random::new(4, RandomPurpose::Choice, 0).order(3)[0];
     for model in 0..3 {
@@ -66,7 +66,7 @@ fn a_step_triples_one_model_and_leaves_the_others() {
 }
 
 #[test]
-fn one_model_or_a_hundred_or_no_load_at_all() {
+fn loads_work_for_1_and_100_models_and_without_requests() {
     for (name, named) in NamedLoad::ALL {
         assert!(!counts(named, 1, 1).contains(&0), "{name}");
         assert_eq!(named.arrivals(&scenario(100), 1, 1.0, 0.0).count(), 0, "{name}");
@@ -76,12 +76,12 @@ fn one_model_or_a_hundred_or_no_load_at_all() {
 }
 
 #[test]
-fn the_cheapest_request_keeps_the_slo_where_it_can() {
+fn the_cheapest_request_meets_the_slo_if_possible() {
     let slow = model("slow", 10.0);
     let cost = |slo_ms| cheapest(&slow.truth, Sms(100), Duration::from_millis(slo_ms), 8);
     assert!((cost(50) - 0.5).abs() < 1e-6);
     assert!((cost(10) - 0.5).abs() < 1e-6, "on 50 SMs, one by one");
-    assert!((cost(1) - 0.5).abs() < 1e-6, "never in time: the cheapest of all");
+    assert!((cost(1) - 0.5).abs() < 1e-6, "no batch meets the SLO: the minimum over all");
 }
 
 const NAMES: [&str; 2] = ["text", "vision"];
@@ -96,12 +96,12 @@ fn a_file_is_read_line_by_line() {
         "\u{feff}seconds,model\r\n0,text\r\n0.5,vision\r\n0.5,text\r\n",
         "\u{feff}0,text\n0.5,vision\n0.5,text",
     ] {
-        assert_eq!(read(marked, NAMES).as_ref(), Ok(&arrivals), "as spreadsheets write it");
+        assert_eq!(read(marked, NAMES).as_ref(), Ok(&arrivals), "with a byte order mark");
     }
 }
 
 #[test]
-fn what_is_written_is_read_to_the_nanosecond() {
+fn written_arrivals_are_read_to_the_nanosecond() {
     let arrivals: Vec<_> = NamedLoad::Gamma.arrivals(&scenario(2), 7, 300.0, 0.9).collect();
     let text: String = arrivals.iter().map(|arrival| line(arrival, NAMES[arrival.model]) + "\n").collect();
     assert!(arrivals.len() > 100);
@@ -109,7 +109,7 @@ fn what_is_written_is_read_to_the_nanosecond() {
 }
 
 #[test]
-fn what_is_wrong_with_a_file_is_said_with_its_line() {
+fn errors_in_a_file_name_the_line() {
     let wrong = |text: &str| read(text, NAMES).unwrap_err();
     let line = |line, wrong| BadLine { line, wrong };
     assert_eq!(wrong("0,text\n1"), line(2, BadLineReason::NoArrival("1".into())));
@@ -118,6 +118,9 @@ fn what_is_wrong_with_a_file_is_said_with_its_line() {
     assert_eq!(wrong("\n-1,text"), line(2, BadLineReason::Negative(-1.0)));
     assert_eq!(wrong("inf,text"), line(1, BadLineReason::TooLate(f64::INFINITY)));
     assert_eq!(wrong("2,text\n1,text"), line(2, BadLineReason::Backwards { seconds: 1.0, before: 2.0 }));
-    assert_eq!(wrong("1,texts").to_string(), "line 1: \"texts\" is no model of the configuration");
+    assert_eq!(
+        wrong("1,texts").to_string(),
+        "line 1: unknown model \"texts\"; use the name of a model in the configuration"
+    );
     assert!(wrong(&"9".repeat(100_000)).to_string().len() < 200);
 }

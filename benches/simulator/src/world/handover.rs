@@ -1,5 +1,5 @@
-//! A model's workers, by the supervisor's own state machine. They start in the time that the
-//! scenario says, and none fails.
+//! The hand-overs of a model, with the supervisor's state machine. Workers take the start times of the
+//! scenario, and never fail.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -15,10 +15,12 @@ use shadowslice_shared::units::{Percent, Sms};
 
 use super::model::{WorldModel, id};
 use super::{SharedState, WorldTimer, timer};
-use crate::time::{NEVER, at_ns, moment, ns};
+use crate::time::{NEVER, at_ns, ns, timestamp};
 
+/// A timeout that no simulation reaches.
 const LONG: Duration = Duration::from_secs(24 * 3600);
 
+/// Returns the state machine of a model's workers.
 pub(super) fn workers(name: &str, initial: Sms, gpu: Sms, dwell: Duration) -> Workers {
     let settings = Settings {
         model: name.to_owned(),
@@ -36,52 +38,58 @@ pub(super) fn workers(name: &str, initial: Sms, gpu: Sms, dwell: Duration) -> Wo
 }
 
 impl WorldModel<'_> {
+    /// Returns the share of the serving worker.
     pub(super) fn share(&self) -> Sms {
         self.workers[self.serving].sms
     }
 
-    /// By a hand-over under way, or one that has just come to effect.
+    /// Returns the new share of a hand-over that is in progress or has just taken effect.
     pub(super) fn coming(&self) -> Option<Sms> {
         self.machine.coming().map(|share| share.sms_of(self.gpu))
     }
 
+    /// Returns the share of the standby worker.
     pub(super) fn ready(&self) -> Option<Sms> {
         self.machine.ready_share().map(|share| share.sms_of(self.gpu))
     }
 
-    /// The first worker serves, at once.
+    /// Starts the first worker, which serves immediately.
     pub(super) fn begin(&mut self, shared: &mut SharedState<'_>) {
-        let actions = self.machine.begin(None, moment(0));
+        let actions = self.machine.begin(None, timestamp(0));
         self.perform(actions, 0, shared);
         self.repartitions.clear();
     }
 
-    /// Unless a hand-over is under way: to the worker that stands ready, or to a new one once that
-    /// has gone.
+    /// Starts a hand-over, unless one is in progress. A standby worker takes over if it has the share.
+    /// Otherwise it stops, and a new worker starts.
     pub(super) fn change(&mut self, change: &Change, now: u64, shared: &mut SharedState<'_>) {
         let share = Percent::yielding(change.to, self.gpu);
-        let (cause, decided) = (Cause::Policy, moment(now));
+        let (cause, decided) = (Cause::Policy, timestamp(now));
         let request = ResizeRequest { number: None, share, cause, decided };
-        self.tell(Fact::Resize { request, hold: false }, now, shared);
+        self.report(Fact::Resize { request, hold: false }, now, shared);
     }
 
-    pub(super) fn shadow_came(&mut self, now: u64, shared: &mut SharedState<'_>) {
+    /// Reports the next fact about the starting shadow to the state machine.
+    pub(super) fn shadow_progressed(&mut self, now: u64, shared: &mut SharedState<'_>) {
         shared.timers.set(timer(self.index, WorldTimer::Shadow), NEVER);
         let Some(fact) = self.shadow.take() else { return };
-        self.tell(fact, now, shared);
+        self.report(fact, now, shared);
     }
 
+    /// Reports that a worker has no requests in flight.
     pub(super) fn drained(&mut self, worker: WorkerId, now: u64, shared: &mut SharedState<'_>) {
-        self.tell(Fact::Drained(self.workers[worker.0 as usize].name), now, shared);
+        self.report(Fact::Drained(self.workers[worker.0 as usize].name), now, shared);
     }
 
+    /// Reports that the time of a phase is over.
     pub(super) fn phase_over(&mut self, now: u64, shared: &mut SharedState<'_>) {
-        let actions = self.machine.on_time(moment(now));
+        let actions = self.machine.on_time(timestamp(now));
         self.perform(actions, now, shared);
     }
 
-    fn tell(&mut self, fact: Fact, now: u64, shared: &mut SharedState<'_>) {
-        let actions = self.machine.on(fact, moment(now));
+    /// Reports a fact to the state machine, and performs its actions.
+    fn report(&mut self, fact: Fact, now: u64, shared: &mut SharedState<'_>) {
+        let actions = self.machine.on(fact, timestamp(now));
         self.perform(actions, now, shared);
     }
 
@@ -92,12 +100,12 @@ impl WorldModel<'_> {
                 facts.extend(self.act(action, now, shared));
             }
             let Some(fact) = facts.pop_front() else { break };
-            actions = self.machine.on(fact, moment(now));
+            actions = self.machine.on(fact, timestamp(now));
         }
         shared.timers.set(timer(self.index, WorldTimer::Phase), self.machine.due().map_or(NEVER, at_ns));
     }
 
-    /// Returns what the action brings about at once.
+    /// Performs an action, and returns the facts that follow immediately.
     fn act(&mut self, action: Action, now: u64, shared: &mut SharedState<'_>) -> Vec<Fact> {
         match action {
             Action::Start(Launch { worker, purpose, .. }) if purpose.is_reference() => {
@@ -109,7 +117,7 @@ impl WorldModel<'_> {
                 if !self.serves() {
                     return vec![warmed];
                 }
-                let start = self.served.truth.start;
+                let start = self.spec.truth.start;
                 self.shadow = Some(warmed);
                 shared
                     .timers
@@ -135,15 +143,19 @@ impl WorldModel<'_> {
                 if let Some(seat) = self.seat_of(worker) {
                     self.scheduler.detach(id(seat));
                 }
-                return vec![Fact::Exited { worker, status: "it was told to".to_owned(), idle: true }];
+                return vec![Fact::Exited {
+                    worker,
+                    status: "stopped by the supervisor".to_owned(),
+                    idle: true,
+                }];
             }
-            // The rest is for workers that fail, for partitions, and for reports.
+            // Other actions are for failed workers, partitions and reports, which are not simulated.
             _ => {}
         }
         Vec::new()
     }
 
-    /// The first worker is there at once, a shadow after a while.
+    /// Starts a worker. The first worker connects immediately, a shadow after its start time.
     fn start(&mut self, launch: Launch, now: u64, shared: &mut SharedState<'_>) -> Vec<Fact> {
         let seat = if launch.spare { 1 - self.serving } else { self.serving };
         self.workers[seat].name = launch.worker;
@@ -152,7 +164,7 @@ impl WorldModel<'_> {
             return vec![connected];
         }
         self.shadow = Some(connected);
-        let process = self.served.truth.start.process;
+        let process = self.spec.truth.start.process;
         shared.timers.set(timer(self.index, WorldTimer::Shadow), now + ns(process));
         Vec::new()
     }
@@ -171,6 +183,7 @@ impl WorldModel<'_> {
         self.workers.iter().position(|seated| seated.name == worker)
     }
 
+    /// Records that the share has changed.
     pub(super) fn share_changed(&mut self, now: u64) {
         self.since = now;
         self.repartitions.push(now);

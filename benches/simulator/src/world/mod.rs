@@ -1,14 +1,14 @@
-//! The world: models, GPUs and hand-overs under a virtual clock.
+//! The simulated world: models, GPUs and hand-overs with a virtual clock.
 //!
 //! ```text
 //! arrivals ─▶ scheduler ─▶ worker (two batches in flight) ─▶ seat on a GPU
 //!                 ▲            ▲
-//!                 └── doors ── policy ── changes (a shadow warms up, then takes over between batches)
+//!                 └─ admission ─ policy ─ changes (a shadow warms up, then takes over between batches)
 //! ```
 //!
-//! The world moves from event to event: the next arrival, or the first of a few timers per model.
-//! It tells a policy what the supervisor can tell, and no more. All changes of a decision begin at
-//! once, in its order; each takes effect when its shadow is warm.
+//! The world advances from event to event: the next arrival, or the earliest timer. A policy gets only facts
+//! that the supervisor has too. All changes of a decision begin immediately, in the decision's order. Each
+//! takes effect when its shadow is warm.
 
 mod contention;
 mod gpus;
@@ -31,49 +31,55 @@ use model::WorldModel;
 
 use crate::random::{Random, RandomPurpose};
 use crate::scenario::{Scenario, SimulatedArrival};
-use crate::time::{NEVER, at_ns, moment, ns};
+use crate::time::{NEVER, at_ns, ns, timestamp};
 use crate::timers::Timers;
 
+/// The settings of a world.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct WorldSettings {
-    /// Between two questions to the policy; above zero.
+    /// The interval between two decisions of the policy, above zero.
     pub interval: Duration,
-    /// How long a relieved worker stands ready.
+    /// The time for which a replaced worker stays as a standby.
     pub dwell: Duration,
-    /// Models that need much memory bandwidth slow each other down.
+    /// True if models slow each other down by contention for memory bandwidth.
     pub interference: bool,
     pub sharing: GpuSharing,
-    /// Of execution times from batch to batch, as a part of them.
+    /// The standard deviation of execution times, as a fraction of the time.
     pub noise: f64,
     pub seed: u64,
 }
 
+/// The way in which workers share a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum GpuSharing {
-    /// Kernels take turns where workers use the same SMs, as was measured.
+    /// Kernels of workers that use the same SMs take turns, as measured on real GPUs.
     #[default]
     Turns,
-    /// Workers divide the GPU in proportion where their shares do not fit.
+    /// Workers whose shares do not fit together divide the GPU in proportion.
     Proportional,
-    /// Workers have the whole GPU one after the other, in slices of time.
+    /// Workers use the whole GPU in time slices.
     Slices,
 }
 
+/// The outcome of a simulation.
 #[derive(Debug, Clone)]
 pub struct WorldOutcome {
     pub(crate) models: Vec<ModelOutcome>,
 }
 
+/// The outcome of one model.
 #[derive(Debug, Clone)]
 pub(crate) struct ModelOutcome {
     pub(crate) tally: RequestTally,
-    /// Requests without an answer when the run ended.
+    /// The number of requests without an answer at the end.
     pub(crate) pending: u64,
-    /// In nanoseconds.
+    /// The times of the share changes, in ns.
     pub(crate) repartitions: Vec<u64>,
+    /// The share at the end, in SMs.
     pub(crate) share: u32,
 }
 
+/// The part of the world that models share.
 #[derive(Debug)]
 struct SharedState<'a> {
     gpus: WorldGpus<'a>,
@@ -84,21 +90,24 @@ struct SharedState<'a> {
 }
 
 impl SharedState<'_> {
-    /// The factor on the time of the next batch. No batch takes less than a tenth of its time.
+    /// Returns the factor of the next batch's execution time, at least 0.1.
     fn noise(&mut self) -> f64 {
         if self.deviation == 0.0 { 1.0 } else { (1.0 + self.deviation * self.random.normal()).max(0.1) }
     }
 }
 
+/// The timers of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum WorldTimer {
-    /// The batch of one of the model's workers is through.
+    /// The end of the batch of the model's first worker.
     FirstWorker,
+    /// The end of the batch of the model's second worker.
     SecondWorker,
-    /// A batch need not wait any more.
+    /// The time at which the scheduler must be called again.
     Alarm,
+    /// The next step of the shadow's start.
     Shadow,
-    /// A phase of the hand-over has lasted as long as it may.
+    /// The end of a phase of the hand-over.
     Phase,
 }
 
@@ -110,15 +119,16 @@ const TIMERS: [WorldTimer; 5] = [
     WorldTimer::Phase,
 ];
 
+/// Returns the index of a model's timer.
 fn timer(model: usize, timer: WorldTimer) -> usize {
     model * TIMERS.len() + timer as usize
 }
 
-/// Called once an interval.
+/// The policy's decision, which is called once in each interval.
 pub type Decide<'d> = dyn FnMut(&Facts) -> Decision + 'd;
 
-/// Arrivals must be in order of time and for the scenario's models only. Requests without an answer
-/// when the last one's SLO is over are left so.
+/// Simulates a scenario. Arrivals must be in order of time and name models of the scenario only. The run ends
+/// one maximum SLO after the last arrival; requests without an answer remain pending.
 pub fn run(
     scenario: &Scenario,
     settings: &WorldSettings,
@@ -132,7 +142,7 @@ pub fn run(
         world.advance(last, decide);
         world.models[arrival.model].arrive(last, &mut world.shared);
     }
-    let longest = scenario.models.iter().map(|served| ns(served.terms.slo)).max().unwrap_or(0);
+    let longest = scenario.models.iter().map(|spec| ns(spec.terms.slo)).max().unwrap_or(0);
     world.advance(last.saturating_add(longest), decide);
     world.finish()
 }
@@ -159,19 +169,21 @@ impl<'a> World<'a> {
             deviation: settings.noise,
             random: Random::new(settings.seed, RandomPurpose::Noise, 0),
         };
-        let served = scenario.models.iter().enumerate();
+        let spec = scenario.models.iter().enumerate();
         let mut models: Vec<WorldModel<'_>> =
-            served.map(|(index, served)| WorldModel::new(served, index, &mut shared)).collect();
+            spec.map(|(index, spec)| WorldModel::new(spec, index, &mut shared)).collect();
         (0..scenario.gpus.len()).for_each(|gpu| partitions::place_all(&mut models, gpu, &shared));
         let mut new = Self { scenario, models, shared, now: 0, interval: ns(settings.interval).max(1) };
         new.set_interval();
         new
     }
 
+    /// Sets the timer of the next decision.
     fn set_interval(&mut self) {
         self.shared.timers.set(self.models.len() * TIMERS.len(), self.now.saturating_add(self.interval));
     }
 
+    /// Handles all timers up to `until`.
     fn advance(&mut self, until: u64, decide: &mut Decide<'_>) {
         while self.shared.timers.due() <= until && self.shared.timers.due() != NEVER {
             self.now = self.shared.timers.due();
@@ -179,31 +191,32 @@ impl<'a> World<'a> {
             let (model, timer) = (due / TIMERS.len(), TIMERS[due % TIMERS.len()]);
             match self.models.get_mut(model) {
                 Some(model) => fire(model, timer, self.now, &mut self.shared),
-                None => self.ask(decide),
+                None => self.decide(decide),
             }
         }
         self.now = until;
     }
 
-    fn ask(&mut self, decide: &mut Decide<'_>) {
+    /// Calls the policy, and applies its decision.
+    fn decide(&mut self, decide: &mut Decide<'_>) {
         self.set_interval();
         let Self { scenario, models, shared, now, .. } = self;
         let live = models.iter_mut().map(|model| {
-            let gpu = shared.gpus.gpu(model.served.terms.gpu);
+            let gpu = shared.gpus.gpu(model.spec.terms.gpu);
             model.live(*now, gpu)
         });
         let live = live.collect();
-        let decision = decide(&Facts { now: moment(*now), gpus: scenario.gpus.clone(), models: live });
-        for (model, door) in models.iter_mut().zip(decision.doors) {
-            model.set_door(door, *now, shared);
+        let decision = decide(&Facts { now: timestamp(*now), gpus: scenario.gpus.clone(), models: live });
+        for (model, admission) in models.iter_mut().zip(decision.doors) {
+            model.set_admission(admission, *now, shared);
         }
         let (changes, count) = (decision.changes.iter(), models.len());
         let mut moved = vec![false; scenario.gpus.len()];
         for change in changes.filter(|change| change.model < count) {
             let model = &mut models[change.model];
-            let gpu = model.served.terms.gpu;
-            if model.inside.is_some() {
-                model.resize_inside(change, shared.gpus.gpu(gpu), *now);
+            let gpu = model.spec.terms.gpu;
+            if model.in_process.is_some() {
+                model.resize_in_process(change, shared.gpus.gpu(gpu), *now);
                 moved[gpu] = true;
             } else {
                 model.change(change, *now, shared);
@@ -230,7 +243,7 @@ fn fire(model: &mut WorldModel<'_>, timer: WorldTimer, now: u64, shared: &mut Sh
         WorldTimer::FirstWorker => model.completed(0, now, shared),
         WorldTimer::SecondWorker => model.completed(1, now, shared),
         WorldTimer::Alarm => model.dispatch(now, shared),
-        WorldTimer::Shadow => model.shadow_came(now, shared),
+        WorldTimer::Shadow => model.shadow_progressed(now, shared),
         WorldTimer::Phase => model.phase_over(now, shared),
     }
 }

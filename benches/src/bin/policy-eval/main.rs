@@ -1,6 +1,6 @@
-//! The evaluation of the adaptive policy: simulations on random mixes of models, with baselines, every
-//! fixed layout and a fluid bound for comparison. The program writes a page that says which targets the
-//! policy meets.
+//! The evaluation of the adaptive policy in simulations of random mixes of models. The program compares the
+//! policy with baselines, all fixed layouts and a fluid bound, and writes a page that shows which targets
+//! the policy meets.
 #![expect(clippy::print_stderr, reason = "a benchmark writes to its user's terminal")]
 
 mod compare;
@@ -23,11 +23,11 @@ use evidence::Evidence;
 use page::PageSection;
 use simulate::{Setup, ShareMechanism};
 
-/// A failure that ends the program.
+/// An error that ends the program.
 type EvaluationError = Box<dyn Error + Send + Sync>;
 
-/// Evaluates the adaptive policy in simulations, and writes a page that says which targets it meets.
-/// On two cores this takes about six minutes.
+/// Evaluate the adaptive policy in simulations, and write a page that shows which targets it meets. With the
+/// default options this takes about six minutes on two cores.
 #[derive(Debug, Parser)]
 #[command(name = "shadowslice-policy-eval")]
 struct Options {

@@ -1,26 +1,26 @@
-//! The page that the evaluation writes.
+//! The page of the evaluation.
 
 use std::fmt::Write;
 
 use shadowslice_benches::table;
 
 use crate::compare::{
-    BEHIND, InTimeRates, LayoutGap, WORTH, behind, in_time, of_first_priority, ratios, weighted,
+    InTimeRates, LayoutGap, MAX_GAP, PRIORITY_WEIGHT, gaps, in_time, of_first_priority, ratios, weighted,
 };
 use crate::evidence::{AT_REST_FROM_S, Evidence, MOVES_PER_MINUTE, moves_at_rest};
-use crate::mixes::described;
+use crate::mixes::description;
 use crate::simulate::{
     BASE, EVALUATED, LAYOUT, MixRuns, OPEN, POLICIES, STEADY, STEADY_SECONDS, Setup, WORLD,
 };
 
-/// The number of mixes that the page lists for each target, at most.
-const NAMED: usize = 2;
+/// The maximum number of mixes that the page lists for each target.
+const LISTED: usize = 2;
 
 /// Mixes of one kind.
 #[derive(Debug)]
 pub(crate) struct PageSection {
     pub(crate) title: &'static str,
-    /// The first part of the names of its mixes' files.
+    /// The prefix of the names of the mixes' files.
     pub(crate) name: &'static str,
     pub(crate) evidence: Evidence,
 }
@@ -36,12 +36,13 @@ pub(crate) fn of(sections: &[PageSection], rest: &[MixRuns], setup: &Setup, stat
          State: {state}.\n\n\
          {}\n\n\
          Runs take {seconds} s, with seeds from {first_seed} on. Execution and start times differ from the profiles\n\
-         (`--truth {WORLD}`). A mix is *easy* if `{BASE}` serves 99 % of each model's\n\
+         (`--truth {WORLD}`). A mix is *easy* if `{BASE}` answers 99 % of each model's\n\
          requests in time. The tables contain the other mixes.\n\n\
-         * **Weighted**: the mean percentage in time over priorities, in which each priority counts {WORTH} times\n  \
+         * **Weighted**: the mean percentage in time over priorities, in which each priority counts {PRIORITY_WEIGHT} times\n  \
          as much as the next lower one. `{EVALUATED}` maximises it.\n\
-         * **Best layout**: the best weighted result of `{OPEN}` and all layouts that `{EVALUATED}`\n  \
-         may try, each used with admission control for a whole run. **Gap**: the points that are missing.\n\
+         * **Best layout**: the best weighted result of `{OPEN}` and all layouts that\n  \
+         `{EVALUATED}` may try, each kept with admission control for a whole run. **Gap**: the difference in\n  \
+         points.\n\
          * **Bound**: a fluid model with full batches and no queue that serves the cheapest requests first\n  \
          (`benches/simulator/src/bound.rs`). No policy reaches it.\n\
          * **Harm**: in an easy mix, `{EVALUATED}` loses more than 0.3 points, refuses requests, or exceeds\n  \
@@ -52,7 +53,7 @@ pub(crate) fn of(sections: &[PageSection], rest: &[MixRuns], setup: &Setup, stat
          --utilisation PART --seconds {seconds} --truth {WORLD} --no-interference \\\n  \
          --policy {EVALUATED} layouts\n\
          ```\n\n",
-        described()
+        description()
     );
     for section in sections {
         writeln!(
@@ -69,8 +70,8 @@ pub(crate) fn of(sections: &[PageSection], rest: &[MixRuns], setup: &Setup, stat
     text
 }
 
-fn met(is: bool) -> &'static str {
-    if is { "met" } else { "**missed**" }
+fn met(is_met: bool) -> &'static str {
+    if is_met { "met" } else { "**missed**" }
 }
 
 fn percent(part: f64) -> String {
@@ -80,15 +81,21 @@ fn percent(part: f64) -> String {
 fn compared(section: &PageSection) -> String {
     let trials = &section.evidence.hard;
     let Some(ratios) = ratios(trials) else {
-        return format!("`{BASE}` serves every mix in time.\n\n");
+        return "All mixes are easy.\n\n".to_owned();
     };
     let row = |policy: &str| -> Option<Vec<String>> {
-        let InTimeRates { all, first, weighted, behind } = in_time(trials, policy)?;
-        Some(vec![format!("`{policy}`"), percent(all), percent(first), percent(weighted), percent(behind)])
+        let InTimeRates { all, first, weighted, largest_gap } = in_time(trials, policy)?;
+        Some(vec![
+            format!("`{policy}`"),
+            percent(all),
+            percent(first),
+            percent(weighted),
+            percent(largest_gap),
+        ])
     };
     let rows = POLICIES.iter().filter_map(|policy| row(policy));
     let heads = ["policy", "in time %", "highest priority %", "weighted %", "largest gap"];
-    let behind = behind(trials);
+    let gaps = gaps(trials);
     let mut text = format!(
         "{} mixes.\n\n{}\n\
          `{EVALUATED}` reaches {} % of the best layout (weighted) and {} % of the bound (requests).\n\n\
@@ -97,21 +104,21 @@ fn compared(section: &PageSection) -> String {
         table(&heads, rows),
         percent(ratios.best_layout),
         percent(ratios.bound),
-        BEHIND * 100.0,
-        met(behind.is_empty()),
-        behind.len(),
+        MAX_GAP * 100.0,
+        met(gaps.is_empty()),
+        gaps.len(),
     );
-    for behind in behind.iter().take(NAMED) {
-        writeln!(text, "* {}", one_behind(behind)).expect("a string takes everything");
+    for gap in gaps.iter().take(LISTED) {
+        writeln!(text, "* {}", gap_line(gap)).expect("a string takes everything");
     }
-    if !behind.is_empty() {
+    if !gaps.is_empty() {
         text.push('\n');
     }
     text
 }
 
-fn one_behind(behind: &LayoutGap<'_>) -> String {
-    let LayoutGap { trial, best, evaluated } = behind;
+fn gap_line(gap: &LayoutGap<'_>) -> String {
+    let LayoutGap { trial, best, evaluated } = gap;
     let layout = best.policy.strip_prefix(LAYOUT).unwrap_or(&best.policy);
     format!(
         "{}: {} % ({} %), `{layout}` {} % ({} %)",
@@ -131,14 +138,14 @@ fn no_harm(evidence: &Evidence) -> String {
         harmed.len(),
         evidence.easy.len(),
     );
-    for (at, harm) in harmed.into_iter().take(NAMED).enumerate() {
+    for (at, harm) in harmed.into_iter().take(LISTED).enumerate() {
         let slower = harm.slower.map(|(model, ms)| format!(",\n  median of {model} {ms:.1} ms too long"));
         writeln!(
             text,
             "{}* {}: {:.2} points fewer in time, {} requests refused{}",
             if at == 0 { "\n" } else { "" },
             harm.mix,
-            harm.less * 100.0,
+            harm.loss * 100.0,
             harm.refused,
             slower.unwrap_or_default()
         )
@@ -161,7 +168,7 @@ fn at_rest(trials: &[MixRuns]) -> String {
         most.len(),
         trials.len(),
     );
-    for (at, (moves, trial)) in most.into_iter().take(NAMED).enumerate() {
+    for (at, (moves, trial)) in most.into_iter().take(LISTED).enumerate() {
         let gap = if at == 0 { "\n" } else { "" };
         writeln!(text, "{gap}* {}: {moves:.1} changes a minute", trial.mix)
             .expect("a string takes everything");

@@ -1,4 +1,4 @@
-//! The profiles that mixes are drawn from.
+//! The measured profiles from which mixes are drawn.
 
 use std::fs;
 use std::io;
@@ -10,18 +10,18 @@ use shadowslice_config::ConfigError;
 
 use crate::mixes::{self, MeasuredProfile};
 
-/// Why there are no mixes.
+/// An error that prevents drawing mixes.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum MixError {
-    #[error("cannot list {}; --profiles names the folder of the models' profiles", path.display())]
+    #[error("cannot list {}; set --profiles to the folder of the models' profiles", path.display())]
     List { path: PathBuf, source: io::Error },
-    #[error("cannot draw models: {} holds no measured profile; name a folder that does with --profiles", path.display())]
+    #[error("cannot draw models: {} has no measured profile; set --profiles to a folder with measured profiles", path.display())]
     Empty { path: PathBuf },
     #[error("cannot write {}", path.display())]
     Write { path: PathBuf, source: io::Error },
-    #[error("cannot use {}, a configuration of all profiles", path.display())]
+    #[error("cannot load {}, a configuration with all profiles", path.display())]
     Use { path: PathBuf, source: ConfigError },
-    #[error("{} cannot be used; `shadowslice check` on a configuration that names it says why", path.display())]
+    #[error("cannot load the profile {}; run `shadowslice check` on a configuration that uses it", path.display())]
     Broken { path: PathBuf },
 }
 

@@ -1,4 +1,4 @@
-//! The simulations: the calls of `shadowslice-simulate`, and its answers.
+//! The simulations: calls of `shadowslice-simulate`, and the results.
 
 use std::fs;
 use std::io;
@@ -13,31 +13,40 @@ use shadowslice_simulator::results::SimulationRun;
 use crate::mixes::{MeasuredProfile, RandomMix, drawn, seven};
 use crate::profiles::{MixError, known};
 
-/// The policy that is judged.
+/// The evaluated policy.
 pub(crate) const EVALUATED: &str = "adaptive";
 
-/// MPS as it is: the state that the policy must not make worse.
+/// MPS without shares, the state that the policy must not make worse.
 pub(crate) const BASE: &str = "unpartitioned";
 
-/// The layout that the adaptive policy begins with, kept for the whole run.
-pub(crate) const OPEN: &str = "unpartitioned+doors";
+/// The initial layout of the adaptive policy, kept for the whole run.
+pub(crate) const OPEN: &str = "unpartitioned+admission";
 
-/// All policies that are compared.
-pub(crate) const POLICIES: [&str; 7] =
-    [EVALUATED, BASE, OPEN, "half+doors", "equal+doors", "priority-half+doors", "gpulet+doors"];
+/// All policies that the page compares.
+pub(crate) const POLICIES: [&str; 7] = [
+    EVALUATED,
+    BASE,
+    OPEN,
+    "half+admission",
+    "equal+admission",
+    "priority-half+admission",
+    "gpulet+admission",
+];
 
-/// Each other layout of the adaptive policy, kept for the whole run, and how their names begin.
+/// The name for all other layouts of the adaptive policy, each kept for a whole run.
 const LAYOUTS: &str = "layouts";
+/// The prefix of the names of these layouts.
 pub(crate) const LAYOUT: &str = "layout:";
 
-/// The ways in which the world differs from the profiles. A policy knows only the profiles.
+/// The differences between the simulated world and the profiles. Policies know only the profiles.
 pub(crate) const WORLD: &str = "form,scale,noise,starts";
 
-/// A load that does not change, and for how long it comes where it is looked whether shares come to rest.
+/// A load with constant rates.
 pub(crate) const STEADY: &str = "poisson";
+/// The duration of the runs that check whether shares come to rest, in seconds.
 pub(crate) const STEADY_SECONDS: u32 = 90;
 
-/// How a share changes.
+/// The mechanism that changes shares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ShareMechanism {
     InProcess,
@@ -45,8 +54,8 @@ pub(crate) enum ShareMechanism {
 }
 
 impl ShareMechanism {
-    /// As the configuration has it.
-    pub(crate) fn word(self) -> &'static str {
+    /// Returns the value of `handover` in the configuration.
+    pub(crate) fn config_value(self) -> &'static str {
         match self {
             Self::InProcess => "in-process",
             Self::Shadow => "shadow",
@@ -54,48 +63,48 @@ impl ShareMechanism {
     }
 }
 
-/// One mix under all policies.
+/// A mix and its runs, one for each policy.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct MixRuns {
     pub(crate) mix: RandomMix,
     pub(crate) runs: Vec<SimulationRun>,
 }
 
-/// How the simulations are made.
+/// The options of the simulations.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Setup {
-    /// The `shadowslice` that simulates
+    /// The `shadowslice-simulate` binary
     #[arg(long, default_value = "target/release/shadowslice-simulate")]
     pub(crate) bin: PathBuf,
-    /// The profiles that models are drawn from
+    /// The folder of the profiles from which models are drawn
     #[arg(long, default_value = "configs/profiles")]
     pub(crate) profiles: PathBuf,
-    /// The first of the seeds, which follow one another
+    /// The first seed. The seeds are consecutive
     #[arg(long, default_value_t = 4001)]
     pub(crate) first_seed: u64,
     /// The number of mixes whose shares change in-process
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=1000))]
     pub(crate) mixes: u64,
-    /// The number of these mixes, from the first on, that run again with shares changed by shadows
+    /// The number of these mixes, from the first one on, to run again with shares changed by shadows
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=1000))]
     pub(crate) shadows: u64,
     /// The number of mixes of seven models
     #[arg(long, default_value_t = 40, value_parser = clap::value_parser!(u64).range(1..=1000))]
     pub(crate) sevens: u64,
-    /// How long each run is, in simulated seconds
+    /// The duration of each run, in simulated seconds
     #[arg(long, default_value_t = 20)]
     pub(crate) seconds: u32,
-    /// The folder to which the mixes are written
+    /// The folder to write the mixes to
     #[arg(long, default_value = "target/policy-evaluation")]
     pub(crate) runs: PathBuf,
 }
 
-/// An error that leaves a mix without runs.
+/// An error of a simulation.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SimulationError {
-    #[error("cannot run {}; `make build` makes it", path.display())]
+    #[error("cannot run {}; run `make build` to build it", path.display())]
     Start { path: PathBuf, source: io::Error },
-    #[error("`{command}` failed ({status}); its output stands above")]
+    #[error("`{command}` failed ({status}); see its output above")]
     Failed { command: String, status: std::process::ExitStatus },
     #[error("cannot write {}", path.display())]
     Write { path: PathBuf, source: io::Error },
@@ -104,7 +113,7 @@ pub(crate) enum SimulationError {
         #[from]
         source: MixError,
     },
-    #[error("`{command}` did not print JSON as expected")]
+    #[error("cannot parse the output of `{command}` as JSON")]
     Json { command: String, source: serde_json::Error },
 }
 
@@ -114,7 +123,7 @@ struct SimulationReport {
 }
 
 impl Setup {
-    /// Returns mixes of few models, one for each seed.
+    /// Returns `count` mixes of 2 to 6 models, one for each seed.
     pub(crate) fn mixes(&self, count: u64) -> Result<Vec<RandomMix>, SimulationError> {
         let known = self.known()?;
         Ok((self.first_seed..).take(count as usize).map(|seed| drawn(&known, seed)).collect())
@@ -133,7 +142,7 @@ impl Setup {
         Ok(known(&self.profiles, &self.runs.join("all.yaml"))?)
     }
 
-    /// Runs these mixes under all policies and layouts. Their files are called after `name`.
+    /// Runs these mixes under all policies and layouts. `name` is the prefix of their files' names.
     pub(crate) fn trials(
         &self,
         mixes: &[RandomMix],
@@ -143,19 +152,19 @@ impl Setup {
         let policies: Vec<&str> = POLICIES.into_iter().chain([LAYOUTS]).collect();
         each(mixes, |mix| {
             let path = self.write(&mix.text(mechanism), name, mix.seed)?;
-            let ask = SimulateCall { config: &path, seconds: self.seconds, mix };
-            Ok(MixRuns { runs: self.simulate(&ask, &policies)?, mix: mix.clone() })
+            let call = SimulateCall { config: &path, seconds: self.seconds, mix };
+            Ok(MixRuns { runs: self.simulate(&call, &policies)?, mix: mix.clone() })
         })
     }
 
-    /// Runs the judged policy under loads that do not change, for longer. The mixes' files are called
-    /// after `name`.
+    /// Runs these mixes under the evaluated policy with a steady load, for longer. `name` is the prefix of
+    /// their files' names.
     pub(crate) fn rest(&self, mixes: &[RandomMix], name: &str) -> Result<Vec<MixRuns>, SimulationError> {
         each(mixes, |mix| {
             let mix = mix.under(STEADY);
             let path = self.write(&mix.text(ShareMechanism::InProcess), name, mix.seed)?;
-            let ask = SimulateCall { config: &path, seconds: STEADY_SECONDS, mix: &mix };
-            let runs = self.simulate(&ask, &[EVALUATED])?;
+            let call = SimulateCall { config: &path, seconds: STEADY_SECONDS, mix: &mix };
+            let runs = self.simulate(&call, &[EVALUATED])?;
             Ok(MixRuns { mix, runs })
         })
     }
@@ -168,11 +177,11 @@ impl Setup {
 
     fn simulate(
         &self,
-        ask: &SimulateCall<'_>,
+        call: &SimulateCall<'_>,
         policies: &[&str],
     ) -> Result<Vec<SimulationRun>, SimulationError> {
-        let arguments = ask.arguments(policies);
-        let command = || format!("shadowslice {}", arguments.join(" "));
+        let arguments = call.arguments(policies);
+        let command = || format!("shadowslice-simulate {}", arguments.join(" "));
         let mut simulation = Command::new(&self.bin);
         simulation.args(&arguments).stdin(Stdio::null()).stderr(Stdio::inherit());
         let output = simulation
@@ -187,7 +196,7 @@ impl Setup {
     }
 }
 
-/// Does something for every mix, on all cores.
+/// Calls `of` for every mix, on all cores. Returns the results in the order of the seeds.
 fn each(
     mixes: &[RandomMix],
     of: impl Fn(&RandomMix) -> Result<MixRuns, SimulationError> + Sync,
@@ -203,7 +212,9 @@ fn each(
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let mut trials = thread::scope(|scope| {
         let workers: Vec<_> = (0..cores).map(|_| scope.spawn(work)).collect();
-        let ended = workers.into_iter().map(|worker| worker.join().expect("it does not panic"));
+        let ended = workers
+            .into_iter()
+            .map(|worker| worker.join().expect("workers return errors instead of panicking"));
         ended.collect::<Result<Vec<Vec<MixRuns>>, SimulationError>>()
     })?
     .concat();
@@ -211,7 +222,7 @@ fn each(
     Ok(trials)
 }
 
-/// A simulation to run.
+/// A call of `shadowslice-simulate`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SimulateCall<'a> {
     pub(crate) config: &'a Path,
