@@ -1,4 +1,4 @@
-//! The cost of a decision of the adaptive policy: a hundred models on ten GPUs, ten models on each.
+//! A benchmark of one decision of the adaptive policy for 100 models on 10 GPUs.
 #![allow(clippy::unwrap_used, reason = "a benchmark")]
 
 use std::hint::black_box;
@@ -16,7 +16,7 @@ const GPUS: usize = 10;
 const GPU: Sms = Sms(132);
 const INTERVAL: Duration = Duration::from_millis(100);
 
-/// A model that takes `work` ms·SM a row, and gains from SMs up to `knee`.
+/// Returns the profile of a model that takes `work` ms·SM a row and gains from SMs up to `knee`.
 fn profile(work: f64, knee: u32) -> Profile {
     let sms: Vec<Sms> = [8, 14, 26, 38, 58, 78, 104, 132].map(Sms).to_vec();
     let row = |batch: u32| Row {
@@ -48,7 +48,7 @@ fn terms(model: usize) -> Terms {
     }
 }
 
-/// The facts of a model in an interval in which `arrived` requests came.
+/// Returns the facts of a model in an interval with `arrived` requests.
 fn live(share: Sms, arrived: u64) -> Live {
     let executed = vec![Executed { rows: 4, count: arrived / 4, mean: Duration::from_millis(3) }];
     let seen = Seen {
@@ -74,7 +74,8 @@ fn live(share: Sms, arrived: u64) -> Live {
     }
 }
 
-/// The facts of this round: some models miss, so that the policy tries steps all the time.
+/// Returns the facts of a round in which some models violate their SLOs, so that the policy always tries
+/// changes.
 fn facts(round: u64, shares: &[Sms]) -> Facts {
     let model = |(model, &share)| live(share, 20 + (round * 13 + model as u64 * 29) % 90);
     Facts {

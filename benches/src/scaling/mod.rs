@@ -1,5 +1,5 @@
-//! How costs scale with the numbers of models and connections, the size of tensors and the number of
-//! requests; and the cost of an idle supervisor.
+//! The scaling benchmark. It measures how costs grow with the numbers of models, connections and requests
+//! and with the size of tensors, and what an idle supervisor costs.
 
 mod idle;
 mod memory;
