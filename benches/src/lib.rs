@@ -1,7 +1,7 @@
-//! Benchmarks of the data path with echo requests. [`echo`] measures requests per second, latency and
+//! Benchmarks of the data path with echo requests. [`echo()`] measures requests per second, latency and
 //! CPU time for each protocol at several numbers of connections, and compares them with a bare echo
-//! server. [`compare`] measures two builds in turn. [`cost_profile`] counts the system calls and
-//! instructions of a request. [`scaling`] varies the numbers of models and connections and the size
+//! server. [`compare()`] measures two builds in turn. [`cost_profile()`] counts the system calls and
+//! instructions of a request. [`scaling()`] varies the numbers of models and connections and the size
 //! of tensors.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a benchmark writes to its user's terminal")]
 
@@ -54,7 +54,7 @@ pub type MeasureError = Box<dyn Error + Send + Sync>;
 #[command(name = "cargo bench --bench echo --", args_conflicts_with_subcommands = true)]
 struct Arguments {
     #[command(flatten)]
-    options: Options,
+    options: EchoOptions,
     #[command(subcommand)]
     part: Option<Role>,
 }
@@ -64,7 +64,7 @@ const TEST_ROUND: Duration = Duration::from_millis(50);
 
 /// The options of the echo benchmark.
 #[derive(Debug, Clone, clap::Args)]
-struct Options {
+struct EchoOptions {
     /// The length of a round of one setting, in seconds
     #[arg(long, env = "SHADOWSLICE_BENCH_SECONDS", default_value = "1", value_parser = seconds)]
     seconds: Duration,
@@ -148,7 +148,7 @@ pub fn table(heads: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String 
     line(&heads) + &line(&rule) + &body
 }
 
-fn run(options: &Options) -> Result<(), MeasureError> {
+fn run(options: &EchoOptions) -> Result<(), MeasureError> {
     // One thread sends all load.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
@@ -160,7 +160,7 @@ fn run(options: &Options) -> Result<(), MeasureError> {
     })
 }
 
-async fn measure(options: &Options) -> Result<(), MeasureError> {
+async fn measure(options: &EchoOptions) -> Result<(), MeasureError> {
     let settings: Vec<EchoSetting> = plan::settings(&options.connections)
         .into_iter()
         .filter(|setting| setting.to_string().contains(&options.only))
@@ -184,7 +184,7 @@ async fn measure(options: &Options) -> Result<(), MeasureError> {
 /// Runs all rounds of each setting, in reverse order every other time. Then repeats disturbed rounds
 /// until `patience` is used up.
 async fn all_rounds(
-    options: &Options,
+    options: &EchoOptions,
     settings: &[EchoSetting],
     servers: &EchoServers,
 ) -> Result<Vec<Vec<RoundResult>>, MeasureError> {

@@ -10,7 +10,7 @@ use crate::closed_loop::RoundResult;
 use crate::machine::HostInfo;
 use crate::plan::{EchoSetting, ServerKind};
 use crate::spread::{Spread, counted};
-use crate::{MeasureError, Options};
+use crate::{EchoOptions, MeasureError};
 
 /// The figures of all settings.
 #[derive(Debug, Serialize)]
@@ -71,7 +71,7 @@ impl EchoReport {
     /// least one round for each.
     pub(crate) fn new(
         machine: HostInfo,
-        options: &Options,
+        options: &EchoOptions,
         settings: Vec<EchoSetting>,
         rounds: Vec<Vec<RoundResult>>,
     ) -> Self {

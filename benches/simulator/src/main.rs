@@ -7,5 +7,5 @@ use std::process::ExitCode;
 use clap::Parser;
 
 fn main() -> ExitCode {
-    ExitCode::from(command::run(&command::Options::parse()))
+    ExitCode::from(command::run(&command::SimulateOptions::parse()))
 }

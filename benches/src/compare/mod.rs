@@ -23,7 +23,7 @@ use crate::{MeasureError, chain, finish};
 /// the ratios depend on the machine.
 #[derive(Debug, Parser)]
 #[command(name = "shadowslice-compare")]
-struct Options {
+struct CompareOptions {
     /// The baseline's name on the page and its folder, for example `0.1.0=target/baseline`
     #[arg(long, value_name = "NAME=DIR")]
     before: Build,
@@ -52,7 +52,7 @@ struct ComparedSetting {
 
 /// Runs the comparison with the options of the command line.
 pub fn compare() -> ExitCode {
-    let options = Options::parse();
+    let options = CompareOptions::parse();
     finish(|| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(async {
@@ -64,7 +64,7 @@ pub fn compare() -> ExitCode {
     })
 }
 
-async fn run(options: &Options) -> Result<(), MeasureError> {
+async fn run(options: &CompareOptions) -> Result<(), MeasureError> {
     let settings: Vec<EchoSetting> =
         settings().into_iter().filter(|setting| setting.to_string().contains(&options.only)).collect();
     let Some(most) = settings.iter().map(|setting| setting.connections).max() else {

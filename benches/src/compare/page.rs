@@ -1,15 +1,15 @@
 //! The page of the comparison.
 
 use crate::closed_loop::RoundResult;
-use crate::compare::{ComparedSetting, Options};
+use crate::compare::{CompareOptions, ComparedSetting};
 use crate::machine::HostInfo;
 use crate::spread::Spread;
 use crate::table;
 
 /// Returns the page.
-pub(super) fn of(rows: &[ComparedSetting], options: &Options) -> String {
+pub(super) fn of(rows: &[ComparedSetting], options: &CompareOptions) -> String {
     let HostInfo { cpu, cores, kernel, date, .. } = HostInfo::here();
-    let Options { before, after, seconds, rounds, .. } = options;
+    let CompareOptions { before, after, seconds, rounds, .. } = options;
     format!(
         "# The data path, before and after
 
@@ -37,7 +37,7 @@ least a third of the pairs are quiet, only those count.
 }
 
 /// Returns the table.
-pub(super) fn tables(rows: &[ComparedSetting], options: &Options) -> String {
+pub(super) fn tables(rows: &[ComparedSetting], options: &CompareOptions) -> String {
     let cells = |row: &ComparedSetting| {
         let pairs = counted(&row.pairs);
         let ratio = |figure: fn(&RoundResult) -> f64| {

@@ -38,7 +38,7 @@ const PROFILED_RATIO: u64 = 5;
 /// and its columns are left out. With the default options this takes about four minutes on two cores.
 #[derive(Debug, Parser)]
 #[command(name = "shadowslice-cost-profile")]
-struct Options {
+struct CostProfileOptions {
     /// A build to measure: its name on the page and its folder, for example `before=target/before`. Repeat
     /// the option for each build [default: the folder of this program]
     #[arg(long, value_name = "NAME=DIR")]
@@ -84,7 +84,7 @@ struct SettingCounts {
 
 /// Runs the cost profile with the options of the command line.
 pub fn cost_profile() -> ExitCode {
-    let options = Options::parse();
+    let options = CostProfileOptions::parse();
     finish(|| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(async {
@@ -96,7 +96,7 @@ pub fn cost_profile() -> ExitCode {
     })
 }
 
-async fn run(options: &Options) -> Result<(), MeasureError> {
+async fn run(options: &CostProfileOptions) -> Result<(), MeasureError> {
     let own_build = || -> Result<Build, MeasureError> {
         let program = std::env::current_exe()?;
         let folder = program.parent().ok_or("cannot find the folder of this program; set --binaries")?;

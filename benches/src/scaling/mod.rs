@@ -19,7 +19,7 @@ use crate::{MeasureError, finish};
 /// With the default options this takes about six minutes on two cores.
 #[derive(Debug, Parser)]
 #[command(name = "shadowslice-scaling")]
-struct Options {
+struct ScalingOptions {
     /// The folder of the binaries to measure [default: the folder of this program]
     #[arg(long, value_name = "DIR")]
     binaries: Option<PathBuf>,
@@ -63,7 +63,7 @@ enum ScalingPart {
 
 /// Runs the scaling benchmark with the options of the command line.
 pub fn scaling() -> ExitCode {
-    let options = Options::parse();
+    let options = ScalingOptions::parse();
     finish(|| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(async {
@@ -83,7 +83,7 @@ struct ScalingResults {
     idle: Vec<idle::IdleCost>,
 }
 
-async fn run(options: &Options) -> Result<(), MeasureError> {
+async fn run(options: &ScalingOptions) -> Result<(), MeasureError> {
     let program = std::env::current_exe()?;
     let own_folder = || program.parent().map(PathBuf::from);
     let binaries = options

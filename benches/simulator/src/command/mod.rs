@@ -1,4 +1,5 @@
-//! The command `shadowslice-simulate`, which runs policies in a simulated world with a configuration's models.
+//! The command `shadowslice-simulate`, which runs policies in a simulated world with the models of a
+//! configuration.
 
 mod load;
 mod policies;
@@ -35,7 +36,7 @@ use trace::Trace;
 /// supervisor.
 #[derive(Debug, clap::Parser)]
 #[command(version, max_term_width = 100)]
-pub(crate) struct Options {
+pub(crate) struct SimulateOptions {
     /// The configuration, with emulated GPUs and a profile for each model.
     config: PathBuf,
     /// The load: poisson, gamma, mmpp, diurnal, step, flash, anti, surge, zipf, or a .csv file with one
@@ -43,9 +44,9 @@ pub(crate) struct Options {
     #[arg(long, required = true, num_args = 1.., value_name = "LOAD")]
     load: Vec<LoadSource>,
     /// The policy: adaptive, unpartitioned, static, equal, half, priority-half, gslice, gpulet. The suffix
-    /// `+admission` (`+doors` in configurations) adds admission control, which refuses requests that cannot be
-    /// answered in time. `layouts` runs each layout that adaptive may try for the whole run; `layout:halves`
-    /// runs one of them.
+    /// `+admission` (`+doors` in configurations) adds admission control, which refuses requests that cannot
+    /// be answered in time. `layouts` runs each layout that adaptive may try for the whole run;
+    /// `layout:halves` runs one of them.
     #[arg(long, num_args = 1.., value_name = "POLICY", default_value = "adaptive")]
     policy: Vec<PolicyArgument>,
     /// The seed of all random numbers.
@@ -58,11 +59,12 @@ pub(crate) struct Options {
     /// The mean fraction of each GPU that a named load uses if each request has its minimum cost.
     #[arg(long, value_parser = utilisation, allow_negative_numbers = true, default_value = "0.7")]
     utilisation: f64,
-    /// The differences between the world and the profiles: a comma-separated list of form, scale, noise, starts,
-    /// proportional, slices.
+    /// The differences between the world and the profiles: a comma-separated list of form, scale, noise,
+    /// starts, proportional, slices.
     #[arg(long, value_name = "DIFFERENCES", default_value = "profile")]
     truth: Difference,
-    /// The profiles that the policy gets: profile, truth, none, or a comma-separated list of form, scale, starts.
+    /// The profiles that the policy gets: profile, truth, none, or a comma-separated list of form, scale,
+    /// starts.
     #[arg(long, value_name = "BELIEF", default_value = "profile")]
     belief: Belief,
     /// Do not model the contention of models for memory bandwidth, as on emulated GPUs.
@@ -107,14 +109,14 @@ struct SimulationReport {
 }
 
 /// Runs the command, and returns its exit code.
-pub(crate) fn run(options: &Options) -> u8 {
+pub(crate) fn run(options: &SimulateOptions) -> u8 {
     match simulate(options) {
         Ok(report) => show(&report, options.json),
         Err(fault) => fail(&errors::chain(&fault), fault.code()),
     }
 }
 
-fn simulate(options: &Options) -> Result<SimulationReport, SimulateError> {
+fn simulate(options: &SimulateOptions) -> Result<SimulationReport, SimulateError> {
     if options.write_arrivals.is_some() && options.load.len() * options.seed.len() > 1 {
         return Err(LoadError::Several.into());
     }
@@ -141,7 +143,7 @@ fn simulate(options: &Options) -> Result<SimulationReport, SimulateError> {
     Ok(SimulationReport { runs })
 }
 
-fn settings(options: &Options, config: &Config, seed: u64) -> WorldSettings {
+fn settings(options: &SimulateOptions, config: &Config, seed: u64) -> WorldSettings {
     WorldSettings {
         interval: config.controller.interval,
         dwell: config.timeouts.dwell,

@@ -4,8 +4,8 @@ use clap::Parser;
 
 use super::*;
 
-fn parsed(arguments: &str) -> Result<Options, clap::Error> {
-    Options::try_parse_from(["simulate"].into_iter().chain(arguments.split_whitespace()))
+fn parsed(arguments: &str) -> Result<SimulateOptions, clap::Error> {
+    SimulateOptions::try_parse_from(["simulate"].into_iter().chain(arguments.split_whitespace()))
 }
 
 fn simulated(arguments: &str) -> Result<SimulationReport, SimulateError> {

@@ -27,11 +27,11 @@ pub enum NamedLoad {
     Poisson,
     /// Bursts with constant rates. The coefficient of variation of the gaps is 2.
     Gamma,
-    /// Rates that switch at random between 0.6 times the mean, for 6 s on average, and 2.2 times the mean, for
-    /// 2 s on average.
+    /// Rates that switch at random between 0.6 times the mean, for 6 s on average, and 2.2 times the mean,
+    /// for 2 s on average.
     Mmpp,
-    /// Rates that follow a sine wave with an amplitude of 0.8 of the mean and two periods in a run. Each model
-    /// has its own phase.
+    /// Rates that follow a sine wave with an amplitude of 0.8 of the mean and two periods in a run. Each
+    /// model has its own phase.
     Diurnal,
     /// A step of one model, which the seed selects, to three times its rate in the second third of the run.
     Step,

@@ -37,8 +37,8 @@ pub(crate) enum RateCurve {
 }
 
 impl RateCurve {
-    /// Returns a curve of these steps: the end as a fraction of the run, and the factor. Factors are scaled to
-    /// a mean of 1.
+    /// Returns a curve of these steps: the end as a fraction of the run, and the factor. Factors are scaled
+    /// to a mean of 1.
     pub(crate) fn steps(steps: &[(f64, f64)], seconds: f64) -> Self {
         let starts = [0.0].into_iter().chain(steps.iter().map(|step| step.0));
         let mean: f64 = starts.zip(steps).map(|(start, (end, factor))| (end - start) * factor).sum();

@@ -140,8 +140,8 @@ impl<'a> WorldGpus<'a> {
 }
 
 impl SharedGpu {
-    /// Updates all speeds, unless neither the occupants (`same`) nor the oversubscription of the bandwidth has
-    /// changed.
+    /// Updates all speeds, unless neither the occupants (`same`) nor the oversubscription of the bandwidth
+    /// has changed.
     fn settle(
         &mut self,
         seats: &mut [GpuSeat<'_>],

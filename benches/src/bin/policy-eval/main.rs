@@ -30,7 +30,7 @@ type EvaluationError = Box<dyn Error + Send + Sync>;
 /// default options this takes about six minutes on two cores.
 #[derive(Debug, Parser)]
 #[command(name = "shadowslice-policy-eval")]
-struct Options {
+struct EvaluationOptions {
     #[command(flatten)]
     setup: Setup,
     /// The file to which the page is written
@@ -42,7 +42,7 @@ struct Options {
 }
 
 fn main() -> ExitCode {
-    let options = Options::parse();
+    let options = EvaluationOptions::parse();
     match evaluate(&options) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
@@ -56,7 +56,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn evaluate(options: &Options) -> Result<(), EvaluationError> {
+fn evaluate(options: &EvaluationOptions) -> Result<(), EvaluationError> {
     let setup = &options.setup;
     let (mixes, sevens) = (setup.mixes(setup.mixes)?, setup.sevens()?);
     let shadows = setup.mixes(setup.shadows)?;

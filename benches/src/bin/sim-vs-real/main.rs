@@ -35,8 +35,9 @@ use simulated::Simulator;
 /// so noise of the machine affects all of them alike.
 #[derive(Debug, Parser)]
 #[command(name = "shadowslice-sim-vs-real")]
-pub(crate) struct Options {
-    /// The configuration of the models, without a controller, with profiles in the folder `profiles` next to it
+pub(crate) struct SimVsRealOptions {
+    /// The configuration of the models, without a controller. Its profiles are in the folder `profiles` next
+    /// to it
     #[arg(long, default_value = "configs/sim-vs-real.yaml")]
     config: PathBuf,
     /// The duration of each load, in seconds
@@ -63,7 +64,7 @@ pub(crate) struct Options {
 }
 
 fn main() -> ExitCode {
-    let options = Options::parse();
+    let options = SimVsRealOptions::parse();
     match run(&options) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
@@ -86,7 +87,7 @@ struct ReplayedCase {
     rounds: Vec<ReplayResult>,
 }
 
-fn run(options: &Options) -> Result<(), MeasureError> {
+fn run(options: &SimVsRealOptions) -> Result<(), MeasureError> {
     let simulator = Simulator::prepare(options)?;
     let mut trials = Vec::new();
     for case in CASES.into_iter().filter(|case| case.to_string().contains(&options.only)) {
@@ -109,7 +110,7 @@ fn run(options: &Options) -> Result<(), MeasureError> {
 
 /// Runs all rounds, with the cases in reverse order every other time.
 async fn replay(
-    options: &Options,
+    options: &SimVsRealOptions,
     simulator: &Simulator,
     trials: &mut [ReplayedCase],
 ) -> Result<(), MeasureError> {
@@ -130,7 +131,7 @@ async fn replay(
     Ok(())
 }
 
-fn report(options: &Options, trials: &[ReplayedCase]) -> Result<(), MeasureError> {
+fn report(options: &SimVsRealOptions, trials: &[ReplayedCase]) -> Result<(), MeasureError> {
     let agreements: Vec<Agreement> =
         trials.iter().map(|trial| Agreement::of(trial.case, &trial.simulated, &trial.rounds)).collect();
     let json = options.keep.join("sim-vs-real.json");

@@ -4,14 +4,14 @@ use shadowslice_benches::machine::HostInfo;
 use shadowslice_benches::spread::Spread;
 use shadowslice_benches::table;
 
-use crate::Options;
+use crate::SimVsRealOptions;
 use crate::agreement::{Agreement, GOODPUT_TOLERANCE, P99_TOLERANCE, Pair, Pairs, REPARTITIONS_TOLERANCE};
 use crate::arrivals::{LEAD, PHASES_MS};
 
 /// Returns the page.
-pub(crate) fn of(agreements: &[Agreement], options: &Options, machine: &HostInfo) -> String {
+pub(crate) fn of(agreements: &[Agreement], options: &SimVsRealOptions, machine: &HostInfo) -> String {
     let HostInfo { cpu, cores, kernel, date, commit, .. } = machine;
-    let Options { seconds, rounds, utilisation, seed, config, .. } = options;
+    let SimVsRealOptions { seconds, rounds, utilisation, seed, config, .. } = options;
     let (config, lead) = (config.display(), LEAD.as_secs_f64());
     let (phases, last_phase) = (PHASES_MS.len(), PHASES_MS.iter().max().unwrap_or(&0));
     format!(

@@ -11,7 +11,7 @@ use shadowslice_benches::MeasureError;
 use shadowslice_simulator::results::SimulationRun;
 use shadowslice_tests::home::beside;
 
-use crate::Options;
+use crate::SimVsRealOptions;
 use crate::arrivals::{self, INTERVAL, LEAD, PHASES_MS, ReplayArrival};
 use crate::cases::{CASES, ReplayCase};
 use crate::outcomes::RunOutcome;
@@ -42,7 +42,7 @@ struct SimulationReport {
 
 impl Simulator {
     /// Writes a configuration for each case into the folder `--keep`.
-    pub(crate) fn prepare(options: &Options) -> Result<Self, MeasureError> {
+    pub(crate) fn prepare(options: &SimVsRealOptions) -> Result<Self, MeasureError> {
         let folder = std::path::absolute(&options.keep)?;
         fs::create_dir_all(&folder).map_err(about("make", &folder))?;
         let mix = fs::read_to_string(&options.config).map_err(about("read", &options.config))?;

@@ -32,14 +32,14 @@ use page::Versions;
 use results::CaseResult;
 use servers::ServerPair;
 
-/// Compare `shadowslice serve` with NVIDIA Triton, and write a page that shows which targets are met. With the
-/// default options this takes about five minutes on two cores.
+/// Compare `shadowslice serve` with NVIDIA Triton, and write a page that shows which targets are met. With
+/// the default options this takes about five minutes on two cores.
 ///
 /// Both servers run all the time. The cases take turns, in reverse order every other time, so noise of the
 /// machine affects both servers alike. Every byte of the answers is compared.
 #[derive(Debug, Parser)]
 #[command(name = "shadowslice-vs-triton")]
-pub(crate) struct Options {
+pub(crate) struct VsTritonOptions {
     /// The folder in which Triton is installed, with the models in `models`
     #[arg(long, default_value = "target/rivals")]
     rivals: PathBuf,
@@ -81,7 +81,7 @@ pub(crate) struct CaseRounds {
 }
 
 fn main() -> ExitCode {
-    match run(&Options::parse()) {
+    match run(&VsTritonOptions::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             eprintln!("error: {}", chain(&*failure));
@@ -95,7 +95,7 @@ fn chain(error: &(dyn Error + 'static)) -> String {
     causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
-fn run(options: &Options) -> Result<(), MeasureError> {
+fn run(options: &VsTritonOptions) -> Result<(), MeasureError> {
     let rows: Vec<&Comparison> = COMPARISONS.iter().filter(|row| row.what.contains(&options.only)).collect();
     if rows.is_empty() {
         return Err(format!("no comparison matches --only {:?}", options.only).into());
@@ -121,7 +121,7 @@ async fn interrupted() -> std::io::Result<()> {
 }
 
 async fn measure(
-    options: &Options,
+    options: &VsTritonOptions,
     rows: &[&Comparison],
 ) -> Result<(Vec<CaseRounds>, Versions), MeasureError> {
     let mut trials: Vec<CaseRounds> = Vec::new();
@@ -150,7 +150,7 @@ async fn measure(
 }
 
 fn report(
-    options: &Options,
+    options: &VsTritonOptions,
     rows: &[&Comparison],
     trials: &[CaseRounds],
     versions: &Versions,

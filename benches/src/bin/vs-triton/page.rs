@@ -9,7 +9,7 @@ use shadowslice_benches::spread::Spread;
 use crate::case::{CHANGE_CONNECTIONS, CaseWork, LiveChange, Side};
 use crate::comparisons::ComparisonResult;
 use crate::results::{CaseResult, ChangeResult};
-use crate::{CaseRounds, Options};
+use crate::{CaseRounds, VsTritonOptions};
 
 /// The versions of the measured software.
 #[derive(Debug, Serialize)]
@@ -24,7 +24,7 @@ pub(crate) struct Versions {
 
 /// Returns all figures, round by round, as JSON.
 pub(crate) fn json(
-    options: &Options,
+    options: &VsTritonOptions,
     machine: &HostInfo,
     versions: &Versions,
     compared: &[ComparisonResult],
@@ -41,7 +41,7 @@ pub(crate) fn json(
 
 /// Returns the page.
 pub(crate) fn of(
-    options: &Options,
+    options: &VsTritonOptions,
     machine: &HostInfo,
     versions: &Versions,
     compared: &[ComparisonResult],

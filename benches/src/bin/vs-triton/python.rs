@@ -10,7 +10,7 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::time::timeout;
 
-use crate::Options;
+use crate::VsTritonOptions;
 use crate::results::PythonClientResult;
 
 /// The time that the client may take in addition to the length of a round.
@@ -26,7 +26,7 @@ pub(crate) struct PythonClient {
 }
 
 impl PythonClient {
-    pub(crate) async fn start(options: &Options) -> Result<Self, MeasureError> {
+    pub(crate) async fn start(options: &VsTritonOptions) -> Result<Self, MeasureError> {
         let script = options.scripts.join("grpc_client.py");
         let mut child = Command::new(&options.python)
             .arg(&script)

@@ -10,7 +10,7 @@ use shadowslice_benches::exchange::{ClientStream, EchoClient};
 use shadowslice_benches::machine::{CpuClock, ServerClocks};
 use shadowslice_tests::process::Process;
 
-use crate::Options;
+use crate::VsTritonOptions;
 use crate::case::{CaseWork, LiveChange, SMALL, ServerCase, Side, Wire};
 use crate::change::under_load;
 use crate::page::Versions;
@@ -34,7 +34,7 @@ pub(crate) struct ServerPair {
 
 impl ServerPair {
     /// Starts both servers and the client, and returns when the servers are ready.
-    pub(crate) async fn start(options: &Options) -> Result<Self, MeasureError> {
+    pub(crate) async fn start(options: &VsTritonOptions) -> Result<Self, MeasureError> {
         let models = std::fs::canonicalize(options.rivals.join("models")).map_err(|error| {
             format!("cannot find the models in {}: {error}; run `make rivals`", options.rivals.display())
         })?;

@@ -11,7 +11,7 @@ use shadowslice_tests::home::Home;
 use shadowslice_tests::process::Process;
 use shadowslice_tests::server::Server;
 
-use crate::Options;
+use crate::VsTritonOptions;
 use crate::call::load;
 use crate::case::{LARGE, SMALL};
 use crate::servers::free_address;
@@ -32,7 +32,7 @@ pub(crate) struct ShadowsliceServer {
 
 impl ShadowsliceServer {
     /// Starts the supervisor with the models in `models`, and returns when they are ready.
-    pub(crate) async fn start(options: &Options, models: &Path) -> Result<Self, MeasureError> {
+    pub(crate) async fn start(options: &VsTritonOptions, models: &Path) -> Result<Self, MeasureError> {
         let (http, grpc) = (free_address()?, free_address()?);
         let (file, engine) = match options.python_models {
             false => ("model.onnx", "engine: onnxruntime".to_owned()),

@@ -15,7 +15,7 @@ use shadowslice_tests::process::{Process, descendants};
 use tokio::process::{Child, Command};
 use tokio::time::{Instant, interval, timeout};
 
-use crate::Options;
+use crate::VsTritonOptions;
 use crate::call::{call, load};
 use crate::case::SMALL;
 use crate::change::infer_once;
@@ -42,7 +42,7 @@ pub(crate) struct TritonServer {
 
 impl TritonServer {
     /// Starts Triton with the models in `models`, and returns when it answers.
-    pub(crate) async fn start(options: &Options, models: &Path) -> Result<Self, MeasureError> {
+    pub(crate) async fn start(options: &VsTritonOptions, models: &Path) -> Result<Self, MeasureError> {
         let (http, grpc) = (free_address()?, free_address()?);
         let log = options.rivals.join("triton.log");
         let script = options.scripts.join("triton");
