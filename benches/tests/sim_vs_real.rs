@@ -11,7 +11,16 @@ fn a_short_case_is_simulated_replayed_and_written_down() {
     let (keep, page) = (folder.path().join("keep"), folder.path().join("page.md"));
     let config = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("configs").join("sim-vs-real.yaml");
     let output = Command::new(env!("CARGO_BIN_EXE_shadowslice-sim-vs-real"))
-        .args(["--seconds", "1", "--rounds", "1", "--utilisation", "0.2", "--only", "poisson, half+doors"])
+        .args([
+            "--seconds",
+            "1",
+            "--rounds",
+            "1",
+            "--utilisation",
+            "0.2",
+            "--only",
+            "poisson, half+admission",
+        ])
         .arg("--config")
         .arg(config)
         .arg("--keep")
@@ -24,7 +33,7 @@ fn a_short_case_is_simulated_replayed_and_written_down() {
     let drawn = fs::read_to_string(keep.join("poisson.csv")).unwrap().lines().count();
     assert!(drawn > 50, "{drawn} arrivals");
     let page = fs::read_to_string(page).unwrap();
-    assert!(page.contains(&format!("| poisson | half+doors | shadow | {drawn} |")), "{page}");
+    assert!(page.contains(&format!("| poisson | half+admission | shadow | {drawn} |")), "{page}");
     // Each request that was sent has exactly one outcome.
     let figures: serde_json::Value =
         serde_json::from_slice(&fs::read(keep.join("sim-vs-real.json")).unwrap()).unwrap();

@@ -235,15 +235,15 @@ FAULTY = {
     "raises": ("from shadowslice import Tensor\nclass A:\n    inputs = outputs = {'x': Tensor('FP32', [1])}\n"
                "    def load(self, context): raise OSError('no weights')\n"
                "    def infer(self, batch): return batch\n", "OSError: no weights"),
-    "made_up": (doubled("", "1 // 0"), "needs a method `warmup`"),
+    "made_up": (doubled("", "1 // 0"), "add a method `warmup`"),
     "sandboxed": (doubled("", "__import__('subprocess').run(['true'])"), PROCESSES + " (docs/security.md)"),
     "undefined": (doubled("", "no_such_name"), "NameError: name 'no_such_name' is not defined"),
     "output_dtype": (doubled("", "batch['x'].astype(float)"), "output 'x' has dtype float64, and must have float32"),
-    "output_shape": (doubled("", "batch['x'][:, batch['x'][0] > 7]"), "needs a method `warmup`"),
+    "output_shape": (doubled("", "batch['x'][:, batch['x'][0] > 7]"), "add a method `warmup`"),
     "imports": ("import os\nos.fork()\n", PROCESSES),
     "silent": ("from shadowslice import Tensor\nclass A:\n    inputs = outputs = {'x': Tensor('INT32', [1])}\n"
                "    def generate(self, request):\n        for _ in range(request['x'][0] - 1): yield request\n",
-               "its stream ends without an answer, which proves nothing; a model that cannot take made-up values needs"),
+               "the stream ended without an answer, so it proves nothing; if the model cannot run on made-up values, add"),
     "no_warmup": (doubled("def warmup(self, batch): pass"), "{}:7: `warmup` must be a method `warmup(self)`"),
     "warmup_type": (doubled("def warmup(self): pass"), "{}:7: `warmup` of class A returned NoneType, and must"),
     "warmup_name": (doubled("def warmup(self): return {'y': 1}"), "{}:7: `warmup` of class A returned 'y', and there"),
@@ -293,7 +293,36 @@ class Slow:
         return {"y": batch["x"]}
 """
 
-SMALL = {"foreign": FOREIGN, "picky": PICKY, "random_numbers": RANDOM, "whole": WHOLE, "given": GIVEN, "slow": SLOW,
+# The answer to a row depends on the first row of its batch.
+BESIDE = """
+import numpy as np
+from shadowslice import Tensor
+
+class Beside:
+    inputs = {{"x": Tensor("{}", [-1])}}
+    outputs = {{"y": Tensor("BOOL", [-1])}}
+
+    def infer(self, batch):
+        return {{"y": batch["x"] == batch["x"][0]}}
+"""
+
+# The same, by the length of a text.
+LONGEST = """
+import numpy as np
+from shadowslice import Tensor
+
+class Longest:
+    inputs = {"x": Tensor("BYTES", [-1])}
+    outputs = {"y": Tensor("INT64", [-1])}
+
+    def infer(self, batch):
+        lengths = np.array([len(text) for text in batch["x"]], np.int64)
+        return {"y": lengths - lengths.max()}
+"""
+
+DEPENDENT = {"beside_int64": BESIDE.format("INT64"), "beside_text": BESIDE.format("BYTES"), "longest": LONGEST}
+
+SMALL = {**DEPENDENT, "foreign": FOREIGN, "picky": PICKY, "random_numbers": RANDOM, "whole": WHOLE, "given": GIVEN, "slow": SLOW,
          "unmarked": doubled("", "np.random.rand(*batch['x'].shape).astype('float32')")}
 
 # Those whose class alone tells.
@@ -442,7 +471,7 @@ class PythonModels(unittest.TestCase):
     def test_caches_and_home_are_the_folder_that_can_be_written(self):
         self.assertEqual(self.ask("places").as_numpy("text")[0, 0], b"True 1")
 
-    def test_walls_stand_around_every_thread(self):
+    def test_the_sandbox_holds_for_every_thread(self):
         self.assertEqual(self.ask("writes_elsewhere").as_numpy("text")[0, 0], b"['Permission denied']")
 
     def test_neighbours_in_the_batch_of_a_bad_request_are_answered(self):
@@ -526,6 +555,12 @@ class PythonModels(unittest.TestCase):
         first, second = (self.infer("unmarked", x=np.zeros((1, 4), np.float32)).as_numpy("x") for _ in range(2))
         self.assertNotEqual(first.tolist(), second.tolist())
 
+    def test_rows_of_one_integer_or_text_show_that_they_depend_on_each_other(self):
+        for name in DEPENDENT:
+            with self.subTest(name):
+                self.assertIn("depends on the other rows", SERVER.model(name)["batch_limit"])
+                self.assertEqual(self.client.get_model_config(name).config.max_batch_size, 0)
+
     def test_sizes_that_the_objective_cannot_use_are_not_tried(self):
         wait_until(lambda: SERVER.model("slow")["state"] == "ready")
         self.assertRegex(SERVER.model("slow")["batch_limit"], "a batch of 2 rows takes [0-9.]+ s, and the SLO is 1 s")
@@ -537,7 +572,7 @@ class PythonModels(unittest.TestCase):
                 wait_until(lambda: SERVER.model(name)["state"] == "unready")
                 said = SERVER.model(name)["why"]
                 self.assertIn(why.format(SERVER.folder / f"{name}.py"), said)
-                self.assertEqual("needs a method `warmup`" in said, name in HELPED_BY_WARMUP, said)
+                self.assertEqual("add a method `warmup`" in said, name in HELPED_BY_WARMUP, said)
 
     def test_shadows_and_deaths_under_load_lose_nothing(self):
         stop, outcomes = threading.Event(), []

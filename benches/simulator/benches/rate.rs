@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use shadowslice_policy::sharing::{Decision, Door, Facts, Terms};
+use shadowslice_policy::sharing::{AdmissionPolicy, Decision, ModelSpec, PolicyInput};
 use shadowslice_shared::profile::{Execution, Memory, Profile, Row, Source, Start};
 use shadowslice_shared::units::Sms;
 use shadowslice_simulator::loads::NamedLoad;
@@ -32,7 +32,7 @@ fn served(index: u32) -> ScenarioModel {
         shapes: Default::default(),
         execution: Execution::new(vec![Sms(10), Sms(20), Sms(40)], rows).unwrap(),
     };
-    let terms = Terms {
+    let terms = ModelSpec {
         name: format!("m{index}"),
         gpu: 0,
         initial: Sms(22),
@@ -55,13 +55,13 @@ fn served(index: u32) -> ScenarioModel {
 }
 
 /// Simulates six models, and prints the rate.
-fn measure(name: &str, initial: Sms, admission: &[Door], utilisation: f64) {
+fn measure(name: &str, initial: Sms, admission: &[AdmissionPolicy], utilisation: f64) {
     let mut scenario = Scenario { gpus: vec![Sms(132)], models: (0..6).map(served).collect() };
     scenario.models.iter_mut().for_each(|served| served.terms.initial = initial);
     let arrivals = NamedLoad::Poisson.arrivals(&scenario, 1, 120.0, utilisation);
     let mut requests = 0_u64;
     let counted = arrivals.inspect(|_| requests += 1);
-    let mut decide = |_: &Facts| Decision { doors: admission.to_vec(), ..Decision::default() };
+    let mut decide = |_: &PolicyInput| Decision { admissions: admission.to_vec(), ..Decision::default() };
     let start = Instant::now();
     let outcome = world::run(&scenario, &SETTINGS, counted, &mut decide);
     let took = start.elapsed().as_secs_f64();
@@ -71,7 +71,7 @@ fn measure(name: &str, initial: Sms, admission: &[Door], utilisation: f64) {
 }
 
 fn main() {
-    let admission = [Door { refuse_late: true, ..Door::open(32) }; 6];
+    let admission = [AdmissionPolicy { refuse_late: true, ..AdmissionPolicy::accept_all(32) }; 6];
     measure("partitioned, half loaded", Sms(22), &[], 0.5);
     measure("partitioned, half loaded, with admission control", Sms(22), &admission, 0.5);
     measure("unpartitioned, half loaded, with admission control", Sms(132), &admission, 0.5);

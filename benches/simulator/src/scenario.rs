@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use shadowslice_policy::sharing::Terms;
+use shadowslice_policy::sharing::ModelSpec;
 use shadowslice_shared::profile::Profile;
 use shadowslice_shared::units::{Sms, Timestamp};
 
@@ -17,7 +17,7 @@ pub struct Scenario {
 #[derive(Debug, Clone, PartialEq)]
 pub struct ScenarioModel {
     /// The properties that policies know. Their profile is the believed one.
-    pub terms: Terms,
+    pub terms: ModelSpec,
     /// The real costs of the model.
     pub truth: Profile,
     /// The maximum number of queued requests.
@@ -60,7 +60,7 @@ pub(crate) mod fixtures {
 
     /// Returns a model with 50 SMs and an SLO of 1 s, whose requests take `ms`.
     pub(crate) fn model(name: &str, ms: f64) -> ScenarioModel {
-        let terms = Terms {
+        let terms = ModelSpec {
             name: name.to_owned(),
             gpu: 0,
             initial: Sms(50),

@@ -12,7 +12,7 @@ mod trace;
 use std::path::PathBuf;
 
 use serde::Serialize;
-use shadowslice_policy::sharing::Facts;
+use shadowslice_policy::sharing::PolicyInput;
 use shadowslice_simulator::bound;
 use shadowslice_simulator::loads::MAX_SECONDS;
 use shadowslice_simulator::perturb::{self, Belief, Difference};
@@ -44,9 +44,8 @@ pub(crate) struct SimulateOptions {
     #[arg(long, required = true, num_args = 1.., value_name = "LOAD")]
     load: Vec<LoadSource>,
     /// The policy: adaptive, unpartitioned, static, equal, half, priority-half, gslice, gpulet. The suffix
-    /// `+admission` (`+doors` in configurations) adds admission control, which refuses requests that cannot
-    /// be answered in time. `layouts` runs each layout that adaptive may try for the whole run;
-    /// `layout:halves` runs one of them.
+    /// `+admission` adds admission control, which refuses requests that cannot be answered in time. `layouts`
+    /// runs each layout that adaptive may try for the whole run; `layout:halves` runs one of them.
     #[arg(long, num_args = 1.., value_name = "POLICY", default_value = "adaptive")]
     policy: Vec<PolicyArgument>,
     /// The seed of all random numbers.
@@ -169,7 +168,7 @@ fn run_policy(
     }
     let names: Vec<String> = scenario.models.iter().map(|model| model.terms.name.clone()).collect();
     let mut trace = traced.then(Trace::default);
-    let mut decide = |facts: &Facts| {
+    let mut decide = |facts: &PolicyInput| {
         let decision = policy.decide(facts);
         let lines = trace.as_mut().map(|trace| trace.lines(facts, &decision, &names));
         lines.into_iter().flatten().for_each(|line| exit::say(&line));

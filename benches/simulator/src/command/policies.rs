@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use shadowslice_policy::sharing::{Choice, Pattern, Policy, Terms, UnknownPolicy};
+use shadowslice_policy::sharing::{Choice, ModelSpec, Pattern, Policy, UnknownPolicy};
 use shadowslice_shared::contention::Gpu;
 use shadowslice_simulator::loads::cheapest;
 use shadowslice_simulator::scenario::{Scenario, SimulatedArrival};
@@ -11,12 +11,6 @@ use shadowslice_simulator::scenario::{Scenario, SimulatedArrival};
 const LAYOUTS: &str = "layouts";
 
 const LAYOUT: &str = "layout:";
-
-/// The suffix of a policy with admission control.
-const ADMISSION: &str = "+admission";
-
-/// The same suffix in `controller.policy`, which the command line accepts too.
-const ADMISSION_IN_CONFIG: &str = "+doors";
 
 /// An argument of `--policy`: a policy, or fixed layouts with admission control.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,7 +42,7 @@ impl FromStr for PolicyArgument {
         match text.strip_prefix(LAYOUT) {
             Some(name) => Ok(Self::Layout(name.to_owned())),
             None if text == LAYOUTS => Ok(Self::Layouts),
-            None => parse_choice(text).map(Self::Policy),
+            None => text.parse().map(Self::Policy),
         }
     }
 }
@@ -56,7 +50,7 @@ impl FromStr for PolicyArgument {
 impl fmt::Display for PolicyArgument {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Policy(choice) => f.write_str(&choice_name(*choice)),
+            Self::Policy(choice) => choice.fmt(f),
             Self::Layouts => f.write_str(LAYOUTS),
             Self::Layout(name) => write!(f, "{LAYOUT}{name}"),
         }
@@ -71,11 +65,11 @@ impl PolicyArgument {
         arrivals: &[SimulatedArrival],
         seconds: f64,
     ) -> Result<Vec<NamedPolicy>, NoSuchLayout> {
-        let terms: Vec<Terms> = scenario.models.iter().map(|model| model.terms.clone()).collect();
+        let terms: Vec<ModelSpec> = scenario.models.iter().map(|model| model.terms.clone()).collect();
         let gpus: Vec<Gpu> = scenario.gpus.iter().copied().map(Gpu::new).collect();
         if let Self::Policy(choice) = self {
             let policy = Policy::new(*choice, &gpus, &terms);
-            return Ok(vec![NamedPolicy { name: choice_name(*choice), policy }]);
+            return Ok(vec![NamedPolicy { name: choice.to_string(), policy }]);
         }
         let work = work(scenario, arrivals, seconds);
         let all = Policy::layouts(&gpus, &terms, &work);
@@ -95,22 +89,6 @@ impl PolicyArgument {
             }
             _ => Ok(found),
         }
-    }
-}
-
-/// Parses the name of a policy, with either suffix for admission control.
-fn parse_choice(text: &str) -> Result<Choice, UnknownPolicy> {
-    match text.strip_suffix(ADMISSION) {
-        Some(policy) => format!("{policy}{ADMISSION_IN_CONFIG}").parse(),
-        None => text.parse(),
-    }
-}
-
-fn choice_name(choice: Choice) -> String {
-    let name = choice.to_string();
-    match name.strip_suffix(ADMISSION_IN_CONFIG) {
-        Some(policy) => format!("{policy}{ADMISSION}"),
-        None => name,
     }
 }
 

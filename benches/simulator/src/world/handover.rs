@@ -4,9 +4,9 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use shadowslice_policy::sharing::Change;
+use shadowslice_policy::sharing::ShareChange;
 use shadowslice_policy::workers::{
-    Action, Cause, Fact, HandoverMode, Launch, ResizeRequest, Settings, Timeouts, Workers,
+    Action, Cause, HandoverMode, Launch, LifecycleEvent, ResizeRequest, Settings, Timeouts, Workers,
 };
 use shadowslice_shared::boot::{Purpose, WarmTime, Warmed};
 use shadowslice_shared::contention::Occupant;
@@ -62,11 +62,11 @@ impl WorldModel<'_> {
 
     /// Starts a hand-over, unless one is in progress. A standby worker takes over if it has the share.
     /// Otherwise it stops, and a new worker starts.
-    pub(super) fn change(&mut self, change: &Change, now: u64, shared: &mut SharedState<'_>) {
+    pub(super) fn change(&mut self, change: &ShareChange, now: u64, shared: &mut SharedState<'_>) {
         let share = Percent::yielding(change.to, self.gpu);
         let (cause, decided) = (Cause::Policy, timestamp(now));
         let request = ResizeRequest { number: None, share, cause, decided };
-        self.report(Fact::Resize { request, hold: false }, now, shared);
+        self.report(LifecycleEvent::Resize { request, hold: false }, now, shared);
     }
 
     /// Reports the next fact about the starting shadow to the state machine.
@@ -78,17 +78,17 @@ impl WorldModel<'_> {
 
     /// Reports that a worker has no requests in flight.
     pub(super) fn drained(&mut self, worker: WorkerId, now: u64, shared: &mut SharedState<'_>) {
-        self.report(Fact::Drained(self.workers[worker.0 as usize].name), now, shared);
+        self.report(LifecycleEvent::Drained(self.workers[worker.0 as usize].name), now, shared);
     }
 
     /// Reports that the time of a phase is over.
     pub(super) fn phase_over(&mut self, now: u64, shared: &mut SharedState<'_>) {
-        let actions = self.machine.on_time(timestamp(now));
+        let actions = self.machine.on_timer(timestamp(now));
         self.perform(actions, now, shared);
     }
 
     /// Reports a fact to the state machine, and performs its actions.
-    fn report(&mut self, fact: Fact, now: u64, shared: &mut SharedState<'_>) {
+    fn report(&mut self, fact: LifecycleEvent, now: u64, shared: &mut SharedState<'_>) {
         let actions = self.machine.on(fact, timestamp(now));
         self.perform(actions, now, shared);
     }
@@ -106,14 +106,14 @@ impl WorldModel<'_> {
     }
 
     /// Performs an action, and returns the facts that follow immediately.
-    fn act(&mut self, action: Action, now: u64, shared: &mut SharedState<'_>) -> Vec<Fact> {
+    fn act(&mut self, action: Action, now: u64, shared: &mut SharedState<'_>) -> Vec<LifecycleEvent> {
         match action {
             Action::Start(Launch { worker, purpose, .. }) if purpose.is_reference() => {
-                return vec![Fact::ReferenceWritten { worker, result: Ok(()) }];
+                return vec![LifecycleEvent::ReferenceWritten { worker, result: Ok(()) }];
             }
             Action::Start(launch) => return self.start(launch, now, shared),
             Action::Load(worker) => {
-                let warmed = Fact::Warmed { worker, warmed: self.warmed(worker), asked: None };
+                let warmed = LifecycleEvent::Warmed { worker, warmed: self.warmed(worker), asked: None };
                 if !self.serves() {
                     return vec![warmed];
                 }
@@ -137,13 +137,13 @@ impl WorldModel<'_> {
             }
             Action::Drain(worker) => {
                 let idle = self.seat_of(worker).is_some_and(|seat| self.scheduler.drain(id(seat)));
-                return if idle { vec![Fact::Drained(worker)] } else { Vec::new() };
+                return if idle { vec![LifecycleEvent::Drained(worker)] } else { Vec::new() };
             }
             Action::Stop(worker) | Action::Kill(worker, _) => {
                 if let Some(seat) = self.seat_of(worker) {
                     self.scheduler.detach(id(seat));
                 }
-                return vec![Fact::Exited {
+                return vec![LifecycleEvent::Exited {
                     worker,
                     status: "stopped by the supervisor".to_owned(),
                     idle: true,
@@ -156,11 +156,11 @@ impl WorldModel<'_> {
     }
 
     /// Starts a worker. The first worker connects immediately, a shadow after its start time.
-    fn start(&mut self, launch: Launch, now: u64, shared: &mut SharedState<'_>) -> Vec<Fact> {
-        let seat = if launch.spare { 1 - self.serving } else { self.serving };
+    fn start(&mut self, launch: Launch, now: u64, shared: &mut SharedState<'_>) -> Vec<LifecycleEvent> {
+        let seat = if launch.low_priority { 1 - self.serving } else { self.serving };
         self.workers[seat].name = launch.worker;
-        let connected = Fact::Connected(launch.worker);
-        if !launch.spare {
+        let connected = LifecycleEvent::Connected(launch.worker);
+        if !launch.low_priority {
             return vec![connected];
         }
         self.shadow = Some(connected);

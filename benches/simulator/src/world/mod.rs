@@ -21,7 +21,7 @@ mod tests;
 
 use std::time::Duration;
 
-use shadowslice_policy::sharing::{Decision, Facts};
+use shadowslice_policy::sharing::{Decision, PolicyInput};
 use shadowslice_shared::contention::Gpu;
 
 pub(crate) use tally::RequestTally;
@@ -125,7 +125,7 @@ fn timer(model: usize, timer: WorldTimer) -> usize {
 }
 
 /// The policy's decision, which is called once in each interval.
-pub type Decide<'d> = dyn FnMut(&Facts) -> Decision + 'd;
+pub type Decide<'d> = dyn FnMut(&PolicyInput) -> Decision + 'd;
 
 /// Simulates a scenario. Arrivals must be in order of time and name models of the scenario only. The run ends
 /// one maximum SLO after the last arrival; requests without an answer remain pending.
@@ -206,8 +206,9 @@ impl<'a> World<'a> {
             model.live(*now, gpu)
         });
         let live = live.collect();
-        let decision = decide(&Facts { now: timestamp(*now), gpus: scenario.gpus.clone(), models: live });
-        for (model, admission) in models.iter_mut().zip(decision.doors) {
+        let decision =
+            decide(&PolicyInput { now: timestamp(*now), gpus: scenario.gpus.clone(), models: live });
+        for (model, admission) in models.iter_mut().zip(decision.admissions) {
             model.set_admission(admission, *now, shared);
         }
         let (changes, count) = (decision.changes.iter(), models.len());

@@ -3,9 +3,11 @@
 use std::time::Duration;
 
 use shadowslice_policy::latency::Predictor;
-use shadowslice_policy::scheduler::{Entry, Lane, Next, Rest, Rules, Scheduler, Sending, Slice};
-use shadowslice_policy::sharing::{Door, Live};
-use shadowslice_policy::workers::{Fact, Workers};
+use shadowslice_policy::scheduler::{
+    Lane, NextAction, OutgoingBatch, QueuedRequest, Scheduler, SchedulerWait, SchedulingRules, Slice,
+};
+use shadowslice_policy::sharing::{AdmissionPolicy, ModelSnapshot};
+use shadowslice_policy::workers::{LifecycleEvent, Workers};
 use shadowslice_shared::batch::{IN_FLIGHT, MAX_REQUESTS};
 use shadowslice_shared::contention::{ClientPriority, Gpu, Occupant};
 use shadowslice_shared::groups::Groups;
@@ -38,7 +40,7 @@ pub(super) struct WorldModel<'a> {
     pub(super) serving: usize,
     pub(super) machine: Workers,
     /// The next fact about the starting shadow.
-    pub(super) shadow: Option<Fact>,
+    pub(super) shadow: Option<LifecycleEvent>,
     pub(super) gpu: Sms,
     /// The in-process share, or `None` if shadows change the share.
     pub(super) in_process: Option<InWorkerShare>,
@@ -65,9 +67,10 @@ impl<'a> WorldModel<'a> {
             WorldWorker { seat, sms, name: WorkerId(0) }
         };
         let workers = [WorldTimer::FirstWorker, WorldTimer::SecondWorker].map(worker);
-        let rules = Rules { slo: terms.slo, max_delay: spec.max_delay, reject_late: !spec.serve_late };
+        let rules =
+            SchedulingRules { slo: terms.slo, max_delay: spec.max_delay, reject_late: !spec.serve_late };
         let mut scheduler = Scheduler::new(rules, spec.max_queued, timestamp(0));
-        scheduler.found(terms.max_batch.max(1), MAX_REQUESTS, None);
+        scheduler.set_model_limits(terms.max_batch.max(1), MAX_REQUESTS, None);
         let mut new = Self {
             spec,
             index,
@@ -114,7 +117,8 @@ impl<'a> WorldModel<'a> {
         let arrived = timestamp(now);
         self.tally.arrived += 1;
         let deadline = arrived + self.spec.terms.slo;
-        let request = Entry { shape: (), rows: 1, arrived, deadline, level: 1, alone: false, item: () };
+        let request =
+            QueuedRequest { shape: (), rows: 1, arrived, deadline, level: 1, alone: false, item: () };
         match self.scheduler.accept(request, arrived) {
             Ok(()) => self.dispatch(now, shared),
             Err(_) => self.tally.refused += 1,
@@ -125,8 +129,8 @@ impl<'a> WorldModel<'a> {
     pub(super) fn dispatch(&mut self, now: u64, shared: &mut SharedState<'_>) {
         let rest = loop {
             match self.scheduler.next(timestamp(now)) {
-                Next::Rest(rest) => break rest,
-                Next::Act(refused, sending) => {
+                NextAction::Wait(rest) => break rest,
+                NextAction::Act(refused, sending) => {
                     self.tally.refused += refused.len() as u64;
                     if let Some(sending) = sending {
                         self.send(sending, now, shared);
@@ -134,16 +138,16 @@ impl<'a> WorldModel<'a> {
                 }
             }
         };
-        let alarm = if let Rest::Until(until) = rest { at_ns(until) } else { NEVER };
+        let alarm = if let SchedulerWait::Until(until) = rest { at_ns(until) } else { NEVER };
         if alarm != self.alarm {
             self.alarm = alarm;
             shared.timers.set(timer(self.index, WorldTimer::Alarm), alarm);
         }
     }
 
-    fn send(&mut self, sending: Sending<(), ()>, now: u64, shared: &mut SharedState<'_>) {
+    fn send(&mut self, sending: OutgoingBatch<(), ()>, now: u64, shared: &mut SharedState<'_>) {
         let worker = sending.worker;
-        if self.scheduler.sent(sending, timestamp(now)) {
+        if self.scheduler.confirm_sent(sending, timestamp(now)) {
             self.execute(worker, now, shared);
         }
     }
@@ -166,20 +170,21 @@ impl<'a> WorldModel<'a> {
         let took = shared.gpus.finish(seat, now, &mut shared.timers);
         let front =
             self.scheduler.lane(worker).and_then(|lane| lane.in_flight().next()).map(|batch| batch.id);
-        let Some(batch) = front.and_then(|front| self.scheduler.take(worker, front, timestamp(now))) else {
+        let Some(batch) = front.and_then(|front| self.scheduler.take_batch(worker, front, timestamp(now)))
+        else {
             return;
         };
-        if self.scheduler.lane(worker).is_some_and(Lane::executes_nothing) {
+        if self.scheduler.lane(worker).is_some_and(Lane::is_idle) {
             shared.gpus.leave(seat, now, &mut shared.timers);
         } else {
             self.execute(worker, now, shared);
         }
         for request in &batch.requests {
             let latency = timestamp(now).since(request.arrived);
-            self.scheduler.answered(latency);
+            self.scheduler.record_answer(latency);
             self.tally.answer(ns(latency), self.slo_ns);
         }
-        self.scheduler.completed(worker, &batch, took);
+        self.scheduler.record_completion(worker, &batch, took);
         if self.scheduler.recycle(worker, batch.slot) {
             self.drained(worker, now, shared);
         }
@@ -187,22 +192,27 @@ impl<'a> WorldModel<'a> {
     }
 
     /// Changes the admission control.
-    pub(super) fn set_admission(&mut self, admission: Door, now: u64, shared: &mut SharedState<'_>) {
-        self.scheduler.set_door(admission);
+    pub(super) fn set_admission(
+        &mut self,
+        admission: AdmissionPolicy,
+        now: u64,
+        shared: &mut SharedState<'_>,
+    ) {
+        self.scheduler.set_admission(admission);
         self.dispatch(now, shared);
     }
 
     /// Returns the facts that the policy gets.
-    pub(super) fn live(&mut self, now: u64, gpu: &Gpu) -> Live {
-        Live {
+    pub(super) fn live(&mut self, now: u64, gpu: &Gpu) -> ModelSnapshot {
+        ModelSnapshot {
             share: self.in_process_share(gpu).unwrap_or(self.share()),
-            since: timestamp(self.since),
-            coming: self.coming(),
-            ready: self.ready(),
+            share_since: timestamp(self.since),
+            pending_share: self.coming(),
+            standby_share: self.ready(),
             groups: self.in_process.map(|inside| inside.groups()),
             execution: Some(self.measured.clone()),
             held: false,
-            seen: self.scheduler.observe(timestamp(now)),
+            observation: self.scheduler.observe(timestamp(now)),
         }
     }
 

@@ -1,8 +1,8 @@
 //! In-process share changes: the groups of a GPU's SMs that each model uses. Groups change between two
 //! batches, without a start or a delay.
 
-use shadowslice_policy::groups::{Tenant, place};
-use shadowslice_policy::sharing::Change;
+use shadowslice_policy::groups::{GroupTenant, place};
+use shadowslice_policy::sharing::ShareChange;
 use shadowslice_shared::contention::Gpu;
 use shadowslice_shared::groups::{Division, Groups};
 use shadowslice_shared::units::Sms;
@@ -41,7 +41,7 @@ fn count_of(division: &Division, sms: Sms) -> usize {
 
 impl WorldModel<'_> {
     /// Changes the desired number of groups. [`place_all`] then moves the model with its next batch.
-    pub(super) fn resize_in_process(&mut self, change: &Change, gpu: &Gpu, now: u64) {
+    pub(super) fn resize_in_process(&mut self, change: &ShareChange, gpu: &Gpu, now: u64) {
         let (Some(inside), Some(division)) = (&mut self.in_process, &gpu.division) else { return };
         let count = count_of(division, change.to);
         inside.preferred = change.groups;
@@ -76,9 +76,9 @@ pub(super) fn place_all(models: &mut [WorldModel<'_>], gpu: usize, shared: &Shar
     let tenant = |model: &&mut WorldModel<'_>| {
         let InWorkerShare { count, groups, preferred } = model.in_process?;
         let priority = model.spec.terms.priority;
-        Some(Tenant { count, priority, now: groups, preferred, cannot: Vec::new() })
+        Some(GroupTenant { count, priority, now: groups, preferred, cannot: Vec::new() })
     };
-    let tenants: Vec<Tenant> = in_process.iter().filter_map(tenant).collect();
+    let tenants: Vec<GroupTenant> = in_process.iter().filter_map(tenant).collect();
     for (model, groups) in in_process.iter_mut().zip(place(&tenants, total)) {
         let before = model.in_process.as_mut().map(|inside| std::mem::replace(&mut inside.groups, groups));
         if before != Some(groups) {

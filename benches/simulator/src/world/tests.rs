@@ -1,5 +1,5 @@
 use proptest::prelude::{prop_assert, prop_assert_eq, proptest};
-use shadowslice_policy::sharing::{Change, Door, Seen};
+use shadowslice_policy::sharing::{AdmissionPolicy, Observation, ShareChange};
 use shadowslice_shared::units::{Sms, Timestamp};
 
 use super::*;
@@ -22,18 +22,18 @@ fn at(ms: u64) -> SimulatedArrival {
     SimulatedArrival { at: timestamp(ms * MS), model: 0 }
 }
 
-fn keep(_: &Facts) -> Decision {
+fn keep(_: &PolicyInput) -> Decision {
     Decision::default()
 }
 
 /// A policy that requests one change after another, each at its tick (counted from 1), and records the facts.
 struct Script {
-    changes: Vec<(usize, Change)>,
-    seen: Vec<Facts>,
+    changes: Vec<(usize, ShareChange)>,
+    seen: Vec<PolicyInput>,
 }
 
 impl Script {
-    fn new(changes: Vec<(usize, Change)>) -> Self {
+    fn new(changes: Vec<(usize, ShareChange)>) -> Self {
         Self { changes, seen: Vec::new() }
     }
 
@@ -47,13 +47,13 @@ impl Script {
     }
 
     /// Returns the facts about the only model at this tick.
-    fn at(&self, tick: usize) -> &shadowslice_policy::sharing::Live {
+    fn at(&self, tick: usize) -> &shadowslice_policy::sharing::ModelSnapshot {
         &self.seen[tick - 1].models[0]
     }
 }
 
-fn change(to: u32, at_once: bool) -> Change {
-    Change { model: 0, from: Sms(50), to: Sms(to), groups: None, at_once }
+fn change(to: u32, at_once: bool) -> ShareChange {
+    ShareChange { model: 0, from: Sms(50), to: Sms(to), groups: None, at_once }
 }
 
 #[test]
@@ -74,8 +74,8 @@ fn batches_form_while_another_executes() {
     spec.terms.max_batch = 8;
     let scenario = on_one_gpu(100, vec![spec]);
     let mut sizes = Vec::new();
-    let mut decide = |facts: &Facts| {
-        sizes.extend(facts.models[0].seen.executed.iter().map(|e| (e.rows, e.count)));
+    let mut decide = |facts: &PolicyInput| {
+        sizes.extend(facts.models[0].observation.batches.iter().map(|e| (e.rows, e.count)));
         Decision::default()
     };
     // One request executes. Eight others wait for its end, and three wait for the end of those eight.
@@ -101,14 +101,18 @@ fn a_hand_over_starts_a_shadow_and_takes_over_between_batches() {
     // The batch in flight at 3.5 s ends on the old worker, while the shadow executes other batches.
     let arrivals = vec![at(3_420), at(3_430), at(3_440), at(3_450), at(12_000)];
     let outcome = script.run(&scenario, arrivals);
-    assert_eq!(script.at(2).coming, Some(Sms(40)));
-    assert_eq!((script.at(6).share, script.at(6).ready), (Sms(50), None));
+    assert_eq!(script.at(2).pending_share, Some(Sms(40)));
+    assert_eq!((script.at(6).share, script.at(6).standby_share), (Sms(50), None));
     let after = script.at(8);
-    assert_eq!((after.share, after.coming, after.ready), (Sms(40), None, Some(Sms(50))));
-    assert_eq!(after.since, timestamp(3_500 * MS), "0.5 s and three seconds of start");
-    assert_eq!(script.at(17).ready, Some(Sms(50)));
-    assert_eq!(script.at(18).ready, None, "the old worker drained at 3.52 s and was a standby for 5 s");
-    let executed = |tick: usize| script.at(tick).seen.executed.iter().map(|e| e.count).sum::<u64>();
+    assert_eq!((after.share, after.pending_share, after.standby_share), (Sms(40), None, Some(Sms(50))));
+    assert_eq!(after.share_since, timestamp(3_500 * MS), "0.5 s and three seconds of start");
+    assert_eq!(script.at(17).standby_share, Some(Sms(50)));
+    assert_eq!(
+        script.at(18).standby_share,
+        None,
+        "the old worker drained at 3.52 s and was a standby for 5 s"
+    );
+    let executed = |tick: usize| script.at(tick).observation.batches.iter().map(|e| e.count).sum::<u64>();
     assert_eq!((executed(7), executed(8)), (0, 3), "only batches at the new share");
     let tally = &outcome.models[0].tally;
     // The first request ends at 3520 ms on the old worker, the next at 3625, 3750 and 3875 ms on the shadow.
@@ -126,9 +130,12 @@ fn a_standby_worker_takes_over_immediately() {
     let outcome = script.run(&scenario, vec![at(0), at(9_000)]);
     assert_eq!(script.at(10).share, Sms(26));
     let back = script.at(11);
-    assert_eq!((back.share, back.since, back.ready), (Sms(50), timestamp(5_000 * MS), Some(Sms(26))));
-    assert_eq!(script.at(12).coming, Some(Sms(30)), "no standby has 30 SMs, so a shadow starts");
-    assert_eq!(script.at(12).ready, None, "the standby stopped to make room");
+    assert_eq!(
+        (back.share, back.share_since, back.standby_share),
+        (Sms(50), timestamp(5_000 * MS), Some(Sms(26)))
+    );
+    assert_eq!(script.at(12).pending_share, Some(Sms(30)), "no standby has 30 SMs, so a shadow starts");
+    assert_eq!(script.at(12).standby_share, None, "the standby stopped to make room");
     assert_eq!(outcome.models[0].repartitions, [3_500 * MS, 5_000 * MS, 8_500 * MS]);
 }
 
@@ -138,10 +145,10 @@ fn a_hopeless_request_is_refused_if_the_policy_enables_admission_control() {
     spec.terms.slo = Duration::from_millis(35);
     let in_time = |serve_late, refuse_late| {
         let scenario = on_one_gpu(100, vec![ScenarioModel { serve_late, ..spec.clone() }]);
-        let admission = vec![Door { refuse_late, ..Door::open(1) }];
+        let admission = vec![AdmissionPolicy { refuse_late, ..AdmissionPolicy::accept_all(1) }];
         let arrivals = (0..100).map(|_| at(600)).collect::<Vec<_>>();
         let outcome = run(&scenario, &SETTINGS, arrivals, &mut |_| Decision {
-            doors: admission.clone(),
+            admissions: admission.clone(),
             ..Decision::default()
         });
         let tally = &outcome.models[0].tally;
@@ -180,9 +187,9 @@ fn inside_a_worker_a_share_changes_with_the_next_batch() {
     // 4 of 100 SMs are left over, and 26 SMs need four groups of 8.
     let mut script = Script::new(vec![(1, change(26, false))]);
     let outcome = script.run(&scenario, vec![at(420), at(430)]);
-    assert_eq!((script.at(1).share, script.at(1).ready), (Sms(56), None));
+    assert_eq!((script.at(1).share, script.at(1).standby_share), (Sms(56), None));
     let after = script.at(2);
-    assert_eq!((after.share, after.since, after.coming), (Sms(32), timestamp(500 * MS), None));
+    assert_eq!((after.share, after.share_since, after.pending_share), (Sms(32), timestamp(500 * MS), None));
     let latency = outcome.models[0].tally.latency_sum_ns / u128::from(MS);
     // The first batch ends at 520 ms at the old share. The second one takes 100 ms times 50 / 32.
     assert_eq!(latency, 100 + 90 + 156);
@@ -219,7 +226,8 @@ fn a_policy_gets_the_facts_of_whole_intervals() {
     let scenario = on_one_gpu(100, vec![model("a", 10.0)]);
     let mut script = Script::new(vec![]);
     let _outcome = script.run(&scenario, (0..200).map(|n| at(n * 10)).collect());
-    let Seen { span, arrived, answered, in_time, busy, mean_latency, .. } = script.at(2).seen.clone();
+    let Observation { span, arrived, answered, in_time, busy, mean_latency, .. } =
+        script.at(2).observation.clone();
     assert_eq!((span, arrived, answered, in_time), (Duration::from_millis(500), 50, 50, 50));
     assert!((busy - 1.0).abs() < 1e-9);
     assert_eq!(mean_latency, Duration::from_millis(10));
@@ -252,10 +260,10 @@ proptest! {
         let once = || {
             let mut tick = 0;
             run(&scenario, &settings, arrivals(), &mut |_| {
-                let due = moves.get(tick).map(|&(model, to, at_once)| Change { model, from: Sms(0), to: Sms(to), groups: None, at_once });
+                let due = moves.get(tick).map(|&(model, to, at_once)| ShareChange { model, from: Sms(0), to: Sms(to), groups: None, at_once });
                 tick += 1;
-                let admission = vec![Door { refuse_late, ..Door::open(4) }; 3];
-                Decision { changes: due.into_iter().collect(), doors: admission, ..Decision::default() }
+                let admission = vec![AdmissionPolicy { refuse_late, ..AdmissionPolicy::accept_all(4) }; 3];
+                Decision { changes: due.into_iter().collect(), admissions: admission, ..Decision::default() }
             })
         };
         let outcome = once();
