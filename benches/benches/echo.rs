@@ -1,4 +1,4 @@
-//! The cost of an echo request from end to end.
+//! A benchmark of echo requests through the whole system.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! The cost of each structure on every request's way.
+//! Benchmarks of the structures that every request uses: queue, messages, slabs and batch sockets.
 
 use std::hint::black_box;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -18,7 +18,8 @@ use shadowslice_shared::groups::Groups;
 use shadowslice_shared::slab::{AnswerSlab, AnswerWriter, ReadableSlab, WritableSlab};
 use shadowslice_shared::units::Timestamp;
 
-/// A request as the pipeline queues it: the shapes of its inputs are shared, its item is as wide as a ticket.
+/// A request like those of the pipeline: the shapes of its inputs are shared, and its item has the size of a
+/// ticket.
 type Request = QueuedRequest<Arc<[Vec<i64>]>, [u64; 8]>;
 
 const SLO: Duration = Duration::from_millis(20);
@@ -47,7 +48,7 @@ fn queue_of(depth: u64) -> RequestQueue<Arc<[Vec<i64>]>, [u64; 8]> {
     queue
 }
 
-/// One request in and one out, with other requests waiting; and a batch of 32 in and out.
+/// Measures pushing and taking one request, and a batch of 32 requests, while other requests wait.
 fn queue(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("queue+batcher");
     for depth in [1, 100, 1000] {
@@ -68,7 +69,7 @@ fn queue(criterion: &mut Criterion) {
                         }
                         let now = Timestamp::after_origin(Duration::ZERO);
                         let NextBatch::Run(taken) = batcher::next(&mut queue, &limits, None, now) else {
-                            unreachable!("requests wait, and none may wait for company")
+                            unreachable!("requests wait, and the maximum delay is zero")
                         };
                         taken
                     },
@@ -80,7 +81,7 @@ fn queue(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// The messages between supervisor and worker.
+/// Measures encoding and decoding the messages between supervisor and worker.
 fn messages(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("messages");
     let mut buffer = vec![0; MAX_MESSAGE_BYTES];
@@ -123,14 +124,14 @@ fn messages(criterion: &mut Criterion) {
 
 fn encoded<M: serde::Serialize>(message: &M) -> Vec<u8> {
     let mut buffer = vec![0; MAX_MESSAGE_BYTES];
-    encode(message, &mut buffer).expect("it fits").to_vec()
+    encode(message, &mut buffer).expect("the message fits into the buffer").to_vec()
 }
 
-/// A tensor's way: into the request slab, from there into the answer slab as an echo does, and out again.
+/// Measures copies of a tensor: into the request slab, from there into the answer slab, and out of it.
 fn slabs(criterion: &mut Criterion) {
     const BYTES: u64 = 1 << 20;
     let requests = WritableSlab::create("bench-requests", BYTES).expect("a memory file");
-    let seen = ReadableSlab::map(requests.as_fd(), BYTES).expect("its mapping");
+    let readable = ReadableSlab::map(requests.as_fd(), BYTES).expect("its mapping");
     let answers = AnswerSlab::create("bench-answers", BYTES).expect("a memory file");
     let writer = AnswerWriter::map(answers.as_fd(), BYTES).expect("its mapping");
     let mut group = criterion.benchmark_group("slabs");
@@ -141,7 +142,9 @@ fn slabs(criterion: &mut Criterion) {
             bencher.iter(|| requests.write(0, black_box(&tensor)));
         });
         group.bench_function(BenchmarkId::new("echo", size), |bencher| {
-            bencher.iter(|| writer.write(0, seen.bytes(0, black_box(size)).expect("inside")));
+            bencher.iter(|| {
+                writer.write(0, readable.bytes(0, black_box(size)).expect("the tensor is inside the slab"))
+            });
         });
         group.bench_function(BenchmarkId::new("copy an answer", size), |bencher| {
             bencher.iter(|| answers.copy(0, black_box(size)));
@@ -150,7 +153,8 @@ fn slabs(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// A message to another thread that blocks on its socket, as a worker does, and back into the reactor.
+/// Measures a round trip of a message from the reactor to a thread that blocks on its socket, as a worker
+/// does.
 fn socket(criterion: &mut Criterion) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let (ours, theirs) = {
@@ -169,7 +173,7 @@ fn socket(criterion: &mut Criterion) {
         });
     }
     ours.close();
-    worker.join().expect("it ends with the socket");
+    worker.join().expect("the thread ends when the socket is closed");
 }
 
 fn echo(socket: &OwnedFd) {
@@ -183,12 +187,12 @@ fn echo(socket: &OwnedFd) {
     }
 }
 
-fn short() -> Criterion {
+fn short_runs() -> Criterion {
     Criterion::default()
         .warm_up_time(Duration::from_millis(300))
         .measurement_time(Duration::from_secs(1))
         .sample_size(50)
 }
 
-criterion_group! { name = structures; config = short(); targets = queue, messages, slabs, socket }
+criterion_group! { name = structures; config = short_runs(); targets = queue, messages, slabs, socket }
 criterion_main!(structures);

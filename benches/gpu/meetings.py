@@ -5,7 +5,7 @@ cuda-bindings 13:
 
     python3 benches/gpu/meetings.py --out meetings.json [--limit 240] [--sets built,second]
 
-Each model is a process of its own and an MPS client at 100 %. It replays CUDA graphs back to back,
+Each model is a separate process and an MPS client at 100 %. It replays CUDA graphs back to back,
 two in flight at most. A graph is recorded once for each number of rows; its kernel nodes then move
 to the green contexts of the partitions, as the worker does. If that doesn't bound a model, its
 graphs are recorded on the green contexts' streams instead. Weights are random.
@@ -96,7 +96,7 @@ def batch(torch, model, rows):
 
 
 def checked(answer):
-    """Returns what a driver call returned besides its status; raises if it failed."""
+    """Returns the values of a driver call without its status; raises if the call failed."""
     status, *values = answer
     if int(status):
         raise RuntimeError(getattr(status, "name", str(status)))
@@ -125,7 +125,7 @@ class Engine:
         self.resources = self.split()
 
     def facts(self):
-        """Returns what the JSON file says about the GPU and the versions."""
+        """Returns the JSON file's facts about the GPU and the versions."""
         torch, driver = self.torch, self.driver
         mps = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MPS_ENABLED
         return {
@@ -355,7 +355,7 @@ class Worker:
 
 
 class Mps:
-    """An MPS control daemon of our own, in a temporary folder."""
+    """The MPS control daemon of this program, in a temporary folder."""
 
     def __init__(self):
         self.folder = tempfile.mkdtemp(prefix="mps-")
@@ -379,7 +379,7 @@ class Mps:
         return output(["tail", "-n", "15", *paths])
 
     def stop(self):
-        """Has the daemon quit; kills it if it doesn't."""
+        """Stops the daemon, and kills it if it doesn't end."""
         pid_file = os.path.join(self.folder, "pipe", "nvidia-cuda-mps-control.pid")
         try:
             with open(pid_file) as file:
@@ -473,7 +473,7 @@ class Session:
         self.save()
 
     def prepare(self, name, models, method):
-        """Has these models of a set make their executables for each partition that they need."""
+        """Orders these models of a set to make their executables for each partition that they need."""
         used = {model: set() for model in SETS[name]}
         for _, cells in phases(SETS[name]):
             for model, _, partition in itertools.chain.from_iterable(cell[2] for cell in cells):
@@ -597,7 +597,7 @@ class Session:
 
 
 def output(command, text=None):
-    """Returns what a command prints, or why it failed."""
+    """Returns the output of a command, or the error if it failed."""
     options = {"stdin": subprocess.DEVNULL} if text is None else {"input": text}
     options |= {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     try:

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Triton's gRPC client for Python in a closed loop on one connection, every answer's bytes compared.
+"""Runs Triton's gRPC client for Python in a closed loop on one connection, and compares all answers.
 
 Usage: grpc_client.py, then on standard input a line for each round: ADDRESS MODEL ELEMENTS SECONDS
 
-Says what it is made of in a first line, and answers each with a line of JSON: requests, p50_us and p99_us. What is
-wrong ends it with 1.
+Prints a line with its versions, then a line of JSON for each round: requests, p50_us and p99_us. Exits with 1 after
+a wrong answer.
 """
 
 import json
@@ -17,13 +17,13 @@ import numpy as np
 import tritonclient.grpc as grpcclient
 
 WARM_UP = 0.2  # seconds
-TURNS = 2  # tensors sent in turn, so that no answer can pass for the next one's
+TURNS = 2  # number of tensors that are sent in turn, so that a repeated answer is detected
 
 
-def ask(client, model, given, expected):
+def exchange(client, model, given, expected):
     answer = client.infer(model, [given]).as_numpy("y")
     if answer.shape != expected.shape or answer.tobytes() != expected.tobytes():
-        sys.exit(f"a wrong answer of {model}")
+        sys.exit(f"error: model {model} gave a wrong answer")
 
 
 def measure(address, model, elements, seconds):
@@ -37,7 +37,7 @@ def measure(address, model, elements, seconds):
     with grpcclient.InferenceServerClient(address) as client:
         begun = time.perf_counter()
         while (sent := time.perf_counter()) < begun + WARM_UP + seconds:
-            ask(client, model, *turns[len(took) % TURNS])
+            exchange(client, model, *turns[len(took) % TURNS])
             took.append((sent, time.perf_counter() - sent))
     times = [time for sent, time in took if sent >= begun + WARM_UP]
     p50, p99 = np.percentile(times, [50, 99]) * 1e6

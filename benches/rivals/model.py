@@ -1,12 +1,12 @@
-"""Triton's side of the comparison: runs model.onnx, which lies beside this file, in ONNX Runtime on one thread, all
-requests at hand as one batch."""
+"""The Triton model of the comparison. Runs the model.onnx next to this file in ONNX Runtime on one thread, with all
+pending requests in one batch."""
 
 import os
 import sys
 from pathlib import Path
 
-# Triton's stub ignores PYTHONPATH. These packages come before the interpreter's: under NumPy 2 the stub answers with
-# empty tensors.
+# Triton's stub ignores PYTHONPATH. These packages must precede the interpreter's, because the stub returns empty tensors
+# under NumPy 2.
 sys.path[:0] = os.environ["PYTHONPATH"].split(os.pathsep)
 
 import numpy as np

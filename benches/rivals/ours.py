@@ -1,4 +1,4 @@
-"""This server's side of the comparison by `engine: python`: what model.py does for Triton."""
+"""The shadowslice model of the comparison with `engine: python`, the counterpart of model.py."""
 
 from pathlib import Path
 

@@ -1,5 +1,5 @@
-//! Servers that only echo, for scale: the same libraries on the same number of threads, and no queue,
-//! no slab and no worker behind them.
+//! HTTP and gRPC servers that only echo, as a baseline. They use the supervisor's libraries and its
+//! number of threads, but have no queue, no slab and no worker.
 
 use std::convert::Infallible;
 use std::io::{self, Read, Write};
@@ -19,12 +19,12 @@ use tokio::net::{UnixListener, UnixStream};
 use tonic::Status;
 use tonic_prost::ProstCodec;
 
-/// The socket for HTTP, in the folder.
+/// The name of the HTTP socket in the server's folder.
 pub(crate) const HTTP_SOCKET: &str = "http.sock";
-/// The socket for gRPC, in the folder.
+/// The name of the gRPC socket in the server's folder.
 pub(crate) const GRPC_SOCKET: &str = "grpc.sock";
 
-/// Serves until standard input ends; says so on standard output once it listens.
+/// Serves until standard input ends. Writes `ready` to standard output when both sockets listen.
 pub(crate) fn run(folder: &Path) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(shadowslice_control::host::data_path_threads())
@@ -50,8 +50,8 @@ pub(crate) fn run(folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// A connection that breaks is the client's to complain about.
 async fn serve_http(stream: UnixStream) {
+    // The client reports a broken connection.
     let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service_fn(echo)).await;
 }
 
@@ -71,10 +71,11 @@ async fn serve_grpc(stream: UnixStream) {
         Ok::<_, Infallible>(tonic::server::Grpc::new(codec).unary(echo, request).await)
     });
     let builder = http2::Builder::new(TokioExecutor::new());
+    // The client reports a broken connection.
     let _ = builder.serve_connection(TokioIo::new(stream), service).await;
 }
 
-/// Every input as an output, under the name that the whole system gives it.
+/// Returns every input as an output, under the name that the model's output has.
 fn answer(request: ModelInferRequest) -> ModelInferResponse {
     let outputs = request.inputs.into_iter().map(|input| InferOutputTensor {
         name: "y".into(),

@@ -1,4 +1,4 @@
-//! Requests, and clients that check each byte of their answers.
+//! Echo requests, and clients that compare every byte of the answers.
 
 use std::io;
 use std::net::SocketAddr;
@@ -9,117 +9,117 @@ use bytes::Bytes;
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::sleep;
 
-use crate::grpc::GrpcClient;
-use crate::http::HttpClient;
+use crate::grpc::GrpcEchoClient;
+use crate::http::HttpEchoClient;
 
-/// The tensors that a connection sends in turn, so that no answer can pass for the next one's.
+/// The number of tensors that a connection sends in turn. With two, a repeated answer is detected.
 pub(crate) const TURNS: usize = 2;
 
-/// How long a client waits before it tries again to connect where too many do.
-const BACKLOG_FULL: Duration = Duration::from_millis(1);
+/// The pause before a client retries a connection for which the server's backlog was full.
+const CONNECT_BACKOFF: Duration = Duration::from_millis(1);
 
-/// Why a measurement cannot go on.
+/// The reason why an exchange of a request and its answer failed.
 #[derive(Debug, thiserror::Error)]
-pub enum Fault {
-    /// The connection cannot be made, or broke.
+pub enum ExchangeError {
+    /// The connection failed, or could not be opened.
     #[error("a connection failed")]
     Connection(#[source] std::io::Error),
-    /// The same of an HTTP/2 connection.
+    /// An HTTP/2 connection failed, or could not be opened.
     #[error("an HTTP/2 connection failed")]
     Http2(#[source] hyper::Error),
     /// The server closed the connection.
     #[error("the server closed a connection")]
     Closed,
-    /// The answer is no HTTP.
+    /// The answer is not HTTP/1.1.
     #[error("an answer is not HTTP/1.1")]
     NotHttp(#[source] httparse::Error),
-    /// The server refused.
+    /// The server answered with an HTTP status other than 200.
     #[error("the server answered {status}: {body}")]
     Refused {
-        /// HTTP's status.
+        /// The HTTP status.
         status: u16,
-        /// The answer's body.
+        /// The body of the answer.
         body: String,
     },
-    /// The server refused a call.
-    #[error("the server refused a call")]
+    /// The server refused a gRPC call.
+    #[error("the server refused a gRPC call")]
     Call(#[source] tonic::Status),
-    /// The answer is not the request's.
-    #[error("an answer is wrong: {0}")]
+    /// The answer does not match the request.
+    #[error("wrong answer: {0}")]
     Wrong(String),
 }
 
-/// A connection.
+/// A connection to a server.
 #[derive(Debug)]
-pub enum Stream {
-    /// To a path.
+pub enum ClientStream {
+    /// A connection to a Unix socket.
     Unix(UnixStream),
-    /// To an address.
+    /// A connection to a TCP address.
     Tcp(TcpStream),
 }
 
-impl Stream {
-    /// A connection to the socket at that path. If too many connections wait to be accepted, it
-    /// tries until there is room.
-    pub async fn unix(path: &Path) -> Result<Self, Fault> {
+impl ClientStream {
+    /// Connects to the socket at `path`. If the server's backlog is full, retries until the
+    /// connection succeeds.
+    pub async fn unix(path: &Path) -> Result<Self, ExchangeError> {
         loop {
             match UnixStream::connect(path).await {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => sleep(BACKLOG_FULL).await,
-                connected => return connected.map(Self::Unix).map_err(Fault::Connection),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => sleep(CONNECT_BACKOFF).await,
+                connected => return connected.map(Self::Unix).map_err(ExchangeError::Connection),
             }
         }
     }
 
-    /// A connection to that address, which sends at once.
-    pub async fn tcp(address: SocketAddr) -> Result<Self, Fault> {
+    /// Connects to `address`, without Nagle's delay.
+    pub async fn tcp(address: SocketAddr) -> Result<Self, ExchangeError> {
         let connected = async {
             let stream = TcpStream::connect(address).await?;
             stream.set_nodelay(true)?;
             Ok::<_, io::Error>(stream)
         };
-        connected.await.map(Self::Tcp).map_err(Fault::Connection)
+        connected.await.map(Self::Tcp).map_err(ExchangeError::Connection)
     }
 }
 
-/// A client with a connection of its own.
-pub enum Client {
-    /// Speaks HTTP/1.1.
-    Http(Box<HttpClient>),
-    /// Speaks gRPC.
-    Grpc(Box<GrpcClient>),
+/// A client with its own connection.
+pub enum EchoClient {
+    /// A client that speaks HTTP/1.1.
+    Http(Box<HttpEchoClient>),
+    /// A client that speaks gRPC.
+    Grpc(Box<GrpcEchoClient>),
 }
 
-impl Client {
-    /// The client numbered `connection`, for tensors of so many bytes, over HTTP.
-    pub fn http(stream: Stream, bytes: usize, connection: u16) -> Self {
-        Self::Http(Box::new(HttpClient::new(stream, bytes, connection)))
+impl EchoClient {
+    /// Returns an HTTP client with the number `connection`, for tensors of `bytes` bytes.
+    pub fn http(stream: ClientStream, bytes: usize, connection: u16) -> Self {
+        Self::Http(Box::new(HttpEchoClient::new(stream, bytes, connection)))
     }
 
-    /// The same over gRPC.
-    pub async fn grpc(stream: Stream, bytes: usize, connection: u16) -> Result<Self, Fault> {
-        Ok(Self::Grpc(Box::new(GrpcClient::new(stream, bytes, connection).await?)))
+    /// Returns a gRPC client with the number `connection`, for tensors of `bytes` bytes.
+    pub async fn grpc(stream: ClientStream, bytes: usize, connection: u16) -> Result<Self, ExchangeError> {
+        Ok(Self::Grpc(Box::new(GrpcEchoClient::new(stream, bytes, connection).await?)))
     }
 
-    /// Sends its request number `turn` and checks the answer.
-    pub async fn ask(&mut self, turn: usize) -> Result<(), Fault> {
+    /// Sends request number `turn` and checks the answer.
+    pub async fn exchange(&mut self, turn: usize) -> Result<(), ExchangeError> {
         match self {
-            Self::Http(client) => client.ask(turn % TURNS).await,
-            Self::Grpc(client) => client.ask(turn % TURNS).await,
+            Self::Http(client) => client.exchange(turn % TURNS).await,
+            Self::Grpc(client) => client.exchange(turn % TURNS).await,
         }
     }
 }
 
-/// The model of the server's configuration that takes a tensor of this size.
+/// Returns the name of the model that takes a tensor of `bytes` bytes.
 pub fn model(bytes: usize) -> String {
     format!("echo-{bytes}")
 }
 
-/// FP32 elements in a tensor of this size.
+/// Returns the number of FP32 elements in a tensor of `bytes` bytes.
 pub fn elements(bytes: usize) -> i64 {
     i64::try_from(bytes / 4).expect("tensors are small")
 }
 
-/// The tensors that connection `connection` sends in its turns; no two tensors are equal.
+/// Returns the tensors that the connection sends in turn. No two tensors of a size are equal.
 pub(crate) fn tensors(bytes: usize, connection: u16) -> [Bytes; TURNS] {
     std::array::from_fn(|turn| {
         let first = u32::from(connection) * TURNS as u32 + turn as u32;

@@ -1,4 +1,4 @@
-//! A gRPC client: the generated client, straight on an HTTP/2 connection.
+//! A gRPC client: the generated client on top of an HTTP/2 connection.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -15,20 +15,24 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tonic::body::Body;
 use tower::Service;
 
-use crate::exchange::{Fault, Stream, TURNS, elements, model, tensors};
+use crate::exchange::{ClientStream, ExchangeError, TURNS, elements, model, tensors};
 
-/// A client with one connection.
-pub struct GrpcClient {
+/// A gRPC client with one connection.
+pub struct GrpcEchoClient {
     client: GrpcInferenceServiceClient<Sender>,
     exchanges: [(ModelInferRequest, ModelInferResponse); TURNS],
 }
 
-impl GrpcClient {
-    /// The client numbered `connection`, for tensors of so many bytes.
-    pub(crate) async fn new(stream: Stream, bytes: usize, connection: u16) -> Result<Self, Fault> {
+impl GrpcEchoClient {
+    /// Returns the client with the number `connection`, for tensors of `bytes` bytes.
+    pub(crate) async fn new(
+        stream: ClientStream,
+        bytes: usize,
+        connection: u16,
+    ) -> Result<Self, ExchangeError> {
         let sender = match stream {
-            Stream::Unix(stream) => sender(stream).await?,
-            Stream::Tcp(stream) => sender(stream).await?,
+            ClientStream::Unix(stream) => sender(stream).await?,
+            ClientStream::Tcp(stream) => sender(stream).await?,
         };
         let client = GrpcInferenceServiceClient::with_origin(sender, Uri::from_static("http://localhost"))
             .max_decoding_message_size(usize::MAX);
@@ -36,31 +40,32 @@ impl GrpcClient {
         Ok(Self { client, exchanges })
     }
 
-    /// Sends the request of that turn and checks the answer.
-    pub(crate) async fn ask(&mut self, turn: usize) -> Result<(), Fault> {
+    /// Sends the request of this turn and checks the answer.
+    pub(crate) async fn exchange(&mut self, turn: usize) -> Result<(), ExchangeError> {
         let (request, expected) = &self.exchanges[turn];
-        let answer = self.client.model_infer(request.clone()).await.map_err(Fault::Call)?.into_inner();
+        let answer =
+            self.client.model_infer(request.clone()).await.map_err(ExchangeError::Call)?.into_inner();
         if answer == *expected {
             Ok(())
         } else {
-            Err(Fault::Wrong("it is not the tensor that was sent, or named otherwise".into()))
+            Err(ExchangeError::Wrong("the tensor or its name differs from the expected one".into()))
         }
     }
 }
 
-/// An HTTP/2 connection, which is driven until its sender is gone.
-async fn sender<I>(stream: I) -> Result<Sender, Fault>
+/// Opens an HTTP/2 connection. A task drives it until its sender is dropped.
+async fn sender<I>(stream: I) -> Result<Sender, ExchangeError>
 where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let (sender, connected) =
-        http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.map_err(Fault::Http2)?;
+        http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.map_err(ExchangeError::Http2)?;
     // The calls report a failure of the connection.
     tokio::spawn(async move { drop(connected.await) });
     Ok(Sender(sender))
 }
 
-/// A request, and the answer that it must get.
+/// Returns a request and the answer that is expected.
 fn exchange(bytes: usize, tensor: bytes::Bytes) -> (ModelInferRequest, ModelInferResponse) {
     let shape = vec![1, elements(bytes)];
     let input = InferInputTensor {
@@ -91,7 +96,7 @@ fn exchange(bytes: usize, tensor: bytes::Bytes) -> (ModelInferRequest, ModelInfe
     (request, response)
 }
 
-/// An HTTP/2 connection as a service. Tonic's own channel has a queue and a task in between.
+/// An HTTP/2 connection as a service. Tonic's channel would add a queue and a task.
 struct Sender(http2::SendRequest<Body>);
 
 impl Service<Request<Body>> for Sender {

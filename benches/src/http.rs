@@ -1,5 +1,5 @@
-//! An HTTP/1.1 client that costs little: requests are made beforehand, and the fixed part of an
-//! answer is understood once and compared from then on.
+//! An HTTP/1.1 client with a low CPU cost. It builds its requests once, and parses the JSON of the
+//! first answer only: later answers must have the same bytes.
 
 use std::io;
 
@@ -7,49 +7,56 @@ use bytes::{Bytes, BytesMut};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::exchange::{Fault, Stream, TURNS, elements, model, tensors};
+use crate::exchange::{ClientStream, ExchangeError, TURNS, elements, model, tensors};
 
 const HEADER_LENGTH: &str = "Inference-Header-Content-Length";
 
-/// The most headers of an answer.
+/// The maximum number of headers in an answer.
 const MAX_HEADERS: usize = 32;
 
-/// Room for the first read of an answer, in bytes.
+/// The buffer's capacity for the first read of an answer, in bytes.
 const READ_BYTES: usize = 16 * 1024;
 
-/// A client with one connection.
-pub struct HttpClient {
-    stream: Stream,
+/// An HTTP/1.1 client with one connection.
+pub struct HttpEchoClient {
+    stream: ClientStream,
     requests: [Bytes; TURNS],
     tensors: [Bytes; TURNS],
-    /// The expected meaning of the JSON before an answer's tensor.
-    meaning: Value,
-    /// That JSON as the server writes it, once it was found to mean that.
+    /// The expected JSON before an answer's tensor, parsed.
+    expected_json: Value,
+    /// The bytes of that JSON as the server writes it, from the first answer on.
     json: Option<Bytes>,
     answer: BytesMut,
 }
 
-impl HttpClient {
-    /// The client numbered `connection`, for tensors of so many bytes.
-    pub(crate) fn new(stream: Stream, bytes: usize, connection: u16) -> Self {
-        Self::expecting(answered(bytes), stream, bytes, connection)
+impl HttpEchoClient {
+    /// Returns the client with the number `connection`, for tensors of `bytes` bytes.
+    pub(crate) fn new(stream: ClientStream, bytes: usize, connection: u16) -> Self {
+        Self::expecting(response_json(bytes), stream, bytes, connection)
     }
 
-    /// The same for a server that sends the request's body back.
-    pub(crate) fn bare(stream: Stream, bytes: usize, connection: u16) -> Self {
-        Self::expecting(asked(bytes), stream, bytes, connection)
+    /// Returns a client for a server that returns the body of the request.
+    pub(crate) fn bare(stream: ClientStream, bytes: usize, connection: u16) -> Self {
+        Self::expecting(request_json(bytes), stream, bytes, connection)
     }
 
-    fn expecting(meaning: Value, stream: Stream, bytes: usize, connection: u16) -> Self {
+    fn expecting(expected_json: Value, stream: ClientStream, bytes: usize, connection: u16) -> Self {
         let tensors = tensors(bytes, connection);
-        let asked = asked(bytes);
-        let requests = tensors.each_ref().map(|tensor| request(&asked, tensor));
-        Self { stream, requests, tensors, meaning, json: None, answer: BytesMut::with_capacity(READ_BYTES) }
+        let json = request_json(bytes);
+        let requests = tensors.each_ref().map(|tensor| request(&json, tensor));
+        Self {
+            stream,
+            requests,
+            tensors,
+            expected_json,
+            json: None,
+            answer: BytesMut::with_capacity(READ_BYTES),
+        }
     }
 
-    /// Sends the request of that turn and checks the answer.
-    pub(crate) async fn ask(&mut self, turn: usize) -> Result<(), Fault> {
-        self.stream.write_all(&self.requests[turn]).await.map_err(Fault::Connection)?;
+    /// Sends the request of this turn and checks the answer.
+    pub(crate) async fn exchange(&mut self, turn: usize) -> Result<(), ExchangeError> {
+        self.stream.write_all(&self.requests[turn]).await.map_err(ExchangeError::Connection)?;
         self.answer.clear();
         let (head, length) = loop {
             self.read().await?;
@@ -61,41 +68,45 @@ impl HttpClient {
         while self.answer.len() < head + length {
             self.read().await?;
         }
-        self.check(&self.answer[head..], turn).map_err(Fault::Wrong).map(|json| {
+        self.check(&self.answer[head..], turn).map_err(ExchangeError::Wrong).map(|json| {
             if self.json.is_none() {
                 self.json = Some(json);
             }
         })
     }
 
-    async fn read(&mut self) -> Result<(), Fault> {
+    async fn read(&mut self) -> Result<(), ExchangeError> {
         self.answer.reserve(1);
-        match self.stream.read(&mut self.answer).await.map_err(Fault::Connection)? {
-            0 => Err(Fault::Closed),
+        match self.stream.read(&mut self.answer).await.map_err(ExchangeError::Connection)? {
+            0 => Err(ExchangeError::Closed),
             _ => Ok(()),
         }
     }
 
-    /// Compares a body with the expected body; returns its JSON.
+    /// Compares a body with the expected body, and returns its JSON.
     fn check(&self, body: &[u8], turn: usize) -> Result<Bytes, String> {
         let tensor = &self.tensors[turn];
         let Some((json, data)) = body.len().checked_sub(tensor.len()).map(|json| body.split_at(json)) else {
-            return Err(format!("{} bytes cannot hold a tensor of {}", body.len(), tensor.len()));
+            return Err(format!(
+                "the body has {} bytes, less than the tensor's {}",
+                body.len(),
+                tensor.len()
+            ));
         };
         if data != tensor {
-            return Err("its tensor is not the tensor that was sent".into());
+            return Err("the tensor differs from the one that was sent".into());
         }
         match &self.json {
             Some(known) if known == json => Ok(known.clone()),
             _ => match serde_json::from_slice::<Value>(json) {
-                Ok(found) if found == self.meaning => Ok(Bytes::copy_from_slice(json)),
-                _ => Err(format!("{} instead of {}", String::from_utf8_lossy(json), self.meaning)),
+                Ok(found) if found == self.expected_json => Ok(Bytes::copy_from_slice(json)),
+                _ => Err(format!("{} instead of {}", String::from_utf8_lossy(json), self.expected_json)),
             },
         }
     }
 }
 
-impl Stream {
+impl ClientStream {
     async fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
         match self {
             Self::Unix(stream) => stream.write_all(bytes).await,
@@ -111,24 +122,28 @@ impl Stream {
     }
 }
 
-/// The lengths of an answer's head and body, once the head is there; refusals are errors.
-fn read_head(bytes: &[u8]) -> Result<Option<(usize, usize)>, Fault> {
+/// Returns the lengths of an answer's head and body, or `None` if the head is incomplete. A status
+/// other than 200 is an error.
+fn read_head(bytes: &[u8]) -> Result<Option<(usize, usize)>, ExchangeError> {
     let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
     let mut response = httparse::Response::new(&mut headers);
-    let httparse::Status::Complete(head) = response.parse(bytes).map_err(Fault::NotHttp)? else {
+    let httparse::Status::Complete(head) = response.parse(bytes).map_err(ExchangeError::NotHttp)? else {
         return Ok(None);
     };
     let status = response.code.unwrap_or(0);
     if status != 200 {
-        return Err(Fault::Refused { status, body: String::from_utf8_lossy(&bytes[head..]).into_owned() });
+        return Err(ExchangeError::Refused {
+            status,
+            body: String::from_utf8_lossy(&bytes[head..]).into_owned(),
+        });
     }
     let length = response.headers.iter().find(|header| header.name.eq_ignore_ascii_case("content-length"));
     let length = length.and_then(|header| std::str::from_utf8(header.value).ok()?.parse().ok());
-    let length = length.ok_or_else(|| Fault::Wrong("it has no Content-Length".into()))?;
+    let length = length.ok_or_else(|| ExchangeError::Wrong("the answer has no Content-Length".into()))?;
     Ok(Some((head, length)))
 }
 
-fn asked(bytes: usize) -> Value {
+fn request_json(bytes: usize) -> Value {
     json!({
         "inputs": [{
             "name": "x", "datatype": "FP32", "shape": [1, elements(bytes)],
@@ -138,7 +153,7 @@ fn asked(bytes: usize) -> Value {
     })
 }
 
-fn answered(bytes: usize) -> Value {
+fn response_json(bytes: usize) -> Value {
     json!({
         "model_name": model(bytes), "model_version": "1",
         "outputs": [{
@@ -167,12 +182,14 @@ mod tests {
     #[tokio::test]
     async fn only_the_answer_to_the_request_passes() {
         let (stream, _) = UnixStream::pair().unwrap();
-        let client = HttpClient::new(Stream::Unix(stream), 64, 0);
+        let client = HttpEchoClient::new(ClientStream::Unix(stream), 64, 0);
         let body = |json: &Value, tensor: &[u8]| [json.to_string().as_bytes(), tensor].concat();
-        let right = body(&answered(64), &client.tensors[0]);
+        let right = body(&response_json(64), &client.tensors[0]);
         assert!(client.check(&right, 0).is_ok());
         assert!(client.check(&right, 1).unwrap_err().contains("tensor"), "the answer of another turn");
-        assert!(client.check(&body(&asked(64), &client.tensors[0]), 0).unwrap_err().contains("instead"));
+        assert!(
+            client.check(&body(&request_json(64), &client.tensors[0]), 0).unwrap_err().contains("instead")
+        );
         assert!(client.check(&right[1..], 0).is_err());
         assert!(client.check(&[], 0).unwrap_err().contains("0 bytes"));
     }

@@ -1,4 +1,4 @@
-//! The machine, and the CPU time that its processes take.
+//! The host of a measurement, and the CPU time of its processes.
 
 use std::fs;
 use std::process::Command;
@@ -8,58 +8,60 @@ use nix::time::ClockId;
 use nix::unistd::{Pid, SysconfVar, sysconf};
 use serde::Serialize;
 
-/// The machine on which the figures were taken.
+/// The host on which the figures were measured.
 #[derive(Debug, Serialize)]
-pub struct Machine {
-    /// The processor's name.
+pub struct HostInfo {
+    /// The name of the processor.
     pub cpu: String,
-    /// Its cores.
+    /// The number of cores.
     pub cores: usize,
-    /// The kernel's release.
+    /// The release of the kernel.
     pub kernel: String,
-    /// The accelerator plays no part here: the engine is emulated.
+    /// The GPU, which is always emulated here.
     pub device: &'static str,
-    /// Now, in UTC.
+    /// The date and time of the measurement, in UTC.
     pub date: String,
-    /// The commit that is checked out, and whether any file was changed since.
+    /// The commit that is checked out, with a note if files have changed since.
     pub commit: String,
 }
 
-impl Machine {
-    /// This machine, now.
+impl HostInfo {
+    /// Returns the facts about this host.
     pub fn here() -> Self {
         let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let model = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
-        let changed = said("git", &["status", "--porcelain"]).is_some_and(|files| !files.is_empty());
-        let commit = said("git", &["rev-parse", "--short=12", "HEAD"]).unwrap_or_else(|| "unknown".into());
+        let changed = output_of("git", &["status", "--porcelain"]).is_some_and(|files| !files.is_empty());
+        let commit =
+            output_of("git", &["rev-parse", "--short=12", "HEAD"]).unwrap_or_else(|| "unknown".into());
         Self {
             cpu: model.map_or("unknown", |(_, model)| model).to_owned(),
             cores: cores(),
             kernel: fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().to_owned(),
             device: "emulated",
-            date: said("date", &["-u", "+%Y-%m-%dT%H:%M:%SZ"]).unwrap_or_else(|| "unknown".into()),
+            date: output_of("date", &["-u", "+%Y-%m-%dT%H:%M:%SZ"]).unwrap_or_else(|| "unknown".into()),
             commit: if changed { commit + " with changes" } else { commit },
         }
     }
 }
 
-fn said(program: &str, arguments: &[&str]) -> Option<String> {
+/// Returns what a program prints, or `None` if it fails.
+fn output_of(program: &str, arguments: &[&str]) -> Option<String> {
     let folder = env!("CARGO_MANIFEST_DIR");
     let output = Command::new(program).args(arguments).current_dir(folder).output().ok()?;
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-/// The cores that this program may use.
+/// Returns the number of cores that this program may use.
 pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// The CPU time of a process: all its threads, user and system, as the kernel accounts it.
+/// The clock of a process's CPU time: user and system time of all its threads.
 #[derive(Debug, Clone, Copy)]
 pub struct CpuClock(ClockId);
 
 impl CpuClock {
-    /// The clock of a process.
+    /// Returns the clock of a process.
     pub fn of(process: Pid) -> nix::Result<Self> {
         ClockId::pid_cpu_clock_id(process).map(Self)
     }
@@ -71,16 +73,16 @@ impl CpuClock {
 
 /// The clocks of a server's processes.
 #[derive(Debug)]
-pub struct Clocks {
-    /// The process that clients talk to.
+pub struct ServerClocks {
+    /// The clock of the process that clients connect to.
     pub server: CpuClock,
-    /// The processes that the server started.
+    /// The clocks of the processes that the server started.
     pub workers: Vec<CpuClock>,
 }
 
-/// The readings of all clocks at one moment.
+/// A reading of all clocks at one time.
 #[derive(Debug)]
-pub(crate) struct Reading {
+pub(crate) struct CpuReading {
     at: Instant,
     server: Duration,
     workers: Duration,
@@ -88,9 +90,9 @@ pub(crate) struct Reading {
     busy: Duration,
 }
 
-impl Reading {
-    /// Reads them.
-    pub(crate) fn take(clocks: &Clocks) -> nix::Result<Self> {
+impl CpuReading {
+    /// Reads all clocks.
+    pub(crate) fn take(clocks: &ServerClocks) -> nix::Result<Self> {
         let workers = clocks.workers.iter().map(|worker| worker.read());
         Ok(Self {
             at: Instant::now(),
@@ -101,9 +103,9 @@ impl Reading {
         })
     }
 
-    /// The time that passed and was used since an earlier reading.
-    pub(crate) fn since(&self, earlier: &Self) -> Used {
-        Used {
+    /// Returns the wall time and the CPU time since an earlier reading.
+    pub(crate) fn since(&self, earlier: &Self) -> CpuUsage {
+        CpuUsage {
             wall: self.at - earlier.at,
             server: self.server - earlier.server,
             workers: self.workers - earlier.workers,
@@ -113,9 +115,9 @@ impl Reading {
     }
 }
 
-/// The time between two readings, and the CPU time that each process used in it.
+/// The wall time between two readings, and the CPU time that each process used in it.
 #[derive(Debug)]
-pub(crate) struct Used {
+pub(crate) struct CpuUsage {
     pub(crate) wall: Duration,
     pub(crate) server: Duration,
     pub(crate) workers: Duration,
@@ -123,20 +125,20 @@ pub(crate) struct Used {
     busy: Duration,
 }
 
-impl Used {
-    /// The busy time that neither the server, its workers nor the clients used, in percent of all
-    /// cores.
+impl CpuUsage {
+    /// Returns the busy time that the server, its workers and the clients did not use, in percent of
+    /// all cores.
     pub(crate) fn others_percent(&self) -> f64 {
         let others = self.busy.saturating_sub(self.server + self.workers + self.client);
         others.as_secs_f64() / self.wall.as_secs_f64() / cores() as f64 * 100.0
     }
 }
 
-/// The time for which the machine's cores were not idle; the hypervisor's time counts. Zero if it
-/// cannot be told.
+/// Returns the time for which the host's cores were not idle, including time stolen by the
+/// hypervisor. Zero if `/proc/stat` cannot be read.
 pub fn busy() -> Duration {
     let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
-    // user nice system idle iowait irq softirq steal; guests are in user already.
+    // The fields are user nice system idle iowait irq softirq steal. The time of guests is part of user.
     let fields = stat.lines().next().unwrap_or_default().split_ascii_whitespace().skip(1).take(8);
     let ticks: Vec<u64> = fields.filter_map(|field| field.parse().ok()).collect();
     let idle: u64 = ticks.iter().skip(3).take(2).sum();

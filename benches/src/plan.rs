@@ -1,36 +1,36 @@
-//! The settings that are measured.
+//! The settings of the echo benchmark.
 
 use std::fmt;
 
 use serde::Serialize;
 
-/// Bytes of the small tensor.
+/// The size of the small tensor, in bytes.
 pub(crate) const SMALL: usize = 64;
 
-/// Bytes of the large tensor, about a picture for a convolutional net.
+/// The size of the large tensor, in bytes: about one image for a convolutional network.
 pub(crate) const LARGE: usize = 600_000;
 
-/// The large tensor goes over at most this many connections, to bound the memory for it.
+/// The maximum number of connections for the large tensor, which bounds its memory.
 const LARGE_CONNECTIONS: u16 = 32;
 
-/// The server that answers.
+/// The server that answers a setting's requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Server {
-    /// The whole system.
+pub(crate) enum ServerKind {
+    /// The supervisor with its workers.
     Shadowslice,
-    /// A server that does nothing else.
+    /// The bare echo server.
     Bare,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Protocol {
+pub(crate) enum EchoProtocol {
     Grpc,
     Http,
 }
 
-/// The transport of the protocol.
+/// The transport below a protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Transport {
@@ -38,33 +38,33 @@ pub(crate) enum Transport {
     Tcp,
 }
 
-/// A setting to measure.
+/// A server, protocol, transport, tensor size and number of connections to measure together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub(crate) struct Setting {
-    pub(crate) server: Server,
-    pub(crate) protocol: Protocol,
+pub(crate) struct EchoSetting {
+    pub(crate) server: ServerKind,
+    pub(crate) protocol: EchoProtocol,
     pub(crate) transport: Transport,
-    /// Bytes of the tensor.
+    /// The size of the tensor, in bytes.
     pub(crate) bytes: usize,
     pub(crate) connections: u16,
 }
 
-impl Setting {
-    /// The bare server's setting that this setting is compared with.
+impl EchoSetting {
+    /// Returns the setting of the bare server that is this setting's baseline.
     pub(crate) fn bare(self) -> Self {
-        Self { server: Server::Bare, transport: Transport::Unix, ..self }
+        Self { server: ServerKind::Bare, transport: Transport::Unix, ..self }
     }
 }
 
-impl fmt::Display for Setting {
+impl fmt::Display for EchoSetting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let server = match self.server {
-            Server::Shadowslice => "shadowslice",
-            Server::Bare => "bare",
+            ServerKind::Shadowslice => "shadowslice",
+            ServerKind::Bare => "bare",
         };
         let protocol = match self.protocol {
-            Protocol::Grpc => "grpc",
-            Protocol::Http => "http",
+            EchoProtocol::Grpc => "grpc",
+            EchoProtocol::Http => "http",
         };
         let transport = match self.transport {
             Transport::Unix => "unix",
@@ -74,29 +74,30 @@ impl fmt::Display for Setting {
     }
 }
 
-/// All settings; settings that are compared stand next to each other.
-pub(crate) fn settings(connections: &[u16]) -> Vec<Setting> {
+/// Returns all settings. A setting follows its baseline.
+pub(crate) fn settings(connections: &[u16]) -> Vec<EchoSetting> {
     let small = [
-        (Server::Bare, Protocol::Http, Transport::Unix),
-        (Server::Shadowslice, Protocol::Http, Transport::Unix),
-        (Server::Shadowslice, Protocol::Http, Transport::Tcp),
-        (Server::Bare, Protocol::Grpc, Transport::Unix),
-        (Server::Shadowslice, Protocol::Grpc, Transport::Unix),
-    ];
-    let large = small.iter().filter(|(_, _, transport)| *transport == Transport::Unix);
-    let of = |bytes, connections: u16, &(server, protocol, transport): &_| Setting {
+        (ServerKind::Bare, EchoProtocol::Http, Transport::Unix),
+        (ServerKind::Shadowslice, EchoProtocol::Http, Transport::Unix),
+        (ServerKind::Shadowslice, EchoProtocol::Http, Transport::Tcp),
+        (ServerKind::Bare, EchoProtocol::Grpc, Transport::Unix),
+        (ServerKind::Shadowslice, EchoProtocol::Grpc, Transport::Unix),
+    ]
+    .map(|(server, protocol, transport)| EchoSetting {
         server,
         protocol,
         transport,
-        bytes,
-        connections,
-    };
+        bytes: SMALL,
+        connections: 1,
+    });
+    let large = small.into_iter().filter(|setting| setting.transport == Transport::Unix);
+    let large = large.map(|setting| EchoSetting { bytes: LARGE, ..setting });
     let mut settings = Vec::new();
     for &connections in connections {
-        settings.extend(small.iter().map(|kind| of(SMALL, connections, kind)));
+        settings.extend(small.map(|setting| EchoSetting { connections, ..setting }));
     }
     for &connections in connections.iter().filter(|connections| **connections <= LARGE_CONNECTIONS) {
-        settings.extend(large.clone().map(|kind| of(LARGE, connections, kind)));
+        settings.extend(large.clone().map(|setting| EchoSetting { connections, ..setting }));
     }
     settings
 }

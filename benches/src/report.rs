@@ -1,4 +1,4 @@
-//! The figures, as a table and as JSON.
+//! The figures of the echo benchmark, as a table and as JSON.
 
 use std::fmt;
 use std::fs;
@@ -6,48 +6,49 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use crate::closed_loop::Round;
-use crate::machine::Machine;
-use crate::plan::{Server, Setting};
+use crate::closed_loop::RoundResult;
+use crate::machine::HostInfo;
+use crate::plan::{EchoSetting, ServerKind};
 use crate::spread::{Spread, counted};
-use crate::{Failure, Options};
+use crate::{EchoOptions, MeasureError};
 
-/// Everything that was found.
+/// The figures of all settings.
 #[derive(Debug, Serialize)]
-pub(crate) struct Report {
-    machine: Machine,
+pub(crate) struct EchoReport {
+    machine: HostInfo,
     seconds_per_round: f64,
-    settings: Vec<Row>,
+    settings: Vec<SettingRow>,
 }
 
-/// One setting's figures.
+/// The figures of one setting.
 #[derive(Debug, Serialize)]
-struct Row {
+struct SettingRow {
     #[serde(flatten)]
-    setting: Setting,
+    setting: EchoSetting,
     requests_per_second: Spread,
     p50_us: Spread,
     p99_us: Spread,
     supervisor_cpu_us: Spread,
     worker_cpu_us: Spread,
     server_cpu_us: Spread,
-    /// Server's CPU time over the bare server's.
+    /// The server's CPU time divided by the bare server's, or `None` without a baseline.
     times_bare: Option<f64>,
     client_cpu_us: Spread,
     others_percent: Spread,
-    /// Rounds that other programs did not disturb. If there are any, the figures above come from
-    /// these rounds.
+    /// The number of rounds that other programs did not disturb. If it is not zero, the figures above
+    /// come from these rounds.
     quiet: usize,
-    rounds: Vec<Round>,
+    rounds: Vec<RoundResult>,
 }
 
-impl Row {
-    fn new(setting: Setting, rounds: Vec<Round>, bare: Option<&[Round]>) -> Self {
+impl SettingRow {
+    fn new(setting: EchoSetting, rounds: Vec<RoundResult>, bare: Option<&[RoundResult]>) -> Self {
         let counted = counted(&rounds);
-        let spread = |figure: fn(&Round) -> f64| Spread::of(counted.iter().map(figure));
-        let server_cpu_us = spread(Round::server_cpu_us);
-        let bare_cpu_us =
-            bare.map(|bare| Spread::of(crate::spread::counted(bare).iter().map(Round::server_cpu_us)).median);
+        let spread = |figure: fn(&RoundResult) -> f64| Spread::of(counted.iter().map(figure));
+        let server_cpu_us = spread(RoundResult::server_cpu_us);
+        let bare_cpu_us = bare.map(|bare| {
+            Spread::of(crate::spread::counted(bare).iter().map(RoundResult::server_cpu_us)).median
+        });
         Self {
             setting,
             requests_per_second: spread(|round| round.requests_per_second),
@@ -65,25 +66,26 @@ impl Row {
     }
 }
 
-impl Report {
-    /// A report of the rounds of each setting, in their order; there is at least one round.
+impl EchoReport {
+    /// Returns the report of the rounds of each setting. `rounds` has the order of `settings`, and at
+    /// least one round for each.
     pub(crate) fn new(
-        machine: Machine,
-        options: &Options,
-        settings: Vec<Setting>,
-        rounds: Vec<Vec<Round>>,
+        machine: HostInfo,
+        options: &EchoOptions,
+        settings: Vec<EchoSetting>,
+        rounds: Vec<Vec<RoundResult>>,
     ) -> Self {
-        let row = |(index, &setting): (usize, &Setting)| {
+        let row = |(index, &setting): (usize, &EchoSetting)| {
             let bare = settings.iter().position(|other| *other == setting.bare());
-            let bare = bare.filter(|_| setting.server == Server::Shadowslice);
-            Row::new(setting, rounds[index].clone(), bare.map(|bare| &rounds[bare][..]))
+            let bare = bare.filter(|_| setting.server == ServerKind::Shadowslice);
+            SettingRow::new(setting, rounds[index].clone(), bare.map(|bare| &rounds[bare][..]))
         };
         let rows = settings.iter().enumerate().map(row).collect();
         Self { machine, seconds_per_round: options.seconds.as_secs_f64(), settings: rows }
     }
 
-    /// Writes it as JSON.
-    pub(crate) fn write(&self, path: &Path) -> Result<(), Failure> {
+    /// Writes the report as JSON.
+    pub(crate) fn write(&self, path: &Path) -> Result<(), MeasureError> {
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder)?;
         }
@@ -104,12 +106,12 @@ const COLUMNS: [&str; 10] = [
     "quiet",
 ];
 
-fn cells(row: &Row) -> [String; COLUMNS.len()] {
+fn cells(row: &SettingRow) -> [String; COLUMNS.len()] {
     let parts = match row.setting.server {
-        Server::Shadowslice => {
+        ServerKind::Shadowslice => {
             format!("{:.1} + {:.1}", row.supervisor_cpu_us.median, row.worker_cpu_us.median)
         }
-        Server::Bare => "-".into(),
+        ServerKind::Bare => "-".into(),
     };
     [
         row.setting.to_string(),
@@ -125,15 +127,18 @@ fn cells(row: &Row) -> [String; COLUMNS.len()] {
     ]
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for EchoReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Machine { cpu, cores, kernel, date, commit, .. } = &self.machine;
-        writeln!(f, "echo requests through the whole system, closed loop, every answer's bytes checked")?;
+        let HostInfo { cpu, cores, kernel, date, commit, .. } = &self.machine;
+        writeln!(
+            f,
+            "echo requests through the whole system, closed loop, every byte of the answers checked"
+        )?;
         writeln!(f, "{cpu}, {cores} cores, Linux {kernel}, {date}, commit {commit}")?;
         writeln!(
             f,
-            "rounds of {} s; median (min .. max) of the quiet rounds, of all rounds where none was quiet; \
-             SHADOWSLICE_BENCH_ROUNDS, _SECONDS, _PATIENCE, _CONNECTIONS, _ONLY, _JSON change it",
+            "rounds of {} s; median (min .. max) of the quiet rounds, or of all rounds if none was quiet; \
+             set SHADOWSLICE_BENCH_ROUNDS, _SECONDS, _PATIENCE, _CONNECTIONS, _ONLY or _JSON to change it",
             self.seconds_per_round
         )?;
         let mut lines = vec![COLUMNS.map(String::from)];

@@ -1,4 +1,4 @@
-//! The servers under measurement, started once for all rounds.
+//! The servers that the echo benchmark measures. They start once and run for all rounds.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::PathBuf;
@@ -12,30 +12,30 @@ use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 
-use crate::Failure;
+use crate::MeasureError;
 use crate::bare::{GRPC_SOCKET, HTTP_SOCKET};
-use crate::closed_loop::{self, Round};
-use crate::exchange::{Client, Fault, Stream, elements, model};
-use crate::http::HttpClient;
-use crate::machine::{Clocks, CpuClock};
-use crate::plan::{self, Protocol, Setting, Transport};
+use crate::closed_loop::{self, RoundResult};
+use crate::exchange::{ClientStream, EchoClient, ExchangeError, elements, model};
+use crate::http::HttpEchoClient;
+use crate::machine::{CpuClock, ServerClocks};
+use crate::plan::{self, EchoProtocol, EchoSetting, ServerKind, Transport};
 
-/// shadowslice and the bare server.
-pub(crate) struct Servers {
+/// The supervisor with its workers, and the bare server.
+pub(crate) struct EchoServers {
     system: ServerUnderTest,
     bare: Bare,
     tcp: SocketAddr,
 }
 
-/// The bare server's process; it ends when its standard input is closed.
+/// The process of the bare server. It ends when its standard input is closed.
 struct Bare {
     folder: TempDir,
     child: Child,
 }
 
-impl Servers {
-    /// Starts both, and returns when they serve.
-    pub(crate) async fn start(settings: &[Setting]) -> Result<Self, Failure> {
+impl EchoServers {
+    /// Starts both servers, and returns when they are ready.
+    pub(crate) async fn start(settings: &[EchoSetting]) -> Result<Self, MeasureError> {
         let tcp = free_address()?;
         let most = settings.iter().map(|setting| setting.connections).max().unwrap_or(1);
         let system = ServerUnderTest::start_ready(Home::with_config(&config(tcp, most))?).await?;
@@ -43,7 +43,11 @@ impl Servers {
     }
 
     /// Measures one round of one setting.
-    pub(crate) async fn round(&self, setting: &Setting, span: Duration) -> Result<Round, Failure> {
+    pub(crate) async fn round(
+        &self,
+        setting: &EchoSetting,
+        span: Duration,
+    ) -> Result<RoundResult, MeasureError> {
         let mut clients = Vec::new();
         for connection in 0..setting.connections {
             clients.push(self.client(setting, connection).await?);
@@ -51,51 +55,51 @@ impl Servers {
         closed_loop::run(clients, span, &self.clocks(setting)?).await
     }
 
-    async fn client(&self, setting: &Setting, connection: u16) -> Result<Client, Fault> {
-        let Setting { bytes, .. } = *setting;
+    async fn client(&self, setting: &EchoSetting, connection: u16) -> Result<EchoClient, ExchangeError> {
+        let EchoSetting { bytes, .. } = *setting;
         let stream = match setting.transport {
-            Transport::Unix => Stream::unix(&self.socket(setting)).await?,
-            Transport::Tcp => Stream::tcp(self.tcp).await?,
+            Transport::Unix => ClientStream::unix(&self.socket(setting)).await?,
+            Transport::Tcp => ClientStream::tcp(self.tcp).await?,
         };
         match (setting.protocol, setting.server) {
-            (Protocol::Grpc, _) => Client::grpc(stream, bytes, connection).await,
-            (Protocol::Http, plan::Server::Shadowslice) => Ok(Client::http(stream, bytes, connection)),
-            (Protocol::Http, plan::Server::Bare) => {
-                Ok(Client::Http(Box::new(HttpClient::bare(stream, bytes, connection))))
+            (EchoProtocol::Grpc, _) => EchoClient::grpc(stream, bytes, connection).await,
+            (EchoProtocol::Http, ServerKind::Shadowslice) => Ok(EchoClient::http(stream, bytes, connection)),
+            (EchoProtocol::Http, ServerKind::Bare) => {
+                Ok(EchoClient::Http(Box::new(HttpEchoClient::bare(stream, bytes, connection))))
             }
         }
     }
 
-    fn socket(&self, setting: &Setting) -> PathBuf {
+    fn socket(&self, setting: &EchoSetting) -> PathBuf {
         let folder = match setting.server {
-            plan::Server::Shadowslice => self.system.home().run_dir(),
-            plan::Server::Bare => self.bare.folder.path().to_owned(),
+            ServerKind::Shadowslice => self.system.home().run_dir(),
+            ServerKind::Bare => self.bare.folder.path().to_owned(),
         };
         folder.join(match setting.protocol {
-            Protocol::Http => HTTP_SOCKET,
-            Protocol::Grpc => GRPC_SOCKET,
+            EchoProtocol::Http => HTTP_SOCKET,
+            EchoProtocol::Grpc => GRPC_SOCKET,
         })
     }
 
-    fn clocks(&self, setting: &Setting) -> Result<Clocks, Failure> {
+    fn clocks(&self, setting: &EchoSetting) -> Result<ServerClocks, MeasureError> {
         let clock = |pid: i32| CpuClock::of(Pid::from_raw(pid));
         Ok(match setting.server {
-            plan::Server::Shadowslice => {
+            ServerKind::Shadowslice => {
                 let workers = self.system.children().into_iter().map(|worker| clock(worker.pid));
-                Clocks {
+                ServerClocks {
                     server: clock(self.system.process().pid)?,
                     workers: workers.collect::<Result<_, _>>()?,
                 }
             }
-            plan::Server::Bare => {
+            ServerKind::Bare => {
                 let pid = self.bare.child.id().ok_or("the bare server has ended")?;
-                Clocks { server: clock(i32::try_from(pid)?)?, workers: Vec::new() }
+                ServerClocks { server: clock(i32::try_from(pid)?)?, workers: Vec::new() }
             }
         })
     }
 
-    /// Stops both.
-    pub(crate) async fn stop(mut self) -> Result<(), Failure> {
+    /// Stops both servers.
+    pub(crate) async fn stop(mut self) -> Result<(), MeasureError> {
         drop(self.bare.child.stdin.take());
         self.bare.child.wait().await?;
         self.system.stop().await?;
@@ -104,7 +108,7 @@ impl Servers {
 }
 
 impl Bare {
-    async fn start() -> Result<Self, Failure> {
+    async fn start() -> Result<Self, MeasureError> {
         let folder = tempfile::Builder::new().prefix("ss-bare-").tempdir_in("/tmp")?;
         let mut child = Command::new(std::env::current_exe()?)
             .arg("bare")
@@ -121,12 +125,13 @@ impl Bare {
     }
 }
 
-/// A TCP address that was free a moment ago.
+/// Returns a TCP address of the loop-back device that was free at the time of the call.
 pub(crate) fn free_address() -> std::io::Result<SocketAddr> {
     TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()
 }
 
-/// Models without a profile, which answer at once; everything else as far as possible at its default.
+/// Returns a configuration with emulated models that have no profile, so they answer at once. Other
+/// keys keep their defaults where the load permits.
 fn config(tcp: SocketAddr, connections: u16) -> String {
     let model = |bytes| {
         format!(

@@ -1,22 +1,22 @@
-//! Figures over rounds.
+//! The summary of a figure over several rounds.
 
 use serde::Serialize;
 
-use crate::closed_loop::Round;
+use crate::closed_loop::RoundResult;
 
-/// A figure over all rounds.
-#[derive(Debug, Clone, Copy, Serialize)]
+/// The median and the range of a figure over several rounds.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Spread {
-    /// The value in the middle.
+    /// The median.
     pub median: f64,
-    /// The smallest.
+    /// The smallest value.
     pub min: f64,
-    /// The largest.
+    /// The largest value.
     pub max: f64,
 }
 
 impl Spread {
-    /// The spread of at least one value.
+    /// Returns the spread of at least one value.
     pub fn of(values: impl Iterator<Item = f64>) -> Self {
         let mut values: Vec<f64> = values.collect();
         values.sort_by(f64::total_cmp);
@@ -24,20 +24,20 @@ impl Spread {
         Self { median: (low + high) / 2.0, min: values[0], max: values[values.len() - 1] }
     }
 
-    /// Without decimals.
+    /// Returns the spread as text without decimals.
     pub fn whole(self) -> String {
         format!("{:.0} ({:.0} .. {:.0})", self.median, self.min, self.max)
     }
 
-    /// With one decimal.
+    /// Returns the spread as text with one decimal.
     pub fn tenths(self) -> String {
         format!("{:.1} ({:.1} .. {:.1})", self.median, self.min, self.max)
     }
 }
 
-/// The quiet rounds, or all if none was quiet.
-pub fn counted(rounds: &[Round]) -> Vec<Round> {
-    let quiet: Vec<Round> = rounds.iter().filter(|round| round.is_quiet()).copied().collect();
+/// Returns the quiet rounds, or all rounds if none was quiet.
+pub fn counted(rounds: &[RoundResult]) -> Vec<RoundResult> {
+    let quiet: Vec<RoundResult> = rounds.iter().filter(|round| round.is_quiet()).copied().collect();
     if quiet.is_empty() { rounds.to_vec() } else { quiet }
 }
 
@@ -47,7 +47,7 @@ mod tests {
 
     #[test]
     fn disturbed_rounds_count_only_if_there_are_no_others() {
-        let round = |others_percent, p50_us| Round {
+        let round = |others_percent, p50_us| RoundResult {
             requests: 1,
             requests_per_second: 1.0,
             p50_us,
@@ -57,7 +57,8 @@ mod tests {
             client_cpu_us: 1.0,
             others_percent,
         };
-        let p50s = |rounds: &[Round]| counted(rounds).iter().map(|round| round.p50_us).collect::<Vec<_>>();
+        let p50s =
+            |rounds: &[RoundResult]| counted(rounds).iter().map(|round| round.p50_us).collect::<Vec<_>>();
         assert_eq!(p50s(&[round(50.0, 1.0), round(2.0, 2.0), round(9.0, 3.0)]), [2.0, 3.0]);
         assert_eq!(p50s(&[round(50.0, 1.0), round(20.0, 2.0)]), [1.0, 2.0]);
     }

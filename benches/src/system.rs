@@ -1,4 +1,4 @@
-//! shadowslice alone, on sockets of its own: which binaries, which models, how many connections.
+//! A supervisor that runs a chosen build, with chosen models and limits.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -9,107 +9,118 @@ use nix::unistd::Pid;
 use shadowslice_tests::home::Home;
 use shadowslice_tests::server::ServerUnderTest;
 
-use crate::Failure;
+use crate::MeasureError;
 use crate::bare::{GRPC_SOCKET, HTTP_SOCKET};
-use crate::closed_loop::{self, Round};
-use crate::exchange::{Client, Fault, Stream, elements, model};
-use crate::machine::{Clocks, CpuClock};
-use crate::plan::{Protocol, Setting, Transport};
+use crate::closed_loop::{self, RoundResult};
+use crate::exchange::{ClientStream, EchoClient, ExchangeError, elements, model};
+use crate::machine::{CpuClock, ServerClocks};
+use crate::plan::{EchoProtocol, EchoSetting, Transport};
 use crate::servers::free_address;
 
-/// Largest request, largest answer and a queue's memory, in MiB: the defaults, and for tensors of more than a MiB.
+/// The default limits on a request, an answer and a queue's memory, in MiB.
 const LIMITS_MIB: [usize; 3] = [64, 64, 256];
+/// The same limits for tensors larger than [`LARGE_TENSOR`], in MiB.
 const LARGE_LIMITS_MIB: [usize; 3] = [128, 128, 512];
+/// The tensor size above which limits are raised, in bytes.
 const LARGE_TENSOR: usize = 1 << 20;
 
-/// The default of a batch's requests, and the bytes in a batch for which it is lowered: workers
-/// warm up with full batches.
+/// The default of `batch.max`, in requests.
 const BATCH: usize = 32;
+/// The maximum size of a batch, in bytes. Workers warm up with full batches, so the batches of large
+/// tensors are smaller.
 const BATCH_BYTES: usize = 64_000_000;
 
-/// A build: its name, and the folder of its binaries.
+/// A build to measure: its name and the folder of its binaries.
 #[derive(Debug, Clone)]
-pub(crate) struct Binaries {
+pub(crate) struct Build {
     pub(crate) name: String,
     pub(crate) folder: PathBuf,
 }
 
-impl FromStr for Binaries {
+impl FromStr for Build {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let (name, folder) = text.split_once('=').ok_or("it must be NAME=DIR")?;
+        let (name, folder) = text.split_once('=').ok_or("give NAME=DIR")?;
         Ok(Self { name: name.to_owned(), folder: folder.into() })
     }
 }
 
 /// The TCP addresses of a supervisor.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Addresses {
+pub(crate) struct TcpAddresses {
     http: SocketAddr,
     grpc: SocketAddr,
 }
 
 /// A running supervisor with its workers.
-pub(crate) struct System {
+pub(crate) struct RunningSupervisor {
     server: ServerUnderTest,
-    /// `None` if it listens on Unix sockets only.
-    tcp: Option<Addresses>,
+    /// The TCP addresses, or `None` if the supervisor listens on Unix sockets only.
+    tcp: Option<TcpAddresses>,
 }
 
-impl System {
-    /// Starts the binaries that the folder names, and returns when all models serve.
-    pub(crate) async fn start(home: Home) -> Result<Self, Failure> {
+impl RunningSupervisor {
+    /// Starts the supervisor that `home` configures, and returns when all models are ready.
+    pub(crate) async fn start(home: Home) -> Result<Self, MeasureError> {
         Ok(Self { server: ServerUnderTest::start_ready(home).await?, tcp: None })
     }
 
-    /// Starts a supervisor that [`over_tcp`] configured.
-    pub(crate) async fn start_on(home: Home, addresses: Addresses) -> Result<Self, Failure> {
+    /// Starts a supervisor on the TCP addresses that [`over_tcp`] returned with `home`.
+    pub(crate) async fn start_on(home: Home, addresses: TcpAddresses) -> Result<Self, MeasureError> {
         Ok(Self { tcp: Some(addresses), ..Self::start(home).await? })
     }
 
-    /// The supervisor's process number.
+    /// Returns the process ID of the supervisor.
     pub(crate) fn supervisor(&self) -> i32 {
         self.server.process().pid
     }
 
-    /// Its workers' process numbers.
+    /// Returns the process IDs of the workers.
     pub(crate) fn workers(&self) -> Vec<i32> {
         self.server.children().into_iter().map(|worker| worker.pid).collect()
     }
 
-    /// The folder that it runs in.
+    /// Returns the supervisor's folder.
     pub(crate) fn folder(&self) -> &Path {
         self.server.home().path()
     }
 
-    /// The clocks of its processes.
-    pub(crate) fn clocks(&self) -> Result<Clocks, Failure> {
+    /// Returns the CPU clocks of all processes.
+    pub(crate) fn clocks(&self) -> Result<ServerClocks, MeasureError> {
         let clock = |pid: i32| CpuClock::of(Pid::from_raw(pid));
         let workers = self.workers().into_iter().map(clock).collect::<Result<_, _>>()?;
-        Ok(Clocks { server: clock(self.supervisor())?, workers })
+        Ok(ServerClocks { server: clock(self.supervisor())?, workers })
     }
 
-    /// The client numbered `connection` of a setting.
-    pub(crate) async fn client(&self, setting: &Setting, connection: u16) -> Result<Client, Fault> {
+    /// Returns the client with the number `connection` of a setting.
+    pub(crate) async fn client(
+        &self,
+        setting: &EchoSetting,
+        connection: u16,
+    ) -> Result<EchoClient, ExchangeError> {
         let stream = self.stream(setting).await?;
         match setting.protocol {
-            Protocol::Http => Ok(Client::http(stream, setting.bytes, connection)),
-            Protocol::Grpc => Client::grpc(stream, setting.bytes, connection).await,
+            EchoProtocol::Http => Ok(EchoClient::http(stream, setting.bytes, connection)),
+            EchoProtocol::Grpc => EchoClient::grpc(stream, setting.bytes, connection).await,
         }
     }
 
-    async fn stream(&self, setting: &Setting) -> Result<Stream, Fault> {
+    async fn stream(&self, setting: &EchoSetting) -> Result<ClientStream, ExchangeError> {
         match (setting.transport, self.tcp, setting.protocol) {
-            (Transport::Tcp, Some(tcp), Protocol::Http) => Stream::tcp(tcp.http).await,
-            (Transport::Tcp, Some(tcp), Protocol::Grpc) => Stream::tcp(tcp.grpc).await,
-            (_, _, Protocol::Http) => Stream::unix(&self.server.home().run_dir().join(HTTP_SOCKET)).await,
-            (_, _, Protocol::Grpc) => Stream::unix(&self.server.home().run_dir().join(GRPC_SOCKET)).await,
+            (Transport::Tcp, Some(tcp), EchoProtocol::Http) => ClientStream::tcp(tcp.http).await,
+            (Transport::Tcp, Some(tcp), EchoProtocol::Grpc) => ClientStream::tcp(tcp.grpc).await,
+            (_, _, EchoProtocol::Http) => {
+                ClientStream::unix(&self.server.home().run_dir().join(HTTP_SOCKET)).await
+            }
+            (_, _, EchoProtocol::Grpc) => {
+                ClientStream::unix(&self.server.home().run_dir().join(GRPC_SOCKET)).await
+            }
         }
     }
 
-    /// All clients of a setting.
-    pub(crate) async fn clients(&self, setting: &Setting) -> Result<Vec<Client>, Fault> {
+    /// Returns all clients of a setting.
+    pub(crate) async fn clients(&self, setting: &EchoSetting) -> Result<Vec<EchoClient>, ExchangeError> {
         let mut clients = Vec::new();
         for connection in 0..setting.connections {
             clients.push(self.client(setting, connection).await?);
@@ -117,34 +128,34 @@ impl System {
         Ok(clients)
     }
 
-    /// Lets these clients ask for `span`, and measures.
+    /// Measures a closed loop of these clients for `span`.
     pub(crate) async fn round(
         &self,
-        clients: Vec<Client>,
+        clients: Vec<EchoClient>,
         span: std::time::Duration,
-    ) -> Result<Round, Failure> {
+    ) -> Result<RoundResult, MeasureError> {
         closed_loop::run(clients, span, &self.clocks()?).await
     }
 
-    /// Stops it; it must leave nothing behind.
-    pub(crate) async fn stop(self) -> Result<(), Failure> {
+    /// Stops the supervisor. Processes or files that remain are an error.
+    pub(crate) async fn stop(self) -> Result<(), MeasureError> {
         Ok(self.server.stop().await?)
     }
 }
 
-/// A folder for a supervisor of these binaries with one model for each tensor size, with shares
-/// that stay as they are.
-pub(crate) fn home(binaries: &Path, sizes: &[usize], connections: u16) -> Result<Home, Failure> {
+/// Returns a folder for a supervisor of these binaries, with one model for each tensor size and the
+/// policy `static`.
+pub(crate) fn home(binaries: &Path, sizes: &[usize], connections: u16) -> Result<Home, MeasureError> {
     home_under("static", binaries, sizes, connections)
 }
 
-/// The same under a policy.
+/// Returns a folder as [`home`] does, with another policy.
 pub(crate) fn home_under(
     policy: &str,
     binaries: &Path,
     sizes: &[usize],
     connections: u16,
-) -> Result<Home, Failure> {
+) -> Result<Home, MeasureError> {
     with_binary(Home::with_config(&config(policy, sizes, connections, None))?, binaries)
 }
 
@@ -153,13 +164,13 @@ pub(crate) fn over_tcp(
     binaries: &Path,
     sizes: &[usize],
     connections: u16,
-) -> Result<(Home, Addresses), Failure> {
-    let addresses = Addresses { http: free_address()?, grpc: free_address()? };
+) -> Result<(Home, TcpAddresses), MeasureError> {
+    let addresses = TcpAddresses { http: free_address()?, grpc: free_address()? };
     let home = Home::with_config(&config("static", sizes, connections, Some(addresses)))?;
     Ok((with_binary(home, binaries)?, addresses))
 }
 
-fn with_binary(mut home: Home, binaries: &Path) -> Result<Home, Failure> {
+fn with_binary(mut home: Home, binaries: &Path) -> Result<Home, MeasureError> {
     let binary = binaries.join("shadowslice");
     home.set_binary(
         fs::canonicalize(&binary).map_err(|error| format!("cannot find {}: {error}", binary.display()))?,
@@ -167,11 +178,11 @@ fn with_binary(mut home: Home, binaries: &Path) -> Result<Home, Failure> {
     Ok(home)
 }
 
-/// Emulated models without a profile, which answer at once. Limits rise above their defaults only
-/// where tensors need it.
-fn config(policy: &str, sizes: &[usize], connections: u16, tcp: Option<Addresses>) -> String {
+/// Returns a configuration with emulated models that have no profile, so they answer at once. Limits
+/// exceed their defaults only for large tensors.
+fn config(policy: &str, sizes: &[usize], connections: u16, tcp: Option<TcpAddresses>) -> String {
     let [http, grpc] = match tcp {
-        Some(Addresses { http, grpc }) => [http, grpc].map(|address| format!(", \"{address}\"")),
+        Some(TcpAddresses { http, grpc }) => [http, grpc].map(|address| format!(", \"{address}\"")),
         None => [String::new(), String::new()],
     };
     let large = sizes.iter().any(|bytes| *bytes > LARGE_TENSOR);

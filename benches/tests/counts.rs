@@ -1,11 +1,11 @@
-//! That the programs which compare builds, count what requests cost, and look for what grows, run
-//! and write their pages; no figure is asserted.
+//! Tests that the programs `shadowslice-compare`, `shadowslice-cost-profile` and `shadowslice-scaling` run
+//! and write their pages. They assert no figures.
 
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-/// Runs a program with its page in a folder, and returns the page.
+/// Runs a program, and returns the page that it writes.
 fn page(program: &str, arguments: &[&str]) -> String {
     let folder = tempfile::tempdir().expect("temporary files can be made");
     let page = folder.path().join("page.md");
@@ -16,8 +16,8 @@ fn page(program: &str, arguments: &[&str]) -> String {
 }
 
 #[test]
-fn counts_of_two_builds_stand_side_by_side() {
-    let program = env!("CARGO_BIN_EXE_shadowslice-costs");
+fn counts_of_two_builds_are_in_adjacent_rows() {
+    let program = env!("CARGO_BIN_EXE_shadowslice-cost-profile");
     let folder = Path::new(program).parent().unwrap().display();
     let (one, other) = (format!("one={folder}"), format!("other={folder}"));
     let arguments = ["--only", "grpc unix 64 B x8", "--requests", "100", "--no-profile"];
@@ -25,7 +25,7 @@ fn counts_of_two_builds_stand_side_by_side() {
     for row in ["| supervisor | one |", "| supervisor | other |", "| worker | one |", "| worker | other |"] {
         assert!(page.contains(&format!("| grpc unix 64 B x8 {row}")), "{page}");
     }
-    assert!(page.contains("Left out, because it was left out by `--no-profile`"), "{page}");
+    assert!(page.contains("Left out, because `--no-profile` is set"), "{page}");
 }
 
 #[test]
@@ -41,10 +41,10 @@ fn two_builds_take_turns_over_both_protocols() {
 }
 
 #[test]
-fn memory_and_idleness_are_read() {
+fn memory_and_idle_cost_are_measured() {
     let arguments =
         ["--parts", "memory,idle", "--requests", "50,100", "--rest-seconds", "0", "--idle-seconds", "0.2"];
-    let page = page(env!("CARGO_BIN_EXE_shadowslice-growth"), &arguments);
+    let page = page(env!("CARGO_BIN_EXE_shadowslice-scaling"), &arguments);
     for row in ["| 64 B x32 | 50 requests |", "| 64 B x32 | 100 requests |", "| all workers |"] {
         assert!(page.contains(row), "{page}");
     }

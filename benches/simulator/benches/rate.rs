@@ -1,4 +1,4 @@
-//! How many requests a second of wall time the world simulates, on one core.
+//! The number of requests that the simulator handles per second of wall time, on one core.
 
 #![allow(clippy::print_stdout, clippy::unwrap_used, reason = "a benchmark's own output")]
 
@@ -7,21 +7,21 @@ use std::time::{Duration, Instant};
 use shadowslice_policy::sharing::{AdmissionPolicy, Decision, ModelSpec, PolicyInput};
 use shadowslice_shared::profile::{Execution, Memory, Profile, Row, Source, Start};
 use shadowslice_shared::units::Sms;
-use shadowslice_simulator::loads::Named;
-use shadowslice_simulator::scenario::{Scenario, Served};
-use shadowslice_simulator::world::{self, Settings, Sharing};
+use shadowslice_simulator::loads::NamedLoad;
+use shadowslice_simulator::scenario::{Scenario, ScenarioModel};
+use shadowslice_simulator::world::{self, GpuSharing, WorldSettings};
 
-const SETTINGS: Settings = Settings {
+const SETTINGS: WorldSettings = WorldSettings {
     interval: Duration::from_millis(500),
     dwell: Duration::from_secs(5),
     interference: true,
-    sharing: Sharing::Turns,
+    sharing: GpuSharing::Turns,
     noise: 0.0,
     seed: 1,
 };
 
-/// Some thousand requests a second each, on a sixth of the GPU.
-fn served(index: u32) -> Served {
+/// Returns a model that takes a few thousand requests a second on a sixth of the GPU.
+fn served(index: u32) -> ScenarioModel {
     let row = |batch: u32, factor: f64| Row { batch, ms: [8.0, 4.5, 3.0].map(|ms| ms * factor).to_vec() };
     let rows = vec![row(1, 0.2), row(8, 0.6), row(32, 1.8)];
     let profile = Profile {
@@ -44,7 +44,7 @@ fn served(index: u32) -> Served {
         max_batch: 32,
         profile: Some(profile.clone()),
     };
-    Served {
+    ScenarioModel {
         terms,
         truth: profile,
         max_queued: 1024,
@@ -54,26 +54,27 @@ fn served(index: u32) -> Served {
     }
 }
 
-fn measure(what: &str, initial: Sms, admissions: &[AdmissionPolicy], utilisation: f64) {
+/// Simulates six models, and prints the rate.
+fn measure(name: &str, initial: Sms, admission: &[AdmissionPolicy], utilisation: f64) {
     let mut scenario = Scenario { gpus: vec![Sms(132)], models: (0..6).map(served).collect() };
     scenario.models.iter_mut().for_each(|served| served.terms.initial = initial);
-    let arrivals = Named::Poisson.arrivals(&scenario, 1, 120.0, utilisation);
+    let arrivals = NamedLoad::Poisson.arrivals(&scenario, 1, 120.0, utilisation);
     let mut requests = 0_u64;
     let counted = arrivals.inspect(|_| requests += 1);
-    let mut decide = |_: &PolicyInput| Decision { admissions: admissions.to_vec(), ..Decision::default() };
-    let begun = Instant::now();
+    let mut decide = |_: &PolicyInput| Decision { admissions: admission.to_vec(), ..Decision::default() };
+    let start = Instant::now();
     let outcome = world::run(&scenario, &SETTINGS, counted, &mut decide);
-    let took = begun.elapsed().as_secs_f64();
+    let took = start.elapsed().as_secs_f64();
     let rate = requests as f64 / took / 1e6;
     drop(outcome);
-    println!("{what}: {requests} requests in {took:.2} s, {rate:.2} million a second");
+    println!("{name}: {requests} requests in {took:.2} s, {rate:.2} million a second");
 }
 
 fn main() {
     let admission = [AdmissionPolicy { refuse_late: true, ..AdmissionPolicy::accept_all(32) }; 6];
     measure("partitioned, half loaded", Sms(22), &[], 0.5);
-    measure("partitioned, half loaded, refusing late requests", Sms(22), &admission, 0.5);
-    measure("unpartitioned, half loaded, refusing late requests", Sms(132), &admission, 0.5);
-    measure("partitioned, overloaded, refusing late requests", Sms(22), &admission, 1.5);
+    measure("partitioned, half loaded, with admission control", Sms(22), &admission, 0.5);
+    measure("unpartitioned, half loaded, with admission control", Sms(132), &admission, 0.5);
+    measure("partitioned, overloaded, with admission control", Sms(22), &admission, 1.5);
     measure("partitioned, overloaded", Sms(22), &[], 1.5);
 }

@@ -1,35 +1,35 @@
-//! The fluid bound: the requests that GPUs could serve in time if work were a fluid.
+//! The fluid bound: the rate of requests in time if work were a fluid that GPUs share perfectly.
 
 use crate::loads::cheapest;
-use crate::scenario::{Arrival, Scenario};
+use crate::scenario::{Scenario, SimulatedArrival};
 use crate::time::at_ns;
 
-/// Requests are counted in windows of this length.
+/// The length of a window in which requests are counted, in seconds.
 const WINDOW_S: f64 = 1.0;
 
-/// Returns the requests a second that are in time at best if each takes its cheapest SM·s and a GPU
-/// has no more than its SMs.
+/// Returns the maximum number of requests in time per second, if each request has its minimum cost in
+/// SM·s and GPUs have no overhead.
 ///
-/// Within each window of arrivals that is a linear programme for each GPU: serve as many requests
-/// as possible so that the sum of rate · cost is at most the GPU's SMs. Every request counts the
-/// same, so serving the cheapest first is its exact solution. The cost of a request is its least
-/// SM·s over all batches and SMs with a time of at most half the SLO, as it may wait for one batch
-/// before its own.
+/// Each window of arrivals is a linear programme for each GPU: maximise the number of requests so that
+/// the sum of rate · cost is at most the GPU's SMs. All requests have the same value, so the exact
+/// solution takes the cheapest requests first. The cost of a request is the minimum of SM·s over all
+/// batches and SMs with a time of at most half the SLO, because a request may wait for one batch before
+/// its own.
 ///
-/// No policy reaches the bound: it ignores queueing, bursts within a window, batches that are not
-/// full, and that models meet. It is not strict, either. Batches that overlap on the same SMs may
-/// take less than their costs together, a batch may take more than half its SLO, and work may move
-/// into the next window.
-pub fn fluid(scenario: &Scenario, arrivals: &[Arrival], seconds: f64) -> f64 {
+/// No policy reaches the bound, because it ignores queueing, bursts within a window, partial batches and
+/// contention. It is not a strict bound either: overlapping batches on the same SMs may take less than
+/// the sum of their costs, a batch may take more than half its SLO, and work may move into the next
+/// window.
+pub fn fluid(scenario: &Scenario, arrivals: &[SimulatedArrival], seconds: f64) -> f64 {
     let costs: Vec<f64> = scenario
         .models
         .iter()
-        .map(|served| {
-            let terms = &served.terms;
-            cheapest(&served.truth, scenario.gpus[terms.gpu], terms.slo / 2, terms.max_batch)
+        .map(|model| {
+            let terms = &model.terms;
+            cheapest(&model.truth, scenario.gpus[terms.gpu], terms.slo / 2, terms.max_batch)
         })
         .collect();
-    let window = |arrival: &Arrival| at_ns(arrival.at) as f64 / 1e9 / WINDOW_S;
+    let window = |arrival: &SimulatedArrival| at_ns(arrival.at) as f64 / 1e9 / WINDOW_S;
     let served = arrivals.chunk_by(|one, next| window(one) as u64 == window(next) as u64).map(|arrivals| {
         let begins = arrivals.first().map_or(0.0, |first| window(first).floor() * WINDOW_S);
         in_window(scenario, arrivals, &costs, (seconds - begins).min(WINDOW_S))
@@ -37,8 +37,8 @@ pub fn fluid(scenario: &Scenario, arrivals: &[Arrival], seconds: f64) -> f64 {
     served.sum::<f64>() / seconds
 }
 
-/// Returns the requests of one window that are served.
-fn in_window(scenario: &Scenario, arrivals: &[Arrival], costs: &[f64], length_s: f64) -> f64 {
+/// Returns the number of requests of one window that are in time.
+fn in_window(scenario: &Scenario, arrivals: &[SimulatedArrival], costs: &[f64], length_s: f64) -> f64 {
     let mut counts = vec![0.0_f64; costs.len()];
     for arrival in arrivals {
         counts[arrival.model] += 1.0;
@@ -66,33 +66,33 @@ mod tests {
     use crate::scenario::fixtures::{model, on_one_gpu};
 
     /// Returns `counts` requests of each model, spread evenly over the second that begins at `from`.
-    fn arrivals(from: u64, counts: &[u32]) -> Vec<Arrival> {
+    fn arrivals(from: u64, counts: &[u32]) -> Vec<SimulatedArrival> {
         let of = |(model, &count): (usize, &u32)| {
             (0..count).map(move |index| {
                 let at = Duration::from_secs(from) + Duration::from_secs(1) * index / count;
-                Arrival { at: Timestamp::after_origin(at), model }
+                SimulatedArrival { at: Timestamp::after_origin(at), model }
             })
         };
-        let mut all: Vec<Arrival> = counts.iter().enumerate().flat_map(of).collect();
+        let mut all: Vec<SimulatedArrival> = counts.iter().enumerate().flat_map(of).collect();
         all.sort();
         all
     }
 
-    /// On 100 SMs a request of the first model takes 0.5 SM·s, and one of the second 0.1.
+    /// Returns two models on 100 SMs. A request takes 0.5 SM·s of the first and 0.1 SM·s of the second.
     fn scenario() -> Scenario {
-        on_one_gpu(100, vec![model("dear", 10.0), model("cheap", 2.0)])
+        on_one_gpu(100, vec![model("expensive", 10.0), model("cheap", 2.0)])
     }
 
     #[test]
     fn the_cheapest_requests_are_served_first() {
         let bound = |counts: &[u32]| fluid(&scenario(), &arrivals(0, counts), 1.0);
         assert!((bound(&[100, 500]) - 600.0).abs() < 0.01, "exactly full");
-        assert!((bound(&[200, 500]) - 600.0).abs() < 0.01, "the dear ones wait");
+        assert!((bound(&[200, 500]) - 600.0).abs() < 0.01, "the expensive ones wait");
         assert!((bound(&[200, 2000]) - 1000.0).abs() < 0.01, "only cheap ones");
     }
 
     #[test]
-    fn a_second_has_no_use_of_what_another_leaves() {
+    fn a_window_cannot_use_the_capacity_of_another() {
         let both = [arrivals(0, &[0, 2000]), arrivals(1, &[0, 100])].concat();
         assert!((fluid(&scenario(), &both, 2.0) - 1100.0 / 2.0).abs() < 0.01);
         let half = arrivals(0, &[0, 2000]).into_iter().take(1000).collect::<Vec<_>>();
@@ -100,9 +100,9 @@ mod tests {
     }
 
     #[test]
-    fn half_of_the_slo_is_left_for_the_wait() {
+    fn half_of_the_slo_is_reserved_for_waiting() {
         let mut scenario = scenario();
-        // 10 ms take 50 SMs; within 5 ms no request is in time on the whole GPU.
+        // With an SLO of 8 ms, a batch may take 4 ms.
         scenario.models[1].terms.slo = Duration::from_millis(8);
         let execution = &mut scenario.models[1].truth.execution;
         *execution = {

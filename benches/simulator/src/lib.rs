@@ -1,8 +1,7 @@
-//! A world with a virtual clock, in which shadowslice's policies are judged.
+//! A simulated world with a virtual clock, in which shadowslice's policies are evaluated.
 //!
-//! The code that decides here is the code that serves: the `policy` crate's queue, batcher and
-//! sharing policies. What this crate adds is what they decide about: arrivals, execution,
-//! hand-overs.
+//! The queue, batcher and sharing policies are those of the `policy` crate, which the supervisor uses
+//! too. This crate adds the environment: arrivals, execution and hand-overs.
 
 pub mod bound;
 pub mod loads;

@@ -1,4 +1,4 @@
-//! `shadowslice-simulate`: see `shadowslice-simulate --help`.
+//! The binary `shadowslice-simulate`, which simulates policies. See `shadowslice-simulate --help`.
 
 mod command;
 
@@ -7,5 +7,5 @@ use std::process::ExitCode;
 use clap::Parser;
 
 fn main() -> ExitCode {
-    ExitCode::from(command::run(&command::Options::parse()))
+    ExitCode::from(command::run(&command::SimulateOptions::parse()))
 }

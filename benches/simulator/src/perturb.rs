@@ -1,4 +1,5 @@
-//! How the world differs from the profiles, and how what a policy is told differs from them.
+//! Differences between the simulated world and the profiles (truth), and between the profiles that a
+//! policy gets and the real ones (belief).
 //!
 //! ```text
 //! --truth  profile | LIST          LIST: form, scale, noise, starts, proportional, slices, joined by commas
@@ -6,69 +7,77 @@
 //! ```
 //!
 //! * `form`: execution times follow Amdahl's law over the SMs, `t(b, S) = a + c/S`, through the first and
-//!   the last point of each row of the profile: no knee where the profile has one, and less of a gain
-//!   below its first column.
-//! * `scale`: all execution times of a model by one factor, uniform from 0.7 to 1.3, by the seed.
-//! * `noise`: each batch by a factor of its own, normal with a deviation of 10 %.
-//! * `starts`: the start times of a model by one factor from 0.5 to 2, by the seed; a half is as likely as
-//!   a double.
-//! * `proportional`: workers divide the GPU in proportion where their shares do not fit onto it
-//!   together, and do not take turns as was measured on a real one; no policy is told.
-//! * `slices`: workers have the whole GPU one after the other, in slices of time, as without MPS;
-//!   no policy is told.
+//!   the last point of each row of the profile. So the curve has no knee, and gains less below the
+//!   profile's first column.
+//! * `scale`: a factor for each model multiplies all its execution times. The seed draws it, uniformly
+//!   from 0.7 to 1.3.
+//! * `noise`: a factor for each batch multiplies its execution time. It is normal with a standard
+//!   deviation of 10 %.
+//! * `starts`: a factor for each model multiplies its start times. The seed draws it from 0.5 to 2, with a
+//!   uniform logarithm.
+//! * `proportional`: workers whose shares do not fit onto the GPU together divide it in proportion. On
+//!   real GPUs their kernels take turns. Policies are not informed.
+//! * `slices`: workers use the whole GPU in time slices, as without MPS. Policies are not informed.
 //!
-//! So `--truth form,noise --belief profile` is a world of another form, with noise, in which the
-//! policy is told the profiles as they stand; `--truth profile --belief scale` tells the policy
-//! wrong times instead, and `--belief none` nothing at all. Truth and belief draw their factors
-//! apart.
+//! For example, `--truth form,noise --belief profile` simulates a world with another form and noise, and
+//! gives the unchanged profiles to the policy. `--truth profile --belief scale` gives wrong times to the
+//! policy, and `--belief none` gives no profiles. Truth and belief draw their factors independently.
 
 use std::str::FromStr;
 
 use shadowslice_shared::profile::{Execution, Profile, Row};
 use shadowslice_shared::units::Sms;
 
-use crate::random::{Purpose, Random};
+use crate::random::{Random, RandomPurpose};
 use crate::scenario::Scenario;
-use crate::world::Sharing;
+use crate::world::GpuSharing;
 
+/// The standard deviation of `noise`, as a fraction of the time.
 const NOISE: f64 = 0.1;
 
+/// The maximum relative change of times by `scale`.
 const SCALE: f64 = 0.3;
 
+/// The maximum factor of `starts`.
 const STARTS: f64 = 2.0;
 
+/// A set of differences to the profiles.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Difference {
     form: bool,
     scale: bool,
     noise: bool,
     starts: bool,
-    sharing: Sharing,
+    sharing: GpuSharing,
 }
 
+/// The profiles that a policy gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Belief {
+    /// The profiles of the simulated world.
     Truth,
+    /// No profiles.
     Nothing,
-    /// The profiles, with these differences.
+    /// The configured profiles, with these differences.
     Profile(Difference),
 }
 
+/// An error in the text of a difference or a belief.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum BadDifference {
+pub enum DifferenceError {
     #[error(
-        "{0:?} is no difference; give `profile`, or some of form, scale, noise, starts, proportional, slices, joined by commas"
+        "unknown difference {0:?}; give `profile`, or a comma-separated list of form, scale, noise, starts, proportional, slices"
     )]
     Unknown(String),
-    /// A difference that exists in the world only.
-    #[error("{0} is nothing that a policy could be told; give --truth {0}")]
+    /// A difference that cannot be part of a belief.
+    #[error("{0} cannot be part of --belief; use --truth {0}")]
     NotBelieved(&'static str),
 }
 
 impl FromStr for Difference {
-    type Err = BadDifference;
+    type Err = DifferenceError;
 
-    fn from_str(text: &str) -> Result<Self, BadDifference> {
+    fn from_str(text: &str) -> Result<Self, DifferenceError> {
         let mut difference = Self::default();
         if text == "profile" {
             return Ok(difference);
@@ -79,9 +88,9 @@ impl FromStr for Difference {
                 "scale" => difference.scale = true,
                 "noise" => difference.noise = true,
                 "starts" => difference.starts = true,
-                "proportional" => difference.sharing = Sharing::Proportional,
-                "slices" => difference.sharing = Sharing::Slices,
-                other => return Err(BadDifference::Unknown(other.to_owned())),
+                "proportional" => difference.sharing = GpuSharing::Proportional,
+                "slices" => difference.sharing = GpuSharing::Slices,
+                other => return Err(DifferenceError::Unknown(other.to_owned())),
             }
         }
         Ok(difference)
@@ -89,18 +98,18 @@ impl FromStr for Difference {
 }
 
 impl FromStr for Belief {
-    type Err = BadDifference;
+    type Err = DifferenceError;
 
-    fn from_str(text: &str) -> Result<Self, BadDifference> {
+    fn from_str(text: &str) -> Result<Self, DifferenceError> {
         match text {
             "truth" => Ok(Self::Truth),
             "none" => Ok(Self::Nothing),
             list => match list.parse::<Difference>()? {
-                Difference { noise: true, .. } => Err(BadDifference::NotBelieved("noise")),
-                Difference { sharing: Sharing::Proportional, .. } => {
-                    Err(BadDifference::NotBelieved("proportional"))
+                Difference { noise: true, .. } => Err(DifferenceError::NotBelieved("noise")),
+                Difference { sharing: GpuSharing::Proportional, .. } => {
+                    Err(DifferenceError::NotBelieved("proportional"))
                 }
-                Difference { sharing: Sharing::Slices, .. } => Err(BadDifference::NotBelieved("slices")),
+                Difference { sharing: GpuSharing::Slices, .. } => Err(DifferenceError::NotBelieved("slices")),
                 difference => Ok(Self::Profile(difference)),
             },
         }
@@ -108,18 +117,20 @@ impl FromStr for Belief {
 }
 
 impl Difference {
-    /// A deviation from batch to batch, as a part of the time.
+    /// Returns the standard deviation of execution times, as a fraction of the time.
     pub fn noise(&self) -> f64 {
         if self.noise { NOISE } else { 0.0 }
     }
 
-    pub fn sharing(&self) -> Sharing {
+    /// Returns how workers share a GPU.
+    pub fn sharing(&self) -> GpuSharing {
         self.sharing
     }
 
+    /// Returns the profile with these differences.
     fn of(&self, profile: &Profile, gpu: Sms, mut random: Random) -> Profile {
         let mut differs = profile.clone();
-        // Both are drawn whether needed or not, so that one difference does not depend on another.
+        // Both factors are always drawn, so that one difference does not change the factor of the other.
         let scale = 1.0 + SCALE * (2.0 * random.fraction() - 1.0);
         let starts = STARTS.powf(2.0 * random.fraction() - 1.0);
         if self.form {
@@ -140,26 +151,27 @@ impl Difference {
     }
 }
 
-/// In `scenario`, `terms.profile` of each model is what its configuration says; models without a
-/// profile keep their truth.
+/// Returns the scenario with the differences applied. In `scenario`, `terms.profile` of each model is the
+/// configured profile. Models without a profile do not change.
 pub fn apply(scenario: &Scenario, truth: Difference, belief: Belief, seed: u64) -> Scenario {
     let mut changed = scenario.clone();
     for (index, model) in changed.models.iter_mut().enumerate() {
         let Some(profile) = model.terms.profile.clone() else { continue };
         let gpu = scenario.gpus[model.terms.gpu];
-        model.truth = truth.of(&profile, gpu, Random::new(seed, Purpose::Truth, index));
+        model.truth = truth.of(&profile, gpu, Random::new(seed, RandomPurpose::Truth, index));
         model.terms.profile = match belief {
             Belief::Truth => Some(model.truth.clone()),
             Belief::Nothing => None,
             Belief::Profile(differs) => {
-                Some(differs.of(&profile, gpu, Random::new(seed, Purpose::Belief, index)))
+                Some(differs.of(&profile, gpu, Random::new(seed, RandomPurpose::Belief, index)))
             }
         };
     }
     changed
 }
 
-/// `time` gives the new times from the old row, its columns, and the SMs. A batch keeps its kernels.
+/// Returns a table of execution times with these columns. `time` computes a time in ms from the old row,
+/// the old columns and the new column. The number of kernels stays the same.
 fn table(columns: &[Sms], old: &Execution, time: impl Fn(&Row, &[Sms], Sms) -> f64) -> Execution {
     let row = |row: &Row| {
         let ms = columns.iter().map(|&sms| time(row, old.sms(), sms).clamp(1e-6, 999_999.0));
@@ -170,7 +182,7 @@ fn table(columns: &[Sms], old: &Execution, time: impl Fn(&Row, &[Sms], Sms) -> f
         .with_kernels(old.kernels().round() as u32)
 }
 
-/// A column for each step at first, then for every eighth SM, and for the whole GPU.
+/// Returns the columns for Amdahl's law: every step below 16 SMs, then every eighth SM, and the whole GPU.
 fn amdahl_columns(gpu: Sms) -> Vec<Sms> {
     let fine = (Sms::STEP..16).step_by(Sms::STEP as usize);
     let mut columns: Vec<u32> = fine.chain((16..gpu.0).step_by(8)).filter(|&sms| sms < gpu.0).collect();
@@ -178,8 +190,8 @@ fn amdahl_columns(gpu: Sms) -> Vec<Sms> {
     columns.into_iter().map(Sms).collect()
 }
 
-/// Through the first and the last point of a row; without a serial part, where the row gains more
-/// than that.
+/// Returns the time by Amdahl's law through the first and the last point of a row, in ms. If the row gains
+/// more than in proportion to the SMs, the law has no serial part.
 fn amdahl(row: &Row, columns: &[Sms], sms: Sms) -> f64 {
     let inverse = |sms: Sms| 1.0 / f64::from(sms.0);
     let (first, last) = (inverse(columns[0]), inverse(columns[columns.len() - 1]));
@@ -217,18 +229,18 @@ mod tests {
     }
 
     #[test]
-    fn the_profile_is_the_truth_and_what_is_told_unless_asked_otherwise() {
+    fn truth_and_belief_are_the_profile_by_default() {
         let same = applied("profile", "profile", 1);
         assert_eq!(Some(&same.models[0].truth), scenario().models[0].terms.profile.as_ref());
         assert_eq!(same.models[0].terms, scenario().models[0].terms);
-        let told = applied("form,scale,starts", "truth", 1);
-        assert_eq!(Some(&told.models[0].truth), told.models[0].terms.profile.as_ref());
-        assert_ne!(told.models[0].truth, same.models[0].truth);
+        let other = applied("form,scale,starts", "truth", 1);
+        assert_eq!(Some(&other.models[0].truth), other.models[0].terms.profile.as_ref());
+        assert_ne!(other.models[0].truth, same.models[0].truth);
         assert_eq!(applied("profile", "none", 1).models[0].terms.profile, None);
     }
 
     #[test]
-    fn another_form_has_no_knee_and_the_same_ends() {
+    fn amdahls_law_has_no_knee_and_the_same_ends() {
         let truth = &applied("form", "profile", 1).models[0].truth;
         assert!((time(truth, 10.0) - 8.0).abs() < 0.2);
         assert!((time(truth, 100.0) - 4.0).abs() < 1e-9);
@@ -237,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_has_as_many_kernels_in_every_world() {
+    fn differences_keep_the_number_of_kernels() {
         let mut counted = scenario();
         let profile = counted.models[0].terms.profile.as_mut().unwrap();
         profile.execution = profile.execution.clone().with_kernels(77);
@@ -247,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn factors_stay_in_their_bounds_and_differ_by_seed_and_by_what_they_are_for() {
+    fn factors_stay_in_their_bounds_and_differ_by_seed_and_purpose() {
         let factor = |seed| time(&applied("scale", "profile", seed).models[0].truth, 20.0) / 4.0;
         let factors: Vec<f64> = (0..200).map(factor).collect();
         assert!(factors.iter().all(|factor| (0.7..=1.3).contains(factor)));
@@ -262,12 +274,12 @@ mod tests {
     }
 
     #[test]
-    fn noise_is_the_worlds_and_words_are_checked() {
+    fn noise_cannot_be_believed_and_words_are_checked() {
         assert_eq!("form,noise".parse::<Difference>().unwrap().noise(), 0.1);
         for word in ["noise", "proportional", "slices"] {
-            assert_eq!(word.parse::<Belief>(), Err(BadDifference::NotBelieved(word)));
+            assert_eq!(word.parse::<Belief>(), Err(DifferenceError::NotBelieved(word)));
         }
-        assert_eq!("forms".parse::<Difference>(), Err(BadDifference::Unknown("forms".into())));
+        assert_eq!("forms".parse::<Difference>(), Err(DifferenceError::Unknown("forms".into())));
         "".parse::<Difference>().unwrap_err();
     }
 }

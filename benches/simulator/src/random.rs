@@ -1,53 +1,55 @@
-//! Random numbers that are the same everywhere for the same seed.
+//! Random numbers that depend only on the seed, on every platform.
 
 use rand::RngExt;
 use rand::seq::SliceRandom;
 use rand_distr::{Distribution, Exp1, Gamma, StandardNormal};
 use rand_pcg::Pcg64;
 
-/// Each purpose has a sequence of its own, so that drawing more for one changes nothing about
-/// another.
+/// The purpose of random numbers. Each purpose has its own sequence, so that more draws for one purpose do
+/// not change another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Purpose {
+pub(crate) enum RandomPurpose {
     Gaps,
-    Course,
+    RateCurve,
     Choice,
     Truth,
     Belief,
     Noise,
 }
 
-/// O'Neill's PCG, which promises the same sequence in every version.
+/// A random number generator, O'Neill's PCG, which guarantees the same sequence in every version.
 #[derive(Debug, Clone)]
 pub(crate) struct Random(Pcg64);
 
 impl Random {
-    pub(crate) fn new(seed: u64, purpose: Purpose, index: usize) -> Self {
+    /// Returns the generator for a seed, a purpose and an index, for example of a model.
+    pub(crate) fn new(seed: u64, purpose: RandomPurpose, index: usize) -> Self {
         Self(Pcg64::new(u128::from(seed), (index as u128) << 8 | purpose as u128))
     }
 
-    /// Uniform from 0 to 1, without 1.
+    /// Returns a uniform number from 0 to 1, excluding 1.
     pub(crate) fn fraction(&mut self) -> f64 {
         self.0.random()
     }
 
+    /// Returns a random permutation of the indices below `count`.
     pub(crate) fn order(&mut self, count: usize) -> Vec<usize> {
         let mut order: Vec<usize> = (0..count).collect();
         order.shuffle(&mut self.0);
         order
     }
 
-    /// With mean 1.
+    /// Returns an exponential number with mean 1.
     pub(crate) fn exponential(&mut self) -> f64 {
         Exp1.sample(&mut self.0)
     }
 
-    /// With mean 0 and deviation 1.
+    /// Returns a normal number with mean 0 and standard deviation 1.
     pub(crate) fn normal(&mut self) -> f64 {
         StandardNormal.sample(&mut self.0)
     }
 
-    /// Of this shape, which is above 0, with mean 1.
+    /// Returns a gamma number with this shape, which must be positive, and mean 1.
     pub(crate) fn gamma(&mut self, shape: f64) -> f64 {
         Gamma::new(shape, 1.0 / shape).map_or(1.0, |gamma| gamma.sample(&mut self.0))
     }
@@ -57,10 +59,10 @@ impl Random {
 mod tests {
     use super::*;
 
-    /// Mean and variance of many draws.
+    /// Returns the mean and the variance of many draws.
     fn moments(mut draw: impl FnMut(&mut Random) -> f64) -> (f64, f64) {
         const DRAWS: usize = 200_000;
-        let mut random = Random::new(7, Purpose::Gaps, 0);
+        let mut random = Random::new(7, RandomPurpose::Gaps, 0);
         let drawn: Vec<f64> = (0..DRAWS).map(|_| draw(&mut random)).collect();
         let mean = drawn.iter().sum::<f64>() / DRAWS as f64;
         (mean, drawn.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / DRAWS as f64)
@@ -79,18 +81,18 @@ mod tests {
     }
 
     #[test]
-    fn purposes_models_and_seeds_have_sequences_of_their_own() {
+    fn purposes_models_and_seeds_have_their_own_sequences() {
         let first = |seed, purpose, index| Random::new(seed, purpose, index).fraction().to_bits();
-        let base = first(1, Purpose::Gaps, 0);
-        assert_eq!(base, first(1, Purpose::Gaps, 0));
-        assert_ne!(base, first(2, Purpose::Gaps, 0));
-        assert_ne!(base, first(1, Purpose::Noise, 0));
-        assert_ne!(base, first(1, Purpose::Gaps, 1));
+        let base = first(1, RandomPurpose::Gaps, 0);
+        assert_eq!(base, first(1, RandomPurpose::Gaps, 0));
+        assert_ne!(base, first(2, RandomPurpose::Gaps, 0));
+        assert_ne!(base, first(1, RandomPurpose::Noise, 0));
+        assert_ne!(base, first(1, RandomPurpose::Gaps, 1));
     }
 
     #[test]
     fn an_order_holds_every_index_once() {
-        let mut order = Random::new(3, Purpose::Choice, 0).order(10);
+        let mut order = Random::new(3, RandomPurpose::Choice, 0).order(10);
         assert_ne!(order, (0..10).collect::<Vec<_>>());
         order.sort_unstable();
         assert_eq!(order, (0..10).collect::<Vec<_>>());

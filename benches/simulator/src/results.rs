@@ -1,4 +1,4 @@
-//! The results of a run, as operators and scripts read them.
+//! The results of a run, which `shadowslice-simulate` prints as a table or as JSON.
 
 use std::collections::BTreeMap;
 
@@ -6,70 +6,73 @@ use serde::{Deserialize, Serialize};
 
 use crate::scenario::Scenario;
 use crate::time::{ms, ns};
-use crate::world::{Counts, Outcome};
+use crate::world::{RequestTally, WorldOutcome};
 
+/// The results of one policy under one load.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Run {
+pub struct SimulationRun {
     pub policy: String,
     pub load: String,
     pub seed: u64,
     pub offered_rps: f64,
     pub goodput_rps: f64,
-    /// Requests answered within their SLOs, of those offered; 1 when nothing was.
+    /// The fraction of offered requests that were answered within their SLO. 1 without requests.
     pub attainment: f64,
-    /// Of the answers; 0 without any.
+    /// The 99th percentile of the latency of answers, in ms. 0 without answers.
     pub p99_ms: f64,
-    /// Requests a second within the [fluid bound](crate::bound::fluid), the same for every policy.
+    /// The [fluid bound](crate::bound::fluid) in requests a second, which is the same for every policy.
     pub bound_rps: f64,
-    /// Hand-overs that came to effect.
+    /// The number of share changes that took effect.
     pub repartitions: u64,
     pub per_model: BTreeMap<String, ModelRun>,
 }
 
+/// The results of one model in a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ModelRun {
-    /// 1 is the highest.
+    /// The priority. 1 is the highest.
     pub priority: u32,
     pub slo_ms: f64,
     pub offered_rps: f64,
     pub goodput_rps: f64,
     pub attainment: f64,
-    /// Of the answers, as the latencies below; 0 without any.
+    /// The mean latency of answers, in ms. 0 without answers.
     pub mean_ms: f64,
     pub p50_ms: f64,
     pub p99_ms: f64,
     pub offered: u64,
-    /// Late or not.
+    /// The number of answered requests, including late ones.
     pub answered: u64,
     pub refused: u64,
-    /// Requests that still waited at the end.
+    /// The number of requests without an answer at the end.
     pub pending: u64,
     pub repartitions: u64,
     pub repartitioned_at_s: Vec<f64>,
-    /// The share in force at the end.
+    /// The model's share at the end, in SMs.
     pub sms: u32,
 }
 
-/// The same for every policy that meets a load.
+/// The facts about a load that are the same for every policy.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Trial {
+pub struct LoadInfo {
     pub load: String,
     pub seed: u64,
     pub seconds: f64,
     pub bound_rps: f64,
 }
 
-impl Run {
-    pub fn new(policy: &str, trial: &Trial, scenario: &Scenario, outcome: &Outcome) -> Self {
-        let seconds = trial.seconds;
-        let mut all = Counts::new();
+impl SimulationRun {
+    /// Returns the results of a policy from the outcome of its run.
+    pub fn new(policy: &str, load: &LoadInfo, scenario: &Scenario, outcome: &WorldOutcome) -> Self {
+        let seconds = load.seconds;
+        let mut all = RequestTally::new();
         let mut per_model = BTreeMap::new();
-        for (served, model) in scenario.models.iter().zip(&outcome.models) {
+        for (spec, model) in scenario.models.iter().zip(&outcome.models) {
             let tally = &model.tally;
             all.add(tally);
             let run = ModelRun {
-                priority: served.terms.priority,
-                slo_ms: ms(ns(served.terms.slo)),
+                priority: spec.terms.priority,
+                slo_ms: ms(ns(spec.terms.slo)),
                 offered_rps: tally.arrived as f64 / seconds,
                 goodput_rps: tally.in_time as f64 / seconds,
                 attainment: attainment(tally),
@@ -84,23 +87,23 @@ impl Run {
                 repartitioned_at_s: model.repartitions.iter().map(|&at| ms(at) / 1e3).collect(),
                 sms: model.share,
             };
-            per_model.insert(served.terms.name.clone(), run);
+            per_model.insert(spec.terms.name.clone(), run);
         }
         Self {
             policy: policy.to_owned(),
-            load: trial.load.clone(),
-            seed: trial.seed,
+            load: load.load.clone(),
+            seed: load.seed,
             offered_rps: all.arrived as f64 / seconds,
             goodput_rps: all.in_time as f64 / seconds,
             attainment: attainment(&all),
             p99_ms: ms(all.latency.value_at_quantile(0.99)),
-            bound_rps: trial.bound_rps,
+            bound_rps: load.bound_rps,
             repartitions: outcome.models.iter().map(|model| model.repartitions.len() as u64).sum(),
             per_model,
         }
     }
 }
 
-fn attainment(tally: &Counts) -> f64 {
+fn attainment(tally: &RequestTally) -> f64 {
     if tally.arrived == 0 { 1.0 } else { tally.in_time as f64 / tally.arrived as f64 }
 }

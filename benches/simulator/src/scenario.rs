@@ -1,4 +1,4 @@
-//! What is simulated.
+//! The scenario of a simulation: GPUs, models and arrivals.
 
 use std::time::Duration;
 
@@ -6,30 +6,34 @@ use shadowslice_policy::sharing::ModelSpec;
 use shadowslice_shared::profile::Profile;
 use shadowslice_shared::units::{Sms, Timestamp};
 
+/// The GPUs, by their number of SMs, and the models of a simulation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Scenario {
     pub gpus: Vec<Sms>,
-    pub models: Vec<Served>,
+    pub models: Vec<ScenarioModel>,
 }
 
+/// A model of a simulation.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Served {
-    /// What policies are told; the profile is what they believe.
+pub struct ScenarioModel {
+    /// The properties that policies know. Their profile is the believed one.
     pub terms: ModelSpec,
-    /// What the model really costs.
+    /// The real costs of the model.
     pub truth: Profile,
+    /// The maximum number of queued requests.
     pub max_queued: usize,
+    /// True if requests that cannot be answered in time are not refused.
     pub serve_late: bool,
-    /// How long a batch that is not full waits for more.
+    /// The maximum time for which a partial batch waits for more requests.
     pub max_delay: Duration,
-    /// The share changes inside the worker, where the GPU divides; else a second worker brings the
-    /// new share.
+    /// True if the worker changes its share in-process, provided that the GPU can be divided. Otherwise a
+    /// second worker starts at the new share.
     pub in_process: bool,
 }
 
-/// Of one row.
+/// The arrival of one request, which has one row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Arrival {
+pub struct SimulatedArrival {
     pub at: Timestamp,
     pub model: usize,
 }
@@ -40,7 +44,8 @@ pub(crate) mod fixtures {
 
     use super::*;
 
-    /// A profile of one row: `ms` a request on 50 SMs, in inverse proportion below, flat above.
+    /// Returns a profile in which a request takes `ms` on 50 or more SMs, and more in inverse proportion
+    /// below.
     pub(crate) fn profile(ms: f64) -> Profile {
         let seconds = Duration::from_secs;
         Profile {
@@ -53,8 +58,8 @@ pub(crate) mod fixtures {
         }
     }
 
-    /// A model with 50 SMs. A request takes `ms` by itself, and its answer is due after a second.
-    pub(crate) fn model(name: &str, ms: f64) -> Served {
+    /// Returns a model with 50 SMs and an SLO of 1 s, whose requests take `ms`.
+    pub(crate) fn model(name: &str, ms: f64) -> ScenarioModel {
         let terms = ModelSpec {
             name: name.to_owned(),
             gpu: 0,
@@ -67,7 +72,7 @@ pub(crate) mod fixtures {
             max_batch: 1,
             profile: Some(profile(ms)),
         };
-        Served {
+        ScenarioModel {
             terms,
             truth: profile(ms),
             max_queued: 1024,
@@ -77,7 +82,7 @@ pub(crate) mod fixtures {
         }
     }
 
-    pub(crate) fn on_one_gpu(sms: u32, models: Vec<Served>) -> Scenario {
+    pub(crate) fn on_one_gpu(sms: u32, models: Vec<ScenarioModel>) -> Scenario {
         Scenario { gpus: vec![Sms(sms)], models }
     }
 }

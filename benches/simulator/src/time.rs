@@ -1,9 +1,10 @@
-//! Moments as nanoseconds, in which the world counts, and back.
+//! Conversions between timestamps and the nanoseconds of the virtual clock.
 
 use std::time::Duration;
 
 use shadowslice_shared::units::Timestamp;
 
+/// The time of a timer that does not run.
 pub(crate) const NEVER: u64 = u64::MAX;
 
 const NS_PER_SECOND: u64 = 1_000_000_000;
@@ -12,16 +13,18 @@ pub(crate) fn ns(span: Duration) -> u64 {
     span.as_secs().saturating_mul(NS_PER_SECOND).saturating_add(u64::from(span.subsec_nanos()))
 }
 
-pub(crate) fn at_ns(moment: Timestamp) -> u64 {
-    ns(moment.since_origin())
+/// Returns the virtual time of a timestamp, in nanoseconds.
+pub(crate) fn at_ns(timestamp: Timestamp) -> u64 {
+    ns(timestamp.since_origin())
 }
 
-pub(crate) fn moment(ns: u64) -> Timestamp {
+/// Returns the timestamp of a virtual time in nanoseconds.
+pub(crate) fn timestamp(ns: u64) -> Timestamp {
     Timestamp::after_origin(Duration::from_nanos(ns))
 }
 
 pub(crate) fn seconds_to_ns(seconds: f64) -> u64 {
-    // Saturates at either end, as casts from floats do.
+    // The cast saturates at both ends.
     (seconds * NS_PER_SECOND as f64).round() as u64
 }
 

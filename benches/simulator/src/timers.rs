@@ -1,22 +1,23 @@
-//! A fixed number of timers, of which the earliest is known at any time.
+//! A fixed number of timers with fast access to the earliest one.
 
 use crate::time::NEVER;
 
-/// A winner tree: setting one of n timers costs O(log n), asking for the earliest O(1).
+/// Timers in a winner tree. Setting one of n timers takes O(log n), reading the earliest time O(1).
 #[derive(Debug)]
 pub(crate) struct Timers {
-    /// The root at 1, the children of i at 2i and 2i + 1; the last half are the timers.
+    /// The nodes. The root is at 1, the children of i are at 2i and 2i + 1, and the last half are the timers.
     tree: Vec<u64>,
     leaves: usize,
 }
 
 impl Timers {
+    /// Returns `count` stopped timers.
     pub(crate) fn new(count: usize) -> Self {
         let leaves = count.next_power_of_two().max(2);
         Self { tree: vec![NEVER; 2 * leaves], leaves }
     }
 
-    /// [`NEVER`] stops the timer.
+    /// Sets a timer. [`NEVER`] stops it.
     pub(crate) fn set(&mut self, timer: usize, at: u64) {
         let mut node = self.leaves + timer;
         self.tree[node] = at;
@@ -30,11 +31,12 @@ impl Timers {
         }
     }
 
+    /// Returns the earliest time of all timers.
     pub(crate) fn due(&self) -> u64 {
         self.tree[1]
     }
 
-    /// Of several earliest timers the first.
+    /// Returns the earliest timer, or the first one of several.
     pub(crate) fn first(&self) -> usize {
         let mut node = 1;
         while node < self.leaves {

@@ -1,4 +1,4 @@
-//! The data path of two builds, side by side.
+//! Compares the data paths of two builds.
 
 use std::process::ExitCode;
 

@@ -1,32 +1,33 @@
-//! The comparison as a page.
+//! The page of the comparison.
 
-use crate::closed_loop::Round;
-use crate::compare::{Options, Row};
-use crate::machine::Machine;
+use crate::closed_loop::RoundResult;
+use crate::compare::{CompareOptions, ComparedSetting};
+use crate::machine::HostInfo;
 use crate::spread::Spread;
 use crate::table;
 
 /// Returns the page.
-pub(super) fn of(rows: &[Row], options: &Options) -> String {
-    let Machine { cpu, cores, kernel, date, .. } = Machine::here();
-    let Options { before, after, seconds, rounds, .. } = options;
+pub(super) fn of(rows: &[ComparedSetting], options: &CompareOptions) -> String {
+    let HostInfo { cpu, cores, kernel, date, .. } = HostInfo::here();
+    let CompareOptions { before, after, seconds, rounds, .. } = options;
     format!(
         "# The data path, before and after
 
 Echo requests through two builds, `{}` (before) and `{}` (after), in {rounds} pairs of rounds of {seconds} s.
-`make compare` writes this page, as `make bench` does; nothing here is written by hand.
+`make compare` and `make bench` write this page; do not edit it.
 
-{cpu}, {cores} cores that hold supervisors, workers and client, Linux {kernel}, no GPU, emulated engine.
+{cpu}, {cores} cores shared by supervisors, workers and client, Linux {kernel}, no GPU, emulated engine.
 {date}.
 
 Each connection sends a request over TCP, waits for its answer, checks every byte, and sends the next.
-The builds take turns, and each pair begins with the other one. A ratio is after over before: the
-median over the pairs, with the smallest and the largest in brackets. Pairs in which other programs
-took more than a tenth of the machine are left out if a third of them is *quiet*.
+The builds take turns, and the build that begins alternates from pair to pair. A ratio is the value
+after divided by the value before: the median over the pairs, with the smallest and the largest in
+brackets. A pair is *quiet* if other programs used at most 10 % of the machine in both rounds. If at
+least a third of the pairs are quiet, only those count.
 
-* **CPU**: the supervisor's time per request, user and system. Below 1 the second build is cheaper.
-* **requests/s**: above 1 the second build is faster.
-* **p50**: the median latency. Below 1 the second build is faster.
+* **CPU**: the supervisor's user and system time per request. Below 1, the second build uses less.
+* **requests/s**: Above 1, the second build is faster.
+* **p50**: the median latency. Below 1, the second build is faster.
 
 {}",
         before.name,
@@ -35,16 +36,16 @@ took more than a tenth of the machine are left out if a third of them is *quiet*
     )
 }
 
-/// Returns all figures.
-pub(super) fn tables(rows: &[Row], options: &Options) -> String {
-    let cells = |row: &Row| {
+/// Returns the table.
+pub(super) fn tables(rows: &[ComparedSetting], options: &CompareOptions) -> String {
+    let cells = |row: &ComparedSetting| {
         let pairs = counted(&row.pairs);
-        let ratio = |figure: fn(&Round) -> f64| {
+        let ratio = |figure: fn(&RoundResult) -> f64| {
             let ratios = pairs.iter().map(|[before, after]| figure(after) / figure(before));
             let Spread { median, min, max } = Spread::of(ratios);
             format!("{median:.3} ({min:.2} .. {max:.2})")
         };
-        let medians = |figure: fn(&Round) -> f64, decimals: usize| {
+        let medians = |figure: fn(&RoundResult) -> f64, decimals: usize| {
             let median = |build: usize| Spread::of(pairs.iter().map(|pair| figure(&pair[build]))).median;
             format!("{:.decimals$}, {:.decimals$}", median(0), median(1))
         };
@@ -65,13 +66,13 @@ pub(super) fn tables(rows: &[Row], options: &Options) -> String {
     format!("{after} over {before}:\n\n{}", table(&heads, rows.iter().map(cells)))
 }
 
-fn is_quiet(pair: &[Round; 2]) -> bool {
-    pair.iter().all(Round::is_quiet)
+fn is_quiet(pair: &[RoundResult; 2]) -> bool {
+    pair.iter().all(RoundResult::is_quiet)
 }
 
-/// Returns the quiet pairs if they are a third of all; a few pairs say less than all do.
-fn counted(pairs: &[[Round; 2]]) -> Vec<[Round; 2]> {
-    let quiet: Vec<[Round; 2]> = pairs.iter().filter(|pair| is_quiet(pair)).copied().collect();
+/// Returns the quiet pairs if they are at least a third of all pairs, and all pairs otherwise.
+fn counted(pairs: &[[RoundResult; 2]]) -> Vec<[RoundResult; 2]> {
+    let quiet: Vec<[RoundResult; 2]> = pairs.iter().filter(|pair| is_quiet(pair)).copied().collect();
     if quiet.len() * 3 < pairs.len() { pairs.to_vec() } else { quiet }
 }
 
@@ -81,7 +82,7 @@ mod tests {
 
     #[test]
     fn a_pair_counts_only_if_both_rounds_were_quiet() {
-        let round = |others_percent| Round {
+        let round = |others_percent| RoundResult {
             requests: 1,
             requests_per_second: 1.0,
             p50_us: 1.0,

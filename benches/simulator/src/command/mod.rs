@@ -1,7 +1,8 @@
-//! The command: runs policies in a simulated world of a configuration's models.
+//! The command `shadowslice-simulate`, which runs policies in a simulated world with the models of a
+//! configuration.
 
-mod contender;
 mod load;
+mod policies;
 mod scenario;
 mod table;
 #[cfg(test)]
@@ -15,111 +16,108 @@ use shadowslice_policy::sharing::PolicyInput;
 use shadowslice_simulator::bound;
 use shadowslice_simulator::loads::MAX_SECONDS;
 use shadowslice_simulator::perturb::{self, Belief, Difference};
-use shadowslice_simulator::results::{Run, Trial};
+use shadowslice_simulator::results::{LoadInfo, SimulationRun};
 use shadowslice_simulator::scenario::Scenario;
-use shadowslice_simulator::world::{self, Settings};
+use shadowslice_simulator::world::{self, WorldSettings};
 
 use shadowslice_config as config;
 
-use contender::{Contender, Entrant, NoSuchLayout};
-use load::{BadLoad, Load, Source};
+use load::{DrawnLoad, LoadError, LoadSource};
+use policies::{NamedPolicy, NoSuchLayout, PolicyArgument};
 use scenario::NotSimulated;
 use shadowslice_config::{Config, ConfigError};
 use shadowslice_shared::errors;
 use shadowslice_shared::exit::{self, fail};
 use trace::Trace;
 
-/// Simulate how policies would share the GPUs of a configuration.
+/// Simulate how policies share the GPUs of a configuration.
 ///
-/// The simulation needs profiles, but no GPUs and no model files. The policies run the same code as
-/// in the supervisor.
+/// The simulation needs only profiles, no GPUs and no model files. It runs the same policy code as the
+/// supervisor.
 #[derive(Debug, clap::Parser)]
 #[command(version, max_term_width = 100)]
-pub(crate) struct Options {
-    /// The configuration, with emulated GPUs and a profile for every model.
+pub(crate) struct SimulateOptions {
+    /// The configuration, with emulated GPUs and a profile for each model.
     config: PathBuf,
-    /// The load: poisson, gamma, mmpp, diurnal, step, flash, anti, surge, zipf, or a .csv file with
-    /// one arrival per line as `seconds,model`. Several loads run one after the other.
+    /// The load: poisson, gamma, mmpp, diurnal, step, flash, anti, surge, zipf, or a .csv file with one
+    /// arrival per line in the form `seconds,model`. Several loads run one after the other.
     #[arg(long, required = true, num_args = 1.., value_name = "LOAD")]
-    load: Vec<Source>,
-    /// The policy: adaptive, unpartitioned, static, equal, half, priority-half, gslice, gpulet.
-    /// With the suffix `+admission`, requests that cannot be answered in time are refused. `layouts`
-    /// runs each layout that adaptive can try, fixed for the whole run; `layout:halves` is one of
-    /// them.
+    load: Vec<LoadSource>,
+    /// The policy: adaptive, unpartitioned, static, equal, half, priority-half, gslice, gpulet. The suffix
+    /// `+admission` adds admission control, which refuses requests that cannot be answered in time. `layouts`
+    /// runs each layout that adaptive may try for the whole run; `layout:halves` runs one of them.
     #[arg(long, num_args = 1.., value_name = "POLICY", default_value = "adaptive")]
-    policy: Vec<Contender>,
+    policy: Vec<PolicyArgument>,
     /// The seed of all random numbers.
     #[arg(long, num_args = 1.., value_name = "SEED", default_value = "1")]
     seed: Vec<u64>,
-    /// The length of named loads, and the used part of loads from files, in seconds [default: 120
-    /// and all].
+    /// The duration of named loads, and the length to use of loads from files, in seconds [default: 120 s for
+    /// named loads, all of a file].
     #[arg(long, value_parser = seconds, allow_negative_numbers = true)]
     seconds: Option<f64>,
-    /// The part of each GPU that a named load uses on average, if each request costs as little as
-    /// possible.
+    /// The mean fraction of each GPU that a named load uses if each request has its minimum cost.
     #[arg(long, value_parser = utilisation, allow_negative_numbers = true, default_value = "0.7")]
     utilisation: f64,
-    /// The differences of the simulated world from the profiles: some of form, scale, noise,
-    /// starts, proportional, slices, separated by commas.
+    /// The differences between the world and the profiles: a comma-separated list of form, scale, noise,
+    /// starts, proportional, slices.
     #[arg(long, value_name = "DIFFERENCES", default_value = "profile")]
     truth: Difference,
-    /// The policy's knowledge: profile, truth, none, or some of form, scale, starts, separated by
-    /// commas.
+    /// The profiles that the policy gets: profile, truth, none, or a comma-separated list of form, scale,
+    /// starts.
     #[arg(long, value_name = "BELIEF", default_value = "profile")]
     belief: Belief,
-    /// Ignore that models slow each other down by their use of memory bandwidth, as emulated GPUs do.
+    /// Do not model the contention of models for memory bandwidth, as on emulated GPUs.
     #[arg(long)]
     no_interference: bool,
-    /// Also write the arrivals to this file, for --load, to replay them elsewhere. Works with one
-    /// load and one seed.
+    /// Write the arrivals to this file, in the format of --load. Works with one load and one seed.
     #[arg(long, value_name = "FILE.csv", value_parser = csv)]
     write_arrivals: Option<PathBuf>,
-    /// Print the policy's decisions to standard error, one line for each change.
+    /// Print a line to standard error whenever a decision of the policy changes.
     #[arg(long)]
     trace: bool,
-    /// Print JSON, for scripts.
+    /// Print the results as JSON.
     #[arg(long)]
     json: bool,
 }
 
 #[derive(Debug, thiserror::Error)]
-enum Fault {
+enum SimulateError {
     #[error(transparent)]
     Config(#[from] ConfigError),
     #[error(transparent)]
     Scenario(#[from] NotSimulated),
     #[error(transparent)]
-    Load(#[from] BadLoad),
+    Load(#[from] LoadError),
     #[error(transparent)]
     Layout(#[from] NoSuchLayout),
 }
 
-impl Fault {
+impl SimulateError {
     fn code(&self) -> u8 {
         match self {
             Self::Config(_) | Self::Scenario(_) => exit::CONFIG,
-            Self::Load(BadLoad::Read { .. } | BadLoad::Write { .. }) => exit::UNAVAILABLE,
+            Self::Load(LoadError::Read { .. } | LoadError::Write { .. }) => exit::UNAVAILABLE,
             Self::Load(_) | Self::Layout(_) => exit::USAGE,
         }
     }
 }
 
 #[derive(Debug, Serialize)]
-struct Report {
-    runs: Vec<Run>,
+struct SimulationReport {
+    runs: Vec<SimulationRun>,
 }
 
-/// Returns the exit code.
-pub(crate) fn run(options: &Options) -> u8 {
+/// Runs the command, and returns its exit code.
+pub(crate) fn run(options: &SimulateOptions) -> u8 {
     match simulate(options) {
         Ok(report) => show(&report, options.json),
         Err(fault) => fail(&errors::chain(&fault), fault.code()),
     }
 }
 
-fn simulate(options: &Options) -> Result<Report, Fault> {
+fn simulate(options: &SimulateOptions) -> Result<SimulationReport, SimulateError> {
     if options.write_arrivals.is_some() && options.load.len() * options.seed.len() > 1 {
-        return Err(BadLoad::Several.into());
+        return Err(LoadError::Several.into());
     }
     let config = config::load_here(&options.config)?;
     let profiled = scenario::of(&config)?;
@@ -133,19 +131,19 @@ fn simulate(options: &Options) -> Result<Report, Fault> {
             }
             let (seconds, settings) = (load.seconds, settings(options, &config, seed));
             let bound_rps = bound::fluid(&scenario, &load.arrivals, seconds);
-            let trial = Trial { load: source.to_string(), seed, seconds, bound_rps };
-            for contender in &options.policy {
-                let entrants = contender.entrants(&scenario, &load.arrivals, seconds)?;
-                let run = |entrant| contend(entrant, &scenario, &settings, &trial, &load, options.trace);
-                runs.extend(entrants.into_iter().map(run));
+            let trial = LoadInfo { load: source.to_string(), seed, seconds, bound_rps };
+            for argument in &options.policy {
+                let policies = argument.policies(&scenario, &load.arrivals, seconds)?;
+                let run = |policy| run_policy(policy, &scenario, &settings, &trial, &load, options.trace);
+                runs.extend(policies.into_iter().map(run));
             }
         }
     }
-    Ok(Report { runs })
+    Ok(SimulationReport { runs })
 }
 
-fn settings(options: &Options, config: &Config, seed: u64) -> Settings {
-    Settings {
+fn settings(options: &SimulateOptions, config: &Config, seed: u64) -> WorldSettings {
+    WorldSettings {
         interval: config.controller.interval,
         dwell: config.timeouts.dwell,
         interference: !options.no_interference,
@@ -155,20 +153,20 @@ fn settings(options: &Options, config: &Config, seed: u64) -> Settings {
     }
 }
 
-fn contend(
-    entrant: Entrant,
+fn run_policy(
+    policy: NamedPolicy,
     scenario: &Scenario,
-    settings: &Settings,
-    trial: &Trial,
-    load: &Load,
+    settings: &WorldSettings,
+    trial: &LoadInfo,
+    load: &DrawnLoad,
     traced: bool,
-) -> Run {
-    let Entrant { name, mut policy } = entrant;
+) -> SimulationRun {
+    let NamedPolicy { name, mut policy } = policy;
     let mut started = scenario.clone();
-    for (served, initial) in started.models.iter_mut().zip(policy.initial()) {
-        served.terms.initial = initial;
+    for (model, initial) in started.models.iter_mut().zip(policy.initial()) {
+        model.terms.initial = initial;
     }
-    let names: Vec<String> = scenario.models.iter().map(|served| served.terms.name.clone()).collect();
+    let names: Vec<String> = scenario.models.iter().map(|model| model.terms.name.clone()).collect();
     let mut trace = traced.then(Trace::default);
     let mut decide = |facts: &PolicyInput| {
         let decision = policy.decide(facts);
@@ -177,10 +175,10 @@ fn contend(
         decision
     };
     let outcome = world::run(&started, settings, load.arrivals.iter().copied(), &mut decide);
-    Run::new(&name, trial, scenario, &outcome)
+    SimulationRun::new(&name, trial, scenario, &outcome)
 }
 
-fn show(report: &Report, json: bool) -> u8 {
+fn show(report: &SimulationReport, json: bool) -> u8 {
     if json {
         let json = serde_json::to_string(report).expect("numbers and text are always JSON");
         exit::print(&format!("{json}\n"))
@@ -191,17 +189,17 @@ fn show(report: &Report, json: bool) -> u8 {
 
 fn csv(text: &str) -> Result<PathBuf, String> {
     let named = text.ends_with(".csv").then(|| PathBuf::from(text));
-    named.ok_or_else(|| "give a file that ends in .csv, or --load will not take it".to_owned())
+    named.ok_or_else(|| "give a file that ends in .csv, because --load accepts no other files".to_owned())
 }
 
 fn seconds(text: &str) -> Result<f64, String> {
-    let wrong = || format!("give a number of seconds above 0, at most {MAX_SECONDS}");
-    let seconds: f64 = text.parse().map_err(|_| wrong())?;
-    if seconds > 0.0 && seconds <= MAX_SECONDS { Ok(seconds) } else { Err(wrong()) }
+    let invalid = || format!("give a number of seconds above 0, at most {MAX_SECONDS}");
+    let seconds: f64 = text.parse().map_err(|_| invalid())?;
+    if seconds > 0.0 && seconds <= MAX_SECONDS { Ok(seconds) } else { Err(invalid()) }
 }
 
 fn utilisation(text: &str) -> Result<f64, String> {
-    let wrong = || "give a part of the GPU from 0 to 100, such as 0.7".to_owned();
-    let utilisation: f64 = text.parse().map_err(|_| wrong())?;
-    if (0.0..=100.0).contains(&utilisation) { Ok(utilisation) } else { Err(wrong()) }
+    let invalid = || "give a fraction of the GPU from 0 to 100, for example 0.7".to_owned();
+    let utilisation: f64 = text.parse().map_err(|_| invalid())?;
+    if (0.0..=100.0).contains(&utilisation) { Ok(utilisation) } else { Err(invalid()) }
 }

@@ -1,53 +1,53 @@
-//! From a configuration to what is simulated.
+//! The conversion of a configuration to a scenario.
 
 use shadowslice_shared::groups::Division;
 use shadowslice_shared::profile::Profile;
 use shadowslice_shared::units::{Percent, Sms};
-use shadowslice_simulator::scenario::{Scenario, Served};
+use shadowslice_simulator::scenario::{Scenario, ScenarioModel};
 
 use shadowslice_config::{Config, Fault, Gpu, HandoverMode, Listing, Model, OnLate};
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum NotSimulated {
     #[error(
-        "GPU {0} is a real one, of which only it knows how many SMs it has; give `device: emulated, sms: 132`, say"
+        "cannot simulate GPU {0}: its number of SMs is unknown, because it is a real GPU; use for example `device: emulated, sms: 132`"
     )]
     RealGpu(usize),
-    #[error("model {0} has no profile, so its costs are not known; give it one")]
+    #[error("cannot simulate model {0}: its costs are unknown, because it has no profile; set `profile`")]
     NoProfile(String),
     #[error("{}", Listing(.0))]
     BadFiles(Vec<Fault>),
     #[error(
-        "model {0} is resized by restarting it, which is not simulated; give `handover: shadow` or `never`"
+        "cannot simulate model {0}: resizes by restarts are not simulated; use `handover: shadow` or `never`"
     )]
     Restarts(String),
 }
 
-/// Models' files are not needed, only their profiles.
+/// Returns the scenario of a configuration. Only the models' profiles are needed, not their files.
 pub(super) fn of(config: &Config) -> Result<Scenario, NotSimulated> {
     let gpu = |(index, gpu): (usize, &Gpu)| match gpu {
         Gpu::Emulated { sms } => Ok(*sms),
         Gpu::Cuda { .. } => Err(NotSimulated::RealGpu(index)),
     };
     let gpus = config.gpus.iter().enumerate().map(gpu).collect::<Result<Vec<Sms>, _>>()?;
-    let served = |model: &Model| {
+    let model = |model: &Model| {
         let profile = model.profile.as_ref().ok_or_else(|| no_profile(config, model))?;
-        served(model, profile, gpus[model.gpu])
+        scenario_model(model, profile, gpus[model.gpu])
     };
-    let models = config.models.iter().map(served).collect::<Result<_, _>>()?;
+    let models = config.models.iter().map(model).collect::<Result<_, _>>()?;
     Ok(Scenario { gpus, models })
 }
 
 fn no_profile(config: &Config, model: &Model) -> NotSimulated {
-    let about = |fault: &&Fault| !fault.path.ends_with("].path");
-    let faults: Vec<Fault> = config.file_faults.iter().filter(about).cloned().collect();
+    let is_relevant = |fault: &&Fault| !fault.path.ends_with("].path");
+    let faults: Vec<Fault> = config.file_faults.iter().filter(is_relevant).cloned().collect();
     if model.profile_path.is_none() || faults.is_empty() {
         return NotSimulated::NoProfile(model.name.clone());
     }
     NotSimulated::BadFiles(faults)
 }
 
-fn served(model: &Model, profile: &Profile, gpu: Sms) -> Result<Served, NotSimulated> {
+fn scenario_model(model: &Model, profile: &Profile, gpu: Sms) -> Result<ScenarioModel, NotSimulated> {
     if model.handover == HandoverMode::Restart {
         return Err(NotSimulated::Restarts(model.name.clone()));
     }
@@ -57,7 +57,7 @@ fn served(model: &Model, profile: &Profile, gpu: Sms) -> Result<Served, NotSimul
         Some(division) => division.sms_of(share),
         None => share.sms_of(gpu),
     };
-    Ok(Served {
+    Ok(ScenarioModel {
         terms: model.terms(sms_of),
         truth: profile.clone(),
         max_queued: model.queue.max_requests,

@@ -1,8 +1,9 @@
-//! Runs as text for the terminal.
+//! The results of runs as a table for the terminal.
 
-use shadowslice_simulator::results::{ModelRun, Run};
+use shadowslice_simulator::results::{ModelRun, SimulationRun};
 
-pub(super) fn of(runs: &[Run]) -> String {
+/// Returns a table of the runs, and of the models if there is only one run.
+pub(super) fn of(runs: &[SimulationRun]) -> String {
     let heads = ["LOAD", "SEED", "POLICY", "OFFERED/S", "GOODPUT/S", "MET", "P99 MS", "REPARTITIONS"];
     let mut text = aligned(heads, runs.iter().map(row));
     if let [run] = runs {
@@ -24,7 +25,7 @@ pub(super) fn of(runs: &[Run]) -> String {
     text
 }
 
-fn row(run: &Run) -> [String; 8] {
+fn row(run: &SimulationRun) -> [String; 8] {
     [
         run.load.clone(),
         run.seed.to_string(),

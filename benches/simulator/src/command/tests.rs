@@ -4,11 +4,11 @@ use clap::Parser;
 
 use super::*;
 
-fn parsed(arguments: &str) -> Result<Options, clap::Error> {
-    Options::try_parse_from(["simulate"].into_iter().chain(arguments.split_whitespace()))
+fn parsed(arguments: &str) -> Result<SimulateOptions, clap::Error> {
+    SimulateOptions::try_parse_from(["simulate"].into_iter().chain(arguments.split_whitespace()))
 }
 
-fn simulated(arguments: &str) -> Result<Report, Fault> {
+fn simulated(arguments: &str) -> Result<SimulationReport, SimulateError> {
     simulate(&parsed(arguments).unwrap())
 }
 
@@ -32,7 +32,7 @@ fn every_policy_runs_on_the_same_requests() {
 }
 
 #[test]
-fn scripts_find_the_names_they_hold_on_to() {
+fn the_names_in_json_do_not_change() {
     let report = simulated(&format!("{MIX} --load surge --policy equal --seconds 2")).unwrap();
     let json: serde_json::Value = serde_json::from_str(&serde_json::to_string(&report).unwrap()).unwrap();
     let run = &json["runs"][0];
@@ -47,7 +47,7 @@ fn scripts_find_the_names_they_hold_on_to() {
 }
 
 #[test]
-fn another_truth_is_another_run() {
+fn another_truth_changes_the_result() {
     let mean_ms = |more: &str| {
         let report =
             simulated(&format!("{MIX} --load poisson --policy unpartitioned --seconds 10 {more}")).unwrap();
@@ -60,7 +60,7 @@ fn another_truth_is_another_run() {
 }
 
 #[test]
-fn models_that_need_much_bandwidth_slow_each_other_down_unless_told_not_to() {
+fn models_that_need_much_bandwidth_slow_each_other_down_unless_disabled() {
     let folder = tempfile::tempdir().unwrap();
     let profile =
         "{source: {kind: illustrative}, bandwidth: 0.9, execution_ms: {sms: [66, 132], 1: [4.0, 3.9]}}";
@@ -83,37 +83,37 @@ fn models_that_need_much_bandwidth_slow_each_other_down_unless_told_not_to() {
 }
 
 #[test]
-fn a_file_is_played_and_its_faults_are_named() {
+fn a_file_is_replayed_and_its_errors_are_reported() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("load.csv");
-    let play = |text: &str, more: &str| {
+    let replay = |text: &str, more: &str| {
         fs::write(&path, text).unwrap();
         simulated(&format!("{MIX} --policy static --load {} {more}", path.display()))
     };
-    let run = |text, more| play(text, more).unwrap().runs[0].clone();
+    let run = |text, more| replay(text, more).unwrap().runs[0].clone();
     assert_eq!(run("0.5,bert\n1.5,bert\n2,ranker\n", "").offered_rps, 1.5);
     assert_eq!(run("0.5,bert\n1.5,bert\n2,ranker\n", "--seconds 1").offered_rps, 1.0);
     assert_eq!(run("0,bert\n", "").per_model["bert"].answered, 1);
-    let fault = |text| errors::chain(&play(text, "").unwrap_err());
+    let fault = |text| errors::chain(&replay(text, "").unwrap_err());
     let backwards = fault("1,bert\n0,bert");
     assert!(
         backwards.ends_with("line 2: time goes back from 1 s to 0 s; sort the lines by time"),
         "{backwards}"
     );
-    assert!(fault("1,berta").contains("\"berta\" is no model"));
-    assert!(fault("").contains("holds no arrival; give one"));
-    let later = errors::chain(&play("2.5,bert\n3,bert", "--seconds 2").unwrap_err());
+    assert!(fault("1,berta").contains("unknown model \"berta\""));
+    assert!(fault("").contains("has no arrival; write one"));
+    let later = errors::chain(&replay("2.5,bert\n3,bert", "--seconds 2").unwrap_err());
     assert!(
-        later.contains("no arrival before 2 s, the first comes at 2.5 s; give more --seconds"),
+        later.contains("no arrival before 2 s, and the first one is at 2.5 s; increase --seconds"),
         "{later}"
     );
-    assert!(errors::chain(&play("", "--seconds 2").unwrap_err()).contains("holds no arrival; give one"));
+    assert!(errors::chain(&replay("", "--seconds 2").unwrap_err()).contains("has no arrival; write one"));
     let missing = simulated(&format!("{MIX} --load /nowhere/load.csv")).unwrap_err();
-    assert!(matches!(missing, Fault::Load(BadLoad::Read { .. })));
+    assert!(matches!(missing, SimulateError::Load(LoadError::Read { .. })));
 }
 
 #[test]
-fn what_was_written_comes_again() {
+fn written_arrivals_give_the_same_run() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("load.csv");
     let drawn =
@@ -131,13 +131,13 @@ fn what_was_written_comes_again() {
 }
 
 #[test]
-fn scripts_can_tell_a_wrong_load_from_a_file_that_cannot_be_had() {
+fn exit_codes_distinguish_an_invalid_load_from_an_unreadable_file() {
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str| folder.path().join(name).display().to_string();
     let code = |arguments: &str| run(&parsed(&format!("{MIX} --policy static {arguments}")).unwrap());
     fs::write(file("empty.csv"), "").unwrap();
     fs::write(file("nonsense.csv"), "soon,bert").unwrap();
-    // The file is one hole and takes no disk space.
+    // The file is sparse and uses no disk space.
     fs::File::create(file("long.csv")).unwrap().set_len(5 << 30).unwrap();
     for wrong in ["empty.csv", "nonsense.csv", "long.csv"] {
         assert_eq!(code(&format!("--load {}", file(wrong))), exit::USAGE, "{wrong}");
@@ -150,7 +150,7 @@ fn scripts_can_tell_a_wrong_load_from_a_file_that_cannot_be_had() {
 }
 
 #[test]
-fn what_cannot_be_simulated_is_said() {
+fn configurations_that_cannot_be_simulated_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("config.yaml");
     let why = |gpu: &str, model: &str| {
@@ -188,7 +188,7 @@ fn nonsense_on_the_command_line_is_refused() {
     ] {
         assert!(parsed(&format!("{MIX} {nonsense}")).is_err(), "{nonsense}");
     }
-    for (nonsense, advice) in [("--seconds -1", "above 0"), ("--utilisation -0.5", "a part of the GPU")] {
+    for (nonsense, advice) in [("--seconds -1", "above 0"), ("--utilisation -0.5", "a fraction of the GPU")] {
         let fault = parsed(&format!("{MIX} --load poisson {nonsense}")).unwrap_err();
         assert!(fault.to_string().contains(advice), "{fault}");
     }
@@ -196,7 +196,7 @@ fn nonsense_on_the_command_line_is_refused() {
 }
 
 #[test]
-fn who_is_seldom_asked_is_made_room_for_beside_one_that_never_rests() {
+fn a_model_with_few_requests_gets_room_next_to_a_busy_one() {
     let dir = tempfile::tempdir().unwrap();
     let configs = std::env::current_dir().unwrap().join("../../configs/profiles");
     let model = |name: &str, profile: &str, slo: &str, batch: u32, priority: u32| {
@@ -212,7 +212,7 @@ fn who_is_seldom_asked_is_made_room_for_beside_one_that_never_rests() {
     let urgent = model("urgent", "bert-base.yaml", "3ms", 8, 2);
     let hog = model("hog", "vgg19.yaml", "100ms", 16, 3);
     fs::write(&config, format!("gpus: [{{device: emulated, sms: 132}}]\nmodels:\n{urgent}{hog}")).unwrap();
-    // Thirty requests a second beside 2,300, at random times.
+    // 30 requests a second for one model and 2,300 for the other, at random times.
     let mut random = 1_u64;
     let mut within_a_minute = |_| {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -235,7 +235,7 @@ fn who_is_seldom_asked_is_made_room_for_beside_one_that_never_rests() {
     let urgent = [0, 1].map(|run| kept(run, "urgent"));
     assert!(urgent[0] < 0.85, "their kernels take turns: {urgent:?}");
     assert!(urgent[1] > 0.98, "{urgent:?}");
-    // Half of the GPU carries nine tenths of what is asked of it.
+    // Half of the GPU is enough for about nine tenths of the hog's requests.
     assert!(kept(1, "hog") > 0.8);
 }
 
@@ -248,16 +248,16 @@ fn a_layout_is_kept_with_admission_for_the_whole_run() {
     let runs = run("half layouts layout:halves").unwrap();
     let names: Vec<&str> = runs.iter().map(|run| &*run.policy).collect();
     assert!(names.len() > 4 && names[1..].iter().all(|name| name.starts_with("layout:")), "{names:?}");
-    let halves: Vec<&Run> = runs.iter().filter(|run| run.policy == "layout:halves").collect();
+    let halves: Vec<&SimulationRun> = runs.iter().filter(|run| run.policy == "layout:halves").collect();
     assert_eq!(halves.len(), 2);
-    assert_eq!(halves[0], halves[1], "one of them by name is the same");
+    assert_eq!(halves[0], halves[1], "`layout:halves` is the same layout");
     for run in &runs[1..] {
         assert!(run.per_model.values().any(|model| model.refused > 0), "{}", run.policy);
         assert!(run.repartitions <= 7, "{} moves models at the start only", run.policy);
         assert_eq!(run.bound_rps, runs[0].bound_rps);
     }
     let unknown = run("layout:fifths").unwrap_err();
-    assert!(matches!(unknown, Fault::Layout(_)));
+    assert!(matches!(unknown, SimulateError::Layout(_)));
     assert!(unknown.to_string().contains("halves"), "{unknown}");
 }
 
@@ -290,4 +290,12 @@ fn a_trace_has_a_line_when_something_changes() {
     assert_eq!(lines(100, [0.0, 0.0]), ["   0.100 s  met: a, b"]);
     assert_eq!(lines(200, [0.0, 0.05]), Vec::<String>::new());
     assert_eq!(lines(300, [0.0, 0.2]), ["   0.300 s  violating: b"]);
+}
+
+#[test]
+fn both_suffixes_for_admission_control_name_the_same_policy() {
+    let policy = |name: &str| parsed(&format!("{MIX} --load poisson --policy {name}")).unwrap().policy;
+    assert_eq!(policy("half+admission"), policy("half+doors"));
+    assert_eq!(policy("half+doors")[0].to_string(), "half+admission");
+    assert_ne!(policy("half+admission"), policy("half"));
 }

@@ -1,17 +1,17 @@
-//! What the adaptive policy does, as text: one line whenever that changes.
+//! The trace of a policy's decisions as text, with a line whenever a decision changes.
 
 use shadowslice_policy::sharing::{
     AdmissionPolicy, Decision, LayoutReport, LayoutResult, PolicyInput, VerdictReason,
 };
 
-/// The last line about each model.
+/// The last state of each model.
 #[derive(Debug, Default)]
 pub(super) struct Trace {
     last: Vec<String>,
 }
 
 impl Trace {
-    /// Returns lines about the models whose state has changed. Models in the same state share one.
+    /// Returns lines about the models whose state has changed. Models in the same state share a line.
     pub(super) fn lines(
         &mut self,
         facts: &PolicyInput,
@@ -58,7 +58,8 @@ fn described(why: &VerdictReason, names: &[String]) -> String {
     }
 }
 
-/// The misses in percent, and those of the first priority.
+/// Returns a layout that was tried, with the missed requests of all models and of the first priority, in
+/// percent.
 fn of(tried: &LayoutResult) -> String {
     let LayoutResult { pattern, missed, missed_first_priority } = tried;
     format!("{pattern} {:.1}/{:.1}", missed * 100.0, missed_first_priority * 100.0)

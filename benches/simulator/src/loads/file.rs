@@ -1,50 +1,56 @@
-//! A load from a file: one arrival per line, `seconds,model`.
+//! Loads in files, with one arrival per line in the form `seconds,model`.
 
 use std::collections::HashMap;
 use std::time::Duration;
 
 use shadowslice_shared::units::Timestamp;
 
-use crate::scenario::Arrival;
+use crate::scenario::SimulatedArrival;
 
-/// Some eleven days.
+/// The maximum duration of a load, in seconds: about eleven days.
 pub const MAX_SECONDS: f64 = 1e6;
 
+/// The maximum number of arrivals of a load.
 pub const MAX_ARRIVALS: usize = 50_000_000;
 
+/// An error in a line of a file.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("line {line}: {wrong}")]
 pub struct BadLine {
-    /// Counted from 1.
+    /// The number of the line. The first line is 1.
     pub line: usize,
-    /// Part of this error's text, and no cause of it.
-    pub wrong: Wrong,
+    /// The reason, which is part of this error's text and therefore not its source.
+    pub wrong: BadLineReason,
 }
 
+/// The reason why a line is invalid.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub enum Wrong {
-    #[error("{0:?} is no arrival; give `seconds,model`, as in `0.25,digits`")]
+pub enum BadLineReason {
+    #[error("invalid arrival {0:?}; write `seconds,model`, for example `0.25,digits`")]
     NoArrival(String),
-    #[error("{0:?} is no number of seconds; give one, as in `0.25,digits`")]
+    #[error("invalid number of seconds {0:?}; write for example `0.25,digits`")]
     NotANumber(String),
-    #[error("an arrival at {0} s lies before the start; give 0 or more")]
+    #[error("an arrival at {0} s is before the start; write 0 or more seconds")]
     Negative(f64),
-    #[error("an arrival at {0} s is too late; a load lasts at most {MAX_SECONDS} s")]
+    #[error("an arrival at {0} s is too late; the maximum is {MAX_SECONDS} s")]
     TooLate(f64),
     #[error("time goes back from {before} s to {seconds} s; sort the lines by time")]
     Backwards { seconds: f64, before: f64 },
-    #[error("{0:?} is no model of the configuration")]
+    #[error("unknown model {0:?}; use the name of a model in the configuration")]
     UnknownModel(String),
-    #[error("a load has at most {MAX_ARRIVALS} arrivals; give fewer")]
+    #[error("the load has too many arrivals; the maximum is {MAX_ARRIVALS}")]
     TooLong,
 }
 
-/// Spreadsheets write it at the start of a file.
+/// The mark that spreadsheet programs write at the start of a file.
 const BYTE_ORDER_MARK: char = '\u{feff}';
 
-/// Empty lines are skipped, and so is a first line that says `seconds,model`; lines may end with a
+/// Parses the text of a file. Skips empty lines and a header line `seconds,model`. Lines may end with a
 /// carriage return.
-pub fn read<'n>(text: &str, names: impl IntoIterator<Item = &'n str>) -> Result<Vec<Arrival>, BadLine> {
+pub fn read<'n>(
+    text: &str,
+    names: impl IntoIterator<Item = &'n str>,
+) -> Result<Vec<SimulatedArrival>, BadLine> {
     let models: HashMap<&str, usize> =
         names.into_iter().enumerate().map(|(model, name)| (name, model)).collect();
     let (mut arrivals, mut before) = (Vec::new(), 0.0);
@@ -56,38 +62,39 @@ pub fn read<'n>(text: &str, names: impl IntoIterator<Item = &'n str>) -> Result<
         }
         let bad = |wrong| BadLine { line: index + 1, wrong };
         if arrivals.len() == MAX_ARRIVALS {
-            return Err(bad(Wrong::TooLong));
+            return Err(bad(BadLineReason::TooLong));
         }
         let (seconds, model) = arrival(line, &models).map_err(bad)?;
         if seconds < before {
-            return Err(bad(Wrong::Backwards { seconds, before }));
+            return Err(bad(BadLineReason::Backwards { seconds, before }));
         }
         before = seconds;
-        arrivals.push(Arrival { at: Timestamp::after_origin(Duration::from_secs_f64(seconds)), model });
+        arrivals
+            .push(SimulatedArrival { at: Timestamp::after_origin(Duration::from_secs_f64(seconds)), model });
     }
     Ok(arrivals)
 }
 
-/// [`read`] finds the very same arrival in it. `name` is its model's.
-pub fn line(arrival: &Arrival, name: &str) -> String {
+/// Returns an arrival as a line that [`read`] parses to the same arrival. `name` is the name of its model.
+pub fn line(arrival: &SimulatedArrival, name: &str) -> String {
     let at = arrival.at.since_origin();
     format!("{}.{:09},{name}", at.as_secs(), at.subsec_nanos())
 }
 
-fn arrival(line: &str, models: &HashMap<&str, usize>) -> Result<(f64, usize), Wrong> {
-    let (seconds, model) = line.split_once(',').ok_or_else(|| Wrong::NoArrival(shortened(line)))?;
+fn arrival(line: &str, models: &HashMap<&str, usize>) -> Result<(f64, usize), BadLineReason> {
+    let (seconds, model) = line.split_once(',').ok_or_else(|| BadLineReason::NoArrival(shortened(line)))?;
     let (seconds, model) = (seconds.trim(), model.trim());
-    let number: f64 = seconds.parse().map_err(|_| Wrong::NotANumber(shortened(seconds)))?;
+    let number: f64 = seconds.parse().map_err(|_| BadLineReason::NotANumber(shortened(seconds)))?;
     if number.is_nan() {
-        return Err(Wrong::NotANumber(shortened(seconds)));
+        return Err(BadLineReason::NotANumber(shortened(seconds)));
     }
     if number < 0.0 {
-        return Err(Wrong::Negative(number));
+        return Err(BadLineReason::Negative(number));
     }
     if number > MAX_SECONDS {
-        return Err(Wrong::TooLate(number));
+        return Err(BadLineReason::TooLate(number));
     }
-    let model = models.get(model).ok_or_else(|| Wrong::UnknownModel(shortened(model)))?;
+    let model = models.get(model).ok_or_else(|| BadLineReason::UnknownModel(shortened(model)))?;
     Ok((number, *model))
 }
 

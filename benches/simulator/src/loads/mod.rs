@@ -1,75 +1,89 @@
-//! Loads: which request comes when.
+//! The loads of a simulation: named loads, and loads in files.
 
-mod course;
 mod file;
+mod rate_curve;
 mod rates;
 mod stream;
 
 use std::fmt;
 use std::str::FromStr;
 
-pub use file::{BadLine, MAX_ARRIVALS, MAX_SECONDS, Wrong, line, read};
+pub use file::{BadLine, BadLineReason, MAX_ARRIVALS, MAX_SECONDS, line, read};
 pub use rates::cheapest;
-pub use stream::Arrivals;
+pub use stream::ArrivalStream;
 
-use course::Course;
-use stream::{Gaps, Stream};
+use rate_curve::RateCurve;
+use stream::{GapDistribution, ModelArrivals};
 
-use crate::random::{Purpose, Random};
+use crate::random::{Random, RandomPurpose};
 use crate::scenario::Scenario;
 
-/// Each model's rate is such that its requests, each at its cheapest within the SLO, take the same
-/// part of its GPU on average over the run; only [`Named::Zipf`] divides it unequally.
+/// A random load with a name. Each model's rate is chosen so that its requests use the same mean fraction
+/// of its GPU if each has its minimum cost within the SLO. Only [`NamedLoad::Zipf`] divides the GPU
+/// unequally.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Named {
-    /// Constant rates, independent arrivals.
+pub enum NamedLoad {
+    /// Poisson arrivals with constant rates.
     Poisson,
-    /// Constant rates, bursts: the gaps' coefficient of variation is 2.
+    /// Bursts with constant rates. The coefficient of variation of the gaps is 2.
     Gamma,
-    /// Each model switches at random between 0.6 times its rate, for 6 s on average, and 2.2 times
-    /// its rate, for 2 s.
+    /// Rates that switch at random between 0.6 times the mean, for 6 s on average, and 2.2 times the mean,
+    /// for 2 s on average.
     Mmpp,
-    /// Each model's rate swings by 0.8 of its mean, two periods in a run, each model at a phase of its own.
+    /// Rates that follow a sine wave with an amplitude of 0.8 of the mean and two periods in a run. Each
+    /// model has its own phase.
     Diurnal,
-    /// One model, chosen by the seed, at 1x, 3x, 1x for a third of the run each.
-    RateSpan,
-    /// One model, chosen by the seed, at five times its rate for a tenth of the run.
+    /// A step of one model, which the seed selects, to three times its rate in the second third of the run.
+    Step,
+    /// A peak of one model, which the seed selects, at five times its rate for a tenth of the run.
     Flash,
-    /// Two models, chosen by the seed, in turns at 1.75 and 0.25 of their rates, six turns in a run.
+    /// Alternation of two models, which the seed selects, between 1.75 and 0.25 times their rates. A run has
+    /// six phases.
     Anti,
-    /// All models at three times their rates for a fifth of the run.
+    /// A peak of all models at three times their rates for a fifth of the run.
     Surge,
-    /// Constant rates, as 1/rank of the model, ranks by the seed.
+    /// Constant rates in proportion to 1/rank of the model. The seed draws the ranks.
     Zipf,
 }
 
-impl Named {
+impl NamedLoad {
+    /// All named loads with their names.
     pub const ALL: [(&'static str, Self); 9] = [
         ("poisson", Self::Poisson),
         ("gamma", Self::Gamma),
         ("mmpp", Self::Mmpp),
         ("diurnal", Self::Diurnal),
-        ("step", Self::RateSpan),
+        ("step", Self::Step),
         ("flash", Self::Flash),
         ("anti", Self::Anti),
         ("surge", Self::Surge),
         ("zipf", Self::Zipf),
     ];
 
-    /// Drawn as they are asked for.
-    pub fn arrivals(self, scenario: &Scenario, seed: u64, seconds: f64, utilisation: f64) -> Arrivals {
+    /// Returns the arrivals as an iterator that draws them one by one.
+    pub fn arrivals(self, scenario: &Scenario, seed: u64, seconds: f64, utilisation: f64) -> ArrivalStream {
         let count = scenario.models.len();
-        let chosen = Random::new(seed, Purpose::Choice, 0).order(count);
+        let chosen = Random::new(seed, RandomPurpose::Choice, 0).order(count);
         let rates = rates::rates(scenario, utilisation, &self.weights(&chosen));
-        let gaps = if self == Self::Gamma { Gaps::Gamma { shape: 0.25 } } else { Gaps::Exponential };
-        let stream = |(model, rate): (usize, f64)| {
-            let course = self.course(model, &chosen, seed, seconds);
-            Stream::new(Random::new(seed, Purpose::Gaps, model), gaps, course, rate, seconds)
+        let gaps = if self == Self::Gamma {
+            GapDistribution::Gamma { shape: 0.25 }
+        } else {
+            GapDistribution::Exponential
         };
-        Arrivals::new(rates.into_iter().enumerate().map(stream).collect())
+        let stream = |(model, rate): (usize, f64)| {
+            let rates_over_time = self.rate_curve(model, &chosen, seed, seconds);
+            ModelArrivals::new(
+                Random::new(seed, RandomPurpose::Gaps, model),
+                gaps,
+                rates_over_time,
+                rate,
+                seconds,
+            )
+        };
+        ArrivalStream::new(rates.into_iter().enumerate().map(stream).collect())
     }
 
-    /// The models' parts of their GPU's load, in proportion.
+    /// Returns the weights by which models divide the load of their GPU.
     fn weights(self, chosen: &[usize]) -> Vec<f64> {
         let mut weights = vec![1.0; chosen.len()];
         if self == Self::Zipf {
@@ -80,18 +94,19 @@ impl Named {
         weights
     }
 
-    fn course(self, model: usize, chosen: &[usize], seed: u64, seconds: f64) -> Course {
-        let steps = |steps: &[(f64, f64)]| Course::steps(steps, seconds);
-        let random = || Random::new(seed, Purpose::Course, model);
+    /// Returns the rate of a model over the run.
+    fn rate_curve(self, model: usize, chosen: &[usize], seed: u64, seconds: f64) -> RateCurve {
+        let steps = |steps: &[(f64, f64)]| RateCurve::steps(steps, seconds);
+        let random = || Random::new(seed, RandomPurpose::RateCurve, model);
         let turn = chosen.iter().position(|&other| other == model).unwrap_or(chosen.len());
         let six = |factors: [f64; 2]| {
             let turns = (1..=6_u8).map(|end| (f64::from(end) / 6.0, factors[usize::from(end % 2)]));
             steps(&turns.collect::<Vec<_>>())
         };
         match (self, turn) {
-            (Self::Mmpp, _) => Course::switching(random()),
-            (Self::Diurnal, _) => Course::wave(random().fraction(), seconds),
-            (Self::RateSpan, 0) => steps(&[(1.0 / 3.0, 1.0), (2.0 / 3.0, 3.0), (1.0, 1.0)]),
+            (Self::Mmpp, _) => RateCurve::switching(random()),
+            (Self::Diurnal, _) => RateCurve::wave(random().fraction(), seconds),
+            (Self::Step, 0) => steps(&[(1.0 / 3.0, 1.0), (2.0 / 3.0, 3.0), (1.0, 1.0)]),
             (Self::Flash, 0) => steps(&[(0.4, 1.0), (0.5, 5.0), (1.0, 1.0)]),
             (Self::Anti, 0) => six([0.25, 1.75]),
             (Self::Anti, 1) => six([1.75, 0.25]),
@@ -101,13 +116,14 @@ impl Named {
     }
 }
 
+/// An error about an unknown name of a load.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{0:?} is no load; give poisson, gamma, mmpp, diurnal, step, flash, anti, surge, zipf, or a file that ends in .csv"
+    "unknown load {0:?}; give poisson, gamma, mmpp, diurnal, step, flash, anti, surge, zipf, or a file that ends in .csv"
 )]
 pub struct NoSuchLoad(String);
 
-impl FromStr for Named {
+impl FromStr for NamedLoad {
     type Err = NoSuchLoad;
 
     fn from_str(text: &str) -> Result<Self, NoSuchLoad> {
@@ -116,7 +132,7 @@ impl FromStr for Named {
     }
 }
 
-impl fmt::Display for Named {
+impl fmt::Display for NamedLoad {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let found = Self::ALL.iter().find(|(_, named)| named == self);
         f.write_str(found.map_or("", |(name, _)| name))

@@ -1,4 +1,4 @@
-//! The rates of named loads.
+//! The mean rates of named loads.
 
 use std::time::Duration;
 
@@ -7,11 +7,11 @@ use shadowslice_shared::units::Sms;
 
 use crate::scenario::Scenario;
 
-/// Larger batches are not tried: a row gets no cheaper in them.
+/// The largest batch that [`cheapest`] tries. Larger batches do not reduce the cost of a row.
 const LARGEST_BATCH: u32 = 1024;
 
-/// The least SM·s of a request, over all batches and shares of a GPU with which the SLO is kept. If
-/// none keeps it, over all of them.
+/// Returns the minimum cost of a request in SM·s, over all batches and shares of a GPU that meet the SLO. If
+/// none meets it, returns the minimum over all of them.
 pub fn cheapest(profile: &Profile, gpu: Sms, slo: Duration, max_batch: u32) -> f64 {
     let batches = 1..=max_batch.clamp(1, LARGEST_BATCH);
     let shares = || (Sms::STEP.min(gpu.0)..=gpu.0).step_by(Sms::STEP as usize);
@@ -26,18 +26,18 @@ pub fn cheapest(profile: &Profile, gpu: Sms, slo: Duration, max_batch: u32) -> f
     if within.is_finite() { within } else { beyond }
 }
 
-/// Requests per second of each model, such that at their cheapest they take `utilisation` of each
-/// GPU, divided among its models by weight.
+/// Returns the requests per second of each model, so that requests with minimum cost use the fraction
+/// `utilisation` of each GPU, divided among its models by weight.
 pub(crate) fn rates(scenario: &Scenario, utilisation: f64, weights: &[f64]) -> Vec<f64> {
     let mut totals = vec![0.0; scenario.gpus.len()];
-    for (served, weight) in scenario.models.iter().zip(weights) {
-        totals[served.terms.gpu] += weight;
+    for (model, weight) in scenario.models.iter().zip(weights) {
+        totals[model.terms.gpu] += weight;
     }
-    let rate = |(served, weight): (&crate::scenario::Served, &f64)| {
-        let terms = &served.terms;
+    let rate = |(model, weight): (&crate::scenario::ScenarioModel, &f64)| {
+        let terms = &model.terms;
         let gpu = scenario.gpus[terms.gpu];
         let sms = utilisation * f64::from(gpu.0) * weight / totals[terms.gpu];
-        sms / cheapest(&served.truth, gpu, terms.slo, terms.max_batch)
+        sms / cheapest(&model.truth, gpu, terms.slo, terms.max_batch)
     };
     scenario.models.iter().zip(weights).map(rate).collect()
 }

@@ -1,54 +1,54 @@
-//! Arrivals of all models in the order of time, drawn one by one.
+//! The arrivals of all models in order of time, drawn one by one.
 
-use super::course::{Course, RateSpan};
+use super::rate_curve::{RateCurve, RateSpan};
 use crate::random::Random;
-use crate::scenario::Arrival;
-use crate::time::{NEVER, moment, seconds_to_ns};
+use crate::scenario::SimulatedArrival;
+use crate::time::{NEVER, seconds_to_ns, timestamp};
 use crate::timers::Timers;
 
-/// The mean gap is 1 over the rate.
+/// The distribution of the gaps between arrivals. The mean gap is 1 divided by the rate.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum Gaps {
+pub(crate) enum GapDistribution {
     Exponential,
     Gamma { shape: f64 },
 }
 
-/// Of one model: gaps drawn at a rate of 1, stretched by the rate in force.
+/// The arrivals of one model. Gaps are drawn for a rate of 1 and divided by the current rate.
 #[derive(Debug, Clone)]
-pub(crate) struct Stream {
+pub(crate) struct ModelArrivals {
     random: Random,
-    gaps: Gaps,
-    course: Course,
-    /// Requests per second on average.
+    gaps: GapDistribution,
+    curve: RateCurve,
+    /// The mean rate, in requests per second.
     rate: f64,
     at: f64,
     step: RateSpan,
     end: f64,
 }
 
-impl Stream {
-    pub(crate) fn new(random: Random, gaps: Gaps, course: Course, rate: f64, end: f64) -> Self {
-        Self { random, gaps, course, rate, at: 0.0, step: RateSpan { until: 0.0, factor: 0.0 }, end }
+impl ModelArrivals {
+    pub(crate) fn new(random: Random, gaps: GapDistribution, curve: RateCurve, rate: f64, end: f64) -> Self {
+        Self { random, gaps, curve, rate, at: 0.0, step: RateSpan { until: 0.0, factor: 0.0 }, end }
     }
 
-    /// In nanoseconds; [`NEVER`] past the end.
+    /// Returns the time of the next arrival in nanoseconds, or [`NEVER`] after the end.
     fn draw(&mut self) -> u64 {
         let mut gap = match self.gaps {
-            Gaps::Exponential => self.random.exponential(),
-            Gaps::Gamma { shape } => self.random.gamma(shape),
+            GapDistribution::Exponential => self.random.exponential(),
+            GapDistribution::Gamma { shape } => self.random.gamma(shape),
         };
         loop {
             let rate = self.rate * self.step.factor;
             let room = (self.step.until - self.at) * rate;
             if gap < room {
                 self.at += gap / rate;
-                // As a file of the load would have it: the time is rounded when it is written.
+                // The comparison uses rounded times, so that a written file has the same arrivals.
                 let at = seconds_to_ns(self.at);
                 return if at < seconds_to_ns(self.end) { at } else { NEVER };
             }
             gap -= room;
             self.at = self.step.until;
-            match self.course.next() {
+            match self.curve.next() {
                 Some(step) if self.at < self.end => self.step = step,
                 _ => return NEVER,
             }
@@ -56,14 +56,15 @@ impl Stream {
     }
 }
 
+/// The arrivals of all models of a named load.
 #[derive(Debug)]
-pub struct Arrivals {
-    streams: Vec<Stream>,
+pub struct ArrivalStream {
+    streams: Vec<ModelArrivals>,
     next: Timers,
 }
 
-impl Arrivals {
-    pub(crate) fn new(mut streams: Vec<Stream>) -> Self {
+impl ArrivalStream {
+    pub(crate) fn new(mut streams: Vec<ModelArrivals>) -> Self {
         let mut next = Timers::new(streams.len());
         for (model, stream) in streams.iter_mut().enumerate() {
             next.set(model, stream.draw());
@@ -72,31 +73,31 @@ impl Arrivals {
     }
 }
 
-impl Iterator for Arrivals {
-    type Item = Arrival;
+impl Iterator for ArrivalStream {
+    type Item = SimulatedArrival;
 
-    fn next(&mut self) -> Option<Arrival> {
+    fn next(&mut self) -> Option<SimulatedArrival> {
         let at = self.next.due();
         if at == NEVER {
             return None;
         }
         let model = self.next.first();
         self.next.set(model, self.streams[model].draw());
-        Some(Arrival { at: moment(at), model })
+        Some(SimulatedArrival { at: timestamp(at), model })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::random::Purpose;
+    use crate::random::RandomPurpose;
 
     #[test]
-    fn what_is_written_as_of_the_end_does_not_come() {
+    fn arrivals_that_round_to_the_end_do_not_occur() {
         let until = |end: f64| {
-            let random = Random::new(1, Purpose::Choice, 0);
-            let course = Course::steps(&[(1.0, 1.0)], 100.0);
-            Stream::new(random, Gaps::Exponential, course, 1.0, end)
+            let random = Random::new(1, RandomPurpose::Choice, 0);
+            let curve = RateCurve::steps(&[(1.0, 1.0)], 100.0);
+            ModelArrivals::new(random, GapDistribution::Exponential, curve, 1.0, end)
         };
         let mut drawn = until(100.0);
         let first = drawn.draw();

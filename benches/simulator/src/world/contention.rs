@@ -1,6 +1,5 @@
-//! The division of a GPU in proportion: how workers that execute would slow each other down if caps
-//! divided the GPU. Hardware does not work so (see [`shadowslice_shared::contention`]), but
-//! policies are tried in such a world, too.
+//! Proportional sharing of a GPU: the contention of workers if their caps divided the GPU. Real GPUs work
+//! differently (see [`shadowslice_shared::contention`]), but policies are evaluated in this world too.
 
 use std::time::Duration;
 
@@ -8,7 +7,8 @@ use shadowslice_shared::contention::{Gpu, Occupant};
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::profile::Execution;
 
-/// Each group is divided equally among the workers that may use it; SMs that are only counted are
+/// Returns the execution time of a batch next to the other workers that execute. Each group is divided
+/// equally among the workers that may use it. Shares that are only a number of SMs, without groups, are
 /// divided in proportion.
 pub(super) fn time(
     gpu: &Gpu,
@@ -42,14 +42,14 @@ mod tests {
 
     use super::*;
 
-    /// The SMs that are left: a batch takes as many ms as it would have to take on one SM.
+    /// Returns the SMs that a worker gets. On one SM the batch takes 1 s, so its speed is the number of SMs.
     fn left(own: Occupant, others: &[Occupant]) -> f64 {
         let execution = Execution::new(vec![Sms(1000)], vec![Row { batch: 1, ms: vec![1.0] }]).unwrap();
         1.0 / time(&Gpu::new(Sms(80)), &execution, 1, own, others.iter().copied()).as_secs_f64()
     }
 
     #[test]
-    fn shares_are_divided_where_they_do_not_fit() {
+    fn shares_that_do_not_fit_are_divided() {
         let anywhere = |sms| Occupant::anywhere(Sms(sms));
         let on = |groups: std::ops::Range<usize>| Gpu::new(Sms(80)).occupant(groups.collect());
         let about = |one: f64, other: f64| (one - other).abs() < 0.01;

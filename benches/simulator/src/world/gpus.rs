@@ -1,76 +1,82 @@
-//! How fast each worker executes.
+//! The execution speed of each worker.
 //!
-//! **Contention**: workers that may use the same SMs take turns, as was measured on a real GPU
-//! ([`shadowslice_shared::contention`]), on the emulated device as here; or they divide the GPU in proportion
-//! ([`contention`](super::contention)), or have the whole of it in slices of time, as without MPS.
+//! **Contention**: kernels of workers that may use the same SMs take turns, as measured on real GPUs
+//! ([`shadowslice_shared::contention`]). The emulated device does the same. Other worlds divide the GPU in
+//! proportion ([`contention`](super::contention)), or in time slices, as without MPS.
 //!
-//! **Bandwidth**, which no cap divides: a batch that takes `t` now, and would take `t_whole` on the
-//! whole GPU, asks for the part `d = bandwidth · t_whole / t` of the memory bandwidth, because the
-//! bytes that it moves do not depend on its share. Where the parts sum to `D > 1`, the part `d` of
-//! its time, in which a batch waits for memory, is stretched by `D`: the batch takes `t · (1 + d·(D
-//! − 1))`. The emulated device does not model bandwidth, so this can be turned off.
+//! **Bandwidth**, which caps do not divide: a batch takes `t` at its share and `t_whole` on the whole GPU.
+//! It moves the same bytes in both cases, so it needs the fraction `d = bandwidth · t_whole / t` of the
+//! memory bandwidth. If the fractions of all batches sum to `D > 1`, the memory-bound part `d` of the time
+//! takes `D` times as long, so the batch takes `t · (1 + d·(D − 1))`. The emulated device does not model
+//! bandwidth, so this can be turned off.
 
 use std::time::Duration;
 
 use shadowslice_shared::contention::{Gpu, Occupant};
 use shadowslice_shared::profile::Profile;
 
-use super::{Sharing, contention};
+use super::{GpuSharing, contention};
 use crate::timers::Timers;
 
+/// All GPUs, with a seat for each worker.
 #[derive(Debug)]
-pub(super) struct Gpus<'a> {
-    gpus: Vec<Shared>,
-    seats: Vec<Seat<'a>>,
-    rules: Rules,
+pub(super) struct WorldGpus<'a> {
+    gpus: Vec<SharedGpu>,
+    seats: Vec<GpuSeat<'a>>,
+    rules: GpuRules,
 }
 
+/// The rules by which workers slow each other down.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Rules {
-    pub(super) sharing: Sharing,
-    /// Workers slow each other down by needing the same memory bandwidth.
+pub(super) struct GpuRules {
+    pub(super) sharing: GpuSharing,
+    /// True if workers slow each other down by contention for memory bandwidth.
     pub(super) interference: bool,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct SharedGpu {
     gpu: Gpu,
-    /// The parts of the bandwidth that batches ask for, summed.
+    /// The sum of the bandwidth fractions that the batches need.
     demand: f64,
+    /// The seats with an occupant.
     occupied: Vec<usize>,
-    /// How many times the bandwidth is asked for; 1 if it is enough.
-    crowding: f64,
+    /// The factor by which the demand exceeds the bandwidth, at least 1.
+    oversubscription: f64,
 }
 
+/// The place of a worker on a GPU.
 #[derive(Debug)]
-struct Seat<'a> {
+struct GpuSeat<'a> {
     gpu: usize,
     profile: &'a Profile,
+    /// The SMs that the worker may use.
     granted: Occupant,
-    /// Fires when the seat's batch is through.
+    /// The timer that fires when the seat's batch ends.
     timer: usize,
-    /// The SMs of the batch that executes, or of the last one while the seat is kept; else none.
+    /// The SMs of the current batch, or of the last batch while the seat is kept. `None` without either.
     occupant: Option<Occupant>,
-    running: Option<Running>,
+    running: Option<RunningBatch>,
 }
 
 #[derive(Debug)]
-struct Running {
+struct RunningBatch {
     rows: u32,
     noise: f64,
     started: u64,
-    /// Up to when the part done was counted.
+    /// The time up to which `done` counts, in ns.
     at: u64,
-    /// 0 to 1.
+    /// The fraction of the batch that is done, from 0 to 1.
     done: f64,
-    /// What the whole batch takes at the present speed, in ns.
+    /// The time of the whole batch at its current speed, in ns.
     whole: f64,
+    /// The fraction of the bandwidth that the batch needs.
     demand: f64,
 }
 
-impl<'a> Gpus<'a> {
-    pub(super) fn new(gpus: impl Iterator<Item = Gpu>, rules: Rules) -> Self {
-        let shared = |gpu| Shared { gpu, demand: 0.0, occupied: Vec::new(), crowding: 1.0 };
+impl<'a> WorldGpus<'a> {
+    pub(super) fn new(gpus: impl Iterator<Item = Gpu>, rules: GpuRules) -> Self {
+        let shared = |gpu| SharedGpu { gpu, demand: 0.0, occupied: Vec::new(), oversubscription: 1.0 };
         Self { gpus: gpus.map(shared).collect(), seats: Vec::new(), rules }
     }
 
@@ -78,7 +84,7 @@ impl<'a> Gpus<'a> {
         &self.gpus[gpu].gpu
     }
 
-    /// `timer` will say when the seat's batches are through.
+    /// Adds a seat, and returns its index. `timer` fires when a batch of the seat ends.
     pub(super) fn add_seat(
         &mut self,
         gpu: usize,
@@ -86,17 +92,17 @@ impl<'a> Gpus<'a> {
         granted: Occupant,
         timer: usize,
     ) -> usize {
-        self.seats.push(Seat { gpu, profile, granted, timer, occupant: None, running: None });
+        self.seats.push(GpuSeat { gpu, profile, granted, timer, occupant: None, running: None });
         self.seats.len() - 1
     }
 
-    /// The seat keeps its client priority.
+    /// Changes the SMs that a seat may use. The seat keeps its client priority.
     pub(super) fn grant(&mut self, seat: usize, granted: Occupant) {
         let seat = &mut self.seats[seat];
         seat.granted = granted.with(seat.granted.priority);
     }
 
-    /// No batch executes at the seat.
+    /// Starts a batch at a seat where no batch executes.
     pub(super) fn start(&mut self, seat: usize, rows: u32, noise: f64, now: u64, timers: &mut Timers) {
         let Self { gpus, seats, rules } = self;
         let shared = &mut gpus[seats[seat].gpu];
@@ -108,12 +114,12 @@ impl<'a> Gpus<'a> {
         if same {
             let (base, demand) = shared.needs(seats, seat, *rules);
             shared.demand += demand;
-            seats[seat].proceed(base, demand, shared.crowding, now, timers);
+            seats[seat].proceed(base, demand, shared.oversubscription, now, timers);
         }
         shared.settle(seats, *rules, same, now, timers);
     }
 
-    /// Returns how long the batch executed. The seat is kept for the next batch.
+    /// Ends the batch of a seat, and returns its execution time. The seat is kept for the next batch.
     pub(super) fn finish(&mut self, seat: usize, now: u64, timers: &mut Timers) -> Duration {
         let seat = &mut self.seats[seat];
         timers.set(seat.timer, crate::time::NEVER);
@@ -122,7 +128,7 @@ impl<'a> Gpus<'a> {
         Duration::from_nanos(now - batch.started)
     }
 
-    /// No batch follows the last one: the SMs are left to others.
+    /// Gives up a seat after its last batch, so that others can use its SMs.
     pub(super) fn leave(&mut self, seat: usize, now: u64, timers: &mut Timers) {
         let Self { gpus, seats, rules } = self;
         let shared = &mut gpus[seats[seat].gpu];
@@ -133,25 +139,34 @@ impl<'a> Gpus<'a> {
     }
 }
 
-impl Shared {
-    /// Sets all speeds anew, unless the occupants stay the `same` and so does the bandwidth.
-    fn settle(&mut self, seats: &mut [Seat<'_>], rules: Rules, same: bool, now: u64, timers: &mut Timers) {
-        if same && self.crowding == self.demand.max(1.0) {
+impl SharedGpu {
+    /// Updates all speeds, unless neither the occupants (`same`) nor the oversubscription of the bandwidth
+    /// has changed.
+    fn settle(
+        &mut self,
+        seats: &mut [GpuSeat<'_>],
+        rules: GpuRules,
+        same: bool,
+        now: u64,
+        timers: &mut Timers,
+    ) {
+        if same && self.oversubscription == self.demand.max(1.0) {
             return;
         }
-        // What batches ask for depends on their speeds without the crowding.
+        // The demand depends on the speeds without oversubscription.
         if rules.interference {
             self.demand = self.occupied.iter().map(|&seat| self.needs(seats, seat, rules).1).sum();
-            self.crowding = self.demand.max(1.0);
+            self.oversubscription = self.demand.max(1.0);
         }
         for &seat in &self.occupied {
             let (base, demand) = self.needs(seats, seat, rules);
-            seats[seat].proceed(base, demand, self.crowding, now, timers);
+            seats[seat].proceed(base, demand, self.oversubscription, now, timers);
         }
     }
 
-    /// In ns, and the bandwidth that the batch then asks for.
-    fn needs(&self, seats: &[Seat<'_>], seat: usize, rules: Rules) -> (f64, f64) {
+    /// Returns the time of a seat's batch without oversubscription, in ns, and the bandwidth fraction that it
+    /// needs.
+    fn needs(&self, seats: &[GpuSeat<'_>], seat: usize, rules: GpuRules) -> (f64, f64) {
         let (Some(batch), Some(own)) = (&seats[seat].running, seats[seat].occupant) else {
             return (1.0, 0.0);
         };
@@ -159,9 +174,9 @@ impl Shared {
         let others = self.occupied.iter().filter(|&&other| other != seat);
         let others = others.filter_map(|&other| seats[other].occupant);
         let base = match rules.sharing {
-            Sharing::Turns => self.gpu.time(execution, batch.rows, own, others),
-            Sharing::Proportional => contention::time(&self.gpu, execution, batch.rows, own, others),
-            Sharing::Slices => {
+            GpuSharing::Turns => self.gpu.time(execution, batch.rows, own, others),
+            GpuSharing::Proportional => contention::time(&self.gpu, execution, batch.rows, own, others),
+            GpuSharing::Slices => {
                 let all = f64::from(self.gpu.sms.0);
                 execution.time(batch.rows, all).mul_f64(1.0 + others.count() as f64)
             }
@@ -175,21 +190,22 @@ impl Shared {
     }
 }
 
-impl Seat<'_> {
-    /// Returns what occupied the seat before the batch, and what occupies it now.
+impl GpuSeat<'_> {
+    /// Records a batch. Returns the occupant before it and its own one.
     fn begin(&mut self, rows: u32, noise: f64, now: u64) -> (Option<Occupant>, Occupant) {
         let occupant = self.granted.executing(&self.profile.execution, rows);
-        // As slow as can be, so that the next speed sets the timer in any case.
+        // With an infinite time, the next speed always differs and sets the timer.
         let (done, whole, demand) = (0.0, f64::INFINITY, 0.0);
-        self.running = Some(Running { rows, noise, started: now, at: now, done, whole, demand });
+        self.running = Some(RunningBatch { rows, noise, started: now, at: now, done, whole, demand });
         (self.occupant.replace(occupant), occupant)
     }
 
-    fn proceed(&mut self, base: f64, demand: f64, crowding: f64, now: u64, timers: &mut Timers) {
+    /// Updates the speed of the batch, and its timer.
+    fn proceed(&mut self, base: f64, demand: f64, oversubscription: f64, now: u64, timers: &mut Timers) {
         let Some(batch) = &mut self.running else { return };
-        let whole = base * batch.noise * (1.0 + demand * (crowding - 1.0));
+        let whole = base * batch.noise * (1.0 + demand * (oversubscription - 1.0));
         batch.demand = demand;
-        // While the speed stays the same, nothing is rounded.
+        // If the speed stays the same, the timer is kept, which avoids rounding errors.
         if whole != batch.whole {
             batch.done += (now - batch.at) as f64 / batch.whole;
             batch.at = now;
@@ -209,13 +225,13 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    /// Seats on a GPU of 100 SMs, with a timer each.
-    fn seats<'a>(profiles: &[(&'a Profile, u32)], interference: bool) -> (Gpus<'a>, Timers) {
-        under(profiles, Rules { sharing: Sharing::Proportional, interference })
+    /// Returns seats on a GPU of 100 SMs, each with a timer.
+    fn seats<'a>(profiles: &[(&'a Profile, u32)], interference: bool) -> (WorldGpus<'a>, Timers) {
+        under(profiles, GpuRules { sharing: GpuSharing::Proportional, interference })
     }
 
-    fn under<'a>(profiles: &[(&'a Profile, u32)], rules: Rules) -> (Gpus<'a>, Timers) {
-        let mut gpus = Gpus::new(std::iter::once(Gpu::new(Sms(100))), rules);
+    fn under<'a>(profiles: &[(&'a Profile, u32)], rules: GpuRules) -> (WorldGpus<'a>, Timers) {
+        let mut gpus = WorldGpus::new(std::iter::once(Gpu::new(Sms(100))), rules);
         for (timer, &(profile, sms)) in profiles.iter().enumerate() {
             gpus.add_seat(0, profile, Occupant::anywhere(Sms(sms)), timer);
         }
@@ -223,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn caps_that_fit_slow_nobody() {
+    fn caps_that_fit_cause_no_contention() {
         let profile = profile(10.0);
         let (mut gpus, mut timers) = seats(&[(&profile, 50), (&profile, 25)], false);
         gpus.start(0, 1, 1.0, 0, &mut timers);
@@ -235,11 +251,11 @@ mod tests {
     }
 
     #[test]
-    fn contention_slows_in_proportion_and_only_while_it_lasts() {
+    fn contention_slows_in_proportion_while_it_lasts() {
         let profile = profile(10.0);
         let (mut gpus, mut timers) = seats(&[(&profile, 50), (&profile, 75)], false);
         gpus.start(0, 1, 1.0, 0, &mut timers);
-        // From 4 ms on the batch has 40 SMs instead of 50: its other 6 ms take 7.5 ms.
+        // From 4 ms on, the batch has 40 SMs instead of 50, so its remaining 6 ms take 7.5 ms.
         gpus.start(1, 1, 1.0, 4 * MS, &mut timers);
         assert_eq!((timers.first(), timers.due()), (0, 11_500_000));
         gpus.finish(0, 11_500_000, &mut timers);
@@ -254,7 +270,7 @@ mod tests {
         let (mut gpus, mut timers) = seats(&[(&profile, 50), (&profile, 100)], false);
         gpus.start(1, 1, 1.0, 0, &mut timers);
         gpus.start(0, 1, 1.0, 0, &mut timers);
-        // The shares are one and two thirds of the GPU: 15 and 10 ms.
+        // The workers get one and two thirds of the GPU, so their batches take 15 and 10 ms.
         assert_eq!((timers.first(), timers.due()), (1, 10 * MS));
         gpus.finish(1, 10 * MS, &mut timers);
         gpus.start(1, 1, 1.0, 10 * MS, &mut timers);
@@ -262,14 +278,13 @@ mod tests {
     }
 
     #[test]
-    fn too_much_bandwidth_stretches_the_part_that_waits_for_it() {
+    fn oversubscribed_bandwidth_stretches_the_memory_bound_part() {
         let mut profile = profile(10.0);
         profile.bandwidth = 0.8;
         let (mut gpus, mut timers) = seats(&[(&profile, 50), (&profile, 50)], true);
         gpus.start(0, 1, 1.0, 0, &mut timers);
         assert_eq!(timers.due(), 10 * MS);
-        // Together they ask for 1.6 of the bandwidth: 0.8 of each batch's time takes 1.6 times as
-        // long.
+        // Together they need 1.6 times the bandwidth, so 0.8 of each batch's time takes 1.6 times as long.
         gpus.start(1, 1, 1.0, 5 * MS, &mut timers);
         assert_eq!((timers.first(), timers.due()), (0, 5 * MS + 7_400_000));
         gpus.finish(0, 12_400_000, &mut timers);
@@ -278,21 +293,21 @@ mod tests {
     }
 
     #[test]
-    fn half_the_speed_asks_for_half_the_bandwidth() {
+    fn half_the_speed_needs_half_the_bandwidth() {
         let mut profile = profile(10.0);
         profile.bandwidth = 0.8;
         let (mut gpus, mut timers) = seats(&[(&profile, 25), (&profile, 25)], true);
         gpus.start(0, 1, 1.0, 0, &mut timers);
         gpus.start(1, 1, 1.0, 0, &mut timers);
-        assert_eq!(timers.due(), 20 * MS, "0.4 and 0.4: enough for both");
+        assert_eq!(timers.due(), 20 * MS, "the bandwidth is enough for 0.4 and 0.4");
     }
 
     #[test]
-    fn turns_are_waited_for_while_others_execute() {
+    fn kernels_of_overlapping_workers_take_turns() {
         let profile = profile(10.0);
         let (mut gpus, mut timers) = under(
             &[(&profile, 100), (&profile, 100)],
-            Rules { sharing: Sharing::Turns, interference: false },
+            GpuRules { sharing: GpuSharing::Turns, interference: false },
         );
         gpus.start(0, 1, 1.0, 0, &mut timers);
         assert_eq!(timers.due(), 10 * MS);
@@ -305,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_of_a_nanosecond_is_through_after_it() {
+    fn a_batch_of_a_nanosecond_ends_after_it() {
         let profile = profile(1e-6);
         let (mut gpus, mut timers) = seats(&[(&profile, 50)], true);
         gpus.start(0, 1, 1.0, MS, &mut timers);
@@ -313,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_that_takes_for_ever_is_never_through() {
+    fn an_infinite_batch_never_ends() {
         let profile = profile(999_999.0);
         let (mut gpus, mut timers) = seats(&[(&profile, 50)], true);
         gpus.start(0, u32::MAX, f64::MAX, MS, &mut timers);

@@ -1,5 +1,5 @@
-//! A model's workers, by the supervisor's own state machine. They start in the time that the
-//! scenario says, and none fails.
+//! The hand-overs of a model, with the supervisor's state machine. Workers take the start times of the
+//! scenario, and never fail.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -13,12 +13,14 @@ use shadowslice_shared::contention::Occupant;
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::{Percent, Sms};
 
-use super::model::{Model, id};
-use super::{Stage, Timer, timer};
-use crate::time::{NEVER, at_ns, moment, ns};
+use super::model::{WorldModel, id};
+use super::{SharedState, WorldTimer, timer};
+use crate::time::{NEVER, at_ns, ns, timestamp};
 
+/// A timeout that no simulation reaches.
 const LONG: Duration = Duration::from_secs(24 * 3600);
 
+/// Returns the state machine of a model's workers.
 pub(super) fn workers(name: &str, initial: Sms, gpu: Sms, dwell: Duration) -> Workers {
     let settings = Settings {
         model: name.to_owned(),
@@ -35,87 +37,95 @@ pub(super) fn workers(name: &str, initial: Sms, gpu: Sms, dwell: Duration) -> Wo
     Workers::new(settings, Percent::yielding(initial, gpu), false, Err("simulated".to_owned()))
 }
 
-impl Model<'_> {
+impl WorldModel<'_> {
+    /// Returns the share of the serving worker.
     pub(super) fn share(&self) -> Sms {
         self.workers[self.serving].sms
     }
 
-    /// By a hand-over under way, or one that has just come to effect.
+    /// Returns the new share of a hand-over that is in progress or has just taken effect.
     pub(super) fn coming(&self) -> Option<Sms> {
         self.machine.coming().map(|share| share.sms_of(self.gpu))
     }
 
+    /// Returns the share of the standby worker.
     pub(super) fn ready(&self) -> Option<Sms> {
         self.machine.ready_share().map(|share| share.sms_of(self.gpu))
     }
 
-    /// The first worker serves, at once.
-    pub(super) fn begin(&mut self, stage: &mut Stage<'_>) {
-        let actions = self.machine.begin(None, moment(0));
-        self.perform(actions, 0, stage);
+    /// Starts the first worker, which serves immediately.
+    pub(super) fn begin(&mut self, shared: &mut SharedState<'_>) {
+        let actions = self.machine.begin(None, timestamp(0));
+        self.perform(actions, 0, shared);
         self.repartitions.clear();
     }
 
-    /// Unless a hand-over is under way: to the worker that stands ready, or to a new one once that
-    /// has gone.
-    pub(super) fn change(&mut self, change: &ShareChange, now: u64, stage: &mut Stage<'_>) {
+    /// Starts a hand-over, unless one is in progress. A standby worker takes over if it has the share.
+    /// Otherwise it stops, and a new worker starts.
+    pub(super) fn change(&mut self, change: &ShareChange, now: u64, shared: &mut SharedState<'_>) {
         let share = Percent::yielding(change.to, self.gpu);
-        let (cause, decided) = (Cause::Policy, moment(now));
+        let (cause, decided) = (Cause::Policy, timestamp(now));
         let request = ResizeRequest { number: None, share, cause, decided };
-        self.tell(LifecycleEvent::Resize { request, hold: false }, now, stage);
+        self.report(LifecycleEvent::Resize { request, hold: false }, now, shared);
     }
 
-    pub(super) fn shadow_came(&mut self, now: u64, stage: &mut Stage<'_>) {
-        stage.timers.set(timer(self.index, Timer::Shadow), NEVER);
+    /// Reports the next fact about the starting shadow to the state machine.
+    pub(super) fn shadow_progressed(&mut self, now: u64, shared: &mut SharedState<'_>) {
+        shared.timers.set(timer(self.index, WorldTimer::Shadow), NEVER);
         let Some(fact) = self.shadow.take() else { return };
-        self.tell(fact, now, stage);
+        self.report(fact, now, shared);
     }
 
-    pub(super) fn drained(&mut self, worker: WorkerId, now: u64, stage: &mut Stage<'_>) {
-        self.tell(LifecycleEvent::Drained(self.workers[worker.0 as usize].name), now, stage);
+    /// Reports that a worker has no requests in flight.
+    pub(super) fn drained(&mut self, worker: WorkerId, now: u64, shared: &mut SharedState<'_>) {
+        self.report(LifecycleEvent::Drained(self.workers[worker.0 as usize].name), now, shared);
     }
 
-    pub(super) fn phase_over(&mut self, now: u64, stage: &mut Stage<'_>) {
-        let actions = self.machine.on_timer(moment(now));
-        self.perform(actions, now, stage);
+    /// Reports that the time of a phase is over.
+    pub(super) fn phase_over(&mut self, now: u64, shared: &mut SharedState<'_>) {
+        let actions = self.machine.on_timer(timestamp(now));
+        self.perform(actions, now, shared);
     }
 
-    fn tell(&mut self, fact: LifecycleEvent, now: u64, stage: &mut Stage<'_>) {
-        let actions = self.machine.on(fact, moment(now));
-        self.perform(actions, now, stage);
+    /// Reports a fact to the state machine, and performs its actions.
+    fn report(&mut self, fact: LifecycleEvent, now: u64, shared: &mut SharedState<'_>) {
+        let actions = self.machine.on(fact, timestamp(now));
+        self.perform(actions, now, shared);
     }
 
-    fn perform(&mut self, mut actions: Vec<Action>, now: u64, stage: &mut Stage<'_>) {
+    fn perform(&mut self, mut actions: Vec<Action>, now: u64, shared: &mut SharedState<'_>) {
         let mut facts = VecDeque::new();
         loop {
             for action in actions {
-                facts.extend(self.act(action, now, stage));
+                facts.extend(self.act(action, now, shared));
             }
             let Some(fact) = facts.pop_front() else { break };
-            actions = self.machine.on(fact, moment(now));
+            actions = self.machine.on(fact, timestamp(now));
         }
-        stage.timers.set(timer(self.index, Timer::Phase), self.machine.due().map_or(NEVER, at_ns));
+        shared.timers.set(timer(self.index, WorldTimer::Phase), self.machine.due().map_or(NEVER, at_ns));
     }
 
-    /// Returns what the action brings about at once.
-    fn act(&mut self, action: Action, now: u64, stage: &mut Stage<'_>) -> Vec<LifecycleEvent> {
+    /// Performs an action, and returns the facts that follow immediately.
+    fn act(&mut self, action: Action, now: u64, shared: &mut SharedState<'_>) -> Vec<LifecycleEvent> {
         match action {
             Action::Start(Launch { worker, purpose, .. }) if purpose.is_reference() => {
                 return vec![LifecycleEvent::ReferenceWritten { worker, result: Ok(()) }];
             }
-            Action::Start(launch) => return self.start(launch, now, stage),
+            Action::Start(launch) => return self.start(launch, now, shared),
             Action::Load(worker) => {
                 let warmed = LifecycleEvent::Warmed { worker, warmed: self.warmed(worker), asked: None };
                 if !self.serves() {
                     return vec![warmed];
                 }
-                let start = self.served.truth.start;
+                let start = self.spec.truth.start;
                 self.shadow = Some(warmed);
-                stage.timers.set(timer(self.index, Timer::Shadow), now + ns(start.load) + ns(start.warm));
+                shared
+                    .timers
+                    .set(timer(self.index, WorldTimer::Shadow), now + ns(start.load) + ns(start.warm));
             }
             Action::Attach { worker, slice, .. } => {
                 let Some(seat) = self.seat_of(worker) else { return Vec::new() };
-                stage.gpus.grant(self.workers[seat].seat, Occupant::anywhere(slice.sms));
+                shared.gpus.grant(self.workers[seat].seat, Occupant::anywhere(slice.sms));
                 self.attach(seat, &slice);
             }
             Action::Route(worker) => {
@@ -123,7 +133,7 @@ impl Model<'_> {
                 self.serving = seat;
                 self.scheduler.route(Some(id(seat)));
                 self.share_changed(now);
-                self.dispatch(now, stage);
+                self.dispatch(now, shared);
             }
             Action::Drain(worker) => {
                 let idle = self.seat_of(worker).is_some_and(|seat| self.scheduler.drain(id(seat)));
@@ -135,18 +145,18 @@ impl Model<'_> {
                 }
                 return vec![LifecycleEvent::Exited {
                     worker,
-                    status: "it was told to".to_owned(),
+                    status: "stopped by the supervisor".to_owned(),
                     idle: true,
                 }];
             }
-            // The rest is for workers that fail, for partitions, and for reports.
+            // Other actions are for failed workers, partitions and reports, which are not simulated.
             _ => {}
         }
         Vec::new()
     }
 
-    /// The first worker is there at once, a shadow after a while.
-    fn start(&mut self, launch: Launch, now: u64, stage: &mut Stage<'_>) -> Vec<LifecycleEvent> {
+    /// Starts a worker. The first worker connects immediately, a shadow after its start time.
+    fn start(&mut self, launch: Launch, now: u64, shared: &mut SharedState<'_>) -> Vec<LifecycleEvent> {
         let seat = if launch.low_priority { 1 - self.serving } else { self.serving };
         self.workers[seat].name = launch.worker;
         let connected = LifecycleEvent::Connected(launch.worker);
@@ -154,8 +164,8 @@ impl Model<'_> {
             return vec![connected];
         }
         self.shadow = Some(connected);
-        let process = self.served.truth.start.process;
-        stage.timers.set(timer(self.index, Timer::Shadow), now + ns(process));
+        let process = self.spec.truth.start.process;
+        shared.timers.set(timer(self.index, WorldTimer::Shadow), now + ns(process));
         Vec::new()
     }
 
@@ -173,6 +183,7 @@ impl Model<'_> {
         self.workers.iter().position(|seated| seated.name == worker)
     }
 
+    /// Records that the share has changed.
     pub(super) fn share_changed(&mut self, now: u64) {
         self.since = now;
         self.repartitions.push(now);

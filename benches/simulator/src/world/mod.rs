@@ -1,14 +1,14 @@
-//! The world: models, GPUs and hand-overs under a virtual clock.
+//! The simulated world: models, GPUs and hand-overs with a virtual clock.
 //!
 //! ```text
 //! arrivals ─▶ scheduler ─▶ worker (two batches in flight) ─▶ seat on a GPU
 //!                 ▲            ▲
-//!                 └─ admission ─ policy ── changes (a shadow warms up, then takes over between batches)
+//!                 └─admission─ policy ── changes (a shadow warms up, then takes over between batches)
 //! ```
 //!
-//! The world moves from event to event: the next arrival, or the first of a few timers per model.
-//! It tells a policy what the supervisor can tell, and no more. All changes of a decision begin at
-//! once, in its order; each takes effect when its shadow is warm.
+//! The world advances from event to event: the next arrival, or the earliest timer. A policy gets only facts
+//! that the supervisor has too. All changes of a decision begin immediately, in the decision's order. Each
+//! takes effect when its shadow is warm.
 
 mod contention;
 mod gpus;
@@ -24,110 +24,125 @@ use std::time::Duration;
 use shadowslice_policy::sharing::{Decision, PolicyInput};
 use shadowslice_shared::contention::Gpu;
 
-pub(crate) use tally::Counts;
+pub(crate) use tally::RequestTally;
 
-use gpus::{Gpus, Rules};
-use model::Model;
+use gpus::{GpuRules, WorldGpus};
+use model::WorldModel;
 
-use crate::random::{Purpose, Random};
-use crate::scenario::{Arrival, Scenario};
-use crate::time::{NEVER, at_ns, moment, ns};
+use crate::random::{Random, RandomPurpose};
+use crate::scenario::{Scenario, SimulatedArrival};
+use crate::time::{NEVER, at_ns, ns, timestamp};
 use crate::timers::Timers;
 
+/// The settings of a world.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Settings {
-    /// Between two questions to the policy; above zero.
+pub struct WorldSettings {
+    /// The interval between two decisions of the policy, above zero.
     pub interval: Duration,
-    /// How long a relieved worker stands ready.
+    /// The time for which a replaced worker stays as a standby.
     pub dwell: Duration,
-    /// Models that need much memory bandwidth slow each other down.
+    /// True if models slow each other down by contention for memory bandwidth.
     pub interference: bool,
-    pub sharing: Sharing,
-    /// Of execution times from batch to batch, as a part of them.
+    pub sharing: GpuSharing,
+    /// The standard deviation of execution times, as a fraction of the time.
     pub noise: f64,
     pub seed: u64,
 }
 
+/// The way in which workers share a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Sharing {
-    /// Kernels take turns where workers use the same SMs, as was measured.
+pub enum GpuSharing {
+    /// Kernels of workers that use the same SMs take turns, as measured on real GPUs.
     #[default]
     Turns,
-    /// Workers divide the GPU in proportion where their shares do not fit.
+    /// Workers whose shares do not fit together divide the GPU in proportion.
     Proportional,
-    /// Workers have the whole GPU one after the other, in slices of time.
+    /// Workers use the whole GPU in time slices.
     Slices,
 }
 
+/// The outcome of a simulation.
 #[derive(Debug, Clone)]
-pub struct Outcome {
+pub struct WorldOutcome {
     pub(crate) models: Vec<ModelOutcome>,
 }
 
+/// The outcome of one model.
 #[derive(Debug, Clone)]
 pub(crate) struct ModelOutcome {
-    pub(crate) tally: Counts,
-    /// Requests without an answer when the run ended.
+    pub(crate) tally: RequestTally,
+    /// The number of requests without an answer at the end.
     pub(crate) pending: u64,
-    /// In nanoseconds.
+    /// The times of the share changes, in ns.
     pub(crate) repartitions: Vec<u64>,
+    /// The share at the end, in SMs.
     pub(crate) share: u32,
 }
 
+/// The part of the world that models share.
 #[derive(Debug)]
-struct Stage<'a> {
-    gpus: Gpus<'a>,
+struct SharedState<'a> {
+    gpus: WorldGpus<'a>,
     timers: Timers,
     dwell: Duration,
     deviation: f64,
     random: Random,
 }
 
-impl Stage<'_> {
-    /// The factor on the time of the next batch. No batch takes less than a tenth of its time.
+impl SharedState<'_> {
+    /// Returns the factor of the next batch's execution time, at least 0.1.
     fn noise(&mut self) -> f64 {
         if self.deviation == 0.0 { 1.0 } else { (1.0 + self.deviation * self.random.normal()).max(0.1) }
     }
 }
 
+/// The timers of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Timer {
-    /// The batch of one of the model's workers is through.
+enum WorldTimer {
+    /// The end of the batch of the model's first worker.
     FirstWorker,
+    /// The end of the batch of the model's second worker.
     SecondWorker,
-    /// A batch need not wait any more.
+    /// The time at which the scheduler must be called again.
     Alarm,
+    /// The next step of the shadow's start.
     Shadow,
-    /// A phase of the hand-over has lasted as long as it may.
+    /// The end of a phase of the hand-over.
     Phase,
 }
 
-const TIMERS: [Timer; 5] =
-    [Timer::FirstWorker, Timer::SecondWorker, Timer::Alarm, Timer::Shadow, Timer::Phase];
+const TIMERS: [WorldTimer; 5] = [
+    WorldTimer::FirstWorker,
+    WorldTimer::SecondWorker,
+    WorldTimer::Alarm,
+    WorldTimer::Shadow,
+    WorldTimer::Phase,
+];
 
-fn timer(model: usize, timer: Timer) -> usize {
+/// Returns the index of a model's timer.
+fn timer(model: usize, timer: WorldTimer) -> usize {
     model * TIMERS.len() + timer as usize
 }
 
-/// Called once an interval.
+/// The policy's decision, which is called once in each interval.
 pub type Decide<'d> = dyn FnMut(&PolicyInput) -> Decision + 'd;
 
-/// Arrivals must be in order of time and for the scenario's models only. Requests without an answer
-/// when the last one's SLO is over are left so.
+/// Simulates a scenario. Arrivals must be in order of time and name models of the scenario only. The run ends
+/// one maximum SLO after the last arrival; requests without an answer remain pending.
 pub fn run(
     scenario: &Scenario,
-    settings: &Settings,
-    arrivals: impl IntoIterator<Item = Arrival>,
+    settings: &WorldSettings,
+    arrivals: impl IntoIterator<Item = SimulatedArrival>,
     decide: &mut Decide<'_>,
-) -> Outcome {
+) -> WorldOutcome {
     let mut world = World::new(scenario, settings);
     let mut last = 0;
     for arrival in arrivals {
         last = at_ns(arrival.at);
         world.advance(last, decide);
-        world.models[arrival.model].arrive(last, &mut world.stage);
+        world.models[arrival.model].arrive(last, &mut world.shared);
     }
-    let longest = scenario.models.iter().map(|served| ns(served.terms.slo)).max().unwrap_or(0);
+    let longest = scenario.models.iter().map(|spec| ns(spec.terms.slo)).max().unwrap_or(0);
     world.advance(last.saturating_add(longest), decide);
     world.finish()
 }
@@ -135,97 +150,101 @@ pub fn run(
 #[derive(Debug)]
 struct World<'a> {
     scenario: &'a Scenario,
-    models: Vec<Model<'a>>,
-    stage: Stage<'a>,
+    models: Vec<WorldModel<'a>>,
+    shared: SharedState<'a>,
     now: u64,
     interval: u64,
 }
 
 impl<'a> World<'a> {
-    fn new(scenario: &'a Scenario, settings: &Settings) -> Self {
+    fn new(scenario: &'a Scenario, settings: &WorldSettings) -> Self {
         let count = scenario.models.len();
-        let mut stage = Stage {
-            gpus: Gpus::new(
+        let mut shared = SharedState {
+            gpus: WorldGpus::new(
                 scenario.gpus.iter().copied().map(Gpu::new),
-                Rules { sharing: settings.sharing, interference: settings.interference },
+                GpuRules { sharing: settings.sharing, interference: settings.interference },
             ),
             timers: Timers::new(count * TIMERS.len() + 1),
             dwell: settings.dwell,
             deviation: settings.noise,
-            random: Random::new(settings.seed, Purpose::Noise, 0),
+            random: Random::new(settings.seed, RandomPurpose::Noise, 0),
         };
-        let served = scenario.models.iter().enumerate();
-        let mut models: Vec<Model<'_>> =
-            served.map(|(index, served)| Model::new(served, index, &mut stage)).collect();
-        (0..scenario.gpus.len()).for_each(|gpu| partitions::place_all(&mut models, gpu, &stage));
-        let mut new = Self { scenario, models, stage, now: 0, interval: ns(settings.interval).max(1) };
+        let spec = scenario.models.iter().enumerate();
+        let mut models: Vec<WorldModel<'_>> =
+            spec.map(|(index, spec)| WorldModel::new(spec, index, &mut shared)).collect();
+        (0..scenario.gpus.len()).for_each(|gpu| partitions::place_all(&mut models, gpu, &shared));
+        let mut new = Self { scenario, models, shared, now: 0, interval: ns(settings.interval).max(1) };
         new.set_interval();
         new
     }
 
+    /// Sets the timer of the next decision.
     fn set_interval(&mut self) {
-        self.stage.timers.set(self.models.len() * TIMERS.len(), self.now.saturating_add(self.interval));
+        self.shared.timers.set(self.models.len() * TIMERS.len(), self.now.saturating_add(self.interval));
     }
 
+    /// Handles all timers up to `until`.
     fn advance(&mut self, until: u64, decide: &mut Decide<'_>) {
-        while self.stage.timers.due() <= until && self.stage.timers.due() != NEVER {
-            self.now = self.stage.timers.due();
-            let due = self.stage.timers.first();
+        while self.shared.timers.due() <= until && self.shared.timers.due() != NEVER {
+            self.now = self.shared.timers.due();
+            let due = self.shared.timers.first();
             let (model, timer) = (due / TIMERS.len(), TIMERS[due % TIMERS.len()]);
             match self.models.get_mut(model) {
-                Some(model) => fire(model, timer, self.now, &mut self.stage),
-                None => self.ask(decide),
+                Some(model) => fire(model, timer, self.now, &mut self.shared),
+                None => self.decide(decide),
             }
         }
         self.now = until;
     }
 
-    fn ask(&mut self, decide: &mut Decide<'_>) {
+    /// Calls the policy, and applies its decision.
+    fn decide(&mut self, decide: &mut Decide<'_>) {
         self.set_interval();
-        let Self { scenario, models, stage, now, .. } = self;
+        let Self { scenario, models, shared, now, .. } = self;
         let live = models.iter_mut().map(|model| {
-            let gpu = stage.gpus.gpu(model.served.terms.gpu);
+            let gpu = shared.gpus.gpu(model.spec.terms.gpu);
             model.live(*now, gpu)
         });
         let live = live.collect();
-        let decision = decide(&PolicyInput { now: moment(*now), gpus: scenario.gpus.clone(), models: live });
+        let decision =
+            decide(&PolicyInput { now: timestamp(*now), gpus: scenario.gpus.clone(), models: live });
         for (model, admission) in models.iter_mut().zip(decision.admissions) {
-            model.set_admission(admission, *now, stage);
+            model.set_admission(admission, *now, shared);
         }
         let (changes, count) = (decision.changes.iter(), models.len());
         let mut moved = vec![false; scenario.gpus.len()];
         for change in changes.filter(|change| change.model < count) {
             let model = &mut models[change.model];
-            let gpu = model.served.terms.gpu;
-            if model.inside.is_some() {
-                model.resize_inside(change, stage.gpus.gpu(gpu), *now);
+            let gpu = model.spec.terms.gpu;
+            if model.in_process.is_some() {
+                model.resize_in_process(change, shared.gpus.gpu(gpu), *now);
                 moved[gpu] = true;
             } else {
-                model.change(change, *now, stage);
+                model.change(change, *now, shared);
             }
         }
         for gpu in (0..moved.len()).filter(|&gpu| moved[gpu]) {
-            partitions::place_all(models, gpu, stage);
+            partitions::place_all(models, gpu, shared);
         }
     }
 
-    fn finish(self) -> Outcome {
-        let outcome = |model: Model<'_>| ModelOutcome {
+    fn finish(self) -> WorldOutcome {
+        let outcome = |model: WorldModel<'_>| ModelOutcome {
             pending: model.pending(),
             share: model.share().0,
             tally: model.tally,
             repartitions: model.repartitions,
         };
-        Outcome { models: self.models.into_iter().map(outcome).collect() }
+        WorldOutcome { models: self.models.into_iter().map(outcome).collect() }
     }
 }
 
-fn fire(model: &mut Model<'_>, timer: Timer, now: u64, stage: &mut Stage<'_>) {
+fn fire(model: &mut WorldModel<'_>, timer: WorldTimer, now: u64, shared: &mut SharedState<'_>) {
     match timer {
-        Timer::FirstWorker => model.completed(0, now, stage),
-        Timer::SecondWorker => model.completed(1, now, stage),
-        Timer::Alarm => model.dispatch(now, stage),
-        Timer::Shadow => model.shadow_came(now, stage),
-        Timer::Phase => model.phase_over(now, stage),
+        WorldTimer::FirstWorker => model.completed(0, now, shared),
+        WorldTimer::SecondWorker => model.completed(1, now, shared),
+        WorldTimer::Alarm => model.dispatch(now, shared),
+        WorldTimer::Shadow => model.shadow_progressed(now, shared),
+        WorldTimer::Phase => model.phase_over(now, shared),
     }
 }

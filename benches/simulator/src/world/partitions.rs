@@ -1,5 +1,5 @@
-//! Shares that change inside the workers: which groups of a GPU's SMs each model has. They change
-//! from one batch to the next, with nothing started and nothing waited for.
+//! In-process share changes: the groups of a GPU's SMs that each model uses. Groups change between two
+//! batches, without a start or a delay.
 
 use shadowslice_policy::groups::{GroupTenant, place};
 use shadowslice_policy::sharing::ShareChange;
@@ -7,20 +7,22 @@ use shadowslice_shared::contention::Gpu;
 use shadowslice_shared::groups::{Division, Groups};
 use shadowslice_shared::units::Sms;
 
-use super::Stage;
-use super::model::{Model, id};
+use super::SharedState;
+use super::model::{WorldModel, id};
 
+/// The share of a model that changes in-process.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Inside {
-    /// The number of groups that the model is to have, and those that it has.
+pub(super) struct InWorkerShare {
+    /// The desired number of groups.
     count: usize,
+    /// The current groups.
     groups: Groups,
-    /// The groups that a layout gives the model.
+    /// The groups of the model in a layout.
     preferred: Option<Groups>,
 }
 
-impl Inside {
-    /// As many groups as so many SMs need, if the GPU divides.
+impl InWorkerShare {
+    /// Returns a share with enough groups for `sms`, or `None` if the GPU cannot be divided.
     pub(super) fn of(gpu: &Gpu, sms: Sms) -> Option<Self> {
         let division = gpu.division.as_ref()?;
         Some(Self { count: count_of(division, sms), groups: Groups::WHOLE, preferred: None })
@@ -31,16 +33,16 @@ impl Inside {
     }
 }
 
-/// The least number of groups that has so many SMs.
+/// Returns the minimum number of groups that has `sms` SMs.
 fn count_of(division: &Division, sms: Sms) -> usize {
     let fits = |&count: &usize| division.sms(Groups::first(count)) >= sms;
     (1..division.count()).find(fits).unwrap_or(division.count())
 }
 
-impl Model<'_> {
-    /// With the next batch, as soon as the groups are [placed](place_all).
-    pub(super) fn resize_inside(&mut self, change: &ShareChange, gpu: &Gpu, now: u64) {
-        let (Some(inside), Some(division)) = (&mut self.inside, &gpu.division) else { return };
+impl WorldModel<'_> {
+    /// Changes the desired number of groups. [`place_all`] then moves the model with its next batch.
+    pub(super) fn resize_in_process(&mut self, change: &ShareChange, gpu: &Gpu, now: u64) {
+        let (Some(inside), Some(division)) = (&mut self.in_process, &gpu.division) else { return };
         let count = count_of(division, change.to);
         inside.preferred = change.groups;
         if count != inside.count {
@@ -49,9 +51,10 @@ impl Model<'_> {
         }
     }
 
-    /// Not the SMs of its groups: with the left-over group among them these differ from the share's.
-    pub(super) fn share_inside(&self, gpu: &Gpu) -> Option<Sms> {
-        let (inside, division) = (self.inside?, gpu.division.as_ref()?);
+    /// Returns the in-process share. The SMs of the model's groups may differ from it if one of them is the
+    /// left-over group.
+    pub(super) fn in_process_share(&self, gpu: &Gpu) -> Option<Sms> {
+        let (inside, division) = (self.in_process?, gpu.division.as_ref()?);
         let whole = inside.count >= division.count();
         Some(if whole { division.total() } else { division.sms(Groups::first(inside.count)) })
     }
@@ -64,19 +67,20 @@ impl Model<'_> {
     }
 }
 
-pub(super) fn place_all(models: &mut [Model<'_>], gpu: usize, stage: &Stage<'_>) {
-    let gpu_of = stage.gpus.gpu(gpu);
+/// Places the groups of all models on a GPU.
+pub(super) fn place_all(models: &mut [WorldModel<'_>], gpu: usize, shared: &SharedState<'_>) {
+    let gpu_of = shared.gpus.gpu(gpu);
     let total = gpu_of.division.as_ref().map_or(0, Division::count);
-    let here = |model: &&mut Model<'_>| model.served.terms.gpu == gpu && model.inside.is_some();
-    let mut inside: Vec<&mut Model<'_>> = models.iter_mut().filter(here).collect();
-    let tenant = |model: &&mut Model<'_>| {
-        let Inside { count, groups, preferred } = model.inside?;
-        let priority = model.served.terms.priority;
+    let here = |model: &&mut WorldModel<'_>| model.spec.terms.gpu == gpu && model.in_process.is_some();
+    let mut in_process: Vec<&mut WorldModel<'_>> = models.iter_mut().filter(here).collect();
+    let tenant = |model: &&mut WorldModel<'_>| {
+        let InWorkerShare { count, groups, preferred } = model.in_process?;
+        let priority = model.spec.terms.priority;
         Some(GroupTenant { count, priority, now: groups, preferred, cannot: Vec::new() })
     };
-    let tenants: Vec<GroupTenant> = inside.iter().filter_map(tenant).collect();
-    for (model, groups) in inside.iter_mut().zip(place(&tenants, total)) {
-        let before = model.inside.as_mut().map(|inside| std::mem::replace(&mut inside.groups, groups));
+    let tenants: Vec<GroupTenant> = in_process.iter().filter_map(tenant).collect();
+    for (model, groups) in in_process.iter_mut().zip(place(&tenants, total)) {
+        let before = model.in_process.as_mut().map(|inside| std::mem::replace(&mut inside.groups, groups));
         if before != Some(groups) {
             model.move_to(groups, gpu_of);
         }

@@ -1,14 +1,15 @@
-//! What became of a model's requests since the start.
+//! The counts of a model's requests by outcome.
 
 use hdrhistogram::Histogram;
 
-/// Latencies are kept to so many digits, from 1 us to 19 hours.
+/// The number of significant digits of latencies in the histogram, which covers 1 µs to 19 hours.
 const DIGITS: u8 = 2;
 const LEAST_NS: u64 = 1_000;
 const MOST_NS: u64 = 1_000 << 36;
 
+/// The counts and latencies of requests since the start.
 #[derive(Debug, Clone)]
-pub(crate) struct Counts {
+pub(crate) struct RequestTally {
     pub(crate) arrived: u64,
     pub(crate) answered: u64,
     pub(crate) in_time: u64,
@@ -17,13 +18,14 @@ pub(crate) struct Counts {
     pub(crate) latency: Histogram<u64>,
 }
 
-impl Counts {
+impl RequestTally {
     pub(crate) fn new() -> Self {
         let latency =
-            Histogram::new_with_bounds(LEAST_NS, MOST_NS, DIGITS).expect("the bounds lie far enough apart");
+            Histogram::new_with_bounds(LEAST_NS, MOST_NS, DIGITS).expect("the bounds are far enough apart");
         Self { arrived: 0, answered: 0, in_time: 0, refused: 0, latency_sum_ns: 0, latency }
     }
 
+    /// Adds the counts of another tally.
     pub(crate) fn add(&mut self, other: &Self) {
         self.arrived += other.arrived;
         self.answered += other.answered;
@@ -33,6 +35,7 @@ impl Counts {
         self.latency.add(&other.latency).expect("all have the same bounds");
     }
 
+    /// Counts an answered request.
     pub(crate) fn answer(&mut self, latency_ns: u64, slo_ns: u64) {
         self.answered += 1;
         self.in_time += u64::from(latency_ns <= slo_ns);
@@ -40,7 +43,7 @@ impl Counts {
         self.latency.saturating_record(latency_ns);
     }
 
-    /// Zero without any answer.
+    /// Returns the mean latency in ns, or 0 without answers.
     pub(crate) fn mean_ns(&self) -> u64 {
         u64::try_from(self.latency_sum_ns / u128::from(self.answered.max(1))).unwrap_or(u64::MAX)
     }

@@ -1,82 +1,82 @@
-//! How the policies compare with each other, with the best fixed layout, and with the fluid bound.
+//! The comparison of policies with each other, with the best fixed layout and with the fluid bound.
 
 use std::collections::BTreeMap;
 
-use shadowslice_simulator::results::Run;
+use shadowslice_simulator::results::SimulationRun;
 
-use crate::simulate::{JUDGED, LAYOUT, OPEN, Trial};
+use crate::simulate::{EVALUATED, LAYOUT, MixRuns, OPEN};
 
-/// How far behind the best fixed layout the judged policy may be, in [weighted] parts in time.
-pub(crate) const BEHIND: f64 = 0.01;
+/// The maximum gap between the evaluated policy and the best fixed layout, as a [weighted] fraction in time.
+pub(crate) const MAX_GAP: f64 = 0.01;
 
-/// How much one priority's part in time counts beside that of the next lower one: the objective of
-/// the judged policy.
-pub(crate) const WORTH: f64 = 4.0;
+/// The weight of a priority relative to the next lower one, as in the objective of the evaluated policy.
+pub(crate) const PRIORITY_WEIGHT: f64 = 4.0;
 
-/// The parts of the requests that were in time, on average over mixes.
+/// The fractions of requests in time, as means over mixes.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct InTime {
+pub(crate) struct InTimeRates {
     pub(crate) all: f64,
-    /// Those of the highest priority of each mix.
+    /// The fraction of the requests of each mix's highest priority.
     pub(crate) first: f64,
     pub(crate) weighted: f64,
-    /// The most that the policy is behind the best fixed layout in one mix.
-    pub(crate) behind: f64,
+    /// The largest gap to the best fixed layout in a mix.
+    pub(crate) largest_gap: f64,
 }
 
-/// What the judged policy serves in time over what others do, on average over mixes.
+/// The evaluated policy's requests in time divided by those of a reference, as means over mixes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Ratios {
     pub(crate) best_layout: f64,
     pub(crate) bound: f64,
 }
 
-/// A mix in which the judged policy is behind the best fixed layout.
+/// A mix in which a fixed layout is better than the evaluated policy.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Behind<'t> {
-    pub(crate) trial: &'t Trial,
-    pub(crate) best: &'t Run,
-    pub(crate) judged: &'t Run,
+pub(crate) struct LayoutGap<'t> {
+    pub(crate) trial: &'t MixRuns,
+    pub(crate) best: &'t SimulationRun,
+    pub(crate) evaluated: &'t SimulationRun,
 }
 
-impl Behind<'_> {
-    /// Returns how much less is in time, as a [weighted] part.
-    pub(crate) fn part(&self) -> f64 {
-        weighted(self.best) - weighted(self.judged)
+impl LayoutGap<'_> {
+    /// Returns the gap as a [weighted] fraction in time.
+    pub(crate) fn size(&self) -> f64 {
+        weighted(self.best) - weighted(self.evaluated)
     }
 }
 
-pub(crate) fn run<'t>(trial: &'t Trial, policy: &str) -> Option<&'t Run> {
+/// Returns the run of a policy.
+pub(crate) fn run<'t>(trial: &'t MixRuns, policy: &str) -> Option<&'t SimulationRun> {
     trial.runs.iter().find(|run| run.policy == policy)
 }
 
-/// Returns the run of the layout that keeps the most in time, [weighted]: known only with hindsight.
-pub(crate) fn best_layout(trial: &Trial) -> Option<&Run> {
+/// Returns the run of the layout with the largest [weighted] fraction in time.
+pub(crate) fn best_layout(trial: &MixRuns) -> Option<&SimulationRun> {
     let layouts = trial.runs.iter().filter(|run| run.policy == OPEN || run.policy.starts_with(LAYOUT));
     layouts.max_by(|one, other| weighted(one).total_cmp(&weighted(other)))
 }
 
-/// Returns what a policy keeps in time over these mixes.
-pub(crate) fn in_time(trials: &[Trial], policy: &str) -> Option<InTime> {
-    let runs: Vec<(&Run, &Run)> =
+/// Returns the fractions of requests in time under a policy, or `None` if no mix has a run of it.
+pub(crate) fn in_time(trials: &[MixRuns], policy: &str) -> Option<InTimeRates> {
+    let runs: Vec<(&SimulationRun, &SimulationRun)> =
         trials.iter().filter_map(|trial| Some((run(trial, policy)?, best_layout(trial)?))).collect();
-    let behind = runs.iter().map(|(run, best)| weighted(best) - weighted(run));
-    (!runs.is_empty()).then(|| InTime {
+    let gaps = runs.iter().map(|(run, best)| weighted(best) - weighted(run));
+    (!runs.is_empty()).then(|| InTimeRates {
         all: mean(runs.iter().map(|(run, _)| run.attainment)),
         first: mean(runs.iter().map(|(run, _)| of_first_priority(run))),
         weighted: mean(runs.iter().map(|(run, _)| weighted(run))),
-        behind: behind.fold(f64::NEG_INFINITY, f64::max),
+        largest_gap: gaps.fold(f64::NEG_INFINITY, f64::max),
     })
 }
 
-/// Returns how far the judged policy is from the best layout and from the bound.
-pub(crate) fn ratios(trials: &[Trial]) -> Option<Ratios> {
-    let ratio = |trial: &Trial| {
-        let (judged, best) = (run(trial, JUDGED)?, best_layout(trial)?);
+/// Returns the ratios of the evaluated policy to the best layout and to the bound.
+pub(crate) fn ratios(trials: &[MixRuns]) -> Option<Ratios> {
+    let ratio = |trial: &MixRuns| {
+        let (evaluated, best) = (run(trial, EVALUATED)?, best_layout(trial)?);
         let over = |own: f64, other: f64| if other > 0.0 { own / other } else { 1.0 };
         Some(Ratios {
-            best_layout: over(weighted(judged), weighted(best)),
-            bound: over(judged.goodput_rps, judged.bound_rps),
+            best_layout: over(weighted(evaluated), weighted(best)),
+            bound: over(evaluated.goodput_rps, evaluated.bound_rps),
         })
     };
     let all: Vec<Ratios> = trials.iter().filter_map(ratio).collect();
@@ -86,22 +86,23 @@ pub(crate) fn ratios(trials: &[Trial]) -> Option<Ratios> {
     })
 }
 
-/// Returns the mixes in which the judged policy is too far behind the best layout, the worst first.
-pub(crate) fn behind(trials: &[Trial]) -> Vec<Behind<'_>> {
-    let compared = |trial| Some(Behind { trial, best: best_layout(trial)?, judged: run(trial, JUDGED)? });
-    let mut all: Vec<Behind<'_>> =
-        trials.iter().filter_map(compared).filter(|behind| behind.part() > BEHIND).collect();
-    all.sort_by(|one, other| other.part().total_cmp(&one.part()));
+/// Returns the mixes whose gap exceeds [`MAX_GAP`], in descending order of the gap.
+pub(crate) fn gaps(trials: &[MixRuns]) -> Vec<LayoutGap<'_>> {
+    let gap = |trial| Some(LayoutGap { trial, best: best_layout(trial)?, evaluated: run(trial, EVALUATED)? });
+    let mut all: Vec<LayoutGap<'_>> =
+        trials.iter().filter_map(gap).filter(|gap| gap.size() > MAX_GAP).collect();
+    all.sort_by(|one, other| other.size().total_cmp(&one.size()));
     all
 }
 
-pub(crate) fn of_first_priority(run: &Run) -> f64 {
+/// Returns the fraction in time of the requests of the highest priority.
+pub(crate) fn of_first_priority(run: &SimulationRun) -> f64 {
     by_priority(run).first().copied().unwrap_or(1.0)
 }
 
-/// Returns the mean over priorities of the parts in time, each counted as [`WORTH`] of the next one.
-pub(crate) fn weighted(run: &Run) -> f64 {
-    let weights = std::iter::successors(Some(1.0), |weight| Some(weight / WORTH));
+/// Returns the mean over priorities of the fractions in time, with the weights of [`PRIORITY_WEIGHT`].
+pub(crate) fn weighted(run: &SimulationRun) -> f64 {
+    let weights = std::iter::successors(Some(1.0), |weight| Some(weight / PRIORITY_WEIGHT));
     let (sum, kept) = by_priority(run)
         .into_iter()
         .zip(weights)
@@ -109,8 +110,8 @@ pub(crate) fn weighted(run: &Run) -> f64 {
     if sum > 0.0 { kept / sum } else { 1.0 }
 }
 
-/// Returns the part in time of each priority's requests, the highest first.
-fn by_priority(run: &Run) -> Vec<f64> {
+/// Returns the fraction in time of each priority's requests, from the highest priority to the lowest.
+fn by_priority(run: &SimulationRun) -> Vec<f64> {
     let mut kept = BTreeMap::new();
     for model in run.per_model.values() {
         let (offered, good) = kept.entry(model.priority).or_insert((0.0, 0.0));

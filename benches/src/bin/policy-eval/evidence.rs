@@ -1,85 +1,87 @@
-//! The evidence of the runs.
+//! The evidence of the runs: which mixes are easy, which of them the policy harms, and how often shares
+//! change under a steady load.
 
-use shadowslice_simulator::results::Run;
+use shadowslice_simulator::results::SimulationRun;
 
 use crate::compare::run;
-use crate::simulate::{BASE, JUDGED, Trial};
+use crate::simulate::{BASE, EVALUATED, MixRuns};
 
-/// Where this part of every model's requests is in time without any policy, there is nothing to help.
-const EASY: f64 = 0.99;
+/// The fraction in time of every model's requests without a policy, from which a mix is easy.
+const EASY_FROM: f64 = 0.99;
 
-/// How much less may be in time there.
-const HARM: f64 = 0.003;
+/// The maximum loss of requests in time in an easy mix, as a fraction of all requests.
+const MAX_LOSS: f64 = 0.003;
 
-/// How much longer a median may be there: in proportion, and in ms on top.
-const SLOWER: f64 = 1.1;
-const SLOWER_MS: f64 = 0.5;
+/// The maximum factor by which a median may grow in an easy mix.
+const MEDIAN_FACTOR: f64 = 1.1;
+/// The growth of a median that is allowed in addition to the factor, in ms.
+const MEDIAN_SLACK_MS: f64 = 0.5;
 
-/// From this time on, in seconds, no share moves under a load that does not change: at most so many
-/// changes in a minute.
+/// The time after which shares must be at rest under a steady load, in seconds since the start.
 pub(crate) const AT_REST_FROM_S: f64 = 30.0;
+/// The number of share changes a minute from which shares are not at rest.
 pub(crate) const MOVES_PER_MINUTE: f64 = 1.0;
 
-/// All mixes, told apart by whether there is anything to help.
+/// All mixes, divided into easy and hard ones.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Evidence {
-    pub(crate) easy: Vec<Trial>,
-    pub(crate) hard: Vec<Trial>,
+    pub(crate) easy: Vec<MixRuns>,
+    pub(crate) hard: Vec<MixRuns>,
 }
 
-/// How a mix was harmed in which there was nothing to help.
+/// The harm that the evaluated policy did to an easy mix.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Harm {
     pub(crate) mix: String,
-    /// How much less was in time, as a part of all requests.
-    pub(crate) less: f64,
-    /// Requests that were refused, and had not been.
+    /// The loss of requests in time, as a fraction of all requests.
+    pub(crate) loss: f64,
+    /// The number of refused requests in addition to those without a policy.
     pub(crate) refused: u64,
-    /// The model with the largest growth of its median, and how much longer the median is than
-    /// allowed, in ms.
+    /// The model whose median exceeds the limit most, and by how much, in ms.
     pub(crate) slower: Option<(String, f64)>,
 }
 
 impl Harm {
     pub(crate) fn is_none(&self) -> bool {
-        self.less <= HARM && self.refused == 0 && self.slower.is_none()
+        self.loss <= MAX_LOSS && self.refused == 0 && self.slower.is_none()
     }
 }
 
 impl Evidence {
-    pub(crate) fn of(trials: Vec<Trial>) -> Self {
-        let is_easy = |trial: &Trial| {
-            run(trial, BASE).is_some_and(|run| run.per_model.values().all(|model| model.attainment >= EASY))
+    pub(crate) fn of(trials: Vec<MixRuns>) -> Self {
+        let is_easy = |trial: &MixRuns| {
+            run(trial, BASE)
+                .is_some_and(|run| run.per_model.values().all(|model| model.attainment >= EASY_FROM))
         };
         let (easy, hard) = trials.into_iter().partition(is_easy);
         Self { easy, hard }
     }
 
-    /// The mixes that were harmed without any need.
+    /// Returns the harm to each easy mix that was harmed.
     pub(crate) fn harmed(&self) -> Vec<Harm> {
         self.easy.iter().filter_map(harm).filter(|harm| !harm.is_none()).collect()
     }
 }
 
-fn harm(trial: &Trial) -> Option<Harm> {
-    let (judged, base) = (run(trial, JUDGED)?, run(trial, BASE)?);
-    let refused = |run: &Run| run.per_model.values().map(|model| model.refused).sum::<u64>();
-    let slower = judged.per_model.iter().filter_map(|(name, model)| {
-        let may = base.per_model.get(name)?.p50_ms * SLOWER + SLOWER_MS;
-        (model.p50_ms > may).then(|| (name.clone(), model.p50_ms - may))
+fn harm(trial: &MixRuns) -> Option<Harm> {
+    let (evaluated, base) = (run(trial, EVALUATED)?, run(trial, BASE)?);
+    let refused = |run: &SimulationRun| run.per_model.values().map(|model| model.refused).sum::<u64>();
+    let slower = evaluated.per_model.iter().filter_map(|(name, model)| {
+        let limit = base.per_model.get(name)?.p50_ms * MEDIAN_FACTOR + MEDIAN_SLACK_MS;
+        (model.p50_ms > limit).then(|| (name.clone(), model.p50_ms - limit))
     });
     Some(Harm {
         mix: trial.mix.to_string(),
-        less: base.attainment - judged.attainment,
-        refused: refused(judged).saturating_sub(refused(base)),
+        loss: base.attainment - evaluated.attainment,
+        refused: refused(evaluated).saturating_sub(refused(base)),
         slower: slower.max_by(|(_, one), (_, other)| one.total_cmp(other)),
     })
 }
 
-/// Returns the changes of shares in a minute once a load has not changed for long, of each mix.
-pub(crate) fn moves_at_rest(trials: &[Trial], seconds: f64) -> Vec<f64> {
+/// Returns the share changes a minute of each mix after [`AT_REST_FROM_S`].
+pub(crate) fn moves_at_rest(trials: &[MixRuns], seconds: f64) -> Vec<f64> {
     let minutes = (seconds - AT_REST_FROM_S) / 60.0;
-    let moves = |trial: &Trial| {
+    let moves = |trial: &MixRuns| {
         let models = trial.runs.iter().flat_map(|run| run.per_model.values());
         let late = models.flat_map(|model| &model.repartitioned_at_s).filter(|&&at| at >= AT_REST_FROM_S);
         late.count() as f64 / minutes

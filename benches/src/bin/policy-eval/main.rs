@@ -1,6 +1,6 @@
-//! The evaluation of the adaptive policy: simulations on random mixes of models, with baselines, every
-//! fixed layout and a fluid bound for comparison. The program writes a page that says which targets the
-//! policy meets.
+//! The evaluation of the adaptive policy in simulations of random mixes of models. The program compares the
+//! policy with baselines, all fixed layouts and a fluid bound, and writes a page that shows which targets
+//! the policy meets.
 #![expect(clippy::print_stderr, reason = "a benchmark writes to its user's terminal")]
 
 mod compare;
@@ -20,17 +20,17 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use evidence::Evidence;
-use page::Section;
-use simulate::{Mechanism, Setup};
+use page::PageSection;
+use simulate::{Setup, ShareMechanism};
 
-/// A failure that ends the program.
-type Failure = Box<dyn Error + Send + Sync>;
+/// An error that ends the program.
+type EvaluationError = Box<dyn Error + Send + Sync>;
 
-/// Evaluates the adaptive policy in simulations, and writes a page that says which targets it meets.
-/// On two cores this takes about six minutes.
+/// Evaluate the adaptive policy in simulations, and write a page that shows which targets it meets. With the
+/// default options this takes about six minutes on two cores.
 #[derive(Debug, Parser)]
 #[command(name = "shadowslice-policy-eval")]
-struct Options {
+struct EvaluationOptions {
     #[command(flatten)]
     setup: Setup,
     /// The file to which the page is written
@@ -42,7 +42,7 @@ struct Options {
 }
 
 fn main() -> ExitCode {
-    let options = Options::parse();
+    let options = EvaluationOptions::parse();
     match evaluate(&options) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
@@ -56,18 +56,18 @@ fn main() -> ExitCode {
     }
 }
 
-fn evaluate(options: &Options) -> Result<(), Failure> {
+fn evaluate(options: &EvaluationOptions) -> Result<(), EvaluationError> {
     let setup = &options.setup;
     let (mixes, sevens) = (setup.mixes(setup.mixes)?, setup.sevens()?);
     let shadows = setup.mixes(setup.shadows)?;
-    let section = |title, mixes: &[_], mechanism, name| -> Result<Section, Failure> {
+    let section = |title, mixes: &[_], mechanism, name| -> Result<PageSection, EvaluationError> {
         let trials = setup.trials(mixes, mechanism, name)?;
-        Ok(Section { title, name, evidence: Evidence::of(trials) })
+        Ok(PageSection { title, name, evidence: Evidence::of(trials) })
     };
     let sections = [
-        section("Seven models", &sevens, Mechanism::InProcess, "seven")?,
-        section("Mixes", &mixes, Mechanism::InProcess, "mix")?,
-        section("Mixes, shares changed by shadows", &shadows, Mechanism::Shadow, "shadow")?,
+        section("Seven models", &sevens, ShareMechanism::InProcess, "seven")?,
+        section("Mixes", &mixes, ShareMechanism::InProcess, "mix")?,
+        section("Mixes, shares changed by shadows", &shadows, ShareMechanism::Shadow, "shadow")?,
     ];
     let rest = [setup.rest(&sevens, "seven")?, setup.rest(&mixes, "mix")?].concat();
     let text = page::of(&sections, &rest, setup, &options.state);

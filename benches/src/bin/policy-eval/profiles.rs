@@ -1,4 +1,4 @@
-//! The profiles that mixes are drawn from.
+//! The measured profiles from which mixes are drawn.
 
 use std::fs;
 use std::io;
@@ -8,27 +8,27 @@ use shadowslice_config as config;
 
 use shadowslice_config::ConfigError;
 
-use crate::mixes::{self, Known};
+use crate::mixes::{self, MeasuredProfile};
 
-/// Why there are no mixes.
+/// An error that prevents drawing mixes.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum NoMixes {
-    #[error("cannot list {}; --profiles names the folder of the models' profiles", path.display())]
+pub(crate) enum MixError {
+    #[error("cannot list {}; set --profiles to the folder of the models' profiles", path.display())]
     List { path: PathBuf, source: io::Error },
-    #[error("cannot draw models: {} holds no measured profile; name a folder that does with --profiles", path.display())]
+    #[error("cannot draw models: {} has no measured profile; set --profiles to a folder with measured profiles", path.display())]
     Empty { path: PathBuf },
     #[error("cannot write {}", path.display())]
     Write { path: PathBuf, source: io::Error },
-    #[error("cannot use {}, a configuration of all profiles", path.display())]
+    #[error("cannot load {}, a configuration with all profiles", path.display())]
     Use { path: PathBuf, source: ConfigError },
-    #[error("{} cannot be used; `shadowslice check` on a configuration that names it says why", path.display())]
+    #[error("cannot load the profile {}; run `shadowslice check` on a configuration that uses it", path.display())]
     Broken { path: PathBuf },
 }
 
 /// Returns the measured profiles of a folder, by name. They are read from a configuration of all of
 /// the folder's profiles, which is written to `all`.
-pub(crate) fn known(folder: &Path, all: &Path) -> Result<Vec<Known>, NoMixes> {
-    let list = |source| NoMixes::List { path: folder.to_owned(), source };
+pub(crate) fn known(folder: &Path, all: &Path) -> Result<Vec<MeasuredProfile>, MixError> {
+    let list = |source| MixError::List { path: folder.to_owned(), source };
     let folder = folder.canonicalize().map_err(list)?;
     let mut files = Vec::new();
     for entry in fs::read_dir(&folder).map_err(list)? {
@@ -40,16 +40,16 @@ pub(crate) fn known(folder: &Path, all: &Path) -> Result<Vec<Known>, NoMixes> {
         |file: &PathBuf| file.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
     let names: Vec<String> = files.iter().map(stem).collect();
     let text = mixes::all(names.iter().map(String::as_str).zip(files.iter().map(PathBuf::as_path)));
-    fs::write(all, text).map_err(|source| NoMixes::Write { path: all.to_owned(), source })?;
+    fs::write(all, text).map_err(|source| MixError::Write { path: all.to_owned(), source })?;
     let read = config::load_here(all);
-    let models = read.map_err(|source| NoMixes::Use { path: all.to_owned(), source })?.models;
+    let models = read.map_err(|source| MixError::Use { path: all.to_owned(), source })?.models;
     let mut known = Vec::new();
     for (file, model) in files.into_iter().zip(models) {
-        let Some(profile) = model.profile else { return Err(NoMixes::Broken { path: file }) };
+        let Some(profile) = model.profile else { return Err(MixError::Broken { path: file }) };
         if profile.source.is_measured() {
             let one_ms = profile.execution.time(1, f64::from(mixes::SMS)).as_secs_f64() * 1e3;
-            known.push(Known { name: model.name, profile: file, one_ms });
+            known.push(MeasuredProfile { name: model.name, profile: file, one_ms });
         }
     }
-    if known.is_empty() { Err(NoMixes::Empty { path: folder }) } else { Ok(known) }
+    if known.is_empty() { Err(MixError::Empty { path: folder }) } else { Ok(known) }
 }

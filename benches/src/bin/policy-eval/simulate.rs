@@ -1,4 +1,4 @@
-//! The simulations: the calls of `shadowslice-simulate`, and its answers.
+//! The simulations: calls of `shadowslice-simulate`, and the results.
 
 use std::fs;
 use std::io;
@@ -8,46 +8,54 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use serde::Deserialize;
-use shadowslice_simulator::results::Run;
+use shadowslice_simulator::results::SimulationRun;
 
-use crate::mixes::{Known, Mix, drawn, seven};
-use crate::profiles::{NoMixes, known};
+use crate::mixes::{MeasuredProfile, RandomMix, drawn, seven};
+use crate::profiles::{MixError, known};
 
-/// The policy that is judged.
-pub(crate) const JUDGED: &str = "adaptive";
+/// The evaluated policy.
+pub(crate) const EVALUATED: &str = "adaptive";
 
-/// MPS as it is: the state that the policy must not make worse.
+/// MPS without shares, the state that the policy must not make worse.
 pub(crate) const BASE: &str = "unpartitioned";
 
-/// The layout that the adaptive policy begins with, kept for the whole run.
+/// The initial layout of the adaptive policy, kept for the whole run.
 pub(crate) const OPEN: &str = "unpartitioned+admission";
 
-/// All policies that are compared.
-pub(crate) const POLICIES: [&str; 7] =
-    [JUDGED, BASE, OPEN, "half+admission", "equal+admission", "priority-half+admission", "gpulet+admission"];
+/// All policies that the page compares.
+pub(crate) const POLICIES: [&str; 7] = [
+    EVALUATED,
+    BASE,
+    OPEN,
+    "half+admission",
+    "equal+admission",
+    "priority-half+admission",
+    "gpulet+admission",
+];
 
-/// Each other layout of the adaptive policy, kept for the whole run, and how their names begin.
+/// The name for all other layouts of the adaptive policy, each kept for a whole run.
 const LAYOUTS: &str = "layouts";
+/// The prefix of the names of these layouts.
 pub(crate) const LAYOUT: &str = "layout:";
 
-/// The ways in which the world differs from the profiles. A policy knows only the profiles.
+/// The differences between the simulated world and the profiles. Policies know only the profiles.
 pub(crate) const WORLD: &str = "form,scale,noise,starts";
 
-/// A load that does not change, and for how long it comes where it is looked whether shares come to
-/// rest.
+/// A load with constant rates.
 pub(crate) const STEADY: &str = "poisson";
+/// The duration of the runs that check whether shares come to rest, in seconds.
 pub(crate) const STEADY_SECONDS: u32 = 90;
 
-/// How a share changes.
+/// The mechanism that changes shares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Mechanism {
+pub(crate) enum ShareMechanism {
     InProcess,
     Shadow,
 }
 
-impl Mechanism {
-    /// As the configuration has it.
-    pub(crate) fn word(self) -> &'static str {
+impl ShareMechanism {
+    /// Returns the value of `handover` in the configuration.
+    pub(crate) fn config_value(self) -> &'static str {
         match self {
             Self::InProcess => "in-process",
             Self::Shadow => "shadow",
@@ -55,135 +63,144 @@ impl Mechanism {
     }
 }
 
-/// One mix under all policies.
+/// A mix and its runs, one for each policy.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Trial {
-    pub(crate) mix: Mix,
-    pub(crate) runs: Vec<Run>,
+pub(crate) struct MixRuns {
+    pub(crate) mix: RandomMix,
+    pub(crate) runs: Vec<SimulationRun>,
 }
 
-/// How the simulations are made.
+/// The options of the simulations.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Setup {
-    /// The simulator
+    /// The `shadowslice-simulate` binary
     #[arg(long, default_value = "target/release/shadowslice-simulate")]
     pub(crate) bin: PathBuf,
     /// The folder of the profiles from which models are drawn
     #[arg(long, default_value = "configs/profiles")]
     pub(crate) profiles: PathBuf,
-    /// The first seed; the other seeds follow it
+    /// The first seed. The seeds are consecutive
     #[arg(long, default_value_t = 4001)]
     pub(crate) first_seed: u64,
     /// The number of mixes whose shares change in-process
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=1000))]
     pub(crate) mixes: u64,
-    /// The number of these mixes, from the first on, that run again with shares changed by shadows
+    /// The number of these mixes, from the first one on, to run again with shares changed by shadows
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=1000))]
     pub(crate) shadows: u64,
     /// The number of mixes of seven models
     #[arg(long, default_value_t = 40, value_parser = clap::value_parser!(u64).range(1..=1000))]
     pub(crate) sevens: u64,
-    /// The length of each run, in simulated seconds
+    /// The duration of each run, in simulated seconds
     #[arg(long, default_value_t = 20)]
     pub(crate) seconds: u32,
-    /// The folder to which the mixes are written
+    /// The folder to write the mixes to
     #[arg(long, default_value = "target/policy-evaluation")]
     pub(crate) runs: PathBuf,
 }
 
-/// An error that leaves a mix without runs.
+/// An error of a simulation.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum NoRuns {
-    #[error("cannot run {}; `make build` makes it", path.display())]
+pub(crate) enum SimulationError {
+    #[error("cannot run {}; run `make build` to build it", path.display())]
     Start { path: PathBuf, source: io::Error },
-    #[error("`{command}` failed ({status}); its output stands above")]
+    #[error("`{command}` failed ({status}); see its output above")]
     Failed { command: String, status: std::process::ExitStatus },
     #[error("cannot write {}", path.display())]
     Write { path: PathBuf, source: io::Error },
     #[error("cannot draw mixes")]
     Mixes {
         #[from]
-        source: NoMixes,
+        source: MixError,
     },
-    #[error("`{command}` did not print JSON as expected")]
+    #[error("cannot parse the output of `{command}` as JSON")]
     Json { command: String, source: serde_json::Error },
 }
 
 #[derive(Debug, Deserialize)]
-struct Report {
-    runs: Vec<Run>,
+struct SimulationReport {
+    runs: Vec<SimulationRun>,
 }
 
 impl Setup {
-    /// Returns mixes of few models, one for each seed.
-    pub(crate) fn mixes(&self, count: u64) -> Result<Vec<Mix>, NoRuns> {
+    /// Returns `count` mixes of 2 to 6 models, one for each seed.
+    pub(crate) fn mixes(&self, count: u64) -> Result<Vec<RandomMix>, SimulationError> {
         let known = self.known()?;
         Ok((self.first_seed..).take(count as usize).map(|seed| drawn(&known, seed)).collect())
     }
 
     /// Returns mixes of seven models, one for each seed.
-    pub(crate) fn sevens(&self) -> Result<Vec<Mix>, NoRuns> {
+    pub(crate) fn sevens(&self) -> Result<Vec<RandomMix>, SimulationError> {
         let (known, seeds) = (self.known()?, self.first_seed..);
         let turns = seeds.take(self.sevens as usize).enumerate();
         Ok(turns.map(|(turn, seed)| seven(&known, seed, turn)).collect())
     }
 
-    fn known(&self) -> Result<Vec<Known>, NoRuns> {
-        fs::create_dir_all(&self.runs).map_err(|source| NoRuns::Write { path: self.runs.clone(), source })?;
+    fn known(&self) -> Result<Vec<MeasuredProfile>, SimulationError> {
+        fs::create_dir_all(&self.runs)
+            .map_err(|source| SimulationError::Write { path: self.runs.clone(), source })?;
         Ok(known(&self.profiles, &self.runs.join("all.yaml"))?)
     }
 
-    /// Runs these mixes under all policies and layouts. Their files are called after `name`.
+    /// Runs these mixes under all policies and layouts. `name` is the prefix of their files' names.
     pub(crate) fn trials(
         &self,
-        mixes: &[Mix],
-        mechanism: Mechanism,
+        mixes: &[RandomMix],
+        mechanism: ShareMechanism,
         name: &str,
-    ) -> Result<Vec<Trial>, NoRuns> {
+    ) -> Result<Vec<MixRuns>, SimulationError> {
         let policies: Vec<&str> = POLICIES.into_iter().chain([LAYOUTS]).collect();
         each(mixes, |mix| {
             let path = self.write(&mix.text(mechanism), name, mix.seed)?;
-            let ask = Ask { config: &path, seconds: self.seconds, mix };
-            Ok(Trial { runs: self.simulate(&ask, &policies)?, mix: mix.clone() })
+            let call = SimulateCall { config: &path, seconds: self.seconds, mix };
+            Ok(MixRuns { runs: self.simulate(&call, &policies)?, mix: mix.clone() })
         })
     }
 
-    /// Runs the judged policy under loads that do not change, for longer. The mixes' files are called
-    /// after `name`.
-    pub(crate) fn rest(&self, mixes: &[Mix], name: &str) -> Result<Vec<Trial>, NoRuns> {
+    /// Runs these mixes under the evaluated policy with a steady load, for longer. `name` is the prefix of
+    /// their files' names.
+    pub(crate) fn rest(&self, mixes: &[RandomMix], name: &str) -> Result<Vec<MixRuns>, SimulationError> {
         each(mixes, |mix| {
             let mix = mix.under(STEADY);
-            let path = self.write(&mix.text(Mechanism::InProcess), name, mix.seed)?;
-            let ask = Ask { config: &path, seconds: STEADY_SECONDS, mix: &mix };
-            let runs = self.simulate(&ask, &[JUDGED])?;
-            Ok(Trial { mix, runs })
+            let path = self.write(&mix.text(ShareMechanism::InProcess), name, mix.seed)?;
+            let call = SimulateCall { config: &path, seconds: STEADY_SECONDS, mix: &mix };
+            let runs = self.simulate(&call, &[EVALUATED])?;
+            Ok(MixRuns { mix, runs })
         })
     }
 
-    fn write(&self, text: &str, kind: &str, seed: u64) -> Result<PathBuf, NoRuns> {
+    fn write(&self, text: &str, kind: &str, seed: u64) -> Result<PathBuf, SimulationError> {
         let path = self.runs.join(format!("{kind}-{seed}.yaml"));
-        fs::write(&path, text).map_err(|source| NoRuns::Write { path: path.clone(), source })?;
+        fs::write(&path, text).map_err(|source| SimulationError::Write { path: path.clone(), source })?;
         Ok(path)
     }
 
-    fn simulate(&self, ask: &Ask<'_>, policies: &[&str]) -> Result<Vec<Run>, NoRuns> {
-        let arguments = ask.arguments(policies);
-        let command = || format!("shadowslice {}", arguments.join(" "));
+    fn simulate(
+        &self,
+        call: &SimulateCall<'_>,
+        policies: &[&str],
+    ) -> Result<Vec<SimulationRun>, SimulationError> {
+        let arguments = call.arguments(policies);
+        let command = || format!("shadowslice-simulate {}", arguments.join(" "));
         let mut simulation = Command::new(&self.bin);
         simulation.args(&arguments).stdin(Stdio::null()).stderr(Stdio::inherit());
-        let output =
-            simulation.output().map_err(|source| NoRuns::Start { path: self.bin.clone(), source })?;
+        let output = simulation
+            .output()
+            .map_err(|source| SimulationError::Start { path: self.bin.clone(), source })?;
         if !output.status.success() {
-            return Err(NoRuns::Failed { command: command(), status: output.status });
+            return Err(SimulationError::Failed { command: command(), status: output.status });
         }
-        let report: Report = serde_json::from_slice(&output.stdout)
-            .map_err(|source| NoRuns::Json { command: command(), source })?;
+        let report: SimulationReport = serde_json::from_slice(&output.stdout)
+            .map_err(|source| SimulationError::Json { command: command(), source })?;
         Ok(report.runs)
     }
 }
 
-/// Does something for every mix, on all cores.
-fn each(mixes: &[Mix], of: impl Fn(&Mix) -> Result<Trial, NoRuns> + Sync) -> Result<Vec<Trial>, NoRuns> {
+/// Calls `of` for every mix, on all cores. Returns the results in the order of the seeds.
+fn each(
+    mixes: &[RandomMix],
+    of: impl Fn(&RandomMix) -> Result<MixRuns, SimulationError> + Sync,
+) -> Result<Vec<MixRuns>, SimulationError> {
     let next = AtomicUsize::new(0);
     let work = || {
         let mut trials = Vec::new();
@@ -195,23 +212,25 @@ fn each(mixes: &[Mix], of: impl Fn(&Mix) -> Result<Trial, NoRuns> + Sync) -> Res
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let mut trials = thread::scope(|scope| {
         let workers: Vec<_> = (0..cores).map(|_| scope.spawn(work)).collect();
-        let ended = workers.into_iter().map(|worker| worker.join().expect("it does not panic"));
-        ended.collect::<Result<Vec<Vec<Trial>>, NoRuns>>()
+        let ended = workers
+            .into_iter()
+            .map(|worker| worker.join().expect("workers return errors instead of panicking"));
+        ended.collect::<Result<Vec<Vec<MixRuns>>, SimulationError>>()
     })?
     .concat();
     trials.sort_by_key(|trial| trial.mix.seed);
     Ok(trials)
 }
 
-/// A simulation to run.
+/// A call of `shadowslice-simulate`.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Ask<'a> {
+pub(crate) struct SimulateCall<'a> {
     pub(crate) config: &'a Path,
     pub(crate) seconds: u32,
-    pub(crate) mix: &'a Mix,
+    pub(crate) mix: &'a RandomMix,
 }
 
-impl Ask<'_> {
+impl SimulateCall<'_> {
     /// Returns the command line, without the program.
     pub(crate) fn arguments(&self, policies: &[&str]) -> Vec<String> {
         let Self { config, seconds, mix } = self;

@@ -1,0 +1,7 @@
+//! Counts the cost of a request.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    shadowslice_benches::cost_profile()
+}

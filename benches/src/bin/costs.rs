@@ -1,7 +1,0 @@
-//! The cost of a request, counted.
-
-use std::process::ExitCode;
-
-fn main() -> ExitCode {
-    shadowslice_benches::costs()
-}

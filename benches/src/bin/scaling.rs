@@ -1,0 +1,7 @@
+//! Measures how costs scale with the load.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    shadowslice_benches::scaling()
+}

@@ -1,0 +1,201 @@
+//! The cost of a request in counts instead of times: system calls, context switches, page faults,
+//! instructions, allocations and copies per request, for one or more builds.
+
+mod callgrind;
+pub(crate) mod context_switches;
+mod kernel_counts;
+mod page;
+mod profile;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::closed_loop::send;
+use crate::plan::{EchoProtocol, EchoSetting, LARGE, SMALL, ServerKind, Transport};
+use crate::system::{Build, RunningSupervisor, home};
+use crate::{MeasureError, chain, finish};
+
+use callgrind::CallgrindProfile;
+use context_switches::ContextSwitches;
+use kernel_counts::{KernelCounts, PerfStat};
+
+/// The number of requests before counting begins.
+const WARM_UP: u64 = 500;
+
+/// The factor by which large requests are fewer, because they take about that much longer.
+const LARGE_RATIO: u64 = 10;
+
+/// The factor by which profiled requests are fewer, because Callgrind slows requests down.
+const PROFILED_RATIO: u64 = 5;
+
+/// Count the cost of an echo request, and write a page.
+///
+/// System calls, wake-ups and page faults come from `perf stat`, context switches from `/proc`,
+/// instructions, allocations and copies from Valgrind's Callgrind. If a tool is missing, a note says so
+/// and its columns are left out. With the default options this takes about four minutes on two cores.
+#[derive(Debug, Parser)]
+#[command(name = "shadowslice-cost-profile")]
+struct CostProfileOptions {
+    /// A build to measure: its name on the page and its folder, for example `before=target/before`. Repeat
+    /// the option for each build [default: the folder of this program]
+    #[arg(long, value_name = "NAME=DIR")]
+    binaries: Vec<Build>,
+    /// The number of small requests to count. Large requests are a tenth as many, profiled ones a fifth
+    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(100..=10_000_000))]
+    requests: u64,
+    /// Measure only settings whose names contain this text, for example `http unix 64 B`
+    #[arg(long, default_value = "")]
+    only: String,
+    /// Do not run Callgrind, which takes most of the time
+    #[arg(long)]
+    no_profile: bool,
+    /// The file to write the page to. Without it, the program only prints the tables
+    #[arg(long)]
+    page: Option<PathBuf>,
+}
+
+/// A value for each of the two processes.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct PerProcess<T> {
+    pub(crate) supervisor: T,
+    pub(crate) worker: T,
+}
+
+/// The reasons why tools cannot be used, for each missing tool.
+#[derive(Debug, Default)]
+struct MissingTools {
+    calls: Option<String>,
+    profile: Option<String>,
+}
+
+/// The counts of one setting of one build.
+struct SettingCounts {
+    build: String,
+    setting: EchoSetting,
+    requests: u64,
+    switches: PerProcess<ContextSwitches>,
+    calls: Option<PerProcess<KernelCounts>>,
+    /// The supervisor's profile, with the number of profiled requests.
+    profile: Option<(u64, CallgrindProfile)>,
+}
+
+/// Runs the cost profile with the options of the command line.
+pub fn cost_profile() -> ExitCode {
+    let options = CostProfileOptions::parse();
+    finish(|| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        runtime.block_on(async {
+            tokio::select! {
+                counted = run(&options) => counted,
+                _ = tokio::signal::ctrl_c() => Err("interrupted".into()),
+            }
+        })
+    })
+}
+
+async fn run(options: &CostProfileOptions) -> Result<(), MeasureError> {
+    let own_build = || -> Result<Build, MeasureError> {
+        let program = std::env::current_exe()?;
+        let folder = program.parent().ok_or("cannot find the folder of this program; set --binaries")?;
+        Ok(Build { name: "this build".into(), folder: folder.to_owned() })
+    };
+    let builds = if options.binaries.is_empty() { vec![own_build()?] } else { options.binaries.clone() };
+    let skipped = options.no_profile.then(|| "`--no-profile` is set".to_owned());
+    let missing =
+        MissingTools { calls: kernel_counts::missing().await, profile: skipped.or(profile::missing().await) };
+    for reason in [&missing.calls, &missing.profile].into_iter().flatten() {
+        eprintln!("note: leaving out some columns, because {reason}");
+    }
+    let settings: Vec<EchoSetting> =
+        settings().into_iter().filter(|setting| setting.to_string().contains(&options.only)).collect();
+    let mut counts = Vec::new();
+    for setting in &settings {
+        for build in &builds {
+            eprintln!("{setting}: {}", build.name);
+            let counted = count(build, setting, options.requests, &missing).await;
+            counts.push(counted.map_err(|error| format!("{setting}, {}: {}", build.name, chain(&*error)))?);
+        }
+    }
+    if counts.is_empty() {
+        return Err(format!("no setting matches --only {:?}", options.only).into());
+    }
+    println!("{}", page::tables(&counts));
+    if let Some(path) = &options.page {
+        fs::write(path, page::of(&counts, &missing))
+            .map_err(|error| format!("cannot write {}: {error}", path.display()))?;
+        println!("wrote {}", path.display());
+    }
+    Ok(())
+}
+
+/// Returns the settings: both protocols and both tensor sizes, over few and many connections.
+fn settings() -> Vec<EchoSetting> {
+    let kinds = [(SMALL, 1), (SMALL, 8), (SMALL, 128), (LARGE, 1), (LARGE, 8)];
+    let of = |protocol, (bytes, connections)| EchoSetting {
+        server: ServerKind::Shadowslice,
+        protocol,
+        transport: Transport::Unix,
+        bytes,
+        connections,
+    };
+    [EchoProtocol::Http, EchoProtocol::Grpc]
+        .into_iter()
+        .flat_map(|protocol| kinds.map(|kind| of(protocol, kind)))
+        .collect()
+}
+
+async fn count(
+    build: &Build,
+    setting: &EchoSetting,
+    small: u64,
+    missing: &MissingTools,
+) -> Result<SettingCounts, MeasureError> {
+    let requests = if setting.bytes == SMALL { small } else { small / LARGE_RATIO };
+    let (switches, calls) = native(&build.folder, setting, requests, missing.calls.is_none()).await?;
+    let profile = match missing.profile {
+        Some(_) => None,
+        None => {
+            let requests = requests / PROFILED_RATIO;
+            Some((requests, profile::profile(&build.folder, setting, requests).await?))
+        }
+    };
+    Ok(SettingCounts { build: build.name.clone(), setting: *setting, requests, switches, calls, profile })
+}
+
+/// Counts context switches and system calls at full speed, after the clients have connected and warmed
+/// up.
+async fn native(
+    folder: &Path,
+    setting: &EchoSetting,
+    requests: u64,
+    with_calls: bool,
+) -> Result<(PerProcess<ContextSwitches>, Option<PerProcess<KernelCounts>>), MeasureError> {
+    let system = RunningSupervisor::start(home(folder, &[setting.bytes], setting.connections)?).await?;
+    let worker = *system.workers().first().ok_or("the supervisor has no worker")?;
+    let supervisor = system.supervisor();
+    let mut clients = send(system.clients(setting).await?, WARM_UP).await?;
+    let switches = || PerProcess {
+        supervisor: ContextSwitches::of(&[supervisor]),
+        worker: ContextSwitches::of(&[worker]),
+    };
+    let before = switches();
+    clients = send(clients, requests).await?;
+    let after = switches();
+    let mut calls = None;
+    if with_calls {
+        let counting =
+            [supervisor, worker].map(|pid| PerfStat::begin(pid, system.folder().join(format!("perf.{pid}"))));
+        let [of_supervisor, of_worker] = counting;
+        let (of_supervisor, of_worker) = (of_supervisor.await?, of_worker.await?);
+        clients = send(clients, requests).await?;
+        calls = Some(PerProcess { supervisor: of_supervisor.end().await?, worker: of_worker.end().await? });
+    }
+    drop(clients);
+    system.stop().await?;
+    let switches =
+        PerProcess { supervisor: after.supervisor - before.supervisor, worker: after.worker - before.worker };
+    Ok((switches, calls))
+}

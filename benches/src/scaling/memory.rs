@@ -1,0 +1,150 @@
+//! The supervisor's memory after many requests.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use crate::MeasureError;
+use crate::closed_loop::send;
+use crate::exchange::EchoClient;
+use crate::plan::{EchoProtocol, EchoSetting, LARGE, SMALL, ServerKind, Transport};
+use crate::system::{RunningSupervisor, home};
+
+/// The number of connections that send small tensors, and of those that send large ones.
+const SMALL_CONNECTIONS: u16 = 28;
+const LARGE_CONNECTIONS: u16 = 4;
+
+/// The number of requests after which all clients of the mixed load reconnect.
+const RECONNECT_AFTER: u64 = 1000;
+
+/// The memory of a process, in KiB.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct ProcessMemory {
+    /// The resident memory.
+    pub(super) rss: u64,
+    /// The resident memory, with each shared page divided among the processes that share it.
+    pub(super) pss: u64,
+    /// The private resident memory: heap and stacks, without the slabs shared with workers.
+    pub(super) anonymous: u64,
+}
+
+impl ProcessMemory {
+    /// Reads the memory of a process.
+    pub(super) fn of(pid: i32) -> Result<Self, MeasureError> {
+        Self::parse(&fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?)
+            .ok_or_else(|| format!("/proc/{pid}/smaps_rollup has no Rss, Pss or Anonymous line").into())
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let kib = |name: &str| {
+            let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+            value.trim().strip_suffix("kB")?.trim().parse().ok()
+        };
+        Some(Self { rss: kib("Rss")?, pss: kib("Pss")?, anonymous: kib("Anonymous")? })
+    }
+}
+
+/// The supervisor's memory at one point of a load.
+pub(super) struct MemoryRow {
+    pub(super) load: &'static str,
+    /// A description of what was sent before the reading.
+    pub(super) after: String,
+    pub(super) memory: ProcessMemory,
+    /// The number of files that the supervisor has open.
+    pub(super) files: usize,
+}
+
+/// A load after which memory is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum MemoryLoad {
+    /// Small tensors over permanent connections.
+    Small,
+    /// Both tensor sizes, with clients that reconnect.
+    Mixed,
+}
+
+impl MemoryLoad {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Small => "64 B x32",
+            Self::Mixed => "64 B x28 and 600 kB x4, reconnecting every 1,000 requests",
+        }
+    }
+
+    async fn clients(self, system: &RunningSupervisor) -> Result<Vec<EchoClient>, MeasureError> {
+        let setting = |bytes, connections| EchoSetting {
+            server: ServerKind::Shadowslice,
+            protocol: EchoProtocol::Http,
+            transport: Transport::Unix,
+            bytes,
+            connections,
+        };
+        Ok(match self {
+            Self::Small => system.clients(&setting(SMALL, SMALL_CONNECTIONS + LARGE_CONNECTIONS)).await?,
+            Self::Mixed => {
+                let mut clients = system.clients(&setting(SMALL, SMALL_CONNECTIONS)).await?;
+                clients.extend(system.clients(&setting(LARGE, LARGE_CONNECTIONS)).await?);
+                clients
+            }
+        })
+    }
+}
+
+/// Measures the memory under both loads, each on a new supervisor. Reads it after each number of
+/// requests, and once more after `rest` without clients.
+pub(super) async fn all(
+    binaries: &Path,
+    requests: &[u64],
+    rest: Duration,
+) -> Result<Vec<MemoryRow>, MeasureError> {
+    let mut rows = Vec::new();
+    for load in [MemoryLoad::Small, MemoryLoad::Mixed] {
+        eprintln!("memory: {}", load.name());
+        let system = RunningSupervisor::start(home(binaries, &[SMALL, LARGE], SMALL_CONNECTIONS)?).await?;
+        let row = |after: String| {
+            let files = fs::read_dir(format!("/proc/{}/fd", system.supervisor()))?.count();
+            Ok::<_, MeasureError>(MemoryRow {
+                load: load.name(),
+                after,
+                memory: ProcessMemory::of(system.supervisor())?,
+                files,
+            })
+        };
+        rows.push(row("start".into())?);
+        let mut sent = 0;
+        let mut clients = load.clients(&system).await?;
+        for &wanted in requests {
+            while sent < wanted {
+                let count = match load {
+                    MemoryLoad::Small => wanted - sent,
+                    MemoryLoad::Mixed => RECONNECT_AFTER.min(wanted - sent),
+                };
+                clients = send(clients, count).await?;
+                sent += count;
+                if load == MemoryLoad::Mixed {
+                    drop(clients);
+                    clients = load.clients(&system).await?;
+                }
+            }
+            rows.push(row(format!("{wanted} requests"))?);
+        }
+        drop(clients);
+        tokio::time::sleep(rest).await;
+        rows.push(row(format!("{} s without clients", rest.as_secs_f64()))?);
+        system.stop().await?;
+    }
+    Ok(rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn smaps_are_read_by_name() {
+        let text =
+            "55 00 ---p [rollup]\nRss:    900 kB\nPss:   700 kB\nPss_Anon:  1 kB\nAnonymous:   500 kB\n";
+        assert_eq!(ProcessMemory::parse(text), Some(ProcessMemory { rss: 900, pss: 700, anonymous: 500 }));
+        assert_eq!(ProcessMemory::parse("Rss: 1 kB\n"), None);
+    }
+}

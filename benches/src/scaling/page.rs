@@ -1,0 +1,126 @@
+//! The page of the scaling benchmark.
+
+use std::time::Duration;
+
+use crate::machine::HostInfo;
+use crate::scaling::ScalingResults;
+use crate::scaling::idle::IdleCost;
+use crate::table;
+
+/// Returns the page.
+pub(super) fn of(found: &ScalingResults, name: Option<String>) -> String {
+    let HostInfo { cpu, cores, kernel, date, commit, .. } = HostInfo::here();
+    let build = name.unwrap_or_else(|| format!("commit {commit}"));
+    format!(
+        "# Scaling
+
+How costs grow with the numbers of models, connections and requests and the size of tensors. `make scaling` writes this page; do not edit it. \
+The load is the echo load of `make bench`, over Unix sockets, with models that answer at once. For large tensors the limits are raised \
+(`limits.request_bytes`, `limits.response_bytes`, `queue.memory`).
+
+{cpu}, {cores} cores shared by supervisor, workers and client, Linux {kernel}, no GPU, emulated engine. {date}, {build}.
+
+{}",
+        tables(found)
+    )
+}
+
+/// Returns all tables.
+pub(super) fn tables(found: &ScalingResults) -> String {
+    let mut text = String::new();
+    if !found.sweep.is_empty() {
+        text += &sweep(found);
+    }
+    if !found.memory.is_empty() {
+        text += &memory(found);
+    }
+    if !found.idle.is_empty() {
+        text += &idle(&found.idle);
+    }
+    text
+}
+
+fn sweep(found: &ScalingResults) -> String {
+    let rows = found.sweep.iter().map(|row| {
+        let round = &row.round;
+        let setting = row.setting.to_string();
+        vec![
+            row.variable.to_owned(),
+            setting.trim_start_matches("shadowslice ").to_owned(),
+            row.models.to_string(),
+            format!("{:.0}", round.requests_per_second),
+            format!("{:.0}", round.p50_us),
+            format!("{:.0}", round.p99_us),
+            format!("{:.1}", round.server_cpu_us()),
+            format!("{:.1} + {:.1}", round.supervisor_cpu_us, round.worker_cpu_us),
+            format!("{:.1}", round.client_cpu_us),
+            mib(row.memory.rss),
+            mib(row.memory.anonymous),
+            format!("{:.0}", round.others_percent),
+        ]
+    });
+    let heads = [
+        "variable",
+        "setting",
+        "models",
+        "requests/s",
+        "p50 us",
+        "p99 us",
+        "server CPU us",
+        "supervisor + worker",
+        "client CPU us",
+        "RSS MiB",
+        "anonymous MiB",
+        "others %",
+    ];
+    format!(
+        "## Models, connections, tensors\n\nEach row has a new supervisor. CPU time is per request. Memory is the supervisor's memory after the last round. With several models, 100 \
+         connections each use one of them. Anonymous memory is private to the supervisor. The rest of RSS is the binary and the request slabs. Slabs keep \
+         pages that they have used (`queue.memory` bounds them).\n\n{}",
+        table(&heads, rows)
+    )
+}
+
+fn memory(found: &ScalingResults) -> String {
+    let rows = found.memory.iter().map(|row| {
+        let memory = row.memory;
+        let mut cells = vec![row.load.to_owned(), row.after.clone()];
+        cells.extend([memory.rss, memory.pss, memory.anonymous].map(mib));
+        cells.push(row.files.to_string());
+        cells
+    });
+    let heads = ["load over HTTP", "after", "RSS MiB", "PSS MiB", "anonymous MiB", "open files"];
+    format!(
+        "\n## Memory of the supervisor over many requests\n\nThe figures come from `/proc/PID/smaps_rollup`.\n\n{}",
+        table(&heads, rows)
+    )
+}
+
+fn idle(found: &[IdleCost]) -> String {
+    let rows = found.iter().flat_map(|idle| {
+        let seconds = idle.span.as_secs_f64();
+        let row = move |process: &str, cpu: Duration, switches: u64| {
+            let per_mille = cpu.as_secs_f64() * 1e3 / seconds;
+            vec![
+                idle.policy.to_owned(),
+                process.to_owned(),
+                format!("{per_mille:.2}"),
+                format!("{:.3}", per_mille / 10.0),
+                format!("{:.1}", switches as f64 / seconds),
+                format!("{:.0}", idle.others_percent),
+            ]
+        };
+        let IdleCost { cpu, switches, .. } = idle;
+        [
+            row("supervisor", cpu.supervisor, switches.supervisor),
+            row("all workers", cpu.worker, switches.worker),
+        ]
+    });
+    let heads = ["policy", "process", "CPU ms/s", "% of a core", "voluntary context switches/s", "others %"];
+    let (models, seconds) = found.first().map_or((0, 0.0), |idle| (idle.models, idle.span.as_secs_f64()));
+    format!("\n## Idle\n\n{models} models without requests, over {seconds:.0} s.\n\n{}", table(&heads, rows))
+}
+
+fn mib(kib: u64) -> String {
+    format!("{:.1}", kib as f64 / 1024.0)
+}
