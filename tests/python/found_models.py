@@ -286,7 +286,7 @@ class ChangingFiles(Served):
         weights(self.server.folder, "replaced", 100)
         wait_until(lambda: self.status()["replaced"]["files_changed"])
         self.assertEqual(self.infer("replaced", [[0] * 4]).tolist(), [[1] * 4])
-        self.assertIn("its files have changed", self.server.command("status"))
+        self.assertIn("the files of replaced", self.server.command("status"))
         self.assertIn("replaced", self.server.command("reload"))
         self.assertEqual(self.infer("replaced", [[0] * 4]).tolist(), [[100] * 4])
         wait_until(lambda: not self.status()["replaced"]["files_changed"])
