@@ -29,7 +29,7 @@ pub struct Extent {
 pub enum Command {
     Run(Batch),
     /// Give the next answer of a stream, for which a batch of its own stands.
-    Next(Step),
+    Next(StreamStep),
     /// The client of this stream wants no more of it, or has gone.
     Close(u64),
     /// Make a partition ready, beside what runs, and say so.
@@ -39,13 +39,13 @@ pub enum Command {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum FromWorker {
-    Answer(Answer),
-    Prepared(Prepared),
+pub enum WorkerMessage {
+    Answer(BatchAnswer),
+    Prepared(PartitionReply),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Prepared {
+pub struct PartitionReply {
     pub groups: Groups,
     /// Else why the model cannot have the partition.
     pub result: Result<(), String>,
@@ -90,7 +90,7 @@ pub struct BatchRequest {
 
 /// Its fields are those of a [`Batch`], but for its stream.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Step {
+pub struct StreamStep {
     pub id: u64,
     pub slot: u8,
     pub sent_ns: u64,
@@ -100,19 +100,19 @@ pub struct Step {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Answer {
+pub struct BatchAnswer {
     pub id: u64,
     /// In microseconds; waiting for the GPU is excluded.
     pub execution_us: u64,
     /// At the end of a stream, no outputs.
-    pub result: Result<Vec<Output>, RunFailure>,
+    pub result: Result<Vec<BatchOutput>, RunFailure>,
     /// Whether it opens a stream or belongs to an open one, so that [`Command::Next`] asks for more.
     pub more: bool,
 }
 
 /// One output of a whole batch.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Output {
+pub struct BatchOutput {
     /// Without the batch axis (the whole shape for a model without one).
     pub shape: Vec<i64>,
     /// Per request, in the response slab.
@@ -157,11 +157,11 @@ pub fn decode<'b, M: Deserialize<'b>>(bytes: &'b [u8]) -> Result<M, MessageError
 mod tests {
     use super::*;
 
-    fn answer() -> Answer {
-        Answer {
+    fn answer() -> BatchAnswer {
+        BatchAnswer {
             id: 7,
             execution_us: 1200,
-            result: Ok(vec![Output { shape: vec![10], parts: vec![Extent { offset: 64, len: 40 }] }]),
+            result: Ok(vec![BatchOutput { shape: vec![10], parts: vec![Extent { offset: 64, len: 40 }] }]),
             more: false,
         }
     }
@@ -170,7 +170,7 @@ mod tests {
     fn messages_come_back_whole() {
         let mut buffer = vec![0; MAX_MESSAGE_BYTES];
         let bytes = encode(&answer(), &mut buffer).unwrap();
-        assert_eq!(decode::<Answer>(bytes).unwrap(), answer());
+        assert_eq!(decode::<BatchAnswer>(bytes).unwrap(), answer());
     }
 
     #[test]
@@ -178,7 +178,7 @@ mod tests {
         let mut buffer = vec![0; MAX_MESSAGE_BYTES];
         let bytes = encode(&answer(), &mut buffer).unwrap();
         for cut in 0..bytes.len() {
-            assert!(decode::<Answer>(&bytes[..cut]).is_err(), "cut to {cut} bytes");
+            assert!(decode::<BatchAnswer>(&bytes[..cut]).is_err(), "cut to {cut} bytes");
         }
     }
 }

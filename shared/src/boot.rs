@@ -52,39 +52,39 @@ pub const SHARE_VARIABLE: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
 pub const PRIORITY_VARIABLE: &str = "CUDA_MPS_CLIENT_PRIORITY";
 
 #[derive(Debug, Serialize, Deserialize)]
-pub enum WorkerSays {
+pub enum BootReply {
     Hello {
         protocol: u32,
     },
-    Loaded(Loaded),
+    Loaded(LoadedModel),
     /// From now on the worker tries batches of `rows` rows.
     Warming {
         rows: u32,
     },
     /// Every batch size has run, and the answers were right (by a reference worker: were written).
-    Warmed(Warmed),
+    Warmed(WarmUpReport),
     /// The worker exits.
     Refused(BootRefusal),
 }
 
-impl Message for WorkerSays {
+impl Message for BootReply {
     const MAX_BYTES: usize = 4 << 20;
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-pub enum Order {
+pub enum BootCommand {
     Load(Box<Assignment>),
     /// Run every batch size once, and prove the answers.
     Warm(WarmUp),
 }
 
 /// Arrays of files that the operator gives take most of an order.
-impl Message for Order {
+impl Message for BootCommand {
     const MAX_BYTES: usize = 20 << 20;
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Purpose {
+pub enum WorkerPurpose {
     Serve,
     /// Computing the reference answers on the CPU, then exiting.
     Reference,
@@ -94,7 +94,7 @@ pub enum Purpose {
     DeviceReference,
 }
 
-impl Purpose {
+impl WorkerPurpose {
     /// Whether the worker exits once it has written the reference answers.
     pub fn is_reference(self) -> bool {
         matches!(self, Self::Reference | Self::DeviceReference)
@@ -109,7 +109,7 @@ impl Purpose {
 pub struct Assignment {
     /// For messages.
     pub model: String,
-    pub purpose: Purpose,
+    pub purpose: WorkerPurpose,
     pub engine: EngineSpec,
     pub device: DeviceSpec,
     /// For an emulated device.
@@ -118,7 +118,7 @@ pub struct Assignment {
     /// Of each of the response slab's slots.
     pub response_slot_bytes: u64,
     /// The partition to begin with, where the share is one inside the process.
-    pub partition: Option<Partitioned>,
+    pub partition: Option<PartitionSpec>,
 }
 
 impl Assignment {
@@ -129,7 +129,7 @@ impl Assignment {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Partitioned {
+pub struct PartitionSpec {
     /// A process that finds another division cannot serve.
     pub division: Division,
     /// To be ready when the worker is warm.
@@ -144,7 +144,7 @@ pub enum EngineSpec {
         /// Threads within one operator.
         threads: u32,
         /// The preferred one first; the host's processor takes operators that they lack.
-        providers: Vec<Provider>,
+        providers: Vec<ProviderSpec>,
         /// The folder for optimised forms of the model, if they are kept.
         optimised: Option<PathBuf>,
     },
@@ -166,7 +166,7 @@ pub enum EngineSpec {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Provider {
+pub enum ProviderSpec {
     /// ONNX Runtime's own, on cuDNN and cuBLAS.
     Cuda,
     /// Engines are built for a share of the GPU and kept in `cache`.
@@ -193,7 +193,7 @@ pub enum DeviceSpec {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Loaded {
+pub struct LoadedModel {
     /// Whole shapes, as those of the outputs.
     pub inputs: Vec<TensorSpec>,
     /// The inputs that a request may leave out, as the model has defaults for them. They have no batch
@@ -229,11 +229,11 @@ pub enum InputValues {
     Range { from: f64, to: f64 },
     /// The bytes of each row; a batch takes the rows one after the other. A model without a batch axis
     /// has one row, which is the whole tensor.
-    Rows(Arc<[Row]>),
+    Rows(Arc<[RowBytes]>),
 }
 
 /// The bytes of a row. They may be many, and go into a message as they are.
-pub type Row = serde_bytes::ByteBuf;
+pub type RowBytes = serde_bytes::ByteBuf;
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum ElementValue {
@@ -261,7 +261,7 @@ pub struct WarmUp {
 }
 
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-pub struct Warmed {
+pub struct WarmUpReport {
     /// By size. A reference worker tells those up to the first that takes too long to be useful.
     pub times: Vec<WarmTime>,
     /// Running every size for the first time, where first runs take longer.

@@ -129,13 +129,13 @@ impl Occupant {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Gpu {
+pub struct SharedGpu {
     pub sms: Sms,
     /// How the SMs divide into groups, if they do.
     pub division: Option<Division>,
 }
 
-impl Gpu {
+impl SharedGpu {
     /// A GPU that divides as CUDA would divide it.
     pub fn new(sms: Sms) -> Self {
         Self { sms, division: Division::of(sms) }
@@ -243,17 +243,18 @@ impl Gpu {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::profile::Row;
+    use crate::profile::ExecutionRow;
 
     const MS: Duration = Duration::from_millis(1);
 
-    fn gpu() -> Gpu {
-        Gpu::new(Sms(128))
+    fn gpu() -> SharedGpu {
+        SharedGpu::new(Sms(128))
     }
 
     /// One row takes `ms` from 64 SMs on, and twice that on 32; rows come one after the other.
     fn profile(ms: f64) -> Execution {
-        Execution::new(vec![Sms(32), Sms(64)], vec![Row { batch: 1, ms: vec![2.0 * ms, ms] }]).unwrap()
+        Execution::new(vec![Sms(32), Sms(64)], vec![ExecutionRow { batch: 1, ms: vec![2.0 * ms, ms] }])
+            .unwrap()
     }
 
     /// The time of one row of 1 ms on `own` beside batches of so many rows on these.
@@ -326,7 +327,7 @@ mod tests {
         // The other's row takes 1 ms of half of the SMs and 1 ms more of waiting for ours.
         let below_beside_normal = beside(below, &[(1, whole())]).as_secs_f64() * 1e3;
         assert!((below_beside_normal - 1.0 / (1.0 - 0.93 * 0.5 / 1.5)).abs() < 1e-3, "{below_beside_normal}");
-        let full = Execution::new(vec![Sms(128)], vec![Row { batch: 1, ms: vec![1e3] }]).unwrap();
+        let full = Execution::new(vec![Sms(128)], vec![ExecutionRow { batch: 1, ms: vec![1e3] }]).unwrap();
         let full = whole().executing(&full.with_kernels(100), 1);
         assert_eq!(gpu().time(&profile(1.0), 1, below, std::iter::once(full)), 10 * MS, "it does not starve");
         assert_eq!(beside(below, &[(8, on(0..8))]), MS, "64 are free");
@@ -367,7 +368,7 @@ mod tests {
 
     #[test]
     fn a_gpu_that_does_not_divide_has_one_way_to_be_shared() {
-        let gpu = Gpu::new(Sms(8));
+        let gpu = SharedGpu::new(Sms(8));
         assert_eq!((gpu.division.is_none(), gpu.occupant(Groups::WHOLE)), (true, anywhere(8)));
     }
 }

@@ -143,13 +143,13 @@ pub struct ParseGroupsError;
 
 /// A part of a GPU: some neighbouring ones of equal pieces. Layouts are made of parts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Part {
+pub struct GpuPart {
     first: u8,
     count: u8,
     of: u8,
 }
 
-impl fmt::Display for Part {
+impl fmt::Display for GpuPart {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match (self.count, self.of) {
             (1, 1) => "the whole GPU",
@@ -164,7 +164,7 @@ impl fmt::Display for Part {
     }
 }
 
-impl Part {
+impl GpuPart {
     pub const WHOLE: Self = Self { first: 0, count: 1, of: 1 };
 
     /// Returns `count` of `of` equal pieces of a GPU, from the piece `first` on.
@@ -230,7 +230,7 @@ impl Division {
     }
 
     /// Returns the groups of a part, at least one; [`Groups::WHOLE`] where these are all.
-    pub fn groups_in(&self, part: Part) -> Groups {
+    pub fn groups_in(&self, part: GpuPart) -> Groups {
         let border = |piece: u8| self.count() * usize::from(piece) / usize::from(part.of);
         let first = border(part.first).min(self.count() - 1);
         let end = border(part.first + part.count).max(first + 1);
@@ -311,7 +311,7 @@ mod tests {
         for total in [20, 46, 80, 100, 132, 148, 160] {
             let division = Division::of(Sms(total)).unwrap();
             for of in [2, 3, 4, 8_u8] {
-                let pieces = (0..of).map(|first| division.groups_in(Part::new(first, 1, of)));
+                let pieces = (0..of).map(|first| division.groups_in(GpuPart::new(first, 1, of)));
                 let all = pieces.clone().fold(Groups::NONE, Groups::union);
                 assert!(pieces.clone().all(|piece| piece != Groups::NONE && piece.is_run()));
                 if division.count() >= usize::from(of) {
@@ -319,12 +319,12 @@ mod tests {
                     assert_eq!(all, Groups::first(division.count()));
                 }
             }
-            assert_eq!(division.groups_in(Part::WHOLE), Groups::WHOLE);
+            assert_eq!(division.groups_in(GpuPart::WHOLE), Groups::WHOLE);
         }
-        assert_eq!(Part::new(0, 1, 4).rest(), Part::new(1, 3, 4));
-        assert_eq!(Part::new(2, 1, 3).rest(), Part::new(0, 2, 3));
+        assert_eq!(GpuPart::new(0, 1, 4).rest(), GpuPart::new(1, 3, 4));
+        assert_eq!(GpuPart::new(2, 1, 3).rest(), GpuPart::new(0, 2, 3));
         let h200 = Division::new([vec![Sms(8); 15], vec![Sms(12)]].concat()).unwrap();
-        let parts: Vec<String> = Part::family().map(|part| h200.groups_in(part).to_string()).collect();
+        let parts: Vec<String> = GpuPart::family().map(|part| h200.groups_in(part).to_string()).collect();
         assert_eq!(
             parts.join(" "),
             "0-7 8-15 0-4 5-9 10-15 0-3 4-7 8-11 12-15 0-1 2-3 4-5 6-7 8-9 10-11 12-13 14-15 0-9 5-15 0-11 4-15"

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::units::Sms;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Source {
+pub enum ProfileSource {
     Illustrative,
     Measured {
         device: String,
@@ -18,7 +18,7 @@ pub enum Source {
     },
 }
 
-impl Source {
+impl ProfileSource {
     /// Whether the times are those of a real device.
     pub fn is_measured(&self) -> bool {
         matches!(self, Self::Measured { .. })
@@ -27,14 +27,14 @@ impl Source {
 
 /// Of one process of the model, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Memory {
+pub struct ProcessMemory {
     pub context: u64,
     pub weights: u64,
     pub activations: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Start {
+pub struct StartTimes {
     /// From the spawn to the first word.
     pub process: Duration,
     pub load: Duration,
@@ -44,9 +44,9 @@ pub struct Start {
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Profile {
-    pub source: Source,
-    pub memory: Memory,
-    pub start: Start,
+    pub source: ProfileSource,
+    pub memory: ProcessMemory,
+    pub start: StartTimes,
     /// The part of the memory bandwidth that the model uses alone on the whole GPU, 0 to 1.
     pub bandwidth: f64,
     /// With which it was measured, of inputs that have free axes besides the batch, without that.
@@ -59,20 +59,20 @@ pub struct Profile {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Execution {
     sms: Vec<Sms>,
-    rows: Vec<Row>,
+    rows: Vec<ExecutionRow>,
     /// The kernels of one batch, if they were counted.
     kernels: Option<u32>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Row {
+pub struct ExecutionRow {
     pub batch: u32,
     /// Milliseconds, one for each SM count.
     pub ms: Vec<f64>,
 }
 
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub enum BadTable {
+pub enum TableError {
     #[error("no SM counts; give `sms: [14, 66, 132]`, say")]
     NoColumns,
     #[error("no batch size; give `1: [..]` with a time in ms for each SM count")]
@@ -98,35 +98,35 @@ const LONGEST_MS: f64 = 1e9;
 
 impl Execution {
     /// All that keeps this from being a table; rows may come in any order.
-    pub fn faults(sms: &[Sms], rows: &[Row]) -> Vec<BadTable> {
+    pub fn faults(sms: &[Sms], rows: &[ExecutionRow]) -> Vec<TableError> {
         let mut faults = Vec::new();
         match sms.first() {
-            None => faults.push(BadTable::NoColumns),
+            None => faults.push(TableError::NoColumns),
             Some(first) if *first < Sms(1) || !sms.is_sorted_by(|a, b| a < b) => {
-                faults.push(BadTable::ColumnsOutOfOrder);
+                faults.push(TableError::ColumnsOutOfOrder);
             }
             Some(_) => {}
         }
         let batches: BTreeSet<u32> = rows.iter().map(|row| row.batch).collect();
         match batches.first() {
-            None => faults.push(BadTable::NoRows),
-            Some(0) => faults.push(BadTable::RowsOutOfOrder),
-            Some(_) if batches.len() < rows.len() => faults.push(BadTable::RowsOutOfOrder),
+            None => faults.push(TableError::NoRows),
+            Some(0) => faults.push(TableError::RowsOutOfOrder),
+            Some(_) if batches.len() < rows.len() => faults.push(TableError::RowsOutOfOrder),
             Some(_) => {}
         }
-        for &Row { batch, ref ms } in rows {
+        for &ExecutionRow { batch, ref ms } in rows {
             if ms.len() != sms.len() && !sms.is_empty() {
-                faults.push(BadTable::Ragged { batch, got: ms.len(), want: sms.len() });
+                faults.push(TableError::Ragged { batch, got: ms.len(), want: sms.len() });
             }
             if let Some(&ms) = ms.iter().find(|&&ms| !(ms > 0.0 && ms < MAX_MS)) {
-                faults.push(BadTable::NotATime { batch, ms });
+                faults.push(TableError::NotATime { batch, ms });
             }
         }
         faults
     }
 
     /// Rows may come in any order.
-    pub fn new(sms: Vec<Sms>, mut rows: Vec<Row>) -> Result<Self, BadTable> {
+    pub fn new(sms: Vec<Sms>, mut rows: Vec<ExecutionRow>) -> Result<Self, TableError> {
         rows.sort_by_key(|row| row.batch);
         match Self::faults(&sms, &rows).into_iter().next() {
             Some(bad) => Err(bad),
@@ -171,7 +171,7 @@ impl Execution {
         lerp(self.row_ms(lower, sms), self.row_ms(upper, sms), part)
     }
 
-    fn row_ms(&self, row: &Row, sms: f64) -> f64 {
+    fn row_ms(&self, row: &ExecutionRow, sms: f64) -> f64 {
         let column = |index: usize| f64::from(self.sms[index].0);
         let above = self.sms.partition_point(|s| f64::from(s.0) < sms);
         if above == self.sms.len() {
@@ -195,7 +195,7 @@ impl Execution {
         &self.sms
     }
 
-    pub fn rows(&self) -> &[Row] {
+    pub fn rows(&self) -> &[ExecutionRow] {
         &self.rows
     }
 }
@@ -209,7 +209,7 @@ mod tests {
     use super::*;
 
     fn table() -> Execution {
-        let row = |batch, ms: &[f64]| Row { batch, ms: ms.to_vec() };
+        let row = |batch, ms: &[f64]| ExecutionRow { batch, ms: ms.to_vec() };
         Execution::new(
             vec![Sms(10), Sms(20), Sms(40)],
             vec![row(8, &[40.0, 20.0, 16.0]), row(1, &[10.0, 6.0, 5.0])],
@@ -231,24 +231,24 @@ mod tests {
 
     #[test]
     fn times_far_from_the_table_can_still_be_added_up() {
-        let slow = Row { batch: 1, ms: vec![999_999.0] };
+        let slow = ExecutionRow { batch: 1, ms: vec![999_999.0] };
         let table = Execution::new(vec![Sms(1_000_000)], vec![slow]).unwrap();
         assert!(table.time(u32::MAX, 0.0).as_nanos() < u128::from(u64::MAX / 10_000));
     }
 
     #[test]
     fn tables_that_are_none() {
-        let bad = |sms: &[u32], rows: Vec<Row>| {
+        let bad = |sms: &[u32], rows: Vec<ExecutionRow>| {
             Execution::new(sms.iter().map(|&s| Sms(s)).collect(), rows).unwrap_err()
         };
-        let row = |batch, ms: &[f64]| Row { batch, ms: ms.to_vec() };
-        assert_eq!(bad(&[], vec![]), BadTable::NoColumns);
-        assert_eq!(bad(&[2], vec![]), BadTable::NoRows);
-        assert_eq!(bad(&[4, 2], vec![row(1, &[1.0, 1.0])]), BadTable::ColumnsOutOfOrder);
-        assert_eq!(bad(&[0, 2], vec![row(1, &[1.0, 1.0])]), BadTable::ColumnsOutOfOrder);
-        assert_eq!(bad(&[2], vec![row(1, &[1.0]), row(1, &[2.0])]), BadTable::RowsOutOfOrder);
-        assert_eq!(bad(&[2], vec![row(1, &[])]), BadTable::Ragged { batch: 1, got: 0, want: 1 });
-        assert_eq!(bad(&[2], vec![row(1, &[0.0])]), BadTable::NotATime { batch: 1, ms: 0.0 });
-        assert!(matches!(bad(&[2], vec![row(1, &[f64::NAN])]), BadTable::NotATime { .. }));
+        let row = |batch, ms: &[f64]| ExecutionRow { batch, ms: ms.to_vec() };
+        assert_eq!(bad(&[], vec![]), TableError::NoColumns);
+        assert_eq!(bad(&[2], vec![]), TableError::NoRows);
+        assert_eq!(bad(&[4, 2], vec![row(1, &[1.0, 1.0])]), TableError::ColumnsOutOfOrder);
+        assert_eq!(bad(&[0, 2], vec![row(1, &[1.0, 1.0])]), TableError::ColumnsOutOfOrder);
+        assert_eq!(bad(&[2], vec![row(1, &[1.0]), row(1, &[2.0])]), TableError::RowsOutOfOrder);
+        assert_eq!(bad(&[2], vec![row(1, &[])]), TableError::Ragged { batch: 1, got: 0, want: 1 });
+        assert_eq!(bad(&[2], vec![row(1, &[0.0])]), TableError::NotATime { batch: 1, ms: 0.0 });
+        assert!(matches!(bad(&[2], vec![row(1, &[f64::NAN])]), TableError::NotATime { .. }));
     }
 }

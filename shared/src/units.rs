@@ -13,15 +13,15 @@ pub struct Percent(u32);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{0} is not a share; give a whole percentage from 1 to 100")]
-pub struct NotAShare(pub u32);
+pub struct InvalidShare(pub u32);
 
 impl Percent {
     pub const WHOLE: Self = Self(100);
 
-    pub const fn new(percent: u32) -> Result<Self, NotAShare> {
+    pub const fn new(percent: u32) -> Result<Self, InvalidShare> {
         match percent {
             1..=100 => Ok(Self(percent)),
-            _ => Err(NotAShare(percent)),
+            _ => Err(InvalidShare(percent)),
         }
     }
 
@@ -49,9 +49,9 @@ impl Percent {
 }
 
 impl TryFrom<u32> for Percent {
-    type Error = NotAShare;
+    type Error = InvalidShare;
 
-    fn try_from(percent: u32) -> Result<Self, NotAShare> {
+    fn try_from(percent: u32) -> Result<Self, InvalidShare> {
         Self::new(percent)
     }
 }
@@ -160,8 +160,8 @@ mod tests {
 
     #[test]
     fn only_one_to_a_hundred_is_a_share() {
-        assert_eq!(Percent::new(0), Err(NotAShare(0)));
-        assert_eq!(Percent::new(101), Err(NotAShare(101)));
+        assert_eq!(Percent::new(0), Err(InvalidShare(0)));
+        assert_eq!(Percent::new(101), Err(InvalidShare(101)));
         assert_eq!(["30", "30%"].map(|text| text.parse().map(Percent::get)), [Ok(30), Ok(30)]);
         for (text, why) in [("101%", "101 is not a share"), ("x%", "\"x%\" is not a share"), ("%", "a whole")]
         {

@@ -25,15 +25,15 @@ pub const MAX_REGIONS: usize = 16;
 const MESSAGE: usize = 64;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Content {
+pub struct RegionContent {
     /// Of which tensors lie in the region, and in which order.
     pub fingerprint: [u8; 32],
     pub bytes: u64,
 }
 
 #[derive(Debug)]
-pub struct Region {
-    pub content: Content,
+pub struct WeightRegion {
+    pub content: RegionContent,
     /// Keeps the memory.
     pub file: OwnedFd,
 }
@@ -43,7 +43,7 @@ pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
 }
 
 /// Does not wait.
-pub fn send(socket: impl AsFd, content: &Content, file: BorrowedFd<'_>) -> io::Result<()> {
+pub fn send(socket: impl AsFd, content: &RegionContent, file: BorrowedFd<'_>) -> io::Result<()> {
     let message = postcard::to_stdvec(content).map_err(io::Error::other)?;
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut rights = SendAncillaryBuffer::new(&mut space);
@@ -54,7 +54,7 @@ pub fn send(socket: impl AsFd, content: &Content, file: BorrowedFd<'_>) -> io::R
 }
 
 /// `None` if none was handed over. Does not wait.
-pub fn receive(socket: impl AsFd) -> io::Result<Option<Region>> {
+pub fn receive(socket: impl AsFd) -> io::Result<Option<WeightRegion>> {
     let mut message = [0; MESSAGE];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut rights = RecvAncillaryBuffer::new(&mut space);
@@ -71,7 +71,7 @@ pub fn receive(socket: impl AsFd) -> io::Result<Option<Region>> {
         _ => Vec::new(),
     });
     let file = files.next().ok_or_else(|| io::Error::other("a region came without its descriptor"))?;
-    Ok(Some(Region { content, file }))
+    Ok(Some(WeightRegion { content, file }))
 }
 
 #[cfg(test)]
@@ -88,7 +88,7 @@ mod tests {
         let mut file =
             File::from(rustix::fs::memfd_create("region", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
         file.write_all(b"weights").unwrap();
-        let content = Content { fingerprint: [7; 32], bytes: u64::MAX };
+        let content = RegionContent { fingerprint: [7; 32], bytes: u64::MAX };
         send(&ours, &content, file.as_fd()).unwrap();
         drop(file);
         let region = receive(&theirs).unwrap().unwrap();

@@ -24,7 +24,7 @@ use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
 };
 use serde::Serialize;
-use shadowslice_shared::boot::{EngineSpec, Provider};
+use shadowslice_shared::boot::{EngineSpec, ProviderSpec};
 use shadowslice_shared::errors::chain;
 
 /// Added to the supervisor's `oom_score_adj`, in thousandths of the memory.
@@ -117,8 +117,8 @@ pub fn writable(engine: &EngineSpec, on_gpu: bool) -> Vec<PathBuf> {
     if let EngineSpec::OnnxRuntime { optimised, providers, .. } = engine {
         folders.extend(optimised.clone());
         folders.extend(providers.iter().filter_map(|provider| match provider {
-            Provider::TensorRt { cache } => Some(cache.clone()),
-            Provider::Cuda => None,
+            ProviderSpec::TensorRt { cache } => Some(cache.clone()),
+            ProviderSpec::Cuda => None,
         }));
     }
     if let EngineSpec::Python { cache, .. } = engine {
@@ -267,7 +267,7 @@ mod tests {
             library: PathBuf::new(),
             path: PathBuf::new(),
             threads: 1,
-            providers: vec![Provider::TensorRt { cache: cache.clone() }, Provider::Cuda],
+            providers: vec![ProviderSpec::TensorRt { cache: cache.clone() }, ProviderSpec::Cuda],
             optimised: Some(optimised.clone()),
         };
         let folders = writable(&engine, false);

@@ -24,7 +24,7 @@
 
 use std::str::FromStr;
 
-use shadowslice_shared::profile::{Execution, Profile, Row};
+use shadowslice_shared::profile::{Execution, ExecutionRow, Profile};
 use shadowslice_shared::units::Sms;
 
 use crate::random::{Purpose, Random};
@@ -160,10 +160,10 @@ pub fn apply(scenario: &Scenario, truth: Difference, belief: Belief, seed: u64) 
 }
 
 /// `time` gives the new times from the old row, its columns, and the SMs. A batch keeps its kernels.
-fn table(columns: &[Sms], old: &Execution, time: impl Fn(&Row, &[Sms], Sms) -> f64) -> Execution {
-    let row = |row: &Row| {
+fn table(columns: &[Sms], old: &Execution, time: impl Fn(&ExecutionRow, &[Sms], Sms) -> f64) -> Execution {
+    let row = |row: &ExecutionRow| {
         let ms = columns.iter().map(|&sms| time(row, old.sms(), sms).clamp(1e-6, 999_999.0));
-        Row { batch: row.batch, ms: ms.collect() }
+        ExecutionRow { batch: row.batch, ms: ms.collect() }
     };
     Execution::new(columns.to_vec(), old.rows().iter().map(row).collect())
         .expect("batch sizes and columns ascend, and times are bounded")
@@ -180,7 +180,7 @@ fn amdahl_columns(gpu: Sms) -> Vec<Sms> {
 
 /// Through the first and the last point of a row; without a serial part, where the row gains more
 /// than that.
-fn amdahl(row: &Row, columns: &[Sms], sms: Sms) -> f64 {
+fn amdahl(row: &ExecutionRow, columns: &[Sms], sms: Sms) -> f64 {
     let inverse = |sms: Sms| 1.0 / f64::from(sms.0);
     let (first, last) = (inverse(columns[0]), inverse(columns[columns.len() - 1]));
     let (slow, fast) = (row.ms[0], row.ms[row.ms.len() - 1]);
@@ -189,7 +189,7 @@ fn amdahl(row: &Row, columns: &[Sms], sms: Sms) -> f64 {
     slow + parallel * (inverse(sms) - first)
 }
 
-fn at(row: &Row, columns: &[Sms], sms: Sms) -> f64 {
+fn at(row: &ExecutionRow, columns: &[Sms], sms: Sms) -> f64 {
     row.ms[columns.iter().position(|&column| column == sms).unwrap_or(0)]
 }
 
@@ -202,7 +202,7 @@ mod tests {
 
     fn scenario() -> Scenario {
         let mut model = model("a", 1.0);
-        let row = |batch| Row { batch, ms: vec![8.0, 4.0, 4.0] };
+        let row = |batch| ExecutionRow { batch, ms: vec![8.0, 4.0, 4.0] };
         let execution = Execution::new(vec![Sms(10), Sms(20), Sms(100)], vec![row(1), row(4)]).unwrap();
         model.terms.profile.as_mut().unwrap().execution = execution;
         on_one_gpu(100, vec![model])

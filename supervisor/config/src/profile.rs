@@ -2,7 +2,9 @@
 
 use std::path::Path;
 
-use shadowslice_shared::profile::{BadTable, Execution, Memory, Profile, Row, Source, Start};
+use shadowslice_shared::profile::{
+    Execution, ExecutionRow, ProcessMemory, Profile, ProfileSource, StartTimes, TableError,
+};
 use shadowslice_shared::units::Sms;
 
 use super::engine::shape;
@@ -77,9 +79,12 @@ fn profile(root: &Value<'_>) -> Option<Profile> {
     let bytes = |key| memory.or(key, 0, |value| size_within(value, 0, MAX_MEMORY));
     let start = fields.section("start", &["process", "load", "warm"]);
     let time = |key| start.or(key, std::time::Duration::ZERO, |value| value.parsed(units::duration));
-    let memory =
-        Memory { context: bytes("context"), weights: bytes("weights"), activations: bytes("activations") };
-    let start = Start { process: time("process"), load: time("load"), warm: time("warm") };
+    let memory = ProcessMemory {
+        context: bytes("context"),
+        weights: bytes("weights"),
+        activations: bytes("activations"),
+    };
+    let start = StartTimes { process: time("process"), load: time("load"), warm: time("warm") };
     let share = |value: &Value<'_>| {
         value.number("a number from 0 to 1, such as 0.2", |share| (0.0..=1.0).contains(&share))
     };
@@ -95,7 +100,7 @@ fn profile(root: &Value<'_>) -> Option<Profile> {
     Some(Profile { source: source?, memory, start, bandwidth, shapes, execution: execution? })
 }
 
-fn source(profile: &Fields<'_>) -> Option<Source> {
+fn source(profile: &Fields<'_>) -> Option<ProfileSource> {
     let value = profile.required("source", "say whether it was measured: {kind: illustrative}, or {kind: measured, device: .., driver: .., date: ..}")?;
     let fields = value.fields(&["kind", "device", "driver", "date"]);
     let kind = fields.required("kind", "give illustrative or measured")?;
@@ -105,12 +110,12 @@ fn source(profile: &Fields<'_>) -> Option<Source> {
             let value = fields.required(key, "a measured profile says on what and when it was measured")?;
             value.text().map(str::to_owned)
         });
-        return Some(Source::Measured { device: device?, driver: driver?, date: date? });
+        return Some(ProfileSource::Measured { device: device?, driver: driver?, date: date? });
     }
     for key in details {
         fields.forbidden(key, "only a measured profile has this; remove it, or say `kind: measured`");
     }
-    Some(Source::Illustrative)
+    Some(ProfileSource::Illustrative)
 }
 
 fn execution(profile: &Fields<'_>) -> Option<Execution> {
@@ -129,7 +134,7 @@ fn execution(profile: &Fields<'_>) -> Option<Execution> {
     let rows: Vec<_> = rows.into_iter().flatten().collect();
     let list: Vec<_> = rows.iter().map(|(row, _)| row.clone()).collect();
     for bad in Execution::faults(sms.as_deref().unwrap_or_default(), &list) {
-        let follows = matches!(bad, BadTable::NoColumns | BadTable::NoRows) && !all_read;
+        let follows = matches!(bad, TableError::NoColumns | TableError::NoRows) && !all_read;
         if !follows {
             culprit(&bad, &table, &rows).fault(bad.to_string());
         }
@@ -137,15 +142,15 @@ fn execution(profile: &Fields<'_>) -> Option<Execution> {
     Execution::new(sms?, list).ok().filter(|_| all_read)
 }
 
-fn culprit<'a>(bad: &BadTable, table: &Value<'a>, rows: &[(Row, Value<'a>)]) -> Value<'a> {
+fn culprit<'a>(bad: &TableError, table: &Value<'a>, rows: &[(ExecutionRow, Value<'a>)]) -> Value<'a> {
     let of_batch =
         |batch: u32| rows.iter().find(|(row, _)| row.batch == batch).map(|(_, value)| value.clone());
     let value = match bad {
-        BadTable::Ragged { batch, .. } | BadTable::NotATime { batch, .. } => of_batch(*batch),
-        BadTable::ColumnsOutOfOrder => {
+        TableError::Ragged { batch, .. } | TableError::NotATime { batch, .. } => of_batch(*batch),
+        TableError::ColumnsOutOfOrder => {
             table.any_fields().find(|(key, _)| *key == "sms").map(|(_, value)| value)
         }
-        BadTable::NoColumns | BadTable::NoRows | BadTable::RowsOutOfOrder => None,
+        TableError::NoColumns | TableError::NoRows | TableError::RowsOutOfOrder => None,
     };
     value.unwrap_or_else(|| table.clone())
 }
@@ -154,12 +159,12 @@ fn columns(value: &Value<'_>) -> Option<Vec<Sms>> {
     value.items().iter().map(|item| item.whole(1..=1_000_000).map(Sms)).collect()
 }
 
-fn row(key: &str, value: &Value<'_>) -> Option<Row> {
+fn row(key: &str, value: &Value<'_>) -> Option<ExecutionRow> {
     let Some(batch) = key.parse().ok().filter(|batch| (1..=65_536).contains(batch)) else {
         value.fault("not a batch size; keys are `sms` and batch sizes from 1 to 65536");
         return None;
     };
     let time = |item: &Value<'_>| item.number("a time in milliseconds above 0, such as 2.5", |ms| ms > 0.0);
     let ms = value.items().iter().map(time).collect::<Option<_>>()?;
-    Some(Row { batch, ms })
+    Some(ExecutionRow { batch, ms })
 }

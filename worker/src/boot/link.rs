@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 
-use shadowslice_shared::boot::{BootRefusal, Order, PROTOCOL, WorkerSays};
+use shadowslice_shared::boot::{BootCommand, BootRefusal, BootReply, PROTOCOL};
 use shadowslice_shared::frame;
 
 use crate::clock::HungUp;
@@ -36,22 +36,22 @@ pub struct Link(UnixStream);
 impl Link {
     pub(super) fn open(socket: OwnedFd) -> Result<Self, Fault> {
         let link = Self(socket.into());
-        link.say(WorkerSays::Hello { protocol: PROTOCOL })?;
+        link.say(BootReply::Hello { protocol: PROTOCOL })?;
         Ok(link)
     }
 
-    pub(crate) fn say(&self, word: WorkerSays) -> Result<(), Fault> {
+    pub(crate) fn say(&self, word: BootReply) -> Result<(), Fault> {
         frame::send(&self.0, &word).map_err(|_| Fault::SupervisorGone)
     }
 
     pub(super) fn refuse(&self, refusal: BootRefusal) -> Fault {
-        match self.say(WorkerSays::Refused(refusal.clone())) {
+        match self.say(BootReply::Refused(refusal.clone())) {
             Ok(()) => Fault::Refused(refusal),
             Err(gone) => gone,
         }
     }
 
-    pub(super) fn order(&self) -> Result<Order, Fault> {
+    pub(super) fn order(&self) -> Result<BootCommand, Fault> {
         frame::receive(&self.0).map_err(|error| match error.kind() {
             io::ErrorKind::InvalidData => self.out_of_step(),
             _ => Fault::SupervisorGone,

@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use shadowslice_shared::batch::IN_FLIGHT;
 use shadowslice_shared::boot::{
-    Assignment, BootRefusal, DeviceMemory, DeviceSpec, EngineSpec, LoadTimes, Loaded as LoadedModel, Order,
-    Partitioned, Purpose, SHARE_VARIABLE, WarmUp, Warmed, WorkerSays,
+    Assignment, BootCommand, BootRefusal, BootReply, DeviceMemory, DeviceSpec, EngineSpec, LoadTimes,
+    LoadedModel, PartitionSpec, SHARE_VARIABLE, WarmUp, WarmUpReport, WorkerPurpose,
 };
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::slab::{AnswerWriter, ReadableSlab, SlabError};
@@ -55,7 +55,7 @@ impl Connected {
     /// starting a process and loading.
     pub fn load(self) -> Result<Loaded, Fault> {
         let Self { link, descriptors, host, parent } = self;
-        let Order::Load(assignment) = link.order()? else { return Err(link.out_of_step()) };
+        let BootCommand::Load(assignment) = link.order()? else { return Err(link.out_of_step()) };
         let begun_ns = now_ns();
         let breaches = walls::raise(&walls::writable(&assignment.engine, assignment.on_gpu()));
         if assignment.purpose.is_reference() {
@@ -69,7 +69,7 @@ impl Connected {
         wait_until(after(begun_ns, times.process.saturating_add(times.load)), &parts.socket)?;
         let took = emulated(took, times.process, between(begun_ns, now_ns()));
         let Signature { inputs, optional, outputs, streams } = parts.signature.clone();
-        link.say(WorkerSays::Loaded(LoadedModel {
+        link.say(BootReply::Loaded(LoadedModel {
             inputs,
             optional,
             outputs,
@@ -86,8 +86,8 @@ impl Connected {
 #[derive(Debug)]
 pub struct Loaded {
     link: Link,
-    purpose: Purpose,
-    partition: Option<Partitioned>,
+    purpose: WorkerPurpose,
+    partition: Option<PartitionSpec>,
     /// The least time that warming takes on the emulated device.
     warm: Duration,
     parts: Parts,
@@ -98,7 +98,7 @@ impl Loaded {
     ///
     /// Warm-up runs take no SMs of the emulated GPU from other workers, and none of its time.
     pub fn warm(mut self) -> Result<Option<Warm>, Fault> {
-        let Order::Warm(warm_up) = self.link.order()? else { return Err(self.link.out_of_step()) };
+        let BootCommand::Warm(warm_up) = self.link.order()? else { return Err(self.link.out_of_step()) };
         let deadline_ns = after(now_ns(), self.warm);
         let aim = (self.purpose, self.partition.as_ref());
         let warmed = self.parts.prove(aim, &warm_up, &self.link).map_err(|unproven| match unproven {
@@ -108,7 +108,7 @@ impl Loaded {
         self.parts.engine.warmed_up().map_err(|refusal| self.link.refuse(refusal))?;
         wait_until(deadline_ns, &self.parts.socket)?;
         let proof = warmed.proof.max(self.warm);
-        self.link.say(WorkerSays::Warmed(Warmed { proof, ..warmed }))?;
+        self.link.say(BootReply::Warmed(WarmUpReport { proof, ..warmed }))?;
         Ok((!self.purpose.is_reference()).then(|| self.parts.into_warm(warm_up.batched)))
     }
 }
@@ -219,10 +219,10 @@ impl Parts {
 
     fn prove(
         &mut self,
-        (purpose, partition): (Purpose, Option<&Partitioned>),
+        (purpose, partition): (WorkerPurpose, Option<&PartitionSpec>),
         warm_up: &WarmUp,
         link: &Link,
-    ) -> Result<Warmed, Unproven> {
+    ) -> Result<WarmUpReport, Unproven> {
         let answers = ReadableSlab::map(self.responses.as_fd(), self.response_bytes)
             .map_err(|fault| BootRefusal::Setup(chain(&fault)))?;
         let on_gpu = self.device.gpu().is_some();
@@ -248,18 +248,18 @@ impl Parts {
         let begun_ns = now_ns();
         let free = self.device.free_memory();
         match purpose {
-            Purpose::Serve if on_gpu => proof::warm(&mut trial, Some(&self.reference))?,
-            Purpose::Serve | Purpose::Reference => {}
+            WorkerPurpose::Serve if on_gpu => proof::warm(&mut trial, Some(&self.reference))?,
+            WorkerPurpose::Serve | WorkerPurpose::Reference => {}
             // So that nothing is recorded: the reference answers must not depend on recordings.
-            Purpose::DeviceReference => trial.engine.warmed_up()?,
+            WorkerPurpose::DeviceReference => trial.engine.warmed_up()?,
         }
         let warm_ns = now_ns();
-        let mut warmed = Warmed { warmup: between(begun_ns, warm_ns), ..Warmed::default() };
+        let mut warmed = WarmUpReport { warmup: between(begun_ns, warm_ns), ..WarmUpReport::default() };
         match purpose {
-            Purpose::Reference | Purpose::DeviceReference => {
+            WorkerPurpose::Reference | WorkerPurpose::DeviceReference => {
                 warmed.times = proof::write_reference(&mut trial, &self.reference)?;
             }
-            Purpose::Serve => warmed.times = proof::prove(&mut trial, &self.reference, Groups::WHOLE)?,
+            WorkerPurpose::Serve => warmed.times = proof::prove(&mut trial, &self.reference, Groups::WHOLE)?,
         }
         if let Some(partition) = partition {
             let proven = partitions::prove(&mut trial, &self.reference, partition, &warmed.times)?;

@@ -8,7 +8,7 @@
 use std::fs::File;
 use std::time::{Duration, Instant};
 
-use shadowslice_shared::boot::{BootRefusal, PartitionProof, Partitioned, ProvenPartitions, WarmTime};
+use shadowslice_shared::boot::{BootRefusal, PartitionProof, PartitionSpec, ProvenPartitions, WarmTime};
 use shadowslice_shared::groups::Groups;
 
 use crate::engine::Engine;
@@ -27,7 +27,7 @@ const OTHERWISE: &str = "this process finds other groups of SMs than those befor
 pub(super) fn prove(
     trial: &mut Trial<'_>,
     reference: &File,
-    Partitioned { division, groups }: &Partitioned,
+    PartitionSpec { division, groups }: &PartitionSpec,
     times: &[WarmTime],
 ) -> Result<ProvenPartitions, Unproven> {
     if let Engine::OnGpu(engine) = &*trial.engine {

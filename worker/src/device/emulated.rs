@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use rustix::thread::futex;
 use shadowslice_shared::boot::{BootRefusal, PRIORITY_VARIABLE, SHARE_VARIABLE};
-use shadowslice_shared::contention::{ClientPriority, Gpu, Occupant};
+use shadowslice_shared::contention::{ClientPriority, Occupant, SharedGpu};
 use shadowslice_shared::groups::{Division, Groups};
 use shadowslice_shared::pool::{Pool, SEATS};
 use shadowslice_shared::profile::Execution;
@@ -27,7 +27,7 @@ use shadowslice_shared::errors::chain;
 pub struct EmulatedGpu {
     pool: Pool,
     seat: u32,
-    gpu: Gpu,
+    gpu: SharedGpu,
     /// The SMs of a share by percentage; `None` for partitions.
     share: Option<Occupant>,
     own: Occupant,
@@ -61,8 +61,8 @@ impl EmulatedGpu {
         let priority = priority_of(std::env::var_os(PRIORITY_VARIABLE).as_deref());
         let own = Occupant::anywhere(share.sms_of(sms)).with(priority);
         let (gpu, share) = match division {
-            Some(division) => (Gpu { sms, division: Some(division) }, None),
-            None => (Gpu::new(sms), Some(own)),
+            Some(division) => (SharedGpu { sms, division: Some(division) }, None),
+            None => (SharedGpu::new(sms), Some(own)),
         };
         Ok(Self { pool, seat, gpu, share, own, priority, execution, occupied: false, free_ns: now_ns() })
     }
@@ -182,7 +182,7 @@ fn share_of(variable: Option<&std::ffi::OsStr>) -> Result<Percent, BootRefusal> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use shadowslice_shared::profile::Row;
+    use shadowslice_shared::profile::ExecutionRow;
     use std::ffi::OsStr;
     use std::os::fd::AsFd;
     use std::thread;
@@ -191,12 +191,12 @@ mod tests {
 
     /// A worker at a seat of `pool`, on `own` of 100 SMs. A batch of one row takes `ms` on 50.
     fn gpu(pool: &Pool, seat: u32, own: u32, ms: f64) -> EmulatedGpu {
-        let execution = Execution::new(vec![Sms(50)], vec![Row { batch: 1, ms: vec![ms] }]).unwrap();
+        let execution = Execution::new(vec![Sms(50)], vec![ExecutionRow { batch: 1, ms: vec![ms] }]).unwrap();
         let own = Occupant::anywhere(Sms(own));
         EmulatedGpu {
             pool: Pool::adopt(pool.as_fd().try_clone_to_owned().unwrap()).unwrap(),
             seat,
-            gpu: Gpu::new(Sms(100)),
+            gpu: SharedGpu::new(Sms(100)),
             share: Some(own),
             own,
             priority: ClientPriority::Normal,

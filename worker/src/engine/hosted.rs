@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::sync::Arc;
 
-use shadowslice_shared::batch::{Prepared, RunFailure, Step};
+use shadowslice_shared::batch::{PartitionReply, RunFailure, StreamStep};
 use shadowslice_shared::boot::BootRefusal;
 use shadowslice_shared::groups::{Division, Groups};
 
@@ -77,10 +77,10 @@ impl Hosted {
         self.host.basis()
     }
 
-    pub(super) fn prepare(&mut self, groups: Groups) -> Prepared {
+    pub(super) fn prepare(&mut self, groups: Groups) -> PartitionReply {
         let Self { partitions, recorded, .. } = self;
         let made = partitions.as_mut().map_or(Ok(()), |partitions| partitions.make(groups, recorded));
-        Prepared { groups, result: made }
+        PartitionReply { groups, result: made }
     }
 
     /// Whether the model runs on groups that are ready: a kernel whose blocks come in clusters may fit
@@ -130,7 +130,7 @@ impl Hosted {
         self.host.run(inputs, slot, cuda)
     }
 
-    pub(super) fn step(&mut self, step: &Step, slot: &mut AnswerSlot<'_>) -> Result<Ran, RunFailure> {
+    pub(super) fn step(&mut self, step: &StreamStep, slot: &mut AnswerSlot<'_>) -> Result<Ran, RunFailure> {
         let cuda = self.stream_on(step.groups)?;
         self.host.step(step.stream, slot, cuda)
     }

@@ -11,7 +11,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use shadowslice_shared::batch::{Output, Prepared, RunFailure, Step};
+use shadowslice_shared::batch::{BatchOutput, PartitionReply, RunFailure, StreamStep};
 use shadowslice_shared::boot::{BootRefusal, DeviceMemory, EngineSpec};
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::tensor::TensorSpec;
@@ -78,13 +78,13 @@ impl Signature {
 /// An answer: one output after the other.
 #[derive(Debug)]
 pub struct Ran {
-    pub outputs: Vec<Output>,
+    pub outputs: Vec<BatchOutput>,
     /// Whether it is one of a stream that goes on. At a stream's end there are no outputs.
     pub more: bool,
 }
 
 impl Ran {
-    fn whole(outputs: Vec<Output>) -> Self {
+    fn whole(outputs: Vec<BatchOutput>) -> Self {
         Self { outputs, more: false }
     }
 }
@@ -238,9 +238,9 @@ impl Engine {
     }
 
     /// At once where the engine is not bound to SMs. `None` if the result comes later.
-    pub fn prepare(&mut self, groups: Groups) -> Option<Prepared> {
+    pub fn prepare(&mut self, groups: Groups) -> Option<PartitionReply> {
         match self {
-            Self::Emulated | Self::OnnxRuntime(_) => Some(Prepared { groups, result: Ok(()) }),
+            Self::Emulated | Self::OnnxRuntime(_) => Some(PartitionReply { groups, result: Ok(()) }),
             Self::Hosted(hosted) => Some(hosted.prepare(groups)),
             Self::OnGpu(engine) => engine.prepare(groups),
         }
@@ -288,7 +288,7 @@ impl Engine {
     }
 
     /// The next answer of a stream.
-    pub fn step(&mut self, step: &Step, slot: &mut AnswerSlot<'_>) -> Result<Ran, RunFailure> {
+    pub fn step(&mut self, step: &StreamStep, slot: &mut AnswerSlot<'_>) -> Result<Ran, RunFailure> {
         let ran = match self {
             Self::Hosted(hosted) => hosted.step(step, slot)?,
             Self::Emulated | Self::OnnxRuntime(_) | Self::OnGpu(_) => return Err(no_stream()),

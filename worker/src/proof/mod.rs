@@ -16,8 +16,8 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
-use shadowslice_shared::batch::{Batch, Extent, Output, RunFailure, Step};
-use shadowslice_shared::boot::{BootRefusal, InputValues, WarmTime, WarmUp, WorkerSays};
+use shadowslice_shared::batch::{Batch, BatchOutput, Extent, RunFailure, StreamStep};
+use shadowslice_shared::boot::{BootRefusal, BootReply, InputValues, WarmTime, WarmUp};
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::slab::ReadableSlab;
 use shadowslice_shared::tensor::TensorSpec;
@@ -276,7 +276,7 @@ impl Trial<'_> {
     /// Tells the supervisor which size runs. If that fails, the next look at the socket says why.
     fn begin(&self, size: u32) {
         if let Some(link) = self.link {
-            let _hung_up = link.say(WorkerSays::Warming { rows: size });
+            let _hung_up = link.say(BootReply::Warming { rows: size });
         }
     }
 
@@ -381,7 +381,7 @@ impl Trial<'_> {
             if !more {
                 break;
             }
-            let step = Step { id: 0, slot, sent_ns: 0, groups, stream: batch.id };
+            let step = StreamStep { id: 0, slot, sent_ns: 0, groups, stream: batch.id };
             let ran = self.engine.step(&step, &mut self.slots.slot(slot)).map_err(failed)?;
             answers.extend(self.written(ran.outputs));
             more = ran.more;
@@ -390,8 +390,8 @@ impl Trial<'_> {
         Ok((answers, took))
     }
 
-    fn written(&self, outputs: Vec<Output>) -> Vec<ReferenceOutput> {
-        let read = |output: Output| {
+    fn written(&self, outputs: Vec<BatchOutput>) -> Vec<ReferenceOutput> {
+        let read = |output: BatchOutput| {
             let part =
                 |part: &Extent| self.answers.bytes(part.offset, part.len).expect("it was just written");
             let parts = output.parts.iter().map(part).collect::<Vec<_>>();

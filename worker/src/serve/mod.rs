@@ -8,8 +8,8 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, recv, send};
 use shadowslice_shared::batch::{
-    Answer, Batch, Command, FromWorker, IN_FLIGHT, MAX_MESSAGE_BYTES, Prepared, RunFailure, Step, UNREADABLE,
-    decode, encode,
+    Batch, BatchAnswer, Command, IN_FLIGHT, MAX_MESSAGE_BYTES, PartitionReply, RunFailure, StreamStep,
+    UNREADABLE, WorkerMessage, decode, encode,
 };
 use shadowslice_shared::slab::ReadableSlab;
 
@@ -70,20 +70,20 @@ impl Warm {
                         // Its answer may not have fitted; the supervisor knows of no stream.
                         self.engine.close(batch.id);
                     }
-                    FromWorker::Answer(self.answered(batch.id, ran)?)
+                    WorkerMessage::Answer(self.answered(batch.id, ran)?)
                 }
                 Ok(Command::Next(step)) => {
                     let ran = self.step(&step);
-                    FromWorker::Answer(self.answered(step.id, ran)?)
+                    WorkerMessage::Answer(self.answered(step.id, ran)?)
                 }
                 Ok(Command::Close(stream)) => {
                     self.engine.close(stream);
                     continue;
                 }
                 Ok(Command::Prepare(groups)) => match self.engine.prepare(groups) {
-                    Some(Prepared { groups, result }) => {
+                    Some(PartitionReply { groups, result }) => {
                         let result = result.and_then(|()| self.engine.try_on(groups));
-                        FromWorker::Prepared(Prepared { groups, result })
+                        WorkerMessage::Prepared(PartitionReply { groups, result })
                     }
                     None => continue,
                 },
@@ -91,7 +91,7 @@ impl Warm {
                     self.engine.forget(groups);
                     continue;
                 }
-                Err(unreadable) => FromWorker::Answer(unreadable),
+                Err(unreadable) => WorkerMessage::Answer(unreadable),
             };
             if !say(&self.socket, &report, &mut message)? {
                 return Ok(());
@@ -117,10 +117,10 @@ impl Warm {
 
     /// After a failure on a GPU that is lost to this process there is no answer, but this process's
     /// end: another worker can run the batch.
-    fn answered(&self, id: u64, ran: Result<(Duration, Ran), RunFailure>) -> Result<Answer, ServeFault> {
+    fn answered(&self, id: u64, ran: Result<(Duration, Ran), RunFailure>) -> Result<BatchAnswer, ServeFault> {
         let failure = match ran {
             Ok((execution, Ran { outputs, more })) => {
-                return Ok(Answer { id, execution_us: micros(execution), result: Ok(outputs), more });
+                return Ok(BatchAnswer { id, execution_us: micros(execution), result: Ok(outputs), more });
             }
             Err(failure) => failure,
         };
@@ -138,7 +138,7 @@ impl Warm {
         Ok((self.device.finish(started), ran))
     }
 
-    fn step(&mut self, step: &Step) -> Result<(Duration, Ran), RunFailure> {
+    fn step(&mut self, step: &StreamStep) -> Result<(Duration, Ran), RunFailure> {
         if usize::from(step.slot) >= IN_FLIGHT {
             return Err(RunFailure::BadBatch(format!("there is no slot {}", step.slot)));
         }
@@ -156,7 +156,7 @@ fn length(received: nix::Result<usize>) -> Result<Option<usize>, ServeFault> {
     }
 }
 
-fn read(message: &[u8], len: usize) -> Result<Command, Answer> {
+fn read(message: &[u8], len: usize) -> Result<Command, BatchAnswer> {
     match message.get(..len).map(decode::<Command>) {
         Some(Ok(command)) => Ok(command),
         Some(Err(fault)) => Err(unreadable(&chain(&fault))),
@@ -165,7 +165,7 @@ fn read(message: &[u8], len: usize) -> Result<Command, Answer> {
 }
 
 /// `false` if the supervisor is gone.
-fn say(socket: &OwnedFd, report: &FromWorker, message: &mut [u8]) -> Result<bool, ServeFault> {
+fn say(socket: &OwnedFd, report: &WorkerMessage, message: &mut [u8]) -> Result<bool, ServeFault> {
     let bytes = match encode(report, message) {
         Ok(bytes) => bytes.len(),
         Err(_) => encode(&too_long(report), message).expect("a short reason fits").len(),
@@ -181,23 +181,23 @@ fn micros(span: Duration) -> u64 {
     u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
 }
 
-fn unreadable(why: &str) -> Answer {
+fn unreadable(why: &str) -> BatchAnswer {
     failed(UNREADABLE, RunFailure::BadBatch(why.to_owned()))
 }
 
-fn failed(id: u64, failure: RunFailure) -> Answer {
-    Answer { id, execution_us: 0, result: Err(shortened(failure)), more: false }
+fn failed(id: u64, failure: RunFailure) -> BatchAnswer {
+    BatchAnswer { id, execution_us: 0, result: Err(shortened(failure)), more: false }
 }
 
-fn too_long(report: &FromWorker) -> FromWorker {
+fn too_long(report: &WorkerMessage) -> WorkerMessage {
     match report {
-        FromWorker::Answer(answer) => {
+        WorkerMessage::Answer(answer) => {
             let why = "its answer has more parts than fit into a message; use a smaller batch.max".to_owned();
-            FromWorker::Answer(failed(answer.id, RunFailure::BadBatch(why)))
+            WorkerMessage::Answer(failed(answer.id, RunFailure::BadBatch(why)))
         }
-        FromWorker::Prepared(prepared) => {
+        WorkerMessage::Prepared(prepared) => {
             let why = "the reason is longer than a message may be".to_owned();
-            FromWorker::Prepared(Prepared { result: Err(why), ..prepared.clone() })
+            WorkerMessage::Prepared(PartitionReply { result: Err(why), ..prepared.clone() })
         }
     }
 }

@@ -9,7 +9,7 @@ use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, recv};
 use rustix::event::{PollFd, PollFlags, poll};
 use shadowslice_shared::batch::{
-    Answer, Batch, Command, FromWorker, IN_FLIGHT, MAX_MESSAGE_BYTES, Output, RunFailure,
+    Batch, BatchAnswer, BatchOutput, Command, IN_FLIGHT, MAX_MESSAGE_BYTES, RunFailure, WorkerMessage,
 };
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::slab::ReadableSlab;
@@ -33,7 +33,7 @@ struct Flying {
     id: u64,
     slot: u8,
     groups: Groups,
-    outputs: Vec<Output>,
+    outputs: Vec<BatchOutput>,
 }
 
 struct Ready {
@@ -84,18 +84,18 @@ impl OnGpu {
     }
 
     /// Returns a report only if the command is done already.
-    fn obey(&mut self, command: Result<Command, Answer>) -> Result<Option<FromWorker>, ServeFault> {
+    fn obey(&mut self, command: Result<Command, BatchAnswer>) -> Result<Option<WorkerMessage>, ServeFault> {
         match command {
-            Ok(Command::Run(batch)) => Ok(self.begin(&batch)?.map(FromWorker::Answer)),
-            Ok(Command::Next(step)) => Ok(Some(FromWorker::Answer(failed(step.id, no_stream())))),
+            Ok(Command::Run(batch)) => Ok(self.begin(&batch)?.map(WorkerMessage::Answer)),
+            Ok(Command::Next(step)) => Ok(Some(WorkerMessage::Answer(failed(step.id, no_stream())))),
             Ok(Command::Close(_)) => Ok(None),
-            Ok(Command::Prepare(groups)) => Ok(self.engine.prepare(groups).map(FromWorker::Prepared)),
+            Ok(Command::Prepare(groups)) => Ok(self.engine.prepare(groups).map(WorkerMessage::Prepared)),
             Ok(Command::Forget(groups)) => {
                 let in_use = self.flying.iter().any(|batch| batch.groups == groups);
                 self.engine.forget(groups, in_use);
                 Ok(None)
             }
-            Err(unreadable) => Ok(Some(FromWorker::Answer(unreadable))),
+            Err(unreadable) => Ok(Some(WorkerMessage::Answer(unreadable))),
         }
     }
 
@@ -113,7 +113,7 @@ impl OnGpu {
     }
 
     /// An answer comes back at once only if the launch failed.
-    fn begin(&mut self, batch: &Batch) -> Result<Option<Answer>, ServeFault> {
+    fn begin(&mut self, batch: &Batch) -> Result<Option<BatchAnswer>, ServeFault> {
         if self.flying.len() >= IN_FLIGHT {
             let why = format!("{IN_FLIGHT} batches are under way, and there is no place for a further one");
             return Ok(Some(failed(batch.id, RunFailure::BadBatch(why))));
@@ -136,7 +136,7 @@ impl OnGpu {
         }
     }
 
-    fn launch(&mut self, batch: &Batch) -> Result<Vec<Output>, RunFailure> {
+    fn launch(&mut self, batch: &Batch) -> Result<Vec<BatchOutput>, RunFailure> {
         let inputs = Inputs::check(batch, &self.requests, self.signature.all_inputs(), self.batched)?;
         self.engine.begin(&inputs, &mut self.slots.slot(batch.slot))
     }
@@ -145,7 +145,7 @@ impl OnGpu {
     fn report_those_through(&mut self, socket: &OwnedFd, message: &mut [u8]) -> Result<bool, ServeFault> {
         self.engine.gpu().look();
         while let Some(prepared) = self.engine.made() {
-            if !say(socket, &FromWorker::Prepared(prepared), message)? {
+            if !say(socket, &WorkerMessage::Prepared(prepared), message)? {
                 return Ok(false);
             }
         }
@@ -153,7 +153,7 @@ impl OnGpu {
             let executed = self.engine.gpu().executed(first.slot).map_err(ServeFault::Gpu)?;
             let Some(execution) = executed else { break };
             let Some(Flying { id, outputs, .. }) = self.flying.pop_front() else { break };
-            if !say(socket, &FromWorker::Answer(answered(id, execution, outputs)), message)? {
+            if !say(socket, &WorkerMessage::Answer(answered(id, execution, outputs)), message)? {
                 return Ok(false);
             }
         }
@@ -161,6 +161,6 @@ impl OnGpu {
     }
 }
 
-fn answered(id: u64, execution: Duration, outputs: Vec<Output>) -> Answer {
-    Answer { id, execution_us: micros(execution), result: Ok(outputs), more: false }
+fn answered(id: u64, execution: Duration, outputs: Vec<BatchOutput>) -> BatchAnswer {
+    BatchAnswer { id, execution_us: micros(execution), result: Ok(outputs), more: false }
 }

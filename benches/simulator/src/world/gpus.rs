@@ -12,7 +12,7 @@
 
 use std::time::Duration;
 
-use shadowslice_shared::contention::{Gpu, Occupant};
+use shadowslice_shared::contention::{Occupant, SharedGpu};
 use shadowslice_shared::profile::Profile;
 
 use super::{Sharing, contention};
@@ -34,7 +34,7 @@ pub(super) struct Rules {
 
 #[derive(Debug)]
 struct Shared {
-    gpu: Gpu,
+    gpu: SharedGpu,
     /// The parts of the bandwidth that batches ask for, summed.
     demand: f64,
     occupied: Vec<usize>,
@@ -69,12 +69,12 @@ struct Running {
 }
 
 impl<'a> Gpus<'a> {
-    pub(super) fn new(gpus: impl Iterator<Item = Gpu>, rules: Rules) -> Self {
+    pub(super) fn new(gpus: impl Iterator<Item = SharedGpu>, rules: Rules) -> Self {
         let shared = |gpu| Shared { gpu, demand: 0.0, occupied: Vec::new(), crowding: 1.0 };
         Self { gpus: gpus.map(shared).collect(), seats: Vec::new(), rules }
     }
 
-    pub(super) fn gpu(&self, gpu: usize) -> &Gpu {
+    pub(super) fn gpu(&self, gpu: usize) -> &SharedGpu {
         &self.gpus[gpu].gpu
     }
 
@@ -215,7 +215,7 @@ mod tests {
     }
 
     fn under<'a>(profiles: &[(&'a Profile, u32)], rules: Rules) -> (Gpus<'a>, Timers) {
-        let mut gpus = Gpus::new(std::iter::once(Gpu::new(Sms(100))), rules);
+        let mut gpus = Gpus::new(std::iter::once(SharedGpu::new(Sms(100))), rules);
         for (timer, &(profile, sms)) in profiles.iter().enumerate() {
             gpus.add_seat(0, profile, Occupant::anywhere(Sms(sms)), timer);
         }

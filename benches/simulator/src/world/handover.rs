@@ -8,7 +8,7 @@ use shadowslice_policy::sharing::Change;
 use shadowslice_policy::workers::{
     Action, Cause, Fact, HandoverMode, Launch, ResizeRequest, Settings, Timeouts, Workers,
 };
-use shadowslice_shared::boot::{Purpose, WarmTime, Warmed};
+use shadowslice_shared::boot::{WarmTime, WarmUpReport, WorkerPurpose};
 use shadowslice_shared::contention::Occupant;
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::{Percent, Sms};
@@ -29,7 +29,7 @@ pub(super) fn workers(name: &str, initial: Sms, gpu: Sms, dwell: Duration) -> Wo
         timeouts: Timeouts { spawn: LONG, warm: LONG, drain: LONG, dwell, stop: LONG },
         policy_acts: true,
         on_gpu: false,
-        reference: Purpose::Reference,
+        reference: WorkerPurpose::Reference,
         sms: Percent::all().map(|share| share.sms_of(gpu)).collect(),
     };
     Workers::new(settings, Percent::yielding(initial, gpu), false, Err("simulated".to_owned()))
@@ -159,10 +159,10 @@ impl Model<'_> {
         self.scheduler.serving_lane().is_some()
     }
 
-    fn warmed(&self, worker: WorkerId) -> Warmed {
+    fn warmed(&self, worker: WorkerId) -> WarmUpReport {
         let sms = self.machine.share_of(worker).map_or(Sms(0), |share| share.sms_of(self.gpu));
         let times = self.times(sms).into_iter().map(|(rows, took)| WarmTime { rows, took, error: 0.0 });
-        Warmed { times: times.collect(), ..Warmed::default() }
+        WarmUpReport { times: times.collect(), ..WarmUpReport::default() }
     }
 
     fn seat_of(&self, worker: WorkerId) -> Option<usize> {

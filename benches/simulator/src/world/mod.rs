@@ -22,7 +22,7 @@ mod tests;
 use std::time::Duration;
 
 use shadowslice_policy::sharing::{Decision, Facts};
-use shadowslice_shared::contention::Gpu;
+use shadowslice_shared::contention::SharedGpu;
 
 pub(crate) use tally::Counts;
 
@@ -146,7 +146,7 @@ impl<'a> World<'a> {
         let count = scenario.models.len();
         let mut stage = Stage {
             gpus: Gpus::new(
-                scenario.gpus.iter().copied().map(Gpu::new),
+                scenario.gpus.iter().copied().map(SharedGpu::new),
                 Rules { sharing: settings.sharing, interference: settings.interference },
             ),
             timers: Timers::new(count * TIMERS.len() + 1),

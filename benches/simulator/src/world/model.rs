@@ -7,7 +7,7 @@ use shadowslice_policy::scheduler::{Entry, Lane, Next, Rest, Rules, Scheduler, S
 use shadowslice_policy::sharing::{Door, Live};
 use shadowslice_policy::workers::{Fact, Workers};
 use shadowslice_shared::batch::{IN_FLIGHT, MAX_REQUESTS};
-use shadowslice_shared::contention::{ClientPriority, Gpu, Occupant};
+use shadowslice_shared::contention::{ClientPriority, Occupant, SharedGpu};
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::profile::Execution;
@@ -187,7 +187,7 @@ impl<'a> Model<'a> {
         self.dispatch(now, stage);
     }
 
-    pub(super) fn live(&mut self, now: u64, gpu: &Gpu) -> Live {
+    pub(super) fn live(&mut self, now: u64, gpu: &SharedGpu) -> Live {
         Live {
             share: self.share_inside(gpu).unwrap_or(self.share()),
             since: moment(self.since),

@@ -3,7 +3,7 @@
 
 use shadowslice_policy::groups::{Tenant, place};
 use shadowslice_policy::sharing::Change;
-use shadowslice_shared::contention::Gpu;
+use shadowslice_shared::contention::SharedGpu;
 use shadowslice_shared::groups::{Division, Groups};
 use shadowslice_shared::units::Sms;
 
@@ -21,7 +21,7 @@ pub(super) struct Inside {
 
 impl Inside {
     /// As many groups as so many SMs need, if the GPU divides.
-    pub(super) fn of(gpu: &Gpu, sms: Sms) -> Option<Self> {
+    pub(super) fn of(gpu: &SharedGpu, sms: Sms) -> Option<Self> {
         let division = gpu.division.as_ref()?;
         Some(Self { count: count_of(division, sms), groups: Groups::WHOLE, preferred: None })
     }
@@ -39,7 +39,7 @@ fn count_of(division: &Division, sms: Sms) -> usize {
 
 impl Model<'_> {
     /// With the next batch, as soon as the groups are [placed](place_all).
-    pub(super) fn resize_inside(&mut self, change: &Change, gpu: &Gpu, now: u64) {
+    pub(super) fn resize_inside(&mut self, change: &Change, gpu: &SharedGpu, now: u64) {
         let (Some(inside), Some(division)) = (&mut self.inside, &gpu.division) else { return };
         let count = count_of(division, change.to);
         inside.preferred = change.groups;
@@ -50,13 +50,13 @@ impl Model<'_> {
     }
 
     /// Not the SMs of its groups: with the left-over group among them these differ from the share's.
-    pub(super) fn share_inside(&self, gpu: &Gpu) -> Option<Sms> {
+    pub(super) fn share_inside(&self, gpu: &SharedGpu) -> Option<Sms> {
         let (inside, division) = (self.inside?, gpu.division.as_ref()?);
         let whole = inside.count >= division.count();
         Some(if whole { division.total() } else { division.sms(Groups::first(inside.count)) })
     }
 
-    fn move_to(&mut self, groups: Groups, gpu: &Gpu) {
+    fn move_to(&mut self, groups: Groups, gpu: &SharedGpu) {
         let sms = gpu.occupant(groups).sms;
         self.workers[self.serving].sms = sms;
         let slice = self.slice(groups, sms);

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use half::{bf16, f16};
-use shadowslice_shared::boot::{ElementValue, InputValues, Row};
+use shadowslice_shared::boot::{ElementValue, InputValues, RowBytes};
 use shadowslice_shared::tensor::{Datatype, TensorSpec, byte_strings, push_byte_string};
 
 use super::{Array, ArrayFile, Elements};
@@ -127,16 +127,16 @@ fn push(bytes: &mut Vec<u8>, datatype: Datatype, value: &ElementValue) -> Option
 }
 
 /// Splits a tensor into its rows, and leaves out those that no batch takes.
-fn rows_of(bytes: &[u8], datatype: Datatype, rows: usize) -> Vec<Row> {
+fn rows_of(bytes: &[u8], datatype: Datatype, rows: usize) -> Vec<RowBytes> {
     let used = rows.min(MAX_ROWS);
     if datatype.size().is_some() {
-        return bytes.chunks_exact((bytes.len() / rows).max(1)).take(used).map(Row::from).collect();
+        return bytes.chunks_exact((bytes.len() / rows).max(1)).take(used).map(RowBytes::from).collect();
     }
     let texts = byte_strings(bytes).unwrap_or_default();
     let row = |texts: &[&[u8]]| {
         let mut bytes = Vec::new();
         texts.iter().for_each(|text| push_byte_string(&mut bytes, text));
-        Row::from(bytes)
+        RowBytes::from(bytes)
     };
     texts.chunks_exact((texts.len() / rows).max(1)).take(used).map(row).collect()
 }
@@ -164,7 +164,7 @@ mod tests {
     #[test]
     fn rows_follow_the_first_axis_if_that_is_the_batch() {
         let file = file(Some(Datatype::Int16), &[2, 1], Elements::Bytes(vec![1, 2, 3, 4]));
-        let rows = |rows: &[&[u8]]| InputValues::Rows(rows.iter().map(|row| Row::from(*row)).collect());
+        let rows = |rows: &[&[u8]]| InputValues::Rows(rows.iter().map(|row| RowBytes::from(*row)).collect());
         let input = spec(Datatype::Int16, &[-1, 1]);
         assert_eq!(file.fit(&input, true), Ok((vec![1], rows(&[&[1, 2], &[3, 4]]))));
         assert_eq!(file.fit(&input, false), Ok((vec![2, 1], rows(&[&[1, 2, 3, 4]]))));

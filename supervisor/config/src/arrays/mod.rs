@@ -21,7 +21,7 @@ use shadowslice_shared::tensor::{self, Datatype, elements};
 pub use fit::Misfit;
 
 /// The most bytes of a file with arrays, of its arrays when they are decompressed, and of all arrays
-/// of one model. The order to warm up carries them ([`shadowslice_shared::boot::Order`]).
+/// of one model. The order to warm up carries them ([`shadowslice_shared::boot::BootCommand`]).
 pub const MAX_BYTES: usize = 16 << 20;
 
 /// The most bytes of a JSON file. In memory a value takes up to 16 times its text.

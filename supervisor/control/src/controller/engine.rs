@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use shadowslice_shared::boot::{EngineSpec, Provider, Purpose};
+use shadowslice_shared::boot::{EngineSpec, ProviderSpec, WorkerPurpose};
 use shadowslice_shared::units::Percent;
 
 use crate::backend::GpuBackend;
@@ -33,21 +33,21 @@ pub fn spec(model: &Model, library: &Path, engines: &Path, share: Percent) -> En
 }
 
 /// Which worker computes the reference answers first. A Python model may know no CPU.
-pub fn reference(model: &Model, gpu: &dyn GpuBackend) -> Purpose {
+pub fn reference(model: &Model, gpu: &dyn GpuBackend) -> WorkerPurpose {
     let real = gpu.status().uuid.is_some();
     match model.engine {
-        Engine::Python { .. } if real => Purpose::DeviceReference,
-        _ => Purpose::Reference,
+        Engine::Python { .. } if real => WorkerPurpose::DeviceReference,
+        _ => WorkerPurpose::Reference,
     }
 }
 
 /// TensorRT chooses its kernels for the SMs it sees, so its engines are kept for each share.
-fn offered(provider: config::Provider, model: &Model, engines: &Path, share: Percent) -> Provider {
+fn offered(provider: config::Provider, model: &Model, engines: &Path, share: Percent) -> ProviderSpec {
     match provider {
-        config::Provider::Cuda => Provider::Cuda,
+        config::Provider::Cuda => ProviderSpec::Cuda,
         config::Provider::TensorRt => {
             let cache = engines.join(&model.name).join(format!("{}percent", share.get()));
-            Provider::TensorRt { cache }
+            ProviderSpec::TensorRt { cache }
         }
     }
 }

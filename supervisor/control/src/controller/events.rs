@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use shadowslice_policy::workers::{Action, Fact, HandoverMode, ResizeRequest, Settings, Workers};
-use shadowslice_shared::boot::{BootRefusal, Loaded};
+use shadowslice_shared::boot::{BootRefusal, LoadedModel};
 use shadowslice_shared::groups::Division;
 use shadowslice_shared::units::{Percent, Timestamp};
 use tokio::sync::{mpsc, watch};
@@ -346,7 +346,7 @@ impl Controller {
     }
 
     /// A worker that finds another model than its predecessors is refused.
-    fn describe(&self, found: &Loaded) -> Result<(), String> {
+    fn describe(&self, found: &LoadedModel) -> Result<(), String> {
         let described = loaded::describe(&self.model, self.largest_batch().as_ref(), found);
         let described = described.map_err(|refusal| refusal.to_string());
         described.and_then(|metadata| self.pipeline.describe(metadata)).map(|_| ())

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::time::Duration;
 
-use shadowslice_shared::boot::{BootRefusal, Loaded, WarmTime, WarmUp};
+use shadowslice_shared::boot::{BootRefusal, LoadedModel, WarmTime, WarmUp};
 use shadowslice_shared::tensor::TensorSpec;
 
 use crate::process::plan_warm_up;
@@ -14,7 +14,7 @@ use shadowslice_datapath::pipeline::Metadata;
 pub(super) fn describe(
     model: &Model,
     limit: Option<&BatchLimit>,
-    loaded: &Loaded,
+    loaded: &LoadedModel,
 ) -> Result<Metadata, BootRefusal> {
     Ok(Metadata {
         name: model.name.clone(),
@@ -32,7 +32,11 @@ pub(super) fn describe(
 }
 
 /// Returns what a worker warms up of a model.
-pub fn warm_up(model: &Model, limit: Option<&BatchLimit>, loaded: &Loaded) -> Result<WarmUp, BootRefusal> {
+pub fn warm_up(
+    model: &Model,
+    limit: Option<&BatchLimit>,
+    loaded: &LoadedModel,
+) -> Result<WarmUp, BootRefusal> {
     let (max, sizes) = batching(&limited(&model.batch, limit), loaded)?;
     let plan = plan_warm_up(&loaded.inputs, max > 0, sizes, &model.warmup)?;
     Ok(WarmUp { batch_is_given: model.batch.max.is_some(), ..plan })
@@ -90,7 +94,7 @@ fn limited<'b>(batch: &'b Batch, limit: Option<&BatchLimit>) -> Cow<'b, Batch> {
 }
 
 /// The largest batch, and the sizes to warm up.
-fn batching(batch: &Batch, loaded: &Loaded) -> Result<(u32, Vec<u32>), BootRefusal> {
+fn batching(batch: &Batch, loaded: &LoadedModel) -> Result<(u32, Vec<u32>), BootRefusal> {
     if let Some(max @ 1..) = batch.max.filter(|_| loaded.streams > 0) {
         let why =
             format!("batch.max is {max}, but the model streams: its requests share no batch; leave it out");

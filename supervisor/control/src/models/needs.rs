@@ -3,7 +3,7 @@
 use shadowslice_config::Model;
 use shadowslice_policy::placement::{self, Load, Need, Share, Unmet};
 use shadowslice_shared::groups::GROUP_SMS;
-use shadowslice_shared::profile::{Execution, Row};
+use shadowslice_shared::profile::{Execution, ExecutionRow};
 use shadowslice_shared::units::{Percent, Sms};
 
 use crate::backend::GpuBackend;
@@ -108,7 +108,10 @@ impl Needs {
 
 /// Times at one number of SMs: with fewer a batch takes longer in proportion, with more as long.
 fn observed(times: &[(u32, std::time::Duration)], at: Sms) -> Option<Execution> {
-    let row = |&(batch, took): &(u32, std::time::Duration)| Row { batch, ms: vec![took.as_secs_f64() * 1e3] };
+    let row = |&(batch, took): &(u32, std::time::Duration)| ExecutionRow {
+        batch,
+        ms: vec![took.as_secs_f64() * 1e3],
+    };
     Execution::new(vec![at], times.iter().map(row).collect()).ok()
 }
 

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use shadowslice_config::{MAX_ARRAY_BYTES, Warmup, WarmupValues};
 use shadowslice_datapath::pipeline::Occupied;
 use shadowslice_shared::boot::{
-    Assignment, BootRefusal, ElementValue, EngineSpec, InputValues, Loaded, Order, PROTOCOL, WarmUp, Warmed,
-    WorkerSays,
+    Assignment, BootCommand, BootRefusal, BootReply, ElementValue, EngineSpec, InputValues, LoadedModel,
+    PROTOCOL, WarmUp, WarmUpReport,
 };
 use shadowslice_shared::errors;
 use shadowslice_shared::frame;
@@ -74,7 +74,7 @@ pub(super) fn pair() -> io::Result<(UnixStream, OwnedFd)> {
 }
 
 /// Takes a worker from its hello to being warm, and reports each step.
-pub(super) async fn run(mut boot: Boot, plan: impl FnOnce(&Loaded) -> Result<WarmUp, BootRefusal>) {
+pub(super) async fn run(mut boot: Boot, plan: impl FnOnce(&LoadedModel) -> Result<WarmUp, BootRefusal>) {
     let said = match boot.converse(plan).await {
         Ok(warmed) => WorkerSaid::Warmed(warmed),
         Err(Ended::Refused(refusal)) => WorkerSaid::Refused(refusal),
@@ -95,11 +95,11 @@ enum Ended {
 impl Boot {
     async fn converse(
         &mut self,
-        plan: impl FnOnce(&Loaded) -> Result<WarmUp, BootRefusal>,
-    ) -> Result<Warmed, Ended> {
+        plan: impl FnOnce(&LoadedModel) -> Result<WarmUp, BootRefusal>,
+    ) -> Result<WarmUpReport, Ended> {
         match self.next("before it said hello").await? {
-            WorkerSays::Hello { protocol: PROTOCOL } => {}
-            WorkerSays::Hello { protocol } => {
+            BootReply::Hello { protocol: PROTOCOL } => {}
+            BootReply::Hello { protocol } => {
                 let why = format!(
                     "it speaks protocol {protocol}, not {PROTOCOL}: install both binaries from one build"
                 );
@@ -115,9 +115,9 @@ impl Boot {
             let is_original = to_load.assign(&mut assignment).await.map_err(Ended::Refused)?;
             originals = is_original.then(|| Arc::clone(&to_load.files));
         }
-        self.order(&Order::Load(assignment), "when it was told to load").await?;
+        self.order(&BootCommand::Load(assignment), "when it was told to load").await?;
         let loaded = match self.next("while it loaded").await? {
-            WorkerSays::Loaded(loaded) => loaded,
+            BootReply::Loaded(loaded) => loaded,
             other => return Err(out_of_turn(&other)),
         };
         if originals.is_some_and(|files| !files.are_in_place()) {
@@ -132,24 +132,24 @@ impl Boot {
         }
         let warm_up = plan(&loaded).map_err(Ended::Refused)?;
         self.tell(WorkerSaid::Loaded(loaded)).await;
-        self.order(&Order::Warm(warm_up), "when it was told to warm up").await?;
+        self.order(&BootCommand::Warm(warm_up), "when it was told to warm up").await?;
         loop {
             match self.next("while it warmed up").await? {
-                WorkerSays::Warming { rows } => self.tell(WorkerSaid::Warming { rows }).await,
-                WorkerSays::Warmed(warmed) => return Ok(warmed),
+                BootReply::Warming { rows } => self.tell(WorkerSaid::Warming { rows }).await,
+                BootReply::Warmed(warmed) => return Ok(warmed),
                 other => return Err(out_of_turn(&other)),
             }
         }
     }
 
-    async fn order(&mut self, order: &Order, when: &str) -> Result<(), Ended> {
+    async fn order(&mut self, order: &BootCommand, when: &str) -> Result<(), Ended> {
         let frame = frame::encode(order).map_err(|error| Ended::Lost(error.to_string()))?;
         self.socket.write_all(&frame).await.map_err(|_| lost(when))
     }
 
-    async fn next(&mut self, when: &str) -> Result<WorkerSays, Ended> {
+    async fn next(&mut self, when: &str) -> Result<BootReply, Ended> {
         match self.receive().await {
-            Ok(WorkerSays::Refused(refusal)) => Err(Ended::Refused(refusal)),
+            Ok(BootReply::Refused(refusal)) => Err(Ended::Refused(refusal)),
             Ok(said) => Ok(said),
             Err(error) if error.kind() == io::ErrorKind::InvalidData => {
                 Err(Ended::Refused(BootRefusal::Setup(format!("it does not speak as agreed: {error}"))))
@@ -158,10 +158,10 @@ impl Boot {
         }
     }
 
-    async fn receive(&mut self) -> io::Result<WorkerSays> {
+    async fn receive(&mut self) -> io::Result<BootReply> {
         let mut head = [0; frame::HEAD];
         self.socket.read_exact(&mut head).await?;
-        let mut bytes = vec![0; frame::length::<WorkerSays>(head)?];
+        let mut bytes = vec![0; frame::length::<BootReply>(head)?];
         self.socket.read_exact(&mut bytes).await?;
         frame::decode(&bytes)
     }
@@ -176,7 +176,7 @@ fn lost(when: &str) -> Ended {
     Ended::Lost(format!("the worker ended {when}"))
 }
 
-fn out_of_turn(said: &WorkerSays) -> Ended {
+fn out_of_turn(said: &BootReply) -> Ended {
     let mut said = format!("{said:?}");
     said.truncate(said.floor_char_boundary(SHOWN));
     Ended::Refused(BootRefusal::Setup(format!("it spoke out of turn: {said}")))

@@ -1,7 +1,7 @@
 //! From a worker's answer to the outputs of each request. A worker's numbers are never trusted.
 
 use bytes::Bytes;
-use shadowslice_shared::batch::{Extent, Output as WireOutput};
+use shadowslice_shared::batch::{BatchOutput, Extent};
 use shadowslice_shared::slab::{AnswerSlab, CopyError};
 use shadowslice_shared::tensor::{TensorSpec, count_byte_strings, elements};
 
@@ -13,7 +13,7 @@ use super::request::{Failure, Metadata, Output};
 pub(crate) fn split(
     model: &Metadata,
     slab: &AnswerSlab,
-    (outputs, more): (&[WireOutput], bool),
+    (outputs, more): (&[BatchOutput], bool),
     requests: &[Waiting],
 ) -> Result<Vec<Result<Vec<Output>, Failure>>, String> {
     if more && (model.streams.is_none() || requests.len() != 1) {

@@ -1,6 +1,6 @@
 //! Facts that a pipeline reports to its controller.
 
-use shadowslice_shared::batch::Prepared;
+use shadowslice_shared::batch::PartitionReply;
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::Timestamp;
 
@@ -15,7 +15,7 @@ pub enum LaneFact {
     /// Its worker completed its first batch since it was routed to.
     FirstAnswer(WorkerId, Timestamp),
     /// Its worker has made a partition ready, or could not.
-    Prepared(WorkerId, Prepared),
+    Prepared(WorkerId, PartitionReply),
     /// Its worker's socket ended, and it with that.
     Gone(WorkerId),
     /// A request has proved that it kills its workers: the model is not to blame for their deaths.

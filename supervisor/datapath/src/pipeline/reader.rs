@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use shadowslice_shared::batch::{
-    self, Answer, Command, FromWorker, MAX_MESSAGE_BYTES, Output as WireOutput, RunFailure,
+    self, BatchAnswer, BatchOutput, Command, MAX_MESSAGE_BYTES, RunFailure, WorkerMessage,
 };
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::slab::AnswerSlab;
@@ -88,8 +88,8 @@ impl LaneReader {
 
     fn reported(&self, message: &[u8]) -> Result<(), String> {
         match batch::decode(message).map_err(|error| errors::chain(&error))? {
-            FromWorker::Answer(answer) => self.answered(answer),
-            FromWorker::Prepared(prepared) => {
+            WorkerMessage::Answer(answer) => self.answered(answer),
+            WorkerMessage::Prepared(prepared) => {
                 let fact = LaneFact::Prepared(self.worker, prepared);
                 self.pipeline.state.lock().report(fact);
                 Ok(())
@@ -97,7 +97,7 @@ impl LaneReader {
         }
     }
 
-    fn answered(&self, answer: Answer) -> Result<(), String> {
+    fn answered(&self, answer: BatchAnswer) -> Result<(), String> {
         let now = self.pipeline.now();
         let taken = self.pipeline.state.lock().answered(self.worker, answer.id, now);
         let batch =
@@ -126,7 +126,7 @@ impl LaneReader {
     fn completed(
         &self,
         batch: InFlight,
-        (outputs, more): (&[WireOutput], bool),
+        (outputs, more): (&[BatchOutput], bool),
         reported: Duration,
         received: Timestamp,
     ) -> Result<(), String> {

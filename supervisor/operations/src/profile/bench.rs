@@ -10,12 +10,14 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, send};
 use shadowslice_shared::batch::{
-    Batch, BatchRequest, Command, Extent, FromWorker, MAX_MESSAGE_BYTES, MessageError, Prepared, decode,
-    encode,
+    Batch, BatchRequest, Command, Extent, MAX_MESSAGE_BYTES, MessageError, PartitionReply, WorkerMessage,
+    decode, encode,
 };
-use shadowslice_shared::boot::{Assignment, BootRefusal, Loaded, Partitioned, Purpose, WarmUp, Warmed};
+use shadowslice_shared::boot::{
+    Assignment, BootRefusal, LoadedModel, PartitionSpec, WarmUp, WarmUpReport, WorkerPurpose,
+};
 use shadowslice_shared::groups::{Division, Groups};
-use shadowslice_shared::profile::Memory;
+use shadowslice_shared::profile::ProcessMemory;
 use shadowslice_shared::slab::{ALIGNMENT, AnswerSlab, OutOfSlab, WritableSlab};
 use shadowslice_shared::tensor::{Datatype, TensorSpec, elements};
 use shadowslice_shared::units::{Percent, Sms};
@@ -101,7 +103,7 @@ pub(super) struct Column {
     /// Per batch size, the median execution time in ms.
     pub(super) ms: Vec<(u32, f64)>,
     pub(super) boot: BootMs,
-    pub(super) memory: Memory,
+    pub(super) memory: ProcessMemory,
 }
 
 impl Bench<'_> {
@@ -110,20 +112,20 @@ impl Bench<'_> {
         match self.reference_by(reference(self.model, &*self.gpu)).await {
             Err(BenchError::NoOperator(why)) => {
                 tracing::warn!(why, "the GPU computes the reference answers, on all of its SMs");
-                self.reference_by(Purpose::DeviceReference).await?;
+                self.reference_by(WorkerPurpose::DeviceReference).await?;
             }
             answered => answered?,
         }
         Ok(self.reference.seal()?)
     }
 
-    async fn reference_by(&self, purpose: Purpose) -> Result<(), BenchError> {
+    async fn reference_by(&self, purpose: WorkerPurpose) -> Result<(), BenchError> {
         self.start(purpose, Percent::WHOLE, None).await?.end().await;
         Ok(())
     }
 
     pub(super) async fn measure(&self, share: Percent) -> Result<Column, BenchError> {
-        let mut warm = self.start(Purpose::Serve, share, None).await?;
+        let mut warm = self.start(WorkerPurpose::Serve, share, None).await?;
         let (socket, _answers) = warm.lane()?;
         let column = self.column(&warm, &socket, (warm.loaded.sms, Groups::WHOLE)).await?;
         warm.end().await;
@@ -136,8 +138,8 @@ impl Bench<'_> {
         division: &Division,
         shares: &[Percent],
     ) -> Result<Vec<Column>, BenchError> {
-        let partition = Partitioned { division: division.clone(), groups: Groups::WHOLE };
-        let mut warm = self.start(Purpose::Serve, Percent::WHOLE, Some(partition)).await?;
+        let partition = PartitionSpec { division: division.clone(), groups: Groups::WHOLE };
+        let mut warm = self.start(WorkerPurpose::Serve, Percent::WHOLE, Some(partition)).await?;
         let (socket, _answers) = warm.lane()?;
         let mut columns = Vec::with_capacity(shares.len());
         for &share in shares {
@@ -177,14 +179,14 @@ impl Bench<'_> {
         tracing::info!(sms = sms.0, ms = ?shown, "measured");
         let (all, weights, activations) = ((self.all_memory)(worker.pid), loaded.weights, warmed.activations);
         let context = all.saturating_sub(weights).saturating_sub(activations);
-        Ok(Column { sms, ms, boot: worker.boot_ms, memory: Memory { context, weights, activations } })
+        Ok(Column { sms, ms, boot: worker.boot_ms, memory: ProcessMemory { context, weights, activations } })
     }
 
     async fn start(
         &self,
-        purpose: Purpose,
+        purpose: WorkerPurpose,
         share: Percent,
-        partition: Option<Partitioned>,
+        partition: Option<PartitionSpec>,
     ) -> Result<Warm, BenchError> {
         let (events, mut heard) = mpsc::channel(EVENTS);
         let Model { priority, memory_limit, .. } = *self.model;
@@ -289,8 +291,8 @@ impl Bench<'_> {
 struct Warm {
     worker: Worker,
     events: mpsc::Receiver<WorkerEvent>,
-    loaded: Loaded,
-    warmed: Warmed,
+    loaded: LoadedModel,
+    warmed: WarmUpReport,
 }
 
 impl Warm {
@@ -317,7 +319,7 @@ impl Warm {
 async fn converse(
     worker: &mut Worker,
     events: &mut mpsc::Receiver<WorkerEvent>,
-) -> Result<(Loaded, Warmed), BenchError> {
+) -> Result<(LoadedModel, WarmUpReport), BenchError> {
     let mut found = None;
     while let Some(WorkerEvent { said, .. }) = events.recv().await {
         worker.note(&said);
@@ -357,7 +359,7 @@ fn command(socket: &BatchSocket, command: &Command) -> Result<(), BenchError> {
     send(socket.as_raw_fd(), bytes, MsgFlags::MSG_NOSIGNAL).map_err(BenchError::Send).map(drop)
 }
 
-async fn report(socket: &BatchSocket) -> Result<FromWorker, BenchError> {
+async fn report(socket: &BatchSocket) -> Result<WorkerMessage, BenchError> {
     let mut message = vec![0; MAX_MESSAGE_BYTES];
     let len = socket.receive(&mut message).await.map_err(BenchError::Receive)?;
     if len == 0 {
@@ -369,8 +371,8 @@ async fn report(socket: &BatchSocket) -> Result<FromWorker, BenchError> {
 async fn ready(socket: &BatchSocket, groups: Groups) -> Result<(), BenchError> {
     command(socket, &Command::Prepare(groups))?;
     match report(socket).await? {
-        FromWorker::Prepared(Prepared { result, .. }) => result.map_err(BenchError::NoPartitions),
-        FromWorker::Answer(_) => {
+        WorkerMessage::Prepared(PartitionReply { result, .. }) => result.map_err(BenchError::NoPartitions),
+        WorkerMessage::Answer(_) => {
             Err(BenchError::Ended("when it sent an answer that was not asked for".to_owned()))
         }
     }
@@ -379,7 +381,7 @@ async fn ready(socket: &BatchSocket, groups: Groups) -> Result<(), BenchError> {
 /// Returns the execution time in µs.
 async fn execute(socket: &BatchSocket, batch: &Batch) -> Result<u64, BenchError> {
     command(socket, &Command::Run(batch.clone()))?;
-    let FromWorker::Answer(answer) = report(socket).await? else {
+    let WorkerMessage::Answer(answer) = report(socket).await? else {
         return Err(BenchError::Ended("when it reported a partition that was not asked for".to_owned()));
     };
     answer.result.map_err(|failure| refused(&failure))?;

@@ -13,7 +13,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use shadowslice_shared::profile::{BadTable, Execution, Memory, Profile, Row, Source, Start};
+use shadowslice_shared::profile::{
+    Execution, ExecutionRow, ProcessMemory, Profile, ProfileSource, StartTimes, TableError,
+};
 use shadowslice_shared::slab::{SlabError, WritableSlab};
 use shadowslice_shared::units::Percent;
 use tokio::signal::unix::{SignalKind, signal};
@@ -53,7 +55,7 @@ enum ProfileError {
     #[error("ended by a signal before all was measured; no profile is written")]
     Interrupted,
     #[error("what was measured is no profile")]
-    Table(#[from] BadTable),
+    Table(#[from] TableError),
     #[error(
         "the profile could not be written to {0}; nothing is measured: make its folder, or give another --output"
     )]
@@ -215,11 +217,16 @@ fn configuration(options: &Options, scratch: &Path) -> Result<Config, ProfileErr
     }
 }
 
-fn assemble(model: &Model, columns: Vec<Column>, measured: Option<Source>) -> Result<Profile, ProfileError> {
+fn assemble(
+    model: &Model,
+    columns: Vec<Column>,
+    measured: Option<ProfileSource>,
+) -> Result<Profile, ProfileError> {
     let sizes: Vec<u32> =
         columns.first().map(|first| first.ms.iter().map(|&(size, _)| size).collect()).unwrap_or_default();
     let row = |index: usize| columns.iter().map(|column| column.ms[index].1).collect();
-    let rows = sizes.iter().enumerate().map(|(index, &batch)| Row { batch, ms: row(index) }).collect();
+    let rows =
+        sizes.iter().enumerate().map(|(index, &batch)| ExecutionRow { batch, ms: row(index) }).collect();
     let sms = columns.iter().map(|column| column.sms).collect();
     // Starting takes the longest with the fewest SMs, which is when it matters.
     let boots = columns.iter().map(|column| column.boot);
@@ -229,29 +236,29 @@ fn assemble(model: &Model, columns: Vec<Column>, measured: Option<Source>) -> Re
     let (source, memory, bandwidth) = match (measured, &model.profile) {
         (Some(measured), _) => (measured, most, 0.0),
         (None, Some(given)) => (given.source.clone(), given.memory, given.bandwidth),
-        (None, None) => (Source::Illustrative, Memory::default(), 0.0),
+        (None, None) => (ProfileSource::Illustrative, ProcessMemory::default(), 0.0),
     };
     let shape = |(name, given): (&String, &WarmupInput)| Some((name.clone(), given.shape.clone()?));
     let shapes = model.warmup.inputs.iter().filter_map(shape).collect();
     Ok(Profile { source, memory, start, bandwidth, shapes, execution: Execution::new(sms, rows)? })
 }
 
-fn start(boot: BootMs) -> Start {
+fn start(boot: BootMs) -> StartTimes {
     let BootMs { spawn, libraries, context, session, warmup, proof } = boot;
     let span = |ms: f64| Duration::from_secs_f64(ms / 1e3);
-    Start { process: span(spawn + libraries + context), load: span(session), warm: span(warmup + proof) }
+    StartTimes { process: span(spawn + libraries + context), load: span(session), warm: span(warmup + proof) }
 }
 
-fn most(one: Memory, other: Memory) -> Memory {
-    Memory {
+fn most(one: ProcessMemory, other: ProcessMemory) -> ProcessMemory {
+    ProcessMemory {
         context: one.context.max(other.context),
         weights: one.weights.max(other.weights),
         activations: one.activations.max(other.activations),
     }
 }
 
-fn longest(one: Start, other: Start) -> Start {
-    Start {
+fn longest(one: StartTimes, other: StartTimes) -> StartTimes {
+    StartTimes {
         process: one.process.max(other.process),
         load: one.load.max(other.load),
         warm: one.warm.max(other.warm),

@@ -2,7 +2,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use shadowslice_shared::profile::Source;
+use shadowslice_shared::profile::ProfileSource;
 
 use shadowslice_config::Gpu;
 use shadowslice_control::nvml::Library;
@@ -33,10 +33,10 @@ impl DriverView {
     }
 
     /// `None` on an emulated device.
-    pub(super) fn source(&self) -> Option<Source> {
+    pub(super) fn source(&self) -> Option<ProfileSource> {
         let (driver, gpu) = self.gpu()?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Some(Source::Measured {
+        Some(ProfileSource::Measured {
             device: gpu.identity.name,
             driver,
             date: date(now.as_secs() / SECONDS_A_DAY),

@@ -1,6 +1,6 @@
 //! The policies behind one interface.
 
-use shadowslice_shared::contention::Gpu;
+use shadowslice_shared::contention::SharedGpu;
 use shadowslice_shared::units::Sms;
 use std::fmt;
 use std::str::FromStr;
@@ -80,7 +80,7 @@ impl FromStr for PolicyName {
 pub struct Policy {
     /// Requests that cannot be answered in time are turned away, whatever the rule says.
     refuses_late: bool,
-    gpus: Vec<Gpu>,
+    gpus: Vec<SharedGpu>,
     terms: Vec<Terms>,
     rule: Rule,
 }
@@ -98,7 +98,7 @@ impl Policy {
     /// # Panics
     ///
     /// If a model's GPU is not among `gpus`.
-    pub fn new(choice: Choice, gpus: &[Gpu], terms: &[Terms]) -> Self {
+    pub fn new(choice: Choice, gpus: &[SharedGpu], terms: &[Terms]) -> Self {
         assert!(terms.iter().all(|terms| terms.gpu < gpus.len()), "every model's GPU must exist");
         let sms: Vec<Sms> = gpus.iter().map(|gpu| gpu.sms).collect();
         let sms = sms.as_slice();
@@ -121,13 +121,13 @@ impl Policy {
     /// # Panics
     ///
     /// If a model's GPU is not among `gpus`, or a model has no work.
-    pub fn of_layout(pattern: Pattern, gpus: &[Gpu], terms: &[Terms], work: &[f64]) -> Self {
+    pub fn of_layout(pattern: Pattern, gpus: &[SharedGpu], terms: &[Terms], work: &[f64]) -> Self {
         let rule = Rule::FixedLayouts(FixedLayouts::new(pattern, gpus, terms, work));
         Self { refuses_late: true, terms: terms.to_vec(), rule, gpus: gpus.to_vec() }
     }
 
     /// Returns the layouts of the adaptive policy that apply to these models, besides the one at rest.
-    pub fn layouts(gpus: &[Gpu], terms: &[Terms], work: &[f64]) -> Vec<Pattern> {
+    pub fn layouts(gpus: &[SharedGpu], terms: &[Terms], work: &[f64]) -> Vec<Pattern> {
         FixedLayouts::patterns(gpus.len(), terms, work)
     }
 

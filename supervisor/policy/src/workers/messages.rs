@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use shadowslice_shared::batch::Prepared;
-use shadowslice_shared::boot::{BootRefusal, Purpose, Warmed};
+use shadowslice_shared::batch::PartitionReply;
+use shadowslice_shared::boot::{BootRefusal, WarmUpReport, WorkerPurpose};
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::{Percent, Sms, Timestamp};
@@ -58,7 +58,7 @@ pub struct Settings {
     /// The model's GPU is real, and can compute reference answers that the CPU cannot.
     pub on_gpu: bool,
     /// What the first worker of the model is for.
-    pub reference: Purpose,
+    pub reference: WorkerPurpose,
     /// Of a worker with 1 %, 2 % and so on to 100 % of the GPU.
     pub sms: Box<[Sms]>,
 }
@@ -122,7 +122,7 @@ pub enum Fact {
     /// The worker is loaded and warm, and has proved its answers and its SMs.
     Warmed {
         worker: WorkerId,
-        warmed: Warmed,
+        warmed: WarmUpReport,
         /// The partition with which the worker was to begin, where its share is one.
         asked: Option<Groups>,
     },
@@ -158,7 +158,7 @@ pub enum Fact {
     /// The worker of an [`Action::Prepare`] has made the partition ready, or cannot.
     Prepared {
         worker: WorkerId,
-        prepared: Prepared,
+        prepared: PartitionReply,
     },
     /// The groups that the model is to have: answers [`Action::AskGroups`], and comes whenever they
     /// change.
@@ -191,7 +191,7 @@ impl StartFailure {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Launch {
     pub worker: WorkerId,
-    pub purpose: Purpose,
+    pub purpose: WorkerPurpose,
     pub share: Percent,
     /// Another worker serves meanwhile, so this one starts at low CPU priority.
     pub spare: bool,

@@ -38,7 +38,7 @@ mod view;
 
 use std::collections::BTreeMap;
 
-use shadowslice_shared::boot::Purpose;
+use shadowslice_shared::boot::WorkerPurpose;
 use shadowslice_shared::groups::{Division, Groups};
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::profile::Execution;
@@ -75,7 +75,7 @@ pub struct Workers {
     standing: Standing,
     restarts: Restarts,
     /// `None` once the reference answers are written.
-    reference: Option<Purpose>,
+    reference: Option<WorkerPurpose>,
     /// How often workers with so many SMs answered wrongly.
     wrong_at: BTreeMap<Sms, u32>,
     /// How long batches take on each number of SMs, as the last worker measured it.
@@ -225,10 +225,10 @@ impl Workers {
         self.started += 1;
         let worker = WorkerId(self.started);
         let purpose = match aim {
-            Aim::Reference => self.reference.unwrap_or(Purpose::Reference),
-            Aim::Serve | Aim::Shadow | Aim::Stand => Purpose::Serve,
+            Aim::Reference => self.reference.unwrap_or(WorkerPurpose::Reference),
+            Aim::Serve | Aim::Shadow | Aim::Stand => WorkerPurpose::Serve,
         };
-        let inside = self.partition.as_ref().ok().filter(|_| purpose == Purpose::Serve);
+        let inside = self.partition.as_ref().ok().filter(|_| purpose == WorkerPurpose::Serve);
         let partition = inside.map(|partition| partition.target());
         let role = Role::Starting { aim, phase: Phase::Spawning, until };
         self.slots.insert(worker, Slot { share, partition, role });

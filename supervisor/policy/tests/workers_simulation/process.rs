@@ -1,8 +1,10 @@
 //! The processes of a run, and what each comes to by itself.
 
 use shadowslice_policy::workers::{Fact, Launch};
-use shadowslice_shared::batch::Prepared;
-use shadowslice_shared::boot::{BootRefusal, PartitionProof, ProvenPartitions, Purpose, WarmTime, Warmed};
+use shadowslice_shared::batch::PartitionReply;
+use shadowslice_shared::boot::{
+    BootRefusal, PartitionProof, ProvenPartitions, WarmTime, WarmUpReport, WorkerPurpose,
+};
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::ids::WorkerId;
 
@@ -86,7 +88,7 @@ impl World {
             Next::Prepared(groups, fails) => {
                 let bad = fails || is_bad(&self.script, groups);
                 let result = if bad { Err("scripted".to_owned()) } else { Ok(()) };
-                self.say(worker, Fact::Prepared { worker, prepared: Prepared { groups, result } });
+                self.say(worker, Fact::Prepared { worker, prepared: PartitionReply { groups, result } });
             }
             Next::Answers => self.say(worker, Fact::FirstAnswer(worker)),
         }
@@ -105,7 +107,7 @@ impl World {
         if fate.boot != Boot::Succeeds {
             return self.fails_to_boot(worker);
         }
-        if process.launch.purpose != Purpose::Serve {
+        if process.launch.purpose != WorkerPurpose::Serve {
             return self.say(worker, Fact::ReferenceWritten { worker, result: Ok(()) });
         }
         let partitions = asked.and_then(|asked| proven(&self.script, asked));
@@ -116,7 +118,11 @@ impl World {
         let times = times_on(1, 1);
         self.say(
             worker,
-            Fact::Warmed { worker, warmed: Warmed { times, partitions, ..Warmed::default() }, asked },
+            Fact::Warmed {
+                worker,
+                warmed: WarmUpReport { times, partitions, ..WarmUpReport::default() },
+                asked,
+            },
         );
         if let Some(life) = fate.dies {
             self.schedule(life, Event::Process(worker, Next::Dies));

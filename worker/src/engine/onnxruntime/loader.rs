@@ -9,7 +9,7 @@ use ort::logging::LogLevel;
 use ort::session::Session;
 use ort::session::builder::{GraphOptimizationLevel, SessionBuilder};
 use ort::value::{Outlet, ValueType};
-use shadowslice_shared::boot::{BootRefusal, Provider};
+use shadowslice_shared::boot::{BootRefusal, ProviderSpec};
 
 use super::bound::BatchForm;
 use super::optimised::{Form, LARGE, Optimised, WEIGHTS};
@@ -23,7 +23,7 @@ pub(super) struct Loader {
     pub(super) environment: Environment,
     pub(super) model: PathBuf,
     pub(super) threads: u32,
-    pub(super) providers: Vec<Provider>,
+    pub(super) providers: Vec<ProviderSpec>,
     pub(super) optimised: Option<Optimised>,
     /// The large tensors of those forms, for all sessions.
     pub(super) weights: Weights,

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use ort::memory::{AllocationDevice, Allocator, AllocatorType, MemoryInfo, MemoryType};
 use ort::session::RunOptions;
-use shadowslice_shared::batch::{Output, Prepared, RunFailure};
-use shadowslice_shared::boot::{BootRefusal, DeviceMemory, Provider};
+use shadowslice_shared::batch::{BatchOutput, PartitionReply, RunFailure};
+use shadowslice_shared::boot::{BootRefusal, DeviceMemory, ProviderSpec};
 use shadowslice_shared::groups::{Division, Groups};
 use shadowslice_shared::tensor::{Datatype, TensorSpec};
 
@@ -73,7 +73,7 @@ impl OnGpu {
         model: &Path,
         kept: Kept<'_>,
         threads: u32,
-        (providers, gpu): (&[Provider], Arc<CudaGpu>),
+        (providers, gpu): (&[ProviderSpec], Arc<CudaGpu>),
         partitioned: bool,
     ) -> Result<(Self, Signature), BootRefusal> {
         let mut loader = Loader {
@@ -187,12 +187,12 @@ impl OnGpu {
     }
 
     /// The result comes from this call or from [`made`](Self::made).
-    pub fn prepare(&mut self, groups: Groups) -> Option<Prepared> {
+    pub fn prepare(&mut self, groups: Groups) -> Option<PartitionReply> {
         match &mut self.partitions {
             Some(partitions) => partitions.prepare(groups),
             None => {
                 let why = "the worker has a share by percentage".to_owned();
-                Some(Prepared { groups, result: Err(why) })
+                Some(PartitionReply { groups, result: Err(why) })
             }
         }
     }
@@ -211,7 +211,7 @@ impl OnGpu {
     }
 
     /// A partition that was made ready since the last call, or that could not be.
-    pub fn made(&mut self) -> Option<Prepared> {
+    pub fn made(&mut self) -> Option<PartitionReply> {
         self.partitions.as_mut()?.made()
     }
 
@@ -226,7 +226,7 @@ impl OnGpu {
         &mut self,
         inputs: &Inputs<'_>,
         slot: &mut AnswerSlot<'_>,
-    ) -> Result<Vec<Output>, RunFailure> {
+    ) -> Result<Vec<BatchOutput>, RunFailure> {
         let outputs = if self.has_strings(inputs) {
             // Strings live on the host; ONNX Runtime moves what it needs.
             self.whole_only(inputs.groups())?;
@@ -275,7 +275,7 @@ impl OnGpu {
         &mut self,
         inputs: &Inputs<'_>,
         slot: &mut AnswerSlot<'_>,
-    ) -> Result<Vec<Output>, RunFailure> {
+    ) -> Result<Vec<BatchOutput>, RunFailure> {
         let index = self.bound(inputs)?;
         if let How::Eager(_) = self.bound[index].how {
             self.whole_only(inputs.groups())?;
@@ -399,10 +399,10 @@ fn size_of(spec: &TensorSpec) -> usize {
 fn optimised(
     folder: &Path,
     model: &Path,
-    providers: &[Provider],
+    providers: &[ProviderSpec],
     gpu: &CudaGpu,
 ) -> Option<std::io::Result<Optimised>> {
-    if providers.iter().any(|provider| *provider != Provider::Cuda) {
+    if providers.iter().any(|provider| *provider != ProviderSpec::Cuda) {
         return None;
     }
     let environment = format!("{} {:?} {providers:?}", ort::info(), gpu.capability());

@@ -19,8 +19,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
-use shadowslice_shared::batch::Prepared;
-use shadowslice_shared::groups::{Division, Groups, Part, READY_PARTITIONS};
+use shadowslice_shared::batch::PartitionReply;
+use shadowslice_shared::groups::{Division, GpuPart, Groups, READY_PARTITIONS};
 
 use super::instantiator::{Instantiator, Left, Made, NO_MORE, NONE_FIRST, Order};
 use crate::device::cuda::graph::{Executable, Recording};
@@ -61,7 +61,7 @@ pub(super) struct Partitions {
     left: BTreeMap<usize, Left>,
     /// Results that were not asked for yet, some of which came while a batch waited for a
     /// recording.
-    news: VecDeque<Prepared>,
+    news: VecDeque<PartitionReply>,
     /// The recordings that cannot be made ready on partitions of a number of groups, by that number.
     /// Kernels in clusters of 16 blocks fit on no partition.
     unfit: BTreeMap<usize, BTreeSet<usize>>,
@@ -101,9 +101,9 @@ impl Partitions {
     }
 
     /// Returns the result if it is known at once.
-    pub(super) fn prepare(&mut self, groups: Groups) -> Option<Prepared> {
+    pub(super) fn prepare(&mut self, groups: Groups) -> Option<PartitionReply> {
         if self.ready.contains_key(&groups) {
-            return Some(Prepared { groups, result: Ok(()) });
+            return Some(PartitionReply { groups, result: Ok(()) });
         }
         let taken = |seat: &usize| self.ready.values().any(|partition| partition.seat == *seat);
         let Some(seat) = (0..READY_PARTITIONS).find(|seat| !taken(seat)) else {
@@ -126,13 +126,13 @@ impl Partitions {
                 let Partition { executables, failed, .. } = self.ready.get(&groups)?;
                 let none = executables.iter().all(Option::is_none);
                 let failed = failed.clone().filter(|_| none);
-                Some(Prepared { groups, result: failed.map_or(Ok(()), Err) })
+                Some(PartitionReply { groups, result: failed.map_or(Ok(()), Err) })
             }
             Maker::Thread { orders, .. } => match orders.as_ref().map(|orders| orders.send(order)) {
                 // The channel has room for an order for each seat, so this does not wait.
                 Some(Ok(())) => {
                     self.ready.insert(groups, partition);
-                    Some(Prepared { groups, result: Ok(()) })
+                    Some(PartitionReply { groups, result: Ok(()) })
                 }
                 _ => Some(refused(groups, "the thread that makes partitions has ended")),
             },
@@ -151,7 +151,7 @@ impl Partitions {
         Ok(context)
     }
 
-    pub(super) fn made(&mut self) -> Option<Prepared> {
+    pub(super) fn made(&mut self) -> Option<PartitionReply> {
         while self.news.is_empty() {
             let Maker::Thread { made, .. } = &self.maker else { return None };
             let made = made.try_recv().ok()?;
@@ -234,7 +234,7 @@ impl Partitions {
     /// From now on a thread makes partitions ready.
     pub(super) fn warmed_up(&mut self) -> Result<(), String> {
         let division = self.division().clone();
-        let parts = Part::family().map(|part| division.groups_in(part));
+        let parts = GpuPart::family().map(|part| division.groups_in(part));
         for groups in parts.filter(|&groups| groups != Groups::WHOLE) {
             self.context(groups)?;
         }
@@ -271,6 +271,6 @@ impl Drop for Maker {
     }
 }
 
-fn refused(groups: Groups, why: &str) -> Prepared {
-    Prepared { groups, result: Err(why.to_owned()) }
+fn refused(groups: Groups, why: &str) -> PartitionReply {
+    PartitionReply { groups, result: Err(why.to_owned()) }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use ort::ep::{self, ExecutionProviderDispatch};
 use ort::ortsys;
-use shadowslice_shared::boot::Provider;
+use shadowslice_shared::boot::ProviderSpec;
 
 use crate::device::cuda::CudaGpu;
 
@@ -65,7 +65,7 @@ pub(super) fn load_tensorrt() -> ort::Result<()> {
 
 /// The host's processor takes the operators that no provider has.
 pub(super) fn on_gpu(
-    providers: &[Provider],
+    providers: &[ProviderSpec],
     gpu: &Arc<CudaGpu>,
     channels_last: bool,
 ) -> Result<Vec<ExecutionProviderDispatch>, String> {
@@ -73,14 +73,14 @@ pub(super) fn on_gpu(
 }
 
 fn dispatch(
-    provider: &Provider,
+    provider: &ProviderSpec,
     gpu: &Arc<CudaGpu>,
     channels_last: bool,
 ) -> Result<ExecutionProviderDispatch, String> {
     Ok(match provider {
         // The kernels of convolutions are tried at the first run of each shape, under this
         // process's share.
-        Provider::Cuda => {
+        ProviderSpec::Cuda => {
             let cuda = ep::CUDA::default()
                 .with_tf32(true)
                 .with_prefer_nhwc(channels_last)
@@ -90,7 +90,7 @@ fn dispatch(
             // SAFETY: the session lives beside an `Arc` of the GPU, and is dropped before it.
             unsafe { cuda.with_compute_stream(gpu.compute_stream()) }.build().error_on_failure()
         }
-        Provider::TensorRt { cache } => {
+        ProviderSpec::TensorRt { cache } => {
             let cache = utf8(cache)?;
             let tensorrt = ep::TensorRT::default()
                 .with_engine_cache(true)

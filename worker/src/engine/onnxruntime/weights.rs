@@ -13,7 +13,7 @@ use ort::value::{DynValue, TensorElementType};
 use ort::{AsPointer, ortsys};
 use sha2::{Digest, Sha256};
 use shadowslice_shared::errors::chain;
-use shadowslice_shared::weights::{self, Content, MAX_REGIONS};
+use shadowslice_shared::weights::{self, MAX_REGIONS, RegionContent};
 
 use super::optimised::{Fingerprint, Form, Tensor};
 use crate::device::cuda::region::Region;
@@ -35,7 +35,7 @@ pub(super) enum WeightsError {
 #[derive(Debug)]
 pub(super) struct Weights {
     places: BTreeMap<Fingerprint, Place>,
-    kept: Vec<weights::Region>,
+    kept: Vec<weights::WeightRegion>,
     supervisor: Option<OwnedFd>,
     /// Why a region is not the one that other workers have.
     unshared: Option<String>,
@@ -53,7 +53,7 @@ struct Place {
 /// Tensors that lie one after the other in a region, by their fingerprints.
 struct Layout<'f> {
     tensors: Vec<(usize, &'f Tensor)>,
-    content: Content,
+    content: RegionContent,
 }
 
 impl<'f> Layout<'f> {
@@ -66,7 +66,7 @@ impl<'f> Layout<'f> {
             tensors.push((offset as usize, tensor));
             offset += tensor.bytes.next_multiple_of(ALIGNMENT);
         }
-        Self { tensors, content: Content { fingerprint: digest.finalize().into(), bytes: offset } }
+        Self { tensors, content: RegionContent { fingerprint: digest.finalize().into(), bytes: offset } }
     }
 }
 
@@ -132,9 +132,9 @@ impl Weights {
     }
 
     /// A kept region that cannot be mapped any more is made anew.
-    fn take_over(&mut self, content: &Content, gpu: &CudaGpu) -> Option<Region> {
+    fn take_over(&mut self, content: &RegionContent, gpu: &CudaGpu) -> Option<Region> {
         let found = self.kept.iter().position(|region| region.content == *content)?;
-        let weights::Region { file, .. } = self.kept.swap_remove(found);
+        let weights::WeightRegion { file, .. } = self.kept.swap_remove(found);
         let region = Region::import(gpu, file, usize::try_from(content.bytes).ok()?);
         let lost = |error: &CudaFault| {
             self.unshared = Some(format!("it was lost and is loaded again: {}", chain(error)))
@@ -146,7 +146,7 @@ impl Weights {
         &mut self,
         form: &Form,
         tensors: &[(usize, &Tensor)],
-        content: &Content,
+        content: &RegionContent,
         gpu: &CudaGpu,
     ) -> Result<Region, WeightsError> {
         let bytes =

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use shadowslice_policy::sharing::{Change, Choice, Door, Facts, Live, Policy, PolicyName, Terms};
-use shadowslice_shared::contention::Gpu;
+use shadowslice_shared::contention::SharedGpu;
 use shadowslice_shared::groups::Division;
 use shadowslice_shared::units::{Percent, Sms, Timestamp};
 use tokio::sync::watch;
@@ -50,7 +50,7 @@ pub struct Planner {
     act: bool,
     interval: Duration,
     clock: Clock,
-    gpus: Vec<Gpu>,
+    gpus: Vec<SharedGpu>,
     /// The models that the policy knows, by their numbers, and what it was told of them.
     ids: Vec<usize>,
     terms: Vec<Terms>,
@@ -113,8 +113,8 @@ pub fn first_shares(settings: &Settings, gpus: &[Arc<dyn GpuBackend>], models: &
 }
 
 /// The SMs that a worker can have of each GPU, and the groups of them.
-fn shapes(gpus: &[Arc<dyn GpuBackend>]) -> Vec<Gpu> {
-    let shape = |gpu: &Arc<dyn GpuBackend>| Gpu {
+fn shapes(gpus: &[Arc<dyn GpuBackend>]) -> Vec<SharedGpu> {
+    let shape = |gpu: &Arc<dyn GpuBackend>| SharedGpu {
         sms: gpu.sms(Percent::WHOLE),
         division: gpu.division().ok().map(|division| Division::clone(division)),
     };

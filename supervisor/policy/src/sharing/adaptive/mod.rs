@@ -24,7 +24,7 @@ mod window;
 
 use std::time::Duration;
 
-use shadowslice_shared::contention::Gpu;
+use shadowslice_shared::contention::SharedGpu;
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::units::Sms;
 
@@ -54,11 +54,11 @@ const BY_SHADOWS: usize = 2;
 pub(super) struct Adaptive {
     windows: Vec<Window>,
     gpus: Vec<GpuState>,
-    shapes: Vec<Gpu>,
+    shapes: Vec<SharedGpu>,
 }
 
 impl Adaptive {
-    pub(super) fn new(shapes: &[Gpu], terms: &[Terms]) -> Self {
+    pub(super) fn new(shapes: &[SharedGpu], terms: &[Terms]) -> Self {
         Self {
             windows: vec![Window::default(); terms.len()],
             gpus: vec![GpuState::default(); shapes.len()],
@@ -264,7 +264,7 @@ fn on_gpu(gpu: usize, terms: &[Terms]) -> impl Iterator<Item = usize> {
 }
 
 /// Returns the models of a GPU whose shares may change.
-fn tenants(windows: &[Window], gpu: usize, shape: &Gpu, terms: &[Terms], facts: &Facts) -> Vec<Tenant> {
+fn tenants(windows: &[Window], gpu: usize, shape: &SharedGpu, terms: &[Terms], facts: &Facts) -> Vec<Tenant> {
     let sms = f64::from(shape.sms.0.max(1));
     let movable = on_gpu(gpu, terms).filter(|&model| !facts.models[model].held);
     let tenant = |model: usize| Tenant {
@@ -307,7 +307,7 @@ fn shortlist(
     all: Vec<Layout>,
     demands: Option<&[Demand<'_>]>,
     (present, missed): (&Layout, f64),
-    shape: &Gpu,
+    shape: &SharedGpu,
 ) -> Vec<Layout> {
     let mut firsts: Vec<Layout> = Vec::new();
     for layout in &all {

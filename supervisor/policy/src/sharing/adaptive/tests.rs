@@ -1,7 +1,7 @@
 use std::time::Duration;
 
-use shadowslice_shared::groups::Part;
-use shadowslice_shared::profile::{Execution, Row};
+use shadowslice_shared::groups::GpuPart;
+use shadowslice_shared::profile::{Execution, ExecutionRow};
 use shadowslice_shared::units::Timestamp;
 
 use super::super::difference::towards;
@@ -283,7 +283,7 @@ fn misses_that_sms_cannot_mend_move_nothing() {
 #[test]
 fn a_model_that_cannot_keep_its_objective_alone_causes_nothing_and_says_so() {
     let mut world = World::new(&[1, 2]);
-    let row = Row { batch: 1, ms: vec![6.0] };
+    let row = ExecutionRow { batch: 1, ms: vec![6.0] };
     world.execution = Some(Execution::new(vec![GPU], vec![row]).unwrap());
     let slow = |missed| Seen { executed: Vec::new(), ..seen(missed) };
     let doors = world.pass(100, |_| vec![slow(40), slow(0)]);
@@ -369,7 +369,7 @@ fn a_second_trial_compares_what_it_measured_itself() {
 
 #[test]
 fn the_gentlest_layout_is_tried_first_and_those_that_are_forecast_to_be_worse_are_not() {
-    let row = |batch: u32| Row { batch, ms: vec![f64::from(batch), f64::from(batch) / 4.0] };
+    let row = |batch: u32| ExecutionRow { batch, ms: vec![f64::from(batch), f64::from(batch) / 4.0] };
     let execution = Execution::new(vec![Sms(33), GPU], vec![row(1), row(16)]).unwrap();
     let tenant = |model: usize, priority: u32| Tenant { model, priority, work: 0.4 };
     let all = [tenant(0, 1), tenant(1, 2), tenant(2, 2)];
@@ -441,7 +441,7 @@ fn one_long_batch_in_ten_is_an_accident() {
 
 #[test]
 fn parts_of_layouts_are_of_the_family_that_workers_prepare() {
-    let family: Vec<Part> = Part::family().collect();
+    let family: Vec<GpuPart> = GpuPart::family().collect();
     for models in 2..8_usize {
         let tenant = |model: usize| Tenant {
             model,
@@ -451,14 +451,14 @@ fn parts_of_layouts_are_of_the_family_that_workers_prepare() {
         let tenants: Vec<Tenant> = (0..models).map(tenant).collect();
         for layout in candidates(&tenants, &tenants, tenants.first().copied()) {
             let parts = (0..models).map(|model| layout.part_of(model));
-            assert!(parts.clone().all(|part| part == Part::WHOLE || family.contains(&part)), "{layout:?}");
+            assert!(parts.clone().all(|part| part == GpuPart::WHOLE || family.contains(&part)), "{layout:?}");
         }
     }
 }
 
 #[test]
 fn many_short_kernels_are_kept_apart_from_few_long_ones() {
-    let row = |batch: u32| Row { batch, ms: vec![2.0 * f64::from(batch), f64::from(batch)] };
+    let row = |batch: u32| ExecutionRow { batch, ms: vec![2.0 * f64::from(batch), f64::from(batch)] };
     let execution = |kernels: u32| {
         Execution::new(vec![Sms(66), GPU], vec![row(1), row(8)]).unwrap().with_kernels(kernels)
     };

@@ -1,6 +1,6 @@
 //! A layout of the family on each GPU that never changes: the yardstick of the choice among them.
 
-use shadowslice_shared::contention::Gpu;
+use shadowslice_shared::contention::SharedGpu;
 use shadowslice_shared::units::Sms;
 
 use super::super::difference::Target;
@@ -11,14 +11,19 @@ use super::super::{Door, Facts, Terms, Why};
 #[derive(Debug, Clone)]
 pub(in super::super) struct FixedLayouts {
     layouts: Vec<Layout>,
-    shapes: Vec<Gpu>,
+    shapes: Vec<SharedGpu>,
 }
 
 impl FixedLayouts {
     /// Returns the layouts of a pattern. A GPU to whose models it does not apply stays as at rest.
     ///
     /// `work` is the part of its GPU that each model's requests take, 0 to 1.
-    pub(in super::super) fn new(pattern: Pattern, shapes: &[Gpu], terms: &[Terms], work: &[f64]) -> Self {
+    pub(in super::super) fn new(
+        pattern: Pattern,
+        shapes: &[SharedGpu],
+        terms: &[Terms],
+        work: &[f64],
+    ) -> Self {
         let of = |gpu: usize| {
             let mut all = family(gpu, terms, work).into_iter();
             all.find(|layout| layout.pattern == pattern).unwrap_or(Layout::AT_REST)
@@ -67,7 +72,7 @@ fn family(gpu: usize, terms: &[Terms], work: &[f64]) -> Vec<Layout> {
 
 #[cfg(test)]
 mod tests {
-    use shadowslice_shared::groups::{Groups, Part};
+    use shadowslice_shared::groups::{GpuPart, Groups};
     use shadowslice_shared::units::Timestamp;
 
     use super::super::super::Live;
@@ -82,8 +87,8 @@ mod tests {
         [(0, 1), (0, 2), (0, 2), (1, 1)].map(model).to_vec()
     }
 
-    fn gpus() -> Vec<Gpu> {
-        vec![Gpu::new(SMS); 2]
+    fn gpus() -> Vec<SharedGpu> {
+        vec![SharedGpu::new(SMS); 2]
     }
 
     fn decided(pattern: Pattern, groups: Option<Groups>) -> Vec<Target> {
@@ -100,8 +105,8 @@ mod tests {
 
     #[test]
     fn each_model_keeps_its_part_and_a_gpu_without_need_stays_at_rest() {
-        let division = Gpu::new(SMS).division.unwrap();
-        let half = |piece| Some(division.groups_in(Part::new(piece, 1, 2)));
+        let division = SharedGpu::new(SMS).division.unwrap();
+        let half = |piece| Some(division.groups_in(GpuPart::new(piece, 1, 2)));
         let inside: Vec<_> = decided(Pattern::LowerHalves, Some(Groups::WHOLE));
         let groups: Vec<_> = inside.iter().map(|target| target.groups).collect();
         assert_eq!(groups, [None, half(0), half(1), None]);

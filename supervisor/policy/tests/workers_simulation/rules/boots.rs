@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use shadowslice_policy::workers::{Fact, Launch, StartFailure, State};
-use shadowslice_shared::boot::{BootRefusal, Purpose};
+use shadowslice_shared::boot::{BootRefusal, WorkerPurpose};
 use shadowslice_shared::units::Timestamp;
 
 use super::{Broken, Rules, Step, Told, rule};
@@ -60,7 +60,7 @@ impl Rules {
                     return;
                 }
                 let lacks = matches!(refusal, BootRefusal::NoOperator(_));
-                let first = seen.launch.purpose == Purpose::Reference && self.settings.on_gpu;
+                let first = seen.launch.purpose == WorkerPurpose::Reference && self.settings.on_gpu;
                 self.boots.no_operator |= lacks && first;
                 let passing =
                     matches!(refusal, BootRefusal::Setup(_) | BootRefusal::Library(_)) || (lacks && first);
@@ -74,8 +74,8 @@ impl Rules {
     /// Whether this worker may be started now, and for this purpose.
     pub(super) fn boots(&mut self, launch: &Launch, step: &Step<'_>) -> Result<(), Broken> {
         let written = self.reference_is_written();
-        rule(written == (launch.purpose == Purpose::Serve), "the reference answers come first")?;
-        let device = launch.purpose == Purpose::DeviceReference;
+        rule(written == (launch.purpose == WorkerPurpose::Serve), "the reference answers come first")?;
+        let device = launch.purpose == WorkerPurpose::DeviceReference;
         rule(
             device == (self.boots.no_operator && !written),
             "the device writes them where the processor cannot",

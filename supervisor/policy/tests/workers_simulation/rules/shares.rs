@@ -3,7 +3,7 @@
 use shadowslice_policy::workers::{
     Action, ChangeReport, Failover, Means, ResizeRefused, ResizeRequest, Settings,
 };
-use shadowslice_shared::boot::Purpose;
+use shadowslice_shared::boot::WorkerPurpose;
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::{Percent, Sms};
 
@@ -116,7 +116,7 @@ impl Rules {
         for action in step.actions {
             if let Action::Start(launch) = action
                 && !launch.spare
-                && launch.purpose == Purpose::Serve
+                && launch.purpose == WorkerPurpose::Serve
             {
                 self.booted_at(launch.share, step)?;
             }
