@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use shadowslice_config::{Choice, Config, Controller};
+use shadowslice_config::{Choice, Config, ControllerConfig};
 use shadowslice_control::controller::{Context, ControlThread, Served};
 use shadowslice_control::models::patience;
 use shadowslice_operations::figures;
@@ -61,7 +61,7 @@ async fn each(config: &Config, context: &Context) -> Result<usize, Failed> {
     let mut failed = 0;
     for model in &config.models {
         // No policy changes its share meanwhile.
-        let controller = Controller { policy: Choice::of(PolicyName::Static), ..config.controller };
+        let controller = ControllerConfig { policy: Choice::of(PolicyName::Static), ..config.controller };
         let alone = Config { models: vec![model.clone()], controller, ..config.clone() };
         match one(&alone, context, &mut signals).await? {
             Ok(found) => {
@@ -69,7 +69,7 @@ async fn each(config: &Config, context: &Context) -> Result<usize, Failed> {
             }
             Err(why) => {
                 failed += 1;
-                exit::say(&format!("{}: cannot be served: {why}", model.name));
+                exit::print_error(&format!("{}: cannot be served: {why}", model.name));
             }
         }
     }

@@ -250,14 +250,14 @@ pub(crate) fn run() -> ExitCode {
             let (mut out, mut err) = (std::io::stdout().lock(), std::io::stderr().lock());
             let refused = |path: &Path| host::RunDir::refuses(path).map(|why| errors::chain(&why));
             let fault_of =
-                |model: &config::Model| if no_import || run { None } else { host::fault_of(model) };
+                |model: &config::ModelConfig| if no_import || run { None } else { host::fault_of(model) };
             let looks = (&refused as _, &fault_of as _, &advice as _);
             let checked = config::check::run(&config, print, looks, &mut out, &mut err);
             drop((out, err));
             match checked {
                 Ok(0) if run => check_run::run(&config),
                 Ok(code) => code,
-                Err(error) => exit::printed(Err(error)),
+                Err(error) => exit::code_of_output(Err(error)),
             }
         }
         Command::Status { json, at } => ask(&Ask::Status, json, at),
@@ -287,7 +287,7 @@ pub(crate) fn run() -> ExitCode {
 
 /// What a start would warn of.
 fn advice(config: &config::Config) -> Vec<String> {
-    let config::Listen { http, grpc, metrics } = &config.listen;
+    let config::ListenConfig { http, grpc, metrics } = &config.listen;
     let listeners = [http, grpc, metrics].into_iter().flatten();
     let mut warnings: Vec<String> = Vec::new();
     for listener in listeners {
@@ -340,7 +340,7 @@ fn show(asked: &Ask, reply: Reply, json: bool) -> u8 {
         }
         (_, Reply::Upgraded { pid }) => print(&format!("process {pid} serves now")),
         (_, Reply::Faulty(faults)) => {
-            exit::say(&faults);
+            exit::print_error(&faults);
             fail("the configuration has faults; nothing was changed", exit::CONFIG)
         }
         (Ask::Hold { model, .. }, Reply::Held { held, news }) => {

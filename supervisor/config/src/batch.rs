@@ -6,7 +6,7 @@ use shadowslice_shared::batch::MAX_REQUESTS;
 
 use super::reader::{Fields, Value};
 use super::settings::{count, size_within};
-use super::types::{Batch, Limits, OnLate, Queue, Slo, batch_sizes};
+use super::types::{BatchConfig, LimitsConfig, OnLate, QueueConfig, SloTarget, batch_sizes};
 use super::{Context, units};
 
 /// In bytes.
@@ -14,19 +14,24 @@ const MAX_MEMORY: u64 = 1 << 40;
 
 /// Where the file does not say, `max` of an emulated engine is the default: it has the batch axis
 /// that it is told to have.
-pub(super) fn batch(model: &Fields<'_>, is_emulated: bool, slo: &Slo, context: &Context<'_>) -> Batch {
+pub(super) fn batch(
+    model: &Fields<'_>,
+    is_emulated: bool,
+    slo: &SloTarget,
+    context: &Context<'_>,
+) -> BatchConfig {
     let fields = model.section("batch", &["max", "sizes", "max_delay"]);
     let max = fields.get("max").and_then(|value| value.whole(0..=MAX_REQUESTS as u32));
     let sizes = fields.get("sizes").and_then(|value| sizes(&value, max));
     let max = max.or_else(|| sizes.as_ref()?.last().copied());
-    let max = max.or(is_emulated.then_some(Batch::DEFAULT_MAX));
+    let max = max.or(is_emulated.then_some(BatchConfig::DEFAULT_MAX));
     let sizes = sizes.or_else(|| max.filter(|max| *max > 0).map(batch_sizes));
     let max_delay = fields.or("max_delay", Duration::ZERO, |value| max_delay(value, slo, context));
-    Batch { max, sizes, max_delay }
+    BatchConfig { max, sizes, max_delay }
 }
 
 /// A request that waits for others has less time to run.
-fn max_delay(value: &Value<'_>, slo: &Slo, context: &Context<'_>) -> Option<Duration> {
+fn max_delay(value: &Value<'_>, slo: &SloTarget, context: &Context<'_>) -> Option<Duration> {
     let delay = value.parsed(units::duration)?;
     let latency = units::show_duration(slo.latency);
     if delay >= slo.latency {
@@ -74,7 +79,7 @@ fn sizes(value: &Value<'_>, max: Option<u32>) -> Option<Vec<u32>> {
 }
 
 /// At least one request of the largest size fits into the memory.
-pub(super) fn queue(model: &Fields<'_>, limits: &Limits) -> Queue {
+pub(super) fn queue(model: &Fields<'_>, limits: &LimitsConfig) -> QueueConfig {
     let fields = model.section("queue", &["max_requests", "memory", "on_late"]);
     let default = (256 << 20).max(limits.request_bytes);
     let memory = fields.or("memory", default, |value| {
@@ -88,7 +93,7 @@ pub(super) fn queue(model: &Fields<'_>, limits: &Limits) -> Queue {
         Some(memory)
     });
     let words = [("reject", OnLate::Reject), ("serve", OnLate::Serve)];
-    Queue {
+    QueueConfig {
         max_requests: fields.or("max_requests", 1024, |value| count(value, 1_000_000)),
         memory,
         on_late: fields.or("on_late", OnLate::Reject, |value| value.one_of(&words)),

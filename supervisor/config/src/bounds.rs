@@ -1,7 +1,7 @@
 //! How far a client may change a model: what it takes from others stays within what the operator
 //! wrote. Pure.
 
-use super::types::{Batch, Model, OnLate};
+use super::types::{BatchConfig, ModelConfig, OnLate};
 use super::units::show_size;
 
 /// A key that a client may change, up to what is configured.
@@ -15,14 +15,14 @@ struct Bound {
 }
 
 /// Each key that goes too far, in words. From `old`, which is in force; `written` is the operator's.
-pub(super) fn beyond(old: &Model, new: &Model, written: &Model) -> Vec<String> {
+pub(super) fn beyond(old: &ModelConfig, new: &ModelConfig, written: &ModelConfig) -> Vec<String> {
     let bounds = of_the_gpu(old, new, written).into_iter().chain(of_requests(old, new, written));
     let beyond = bounds.filter(|bound| bound.differs && !bound.within);
     beyond.map(|Bound { key, allowed, .. }| format!("{key}: a client may only set {allowed}")).collect()
 }
 
-fn of_the_gpu(old: &Model, new: &Model, written: &Model) -> [Bound; 5] {
-    let batch = |model: &Model| model.batch.max.unwrap_or(Batch::DEFAULT_MAX);
+fn of_the_gpu(old: &ModelConfig, new: &ModelConfig, written: &ModelConfig) -> [Bound; 5] {
+    let batch = |model: &ModelConfig| model.batch.max.unwrap_or(BatchConfig::DEFAULT_MAX);
     [
         Bound {
             key: "share.min",
@@ -57,7 +57,7 @@ fn of_the_gpu(old: &Model, new: &Model, written: &Model) -> [Bound; 5] {
     ]
 }
 
-fn of_requests(old: &Model, new: &Model, written: &Model) -> [Bound; 3] {
+fn of_requests(old: &ModelConfig, new: &ModelConfig, written: &ModelConfig) -> [Bound; 3] {
     let (was, queue, most) = (old.queue, new.queue, written.queue);
     [
         Bound {

@@ -4,11 +4,11 @@ use std::cell::RefCell;
 use std::path::Path;
 use std::rc::Rc;
 
-use super::faults::{Fault, FaultLog};
+use super::faults::{ConfigFault, FaultLog};
 use super::host::AnyHost;
 use super::reader::Value;
-use super::types::{Config, Model, Share};
-use super::yaml::{self, Node};
+use super::types::{Config, ModelConfig, ShareConfig};
+use super::yaml::{self, YamlNode};
 use super::{Context, EXAMPLE, bounds, document, render};
 
 /// No key among them decides which program or file is run.
@@ -19,7 +19,7 @@ const MAX_BYTES: usize = 64 * 1024;
 /// The model's files are looked at again, and the model is checked beside the rest of `config`, which
 /// is in force; it stays within `written`, the same model as the operator's file has it. An error
 /// lists every fault.
-pub fn changed_model(config: &Config, written: &Model, json: &str) -> Result<Model, String> {
+pub fn changed_model(config: &Config, written: &ModelConfig, json: &str) -> Result<ModelConfig, String> {
     if json.len() > MAX_BYTES {
         return Err(format!("the configuration has {} bytes; at most {MAX_BYTES}", json.len()));
     }
@@ -61,7 +61,7 @@ pub fn changed_model(config: &Config, written: &Model, json: &str) -> Result<Mod
         // their shares may have changed meanwhile.
         let (old, share) = (config.models[place].share, model.share);
         let initial = old.initial.clamp(share.min, share.max);
-        model.share = Share { initial, given: old.given, ..share };
+        model.share = ShareConfig { initial, given: old.given, ..share };
     }
     let beyond = bounds::beyond(&config.models[place], &model, written);
     if !beyond.is_empty() {
@@ -70,7 +70,7 @@ pub fn changed_model(config: &Config, written: &Model, json: &str) -> Result<Mod
     Ok(model)
 }
 
-fn names_initial(changes: &Node) -> bool {
+fn names_initial(changes: &YamlNode) -> bool {
     changes.get("share").is_some_and(|share| share.is_scalar() || share.get("initial").is_some())
 }
 
@@ -98,7 +98,7 @@ fn check_files(warmup: &Value<'_>) {
 
 /// A share alone is the initial share, and an SLO alone is its latency. A new largest batch size
 /// without `sizes` drops the old sizes, and an input's new values drop its file.
-fn change(model: &mut Node, changes: &Node) {
+fn change(model: &mut YamlNode, changes: &YamlNode) {
     let mut changes = changes.clone();
     for (key, within) in [("share", "initial"), ("slo", "latency")] {
         if let Some(value) = changes.get_mut(key).filter(|value| value.is_scalar()) {
@@ -117,7 +117,7 @@ fn change(model: &mut Node, changes: &Node) {
 }
 
 /// Removes the files of inputs that the client gives otherwise.
-fn leave_files(model: &mut Node, changes: &Node) {
+fn leave_files(model: &mut YamlNode, changes: &YamlNode) {
     let (Some(warmup), Some(given)) = (model.get_mut("warmup"), changes.get("warmup")) else { return };
     for name in given.keys() {
         if let Some(input) = warmup.get_mut(name) {
@@ -127,8 +127,8 @@ fn leave_files(model: &mut Node, changes: &Node) {
 }
 
 /// Leaves out the position of a fault: it lies in a rendered text that the client has not seen.
-fn listed(faults: Vec<Fault>) -> String {
-    let line = |Fault { path, message, .. }: &Fault| {
+fn listed(faults: Vec<ConfigFault>) -> String {
+    let line = |ConfigFault { path, message, .. }: &ConfigFault| {
         if path.is_empty() { message.clone() } else { format!("{path}: {message}") }
     };
     faults.iter().map(line).collect::<Vec<_>>().join("\n")
@@ -156,7 +156,7 @@ mod tests {
         (dir, config)
     }
 
-    fn changed_model(config: &Config, name: &str, json: &str) -> Result<Model, String> {
+    fn changed_model(config: &Config, name: &str, json: &str) -> Result<ModelConfig, String> {
         let written = config.models.iter().find(|model| model.name == name).unwrap();
         super::changed_model(config, written, json)
     }

@@ -6,16 +6,16 @@ use std::path::Path;
 use shadowslice_shared::{errors, exit};
 
 use super::examined_here;
-use super::faults::{ConfigError, Listing};
-use super::host::Refusal;
+use super::faults::{ConfigError, FaultList};
+use super::host::RunDirCheck;
 use super::render::render;
-use super::types::{Config, Model};
+use super::types::{Config, ModelConfig};
 
 /// What is wrong with a model, if anything is.
-pub type Look<'l> = &'l dyn Fn(&Model) -> Option<String>;
+pub type ModelCheck<'l> = &'l dyn Fn(&ModelConfig) -> Option<String>;
 
 /// Notes about what is unwise on this host and still works.
-pub type Advice<'a> = &'a dyn Fn(&Config) -> Vec<String>;
+pub type HostAdvice<'a> = &'a dyn Fn(&Config) -> Vec<String>;
 
 /// Returns the exit status. Faults go to `err`, where an error of writing is ignored. A summary, or
 /// the whole configuration if `print` says so, goes to `out`. If there are no faults, an error of
@@ -23,7 +23,7 @@ pub type Advice<'a> = &'a dyn Fn(&Config) -> Vec<String>;
 pub fn run(
     path: &Path,
     print: bool,
-    (run_dir, fault_of, advice): (Refusal<'_>, Look<'_>, Advice<'_>),
+    (run_dir, fault_of, advice): (RunDirCheck<'_>, ModelCheck<'_>, HostAdvice<'_>),
     out: &mut dyn Write,
     err: &mut dyn Write,
 ) -> io::Result<u8> {
@@ -39,7 +39,7 @@ pub fn run(
 
 fn report(
     (path, config, print): (&Path, &Config, bool),
-    (fault_of, advice): (Look<'_>, Advice<'_>),
+    (fault_of, advice): (ModelCheck<'_>, HostAdvice<'_>),
     out: &mut dyn Write,
     err: &mut dyn Write,
 ) -> io::Result<u8> {
@@ -52,7 +52,7 @@ fn report(
     let printed = if print { out.write_all(render(config).as_bytes()) } else { Ok(()) };
     let faults = [&config.file_faults[..], &config.host_faults].concat();
     if !faults.is_empty() {
-        writeln!(err, "{}", Listing(&faults)).ok();
+        writeln!(err, "{}", FaultList(&faults)).ok();
     }
     let usable = config.models.iter().filter(|model| model.broken.is_none());
     let more: Vec<String> = usable.filter_map(fault_of).collect();

@@ -6,7 +6,7 @@ use shadowslice_shared::boot::EchoTensor;
 use shadowslice_shared::tensor::{Datatype, TensorSpec, elements};
 
 use super::reader::{Fields, Value};
-use super::types::{Engine, Gpu, Limits, Provider};
+use super::types::{EngineConfig, GpuConfig, LimitsConfig, ProviderKind};
 use super::units::show_size;
 use super::{Context, absolute, onnx, usable};
 
@@ -32,10 +32,10 @@ const PYTHON_FILE: &str = "model.py";
 /// other engine reads are faults.
 pub(super) fn engine(
     model: &Fields<'_>,
-    gpu: Option<&Gpu>,
-    limits: &Limits,
+    gpu: Option<&GpuConfig>,
+    limits: &LimitsConfig,
     context: &Context<'_>,
-) -> (Engine, Vec<String>) {
+) -> (EngineConfig, Vec<String>) {
     match kind(model) {
         Some(EngineName::OnnxRuntime) => onnxruntime(model, gpu, context),
         Some(EngineName::Python) => (python(model, context), Vec::new()),
@@ -43,9 +43,9 @@ pub(super) fn engine(
             for key in ["path", "threads", "providers", "python"] {
                 model.forbidden(key, "the emulated engine computes nothing and needs none; remove this");
             }
-            (Engine::Emulated { tensors: tensors(model, limits) }, Vec::new())
+            (EngineConfig::Emulated { tensors: tensors(model, limits) }, Vec::new())
         }
-        None => (Engine::Emulated { tensors: Vec::new() }, Vec::new()),
+        None => (EngineConfig::Emulated { tensors: Vec::new() }, Vec::new()),
     }
 }
 
@@ -74,7 +74,11 @@ fn kind(model: &Fields<'_>) -> Option<EngineName> {
     }
 }
 
-fn onnxruntime(model: &Fields<'_>, gpu: Option<&Gpu>, context: &Context<'_>) -> (Engine, Vec<String>) {
+fn onnxruntime(
+    model: &Fields<'_>,
+    gpu: Option<&GpuConfig>,
+    context: &Context<'_>,
+) -> (EngineConfig, Vec<String>) {
     model.forbidden("python", "only `engine: python` reads this; remove it");
     model.forbidden(
         "tensors",
@@ -84,10 +88,10 @@ fn onnxruntime(model: &Fields<'_>, gpu: Option<&Gpu>, context: &Context<'_>) -> 
     let path = model.required("path", "give the model's file, such as `path: digits.onnx`");
     let path = path.and_then(|value| Some(model_file(&value, &context.shown(value.text()?), context)));
     let (path, inputs) = path.unwrap_or_default();
-    (Engine::OnnxRuntime { path, threads, providers: providers(model, gpu) }, inputs)
+    (EngineConfig::OnnxRuntime { path, threads, providers: providers(model, gpu) }, inputs)
 }
 
-fn python(model: &Fields<'_>, context: &Context<'_>) -> Engine {
+fn python(model: &Fields<'_>, context: &Context<'_>) -> EngineConfig {
     model.forbidden("tensors", "a Python model's class says its inputs and outputs; remove this");
     model.forbidden("providers", "only ONNX Runtime has providers; remove this");
     let threads = model.or("threads", 1, |value| value.whole(1..=MAX_THREADS));
@@ -114,7 +118,7 @@ fn python(model: &Fields<'_>, context: &Context<'_>) -> Engine {
         Some(found)
     });
     let interpreter = interpreter.unwrap_or_else(|| PYTHON.into());
-    Engine::Python { path: path.unwrap_or_default(), interpreter, threads }
+    EngineConfig::Python { path: path.unwrap_or_default(), interpreter, threads }
 }
 
 /// A program of that name where the environment says that programs are.
@@ -124,21 +128,21 @@ fn find(name: &str) -> Option<PathBuf> {
 }
 
 /// An emulated GPU computes nothing: its models run on the CPU.
-fn providers(model: &Fields<'_>, gpu: Option<&Gpu>) -> Vec<Provider> {
-    if let Some(Gpu::Emulated { .. }) = gpu {
+fn providers(model: &Fields<'_>, gpu: Option<&GpuConfig>) -> Vec<ProviderKind> {
+    if let Some(GpuConfig::Emulated { .. }) = gpu {
         model.forbidden(
             "providers",
             "on an emulated GPU models are computed by the CPU; remove this, or name a real GPU",
         );
         return Vec::new();
     }
-    model.or("providers", vec![Provider::Cuda], |value| {
+    model.or("providers", vec![ProviderKind::Cuda], |value| {
         let items = value.items();
         if value.is_list() && items.is_empty() {
             value.fault("no provider; give `[cuda]` or `[tensorrt, cuda]`, or remove the key");
             return None;
         }
-        let words = [("cuda", Provider::Cuda), ("tensorrt", Provider::TensorRt)];
+        let words = [("cuda", ProviderKind::Cuda), ("tensorrt", ProviderKind::TensorRt)];
         let mut providers = Vec::new();
         for item in &items {
             let provider = item.one_of(&words)?;
@@ -157,14 +161,14 @@ const MAX_FILES: usize = 1024;
 
 /// Returns the files that a model is loaded from, as far as they are known: an ONNX model's own, and
 /// those of its external tensors; a Python model's file, or all in its folder.
-pub fn model_files(engine: &Engine) -> Vec<PathBuf> {
+pub fn model_files(engine: &EngineConfig) -> Vec<PathBuf> {
     match engine {
-        Engine::OnnxRuntime { path, .. } => {
+        EngineConfig::OnnxRuntime { path, .. } => {
             let folder = path.parent().unwrap_or(Path::new("."));
             let external = onnx::external_files(path).unwrap_or_default();
             std::iter::once(path.clone()).chain(external.iter().map(|file| folder.join(file))).collect()
         }
-        Engine::Python { path, .. } => {
+        EngineConfig::Python { path, .. } => {
             let entries = std::fs::read_dir(path).into_iter().flatten().flatten().take(MAX_FILES);
             let is_file = |entry: &std::fs::DirEntry| entry.path().is_file();
             let mut files: Vec<PathBuf> =
@@ -172,7 +176,7 @@ pub fn model_files(engine: &Engine) -> Vec<PathBuf> {
             files.sort();
             files
         }
-        Engine::Emulated { .. } => Vec::new(),
+        EngineConfig::Emulated { .. } => Vec::new(),
     }
 }
 
@@ -201,7 +205,7 @@ pub(super) fn stem(path: &str) -> Option<String> {
     Path::new(path).file_stem().map(|stem| stem.to_string_lossy().into_owned())
 }
 
-fn tensors(model: &Fields<'_>, limits: &Limits) -> Vec<EchoTensor> {
+fn tensors(model: &Fields<'_>, limits: &LimitsConfig) -> Vec<EchoTensor> {
     const EXAMPLE: &str = "[{input: x, output: y, datatype: FP32, shape: [16]}]";
     let why = format!("the emulated engine answers these inputs as these outputs: {EXAMPLE}");
     let Some(list) = model.required("tensors", &why) else { return Vec::new() };
@@ -225,7 +229,7 @@ fn tensors(model: &Fields<'_>, limits: &Limits) -> Vec<EchoTensor> {
     tensors
 }
 
-fn tensor(fields: &Fields<'_>, limits: &Limits) -> Option<EchoTensor> {
+fn tensor(fields: &Fields<'_>, limits: &LimitsConfig) -> Option<EchoTensor> {
     let get = |key, example| fields.required(key, &format!("give one, such as `{key}: {example}`"));
     let input = get("input", "x").and_then(|value| value.parsed(tensor_name));
     let output = get("output", "y").and_then(|value| value.parsed(tensor_name));
@@ -268,7 +272,12 @@ fn axis(item: &Value<'_>, any_size: bool) -> Option<i64> {
 
 /// A row that is too large for a request would only take a worker's memory. A type that is not
 /// known has the smallest elements.
-pub(super) fn check_size(value: &Value<'_>, shape: &[i64], datatype: Option<Datatype>, limits: &Limits) {
+pub(super) fn check_size(
+    value: &Value<'_>,
+    shape: &[i64],
+    datatype: Option<Datatype>,
+    limits: &LimitsConfig,
+) {
     let known: Vec<i64> = shape.iter().copied().filter(|&axis| axis > 0).collect();
     let element = datatype.and_then(Datatype::size).unwrap_or(1);
     let bytes = elements(&known).and_then(|count| count.checked_mul(element)).unwrap_or(usize::MAX);

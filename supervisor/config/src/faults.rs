@@ -22,7 +22,7 @@ impl Position {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Fault {
+pub struct ConfigFault {
     /// As the user named it.
     pub file: PathBuf,
     pub at: Position,
@@ -32,7 +32,7 @@ pub struct Fault {
     pub message: String,
 }
 
-impl fmt::Display for Fault {
+impl fmt::Display for ConfigFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { file, at, path, message } = self;
         write!(f, "{}:{}:{}: ", file.display(), at.line, at.column)?;
@@ -48,15 +48,15 @@ pub enum ConfigError {
     #[error("cannot read {}; give the path of a YAML file", path.display())]
     Read { path: PathBuf, source: io::Error },
     /// All faults; every line of the text is a fault.
-    #[error("{}", Listing(.0))]
-    Faults(Vec<Fault>),
+    #[error("{}", FaultList(.0))]
+    Faults(Vec<ConfigFault>),
 }
 
 /// One a line and not too many.
 #[derive(Debug)]
-pub struct Listing<'a>(pub &'a [Fault]);
+pub struct FaultList<'a>(pub &'a [ConfigFault]);
 
-impl fmt::Display for Listing<'_> {
+impl fmt::Display for FaultList<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, fault) in self.0.iter().take(MAX_SHOWN).enumerate() {
             let separator = if index == 0 { "" } else { "\n" };
@@ -72,7 +72,7 @@ impl fmt::Display for Listing<'_> {
 #[derive(Debug)]
 pub(super) struct FaultLog {
     file: PathBuf,
-    faults: RefCell<Vec<Fault>>,
+    faults: RefCell<Vec<ConfigFault>>,
 }
 
 impl FaultLog {
@@ -81,8 +81,8 @@ impl FaultLog {
     }
 
     /// Not yet in the log.
-    pub(super) fn describe(&self, at: Position, path: &str, message: impl Into<String>) -> Fault {
-        Fault { file: self.file.clone(), at, path: path.to_owned(), message: message.into() }
+    pub(super) fn describe(&self, at: Position, path: &str, message: impl Into<String>) -> ConfigFault {
+        ConfigFault { file: self.file.clone(), at, path: path.to_owned(), message: message.into() }
     }
 
     pub(super) fn add(&self, at: Position, path: &str, message: impl Into<String>) {
@@ -90,7 +90,7 @@ impl FaultLog {
         self.faults.borrow_mut().push(fault);
     }
 
-    pub(super) fn into_sorted(self) -> Vec<Fault> {
+    pub(super) fn into_sorted(self) -> Vec<ConfigFault> {
         let mut faults = self.faults.into_inner();
         faults.sort_by_key(|fault| fault.at);
         faults

@@ -22,7 +22,7 @@ impl AccountKind {
     }
 }
 
-pub(super) trait Host {
+pub(super) trait HostLookup {
     fn has_account(&self, kind: AccountKind, name: &str) -> bool;
 
     /// In ascending order; `None` if they are not known.
@@ -35,13 +35,13 @@ pub(super) trait Host {
     fn refuses_log(&self, path: &Path) -> Option<String>;
 }
 
-/// Asked of [`Host::refuses_run_dir`]. What is to serve finds out by taking the folder.
-pub type Refusal<'a> = &'a dyn Fn(&Path) -> Option<String>;
+/// Asked of [`HostLookup::refuses_run_dir`]. What is to serve finds out by taking the folder.
+pub type RunDirCheck<'a> = &'a dyn Fn(&Path) -> Option<String>;
 
 /// One that has whatever is named.
 pub(super) struct AnyHost;
 
-impl Host for AnyHost {
+impl HostLookup for AnyHost {
     fn has_account(&self, _: AccountKind, _: &str) -> bool {
         true
     }
@@ -61,16 +61,16 @@ impl Host for AnyHost {
 
 pub(super) struct ThisHost<'a> {
     cores: OnceCell<Option<Vec<RangeInclusive<usize>>>>,
-    run_dir: Refusal<'a>,
+    run_dir: RunDirCheck<'a>,
 }
 
 impl<'a> ThisHost<'a> {
-    pub(super) fn new(run_dir: Refusal<'a>) -> Self {
+    pub(super) fn new(run_dir: RunDirCheck<'a>) -> Self {
         Self { cores: OnceCell::new(), run_dir }
     }
 }
 
-impl Host for ThisHost<'_> {
+impl HostLookup for ThisHost<'_> {
     /// Where the host cannot say, a start tells why.
     fn has_account(&self, kind: AccountKind, name: &str) -> bool {
         match kind {

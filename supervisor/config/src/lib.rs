@@ -32,19 +32,19 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Component, Path, PathBuf};
 
-pub use arrays::{ArrayFile, MAX_BYTES as MAX_ARRAY_BYTES, Misfit};
+pub use arrays::{ArrayFile, ArrayMismatch, MAX_BYTES as MAX_ARRAY_BYTES};
 pub use changed::changed_model;
 pub use engine::model_files;
-pub use faults::{ConfigError, Fault, Listing, Position};
-pub use host::Refusal;
-pub use peers::{Access, Account, Peers};
+pub use faults::{ConfigError, ConfigFault, FaultList, Position};
+pub use host::RunDirCheck;
+pub use peers::{Account, AllowedClients, Peers};
 pub use render::render;
 pub use settings::{CONTROL_SOCKET, PRIVATE};
 pub use types::*;
 pub use units::duration;
 
 use faults::FaultLog;
-use host::{AnyHost, Host, ThisHost};
+use host::{AnyHost, HostLookup, ThisHost};
 use reader::Value;
 
 /// How variables of the environment are looked up.
@@ -56,11 +56,11 @@ struct Context<'a> {
     dir: &'a Path,
     env: Environment<'a>,
     is_root: bool,
-    host: &'a dyn Host,
-    file_faults: RefCell<Vec<Fault>>,
-    host_faults: RefCell<Vec<Fault>>,
+    host: &'a dyn HostLookup,
+    file_faults: RefCell<Vec<ConfigFault>>,
+    host_faults: RefCell<Vec<ConfigFault>>,
     /// Settings that have no effect, or cannot be right, and are no faults.
-    notes: RefCell<Vec<Fault>>,
+    notes: RefCell<Vec<ConfigFault>>,
 }
 
 impl Context<'_> {
@@ -124,7 +124,12 @@ pub fn load(path: &Path, env: Environment<'_>, is_root: bool) -> Result<Config, 
     load_on(path, env, is_root, &AnyHost)
 }
 
-fn load_on(path: &Path, env: Environment<'_>, is_root: bool, host: &dyn Host) -> Result<Config, ConfigError> {
+fn load_on(
+    path: &Path,
+    env: Environment<'_>,
+    is_root: bool,
+    host: &dyn HostLookup,
+) -> Result<Config, ConfigError> {
     let log = FaultLog::new(path);
     let text =
         yaml::read(path, &log).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
@@ -158,7 +163,7 @@ pub fn load_here(path: &Path) -> Result<Config, ConfigError> {
 }
 
 /// [`load_here`], with the run directory's fault among those of the host.
-fn examined_here(path: &Path, run_dir: Refusal<'_>) -> Result<Config, ConfigError> {
+fn examined_here(path: &Path, run_dir: RunDirCheck<'_>) -> Result<Config, ConfigError> {
     let is_root = nix::unistd::geteuid().is_root();
     load_on(path, &|name| std::env::var_os(name), is_root, &ThisHost::new(run_dir))
 }
@@ -196,8 +201,8 @@ fn document(root: &Value<'_>, context: &Context<'_>) -> Config {
     let gpus = gpus::gpus(&fields);
     let limits = settings::limits(&fields, context);
     let controller = settings::controller(&fields, context);
-    let beside = models::Beside { gpus: &gpus, limits: &limits, controller: &controller };
-    let models = models::models(&fields, &beside, context);
+    let sections = models::Sections { gpus: &gpus, limits: &limits, controller: &controller };
+    let models = models::models(&fields, &sections, context);
     let (timeouts, lame_duck) = settings::timeouts(&fields);
     let ready = fields.or("ready", Ready::default(), |value| settings::ready(value, &models));
     let workers = settings::workers(&fields, models.len());

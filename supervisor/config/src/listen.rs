@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use super::host::AccountKind;
 use super::reader::{Fields, Value};
 use super::settings::{CONTROL_SOCKET, PRIVATE};
-use super::types::{Listen, Listener, SOCKET_MODE, Tls};
+use super::types::{ListenConfig, Listener, SOCKET_MODE, Tls};
 use super::{Context, absolute, peers, usable};
 
 /// In bytes: 108 with the closing NUL.
@@ -29,7 +29,7 @@ struct Taken<'a> {
 }
 
 /// No two sockets may be the same.
-pub(super) fn listen(root: &Fields<'_>, run_dir: &Path, context: &Context<'_>) -> Listen {
+pub(super) fn listen(root: &Fields<'_>, run_dir: &Path, context: &Context<'_>) -> ListenConfig {
     let fields = root.section("listen", &["http", "grpc", "metrics"]);
     let ours =
         [(CONTROL_SOCKET, "the supervisor's control socket"), (PRIVATE, "the supervisor's own folder")];
@@ -45,7 +45,7 @@ pub(super) fn listen(root: &Fields<'_>, run_dir: &Path, context: &Context<'_>) -
     if is_none("http") && is_none("grpc") {
         fields.fault("http", "neither http nor grpc has an address, so no client could come; give one");
     }
-    Listen { http, grpc, metrics }
+    ListenConfig { http, grpc, metrics }
 }
 
 fn listeners<'a>(

@@ -8,7 +8,8 @@ use shadowslice_shared::units::Sms;
 use super::reader::{Fields, Value};
 use super::settings::{at_least, size_within};
 use super::types::{
-    Controller, Engine, Gpu, HandoverMode, Limits, Model, Partitioning, Slo, Warmup, WarmupInput,
+    ControllerConfig, EngineConfig, GpuConfig, HandoverMode, LimitsConfig, ModelConfig, Partitioning,
+    SloTarget, WarmupConfig, WarmupInput,
 };
 use super::{Context, absolute, batch, engine, profile, shares, units, warmup};
 
@@ -40,21 +41,21 @@ const KEYS: &[&str] = &[
 ];
 
 /// What models are checked against.
-pub(super) struct Beside<'a> {
-    pub(super) gpus: &'a [Gpu],
-    pub(super) limits: &'a Limits,
-    pub(super) controller: &'a Controller,
+pub(super) struct Sections<'a> {
+    pub(super) gpus: &'a [GpuConfig],
+    pub(super) limits: &'a LimitsConfig,
+    pub(super) controller: &'a ControllerConfig,
 }
 
-pub(super) fn models(root: &Fields<'_>, beside: &Beside<'_>, context: &Context<'_>) -> Vec<Model> {
-    let gpus = beside.gpus;
+pub(super) fn models(root: &Fields<'_>, sections: &Sections<'_>, context: &Context<'_>) -> Vec<ModelConfig> {
+    let gpus = sections.gpus;
     let why = "give `models: [{path: digits.onnx, slo: 20ms}]`, say";
     let Some(list) = root.required("models", why) else { return Vec::new() };
     let Some(items) = list.items_up_to(MAX_MODELS, "models") else { return Vec::new() };
-    let mut models: Vec<Model> = Vec::new();
+    let mut models: Vec<ModelConfig> = Vec::new();
     for item in &items {
         let fields = item.fields(KEYS);
-        let model = model(&fields, beside, context);
+        let model = model(&fields, sections, context);
         let named = models.iter().position(|other| other.name == model.name);
         if let Some(first) = named.filter(|_| !model.name.is_empty()) {
             let first = items[first].line();
@@ -70,8 +71,8 @@ pub(super) fn models(root: &Fields<'_>, beside: &Beside<'_>, context: &Context<'
 }
 
 /// The share is settled later, together with the other models' shares.
-fn model(fields: &Fields<'_>, beside: &Beside<'_>, context: &Context<'_>) -> Model {
-    let Beside { gpus, limits, controller } = *beside;
+fn model(fields: &Fields<'_>, sections: &Sections<'_>, context: &Context<'_>) -> ModelConfig {
+    let Sections { gpus, limits, controller } = *sections;
     let first_file_fault = context.file_faults.borrow().len();
     let gpu_auto = gpu_auto(fields, gpus);
     let gpu = if gpu_auto { 0 } else { gpu(fields, gpus) };
@@ -81,15 +82,15 @@ fn model(fields: &Fields<'_>, beside: &Beside<'_>, context: &Context<'_>) -> Mod
         fields.get("profile").and_then(|value| value.text().map(|path| (value, context.shown(path))));
     let read = profile.as_ref().and_then(|(value, path)| profile::load(value, path, context));
     let handover = handover(fields);
-    let is_emulated = matches!(engine, Engine::Emulated { .. });
+    let is_emulated = matches!(engine, EngineConfig::Emulated { .. });
     let slo = slo(fields);
-    let warmed = warmup::Model { engine: &engine, limits, inputs: &inputs };
+    let warmed = warmup::WarmupModel { engine: &engine, limits, inputs: &inputs };
     let warmup = warmup::warmup(fields, &warmed, context);
     if let Some(profile) = &read {
         note_hopeless(fields, &slo, profile, gpus.get(gpu), context);
         note_other_shapes(fields, &warmup, profile, context);
     }
-    Model {
+    ModelConfig {
         name,
         gpu,
         gpu_auto,
@@ -152,11 +153,11 @@ fn name(fields: &Fields<'_>) -> String {
 const LAST_GPU: usize = 1023;
 
 /// What else is said of such a model must hold on each GPU.
-fn gpu_auto(fields: &Fields<'_>, gpus: &[Gpu]) -> bool {
+fn gpu_auto(fields: &Fields<'_>, gpus: &[GpuConfig]) -> bool {
     let Some(value) = fields.get("gpu").filter(|value| value.word() == Some("auto")) else { return false };
-    let kind = |gpu: &Gpu| match gpu {
-        Gpu::Emulated { .. } => None,
-        Gpu::Cuda { partition, .. } => Some(*partition),
+    let kind = |gpu: &GpuConfig| match gpu {
+        GpuConfig::Emulated { .. } => None,
+        GpuConfig::Cuda { partition, .. } => Some(*partition),
     };
     if gpus.windows(2).any(|pair| kind(&pair[0]) != kind(&pair[1])) {
         value.fault("`auto` needs GPUs of one kind: all emulated, or all with the same `partition`");
@@ -164,7 +165,7 @@ fn gpu_auto(fields: &Fields<'_>, gpus: &[Gpu]) -> bool {
     true
 }
 
-fn gpu(fields: &Fields<'_>, gpus: &[Gpu]) -> usize {
+fn gpu(fields: &Fields<'_>, gpus: &[GpuConfig]) -> usize {
     fields.or("gpu", 0, |value| {
         let index = value.whole(0..=LAST_GPU)?;
         if index >= gpus.len() && !gpus.is_empty() {
@@ -177,17 +178,17 @@ fn gpu(fields: &Fields<'_>, gpus: &[Gpu]) -> usize {
     })
 }
 
-fn slo(fields: &Fields<'_>) -> Slo {
+fn slo(fields: &Fields<'_>) -> SloTarget {
     const PERCENTILE: f64 = 99.0;
-    let placeholder = Slo { latency: Duration::from_secs(1), percentile: PERCENTILE };
+    let placeholder = SloTarget { latency: Duration::from_secs(1), percentile: PERCENTILE };
     let why = "say within which time requests must be answered, such as `slo: 20ms`";
     let Some(value) = fields.required("slo", why) else { return placeholder };
     if value.is_scalar() {
-        return latency(&value).map_or(placeholder, |latency| Slo { latency, ..placeholder });
+        return latency(&value).map_or(placeholder, |latency| SloTarget { latency, ..placeholder });
     }
     let slo = value.fields(&["latency", "percentile"]);
     let given = slo.required("latency", "say within which time requests must be answered, such as 20ms");
-    Slo {
+    SloTarget {
         latency: given.and_then(|value| latency(&value)).unwrap_or(placeholder.latency),
         percentile: slo.or("percentile", PERCENTILE, percentile),
     }
@@ -209,15 +210,15 @@ fn percentile(value: &Value<'_>) -> Option<f64> {
 /// is in the next. The profile may be wrong, so this is a note and not a fault.
 fn note_hopeless(
     fields: &Fields<'_>,
-    slo: &Slo,
+    slo: &SloTarget,
     profile: &Profile,
-    gpu: Option<&Gpu>,
+    gpu: Option<&GpuConfig>,
     context: &Context<'_>,
 ) {
     let whole = match gpu {
-        Some(Gpu::Emulated { sms }) => *sms,
+        Some(GpuConfig::Emulated { sms }) => *sms,
         // Above the last column a profile is flat.
-        Some(Gpu::Cuda { .. }) | None => profile.execution.sms().last().copied().unwrap_or(Sms(1)),
+        Some(GpuConfig::Cuda { .. }) | None => profile.execution.sms().last().copied().unwrap_or(Sms(1)),
     };
     let two_batches = 2 * profile.execution.time(1, f64::from(whole.0));
     if let Some(value) = fields.get("slo").filter(|_| two_batches > slo.latency) {
@@ -227,7 +228,7 @@ fn note_hopeless(
     }
 }
 
-fn note_other_shapes(fields: &Fields<'_>, warmup: &Warmup, profile: &Profile, context: &Context<'_>) {
+fn note_other_shapes(fields: &Fields<'_>, warmup: &WarmupConfig, profile: &Profile, context: &Context<'_>) {
     let Some(value) = fields.get("profile") else { return };
     for (input, measured) in &profile.shapes {
         let warmed = match warmup.inputs.get(input).and_then(WarmupInput::given_shape) {
@@ -256,12 +257,17 @@ fn latency(value: &Value<'_>) -> Option<Duration> {
     at_least(value, Duration::from_micros(1))
 }
 
-fn priority(fields: &Fields<'_>, gpu: Option<&Gpu>, controller: &Controller, context: &Context<'_>) -> u32 {
+fn priority(
+    fields: &Fields<'_>,
+    gpu: Option<&GpuConfig>,
+    controller: &ControllerConfig,
+    context: &Context<'_>,
+) -> u32 {
     let Some(value) = fields.get("priority") else { return 1 };
     let priority = value.whole(1..=1000).unwrap_or(1);
     // MPS prefers clients by it.
     let heeded = controller.policy.heeds_priorities()
-        || matches!(gpu, Some(Gpu::Cuda { partition: Partitioning::Mps, .. }));
+        || matches!(gpu, Some(GpuConfig::Cuda { partition: Partitioning::Mps, .. }));
     if priority != 1 && !heeded {
         context.note(&value, format!("has no effect under `policy: {}`", controller.policy));
     }
@@ -309,17 +315,17 @@ fn cpus(value: &Value<'_>, context: &Context<'_>) -> Option<Vec<usize>> {
     Some(cpus)
 }
 
-fn memory_limit(fields: &Fields<'_>, gpu: Option<&Gpu>, context: &Context<'_>) -> Option<u64> {
+fn memory_limit(fields: &Fields<'_>, gpu: Option<&GpuConfig>, context: &Context<'_>) -> Option<u64> {
     let memory = fields.section("memory", &["limit"]);
     let value = memory.get("limit")?;
     match gpu {
-        Some(Gpu::Emulated { .. }) => {
+        Some(GpuConfig::Emulated { .. }) => {
             context.note(&value, "has no effect on an emulated GPU, which has no memory of its own");
         }
-        Some(Gpu::Cuda { partition: Partitioning::None, .. }) => {
+        Some(GpuConfig::Cuda { partition: Partitioning::None, .. }) => {
             context.note(&value, "has no effect on a GPU with `partition: none`: it is MPS that enforces it");
         }
-        Some(Gpu::Cuda { partition: Partitioning::Mps, .. }) | None => {}
+        Some(GpuConfig::Cuda { partition: Partitioning::Mps, .. }) | None => {}
     }
     size_within(&value, 1 << 20, 1 << 40)
 }

@@ -29,7 +29,7 @@ pub enum Account {
 
 /// Which clients may do what changes something.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub enum Access {
+pub enum AllowedClients {
     #[default]
     Nobody,
     Everybody,
@@ -100,11 +100,11 @@ pub(super) fn access(
     value: &Value<'_>,
     context: &Context<'_>,
     plain: impl FnOnce(&Value<'_>) -> Option<bool>,
-) -> Option<Access> {
+) -> Option<AllowedClients> {
     if value.is_map() {
-        return listed_clients(value, context).map(Access::Only);
+        return listed_clients(value, context).map(AllowedClients::Only);
     }
-    plain(value).map(|yes| if yes { Access::Everybody } else { Access::Nobody })
+    plain(value).map(|yes| if yes { AllowedClients::Everybody } else { AllowedClients::Nobody })
 }
 
 fn accounts(list: &Value<'_>, kind: AccountKind, context: &Context<'_>) -> Vec<Account> {

@@ -11,7 +11,7 @@ use super::engine::shape;
 use super::faults::{ConfigError, FaultLog};
 use super::reader::{Fields, Value};
 use super::settings::size_within;
-use super::yaml::Node;
+use super::yaml::YamlNode;
 use super::{Context, units, usable, yaml};
 
 const KEYS: &[&str] = &["source", "memory", "start", "bandwidth", "kernels", "shapes", "execution_ms"];
@@ -62,7 +62,7 @@ pub fn read(path: &Path) -> Result<Profile, ConfigError> {
 }
 
 /// Another file is a fault, without a word of what it holds: that may be a secret.
-fn is_profile(root: &Node, log: &FaultLog) -> bool {
+fn is_profile(root: &YamlNode, log: &FaultLog) -> bool {
     let found = ["source", "execution_ms"].iter().any(|key| root.get(key).is_some());
     if !found {
         let message = "this is no profile: that is a map with `source` and `execution_ms`; name another file";

@@ -6,12 +6,12 @@ use std::str::FromStr;
 
 use strsim::levenshtein;
 
-use super::faults::{Fault, FaultLog, Position};
-use super::yaml::{Content, Entry, Node};
+use super::faults::{ConfigFault, FaultLog, Position};
+use super::yaml::{YamlContent, YamlEntry, YamlNode};
 
 #[derive(Debug, Clone)]
 pub(super) struct Value<'a> {
-    node: &'a Node,
+    node: &'a YamlNode,
     path: String,
     log: &'a FaultLog,
 }
@@ -21,13 +21,13 @@ pub(super) struct Fields<'a> {
     /// `None` if the value is no map: then no missing key is reported.
     at: Option<Position>,
     path: String,
-    entries: &'a [Entry],
+    entries: &'a [YamlEntry],
     known: &'static [&'static str],
     log: &'a FaultLog,
 }
 
 impl<'a> Value<'a> {
-    pub(super) fn root(node: &'a Node, log: &'a FaultLog) -> Self {
+    pub(super) fn root(node: &'a YamlNode, log: &'a FaultLog) -> Self {
         Self { node, path: String::new(), log }
     }
 
@@ -39,7 +39,7 @@ impl<'a> Value<'a> {
         self.log.add(self.node.at, &self.path, message);
     }
 
-    pub(super) fn describe(&self, message: impl Into<String>) -> Fault {
+    pub(super) fn describe(&self, message: impl Into<String>) -> ConfigFault {
         self.log.describe(self.node.at, &self.path, message)
     }
 
@@ -48,15 +48,15 @@ impl<'a> Value<'a> {
     }
 
     pub(super) fn is_list(&self) -> bool {
-        matches!(self.node.content, Content::List(_))
+        matches!(self.node.content, YamlContent::List(_))
     }
 
     pub(super) fn is_map(&self) -> bool {
-        matches!(self.node.content, Content::Map(_))
+        matches!(self.node.content, YamlContent::Map(_))
     }
 
     pub(super) fn is_scalar(&self) -> bool {
-        matches!(self.node.content, Content::Scalar { .. })
+        matches!(self.node.content, YamlContent::Scalar { .. })
     }
 
     /// Other keys are faults. A value that is no map is a fault too, and has no keys then.
@@ -79,9 +79,9 @@ impl<'a> Value<'a> {
         })
     }
 
-    fn entries(&self, wanted: &str) -> &'a [Entry] {
+    fn entries(&self, wanted: &str) -> &'a [YamlEntry] {
         match &self.node.content {
-            Content::Map(entries) => entries,
+            YamlContent::Map(entries) => entries,
             _ => {
                 self.wrong(wanted);
                 &[]
@@ -98,7 +98,7 @@ impl<'a> Value<'a> {
     /// A value that is no list is a fault, and has no items.
     pub(super) fn items(&self) -> Vec<Value<'a>> {
         match &self.node.content {
-            Content::List(items) => {
+            YamlContent::List(items) => {
                 let item =
                     |(index, node)| Value { node, path: format!("{}[{index}]", self.path), log: self.log };
                 items.iter().map(|node| &**node).enumerate().map(item).collect()
@@ -136,7 +136,7 @@ impl<'a> Value<'a> {
     /// No fault is recorded.
     pub(super) fn word(&self) -> Option<&'a str> {
         match &self.node.content {
-            Content::Scalar { text, .. } if !self.node.is_null() => Some(text),
+            YamlContent::Scalar { text, .. } if !self.node.is_null() => Some(text),
             _ => None,
         }
     }
@@ -170,7 +170,7 @@ impl<'a> Value<'a> {
 
     fn number_text(&self, kind: &str) -> Option<&'a str> {
         match &self.node.content {
-            Content::Scalar { text, plain: true } => Some(text),
+            YamlContent::Scalar { text, plain: true } => Some(text),
             _ => {
                 self.wrong(kind);
                 None
@@ -180,8 +180,8 @@ impl<'a> Value<'a> {
 
     pub(super) fn flag(&self) -> Option<bool> {
         match &self.node.content {
-            Content::Scalar { text, plain: true } if text == "true" => Some(true),
-            Content::Scalar { text, plain: true } if text == "false" => Some(false),
+            YamlContent::Scalar { text, plain: true } if text == "true" => Some(true),
+            YamlContent::Scalar { text, plain: true } if text == "false" => Some(false),
             _ => {
                 self.wrong("true or false");
                 None
@@ -207,16 +207,16 @@ impl<'a> Value<'a> {
             _ if self.node.is_null() => {
                 return self.fault(format!("has no value; write {wanted}, or remove the key"));
             }
-            Content::Scalar { text, plain: true } => format!("`{}`", shortened(text)),
-            Content::Scalar { text, .. } => format!("the text \"{}\"", shortened(text)),
-            Content::List(_) => "a list".to_owned(),
-            Content::Map(_) => "a map".to_owned(),
+            YamlContent::Scalar { text, plain: true } => format!("`{}`", shortened(text)),
+            YamlContent::Scalar { text, .. } => format!("the text \"{}\"", shortened(text)),
+            YamlContent::List(_) => "a list".to_owned(),
+            YamlContent::Map(_) => "a map".to_owned(),
         };
         self.fault(format!("must be {wanted}, and is {got}"));
     }
 
     pub(super) fn is_plain(&self) -> bool {
-        matches!(self.node.content, Content::Scalar { plain: true, .. })
+        matches!(self.node.content, YamlContent::Scalar { plain: true, .. })
     }
 }
 

@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use shadowslice_shared::boot::{ElementValue, InputValues};
 
-use super::peers::Access;
+use super::peers::AllowedClients;
 use super::types::{
-    Batch, Config, CudaDevice, Engine, Gpu, HandoverMode, Limits, Listener, Model, OnLate, Partitioning,
-    Provider, Queue, Ready, Share, Timeouts, Tls, Tracing, WarmupInput, WarmupValues,
+    BatchConfig, Config, CudaDevice, EngineConfig, GpuConfig, HandoverMode, LimitsConfig, Listener,
+    ModelConfig, OnLate, Partitioning, ProviderKind, QueueConfig, ReadyConfig, ShareConfig, Timeouts, Tls,
+    TracingConfig, WarmupInput, WarmupValues,
 };
 use super::units::{show_duration, show_sample, show_size};
 
@@ -69,7 +70,7 @@ impl fmt::Display for Document<'_> {
         let memory = memory.unwrap_or_default();
         writeln!(f, "workers: {{environment: [{}]{users}{memory}}}", names.join(", "))?;
         match &config.tracing {
-            Some(Tracing { otlp, sample, service }) => {
+            Some(TracingConfig { otlp, sample, service }) => {
                 let (otlp, sample, service) = (quoted(otlp), show_sample(*sample), quoted(service));
                 writeln!(f, "tracing: {{otlp: {otlp}, sample: {sample}, service: {service}}}")?;
             }
@@ -107,10 +108,10 @@ fn encryption(tls: &Tls) -> String {
     format!("{{certificate: {}, key: {}{clients}}}", path(&tls.certificate), path(&tls.key))
 }
 
-fn gpu(gpu: &Gpu) -> String {
+fn gpu(gpu: &GpuConfig) -> String {
     match gpu {
-        Gpu::Emulated { sms } => format!("{{device: emulated, sms: {}}}", sms.0),
-        Gpu::Cuda { device, partition } => {
+        GpuConfig::Emulated { sms } => format!("{{device: emulated, sms: {}}}", sms.0),
+        GpuConfig::Cuda { device, partition } => {
             let device = match device {
                 CudaDevice::Index(index) => index.to_string(),
                 CudaDevice::Uuid(uuid) => quoted(uuid),
@@ -124,7 +125,7 @@ fn gpu(gpu: &Gpu) -> String {
     }
 }
 
-fn model(f: &mut fmt::Formatter<'_>, model: &Model) -> fmt::Result {
+fn model(f: &mut fmt::Formatter<'_>, model: &ModelConfig) -> fmt::Result {
     writeln!(f, "  - name: {}", quoted(&model.name))?;
     engine(f, &model.engine)?;
     match model.gpu_auto {
@@ -135,7 +136,7 @@ fn model(f: &mut fmt::Formatter<'_>, model: &Model) -> fmt::Result {
         Some(profile) => writeln!(f, "    profile: {}", path(profile))?,
         None => writeln!(f, "    # profile: none")?,
     }
-    let Share { initial, given, min, max } = model.share;
+    let ShareConfig { initial, given, min, max } = model.share;
     // If no share is written, a policy may choose another.
     let written = if given { format!("initial: {initial}, ") } else { String::new() };
     writeln!(f, "    share: {{{written}min: {min}, max: {max}}}")?;
@@ -190,15 +191,15 @@ fn warmup_input(WarmupInput { shape, values }: &WarmupInput) -> String {
     format!("{{{}}}", [shape, values].into_iter().flatten().collect::<Vec<_>>().join(", "))
 }
 
-fn engine(f: &mut fmt::Formatter<'_>, engine: &Engine) -> fmt::Result {
+fn engine(f: &mut fmt::Formatter<'_>, engine: &EngineConfig) -> fmt::Result {
     match engine {
-        Engine::OnnxRuntime { path: file, threads, providers } => {
+        EngineConfig::OnnxRuntime { path: file, threads, providers } => {
             writeln!(f, "    engine: onnxruntime")?;
             writeln!(f, "    path: {}", path(file))?;
             writeln!(f, "    threads: {threads}")?;
-            let named = |provider: &Provider| match provider {
-                Provider::Cuda => "cuda",
-                Provider::TensorRt => "tensorrt",
+            let named = |provider: &ProviderKind| match provider {
+                ProviderKind::Cuda => "cuda",
+                ProviderKind::TensorRt => "tensorrt",
             };
             match &providers[..] {
                 [] => Ok(()),
@@ -208,13 +209,13 @@ fn engine(f: &mut fmt::Formatter<'_>, engine: &Engine) -> fmt::Result {
                 }
             }
         }
-        Engine::Python { path: file, interpreter, threads } => {
+        EngineConfig::Python { path: file, interpreter, threads } => {
             writeln!(f, "    engine: python")?;
             writeln!(f, "    path: {}", path(file))?;
             writeln!(f, "    python: {{executable: {}}}", path(interpreter))?;
             writeln!(f, "    threads: {threads}")
         }
-        Engine::Emulated { tensors } => {
+        EngineConfig::Emulated { tensors } => {
             writeln!(f, "    engine: emulated")?;
             writeln!(f, "    tensors:")?;
             tensors.iter().try_for_each(|tensor| {
@@ -229,7 +230,7 @@ fn engine(f: &mut fmt::Formatter<'_>, engine: &Engine) -> fmt::Result {
     }
 }
 
-fn batch(f: &mut fmt::Formatter<'_>, batch: &Batch) -> fmt::Result {
+fn batch(f: &mut fmt::Formatter<'_>, batch: &BatchConfig) -> fmt::Result {
     let delay = show_duration(batch.max_delay);
     match (batch.max, &batch.sizes) {
         (Some(max), Some(sizes)) => {
@@ -237,13 +238,17 @@ fn batch(f: &mut fmt::Formatter<'_>, batch: &Batch) -> fmt::Result {
         }
         (Some(max), None) => writeln!(f, "    batch: {{max: {max}, max_delay: {delay}}}"),
         (None, _) => {
-            writeln!(f, "    # batch.max: {} if the model has a batch axis, else 0", Batch::DEFAULT_MAX)?;
+            writeln!(
+                f,
+                "    # batch.max: {} if the model has a batch axis, else 0",
+                BatchConfig::DEFAULT_MAX
+            )?;
             writeln!(f, "    batch: {{max_delay: {delay}}}")
         }
     }
 }
 
-fn queue(f: &mut fmt::Formatter<'_>, queue: Queue) -> fmt::Result {
+fn queue(f: &mut fmt::Formatter<'_>, queue: QueueConfig) -> fmt::Result {
     let on_late = match queue.on_late {
         OnLate::Reject => "reject",
         OnLate::Serve => "serve",
@@ -252,7 +257,7 @@ fn queue(f: &mut fmt::Formatter<'_>, queue: Queue) -> fmt::Result {
     writeln!(f, "    queue: {{max_requests: {requests}, memory: {memory}, on_late: {on_late}}}")
 }
 
-fn limits(f: &mut fmt::Formatter<'_>, limits: &Limits) -> fmt::Result {
+fn limits(f: &mut fmt::Formatter<'_>, limits: &LimitsConfig) -> fmt::Result {
     writeln!(f, "limits:")?;
     writeln!(f, "  request_bytes: {}", show_size(limits.request_bytes))?;
     writeln!(f, "  response_bytes: {}", show_size(limits.response_bytes))?;
@@ -265,19 +270,19 @@ fn limits(f: &mut fmt::Formatter<'_>, limits: &Limits) -> fmt::Result {
     writeln!(f, "  shared_memory: {}", access(&limits.shared_memory, ["false", "true"]))
 }
 
-fn access(access: &Access, [nobody, everybody]: [&str; 2]) -> String {
+fn access(access: &AllowedClients, [nobody, everybody]: [&str; 2]) -> String {
     match access {
-        Access::Nobody => nobody.to_owned(),
-        Access::Everybody => everybody.to_owned(),
-        Access::Only(peers) => format!("{{{peers}}}"),
+        AllowedClients::Nobody => nobody.to_owned(),
+        AllowedClients::Everybody => everybody.to_owned(),
+        AllowedClients::Only(peers) => format!("{{{peers}}}"),
     }
 }
 
-fn ready(ready: &Ready) -> String {
+fn ready(ready: &ReadyConfig) -> String {
     match ready {
-        Ready::All => "all".to_owned(),
-        Ready::Any => "any".to_owned(),
-        Ready::Each(names) => {
+        ReadyConfig::All => "all".to_owned(),
+        ReadyConfig::Any => "any".to_owned(),
+        ReadyConfig::Each(names) => {
             format!("[{}]", names.iter().map(|name| quoted(name)).collect::<Vec<_>>().join(", "))
         }
     }

@@ -5,11 +5,14 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::listen::MAX_SOCKET_PATH;
-use super::peers::{self, Access};
+use super::peers::{self, AllowedClients};
 use super::reader::{Fields, Value};
 use shadowslice_policy::sharing::PolicyName;
 
-use super::types::{Choice, Controller, Limits, Model, OnnxRuntime, Ready, Timeouts, Workers};
+use super::types::{
+    Choice, ControllerConfig, LimitsConfig, ModelConfig, OnnxRuntimeConfig, ReadyConfig, Timeouts,
+    WorkersConfig,
+};
 use super::{Context, Environment, absolute, units};
 
 /// For `status` and `resize`, in the run directory.
@@ -65,7 +68,7 @@ pub(super) fn default_run_dir(env: Environment<'_>, is_root: bool) -> Option<Pat
     Some(Path::new(&variable("XDG_RUNTIME_DIR")?).join("shadowslice"))
 }
 
-pub(super) fn controller(root: &Fields<'_>, context: &Context<'_>) -> Controller {
+pub(super) fn controller(root: &Fields<'_>, context: &Context<'_>) -> ControllerConfig {
     let fields = root.section("controller", &["policy", "interval", "act", "standby_memory"]);
     let policy =
         fields.or("policy", Choice::of(PolicyName::Adaptive), |value| value.parsed(str::parse::<Choice>));
@@ -73,7 +76,7 @@ pub(super) fn controller(root: &Fields<'_>, context: &Context<'_>) -> Controller
     let interval = fields.or("interval", default, |value| at_least(value, Duration::from_millis(10)));
     let act = fields.or("act", true, Value::flag);
     let standby_memory = fields.get("standby_memory").and_then(|value| size_within(&value, 1, 1 << 50));
-    let controller = Controller { policy, interval, act, standby_memory };
+    let controller = ControllerConfig { policy, interval, act, standby_memory };
     for (key, is_default) in [("interval", interval == default), ("act", act)] {
         if let (Some(value), false, None) = (fields.get(key), is_default, controller.decides()) {
             context.note(&value, "has no effect while no policy decides shares");
@@ -90,25 +93,26 @@ const LIMITS: [&str; 7] =
 const KEEP_ALIVE: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_hours(1);
 
 /// Which clients may load and unload models.
-pub(super) fn model_control(root: &Fields<'_>, context: &Context<'_>) -> Access {
+pub(super) fn model_control(root: &Fields<'_>, context: &Context<'_>) -> AllowedClients {
     let word = |value: &Value<'_>| value.one_of(&[("none", false), ("explicit", true)]);
-    root.or("model_control", Access::default(), |value| peers::access(value, context, word))
+    root.or("model_control", AllowedClients::default(), |value| peers::access(value, context, word))
 }
 
-pub(super) fn limits(root: &Fields<'_>, context: &Context<'_>) -> Limits {
+pub(super) fn limits(root: &Fields<'_>, context: &Context<'_>) -> LimitsConfig {
     let fields = root.section("limits", &LIMITS);
     let bytes = |key| fields.or(key, 64 << 20, |value| size_within(value, 1, MAX_MESSAGE));
     let count = |key, default| fields.or(key, default, |value| count(value, 1_000_000));
     let (request_bytes, response_bytes) = (bytes("request_bytes"), bytes("response_bytes"));
-    let least = Limits::least_memory(request_bytes, response_bytes);
-    Limits {
+    let least = LimitsConfig::least_memory(request_bytes, response_bytes);
+    LimitsConfig {
         request_bytes,
         response_bytes,
         memory: fields.get("memory").and_then(|value| size_within(&value, least, 1 << 50)),
         in_flight: count("in_flight", 65_536),
         connections: count("connections", 16_384),
-        keep_alive: fields.or("keep_alive", Limits::KEEP_ALIVE, |value| duration_within(value, &KEEP_ALIVE)),
-        shared_memory: fields.or("shared_memory", Access::default(), |value| {
+        keep_alive: fields
+            .or("keep_alive", LimitsConfig::KEEP_ALIVE, |value| duration_within(value, &KEEP_ALIVE)),
+        shared_memory: fields.or("shared_memory", AllowedClients::default(), |value| {
             peers::access(value, context, |word| word.flag())
         }),
     }
@@ -131,11 +135,11 @@ pub(super) fn timeouts(root: &Fields<'_>) -> (Timeouts, Duration) {
     (timeouts, from_zero("lame_duck", 0))
 }
 
-pub(super) fn ready(value: &Value<'_>, models: &[Model]) -> Option<Ready> {
+pub(super) fn ready(value: &Value<'_>, models: &[ModelConfig]) -> Option<ReadyConfig> {
     if !value.is_list() {
         let found = match value.word() {
-            Some("any") => Some(Ready::Any),
-            Some("all") => Some(Ready::All),
+            Some("any") => Some(ReadyConfig::Any),
+            Some("all") => Some(ReadyConfig::All),
             _ => None,
         };
         if found.is_none() {
@@ -157,13 +161,13 @@ pub(super) fn ready(value: &Value<'_>, models: &[Model]) -> Option<Ready> {
     };
     let mut names: Vec<_> = names.iter().filter_map(known).collect();
     names.sort_unstable();
-    Some(Ready::Each(names))
+    Some(ReadyConfig::Each(names))
 }
 
-pub(super) fn onnxruntime(root: &Fields<'_>, context: &Context<'_>) -> OnnxRuntime {
+pub(super) fn onnxruntime(root: &Fields<'_>, context: &Context<'_>) -> OnnxRuntimeConfig {
     let fields = root.section("onnxruntime", &["library"]);
     let library = fields.get("library").and_then(|value| value.text());
-    OnnxRuntime { library: library.map(|path| absolute(&context.shown(path))) }
+    OnnxRuntimeConfig { library: library.map(|path| absolute(&context.shown(path))) }
 }
 
 /// The file of the access log. Its folder must be there, as the supervisor makes files only.
@@ -179,7 +183,7 @@ pub(super) fn access_log(root: &Fields<'_>, context: &Context<'_>) -> Option<Pat
 /// What one takes that serves nothing yet, in bytes.
 const LEAST_OF_A_WORKER: u64 = 64 << 20;
 
-pub(super) fn workers(root: &Fields<'_>, models: usize) -> Workers {
+pub(super) fn workers(root: &Fields<'_>, models: usize) -> WorkersConfig {
     let fields = root.section("workers", &["environment", "users", "memory"]);
     let names = |value: &Value<'_>| {
         let name = |item: Value<'_>| {
@@ -201,7 +205,7 @@ pub(super) fn workers(root: &Fields<'_>, models: usize) -> Workers {
         value.fault(format!("fewer users than models, of which there are {models}; name more"));
     }
     let memory = fields.get("memory").and_then(|value| size_within(&value, LEAST_OF_A_WORKER, 1 << 50));
-    Workers { environment, users, memory }
+    WorkersConfig { environment, users, memory }
 }
 
 /// `FIRST-LAST`. Root is none of them.

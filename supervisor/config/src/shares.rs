@@ -3,7 +3,7 @@
 use shadowslice_shared::units::{Percent, Sms};
 
 use super::reader::{Fields, Value};
-use super::types::{Config, Gpu, Model, Share};
+use super::types::{Config, GpuConfig, ModelConfig, ShareConfig};
 use super::units;
 
 /// Of a GPU that is not asked: an H100's or H200's.
@@ -12,7 +12,7 @@ const USUAL_SMS: u32 = 132;
 const MAX_NAMED: usize = 5;
 
 /// An initial share that is not given is the whole until it is settled.
-pub(super) fn share(model: &Fields<'_>, gpu: Option<&Gpu>) -> Share {
+pub(super) fn share(model: &Fields<'_>, gpu: Option<&GpuConfig>) -> ShareConfig {
     let fields = model.section("share", &["initial", "min", "max"]);
     let read = |key| fields.get(key).and_then(|value| value.parsed(units::percent));
     let (initial, min, max) = (read("initial"), read("min"), read("max"));
@@ -26,14 +26,14 @@ pub(super) fn share(model: &Fields<'_>, gpu: Option<&Gpu>) -> Share {
             format!("{initial} is outside of min and max, {min} to {max}; choose one of these"),
         );
     }
-    Share { initial: initial.unwrap_or(Percent::WHOLE), given: initial.is_some(), min, max }
+    ShareConfig { initial: initial.unwrap_or(Percent::WHOLE), given: initial.is_some(), min, max }
 }
 
 /// Worth one step of SMs.
-fn default_min(gpu: Option<&Gpu>) -> Percent {
+fn default_min(gpu: Option<&GpuConfig>) -> Percent {
     let total = match gpu {
-        Some(Gpu::Emulated { sms }) => sms.0,
-        Some(Gpu::Cuda { .. }) | None => USUAL_SMS,
+        Some(GpuConfig::Emulated { sms }) => sms.0,
+        Some(GpuConfig::Cuda { .. }) | None => USUAL_SMS,
     };
     Percent::new((100 * Sms::STEP).div_ceil(total)).unwrap_or(Percent::WHOLE)
 }
@@ -50,7 +50,7 @@ impl Config {
 
 /// Models without an initial share divide equally the part that the other models on their GPU
 /// leave, each within its own `min` and `max`.
-pub(super) fn settle(models: &mut [Model]) {
+pub(super) fn settle(models: &mut [ModelConfig]) {
     let parts: Vec<_> = models.iter().map(|model| equal_part(models, model.gpu)).collect();
     for (model, part) in models.iter_mut().zip(parts).filter(|(model, _)| !model.share.given) {
         // Where min and max are at fault, any share will do.
@@ -58,7 +58,7 @@ pub(super) fn settle(models: &mut [Model]) {
     }
 }
 
-fn equal_part(models: &[Model], gpu: usize) -> Percent {
+fn equal_part(models: &[ModelConfig], gpu: usize) -> Percent {
     let on_gpu = models.iter().filter(|model| model.gpu == gpu);
     let (given, others): (Vec<_>, Vec<_>) = on_gpu.map(|model| model.share).partition(|share| share.given);
     let given: u32 = given.iter().map(|share| share.initial.get()).sum();
@@ -69,9 +69,9 @@ fn equal_part(models: &[Model], gpu: usize) -> Percent {
 
 /// Minimal shares that do not fit on a GPU together are a fault, if they are written, and the GPUs
 /// too. `items` are where the models stand.
-pub(super) fn check_sums(models: &[Model], items: &[Value<'_>], gpus: usize) {
+pub(super) fn check_sums(models: &[ModelConfig], items: &[Value<'_>], gpus: usize) {
     for gpu in 0..gpus {
-        let counts = |(model, item): &(&Model, &Value<'_>)| {
+        let counts = |(model, item): &(&ModelConfig, &Value<'_>)| {
             model.gpu == gpu && !model.gpu_auto && written(item).is_some()
         };
         let on_gpu: Vec<_> = models.iter().zip(items).filter(counts).collect();

@@ -3,9 +3,9 @@
 use shadowslice_policy::sharing::Terms;
 use shadowslice_shared::units::{Percent, Sms};
 
-use super::types::{HandoverMode, Model};
+use super::types::{HandoverMode, ModelConfig};
 
-impl Model {
+impl ModelConfig {
     /// `sms` says to how many SMs a share comes. A model whose share never changes has no other
     /// share.
     pub fn terms(&self, sms: impl Fn(Percent) -> Sms) -> Terms {

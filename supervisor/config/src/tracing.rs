@@ -3,20 +3,20 @@
 use http::Uri;
 
 use super::reader::Fields;
-use super::types::{Sample, Tracing};
+use super::types::{SampleRate, TracingConfig};
 use super::units;
 
 const PORT: u16 = 4317;
 
 /// `None` where the document does not have the key.
-pub(super) fn tracing(root: &Fields<'_>) -> Option<Tracing> {
+pub(super) fn tracing(root: &Fields<'_>) -> Option<TracingConfig> {
     root.get("tracing")?;
     let fields = root.section("tracing", &["otlp", "sample", "service"]);
-    let sample = fields.or("sample", Sample::DEFAULT, |value| value.parsed(units::sample));
+    let sample = fields.or("sample", SampleRate::DEFAULT, |value| value.parsed(units::sample));
     let service = fields.get("service").map_or(Some("shadowslice"), |value| value.text());
     let otlp = fields
         .required("otlp", &format!("give the collector's address, such as `http://127.0.0.1:{PORT}`"))?;
-    Some(Tracing { otlp: otlp.parsed(collector)?, sample, service: service?.to_owned() })
+    Some(TracingConfig { otlp: otlp.parsed(collector)?, sample, service: service?.to_owned() })
 }
 
 /// `http://HOST:PORT`, the port filled in.

@@ -15,8 +15,8 @@ use shadowslice_shared::profile::Profile;
 use shadowslice_shared::units::{Percent, Sms};
 
 use super::arrays::ArrayFile;
-use super::faults::Fault;
-use super::peers::{Access, Peers};
+use super::faults::ConfigFault;
+use super::peers::{AllowedClients, Peers};
 
 /// Beside connections, but with those beyond the bound.
 const DESCRIPTORS_OF_ALL: u64 = 150;
@@ -26,34 +26,34 @@ const DESCRIPTORS_OF_A_MODEL: u64 = 10;
 pub struct Config {
     /// Absolute.
     pub run_dir: PathBuf,
-    pub listen: Listen,
+    pub listen: ListenConfig,
     /// Never empty.
-    pub gpus: Vec<Gpu>,
+    pub gpus: Vec<GpuConfig>,
     /// Never empty; names differ.
-    pub models: Vec<Model>,
+    pub models: Vec<ModelConfig>,
     /// Who may give orders besides root and the supervisor's user; `None` if nobody.
     pub control: Option<Peers>,
-    pub model_control: Access,
-    pub controller: Controller,
-    pub limits: Limits,
+    pub model_control: AllowedClients,
+    pub controller: ControllerConfig,
+    pub limits: LimitsConfig,
     pub timeouts: Timeouts,
     /// How long a host that is to stop serves on, unready.
     pub lame_duck: Duration,
     /// Nothing is served when a model cannot be started; else the other models are.
     pub strict_start: bool,
-    pub ready: Ready,
-    pub onnxruntime: OnnxRuntime,
-    pub workers: Workers,
+    pub ready: ReadyConfig,
+    pub onnxruntime: OnnxRuntimeConfig,
+    pub workers: WorkersConfig,
     /// `None` if no request is traced.
-    pub tracing: Option<Tracing>,
+    pub tracing: Option<TracingConfig>,
     /// The file of the access log, absolute; `None` if answers are not logged.
     pub access_log: Option<PathBuf>,
     /// Faults of the models' own files. `check` refuses them; `serve` starts the other models.
-    pub file_faults: Vec<Fault>,
+    pub file_faults: Vec<ConfigFault>,
     /// Names that this host does not have: of users, groups and cores.
-    pub host_faults: Vec<Fault>,
+    pub host_faults: Vec<ConfigFault>,
     /// Settings that have no effect in this configuration, or cannot be right.
-    pub notes: Vec<Fault>,
+    pub notes: Vec<ConfigFault>,
 }
 
 impl Config {
@@ -64,7 +64,7 @@ impl Config {
 
 /// Which models must be ready for the host to be ready.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub enum Ready {
+pub enum ReadyConfig {
     All,
     /// One of them, once all models of the start have been ready or given up.
     #[default]
@@ -75,7 +75,7 @@ pub enum Ready {
 
 /// No two sockets are the same.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Listen {
+pub struct ListenConfig {
     pub http: Vec<Listener>,
     pub grpc: Vec<Listener>,
     pub metrics: Vec<Listener>,
@@ -115,7 +115,7 @@ pub struct Tls {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Gpu {
+pub enum GpuConfig {
     /// A pool of SMs that takes as long as the profiles say.
     Emulated {
         sms: Sms,
@@ -150,9 +150,9 @@ impl fmt::Display for CudaDevice {
 }
 
 #[derive(Debug, Clone, PartialEq)]
-pub struct Model {
+pub struct ModelConfig {
     pub name: String,
-    pub engine: Engine,
+    pub engine: EngineConfig,
     /// The index in [`Config::gpus`].
     pub gpu: usize,
     /// Whether the supervisor chooses the GPU; `gpu` is 0 until it has.
@@ -161,10 +161,10 @@ pub struct Model {
     pub profile: Option<Profile>,
     /// Absolute.
     pub profile_path: Option<PathBuf>,
-    pub share: Share,
-    pub slo: Slo,
-    pub batch: Batch,
-    pub queue: Queue,
+    pub share: ShareConfig,
+    pub slo: SloTarget,
+    pub batch: BatchConfig,
+    pub queue: QueueConfig,
     /// 1 is the highest.
     pub priority: u32,
     pub handover: HandoverMode,
@@ -174,20 +174,20 @@ pub struct Model {
     pub cpus: Vec<usize>,
     /// Of a worker, in bytes; real GPUs only.
     pub memory_limit: Option<u64>,
-    pub warmup: Warmup,
+    pub warmup: WarmupConfig,
     /// A fault of the model's own files. Such a model stays unready.
     pub broken: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Engine {
+pub enum EngineConfig {
     OnnxRuntime {
         /// Absolute.
         path: PathBuf,
         /// Within one operator, on the CPU.
         threads: u32,
         /// The preferred provider first; empty on an emulated GPU.
-        providers: Vec<Provider>,
+        providers: Vec<ProviderKind>,
     },
     /// A class in a Python file.
     Python {
@@ -202,21 +202,21 @@ pub enum Engine {
     Emulated { tensors: Vec<EchoTensor> },
 }
 
-impl Engine {
+impl EngineConfig {
     pub fn has_tensorrt(&self) -> bool {
-        matches!(self, Self::OnnxRuntime { providers, .. } if providers.contains(&Provider::TensorRt))
+        matches!(self, Self::OnnxRuntime { providers, .. } if providers.contains(&ProviderKind::TensorRt))
     }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Provider {
+pub enum ProviderKind {
     Cuda,
     TensorRt,
 }
 
 /// `min <= initial <= max`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Share {
+pub struct ShareConfig {
     pub initial: Percent,
     /// The configuration says so, so that no policy starts the model with something else.
     pub given: bool,
@@ -226,7 +226,7 @@ pub struct Share {
 
 /// `percentile` percent of the requests are answered within `latency`.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Slo {
+pub struct SloTarget {
     /// Above zero.
     pub latency: Duration,
     /// The percentile; above 0 and below 100.
@@ -235,13 +235,13 @@ pub struct Slo {
 
 /// The inputs of a model's warm-up, as far as the operator gives them.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Warmup {
+pub struct WarmupConfig {
     /// The file with all inputs, if there is one; an absolute path.
     pub file: Option<PathBuf>,
     pub inputs: BTreeMap<String, WarmupInput>,
 }
 
-impl Warmup {
+impl WarmupConfig {
     /// Returns the files that values come from.
     pub fn files(&self) -> impl Iterator<Item = &Path> {
         let of_inputs = self.inputs.values().filter_map(|input| match &input.values {
@@ -281,9 +281,9 @@ pub enum WarmupValues {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Batch {
+pub struct BatchConfig {
     /// 0 for a model without a batch axis. `None` until the model says whether it has one: see
-    /// [`Batch::resolve`].
+    /// [`BatchConfig::resolve`].
     pub max: Option<u32>,
     /// Ascending to `max`; `None` for powers of two.
     pub sizes: Option<Vec<u32>>,
@@ -291,7 +291,7 @@ pub struct Batch {
     pub max_delay: Duration,
 }
 
-impl Batch {
+impl BatchConfig {
     /// Where the configuration leaves it to the model, and the model has a batch axis.
     pub const DEFAULT_MAX: u32 = 32;
 
@@ -309,7 +309,7 @@ pub fn batch_sizes(max: u32) -> Vec<u32> {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Queue {
+pub struct QueueConfig {
     /// Requests that wait or run; more are refused.
     pub max_requests: usize,
     /// Bytes of the model's request slab; at least one request fits.
@@ -325,7 +325,7 @@ pub enum OnLate {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Controller {
+pub struct ControllerConfig {
     /// Under `static` nothing is decided: shares stay until an operator resizes them.
     pub policy: Choice,
     pub interval: Duration,
@@ -336,7 +336,7 @@ pub struct Controller {
     pub standby_memory: Option<u64>,
 }
 
-impl Controller {
+impl ControllerConfig {
     /// `None` if the policy decides no shares.
     pub fn decides(&self) -> Option<Choice> {
         (self.policy != Choice::of(PolicyName::Static)).then_some(self.policy)
@@ -349,7 +349,7 @@ impl Controller {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Limits {
+pub struct LimitsConfig {
     pub request_bytes: u64,
     /// For one batch's answer.
     pub response_bytes: u64,
@@ -361,10 +361,10 @@ pub struct Limits {
     /// The time that an HTTP connection stays open without a request.
     pub keep_alive: Duration,
     /// Which clients may have tensors in shared memory read and written.
-    pub shared_memory: Access,
+    pub shared_memory: AllowedClients,
 }
 
-impl Limits {
+impl LimitsConfig {
     pub const KEEP_ALIVE: Duration = Duration::from_secs(75);
 
     /// The largest request and its answer must find room beside another one.
@@ -374,7 +374,7 @@ impl Limits {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Workers {
+pub struct WorkersConfig {
     /// Names of the supervisor's variables that workers have besides those that all have.
     pub environment: Vec<String>,
     /// Numbers of the users as which the models' workers run, one each; the supervisor's if `None`.
@@ -384,31 +384,31 @@ pub struct Workers {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct OnnxRuntime {
+pub struct OnnxRuntimeConfig {
     /// An absolute path. `None`: the library in its usual place.
     pub library: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Tracing {
+pub struct TracingConfig {
     /// Speaks OTLP over gRPC: `http://HOST:PORT`.
     pub otlp: String,
     /// The part of the requests that belong to no trace yet that begins a trace.
-    pub sample: Sample,
+    pub sample: SampleRate,
     pub service: String,
 }
 
 /// In parts of a million.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Sample(u32);
+pub struct SampleRate(u32);
 
-impl Sample {
+impl SampleRate {
     pub const ALL: u32 = 1_000_000;
 
     /// One request in a hundred.
     pub const DEFAULT: Self = Self(Self::ALL / 100);
 
-    /// `None` if `parts` is more than [`Sample::ALL`].
+    /// `None` if `parts` is more than [`SampleRate::ALL`].
     pub fn new(parts: u32) -> Option<Self> {
         (parts <= Self::ALL).then_some(Self(parts))
     }
@@ -433,7 +433,7 @@ mod tests {
 
     #[test]
     fn the_model_decides_what_the_configuration_leaves_open() {
-        let batch = |max, sizes| Batch { max, sizes, max_delay: Duration::ZERO };
+        let batch = |max, sizes| BatchConfig { max, sizes, max_delay: Duration::ZERO };
         assert_eq!(batch(None, None).resolve(true), (32, vec![1, 2, 4, 8, 16, 32]));
         assert_eq!(batch(None, None).resolve(false), (0, vec![1]));
         assert_eq!(batch(Some(4), Some(vec![3, 4])).resolve(true), (4, vec![3, 4]));

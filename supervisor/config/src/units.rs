@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use shadowslice_shared::units::Percent;
 
-use super::types::Sample;
+use super::types::SampleRate;
 
 const MAX_DURATION: Duration = Duration::from_hours(24);
 
@@ -75,21 +75,21 @@ pub(super) fn percent(text: &str) -> Result<Percent, String> {
     })
 }
 
-/// Of [`Sample::ALL`], in one percent.
-const PARTS: u32 = Sample::ALL / 100;
+/// Of [`SampleRate::ALL`], in one percent.
+const PARTS: u32 = SampleRate::ALL / 100;
 
-pub(super) fn sample(text: &str) -> Result<Sample, String> {
+pub(super) fn sample(text: &str) -> Result<SampleRate, String> {
     let parts =
         text.strip_suffix('%').filter(|number| split(number).is_some_and(|(_, rest)| rest.is_empty()));
     let parts = parts.and_then(|number| scaled(number, u64::from(PARTS)));
-    let sample = parts.and_then(|parts| Sample::new(u32::try_from(parts).ok()?));
+    let sample = parts.and_then(|parts| SampleRate::new(u32::try_from(parts).ok()?));
     sample.ok_or_else(|| {
         format!("`{text}` is not a part of the requests; write a percentage from 0% to 100% with at most four decimals, such as 1% or 0.05%")
     })
 }
 
 /// [`sample`] reads it back.
-pub(super) fn show_sample(sample: Sample) -> String {
+pub(super) fn show_sample(sample: SampleRate) -> String {
     let exact = format!("{}.{:04}", sample.parts() / PARTS, sample.parts() % PARTS);
     format!("{}%", exact.trim_end_matches('0').trim_end_matches('.'))
 }

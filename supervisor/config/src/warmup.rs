@@ -10,13 +10,13 @@ use shadowslice_shared::errors;
 use super::arrays::{self, Array, ArrayFile, Arrays};
 use super::engine::{check_size, shape};
 use super::reader::{Fields, Value};
-use super::types::{Engine, Limits, Warmup, WarmupInput, WarmupValues};
+use super::types::{EngineConfig, LimitsConfig, WarmupConfig, WarmupInput, WarmupValues};
 use super::{Context, absolute};
 
 /// The model that is warmed up.
-pub(super) struct Model<'a> {
-    pub(super) engine: &'a Engine,
-    pub(super) limits: &'a Limits,
+pub(super) struct WarmupModel<'a> {
+    pub(super) engine: &'a EngineConfig,
+    pub(super) limits: &'a LimitsConfig,
     /// The names of the inputs in its file, as far as they are known.
     pub(super) inputs: &'a [String],
 }
@@ -24,8 +24,8 @@ pub(super) struct Model<'a> {
 /// Reads a map of inputs, or the name of a file with all of them. A name that no input has is a fault
 /// of the model's file, and so is a file that cannot be used; a shape that contradicts an emulated
 /// engine's inputs is a fault, and so is a shape that no request can have.
-pub(super) fn warmup(fields: &Fields<'_>, model: &Model<'_>, context: &Context<'_>) -> Warmup {
-    let Some(value) = fields.get("warmup") else { return Warmup::default() };
+pub(super) fn warmup(fields: &Fields<'_>, model: &WarmupModel<'_>, context: &Context<'_>) -> WarmupConfig {
+    let Some(value) = fields.get("warmup") else { return WarmupConfig::default() };
     if value.is_scalar() {
         return whole_file(&value, model, context);
     }
@@ -33,7 +33,7 @@ pub(super) fn warmup(fields: &Fields<'_>, model: &Model<'_>, context: &Context<'
     for (input, value) in value.any_fields() {
         let Some(given) = warmup_input(input, &value, context) else { continue };
         let mut datatype = None;
-        if let Engine::Emulated { tensors } = model.engine {
+        if let EngineConfig::Emulated { tensors } = model.engine {
             if let Some(shape) = &given.shape {
                 check_warmup(&value, input, shape, tensors);
             }
@@ -53,10 +53,10 @@ pub(super) fn warmup(fields: &Fields<'_>, model: &Model<'_>, context: &Context<'
         }
         inputs.insert(input.to_owned(), given);
     }
-    Warmup { file: None, inputs }
+    WarmupConfig { file: None, inputs }
 }
 
-impl Model<'_> {
+impl WarmupModel<'_> {
     /// Returns whether the model may have such an input.
     fn has(&self, input: &str) -> bool {
         self.inputs.is_empty() || self.inputs.iter().any(|name| name == input)
@@ -70,7 +70,7 @@ impl Model<'_> {
     fn only_input(&self) -> Option<&str> {
         match (self.engine, self.inputs) {
             (_, [only]) => Some(only),
-            (Engine::Emulated { tensors }, _) => match &tensors[..] {
+            (EngineConfig::Emulated { tensors }, _) => match &tensors[..] {
                 [only] => Some(&only.input.name),
                 _ => None,
             },
@@ -80,8 +80,8 @@ impl Model<'_> {
 }
 
 /// Reads the inputs of a file. One array is the only input's.
-fn whole_file(value: &Value<'_>, model: &Model<'_>, context: &Context<'_>) -> Warmup {
-    let Some(named) = value.text() else { return Warmup::default() };
+fn whole_file(value: &Value<'_>, model: &WarmupModel<'_>, context: &Context<'_>) -> WarmupConfig {
+    let Some(named) = value.text() else { return WarmupConfig::default() };
     let shown = context.shown(named);
     let path = absolute(&shown);
     let arrays = match read(value, &shown, context) {
@@ -107,7 +107,7 @@ fn whole_file(value: &Value<'_>, model: &Model<'_>, context: &Context<'_>) -> Wa
         let file = ArrayFile { path: path.clone(), array: Some(array) };
         (name, WarmupInput { shape: None, values: Some(WarmupValues::File(file)) })
     };
-    Warmup { inputs: arrays.into_iter().map(input).collect(), file: Some(path) }
+    WarmupConfig { inputs: arrays.into_iter().map(input).collect(), file: Some(path) }
 }
 
 fn read(value: &Value<'_>, shown: &Path, context: &Context<'_>) -> Option<Arrays> {

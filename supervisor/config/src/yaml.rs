@@ -21,79 +21,80 @@ const MAX_DEPTH: usize = 32;
 const MAX_VALUES: usize = 50_000;
 
 #[derive(Debug, Clone)]
-pub(super) struct Node {
+pub(super) struct YamlNode {
     pub(super) at: Position,
-    pub(super) content: Content,
+    pub(super) content: YamlContent,
     /// What the node stood for when it was read, itself included.
     values: usize,
 }
 
 #[derive(Debug, Clone)]
-pub(super) enum Content {
+pub(super) enum YamlContent {
     Scalar {
         text: String,
         plain: bool,
     },
-    List(Vec<Rc<Node>>),
+    List(Vec<Rc<YamlNode>>),
     /// In the order of the document.
-    Map(Vec<Entry>),
+    Map(Vec<YamlEntry>),
 }
 
 #[derive(Debug, Clone)]
-pub(super) struct Entry {
+pub(super) struct YamlEntry {
     pub(super) key: String,
     pub(super) at: Position,
-    pub(super) node: Rc<Node>,
+    pub(super) node: Rc<YamlNode>,
 }
 
-impl Node {
+impl YamlNode {
     /// YAML's null is also the value of a key without a value.
     pub(super) fn is_null(&self) -> bool {
-        matches!(&self.content, Content::Scalar { text, plain: true } if matches!(text.as_str(), "" | "~" | "null"))
+        matches!(&self.content, YamlContent::Scalar { text, plain: true } if matches!(text.as_str(), "" | "~" | "null"))
     }
 
     pub(super) fn is_scalar(&self) -> bool {
-        matches!(self.content, Content::Scalar { .. })
+        matches!(self.content, YamlContent::Scalar { .. })
     }
 
     pub(super) fn get(&self, key: &str) -> Option<&Self> {
-        let Content::Map(entries) = &self.content else { return None };
+        let YamlContent::Map(entries) = &self.content else { return None };
         entries.iter().find(|entry| entry.key == key).map(|entry| &*entry.node)
     }
 
     /// Returns the keys of a map.
     pub(super) fn keys(&self) -> impl Iterator<Item = &str> {
         let entries = match &self.content {
-            Content::Map(entries) => &entries[..],
-            Content::Scalar { .. } | Content::List(_) => &[],
+            YamlContent::Map(entries) => &entries[..],
+            YamlContent::Scalar { .. } | YamlContent::List(_) => &[],
         };
         entries.iter().map(|entry| entry.key.as_str())
     }
 
     pub(super) fn get_mut(&mut self, key: &str) -> Option<&mut Self> {
-        let Content::Map(entries) = &mut self.content else { return None };
+        let YamlContent::Map(entries) = &mut self.content else { return None };
         entries.iter_mut().find(|entry| entry.key == key).map(|entry| Rc::make_mut(&mut entry.node))
     }
 
     pub(super) fn item_mut(&mut self, place: usize) -> Option<&mut Self> {
-        let Content::List(items) = &mut self.content else { return None };
+        let YamlContent::List(items) = &mut self.content else { return None };
         items.get_mut(place).map(Rc::make_mut)
     }
 
     pub(super) fn remove(&mut self, key: &str) {
-        if let Content::Map(entries) = &mut self.content {
+        if let YamlContent::Map(entries) = &mut self.content {
             entries.retain(|entry| entry.key != key);
         }
     }
 
     pub(super) fn wrap(&mut self, key: &str) {
-        let entry = Entry { key: key.to_owned(), at: self.at, node: Rc::new(self.clone()) };
-        self.content = Content::Map(vec![entry]);
+        let entry = YamlEntry { key: key.to_owned(), at: self.at, node: Rc::new(self.clone()) };
+        self.content = YamlContent::Map(vec![entry]);
     }
 
     /// Maps are merged, everything else is replaced.
     pub(super) fn merge(&mut self, over: &Self) {
-        let (Content::Map(entries), Content::Map(changes)) = (&mut self.content, &over.content) else {
+        let (YamlContent::Map(entries), YamlContent::Map(changes)) = (&mut self.content, &over.content)
+        else {
             *self = over.clone();
             return;
         };
@@ -140,7 +141,7 @@ fn end_of(text: &str) -> Position {
 
 /// Faults go to the log; without a tree, there is at least one fault. For an empty file, the fault
 /// shows `example`.
-pub(super) fn parse(text: &str, example: &str, log: &FaultLog) -> Option<Rc<Node>> {
+pub(super) fn parse(text: &str, example: &str, log: &FaultLog) -> Option<Rc<YamlNode>> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     match Composer::new(text, log).document(example) {
         Ok(node) => Some(node),
@@ -165,15 +166,15 @@ struct Open {
 }
 
 enum OpenKind {
-    List(Vec<Rc<Node>>),
-    Map { entries: Vec<Entry>, lines: HashMap<String, usize>, key: Option<(String, Position)> },
+    List(Vec<Rc<YamlNode>>),
+    Map { entries: Vec<YamlEntry>, lines: HashMap<String, usize>, key: Option<(String, Position)> },
 }
 
 struct Composer<'a> {
     parser: Parser<'a, StrInput<'a>>,
     log: &'a FaultLog,
     open: Vec<Open>,
-    anchors: HashMap<usize, Rc<Node>>,
+    anchors: HashMap<usize, Rc<YamlNode>>,
 }
 
 impl<'a> Composer<'a> {
@@ -181,7 +182,7 @@ impl<'a> Composer<'a> {
         Self { parser: Parser::new_from_str(text), log, open: Vec::new(), anchors: HashMap::new() }
     }
 
-    fn document(mut self, example: &str) -> Result<Rc<Node>, Stop> {
+    fn document(mut self, example: &str) -> Result<Rc<YamlNode>, Stop> {
         let mut root = None;
         while let Some(event) = self.parser.next_event() {
             let (event, span) = event
@@ -197,7 +198,7 @@ impl<'a> Composer<'a> {
     }
 
     /// Returns the root when it closes.
-    fn event(&mut self, event: Event<'_>, at: Position) -> Result<Option<Rc<Node>>, Stop> {
+    fn event(&mut self, event: Event<'_>, at: Position) -> Result<Option<Rc<YamlNode>>, Stop> {
         match event {
             Event::Scalar(_, _, _, Some(_))
             | Event::SequenceStart(_, Some(_))
@@ -205,8 +206,9 @@ impl<'a> Composer<'a> {
                 Err((at, "tags such as `!!str` are not used here; remove it".to_owned()))
             }
             Event::Scalar(text, style, anchor, None) => {
-                let content = Content::Scalar { text: text.into_owned(), plain: style == ScalarStyle::Plain };
-                self.close(Node { at, content, values: 1 }, anchor)
+                let content =
+                    YamlContent::Scalar { text: text.into_owned(), plain: style == ScalarStyle::Plain };
+                self.close(YamlNode { at, content, values: 1 }, anchor)
             }
             Event::Alias(anchor) => match self.anchors.get(&anchor) {
                 Some(node) => self.place(Rc::clone(node), at),
@@ -227,7 +229,7 @@ impl<'a> Composer<'a> {
         }
     }
 
-    fn start(&mut self, at: Position, anchor: usize, kind: OpenKind) -> Result<Option<Rc<Node>>, Stop> {
+    fn start(&mut self, at: Position, anchor: usize, kind: OpenKind) -> Result<Option<Rc<YamlNode>>, Stop> {
         if self.open.len() == MAX_DEPTH {
             return Err((at, format!("nested more than {MAX_DEPTH} deep, which no configuration is")));
         }
@@ -238,17 +240,17 @@ impl<'a> Composer<'a> {
         Ok(None)
     }
 
-    fn end(&mut self) -> Result<Option<Rc<Node>>, Stop> {
+    fn end(&mut self) -> Result<Option<Rc<YamlNode>>, Stop> {
         let Open { at, anchor, values, kind } =
             self.open.pop().expect("the parser closes only what it opened");
         let content = match kind {
-            OpenKind::List(items) => Content::List(items),
-            OpenKind::Map { entries, .. } => Content::Map(entries),
+            OpenKind::List(items) => YamlContent::List(items),
+            OpenKind::Map { entries, .. } => YamlContent::Map(entries),
         };
-        self.close(Node { at, content, values }, anchor)
+        self.close(YamlNode { at, content, values }, anchor)
     }
 
-    fn close(&mut self, node: Node, anchor: usize) -> Result<Option<Rc<Node>>, Stop> {
+    fn close(&mut self, node: YamlNode, anchor: usize) -> Result<Option<Rc<YamlNode>>, Stop> {
         let (at, node) = (node.at, Rc::new(node));
         if anchor != 0 {
             self.anchors.insert(anchor, Rc::clone(&node));
@@ -257,7 +259,7 @@ impl<'a> Composer<'a> {
     }
 
     /// `node` is finished, or an alias of a finished one. Returned if it is the root.
-    fn place(&mut self, node: Rc<Node>, at: Position) -> Result<Option<Rc<Node>>, Stop> {
+    fn place(&mut self, node: Rc<YamlNode>, at: Position) -> Result<Option<Rc<YamlNode>>, Stop> {
         let Some(parent) = self.open.last_mut() else {
             return Ok(Some(node));
         };
@@ -271,7 +273,7 @@ impl<'a> Composer<'a> {
         match &mut parent.kind {
             OpenKind::List(items) => items.push(node),
             OpenKind::Map { entries, lines, key } => match key.take() {
-                Some((key, at)) => entries.push(Entry { key, at, node }),
+                Some((key, at)) => entries.push(YamlEntry { key, at, node }),
                 None => {
                     let name = key_text(&node, at)?;
                     let first = lines.get(&name).copied();
@@ -301,13 +303,13 @@ impl<'a> Composer<'a> {
     }
 }
 
-fn key_text(node: &Node, at: Position) -> Result<String, Stop> {
+fn key_text(node: &YamlNode, at: Position) -> Result<String, Stop> {
     match &node.content {
-        Content::Scalar { text, .. } if text.contains(char::is_control) => {
+        YamlContent::Scalar { text, .. } if text.contains(char::is_control) => {
             Err((at, "a key has a line break or control character; keys are words".to_owned()))
         }
-        Content::Scalar { text, .. } => Ok(text.clone()),
-        Content::List(_) | Content::Map(_) => {
+        YamlContent::Scalar { text, .. } => Ok(text.clone()),
+        YamlContent::List(_) | YamlContent::Map(_) => {
             Err((at, "a key is a list or a map; keys are words".to_owned()))
         }
     }

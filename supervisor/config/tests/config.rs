@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use shadowslice_config as config;
-use shadowslice_config::{Config, ConfigError, Fault, Listing};
+use shadowslice_config::{Config, ConfigError, ConfigFault, FaultList};
 
 /// An environment in which only a runtime directory is given.
 /// A model's file, as far as can be seen without loading it.
@@ -39,7 +39,7 @@ fn told(path: &Path) -> String {
     match load(path) {
         Ok(config) => {
             let notes: String = config.notes.iter().map(|note| format!("note: {note}\n")).collect();
-            let faults = Listing(&config.file_faults).to_string();
+            let faults = FaultList(&config.file_faults).to_string();
             let verdict = if faults.is_empty() { "fine" } else { faults.as_str() };
             format!("{notes}{verdict}\n")
         }
@@ -112,8 +112,8 @@ fn every_configuration_in_the_tree_is_understood() {
             config.file_faults.iter().filter(|fault| !fault.path.ends_with("].path")).collect();
         assert!(faults.is_empty(), "{faults:?}");
         // Priorities are for policies that are simulated with the same file. BERT's times were measured so.
-        let measured = |note: &Fault| note.file.ends_with("bert-base.yaml");
-        let meant = |note: &&Fault| !note.path.ends_with("].priority") && !measured(note);
+        let measured = |note: &ConfigFault| note.file.ends_with("bert-base.yaml");
+        let meant = |note: &&ConfigFault| !note.path.ends_with("].priority") && !measured(note);
         let notes: Vec<_> = config.notes.iter().filter(meant).collect();
         assert!(notes.is_empty(), "{notes:?}");
     }

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::{Deserialize, Serialize};
-use shadowslice_config::Ready;
+use shadowslice_config::ReadyConfig;
 
 use crate::router::Route;
 
@@ -22,7 +22,7 @@ pub enum Host {
 
 #[derive(Debug, Default)]
 pub(crate) struct Readiness {
-    pub(crate) rule: Ready,
+    pub(crate) rule: ReadyConfig,
     pub(crate) host: Host,
     drained: HashSet<String>,
     /// Every model of the start has been ready or given up.
@@ -42,9 +42,11 @@ impl Readiness {
         let ready = |(name, model): (&String, &Route)| !self.is_drained(name) && model.ready().is_ok();
         let host = self.host == Host::Serving;
         host && match &self.rule {
-            Ready::All => models.iter().all(ready),
-            Ready::Any => self.look(models) && models.iter().any(ready),
-            Ready::Each(names) => names.iter().all(|name| models.get_key_value(name).is_some_and(ready)),
+            ReadyConfig::All => models.iter().all(ready),
+            ReadyConfig::Any => self.look(models) && models.iter().any(ready),
+            ReadyConfig::Each(names) => {
+                names.iter().all(|name| models.get_key_value(name).is_some_and(ready))
+            }
         }
     }
 

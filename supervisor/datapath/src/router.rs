@@ -6,7 +6,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use parking_lot::RwLock;
-use shadowslice_config::Ready;
+use shadowslice_config::ReadyConfig;
 use tokio::sync::{mpsc, watch};
 
 use crate::pipeline::{Answers, Coming, Delivery, Failure, Input, Output, Pipeline, RequestOptions};
@@ -152,7 +152,7 @@ impl Router {
     }
 
     /// Which models make the host ready, from now on.
-    pub fn go_by(&self, rule: Ready) {
+    pub fn go_by(&self, rule: ReadyConfig) {
         self.tell(|hosted| hosted.readiness.rule = rule);
     }
 
@@ -270,19 +270,19 @@ mod tests {
     #[test]
     fn all_or_named_models_may_be_what_makes_a_host_ready() {
         let (router, [a, b]) = router(["a", "b"]);
-        router.go_by(Ready::Each(vec!["b".to_owned()]));
+        router.go_by(ReadyConfig::Each(vec!["b".to_owned()]));
         a.open();
         assert!(!router.ready());
         b.open();
         a.shut("it is broken");
         assert!(router.ready());
-        router.go_by(Ready::All);
+        router.go_by(ReadyConfig::All);
         assert!(!router.ready());
         a.open();
         assert!(router.ready());
         set(&router, &[("a", &a)]);
         assert!(router.ready(), "an unloaded model is none of all");
-        router.go_by(Ready::Each(vec!["b".to_owned()]));
+        router.go_by(ReadyConfig::Each(vec!["b".to_owned()]));
         assert!(!router.ready(), "and is named all the same");
     }
 

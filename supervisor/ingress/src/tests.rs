@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::*;
-use shadowslice_config::Access;
+use shadowslice_config::AllowedClients;
 use shadowslice_datapath::access::AccessLog;
 use shadowslice_datapath::clock::Clock;
 use shadowslice_datapath::pulse::Pulse;
@@ -28,7 +28,7 @@ const LIMITS: Limits = Limits {
     in_flight: 1,
     connections: 9,
     keep_alive: Limits::KEEP_ALIVE,
-    shared_memory: Access::Nobody,
+    shared_memory: AllowedClients::Nobody,
 };
 
 struct Server {

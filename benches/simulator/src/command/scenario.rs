@@ -5,7 +5,7 @@ use shadowslice_shared::profile::Profile;
 use shadowslice_shared::units::{Percent, Sms};
 use shadowslice_simulator::scenario::{Scenario, Served};
 
-use shadowslice_config::{Config, Fault, Gpu, HandoverMode, Listing, Model, OnLate};
+use shadowslice_config::{Config, ConfigFault, FaultList, GpuConfig, HandoverMode, ModelConfig, OnLate};
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum NotSimulated {
@@ -15,8 +15,8 @@ pub(super) enum NotSimulated {
     RealGpu(usize),
     #[error("model {0} has no profile, so its costs are not known; give it one")]
     NoProfile(String),
-    #[error("{}", Listing(.0))]
-    BadFiles(Vec<Fault>),
+    #[error("{}", FaultList(.0))]
+    BadFiles(Vec<ConfigFault>),
     #[error(
         "model {0} is resized by restarting it, which is not simulated; give `handover: shadow` or `never`"
     )]
@@ -25,12 +25,12 @@ pub(super) enum NotSimulated {
 
 /// Models' files are not needed, only their profiles.
 pub(super) fn of(config: &Config) -> Result<Scenario, NotSimulated> {
-    let gpu = |(index, gpu): (usize, &Gpu)| match gpu {
-        Gpu::Emulated { sms } => Ok(*sms),
-        Gpu::Cuda { .. } => Err(NotSimulated::RealGpu(index)),
+    let gpu = |(index, gpu): (usize, &GpuConfig)| match gpu {
+        GpuConfig::Emulated { sms } => Ok(*sms),
+        GpuConfig::Cuda { .. } => Err(NotSimulated::RealGpu(index)),
     };
     let gpus = config.gpus.iter().enumerate().map(gpu).collect::<Result<Vec<Sms>, _>>()?;
-    let served = |model: &Model| {
+    let served = |model: &ModelConfig| {
         let profile = model.profile.as_ref().ok_or_else(|| no_profile(config, model))?;
         served(model, profile, gpus[model.gpu])
     };
@@ -38,16 +38,16 @@ pub(super) fn of(config: &Config) -> Result<Scenario, NotSimulated> {
     Ok(Scenario { gpus, models })
 }
 
-fn no_profile(config: &Config, model: &Model) -> NotSimulated {
-    let about = |fault: &&Fault| !fault.path.ends_with("].path");
-    let faults: Vec<Fault> = config.file_faults.iter().filter(about).cloned().collect();
+fn no_profile(config: &Config, model: &ModelConfig) -> NotSimulated {
+    let about = |fault: &&ConfigFault| !fault.path.ends_with("].path");
+    let faults: Vec<ConfigFault> = config.file_faults.iter().filter(about).cloned().collect();
     if model.profile_path.is_none() || faults.is_empty() {
         return NotSimulated::NoProfile(model.name.clone());
     }
     NotSimulated::BadFiles(faults)
 }
 
-fn served(model: &Model, profile: &Profile, gpu: Sms) -> Result<Served, NotSimulated> {
+fn served(model: &ModelConfig, profile: &Profile, gpu: Sms) -> Result<Served, NotSimulated> {
     if model.handover == HandoverMode::Restart {
         return Err(NotSimulated::Restarts(model.name.clone()));
     }

@@ -13,7 +13,7 @@ const MAX_ROWS: usize = 1024;
 
 /// Why an array cannot be an input's values.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub enum Misfit {
+pub enum ArrayMismatch {
     #[error("the input holds {expected}, and the array {got}; convert the array")]
     Datatype { expected: Datatype, got: Datatype },
     #[error(
@@ -30,8 +30,8 @@ pub enum Misfit {
 impl ArrayFile {
     /// Returns the shape of `input` without the batch axis, if there is one, and its values. If it has
     /// one, each row of the array is a row of a batch.
-    pub fn fit(&self, input: &TensorSpec, batched: bool) -> Result<(Vec<i64>, InputValues), Misfit> {
-        let array = self.array.as_ref().ok_or(Misfit::NoArray)?;
+    pub fn fit(&self, input: &TensorSpec, batched: bool) -> Result<(Vec<i64>, InputValues), ArrayMismatch> {
+        let array = self.array.as_ref().ok_or(ArrayMismatch::NoArray)?;
         array.check_shape(input, batched)?;
         let bytes = array.bytes(input.datatype)?;
         let (rows, shape) = match array.shape() {
@@ -44,26 +44,26 @@ impl ArrayFile {
 }
 
 impl Array {
-    fn check_shape(&self, input: &TensorSpec, batched: bool) -> Result<(), Misfit> {
+    fn check_shape(&self, input: &TensorSpec, batched: bool) -> Result<(), ArrayMismatch> {
         let fits = |(&expected, &got): (&i64, &i64)| expected < 0 || expected == got;
         if input.shape.len() == self.shape.len() && input.shape.iter().zip(&self.shape).all(fits) {
             return Ok(());
         }
         let (expected, got) = (input.shape.clone(), self.shape.clone());
-        Err(Misfit::Shape { expected, got, batched })
+        Err(ArrayMismatch::Shape { expected, got, batched })
     }
 
     /// Returns the bytes of a tensor of `datatype`.
-    fn bytes(&self, datatype: Datatype) -> Result<Vec<u8>, Misfit> {
+    fn bytes(&self, datatype: Datatype) -> Result<Vec<u8>, ArrayMismatch> {
         if let Some(got) = self.datatype.filter(|&got| got != datatype) {
-            return Err(Misfit::Datatype { expected: datatype, got });
+            return Err(ArrayMismatch::Datatype { expected: datatype, got });
         }
         match &self.elements {
             Elements::Bytes(bytes) => Ok(bytes.clone()),
             Elements::Values(values) => {
                 let mut bytes = Vec::with_capacity(values.len() * datatype.size().unwrap_or(8));
                 for value in values {
-                    push(&mut bytes, datatype, value).ok_or_else(|| Misfit::Value {
+                    push(&mut bytes, datatype, value).ok_or_else(|| ArrayMismatch::Value {
                         expected: datatype,
                         value: Shown(value).to_string(),
                     })?;
@@ -156,7 +156,7 @@ mod tests {
         TensorSpec { name: "x".to_owned(), datatype, shape: shape.to_vec() }
     }
 
-    fn values(values: Vec<ElementValue>, datatype: Datatype) -> Result<Vec<u8>, Misfit> {
+    fn values(values: Vec<ElementValue>, datatype: Datatype) -> Result<Vec<u8>, ArrayMismatch> {
         let array = Array { datatype: None, shape: vec![], elements: Elements::Values(values) };
         array.bytes(datatype)
     }

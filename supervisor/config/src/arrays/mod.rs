@@ -18,7 +18,7 @@ use std::sync::Arc;
 use shadowslice_shared::boot::ElementValue;
 use shadowslice_shared::tensor::{self, Datatype, elements};
 
-pub use fit::Misfit;
+pub use fit::ArrayMismatch;
 
 /// The most bytes of a file with arrays, of its arrays when they are decompressed, and of all arrays
 /// of one model. The order to warm up carries them ([`shadowslice_shared::boot::BootCommand`]).

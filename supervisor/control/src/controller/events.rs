@@ -24,7 +24,7 @@ use crate::nvml::Readings;
 use crate::process::{
     KeptWeights, LoadedFiles, Programs, ReferenceFile, User, Users, Worker, WorkerEvent, WorkerSaid,
 };
-use shadowslice_config::{Model, Timeouts};
+use shadowslice_config::{ModelConfig, Timeouts};
 use shadowslice_datapath::clock::Clock;
 use shadowslice_datapath::pipeline::{LaneFact, Pipeline};
 use shadowslice_shared::errors;
@@ -80,7 +80,7 @@ pub(super) struct Inbox {
 #[derive(Debug)]
 pub struct Controller {
     pub(super) context: Context,
-    pub(super) model: Arc<Model>,
+    pub(super) model: Arc<ModelConfig>,
     pub(super) gpu: Arc<dyn GpuBackend>,
     pub(super) pipeline: Arc<Pipeline>,
     pub(super) reference: ReferenceFile,
@@ -119,7 +119,7 @@ impl ControllerTask {
     /// Makes the controller; the first worker gets `share`, which an operator may hold.
     pub fn new(
         context: Context,
-        model: Arc<Model>,
+        model: Arc<ModelConfig>,
         share: Percent,
         held: bool,
         parts: ModelParts,
@@ -432,7 +432,7 @@ impl Controller {
 }
 
 /// How the GPU divides, as far as known before the load; else why the share may be no partition.
-fn division_for(model: &Model, gpu: &dyn GpuBackend) -> Result<Division, String> {
+fn division_for(model: &ModelConfig, gpu: &dyn GpuBackend) -> Result<Division, String> {
     let by_configuration = |mode: &str| Err(format!("the configuration says `handover: {mode}`"));
     match model.handover {
         HandoverMode::Auto | HandoverMode::InProcess => match gpu.division() {
@@ -448,7 +448,7 @@ fn division_for(model: &Model, gpu: &dyn GpuBackend) -> Result<Division, String>
     }
 }
 
-fn settings(model: &Model, context: &Context, gpu: &dyn GpuBackend) -> Settings {
+fn settings(model: &ModelConfig, context: &Context, gpu: &dyn GpuBackend) -> Settings {
     Settings {
         model: model.name.clone(),
         min: model.share.min,

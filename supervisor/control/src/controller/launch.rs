@@ -15,7 +15,7 @@ use super::reports::WaitReason;
 use super::{engine, loaded};
 use crate::backend::{Grant, GrantError, GrantRequest};
 use crate::process::{self, FilesToLoad, NoUser, SpawnError, Worker};
-use shadowslice_config::{Engine, Model};
+use shadowslice_config::{EngineConfig, ModelConfig};
 use shadowslice_datapath::pipeline::{Arrival, LaneReader};
 use shadowslice_shared::errors;
 use shadowslice_shared::ids::WorkerId;
@@ -82,7 +82,7 @@ impl Controller {
     }
 
     fn launch(&mut self, Launch { worker, purpose, share, spare, .. }: Launch) -> Result<(), LaunchError> {
-        let Model { priority, memory_limit, .. } = *self.model;
+        let ModelConfig { priority, memory_limit, .. } = *self.model;
         let partition = self.partition_for(purpose);
         // A worker needs the whole GPU to make a partition in it, or to compute a reference on it.
         let whole = partition.is_some() || purpose == WorkerPurpose::DeviceReference;
@@ -171,7 +171,7 @@ impl Controller {
             share,
             slice,
             sizes,
-            pads: status.uuid.is_some() && matches!(self.model.engine, Engine::OnnxRuntime { .. }),
+            pads: status.uuid.is_some() && matches!(self.model.engine, EngineConfig::OnnxRuntime { .. }),
             device: status.uuid.unwrap_or(status.device).into(),
             occupancy: Arc::clone(self.gpu.occupancy()),
         };

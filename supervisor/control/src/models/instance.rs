@@ -16,7 +16,7 @@ use crate::controller::{
 };
 use crate::host::onnxruntime_library;
 use crate::process::{ReferenceError, ReferenceFile};
-use shadowslice_config::{Config, Model, OnLate, Timeouts};
+use shadowslice_config::{Config, ModelConfig, OnLate, Timeouts};
 use shadowslice_datapath::pipeline::{FACTS, LiveSettings, Pipeline, Settings};
 use shadowslice_datapath::router::{Guests, Route};
 use shadowslice_shared::errors;
@@ -60,7 +60,7 @@ impl ModelFactory {
     /// Makes a model; its controller begins to start its workers.
     pub(super) async fn make(
         &mut self,
-        model: Arc<Model>,
+        model: Arc<ModelConfig>,
         share: Percent,
         held: bool,
         found: FoundFiles,
@@ -118,7 +118,7 @@ pub fn patience(timeouts: &Timeouts) -> Duration {
     (timeouts.spawn + timeouts.warm) * 2 + timeouts.stop
 }
 
-fn live(model: &Model) -> LiveSettings {
+fn live(model: &ModelConfig) -> LiveSettings {
     LiveSettings {
         slo: model.slo,
         max_delay: model.batch.max_delay,
@@ -128,7 +128,7 @@ fn live(model: &Model) -> LiveSettings {
 
 impl Instance {
     /// Goes by another configuration, which differs only in what needs no new workers.
-    pub(super) async fn configure(&mut self, model: Arc<Model>) -> Result<(), String> {
+    pub(super) async fn configure(&mut self, model: Arc<ModelConfig>) -> Result<(), String> {
         let order = Order::Configure { model: Arc::clone(&model) };
         give(&self.served.orders, order).await?;
         self.served.pipeline.set_live_settings(live(&model));

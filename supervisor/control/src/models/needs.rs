@@ -1,6 +1,6 @@
 //! What a copy of a model takes of a GPU: by its profile, and by what was seen of it.
 
-use shadowslice_config::Model;
+use shadowslice_config::ModelConfig;
 use shadowslice_policy::placement::{self, Load, Need, Share, Unmet};
 use shadowslice_shared::groups::GROUP_SMS;
 use shadowslice_shared::profile::{Execution, ExecutionRow};
@@ -32,7 +32,7 @@ pub struct Needs {
 
 impl Needs {
     /// Of a model that has not run: without requests.
-    pub(super) fn told(model: &Model, gpu: &dyn GpuBackend) -> Self {
+    pub(super) fn told(model: &ModelConfig, gpu: &dyn GpuBackend) -> Self {
         let execution = model.profile.as_ref().map(|profile| &profile.execution);
         let (shadow, memory) = told_memory(model).unzip();
         Self::with(model, gpu, execution, 0.0, (memory, shadow))
@@ -57,7 +57,7 @@ impl Needs {
     }
 
     fn with(
-        model: &Model,
+        model: &ModelConfig,
         gpu: &dyn GpuBackend,
         execution: Option<&Execution>,
         rate: f64,
@@ -94,7 +94,7 @@ impl Needs {
     }
 
     /// What is not known counts as little as can be.
-    pub(super) fn share(&self, model: &Model, gpu: &dyn GpuBackend) -> Share {
+    pub(super) fn share(&self, model: &ModelConfig, gpu: &dyn GpuBackend) -> Share {
         let whole = gpu.sms(Percent::WHOLE);
         let sms = match &self.sms {
             Some(Ok(need)) => need.sms,
@@ -116,7 +116,7 @@ fn observed(times: &[(u32, std::time::Duration)], at: Sms) -> Option<Execution> 
 }
 
 /// A worker's beside its weights, and with them; in bytes.
-fn told_memory(model: &Model) -> Option<(u64, u64)> {
+fn told_memory(model: &ModelConfig) -> Option<(u64, u64)> {
     let memory = model.profile.as_ref()?.memory;
     let shadow = memory.context.saturating_add(memory.activations);
     Some((shadow, shadow.saturating_add(memory.weights)))

@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use shadowslice_config::{MAX_ARRAY_BYTES, Warmup, WarmupValues};
+use shadowslice_config::{MAX_ARRAY_BYTES, WarmupConfig, WarmupValues};
 use shadowslice_datapath::pipeline::Occupied;
 use shadowslice_shared::boot::{
     Assignment, BootCommand, BootRefusal, BootReply, ElementValue, EngineSpec, InputValues, LoadedModel,
@@ -188,7 +188,7 @@ pub fn plan_warm_up(
     inputs: &[TensorSpec],
     batched: bool,
     sizes: Vec<u32>,
-    given: &Warmup,
+    given: &WarmupConfig,
 ) -> Result<WarmUp, BootRefusal> {
     if let Some(name) = given.inputs.keys().find(|name| inputs.iter().all(|input| input.name != **name)) {
         return Err(BootRefusal::Model(format!("warmup.{name}: the model has no such input")));
@@ -217,7 +217,7 @@ pub fn plan_warm_up(
 fn plan_input(
     input: &TensorSpec,
     batched: bool,
-    given: &Warmup,
+    given: &WarmupConfig,
 ) -> Result<(Vec<i64>, Option<InputValues>), BootRefusal> {
     let name = &input.name;
     let open = if batched { &input.shape[1..] } else { &input.shape[..] };
@@ -296,7 +296,7 @@ mod tests {
         let planned = |given: &[(&str, Vec<i64>)], batched| {
             let of_shape = |shape: &Vec<i64>| WarmupInput { shape: Some(shape.clone()), values: None };
             let inputs = given.iter().map(|(name, shape)| ((*name).to_owned(), of_shape(shape))).collect();
-            let given = Warmup { file: None, inputs };
+            let given = WarmupConfig { file: None, inputs };
             plan_warm_up(&[input()], batched, vec![1, 2], &given).map(|plan| plan.shapes)
         };
         let plan = |given: &[(&str, Vec<i64>)]| planned(given, true);

@@ -67,7 +67,7 @@ pub use pieces::Pieces;
 pub use rates::Rates;
 pub use reader::LaneReader;
 pub use request::{Coming, Failure, Input, Metadata, ModelContent, Output, RequestOptions};
-pub use shadowslice_config::Slo;
+pub use shadowslice_config::SloTarget;
 pub use shadowslice_policy::scheduler::Slice;
 pub use socket::BatchSocket;
 pub use stall::Stall;
@@ -105,7 +105,7 @@ pub struct Settings {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LiveSettings {
     /// The model's SLO; its latency is every request's deadline.
-    pub slo: Slo,
+    pub slo: SloTarget,
     pub max_delay: Duration,
     /// Whether late requests are refused under overload.
     pub reject_late: bool,

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
-use shadowslice_config::Slo;
+use shadowslice_config::SloTarget;
 use shadowslice_shared::units::Timestamp;
 
 use super::counts::{Counts, Refusal};
@@ -46,7 +46,7 @@ pub struct Look {
 pub(crate) struct Stats {
     pub(crate) counts: Counts,
     pub(crate) totals: Totals,
-    pub(crate) slo: Slo,
+    pub(crate) slo: SloTarget,
     /// The windows' starts; the previous one's is the current one's while there is none.
     previous_began: Timestamp,
     began: Timestamp,
@@ -82,7 +82,7 @@ fn histogram() -> Histogram<u32> {
 }
 
 impl Stats {
-    pub(crate) fn new(slo: Slo, now: Timestamp) -> Self {
+    pub(crate) fn new(slo: SloTarget, now: Timestamp) -> Self {
         Self {
             counts: Counts::default(),
             totals: Totals::default(),
@@ -225,7 +225,7 @@ mod tests {
 
     #[test]
     fn a_client_that_does_not_wait_for_a_late_answer_hides_no_miss() {
-        let slo = Slo { latency: Duration::from_millis(20), percentile: 75.0 };
+        let slo = SloTarget { latency: Duration::from_millis(20), percentile: 75.0 };
         let mut stats = Stats::new(slo, at(0));
         let ms = Duration::from_millis;
         stats.failed(ms(15), at(1));
@@ -238,7 +238,7 @@ mod tests {
 
     #[test]
     fn requests_at_fault_themselves_are_no_misses() {
-        let mut stats = Stats::new(Slo { latency: Duration::from_millis(20), percentile: 75.0 }, at(0));
+        let mut stats = Stats::new(SloTarget { latency: Duration::from_millis(20), percentile: 75.0 }, at(0));
         stats.succeeded(&answered_after(10), at(1));
         stats.invalid(Duration::from_millis(30));
         stats.rejected(Refusal::TooLarge, Duration::ZERO, at(1));
@@ -249,7 +249,7 @@ mod tests {
 
     #[test]
     fn a_look_sees_what_was_answered_since_the_look_before() {
-        let mut stats = Stats::new(Slo { latency: Duration::from_millis(20), percentile: 75.0 }, at(0));
+        let mut stats = Stats::new(SloTarget { latency: Duration::from_millis(20), percentile: 75.0 }, at(0));
         assert_eq!(stats.look(), None);
         (0..99).for_each(|_| stats.succeeded(&answered_after(10), at(1)));
         stats.succeeded(&answered_after(300), at(1));
@@ -264,7 +264,8 @@ mod tests {
 
     #[test]
     fn the_rate_is_over_as_long_as_it_is_known_and_forgets_old_windows() {
-        let mut stats = Stats::new(Slo { latency: Duration::from_millis(20), percentile: 99.0 }, at(10));
+        let mut stats =
+            Stats::new(SloTarget { latency: Duration::from_millis(20), percentile: 99.0 }, at(10));
         stats.succeeded(&answered_after(10), at(10));
         assert_eq!(stats.latencies(at(10)).rate, 1.0, "a moment is no time to take it over");
         stats.rejected(Refusal::Late, Duration::ZERO, at(11));
@@ -277,7 +278,7 @@ mod tests {
 
     #[test]
     fn attainment_counts_what_was_refused_and_forgets_old_windows() {
-        let slo = Slo { latency: Duration::from_millis(20), percentile: 75.0 };
+        let slo = SloTarget { latency: Duration::from_millis(20), percentile: 75.0 };
         let mut stats = Stats::new(slo, at(0));
         assert_eq!(stats.latencies(at(0)).attainment, 1.0);
         assert_eq!(stats.latencies(at(0)).slo_percentile_ms, None);

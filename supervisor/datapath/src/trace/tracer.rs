@@ -11,7 +11,7 @@ use super::journal::{Journal, Journey};
 use super::parent::{self, Parent};
 use super::span::{Outcome, Protocol, Span, Traced};
 use crate::clock::Clock;
-use shadowslice_config::Sample;
+use shadowslice_config::SampleRate;
 
 /// Traced requests that may wait to be sent on; more are dropped.
 const WAITING: usize = 4096;
@@ -50,12 +50,12 @@ pub struct Tracer {
 }
 
 impl Tracer {
-    pub fn new(sample: Sample, clock: Clock) -> (Self, mpsc::Receiver<Traced>) {
+    pub fn new(sample: SampleRate, clock: Clock) -> (Self, mpsc::Receiver<Traced>) {
         let (told, traced) = mpsc::channel(WAITING);
         (Self { clock, sample: AtomicU32::new(sample.parts()), told, counts: Mutex::default() }, traced)
     }
 
-    pub fn set_sample(&self, sample: Sample) {
+    pub fn set_sample(&self, sample: SampleRate) {
         self.sample.store(sample.parts(), Ordering::Relaxed);
     }
 
@@ -72,7 +72,7 @@ impl Tracer {
         let parent = Parent::of(headers);
         let traced = match &parent {
             Some(parent) => parent.sampled,
-            None => fastrand::u32(..Sample::ALL) < self.sample.load(Ordering::Relaxed),
+            None => fastrand::u32(..SampleRate::ALL) < self.sample.load(Ordering::Relaxed),
         };
         traced.then(|| {
             let (trace_id, state) = match &parent {
@@ -123,12 +123,12 @@ mod tests {
     }
 
     fn tracer(parts: u32) -> (Tracer, mpsc::Receiver<Traced>) {
-        Tracer::new(Sample::new(parts).unwrap(), Clock::start())
+        Tracer::new(SampleRate::new(parts).unwrap(), Clock::start())
     }
 
     #[test]
     fn a_parent_decides_whatever_the_ratio() {
-        let (all, mut told) = tracer(Sample::ALL);
+        let (all, mut told) = tracer(SampleRate::ALL);
         let (none, _) = tracer(0);
         assert!(all.begin(&headers(Some("00")), || Protocol::Grpc).is_none());
         assert!(none.begin(&headers(Some("01")), || Protocol::Grpc).is_some());
@@ -142,7 +142,7 @@ mod tests {
 
     #[test]
     fn without_a_parent_a_state_means_nothing_and_an_unfinished_span_was_given_up() {
-        let (all, mut told) = tracer(Sample::ALL);
+        let (all, mut told) = tracer(SampleRate::ALL);
         drop(all.begin(&headers(None), || Protocol::Http("/x".to_owned())));
         drop(all.begin(&headers(Some("0x")), || Protocol::Grpc));
         for _ in 0..2 {
@@ -156,18 +156,18 @@ mod tests {
 
     #[test]
     fn the_ratio_is_kept_over_many_requests() {
-        let (tracer, _told) = tracer(Sample::ALL / 4);
+        let (tracer, _told) = tracer(SampleRate::ALL / 4);
         let traced =
             (0..20_000).filter(|_| tracer.begin(&headers(None), || Protocol::Grpc).is_some()).count();
         // Six standard deviations of 61.
         assert!((4_632..5_368).contains(&traced), "{traced}");
-        tracer.set_sample(Sample::new(0).unwrap());
+        tracer.set_sample(SampleRate::new(0).unwrap());
         assert!((0..100).all(|_| tracer.begin(&headers(None), || Protocol::Grpc).is_none()));
     }
 
     #[test]
     fn what_does_not_fit_is_dropped_and_counted_in_spans() {
-        let (tracer, _told) = tracer(Sample::ALL);
+        let (tracer, _told) = tracer(SampleRate::ALL);
         for _ in 0..WAITING + 3 {
             let span = tracer.begin(&headers(None), || Protocol::Grpc).unwrap();
             span.journal().queued(Timestamp::default());

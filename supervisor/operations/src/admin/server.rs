@@ -14,7 +14,7 @@ use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
 use super::{Ask, MAX_REQUEST_BYTES, Reply, SOCKET};
 use crate::status::{self, LoadedStatus, ModelStatus, Status, SupervisorStatus};
-use shadowslice_config::{Controller, Peers};
+use shadowslice_config::{ControllerConfig, Peers};
 use shadowslice_control::backend::GpuBackend;
 use shadowslice_control::controller::{
     Cause, ModelPlan, Order, PlanReport, Planned, ResizeRefused, WorkerReport,
@@ -54,7 +54,7 @@ pub struct Reach {
     /// As the configuration orders them.
     pub gpus: Vec<Arc<dyn GpuBackend>>,
     pub readings: Arc<Readings>,
-    pub controller: Controller,
+    pub controller: ControllerConfig,
     /// `None` where no policy decides.
     pub planned: Option<watch::Receiver<Planned>>,
 }

@@ -18,7 +18,7 @@ use tonic::transport::{Channel, Endpoint};
 use super::attributes::text;
 use super::outage::{Outage, Word};
 use super::spans::{Wall, spans};
-use shadowslice_config::Tracing;
+use shadowslice_config::TracingConfig;
 use shadowslice_datapath::clock::Clock;
 use shadowslice_datapath::trace::{Traced, Tracer};
 use shadowslice_shared::errors;
@@ -53,7 +53,7 @@ pub struct Exporter {
 
 impl Exporter {
     /// The collector need not be there.
-    pub fn start(tracing: &Tracing, clock: Clock) -> Result<(Arc<Tracer>, Self), ExporterError> {
+    pub fn start(tracing: &TracingConfig, clock: Clock) -> Result<(Arc<Tracer>, Self), ExporterError> {
         let endpoint = Endpoint::from_shared(tracing.otlp.clone())
             .map_err(|error| ExporterError::Address(tracing.otlp.clone(), error))?
             .connect_timeout(CONNECT_WITHIN)

@@ -24,7 +24,7 @@ use shadowslice_shared::units::{Percent, Sms};
 use tokio::sync::mpsc;
 
 use super::options::{advice, free_axes};
-use shadowslice_config::{Model, Timeouts};
+use shadowslice_config::{ModelConfig, Timeouts};
 use shadowslice_control::backend::{GpuBackend, Grant, GrantError, GrantRequest};
 use shadowslice_control::controller::{engine_spec, reference, warm_up};
 use shadowslice_control::process::{
@@ -75,7 +75,7 @@ pub(super) enum BenchError {
 }
 
 pub(super) struct Bench<'b> {
-    pub(super) model: &'b Model,
+    pub(super) model: &'b ModelConfig,
     /// The command line, to which a user may add.
     pub(super) command: &'b str,
     pub(super) gpu: Arc<dyn GpuBackend>,
@@ -189,7 +189,7 @@ impl Bench<'_> {
         partition: Option<PartitionSpec>,
     ) -> Result<Warm, BenchError> {
         let (events, mut heard) = mpsc::channel(EVENTS);
-        let Model { priority, memory_limit, .. } = *self.model;
+        let ModelConfig { priority, memory_limit, .. } = *self.model;
         let grant =
             Grant::of(&self.gpu, GrantRequest { share, priority, memory_limit, room: None }, purpose)?;
         let assignment = Assignment {

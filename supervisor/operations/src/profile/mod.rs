@@ -25,7 +25,7 @@ use shadowslice_config as config;
 use crate::log::Log;
 use bench::{Bench, BenchError, Column};
 pub use options::Options;
-use shadowslice_config::{Config, Model, WarmupInput};
+use shadowslice_config::{Config, ModelConfig, WarmupInput};
 use shadowslice_control::host::{self, HostError, RunDir};
 use shadowslice_control::process::{BootMs, ReferenceError, ReferenceFile};
 use shadowslice_shared::errors;
@@ -218,7 +218,7 @@ fn configuration(options: &Options, scratch: &Path) -> Result<Config, ProfileErr
 }
 
 fn assemble(
-    model: &Model,
+    model: &ModelConfig,
     columns: Vec<Column>,
     measured: Option<ProfileSource>,
 ) -> Result<Profile, ProfileError> {

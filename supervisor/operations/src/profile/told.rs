@@ -4,24 +4,24 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use shadowslice_shared::profile::ProfileSource;
 
-use shadowslice_config::Gpu;
+use shadowslice_config::GpuConfig;
 use shadowslice_control::nvml::Library;
 
 const SECONDS_A_DAY: u64 = 86_400;
 
 /// The driver, and which of its GPUs is meant; nothing on an emulated device.
 #[derive(Debug)]
-pub(super) struct DriverView(Option<(Library, Gpu)>);
+pub(super) struct DriverView(Option<(Library, GpuConfig)>);
 
 impl DriverView {
-    pub(super) fn of(gpu: &Gpu) -> Self {
-        let real = matches!(gpu, Gpu::Cuda { .. });
+    pub(super) fn of(gpu: &GpuConfig) -> Self {
+        let real = matches!(gpu, GpuConfig::Cuda { .. });
         // Where it cannot be asked, workers cannot run either, and say why.
         Self(real.then(Library::open).and_then(Result::ok).map(|library| (library, gpu.clone())))
     }
 
     fn gpu(&self) -> Option<(String, shadowslice_control::nvml::Gpu)> {
-        let (library, Gpu::Cuda { device, .. }) = self.0.as_ref()? else { return None };
+        let (library, GpuConfig::Cuda { device, .. }) = self.0.as_ref()? else { return None };
         let host = library.host().ok()?;
         let found = host.gpus.into_iter().flatten().find(|gpu| gpu.identity.is(device))?;
         Some((host.driver, found))

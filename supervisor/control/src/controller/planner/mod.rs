@@ -30,7 +30,7 @@ use super::{Cause, Order, Served};
 use crate::backend::GpuBackend;
 use orders::Orders;
 use recent::Recent;
-use shadowslice_config::{Controller as Settings, Model};
+use shadowslice_config::{ControllerConfig as Settings, ModelConfig};
 use shadowslice_datapath::clock::Clock;
 use shadowslice_datapath::pipeline::Total;
 
@@ -92,18 +92,22 @@ impl Served {
 
 /// The shares that the models' first workers start with: those of the policy, where its decisions
 /// are carried out, else the configured ones.
-pub fn first_shares(settings: &Settings, gpus: &[Arc<dyn GpuBackend>], models: &[Model]) -> Vec<Percent> {
-    let configured = |model: &Model| model.share.initial;
+pub fn first_shares(
+    settings: &Settings,
+    gpus: &[Arc<dyn GpuBackend>],
+    models: &[ModelConfig],
+) -> Vec<Percent> {
+    let configured = |model: &ModelConfig| model.share.initial;
     let Some(choice) = settings.acts() else {
         return models.iter().map(configured).collect();
     };
-    let sms_of = |model: &Model| {
+    let sms_of = |model: &ModelConfig| {
         let gpu = Arc::clone(&gpus[model.gpu]);
         move |share: Percent| gpu.sms(share)
     };
     let terms: Vec<Terms> = models.iter().map(|model| model.terms(sms_of(model))).collect();
     let wanted = Policy::new(choice, &shapes(gpus), &terms).initial();
-    let share = |(model, (terms, sms)): (&Model, (&Terms, Sms))| {
+    let share = |(model, (terms, sms)): (&ModelConfig, (&Terms, Sms))| {
         // `adaptive` starts from a share that the configuration gives; other policies set their
         // own.
         let chosen = choice.kind == PolicyName::Adaptive && terms.initial_given;

@@ -42,7 +42,7 @@ impl Actor {
         self.report(&FromWorker::Answer(Answer { id, execution_us: 10, result: Ok(outputs), more: true }));
     }
 
-    async fn step(&self) -> batch::Step {
+    async fn step(&self) -> batch::StreamStep {
         match self.command().await {
             Command::Next(step) => step,
             other => panic!("{other:?} instead of a step"),

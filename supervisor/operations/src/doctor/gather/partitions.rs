@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use crate::doctor::facts::{Facts, Partitions, Trouble};
-use shadowslice_config::{CudaDevice, Gpu, Partitioning};
+use shadowslice_config::{CudaDevice, GpuConfig, Partitioning};
 use shadowslice_control::host;
 
 pub(in crate::doctor) fn partitions(facts: &Facts, devices: Option<&[CudaDevice]>) -> Vec<Partitions> {
@@ -24,7 +24,7 @@ fn measure(worker: &Path, device: CudaDevice) -> Result<Result<Vec<u32>, String>
         finding: format!("there is no folder for a daemon of MPS: {error}"),
         advice: "make the temporary directory writable".to_owned(),
     })?;
-    let gpu = Gpu::Cuda { device, partition: Partitioning::Mps };
+    let gpu = GpuConfig::Cuda { device, partition: Partitioning::Mps };
     let gpus = host::gpus(&[gpu], private.path(), worker, false, &[]).map_err(|error| Trouble::of(&error))?;
     let division = gpus.first().map(|gpu| gpu.division().map(|division| division.sizes().to_vec()));
     let Some(division) = division else { return Ok(Err("there is no GPU".to_owned())) };
