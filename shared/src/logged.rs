@@ -1,8 +1,9 @@
-//! Figures in the log and in samples: rounded to what an operator reads.
+//! Rounding of figures for the log and for samples, to the precision that an operator reads.
 
 use std::time::Duration;
 
-/// To three digits, of which whole numbers keep all.
+/// Rounds to three significant digits and at most three decimals. Digits before the decimal point
+/// stay as they are.
 pub fn rounded(value: f64) -> f64 {
     if value == 0.0 || !value.is_finite() {
         return value;
@@ -12,17 +13,17 @@ pub fn rounded(value: f64) -> f64 {
     (value * unit).round() / unit
 }
 
-/// Of a whole, with three decimals; only the whole is 1.
+/// Rounds a fraction from 0 to 1 down to three decimals, so that only a whole gives 1.
 pub fn part(part: f64) -> f64 {
     (part * 1e3 + 1e-6).floor() / 1e3
 }
 
-/// In milliseconds, rounded.
+/// Returns the time in milliseconds, rounded like [`rounded`].
 pub fn ms(time: Duration) -> f64 {
     rounded(time.as_secs_f64() * 1e3)
 }
 
-/// With its unit, rounded.
+/// Returns the time with its unit, such as "12.3 ms" or "15 s", rounded like [`rounded`].
 pub fn span(time: Duration) -> String {
     let ms = ms(time);
     if ms < 1e3 { format!("{ms} ms") } else { format!("{} s", rounded(time.as_secs_f64())) }

@@ -1,4 +1,5 @@
-//! Profiles: what a model costs on a device. Emulation, simulation and policies read them.
+//! Profiles: the execution times, memory use and start-up times of a model on a device. The emulated
+//! device, the simulator and the policies use them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -7,97 +8,136 @@ use serde::{Deserialize, Serialize};
 
 use crate::units::Sms;
 
+/// The origin of a profile's figures.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ProfileSource {
+    /// The figures are made up.
     Illustrative,
+    /// The figures were measured on a real device.
     Measured {
+        /// The name of the device.
         device: String,
+        /// The version of its driver.
         driver: String,
-        /// ISO 8601.
+        /// The date of the measurement, in ISO 8601.
         date: String,
     },
 }
 
 impl ProfileSource {
-    /// Whether the times are those of a real device.
+    /// Returns whether the figures were measured on a real device.
     pub fn is_measured(&self) -> bool {
         matches!(self, Self::Measured { .. })
     }
 }
 
-/// Of one process of the model, in bytes.
+/// The GPU memory of one worker process of the model, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct ProcessMemory {
+    /// The device context and libraries, in bytes.
     pub context: u64,
+    /// The weights, in bytes.
     pub weights: u64,
+    /// The activations and scratch buffers, in bytes.
     pub activations: u64,
 }
 
+/// The durations of the phases of a worker's start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct StartTimes {
-    /// From the spawn to the first word.
+    /// The time from spawning the process to its first message.
     pub process: Duration,
+    /// The time to load the model.
     pub load: Duration,
-    /// Running every batch size once.
+    /// The time to run every batch size once.
     pub warm: Duration,
 }
 
+/// A model's cost on a device.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Profile {
+    /// The origin of the figures.
     pub source: ProfileSource,
+    /// The GPU memory of a worker process.
     pub memory: ProcessMemory,
+    /// The durations of a start.
     pub start: StartTimes,
-    /// The part of the memory bandwidth that the model uses alone on the whole GPU, 0 to 1.
+    /// The fraction of the memory bandwidth that the model uses alone on the whole GPU, 0 to 1.
     pub bandwidth: f64,
-    /// With which it was measured, of inputs that have free axes besides the batch, without that.
+    /// The shapes at which the model was measured, without the batch axis. Only inputs with further
+    /// free axes have an entry.
     pub shapes: BTreeMap<String, Vec<i64>>,
+    /// The execution times.
     pub execution: Execution,
 }
 
-/// Execution time over batch size and SMs. There is at least one row and one column, all times are
-/// positive and finite, and batch sizes and SM counts ascend.
+/// A table of execution times by batch size (rows) and number of SMs (columns). The table has at least
+/// one row and one column, all times are positive and finite, and batch sizes and SM counts ascend.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Execution {
     sms: Vec<Sms>,
     rows: Vec<ExecutionRow>,
-    /// The kernels of one batch, if they were counted.
+    /// The number of kernels of one batch, if they were counted.
     kernels: Option<u32>,
 }
 
+/// The execution times of one batch size.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ExecutionRow {
+    /// The batch size in rows.
     pub batch: u32,
-    /// Milliseconds, one for each SM count.
+    /// The times in ms, one for each SM count.
     pub ms: Vec<f64>,
 }
 
+/// The faults of a table of execution times.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum TableError {
-    #[error("no SM counts; give `sms: [14, 66, 132]`, say")]
+    /// The table has no SM counts.
+    #[error("no SM counts; use for example `sms: [14, 66, 132]`")]
     NoColumns,
+    /// The table has no batch sizes.
     #[error("no batch size; give `1: [..]` with a time in ms for each SM count")]
     NoRows,
-    #[error("SM counts must ascend from at least 1")]
+    /// The SM counts do not ascend, or one is 0.
+    #[error("SM counts must ascend and be at least 1")]
     ColumnsOutOfOrder,
+    /// A batch size appears twice, or is 0.
     #[error("batch sizes must differ and be at least 1")]
     RowsOutOfOrder,
-    #[error("batch size {batch} has {got} times for {want} SM counts")]
-    Ragged { batch: u32, got: usize, want: usize },
-    #[error("batch size {batch}: {ms} is not an execution time; give milliseconds above 0 and below 1000000")]
-    NotATime { batch: u32, ms: f64 },
+    /// The number of times differs from the number of SM counts.
+    #[error("batch size {batch} has {got} times for {want} SM counts; give one time for each SM count")]
+    Ragged {
+        /// The batch size in rows.
+        batch: u32,
+        /// The number of times.
+        got: usize,
+        /// The number of SM counts.
+        want: usize,
+    },
+    /// A time is not above 0 and below 1,000,000 ms.
+    #[error("batch size {batch}: invalid execution time {ms}; give milliseconds above 0 and below 1000000")]
+    NotATime {
+        /// The batch size in rows.
+        batch: u32,
+        /// The time in ms.
+        ms: f64,
+    },
 }
 
+/// The upper bound of an execution time in a table, in ms.
 const MAX_MS: f64 = 1e6;
 
-/// The mean length of a kernel of a batch of one row on all SMs, in s, where kernels were not
-/// counted: ten models on an H200 had 3 to 13 us.
+/// The mean duration of a kernel of a batch of one row on all SMs, in s, for models whose kernels were
+/// not counted. Ten models on an H200 had 3 to 13 µs.
 const KERNEL_S: f64 = 5e-6;
 
-/// Some eleven days, which leaves room for sums and products in nanoseconds.
+/// The longest time that the table yields, in ms: about eleven days, so that sums and products in
+/// nanoseconds do not overflow.
 const LONGEST_MS: f64 = 1e9;
 
 impl Execution {
-    /// All that keeps this from being a table; rows may come in any order.
+    /// Returns all faults of a table with these columns and rows. Rows may come in any order.
     pub fn faults(sms: &[Sms], rows: &[ExecutionRow]) -> Vec<TableError> {
         let mut faults = Vec::new();
         match sms.first() {
@@ -125,7 +165,11 @@ impl Execution {
         faults
     }
 
-    /// Rows may come in any order.
+    /// Returns the table of these columns and rows. Rows may come in any order.
+    ///
+    /// # Errors
+    ///
+    /// The first of the [faults](Self::faults).
     pub fn new(sms: Vec<Sms>, mut rows: Vec<ExecutionRow>) -> Result<Self, TableError> {
         rows.sort_by_key(|row| row.batch);
         match Self::faults(&sms, &rows).into_iter().next() {
@@ -134,25 +178,29 @@ impl Execution {
         }
     }
 
-    /// Sets how many kernels a batch has, of whatever size.
+    /// Sets the number of kernels of a batch, which is the same for all batch sizes.
     #[must_use]
     pub fn with_kernels(mut self, kernels: u32) -> Self {
         self.kernels = Some(kernels);
         self
     }
 
-    /// Returns the kernels of a batch, at least one: as counted, or as many of a usual length as a
-    /// batch of one row takes on the most SMs of the table.
+    /// Returns the number of kernels of a batch, at least 1. If the kernels were not counted, this is
+    /// the time of a batch of one row on the largest SM count, divided by the mean duration of a
+    /// kernel (5 µs).
     pub fn kernels(&self) -> f64 {
         let widest = self.sms.last().map_or(1.0, |sms| f64::from(sms.0));
         let usual = || self.ms(1, widest) / 1e3 / KERNEL_S;
         self.kernels.map_or_else(usual, f64::from).max(1.0)
     }
 
-    /// Linear between the table's points; `sms` may be a fraction, under contention. With fewer SMs
-    /// than the first column the time grows in inverse proportion, with more than the last it stays
-    /// the same. Smaller batches take as long as the first row, larger ones more in proportion, up
-    /// to some eleven days.
+    /// Returns the execution time of a batch of `batch` rows on `sms` SMs, which may be a fraction under
+    /// contention. The time is linear between the table's points.
+    ///
+    /// * Below the first SM count, the time grows in inverse proportion to the SMs.
+    /// * Above the last SM count, the time stays the same.
+    /// * Batches smaller than the first row take as long as the first row.
+    /// * Batches larger than the last row take longer in proportion, up to 10⁹ ms.
     pub fn time(&self, batch: u32, sms: f64) -> Duration {
         Duration::from_secs_f64(self.ms(batch, sms).min(LONGEST_MS) / 1e3)
     }
@@ -178,23 +226,26 @@ impl Execution {
             return row.ms[above - 1];
         }
         if above == 0 {
-            // With no SMs left at all, a thousandth of an SM bounds the result.
+            // A thousandth of an SM keeps the result finite if no SMs are left.
             return row.ms[0] * column(0) / sms.max(1e-3);
         }
         let part = (sms - column(above - 1)) / (column(above) - column(above - 1));
         lerp(row.ms[above - 1], row.ms[above], part)
     }
 
-    /// The least that a batch takes of the GPU, in SM·s: the smallest product of SMs and time.
+    /// Returns the least work of a batch in SM·s: the smallest product of SMs and time in the table's
+    /// columns.
     pub fn work(&self, batch: u32) -> f64 {
         let columns = self.sms.iter().map(|sms| f64::from(sms.0));
         columns.map(|sms| sms * self.ms(batch, sms) / 1e3).fold(f64::INFINITY, f64::min)
     }
 
+    /// Returns the SM counts in ascending order, at least one.
     pub fn sms(&self) -> &[Sms] {
         &self.sms
     }
 
+    /// Returns the rows by ascending batch size, at least one.
     pub fn rows(&self) -> &[ExecutionRow] {
         &self.rows
     }
@@ -230,14 +281,14 @@ mod tests {
     }
 
     #[test]
-    fn times_far_from_the_table_can_still_be_added_up() {
+    fn sums_of_times_far_from_the_table_do_not_overflow() {
         let slow = ExecutionRow { batch: 1, ms: vec![999_999.0] };
         let table = Execution::new(vec![Sms(1_000_000)], vec![slow]).unwrap();
         assert!(table.time(u32::MAX, 0.0).as_nanos() < u128::from(u64::MAX / 10_000));
     }
 
     #[test]
-    fn tables_that_are_none() {
+    fn faulty_tables_are_refused() {
         let bad = |sms: &[u32], rows: Vec<ExecutionRow>| {
             Execution::new(sms.iter().map(|&s| Sms(s)).collect(), rows).unwrap_err()
         };

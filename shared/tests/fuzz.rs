@@ -1,5 +1,5 @@
-//! Whatever a worker says, and whatever one is told, is read or refused. `cargo bolero test NAME` goes
-//! on for as long as it is let.
+//! Fuzz tests of the messages between supervisor and worker: any bytes are decoded or refused. `cargo
+//! bolero test NAME` runs one until it is stopped.
 
 use shadowslice_shared::batch::{self, Command, WorkerMessage};
 use shadowslice_shared::boot::{BootCommand, BootReply};
@@ -20,7 +20,10 @@ fn batches() {
         if let Ok(command) = batch::decode::<Command>(bytes) {
             let mut message = vec![0; batch::MAX_MESSAGE_BYTES];
             let again = batch::encode(&command, &mut message).map(|bytes| batch::decode(bytes).ok());
-            assert!(again.is_ok_and(|again| again == Some(command)), "what is read can be said again");
+            assert!(
+                again.is_ok_and(|again| again == Some(command)),
+                "a decoded message can be encoded again"
+            );
         }
         batch::decode::<WorkerMessage>(bytes).ok();
     });

@@ -204,7 +204,7 @@ fn document(root: &Value<'_>, context: &Context<'_>) -> Config {
     let sections = models::Sections { gpus: &gpus, limits: &limits, controller: &controller };
     let models = models::models(&fields, &sections, context);
     let (timeouts, lame_duck) = settings::timeouts(&fields);
-    let ready = fields.or("ready", Ready::default(), |value| settings::ready(value, &models));
+    let ready = fields.or("ready", ReadyConfig::default(), |value| settings::ready(value, &models));
     let workers = settings::workers(&fields, models.len());
     let control = fields.get("control").and_then(|value| peers::listed(&value, context));
     let model_control = settings::model_control(&fields, context);

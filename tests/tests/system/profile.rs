@@ -76,7 +76,7 @@ async fn what_cannot_be_measured_is_said() {
     let (code, why) = run(&[junk, "--sms", "1"]).await;
     assert!(code == 78 && why.contains("error: --sms: must be"), "{code} {why}");
     let (code, why) = run(&[junk, "--shares", "0"]).await;
-    assert!(code == 64 && why.contains("0 is not a share"), "{code} {why}");
+    assert!(code == 64 && why.contains("invalid share 0"), "{code} {why}");
 }
 
 #[tokio::test]

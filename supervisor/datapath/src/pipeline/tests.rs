@@ -242,7 +242,7 @@ async fn nonsense_and_answers_to_nothing_end_the_lane() {
         let batch = worker.batch().await;
         let wrong = if nonsense {
             worker.say(&[0xff; 100]);
-            "could not be understood: "
+            "cannot decode a message: "
         } else {
             worker.answer(batch.id + 1, Ok(vec![]));
             "which it does not have"
