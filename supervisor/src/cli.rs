@@ -251,8 +251,8 @@ pub(crate) fn run() -> ExitCode {
             let refused = |path: &Path| host::RunDir::refuses(path).map(|why| errors::chain(&why));
             let fault_of =
                 |model: &config::ModelConfig| if no_import || run { None } else { host::fault_of(model) };
-            let looks = (&refused as _, &fault_of as _, &advice as _);
-            let checked = config::check::run(&config, print, looks, &mut out, &mut err);
+            let checks = config::check::Checks { run_dir: &refused, model: &fault_of, advice: &advice };
+            let checked = config::check::run(&config, print, checks, &mut out, &mut err);
             drop((out, err));
             match checked {
                 Ok(0) if run => check_run::run(&config),

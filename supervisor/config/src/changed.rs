@@ -236,10 +236,10 @@ mod tests {
         config.models[0].slo.percentile = 99.9;
         let slo = |json| changed_model(&config, "a", json).unwrap().slo;
         let latency = std::time::Duration::from_millis(5);
-        assert_eq!(slo(r#"{"slo": "5ms"}"#), crate::Slo { latency, percentile: 99.9 });
+        assert_eq!(slo(r#"{"slo": "5ms"}"#), crate::SloTarget { latency, percentile: 99.9 });
         assert_eq!(
             slo(r#"{"slo": {"percentile": 90}}"#),
-            crate::Slo { percentile: 90.0, ..config.models[0].slo }
+            crate::SloTarget { percentile: 90.0, ..config.models[0].slo }
         );
     }
 

@@ -113,7 +113,8 @@ fn python(model: &Fields<'_>, context: &Context<'_>) -> EngineConfig {
         let named = value.text()?;
         let found = if named.contains('/') { Some(absolute(&context.shown(named))) } else { find(named) };
         if !found.as_deref().is_some_and(Path::is_file) {
-            context.lacks(value, format!("there is no `{named}`; name the interpreter by its whole path"));
+            context
+                .host_fault(value, format!("there is no `{named}`; name the interpreter by its whole path"));
         }
         Some(found)
     });

@@ -1,34 +1,37 @@
-//! Faults of a configuration, each with its place.
+//! Faults of a configuration, each with its file, line and key.
 
 use std::cell::RefCell;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Further faults are counted.
+/// The largest number of faults that a list shows. It only counts the others.
 const MAX_SHOWN: usize = 50;
 
-/// Both count from 1.
+/// A position in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Position {
+    /// The line, counted from 1.
     pub line: usize,
-    /// The character in the line.
+    /// The character in the line, counted from 1.
     pub column: usize,
 }
 
 impl Position {
-    /// For faults of the whole file.
+    /// The position of faults of the whole file.
     pub const START: Self = Self { line: 1, column: 1 };
 }
 
+/// A fault of a configuration, or a note on it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigFault {
-    /// As the user named it.
+    /// The file, as the user wrote its path.
     pub file: PathBuf,
+    /// The position of the value.
     pub at: Position,
-    /// Such as `models[0].slo`; empty for the whole document.
+    /// The path of the value, such as `models[0].slo`; empty for the whole document.
     pub path: String,
-    /// The fault and how to mend it.
+    /// The fault and its remedy.
     pub message: String,
 }
 
@@ -43,16 +46,23 @@ impl fmt::Display for ConfigFault {
     }
 }
 
+/// The error of loading a configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
+    /// The file cannot be read.
     #[error("cannot read {}; give the path of a YAML file", path.display())]
-    Read { path: PathBuf, source: io::Error },
-    /// All faults; every line of the text is a fault.
+    Read {
+        /// The path of the file, as the user wrote it.
+        path: PathBuf,
+        /// The error of the system.
+        source: io::Error,
+    },
+    /// The configuration has faults. The error's text lists one per line.
     #[error("{}", FaultList(.0))]
     Faults(Vec<ConfigFault>),
 }
 
-/// One a line and not too many.
+/// A list of faults to display: one per line, at most 50 and then the number of others.
 #[derive(Debug)]
 pub struct FaultList<'a>(pub &'a [ConfigFault]);
 
@@ -69,6 +79,7 @@ impl fmt::Display for FaultList<'_> {
     }
 }
 
+/// The faults of a file while it is read.
 #[derive(Debug)]
 pub(super) struct FaultLog {
     file: PathBuf,
@@ -80,7 +91,7 @@ impl FaultLog {
         Self { file: file.to_owned(), faults: RefCell::default() }
     }
 
-    /// Not yet in the log.
+    /// Returns a fault of this file without adding it to the log.
     pub(super) fn describe(&self, at: Position, path: &str, message: impl Into<String>) -> ConfigFault {
         ConfigFault { file: self.file.clone(), at, path: path.to_owned(), message: message.into() }
     }

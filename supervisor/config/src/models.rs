@@ -307,7 +307,7 @@ fn cpus(value: &Value<'_>, context: &Context<'_>) -> Option<Vec<usize>> {
         {
             let cores: Vec<_> =
                 cores.iter().map(|range| format!("{}-{}", range.start(), range.end())).collect();
-            context.lacks(&item, format!("there is no core {cpu}; there are {}", cores.join(", ")));
+            context.host_fault(&item, format!("there is no core {cpu}; there are {}", cores.join(", ")));
         }
         cpus.push(cpu);
     }

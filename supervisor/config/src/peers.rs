@@ -123,7 +123,7 @@ fn accounts(list: &Value<'_>, kind: AccountKind, context: &Context<'_>) -> Vec<A
 pub(super) fn check_known(value: &Value<'_>, kind: AccountKind, name: &str, context: &Context<'_>) {
     if !context.host.has_account(kind, name) {
         let kind = kind.name();
-        context.lacks(value, format!("there is no {kind} `{name}`; make it, or correct the name"));
+        context.host_fault(value, format!("there is no {kind} `{name}`; make it, or correct the name"));
     }
 }
 

@@ -51,7 +51,7 @@ pub(super) fn run_dir(root: &Fields<'_>, context: &Context<'_>) -> PathBuf {
     if let Some(value) = written
         && let Some(why) = context.host.refuses_run_dir(&run_dir)
     {
-        context.lacks(&value, why);
+        context.host_fault(&value, why);
     }
     run_dir
 }
@@ -175,7 +175,7 @@ pub(super) fn access_log(root: &Fields<'_>, context: &Context<'_>) -> Option<Pat
     let value = root.get("access_log")?;
     let path = absolute(&context.shown(value.text()?));
     if let Some(why) = context.host.refuses_log(&path) {
-        context.lacks(&value, why);
+        context.host_fault(&value, why);
     }
     Some(path)
 }

@@ -276,14 +276,13 @@ fn no_change_of_a_character_brings_the_loader_down() {
 #[test]
 fn check_says_what_it_found_and_exits_accordingly() {
     let folder = tempfile::tempdir().unwrap();
-    let refusal = |path: &Path| path.ends_with("refused").then(|| "it is refused".to_owned());
+    let refusal = |path: &Path| path.ends_with("refused").then(|| "this folder is refused".to_owned());
+    let checks = config::check::Checks { run_dir: &refusal, model: &|_| None, advice: &|_| Vec::new() };
     let check = |text: &str, print| {
         let path = folder.path().join("x.yaml");
         fs::write(&path, text).unwrap();
         let (mut out, mut err) = (Vec::new(), Vec::new());
-        let status =
-            config::check::run(&path, print, (&refusal, &|_| None, &|_| Vec::new()), &mut out, &mut err)
-                .unwrap();
+        let status = config::check::run(&path, print, checks, &mut out, &mut err).unwrap();
         let text =
             |bytes| String::from_utf8(bytes).unwrap().replace(&format!("{}/", folder.path().display()), "");
         (status, text(out), text(err))
@@ -303,7 +302,7 @@ fn check_says_what_it_found_and_exits_accordingly() {
     let (status, out, err) = check(&fine.replace("/run/x", "/run/refused"), false);
     assert_eq!(
         (status, out.as_str(), err.as_str()),
-        (78, "", "x.yaml:1:10: run_dir: on this host it is refused\n")
+        (78, "", "x.yaml:1:10: run_dir: on this host this folder is refused\n")
     );
 
     let (status, out, err) = check("models: {}\n", true);
@@ -311,16 +310,7 @@ fn check_says_what_it_found_and_exits_accordingly() {
     assert!(err.contains("x.yaml:1:9: models: must be a list"), "{err}");
     let nowhere = folder.path().join("nowhere.yaml");
     let mut err = Vec::new();
-    assert_eq!(
-        config::check::run(
-            &nowhere,
-            false,
-            (&refusal, &|_| None, &|_| Vec::new()),
-            &mut Vec::new(),
-            &mut err
-        )
-        .unwrap(),
-        78
-    );
+    let status = config::check::run(&nowhere, false, checks, &mut Vec::new(), &mut err).unwrap();
+    assert_eq!(status, 78);
     assert!(String::from_utf8(err).unwrap().starts_with("error: cannot read "));
 }

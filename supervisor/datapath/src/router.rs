@@ -202,13 +202,13 @@ mod tests {
 
     use super::*;
     use crate::clock::Clock;
-    use crate::pipeline::{LiveSettings, Settings, Slo};
+    use crate::pipeline::{LiveSettings, Settings, SloTarget};
 
     fn pipeline() -> Arc<Pipeline> {
         let settings = Settings {
             name: "m".to_owned(),
             live: LiveSettings {
-                slo: Slo { latency: Duration::from_secs(1), percentile: 99.0 },
+                slo: SloTarget { latency: Duration::from_secs(1), percentile: 99.0 },
                 max_delay: Duration::ZERO,
                 reject_late: false,
             },

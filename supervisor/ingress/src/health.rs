@@ -140,7 +140,7 @@ mod tests {
     use super::*;
     use shadowslice_datapath::clock::Clock;
     use shadowslice_datapath::peer::Guard;
-    use shadowslice_datapath::pipeline::{LiveSettings, Pipeline, Settings, Slo};
+    use shadowslice_datapath::pipeline::{LiveSettings, Pipeline, Settings, SloTarget};
     use shadowslice_datapath::pulse::Pulse;
     use shadowslice_datapath::repository::Repository;
     use shadowslice_datapath::router::{Route, Router};
@@ -167,7 +167,7 @@ mod tests {
         let settings = Settings {
             name: "m".to_owned(),
             live: LiveSettings {
-                slo: Slo { latency: Duration::from_secs(1), percentile: 99.0 },
+                slo: SloTarget { latency: Duration::from_secs(1), percentile: 99.0 },
                 max_delay: Duration::ZERO,
                 reject_late: false,
             },
