@@ -13,7 +13,7 @@ use shadowslice_control::models::patience;
 use shadowslice_operations::figures;
 use shadowslice_policy::sharing::PolicyName;
 use shadowslice_shared::exit::{self, fail};
-use shadowslice_shared::logged;
+use shadowslice_shared::rounding;
 use shadowslice_shared::tensor::TensorSpec;
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -106,7 +106,7 @@ async fn one(
             let died = died.map(|why| format!("; its last worker ended: {why}")).unwrap_or_default();
             Ok(Err(format!(
                 "the model was not ready within {}; see timeouts.spawn and timeouts.warm{died}",
-                logged::span(limit)
+                rounding::duration(limit)
             )))
         }
         None => {

@@ -251,7 +251,7 @@ pub(crate) fn run() -> ExitCode {
             let refused = |path: &Path| host::RunDir::refuses(path).map(|why| errors::chain(&why));
             let fault_of =
                 |model: &config::ModelConfig| if no_import || run { None } else { host::fault_of(model) };
-            let checks = config::check::Checks { run_dir: &refused, model: &fault_of, advice: &advice };
+            let checks = config::check::CheckHooks { run_dir: &refused, model: &fault_of, advice: &advice };
             let checked = config::check::run(&config, print, checks, &mut out, &mut err);
             drop((out, err));
             match checked {

@@ -1,6 +1,6 @@
 //! How serving ends: by a signal, by a successor, or by a fault.
 
-use shadowslice_shared::logged;
+use shadowslice_shared::rounding;
 use std::cell::Cell;
 use std::time::Duration;
 
@@ -61,7 +61,7 @@ pub(crate) async fn until_ended(
     if told == Told::Terminate && begun.get() && !lame_duck.is_zero() {
         tracing::info!(
             "unready, and serving for {} more; a second signal ends that",
-            logged::span(lame_duck)
+            rounding::duration(lame_duck)
         );
         tokio::select! {
             outcome = &mut conversation => return Some(outcome),

@@ -1,4 +1,4 @@
-//! A model's batches and queue.
+//! The keys `batch` and `queue` of models.
 
 use std::time::Duration;
 
@@ -9,11 +9,11 @@ use super::settings::{count, size_within};
 use super::types::{BatchConfig, LimitsConfig, OnLate, QueueConfig, SloTarget, batch_sizes};
 use super::{Context, units};
 
-/// In bytes.
+/// The largest value of `queue.memory` in bytes.
 const MAX_MEMORY: u64 = 1 << 40;
 
-/// Where the file does not say, `max` of an emulated engine is the default: it has the batch axis
-/// that it is told to have.
+/// Reads the settings of batching. Without `max`, a model of the emulated engine gets the default,
+/// because that engine can always batch.
 pub(super) fn batch(
     model: &Fields<'_>,
     is_emulated: bool,
@@ -30,21 +30,22 @@ pub(super) fn batch(
     BatchConfig { max, sizes, max_delay }
 }
 
-/// A request that waits for others has less time to run.
+/// Reads `batch.max_delay`. It must be below the SLO, because a request that waits for others has less
+/// time to run.
 fn max_delay(value: &Value<'_>, slo: &SloTarget, context: &Context<'_>) -> Option<Duration> {
     let delay = value.parsed(units::duration)?;
     let latency = units::show_duration(slo.latency);
     if delay >= slo.latency {
         value.fault(format!(
-            "a batch may wait for as long as the SLO of {latency}, and its requests are late; \
-             give less than half of that"
+            "a batch may wait for the whole SLO of {latency}, so that its requests are late; \
+             use less than half of that"
         ));
     } else if delay > slo.latency / 2 {
         context.note(
             value,
             format!(
                 "a batch may wait for more than half of the SLO of {latency}, \
-                 so that little is left to run it"
+                 which leaves little time to run it"
             ),
         );
     }
@@ -58,27 +59,27 @@ fn sizes(value: &Value<'_>, max: Option<u32>) -> Option<Vec<u32>> {
     match (sizes.last(), max) {
         (None, _) => {
             if value.is_list() {
-                value.fault("no sizes; give some, such as [1, 2, 4, 8], or remove the key");
+                value.fault("the list is empty; use for example [1, 2, 4, 8], or remove the key");
             }
             None
         }
         (Some(_), Some(0)) => {
-            value.fault("batch.max is 0, so the model has no batch axis; remove sizes");
+            value.fault("the model has no batch axis, because batch.max is 0; remove the key");
             None
         }
         (Some(_), _) if !sizes.is_sorted_by(|a, b| a < b) => {
-            value.fault("must ascend, such as [1, 2, 4, 8]");
+            value.fault("the sizes must ascend, for example [1, 2, 4, 8]");
             None
         }
         (Some(last), Some(max)) if *last != max => {
-            value.fault(format!("the last size, {last}, must be batch.max, {max}; correct one of them"));
+            value.fault(format!("the last size, {last}, must equal batch.max, {max}; correct one of them"));
             None
         }
         _ => Some(sizes),
     }
 }
 
-/// At least one request of the largest size fits into the memory.
+/// Reads the settings of the queue. At least one request of the largest size must fit into its memory.
 pub(super) fn queue(model: &Fields<'_>, limits: &LimitsConfig) -> QueueConfig {
     let fields = model.section("queue", &["max_requests", "memory", "on_late"]);
     let default = (256 << 20).max(limits.request_bytes);
@@ -86,7 +87,7 @@ pub(super) fn queue(model: &Fields<'_>, limits: &LimitsConfig) -> QueueConfig {
         let memory = size_within(value, 1, MAX_MEMORY)?;
         if memory < limits.request_bytes {
             value.fault(format!(
-                "less than one request may have; give at least limits.request_bytes, {}, or lower that",
+                "too small for the largest request; use at least limits.request_bytes, {}, or lower that",
                 units::show_size(limits.request_bytes)
             ));
         }

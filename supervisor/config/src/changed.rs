@@ -1,4 +1,4 @@
-//! A model's configuration, changed by a client as JSON; the client may set some of its keys.
+//! Changes to a model's configuration by a client, as JSON. A client may set some keys.
 
 use std::cell::RefCell;
 use std::path::Path;
@@ -11,34 +11,38 @@ use super::types::{Config, ModelConfig, ShareConfig};
 use super::yaml::{self, YamlNode};
 use super::{Context, EXAMPLE, bounds, document, render};
 
-/// No key among them decides which program or file is run.
+/// The keys that a client may set. None of them decides which program or file the supervisor runs.
 const KEYS: [&str; 8] = ["share", "slo", "batch", "queue", "priority", "handover", "standby", "warmup"];
 
 const MAX_BYTES: usize = 64 * 1024;
 
-/// The model's files are looked at again, and the model is checked beside the rest of `config`, which
-/// is in force; it stays within `written`, the same model as the operator's file has it. An error
-/// lists every fault.
+/// Returns a model's configuration with the changes in `json`.
+///
+/// The model and its files are checked together with the rest of `config`, the current configuration.
+/// The result stays within the bounds of `written`, the model in the operator's file.
+///
+/// # Errors
+///
+/// A text that lists every fault.
 pub fn changed_model(config: &Config, written: &ModelConfig, json: &str) -> Result<ModelConfig, String> {
     if json.len() > MAX_BYTES {
-        return Err(format!("the configuration has {} bytes; at most {MAX_BYTES}", json.len()));
+        return Err(format!("the configuration has {} bytes; at most {MAX_BYTES} are allowed", json.len()));
     }
     let log = FaultLog::new(Path::new("config"));
     let changes = yaml::parse(json, "{\"share\": \"40%\"}", &log);
-    // A key that is there twice is a fault, and there is a document all the same.
+    // A duplicate key is a fault, but there is still a document.
     let faults = log.into_sorted();
     let changes = changes.filter(|_| faults.is_empty()).ok_or_else(|| listed(faults))?;
     let mut whole = yaml::parse(&render(config), EXAMPLE, &FaultLog::new(Path::new("")))
-        .ok_or("the configuration in force cannot be read back; please report this")?;
-    let place =
-        config.models.iter().position(|model| model.name == written.name).ok_or("there is no such model")?;
+        .ok_or("the current configuration cannot be parsed again; please report this bug")?;
+    let place = config.models.iter().position(|model| model.name == written.name).ok_or("model not found")?;
     let models = Rc::make_mut(&mut whole).get_mut("models");
     if let Some(model) = models.and_then(|models| models.item_mut(place)) {
         change(model, &changes);
     }
     let log = FaultLog::new(Path::new("config"));
     check_keys(&Value::root(&changes, &log));
-    // A rendered configuration has absolute paths, so that neither folder nor environment matters.
+    // A rendered configuration has absolute paths, so the folder and the environment do not matter.
     let context = Context {
         dir: Path::new(""),
         env: &|_| None,
@@ -54,11 +58,11 @@ pub fn changed_model(config: &Config, written: &ModelConfig, json: &str) -> Resu
         return Err(listed(faults));
     }
     let mut model = read.models.swap_remove(place);
-    // A client cannot set it, and where it is `auto` it was not read.
+    // A client cannot change the GPU. For `gpu: auto` the reader returns 0, not the current GPU.
     model.gpu = config.models[place].gpu;
     if !names_initial(&changes) {
-        // Without this, the model would get an equal part of the SMs that other models leave, and
-        // their shares may have changed meanwhile.
+        // Otherwise the model would get an equal part of the share that other models leave, which may
+        // have changed since.
         let (old, share) = (config.models[place].share, model.share);
         let initial = old.initial.clamp(share.min, share.max);
         model.share = ShareConfig { initial, given: old.given, ..share };
@@ -77,7 +81,7 @@ fn names_initial(changes: &YamlNode) -> bool {
 fn check_keys(changes: &Value<'_>) {
     for (key, value) in changes.any_fields() {
         if !KEYS.contains(&key) {
-            value.fault(format!("cannot be set by a client; these can: {}", KEYS.join(", ")));
+            value.fault(format!("a client cannot set this key; use one of {}", KEYS.join(", ")));
         }
         if key == "warmup" {
             check_files(&value);
@@ -85,7 +89,8 @@ fn check_keys(changes: &Value<'_>) {
     }
 }
 
-/// The supervisor reads these files, which a client may not be allowed to.
+/// Refuses files for the warm-up. The supervisor would read them, but the client may have no permission
+/// to read them.
 fn check_files(warmup: &Value<'_>) {
     const WHY: &str = "a client cannot name a file; give `values` or a `range`";
     if warmup.is_scalar() {
@@ -96,8 +101,10 @@ fn check_files(warmup: &Value<'_>) {
     files.for_each(|file| file.fault(WHY));
 }
 
-/// A share alone is the initial share, and an SLO alone is its latency. A new largest batch size
-/// without `sizes` drops the old sizes, and an input's new values drop its file.
+/// Merges the changes into the model.
+///
+/// A scalar `share` is the initial share, and a scalar `slo` is the latency. A new largest batch size
+/// without `sizes` removes the old sizes, and new values of an input remove its file.
 fn change(model: &mut YamlNode, changes: &YamlNode) {
     let mut changes = changes.clone();
     for (key, within) in [("share", "initial"), ("slo", "latency")] {
@@ -105,9 +112,9 @@ fn change(model: &mut YamlNode, changes: &YamlNode) {
             value.wrap(within);
         }
     }
-    let said = |key| changes.get("batch").is_some_and(|batch| batch.get(key).is_some());
-    if said("max")
-        && !said("sizes")
+    let gives = |key| changes.get("batch").is_some_and(|batch| batch.get(key).is_some());
+    if gives("max")
+        && !gives("sizes")
         && let Some(batch) = model.get_mut("batch")
     {
         batch.remove("sizes");
@@ -116,7 +123,7 @@ fn change(model: &mut YamlNode, changes: &YamlNode) {
     model.merge(&changes);
 }
 
-/// Removes the files of inputs that the client gives otherwise.
+/// Removes the files of inputs whose values the client gives.
 fn leave_files(model: &mut YamlNode, changes: &YamlNode) {
     let (Some(warmup), Some(given)) = (model.get_mut("warmup"), changes.get("warmup")) else { return };
     for name in given.keys() {
@@ -126,7 +133,7 @@ fn leave_files(model: &mut YamlNode, changes: &YamlNode) {
     }
 }
 
-/// Leaves out the position of a fault: it lies in a rendered text that the client has not seen.
+/// Returns the faults without their positions, which lie in a rendered text that the client has not seen.
 fn listed(faults: Vec<ConfigFault>) -> String {
     let line = |ConfigFault { path, message, .. }: &ConfigFault| {
         if path.is_empty() { message.clone() } else { format!("{path}: {message}") }
@@ -182,12 +189,14 @@ mod tests {
             assert!(refused.contains("a client may only set"), "{json}: {refused}");
         }
         assert!(
-            changed_model(&config, "a", r#"{"cpus": [0]}"#).unwrap_err().starts_with("cpus: cannot be set")
+            changed_model(&config, "a", r#"{"cpus": [0]}"#)
+                .unwrap_err()
+                .starts_with("cpus: a client cannot set this key")
         );
         let less = r#"{"share": {"initial": "80%", "max": "80%"}, "priority": 6, "batch": {"max": 32},
             "queue": {"max_requests": 7, "memory": "64Mi"}, "standby": "off"}"#;
         changed_model(&config, "a", less).unwrap();
-        // What another load has lowered comes back, and no more than that.
+        // A client can raise what another load has lowered, but only up to what the operator wrote.
         let written = config.models[0].clone();
         config.models[0].priority = 9;
         let again = |json| super::changed_model(&config, &written, json);
@@ -198,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_said_stays() {
+    fn missing_keys_stay_unchanged() {
         let (_dir, config) = config();
         assert_eq!(changed_model(&config, "a", "{}").as_ref(), Ok(&config.models[0]));
         let changed = changed_model(
@@ -214,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_share_that_is_not_named_stays_whatever_others_have_got() {
+    fn a_missing_share_stays_unchanged_beside_other_models() {
         let (_dir, mut config) = config();
         let equal = config.models[1].share;
         assert!(!equal.given);
@@ -231,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn a_latency_alone_leaves_the_percentile() {
+    fn a_latency_alone_keeps_the_percentile() {
         let (_dir, mut config) = config();
         config.models[0].slo.percentile = 99.9;
         let slo = |json| changed_model(&config, "a", json).unwrap().slo;
@@ -244,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn values_of_a_client_stand_in_for_those_of_a_file() {
+    fn values_of_a_client_replace_those_of_a_file() {
         let (dir, config) = config();
         let written = std::fs::read_to_string(dir.path().join("config.yaml")).unwrap();
         let file = dir.path().join("with-file.yaml");
@@ -263,13 +272,13 @@ mod tests {
     }
 
     #[test]
-    fn every_fault_is_named_and_a_client_cannot_say_what_is_run() {
+    fn every_fault_is_reported_and_a_client_cannot_choose_what_runs() {
         let (_dir, config) = config();
         for (json, words) in [
-            (r#"{"path": "/etc/passwd"}"#, "path: cannot be set"),
-            (r#"{"name": "c"}"#, "name: cannot be set"),
+            (r#"{"path": "/etc/passwd"}"#, "path: a client cannot set"),
+            (r#"{"name": "c"}"#, "name: a client cannot set"),
             (r#"{"share": "400%"}"#, "share.initial"),
-            (r#"{"share": {"min": "60%"}}"#, "share.min of 110%"),
+            (r#"{"share": {"min": "60%"}}"#, "add up to 110%"),
             (r#"{"batch": {"mux": 8}}"#, "mux"),
             (r#"{"slo": "1ms", "slo": "2ms"}"#, "slo"),
             (r#"{"warmup": "/etc/x.json"}"#, "warmup: a client cannot name a file"),

@@ -19,7 +19,7 @@ pub type HostAdvice<'a> = &'a dyn Fn(&Config) -> Vec<String>;
 
 /// The checks that need other crates.
 #[derive(Clone, Copy)]
-pub struct Checks<'a> {
+pub struct CheckHooks<'a> {
     /// The check of the run directory.
     pub run_dir: RunDirCheck<'a>,
     /// The check of each model.
@@ -28,7 +28,7 @@ pub struct Checks<'a> {
     pub advice: HostAdvice<'a>,
 }
 
-/// Checks a configuration and returns the exit code.
+/// CheckHooks a configuration and returns the exit code.
 ///
 /// Writes faults and notes to `err`, and ignores an error of writing there. Writes a summary, or the
 /// whole configuration if `print` is set, to `out`.
@@ -39,7 +39,7 @@ pub struct Checks<'a> {
 pub fn run(
     path: &Path,
     print: bool,
-    checks: Checks<'_>,
+    checks: CheckHooks<'_>,
     out: &mut dyn Write,
     err: &mut dyn Write,
 ) -> io::Result<u8> {
@@ -55,7 +55,7 @@ pub fn run(
 
 fn report(
     (path, config, print): (&Path, &Config, bool),
-    checks: Checks<'_>,
+    checks: CheckHooks<'_>,
     out: &mut dyn Write,
     err: &mut dyn Write,
 ) -> io::Result<u8> {

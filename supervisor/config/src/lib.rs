@@ -64,8 +64,8 @@ struct Context<'a> {
 }
 
 impl Context<'_> {
-    /// Returns a path from the configuration, which is relative to its folder, as messages show it.
-    fn shown(&self, path: &str) -> PathBuf {
+    /// Returns the path of a file that the configuration names relative to its folder.
+    fn resolve(&self, path: &str) -> PathBuf {
         self.dir.join(path)
     }
 

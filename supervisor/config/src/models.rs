@@ -1,4 +1,4 @@
-//! The models.
+//! The key `models`.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use super::{Context, absolute, batch, engine, profile, shares, units, warmup};
 
 const MAX_MODELS: usize = 256;
 
-/// The bits of the kernel's usual CPU set.
+/// The largest number of CPU cores: the bits of the kernel's usual CPU set.
 const MAX_CPUS: usize = 1024;
 
 const KEYS: &[&str] = &[
@@ -40,7 +40,7 @@ const KEYS: &[&str] = &[
     "warmup",
 ];
 
-/// What models are checked against.
+/// The other sections of the configuration, against which models are checked.
 pub(super) struct Sections<'a> {
     pub(super) gpus: &'a [GpuConfig],
     pub(super) limits: &'a LimitsConfig,
@@ -49,7 +49,7 @@ pub(super) struct Sections<'a> {
 
 pub(super) fn models(root: &Fields<'_>, sections: &Sections<'_>, context: &Context<'_>) -> Vec<ModelConfig> {
     let gpus = sections.gpus;
-    let why = "give `models: [{path: digits.onnx, slo: 20ms}]`, say";
+    let why = "give for example `models: [{path: digits.onnx, slo: 20ms}]`";
     let Some(list) = root.required("models", why) else { return Vec::new() };
     let Some(items) = list.items_up_to(MAX_MODELS, "models") else { return Vec::new() };
     let mut models: Vec<ModelConfig> = Vec::new();
@@ -60,7 +60,7 @@ pub(super) fn models(root: &Fields<'_>, sections: &Sections<'_>, context: &Conte
         if let Some(first) = named.filter(|_| !model.name.is_empty()) {
             let first = items[first].line();
             let message =
-                format!("`{}` is the name of the model in line {first} too; names must differ", model.name);
+                format!("the model in line {first} is named `{}` too; use different names", model.name);
             fields.fault("name", message);
         }
         models.push(model);
@@ -70,7 +70,7 @@ pub(super) fn models(root: &Fields<'_>, sections: &Sections<'_>, context: &Conte
     models
 }
 
-/// The share is settled later, together with the other models' shares.
+/// Reads a model. Its initial share is set later, together with those of the other models.
 fn model(fields: &Fields<'_>, sections: &Sections<'_>, context: &Context<'_>) -> ModelConfig {
     let Sections { gpus, limits, controller } = *sections;
     let first_file_fault = context.file_faults.borrow().len();
@@ -79,7 +79,7 @@ fn model(fields: &Fields<'_>, sections: &Sections<'_>, context: &Context<'_>) ->
     let (engine, inputs) = engine::engine(fields, gpus.get(gpu), limits, context);
     let name = name(fields);
     let profile =
-        fields.get("profile").and_then(|value| value.text().map(|path| (value, context.shown(path))));
+        fields.get("profile").and_then(|value| value.text().map(|path| (value, context.resolve(path))));
     let read = profile.as_ref().and_then(|(value, path)| profile::load(value, path, context));
     let handover = handover(fields);
     let is_emulated = matches!(engine, EngineConfig::Emulated { .. });
@@ -120,7 +120,7 @@ fn broken(context: &Context<'_>, first: usize) -> Option<String> {
 
 const MAX_NAME: usize = 128;
 
-/// Empty if the name is missing, which is a fault.
+/// Reads a model's name. If the name is missing this is a fault, and the name is empty.
 fn name(fields: &Fields<'_>) -> String {
     let is_name = |name: &str| {
         let is_allowed = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
@@ -130,29 +130,30 @@ fn name(fields: &Fields<'_>) -> String {
         let name = value.text().unwrap_or_default();
         if !name.is_empty() && !is_name(name) {
             value.fault(format!(
-                "`{name}` is not a model's name; use letters, digits, `.`, `_` and `-`, at most {MAX_NAME}"
+                "invalid model name `{name}`; use at most {MAX_NAME} letters, digits, `.`, `_` and `-`"
             ));
         }
         return name.to_owned();
     }
     let Some(path) = fields.get("path") else {
-        fields.fault("name", "missing; a model without a path needs a name, such as `name: echo`");
+        fields.fault("name", "missing; a model without a path needs a name, for example `name: echo`");
         return String::new();
     };
     let stem = path.word().and_then(engine::stem).unwrap_or_default();
     if !stem.is_empty() && !is_name(&stem) {
         let message = format!(
-            "the file's stem `{stem}` is not a model's name; give `name`, of letters, digits, `.`, `_` and `-`"
+            "the file's stem `{stem}` is not a valid model name; give a `name` of letters, digits, `.`, `_` and `-`"
         );
         path.fault(message);
     }
     stem
 }
 
-/// The largest index that is understood at all.
+/// The largest index that is a number at all; whether there is such a GPU is checked separately.
 const LAST_GPU: usize = 1023;
 
-/// What else is said of such a model must hold on each GPU.
+/// Returns whether `gpu` is `auto`. All GPUs must then be of one kind, because the model's other
+/// settings must be valid on each of them.
 fn gpu_auto(fields: &Fields<'_>, gpus: &[GpuConfig]) -> bool {
     let Some(value) = fields.get("gpu").filter(|value| value.word() == Some("auto")) else { return false };
     let kind = |gpu: &GpuConfig| match gpu {
@@ -160,7 +161,9 @@ fn gpu_auto(fields: &Fields<'_>, gpus: &[GpuConfig]) -> bool {
         GpuConfig::Cuda { partition, .. } => Some(*partition),
     };
     if gpus.windows(2).any(|pair| kind(&pair[0]) != kind(&pair[1])) {
-        value.fault("`auto` needs GPUs of one kind: all emulated, or all with the same `partition`");
+        value.fault(
+            "`auto` needs GPUs of one kind; make all of them emulated or give all the same `partition`",
+        );
     }
     true
 }
@@ -171,7 +174,7 @@ fn gpu(fields: &Fields<'_>, gpus: &[GpuConfig]) -> usize {
         if index >= gpus.len() && !gpus.is_empty() {
             let last = gpus.len() - 1;
             value.fault(format!(
-                "there is no GPU {index}; `gpus` has 0 to {last}, counted from 0 in the order of the list"
+                "GPU {index} not found; use an index from 0 to {last}, the positions in the list `gpus`"
             ));
         }
         Some(index)
@@ -181,33 +184,34 @@ fn gpu(fields: &Fields<'_>, gpus: &[GpuConfig]) -> usize {
 fn slo(fields: &Fields<'_>) -> SloTarget {
     const PERCENTILE: f64 = 99.0;
     let placeholder = SloTarget { latency: Duration::from_secs(1), percentile: PERCENTILE };
-    let why = "say within which time requests must be answered, such as `slo: 20ms`";
+    let why = "give the time within which requests must be answered, for example `slo: 20ms`";
     let Some(value) = fields.required("slo", why) else { return placeholder };
     if value.is_scalar() {
         return latency(&value).map_or(placeholder, |latency| SloTarget { latency, ..placeholder });
     }
     let slo = value.fields(&["latency", "percentile"]);
-    let given = slo.required("latency", "say within which time requests must be answered, such as 20ms");
+    let given =
+        slo.required("latency", "give the time within which requests must be answered, for example 20ms");
     SloTarget {
         latency: given.and_then(|value| latency(&value)).unwrap_or(placeholder.latency),
         percentile: slo.or("percentile", PERCENTILE, percentile),
     }
 }
 
-/// A percentile below 1 promises next to nothing, and is meant as a fraction.
+/// Reads a percentile. One below 1 is a fault, because it is probably meant as a fraction.
 fn percentile(value: &Value<'_>) -> Option<f64> {
-    const WANTED: &str = "a number above 0 and below 100, such as 99 or 99.9";
+    const WANTED: &str = "a number above 0 and below 100 (for example 99 or 99.9)";
     let given = value.number(WANTED, |percentile| percentile > 0.0 && percentile < 100.0)?;
     if given < 1.0 {
-        // Rounded: 0.999 is not quite what a hundredth of 99.9 is.
+        // Rounding makes 99.9 of 0.999, which has no exact binary form.
         let percent = (given * 1e8).round() / 1e6;
-        value.fault(format!("{given} is a fraction; write {percent}, in percent"));
+        value.fault(format!("{given} is a fraction; use {percent}, in percent"));
     }
     Some(given)
 }
 
-/// Even the whole GPU is too slow for the objective: a request may wait for a batch of one row, and
-/// is in the next. The profile may be wrong, so this is a note and not a fault.
+/// Adds a note if even the whole GPU is too slow for the SLO: a request may wait for a batch of one row
+/// and then runs in the next. This is not a fault, because the profile may be wrong.
 fn note_hopeless(
     fields: &Fields<'_>,
     slo: &SloTarget,
@@ -223,8 +227,13 @@ fn note_hopeless(
     let two_batches = 2 * profile.execution.time(1, f64::from(whole.0));
     if let Some(value) = fields.get("slo").filter(|_| two_batches > slo.latency) {
         let ms = two_batches.as_secs_f64() * 1e3;
-        let why = "cannot be kept under load: by its profile two batches of one row take";
-        context.note(&value, format!("{why} {ms:.1} ms on the whole GPU; no share is changed for it"));
+        context.note(
+            &value,
+            format!(
+                "the model cannot meet this SLO under load: by its profile, two batches of one row take {ms:.1} ms \
+                 on the whole GPU; the policy will not change shares for it"
+            ),
+        );
     }
 }
 
@@ -232,17 +241,17 @@ fn note_other_shapes(fields: &Fields<'_>, warmup: &WarmupConfig, profile: &Profi
     let Some(value) = fields.get("profile") else { return };
     for (input, measured) in &profile.shapes {
         let warmed = match warmup.inputs.get(input).and_then(WarmupInput::given_shape) {
-            // An array has the batch axis too.
+            // An array also has the batch axis.
             Some([_, shape @ ..]) if shape == measured => continue,
             Some(shape) if shape == measured => continue,
             Some(shape) => format!("has {shape:?}"),
-            None => "gives it no shape, so that its free axes have the first length that works".to_owned(),
+            None => "gives none, so that free axes have the first length that works".to_owned(),
         };
         context.note(
             &value,
             format!(
-                "was measured with the input {input} of shape {measured:?}, and `warmup` {warmed}: \
-                 a batch may take another time; measure with the shape that requests have, and name it in `warmup`"
+                "the profile was measured with shape {measured:?} of input {input}, but `warmup` {warmed}; times may \
+                 differ: measure with the shape of your requests, and give the same shape in `warmup`"
             ),
         );
     }
@@ -251,7 +260,7 @@ fn note_other_shapes(fields: &Fields<'_>, warmup: &WarmupConfig, profile: &Profi
 fn latency(value: &Value<'_>) -> Option<Duration> {
     let latency = value.parsed(units::duration)?;
     if latency.is_zero() {
-        value.fault("no request can be answered in no time; give a latency above zero, such as 20ms");
+        value.fault("the latency must be above zero; use for example 20ms");
         return None;
     }
     at_least(value, Duration::from_micros(1))
@@ -265,11 +274,11 @@ fn priority(
 ) -> u32 {
     let Some(value) = fields.get("priority") else { return 1 };
     let priority = value.whole(1..=1000).unwrap_or(1);
-    // MPS prefers clients by it.
-    let heeded = controller.policy.heeds_priorities()
+    // MPS schedules clients by their priority under any policy.
+    let has_effect = controller.policy.heeds_priorities()
         || matches!(gpu, Some(GpuConfig::Cuda { partition: Partitioning::Mps, .. }));
-    if priority != 1 && !heeded {
-        context.note(&value, format!("has no effect under `policy: {}`", controller.policy));
+    if priority != 1 && !has_effect {
+        context.note(&value, format!("this has no effect under `policy: {}`", controller.policy));
     }
     priority
 }
@@ -289,7 +298,10 @@ fn standby(fields: &Fields<'_>, handover: HandoverMode, context: &Context<'_>) -
     let words = [("off", false), ("always", true)];
     let standby = fields.or("standby", false, |value| value.one_of(&words));
     if let (Some(value), true, HandoverMode::Restart) = (fields.get("standby"), standby, handover) {
-        context.note(&value, "has no effect under `handover: restart`: the model never has two workers");
+        context.note(
+            &value,
+            "this has no effect under `handover: restart`, because the model never has two workers",
+        );
     }
     standby
 }
@@ -299,7 +311,7 @@ fn cpus(value: &Value<'_>, context: &Context<'_>) -> Option<Vec<usize>> {
     for item in value.items() {
         let cpu = item.whole(0..=MAX_CPUS - 1)?;
         if cpus.contains(&cpu) {
-            item.fault(format!("core {cpu} is in the list already; name each once"));
+            item.fault(format!("core {cpu} is already in the list; list each core once"));
             return None;
         }
         if let Some(cores) = context.host.cores()
@@ -307,7 +319,7 @@ fn cpus(value: &Value<'_>, context: &Context<'_>) -> Option<Vec<usize>> {
         {
             let cores: Vec<_> =
                 cores.iter().map(|range| format!("{}-{}", range.start(), range.end())).collect();
-            context.host_fault(&item, format!("there is no core {cpu}; there are {}", cores.join(", ")));
+            context.host_fault(&item, format!("core {cpu} not found; use cores of {}", cores.join(", ")));
         }
         cpus.push(cpu);
     }
@@ -320,10 +332,10 @@ fn memory_limit(fields: &Fields<'_>, gpu: Option<&GpuConfig>, context: &Context<
     let value = memory.get("limit")?;
     match gpu {
         Some(GpuConfig::Emulated { .. }) => {
-            context.note(&value, "has no effect on an emulated GPU, which has no memory of its own");
+            context.note(&value, "this has no effect on an emulated GPU, which has no memory");
         }
         Some(GpuConfig::Cuda { partition: Partitioning::None, .. }) => {
-            context.note(&value, "has no effect on a GPU with `partition: none`: it is MPS that enforces it");
+            context.note(&value, "this has no effect under `partition: none`, because only MPS enforces it");
         }
         Some(GpuConfig::Cuda { partition: Partitioning::Mps, .. }) | None => {}
     }

@@ -1,12 +1,12 @@
-//! What can be known of an ONNX model's file without loading it: that it is one, that it is there
-//! to its end, and its inputs. Everything large is skipped.
+//! A quick check of an ONNX model's file without loading it: whether it is an ONNX model, whether it is
+//! complete, and which inputs and external files it has. The check skips everything large.
 
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
-/// Numbers of fields, as onnx.proto has them.
+/// The numbers of fields in onnx.proto.
 const MODEL_GRAPH: u64 = 7;
 const GRAPH_INITIALIZER: u64 = 5;
 const GRAPH_INPUT: u64 = 11;
@@ -15,10 +15,10 @@ const ENTRY_KEY: u64 = 1;
 const ENTRY_VALUE: u64 = 2;
 const VALUE_NAME: u64 = 1;
 
-/// Of `ModelProto`: the largest number of a field.
+/// The largest number of a field of `ModelProto`.
 const MODEL_MOST: u64 = 26;
 
-/// Of a protocol buffer's fields: how their values are written.
+/// The wire types of a protocol buffer's fields.
 const VARINT: u64 = 0;
 const FIXED_64: u64 = 1;
 const BYTES: u64 = 2;
@@ -26,7 +26,7 @@ const FIXED_32: u64 = 5;
 
 const MAX_NAME: u64 = 64 * 1024;
 
-/// Names of the inputs of the model in that file; older models name constants, too.
+/// Returns the names of the inputs of the model in a file. Older models list constants among them.
 pub(super) fn inputs(path: &Path) -> io::Result<Vec<String>> {
     let mut file = File::open(path)?;
     let len = file.metadata()?.len();
@@ -37,7 +37,7 @@ pub(super) fn inputs(path: &Path) -> io::Result<Vec<String>> {
     }
     file.seek(SeekFrom::Start(0))?;
     let mut walk = Walk { file: BufReader::new(file), at: 0 };
-    let graph = walk.find_in_model(len)?.ok_or_else(|| none("it has no graph"))?;
+    let graph = walk.find_in_model(len)?.ok_or_else(|| not_onnx("the file has no graph"))?;
     walk.inputs(graph)
 }
 
@@ -46,36 +46,36 @@ pub(super) fn external_files(path: &Path) -> io::Result<BTreeSet<PathBuf>> {
     let file = File::open(path)?;
     let len = file.metadata()?.len();
     let mut walk = Walk { file: BufReader::new(file), at: 0 };
-    let graph = walk.find_in_model(len)?.ok_or_else(|| none("it has no graph"))?;
+    let graph = walk.find_in_model(len)?.ok_or_else(|| not_onnx("the file has no graph"))?;
     walk.external_files(graph)
 }
 
-/// What is often in the place of a model.
+/// Recognises files that are often in the place of a model.
 fn instead(head: &[u8]) -> Option<&'static str> {
     let text = head.trim_ascii_start();
     let is = |start: &str| text.get(..start.len()).is_some_and(|s| s.eq_ignore_ascii_case(start.as_bytes()));
     if is("version https://git-lfs") {
-        Some("it is a pointer of Git LFS; run `git lfs pull`")
+        Some("this is a Git LFS pointer; run `git lfs pull`")
     } else if is("<!doctype") || is("<html") || is("<?xml") {
-        Some("it is a web page and no ONNX model; a download went wrong")
+        Some("this is a web page and not an ONNX model; download the model again")
     } else {
         None
     }
 }
 
-fn none(why: &str) -> io::Error {
-    io::Error::other(format!("it is no ONNX model: {why}"))
+fn not_onnx(why: &str) -> io::Error {
+    io::Error::other(format!("this is not an ONNX model: {why}"))
 }
 
 fn truncated() -> io::Error {
-    io::Error::other("it is truncated, or no ONNX model; copy it again")
+    io::Error::other("the file is truncated, or not an ONNX model; copy it again")
 }
 
 #[derive(Clone, Copy)]
 struct Field {
     number: u64,
     kind: u64,
-    /// Where its value ends.
+    /// The offset of the end of its value.
     end: u64,
 }
 
@@ -85,13 +85,13 @@ struct Walk {
 }
 
 impl Walk {
-    /// All of the file is walked through, so that its end is known to be there.
+    /// Returns the range of the graph. Walks through the whole file, to find out if it is complete.
     fn find_in_model(&mut self, len: u64) -> io::Result<Option<(u64, u64)>> {
         let mut graph = None;
         while self.at < len {
             let field = self.field(len)?;
             if field.number == 0 || field.number > MODEL_MOST {
-                return Err(none("its bytes are not those of one"));
+                return Err(not_onnx("the bytes are not a valid protocol buffer"));
             }
             if field.number == MODEL_GRAPH && field.kind == BYTES {
                 graph = Some((self.at, field.end));
@@ -165,7 +165,7 @@ impl Walk {
         Ok(None)
     }
 
-    /// The field that begins here, which ends before `end`.
+    /// Reads the start of the field at this offset. The field must end at `end` or before.
     fn field(&mut self, end: u64) -> io::Result<Field> {
         let key = self.varint()?;
         let (number, kind) = (key >> 3, key & 7);
@@ -177,7 +177,7 @@ impl Walk {
             FIXED_64 => 8,
             BYTES => self.varint()?,
             FIXED_32 => 4,
-            _ => return Err(none("its bytes are not those of one")),
+            _ => return Err(not_onnx("the bytes are not a valid protocol buffer")),
         };
         match self.at.checked_add(bytes) {
             Some(found) if found <= end => Ok(Field { number, kind, end: found }),
@@ -196,7 +196,7 @@ impl Walk {
                 return Ok(value);
             }
         }
-        Err(none("its bytes are not those of one"))
+        Err(not_onnx("the bytes are not a valid protocol buffer"))
     }
 
     fn go_to(&mut self, place: u64) -> io::Result<()> {
@@ -211,7 +211,7 @@ impl Walk {
 mod tests {
     use super::*;
 
-    /// A field of bytes.
+    /// Returns a field of bytes.
     fn field(number: u8, value: &[u8]) -> Vec<u8> {
         let len = u8::try_from(value.len()).unwrap();
         [&[number << 3 | 2, len][..], value].concat()
@@ -250,10 +250,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_whole_model_is_told_apart() {
+    fn incomplete_and_other_files_are_recognised() {
         let whole = model();
         for end in 1..whole.len() {
-            // A model that ends between two fields lacks nothing that could be seen.
+            // The check cannot see that a model ends too early if it ends between two fields.
             let cut = found(&whole[..end]);
             let between = [2, 11, whole.len() - 2].contains(&end);
             assert!(between || cut.is_err(), "{end}: {cut:?}");
@@ -264,12 +264,12 @@ mod tests {
             (b"<!DOCTYPE html><html>404", "web page"),
             (b"\n <html><body>", "web page"),
             (b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a", "git lfs pull"),
-            (b"this is no model", "no ONNX model"),
-            (b"PK\x03\x04", "no ONNX model"),
-            (&[0xff; 20], "no ONNX model"),
+            (b"some other text", "not an ONNX model"),
+            (b"PK\x03\x04", "not an ONNX model"),
+            (&[0xff; 20], "not an ONNX model"),
         ] {
-            let said = found(bytes).unwrap_err();
-            assert!(said.contains(why), "{said}");
+            let error = found(bytes).unwrap_err();
+            assert!(error.contains(why), "{error}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Reads typed values out of a tree, records their faults, and goes on.
+//! A reader of typed values from a YAML tree. It records every fault and continues.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -9,6 +9,7 @@ use strsim::levenshtein;
 use super::faults::{ConfigFault, FaultLog, Position};
 use super::yaml::{YamlContent, YamlEntry, YamlNode};
 
+/// A value in the tree, with its path.
 #[derive(Debug, Clone)]
 pub(super) struct Value<'a> {
     node: &'a YamlNode,
@@ -16,9 +17,10 @@ pub(super) struct Value<'a> {
     log: &'a FaultLog,
 }
 
+/// The entries of a map with known keys.
 #[derive(Debug)]
 pub(super) struct Fields<'a> {
-    /// `None` if the value is no map: then no missing key is reported.
+    /// The position of the map. If the value is not a map this is empty, and no missing key is reported.
     at: Option<Position>,
     path: String,
     entries: &'a [YamlEntry],
@@ -59,10 +61,11 @@ impl<'a> Value<'a> {
         matches!(self.node.content, YamlContent::Scalar { .. })
     }
 
-    /// Other keys are faults. A value that is no map is a fault too, and has no keys then.
+    /// Returns the entries of a map, and records unknown keys as faults. If the value is not a map, this
+    /// is a fault and there are no entries.
     pub(super) fn fields(&self, known: &'static [&'static str]) -> Fields<'a> {
         let example = known.iter().take(3).copied().collect::<Vec<_>>().join(", ");
-        let entries = self.entries(&format!("a map with keys such as {example}"));
+        let entries = self.entries(&format!("a map (with keys such as {example})"));
         for entry in entries.iter().filter(|entry| !known.contains(&entry.key.as_str())) {
             self.log.add(entry.at, &join(&self.path, &entry.key), unknown_key(&entry.key, known));
         }
@@ -70,7 +73,8 @@ impl<'a> Value<'a> {
         Fields { at, path: self.path.clone(), entries, known, log: self.log }
     }
 
-    /// Keys may have any name. A value that is no map is a fault.
+    /// Returns the entries of a map whose keys may have any name. If the value is not a map, this is a
+    /// fault.
     pub(super) fn any_fields(&self) -> impl Iterator<Item = (&'a str, Value<'a>)> {
         let entries = self.entries("a map of keys and values");
         entries.iter().map(|entry| {
@@ -89,13 +93,13 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// No fault is recorded.
+    /// Returns the value of a key of a map. Records no fault.
     pub(super) fn entry(&self, key: &str) -> Option<Value<'a>> {
         let node = self.node.get(key)?;
         Some(Value { node, path: join(&self.path, key), log: self.log })
     }
 
-    /// A value that is no list is a fault, and has no items.
+    /// Returns the items of a list. If the value is not a list, this is a fault and there are no items.
     pub(super) fn items(&self) -> Vec<Value<'a>> {
         match &self.node.content {
             YamlContent::List(items) => {
@@ -110,30 +114,30 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// More than `most` items are a fault.
+    /// Returns the items of a list, and records more than `most` items as a fault.
     pub(super) fn items_up_to(&self, most: usize, what: &str) -> Option<Vec<Value<'a>>> {
         let items = self.items();
         if items.len() > most {
-            self.fault(format!("{} {what}; at most {most}", items.len()));
+            self.fault(format!("too many {what}: {}; at most {most} are allowed", items.len()));
             return None;
         }
         Some(items)
     }
 
-    /// A fault where the text is empty or cannot be shown in a line.
+    /// Returns a text. An empty text is a fault, and so is a text with a control character.
     pub(super) fn text(&self) -> Option<&'a str> {
         match self.word() {
             None => self.wrong("text"),
-            Some("") => self.fault("is empty; write text, or remove the key"),
+            Some("") => self.fault("empty text; write a text, or remove the key"),
             Some(text) if text.contains(char::is_control) => {
-                self.fault("has a line break or control character; remove it")
+                self.fault("the text has a line break or another control character; remove it")
             }
             good => return good,
         }
         None
     }
 
-    /// No fault is recorded.
+    /// Returns the text of a scalar. Records no fault.
     pub(super) fn word(&self) -> Option<&'a str> {
         match &self.node.content {
             YamlContent::Scalar { text, .. } if !self.node.is_null() => Some(text),
@@ -158,7 +162,7 @@ impl<'a> Value<'a> {
         number
     }
 
-    /// `kind` says which numbers pass `test`.
+    /// Returns a number that passes `test`. Otherwise records that the value must be `kind`.
     pub(super) fn number(&self, kind: &str, test: impl FnOnce(f64) -> bool) -> Option<f64> {
         let number =
             self.number_text(kind)?.parse().ok().filter(|number: &f64| number.is_finite() && test(*number));
@@ -197,7 +201,7 @@ impl<'a> Value<'a> {
         };
         let found = known.iter().find(|(name, _)| *name == text).map(|(_, value)| *value);
         if found.is_none() {
-            self.fault(format!("`{}` is not known here; write {}", shortened(text), alternatives(&names)));
+            self.fault(format!("unknown value `{}`; use {}", shortened(text), alternatives(&names)));
         }
         found
     }
@@ -205,14 +209,14 @@ impl<'a> Value<'a> {
     fn wrong(&self, wanted: &str) {
         let got = match &self.node.content {
             _ if self.node.is_null() => {
-                return self.fault(format!("has no value; write {wanted}, or remove the key"));
+                return self.fault(format!("the key has no value; write {wanted}, or remove the key"));
             }
             YamlContent::Scalar { text, plain: true } => format!("`{}`", shortened(text)),
             YamlContent::Scalar { text, .. } => format!("the text \"{}\"", shortened(text)),
             YamlContent::List(_) => "a list".to_owned(),
             YamlContent::Map(_) => "a map".to_owned(),
         };
-        self.fault(format!("must be {wanted}, and is {got}"));
+        self.fault(format!("must be {wanted}, not {got}"));
     }
 
     pub(super) fn is_plain(&self) -> bool {
@@ -222,7 +226,7 @@ impl<'a> Value<'a> {
 
 impl<'a> Fields<'a> {
     pub(super) fn get(&self, key: &'static str) -> Option<Value<'a>> {
-        debug_assert!(self.known.contains(&key), "`{key}` is read and not known");
+        debug_assert!(self.known.contains(&key), "`{key}` is not among the known keys");
         let entry = self.entries.iter().find(|entry| entry.key == key)?;
         Some(Value { node: &entry.node, path: join(&self.path, key), log: self.log })
     }
@@ -241,7 +245,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// The default stands for a missing or faulty value.
+    /// Returns the value of a key, or the default if the key is missing or its value faulty.
     pub(super) fn or<T>(
         &self,
         key: &'static str,
@@ -251,7 +255,7 @@ impl<'a> Fields<'a> {
         self.get(key).and_then(|value| read(&value)).unwrap_or(default)
     }
 
-    /// Without any keys if the map is missing.
+    /// Returns the entries of a map, or none if the key is missing.
     pub(super) fn section(&self, key: &'static str, known: &'static [&'static str]) -> Self {
         match self.get(key) {
             Some(value) => value.fields(known),
@@ -259,7 +263,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// The key may be missing.
+    /// Records a fault of a key. If the key is missing, the fault has the position of the map.
     pub(super) fn fault(&self, key: &'static str, message: impl Into<String>) {
         match self.get(key) {
             Some(value) => value.fault(message),
@@ -277,7 +281,7 @@ fn join(path: &str, key: &str) -> String {
     if path.is_empty() { key } else { format!("{path}.{key}") }
 }
 
-/// Characters of the user's text.
+/// The largest number of characters of a user's text in a message.
 const MAX_QUOTED: usize = 60;
 
 fn shortened(text: &str) -> String {
@@ -291,16 +295,16 @@ fn shortened(text: &str) -> String {
 
 fn unknown_key(key: &str, known: &[&str]) -> String {
     if key == "<<" {
-        return "YAML's merge keys are not known here; write the keys out".to_owned();
+        return "YAML merge keys are not supported; write out the keys".to_owned();
     }
-    // The distance would take long to compute, and a long key is far from every known key.
+    // A long key would take long to compare, and is far from every known key.
     let nearest =
         known.iter().map(|name| (levenshtein(key, name), name)).filter(|_| key.len() <= MAX_QUOTED).min();
     match nearest {
         Some((distance, name)) if distance <= 1 + name.len() / 4 => {
             format!("unknown key; did you mean `{name}`?")
         }
-        _ => format!("unknown key; known here: {}", known.join(", ")),
+        _ => format!("unknown key; use one of {}", known.join(", ")),
     }
 }
 
@@ -322,11 +326,11 @@ mod tests {
     #[test]
     fn near_misses_are_recognised() {
         assert_eq!(unknown_key("modles", &["models", "gpus"]), "unknown key; did you mean `models`?");
-        assert_eq!(unknown_key("colour", &["models", "gpus"]), "unknown key; known here: models, gpus");
+        assert_eq!(unknown_key("colour", &["models", "gpus"]), "unknown key; use one of models, gpus");
     }
 
     #[test]
-    fn long_texts_are_not_repeated_whole() {
+    fn long_texts_are_shortened() {
         assert_eq!(shortened("short"), "short");
         assert_eq!(shortened(&"é".repeat(1000)), format!("{}...", "é".repeat(MAX_QUOTED)));
         assert_eq!(shortened("two\nlines"), "two lines");

@@ -1,4 +1,5 @@
-//! The whole configuration as YAML, every default filled in. Loading it again gives the same.
+//! The whole configuration as YAML with every default filled in. Loading the text gives the same
+//! configuration again.
 
 use std::fmt;
 use std::path::Path;
@@ -14,7 +15,7 @@ use super::types::{
 };
 use super::units::{show_duration, show_sample, show_size};
 
-/// Paths are absolute, so that the text may be read from anywhere.
+/// Returns the configuration as YAML. Paths are absolute, so that the text is valid in any folder.
 pub fn render(config: &Config) -> String {
     Document(config).to_string()
 }
@@ -38,7 +39,7 @@ impl fmt::Display for Document<'_> {
         config.models.iter().try_for_each(|one| model(f, one))?;
         match &config.control {
             Some(peers) => writeln!(f, "control: {{{peers}}}")?,
-            None => writeln!(f, "# control: not given; root and this user give orders")?,
+            None => writeln!(f, "# control: not set; only root and this user may send commands")?,
         }
         writeln!(f, "model_control: {}", access(&config.model_control, ["none", "explicit"]))?;
         let policy = config.controller.policy;
@@ -52,7 +53,7 @@ impl fmt::Display for Document<'_> {
             config.controller.act
         )?;
         if config.controller.standby_memory.is_none() {
-            writeln!(f, "# controller.standby_memory: not given; half of a real GPU's memory")?;
+            writeln!(f, "# controller.standby_memory: not set; half of a real GPU's memory")?;
         }
         limits(f, &config.limits)?;
         timeouts(f, &config.timeouts, config.lame_duck)?;
@@ -60,7 +61,10 @@ impl fmt::Display for Document<'_> {
         writeln!(f, "ready: {}", ready(&config.ready))?;
         match &config.onnxruntime.library {
             Some(library) => writeln!(f, "onnxruntime: {{library: {}}}", path(library))?,
-            None => writeln!(f, "# onnxruntime.library: not given; looked for when it is needed")?,
+            None => writeln!(
+                f,
+                "# onnxruntime.library: not set; the supervisor searches for it when a model needs it"
+            )?,
         }
         let names: Vec<_> = config.workers.environment.iter().map(|name| quoted(name)).collect();
         let users = config.workers.users.as_ref();
@@ -74,11 +78,11 @@ impl fmt::Display for Document<'_> {
                 let (otlp, sample, service) = (quoted(otlp), show_sample(*sample), quoted(service));
                 writeln!(f, "tracing: {{otlp: {otlp}, sample: {sample}, service: {service}}}")?;
             }
-            None => writeln!(f, "# tracing: not given; nothing is traced")?,
+            None => writeln!(f, "# tracing: not set; no request is traced")?,
         }
         match &config.access_log {
             Some(file) => writeln!(f, "access_log: {}", path(file)),
-            None => writeln!(f, "# access_log: not given; answers are counted and not logged"),
+            None => writeln!(f, "# access_log: not set; answers are not logged"),
         }
     }
 }
@@ -137,11 +141,11 @@ fn model(f: &mut fmt::Formatter<'_>, model: &ModelConfig) -> fmt::Result {
         None => writeln!(f, "    # profile: none")?,
     }
     let ShareConfig { initial, given, min, max } = model.share;
-    // If no share is written, a policy may choose another.
+    // A policy may choose another initial share if the configuration gives none.
     let written = if given { format!("initial: {initial}, ") } else { String::new() };
     writeln!(f, "    share: {{{written}min: {min}, max: {max}}}")?;
     if !given {
-        writeln!(f, "    # share.initial: not given; {initial} where the policy chooses no other")?;
+        writeln!(f, "    # share.initial: not set; {initial} unless the policy chooses another")?;
     }
     let latency = show_duration(model.slo.latency);
     writeln!(f, "    slo: {{latency: {latency}, percentile: {}}}", model.slo.percentile)?;
@@ -156,7 +160,7 @@ fn model(f: &mut fmt::Formatter<'_>, model: &ModelConfig) -> fmt::Result {
         HandoverMode::Never => "never",
     };
     writeln!(f, "    handover: {handover}")?;
-    // In quotes, as `off` is a word of YAML 1.1.
+    // The quotes are needed because `off` is false in YAML 1.1.
     writeln!(f, "    standby: {}", quoted(if model.standby { "always" } else { "off" }))?;
     writeln!(f, "    cpus: {:?}", model.cpus)?;
     match model.memory_limit {
@@ -184,7 +188,7 @@ fn warmup_input(WarmupInput { shape, values }: &WarmupInput) -> String {
             format!("values: [{}]", listed.iter().map(element).collect::<Vec<_>>().join(", "))
         }
         WarmupValues::Written(InputValues::Range { from, to }) => format!("range: [{from:?}, {to:?}]"),
-        // Only an array becomes rows.
+        // The configuration has no rows: arrays become rows only when the model has been loaded.
         WarmupValues::Written(InputValues::Rows(_)) => String::new(),
         WarmupValues::File(file) => format!("file: {}", path(&file.path)),
     });
@@ -240,7 +244,7 @@ fn batch(f: &mut fmt::Formatter<'_>, batch: &BatchConfig) -> fmt::Result {
         (None, _) => {
             writeln!(
                 f,
-                "    # batch.max: {} if the model has a batch axis, else 0",
+                "    # batch.max: {} if the model has a batch axis, otherwise 0",
                 BatchConfig::DEFAULT_MAX
             )?;
             writeln!(f, "    batch: {{max_delay: {delay}}}")
@@ -302,7 +306,7 @@ fn path(path: &Path) -> String {
     quoted(&path.to_string_lossy())
 }
 
-/// A text that YAML could take for another type is quoted.
+/// Returns the text, in quotes if YAML could take it for another type.
 pub(super) fn quoted(text: &str) -> String {
     let is_plain_char = |c: char| c.is_ascii_alphanumeric() || matches!(c, '/' | '_' | '.' | '-');
     let starts_plain = text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '/');

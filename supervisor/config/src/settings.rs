@@ -1,4 +1,4 @@
-//! The settings of the whole supervisor: its folder, controller, limits, timeouts.
+//! The settings of the whole supervisor: run directory, controller, limits, timeouts and workers.
 
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
@@ -15,22 +15,24 @@ use super::types::{
 };
 use super::{Context, Environment, absolute, units};
 
-/// For `status` and `resize`, in the run directory.
+/// The name of the control socket in the run directory, for commands such as `status` and `resize`.
 pub const CONTROL_SOCKET: &str = "control.sock";
 
-/// In the run directory; other users may not open it.
+/// The name of a folder in the run directory that other users cannot open.
 pub const PRIVATE: &str = "private";
 
-/// In bytes: protobuf's limit for a request or an answer.
+/// The largest value of `limits.request_bytes` and `limits.response_bytes`: protobuf's limit for a
+/// message, in bytes.
 const MAX_MESSAGE: u64 = 2 * 1024 * 1024 * 1024;
 
-/// Absolute; a fault if its sockets would not have addresses.
+/// Reads the run directory, and returns its absolute path. A path that is too long for sockets is a
+/// fault.
 pub(super) fn run_dir(root: &Fields<'_>, context: &Context<'_>) -> PathBuf {
     let written = root.get("run_dir");
     let run_dir = match &written {
-        Some(value) => value.text().map(|text| context.shown(text)).unwrap_or_default(),
+        Some(value) => value.text().map(|text| context.resolve(text)).unwrap_or_default(),
         None => default_run_dir(context.env, context.is_root).unwrap_or_else(|| {
-            root.fault("run_dir", "neither RUNTIME_DIRECTORY nor XDG_RUNTIME_DIR is set, so there is no default; say where sockets go, such as `run_dir: /tmp/shadowslice`");
+            root.fault("run_dir", "missing, and neither RUNTIME_DIRECTORY nor XDG_RUNTIME_DIR is set; give a folder for sockets, for example `run_dir: /tmp/shadowslice`");
             PathBuf::new()
         }),
     };
@@ -41,13 +43,14 @@ pub(super) fn run_dir(root: &Fields<'_>, context: &Context<'_>) -> PathBuf {
         root.fault(
             "run_dir",
             format!(
-                "too long for Unix sockets: {} has {length} bytes and {MAX_SOCKET_PATH} fit; make it {} shorter",
+                "the path is too long for Unix sockets: {} has {length} bytes, and at most {MAX_SOCKET_PATH} fit; \
+                 shorten it by {}",
                 socket.display(),
                 length - MAX_SOCKET_PATH
             ),
         );
     }
-    // A default depends on the environment, which may be another one when it serves.
+    // The default depends on the environment, which may differ when the supervisor serves.
     if let Some(value) = written
         && let Some(why) = context.host.refuses_run_dir(&run_dir)
     {
@@ -59,7 +62,7 @@ pub(super) fn run_dir(root: &Fields<'_>, context: &Context<'_>) -> PathBuf {
 pub(super) fn default_run_dir(env: Environment<'_>, is_root: bool) -> Option<PathBuf> {
     let variable = |name| env(name).filter(|value| !value.is_empty());
     if let Some(directories) = variable("RUNTIME_DIRECTORY") {
-        // systemd separates several by colons.
+        // systemd separates several directories by colons.
         return std::env::split_paths(&directories).next();
     }
     if is_root {
@@ -79,7 +82,7 @@ pub(super) fn controller(root: &Fields<'_>, context: &Context<'_>) -> Controller
     let controller = ControllerConfig { policy, interval, act, standby_memory };
     for (key, is_default) in [("interval", interval == default), ("act", act)] {
         if let (Some(value), false, None) = (fields.get(key), is_default, controller.decides()) {
-            context.note(&value, "has no effect while no policy decides shares");
+            context.note(&value, "this has no effect under `policy: static`");
         }
     }
     controller
@@ -88,11 +91,11 @@ pub(super) fn controller(root: &Fields<'_>, context: &Context<'_>) -> Controller
 const LIMITS: [&str; 7] =
     ["request_bytes", "response_bytes", "memory", "in_flight", "connections", "keep_alive", "shared_memory"];
 
-/// The values of `limits.keep_alive`. A client needs a moment to send its next request, and a
-/// supervisor that was upgraded stays for as long as an idle connection may.
+/// The range of `limits.keep_alive`. A client needs some time to send its next request. After an
+/// upgrade the old supervisor runs until the last idle connection has timed out.
 const KEEP_ALIVE: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_hours(1);
 
-/// Which clients may load and unload models.
+/// Reads the clients that may load and unload models.
 pub(super) fn model_control(root: &Fields<'_>, context: &Context<'_>) -> AllowedClients {
     let word = |value: &Value<'_>| value.one_of(&[("none", false), ("explicit", true)]);
     root.or("model_control", AllowedClients::default(), |value| peers::access(value, context, word))
@@ -118,7 +121,7 @@ pub(super) fn limits(root: &Fields<'_>, context: &Context<'_>) -> LimitsConfig {
     }
 }
 
-/// Of workers, and how long a host serves on that is to stop.
+/// Reads the time limits of workers, and the time for which a stopping host still serves.
 pub(super) fn timeouts(root: &Fields<'_>) -> (Timeouts, Duration) {
     let fields = root.section("timeouts", &["spawn", "warm", "drain", "dwell", "stop", "lame_duck"]);
     let least = Duration::from_millis(1);
@@ -143,19 +146,19 @@ pub(super) fn ready(value: &Value<'_>, models: &[ModelConfig]) -> Option<ReadyCo
             _ => None,
         };
         if found.is_none() {
-            value.fault("must be `any`, `all` or a list of models' names");
+            value.fault("must be `any`, `all` or a list of model names");
         }
         return found;
     }
     let names = value.items();
     if names.is_empty() {
-        value.fault("names no model; write `any`, `all` or a list of models' names");
+        value.fault("the list is empty; use `any`, `all` or a list of model names");
     }
     let known = |name: &Value<'_>| {
         let text = name.text()?;
         let known = models.iter().any(|model| model.name == text);
         if !known {
-            name.fault("no model has this name");
+            name.fault(format!("model `{text}` not found; use the name of a model"));
         }
         known.then(|| text.to_owned())
     };
@@ -167,20 +170,20 @@ pub(super) fn ready(value: &Value<'_>, models: &[ModelConfig]) -> Option<ReadyCo
 pub(super) fn onnxruntime(root: &Fields<'_>, context: &Context<'_>) -> OnnxRuntimeConfig {
     let fields = root.section("onnxruntime", &["library"]);
     let library = fields.get("library").and_then(|value| value.text());
-    OnnxRuntimeConfig { library: library.map(|path| absolute(&context.shown(path))) }
+    OnnxRuntimeConfig { library: library.map(|path| absolute(&context.resolve(path))) }
 }
 
-/// The file of the access log. Its folder must be there, as the supervisor makes files only.
+/// Reads the path of the access log. Its folder must exist, because the supervisor creates only files.
 pub(super) fn access_log(root: &Fields<'_>, context: &Context<'_>) -> Option<PathBuf> {
     let value = root.get("access_log")?;
-    let path = absolute(&context.shown(value.text()?));
+    let path = absolute(&context.resolve(value.text()?));
     if let Some(why) = context.host.refuses_log(&path) {
         context.host_fault(&value, why);
     }
     Some(path)
 }
 
-/// What one takes that serves nothing yet, in bytes.
+/// The smallest value of `workers.memory`: the host memory of a worker without a model, in bytes.
 const LEAST_OF_A_WORKER: u64 = 64 << 20;
 
 pub(super) fn workers(root: &Fields<'_>, models: usize) -> WorkersConfig {
@@ -189,7 +192,7 @@ pub(super) fn workers(root: &Fields<'_>, models: usize) -> WorkersConfig {
         let name = |item: Value<'_>| {
             let name = item.text()?.to_owned();
             if name.is_empty() || name.contains('=') || name.starts_with("CUDA_MPS_") {
-                item.fault("no variable that can be passed on; name one, such as `HTTPS_PROXY`");
+                item.fault("workers cannot inherit this variable; name one, for example `HTTPS_PROXY`");
                 return None;
             }
             Some(name)
@@ -202,25 +205,25 @@ pub(super) fn workers(root: &Fields<'_>, models: usize) -> WorkersConfig {
     if let (Some(users), Some(value)) = (&users, fields.get("users"))
         && users.clone().count() < models
     {
-        value.fault(format!("fewer users than models, of which there are {models}; name more"));
+        value.fault(format!("fewer users than the {models} models; give one user for each model"));
     }
     let memory = fields.get("memory").and_then(|value| size_within(&value, LEAST_OF_A_WORKER, 1 << 50));
     WorkersConfig { environment, users, memory }
 }
 
-/// `FIRST-LAST`. Root is none of them.
+/// Parses a range of user ids, `FIRST-LAST`, without root.
 fn users(text: &str) -> Result<RangeInclusive<u32>, String> {
     let range = text.split_once('-').and_then(|(first, last)| {
         let (first, last): (u32, u32) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
         (0 < first && first <= last && last < u32::MAX).then_some(first..=last)
     });
-    range.ok_or_else(|| format!("`{text}` is no range of numbers of users; give one, such as `61000-61063`"))
+    range.ok_or_else(|| format!("invalid range of user ids `{text}`; use for example `61000-61063`"))
 }
 
 pub(super) fn at_least(value: &Value<'_>, least: Duration) -> Option<Duration> {
     let duration = value.parsed(units::duration)?;
     if duration < least {
-        value.fault(format!("too short; at least {}", units::show_duration(least)));
+        value.fault(format!("too short; use at least {}", units::show_duration(least)));
         return None;
     }
     Some(duration)

@@ -1,4 +1,4 @@
-//! The terms that a policy gets of a configured model.
+//! The description of a configured model for the sharing policy.
 
 use shadowslice_policy::sharing::Terms;
 use shadowslice_shared::units::{Percent, Sms};
@@ -6,8 +6,8 @@ use shadowslice_shared::units::{Percent, Sms};
 use super::types::{HandoverMode, ModelConfig};
 
 impl ModelConfig {
-    /// `sms` says to how many SMs a share comes. A model whose share never changes has no other
-    /// share.
+    /// Returns the description of this model for the policy. `sms` returns the SMs of a share. A model
+    /// whose share never changes has only its initial share.
     pub fn terms(&self, sms: impl Fn(Percent) -> Sms) -> Terms {
         let initial = sms(self.share.initial);
         let mut shares: Vec<Sms> = match self.handover {
@@ -29,8 +29,8 @@ impl ModelConfig {
         }
     }
 
-    /// The smallest share that comes to `wanted` SMs or more, else the largest that the model may
-    /// have.
+    /// Returns the model's smallest share that gives `wanted` SMs or more, or its largest share if none
+    /// does. `sms` returns the SMs of a share.
     pub fn yielding(&self, wanted: Sms, sms: impl Fn(Percent) -> Sms) -> Percent {
         self.shares().find(|&share| sms(share) >= wanted).unwrap_or(self.share.max)
     }

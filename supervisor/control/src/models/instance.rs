@@ -1,6 +1,6 @@
 //! A model as it runs: made, given to the control thread, and ended when it is not needed any more.
 
-use shadowslice_shared::logged;
+use shadowslice_shared::rounding;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -149,13 +149,17 @@ impl Instance {
                 tracing::warn!(
                     model = model.name,
                     "requests that have waited for {} are refused: {why}",
-                    logged::span(ANSWER_WITHIN)
+                    rounding::duration(ANSWER_WITHIN)
                 );
                 pipeline.shut(why);
             }
             if tokio::time::timeout_at(streams_until, guests.streams_ended()).await.is_err() {
                 let model = &model.name;
-                tracing::warn!(model, "streams that went on for {} break off: {why}", logged::span(drain));
+                tracing::warn!(
+                    model,
+                    "streams that went on for {} break off: {why}",
+                    rounding::duration(drain)
+                );
             }
             // An error means that the controller has ended already.
             orders.send(Order::Stop).await.ok();

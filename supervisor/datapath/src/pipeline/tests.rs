@@ -91,7 +91,7 @@ fn settings() -> Settings {
     Settings {
         name: "m".to_owned(),
         live: LiveSettings {
-            slo: Slo { latency: Duration::from_secs(1), percentile: 99.0 },
+            slo: SloTarget { latency: Duration::from_secs(1), percentile: 99.0 },
             max_delay: Duration::ZERO,
             reject_late: false,
         },

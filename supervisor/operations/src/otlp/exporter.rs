@@ -1,6 +1,6 @@
 //! The thread that sends traces on.
 
-use shadowslice_shared::logged;
+use shadowslice_shared::rounding;
 use std::io;
 use std::sync::Arc;
 use std::thread;
@@ -85,7 +85,7 @@ impl Exporter {
         if timeout(FLUSH_WITHIN, self.ended).await.is_err() {
             tracing::warn!(
                 "traces of the last requests could not be sent within {}",
-                logged::span(FLUSH_WITHIN)
+                rounding::duration(FLUSH_WITHIN)
             );
         }
     }

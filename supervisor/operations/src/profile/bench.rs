@@ -1,7 +1,7 @@
 //! A worker started as for serving, then given batch after batch: on one partition after another,
 //! or at a single share.
 
-use shadowslice_shared::logged;
+use shadowslice_shared::rounding;
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
@@ -175,7 +175,7 @@ impl Bench<'_> {
         for &size in &plan.sizes {
             ms.push((size, self.time(socket, &loaded.inputs, &plan, (size, groups)).await?));
         }
-        let shown = ms.iter().map(|&(size, ms)| (size, logged::rounded(ms))).collect::<BTreeMap<_, _>>();
+        let shown = ms.iter().map(|&(size, ms)| (size, rounding::round(ms))).collect::<BTreeMap<_, _>>();
         tracing::info!(sms = sms.0, ms = ?shown, "measured");
         let (all, weights, activations) = ((self.all_memory)(worker.pid), loaded.weights, warmed.activations);
         let context = all.saturating_sub(weights).saturating_sub(activations);

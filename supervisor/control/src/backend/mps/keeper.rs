@@ -1,7 +1,7 @@
 //! Keeps one daemon and its server alive, and sends their commands: one task, so that no two
 //! commands run at the same time.
 
-use shadowslice_shared::logged;
+use shadowslice_shared::rounding;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -189,7 +189,7 @@ impl Keeper {
                 Err(error) => {
                     tracing::error!(
                         error = errors::chain(&error),
-                        pause_ms = logged::ms(*pause),
+                        pause_ms = rounding::ms(*pause),
                         "MPS cannot be restarted"
                     );
                 }
@@ -320,7 +320,7 @@ impl Keeper {
         {
             tracing::info!(
                 server,
-                took_ms = logged::ms(since.elapsed()),
+                took_ms = rounding::ms(since.elapsed()),
                 "the MPS server takes clients again"
             );
             self.fault = None;
@@ -329,7 +329,7 @@ impl Keeper {
         }
         let limit = self.control.limits.fault;
         (since.elapsed() > limit)
-            .then(|| format!("its server did not recover within {}", logged::span(limit)))
+            .then(|| format!("its server did not recover within {}", rounding::duration(limit)))
     }
 
     fn take_clients(&self, server: i32) {

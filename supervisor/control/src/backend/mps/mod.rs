@@ -12,7 +12,7 @@ mod keeper;
 mod limits;
 mod place;
 
-use shadowslice_shared::logged;
+use shadowslice_shared::rounding;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -412,7 +412,7 @@ impl GpuBackend for MpsGpu {
                 Err(_) => {
                     tracing::warn!(
                         pid,
-                        limit_ms = logged::ms(limit),
+                        limit_ms = rounding::ms(limit),
                         "a worker's work does not leave the GPU"
                     )
                 }

@@ -14,7 +14,7 @@ mod report;
 #[cfg(test)]
 mod tests;
 
-use shadowslice_shared::logged;
+use shadowslice_shared::rounding;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -259,10 +259,10 @@ impl Planner {
             to_sms = sharer.sms(to).0,
             cause = Cause::Policy.name(),
             verdict,
-            arrival_rate = logged::rounded(figures.arrival_rate),
-            p99_ms = logged::rounded(figures.p99_ms),
-            attainment = logged::part(figures.attainment),
-            busy = logged::rounded(figures.busy),
+            arrival_rate = rounding::round(figures.arrival_rate),
+            p99_ms = rounding::round(figures.p99_ms),
+            attainment = rounding::fraction(figures.attainment),
+            busy = rounding::round(figures.busy),
             "the policy changes a share"
         );
         Ok(())

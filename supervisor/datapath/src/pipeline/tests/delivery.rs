@@ -67,7 +67,7 @@ async fn an_answer_counts_when_it_has_been_written_and_then_with_all_its_time() 
 }
 
 fn nothing_keeps_the_slo(stage: &Stage) {
-    let slo = Slo { latency: Duration::from_nanos(1), ..settings().live.slo };
+    let slo = SloTarget { latency: Duration::from_nanos(1), ..settings().live.slo };
     stage.pipeline.set_live_settings(LiveSettings { slo, ..settings().live });
 }
 

@@ -10,7 +10,7 @@ const OPEN: Door = Door::open(u32::MAX);
 
 /// A pipeline that refuses late requests; one row takes 1 s on 60 SMs, and eight rows take 100 s.
 fn stage(slo: Duration) -> Stage {
-    let row = |batch, ms| Row { batch, ms: vec![ms] };
+    let row = |batch, ms| ExecutionRow { batch, ms: vec![ms] };
     let rows = vec![row(1, 1e3), row(8, 1e5)];
     let execution = Execution::new(vec![Sms(60)], rows).unwrap();
     let profile = Profile { execution, ..slow_profile() };
@@ -99,7 +99,7 @@ async fn a_request_that_waits_behind_takes_the_place_of_a_refused_request() {
     let batch = worker.batch().await;
     let late = stage.ask();
     stage.until((1, 1)).await;
-    let slo = Slo { latency: EASY, percentile: 99.0 };
+    let slo = SloTarget { latency: EASY, percentile: 99.0 };
     stage.pipeline.set_live_settings(LiveSettings { slo, max_delay: Duration::ZERO, reject_late: true });
     let others = [stage.ask(), stage.ask()];
     stage.until((3, 1)).await;
@@ -159,7 +159,7 @@ async fn neither_an_outage_nor_a_death_nor_a_hand_over_is_held_against_requests(
 
 #[tokio::test]
 async fn nor_is_a_worker_that_stalls_and_is_not_found_dead_yet() {
-    let execution = Execution::new(vec![Sms(60)], vec![Row { batch: 1, ms: vec![1.0] }]).unwrap();
+    let execution = Execution::new(vec![Sms(60)], vec![ExecutionRow { batch: 1, ms: vec![1.0] }]).unwrap();
     let stage = Stage::with(|settings| {
         settings.live.slo.latency = Duration::from_micros(500);
         settings.live.reject_late = true;
@@ -222,7 +222,7 @@ async fn a_look_sees_what_came_since_the_last_one() {
     let first = stage.ask();
     let batch = worker.batch().await;
     stage.pipeline.set_door(Door { refuse_late: true, ..OPEN });
-    let slo = |latency| Slo { latency, percentile: 99.0 };
+    let slo = |latency| SloTarget { latency, percentile: 99.0 };
     let rules = |latency| LiveSettings { slo: slo(latency), max_delay: Duration::ZERO, reject_late: true };
     stage.pipeline.set_live_settings(rules(HOPELESS));
     refused(stage.ask(), "SLO").await;

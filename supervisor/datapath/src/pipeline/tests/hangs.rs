@@ -92,7 +92,7 @@ async fn what_is_due_is_sent_before_a_worker_that_seems_to_hang_is_looked_at_aga
     let (_old, stuck) = stuck(&stage, 1).await;
     let new = stage.enter(2);
     stage.pipeline.drain(WorkerId(1));
-    let slo = Slo { latency: Duration::from_secs(1), percentile: 99.0 };
+    let slo = SloTarget { latency: Duration::from_secs(1), percentile: 99.0 };
     stage.pipeline.set_live_settings(LiveSettings { slo, max_delay: DELAY, reject_late: false });
     executes_since(&stage, 1, Duration::from_secs(10));
     let waits = stage.ask();
@@ -113,7 +113,7 @@ async fn what_is_due_is_sent_before_a_worker_that_seems_to_hang_is_looked_at_aga
 #[tokio::test]
 async fn requests_behind_a_suspect_are_refused_once_their_time_is_up() {
     let mut stage = Stage::new();
-    let slo = Slo { latency: Duration::from_millis(5), percentile: 99.0 };
+    let slo = SloTarget { latency: Duration::from_millis(5), percentile: 99.0 };
     let rules = LiveSettings { slo, max_delay: Duration::ZERO, reject_late: true };
     stage.pipeline.set_live_settings(rules);
     let (_first, suspect) = stuck(&stage, 1).await;

@@ -39,7 +39,12 @@ impl Actor {
     fn goes_on(&self, id: u64) {
         self.slab.write(0, &7_u32.to_le_bytes()).unwrap();
         let outputs = vec![BatchOutput { shape: vec![1], parts: vec![Extent { offset: 0, len: 4 }] }];
-        self.report(&FromWorker::Answer(Answer { id, execution_us: 10, result: Ok(outputs), more: true }));
+        self.report(&WorkerMessage::Answer(BatchAnswer {
+            id,
+            execution_us: 10,
+            result: Ok(outputs),
+            more: true,
+        }));
     }
 
     async fn step(&self) -> batch::StreamStep {

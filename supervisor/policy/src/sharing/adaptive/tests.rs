@@ -34,7 +34,7 @@ impl World {
     }
 
     fn of(terms: Vec<Terms>) -> Self {
-        let policy = Adaptive::new(&[Gpu::new(GPU), Gpu::new(GPU)], &terms);
+        let policy = Adaptive::new(&[SharedGpu::new(GPU), SharedGpu::new(GPU)], &terms);
         let shares = policy.shares(&terms);
         let groups = vec![Some(Groups::WHOLE); terms.len()];
         Self {
@@ -381,7 +381,7 @@ fn the_gentlest_layout_is_tried_first_and_those_that_are_forecast_to_be_worse_ar
         execution: &execution,
     };
     let demands: Vec<Demand<'_>> = all.iter().map(demand).collect();
-    let (layouts, shape) = (candidates(&all, &all, Some(all[0])), Gpu::new(GPU));
+    let (layouts, shape) = (candidates(&all, &all, Some(all[0])), SharedGpu::new(GPU));
     let listed = |missed: f64| shortlist(layouts.clone(), Some(&demands), (&Layout::AT_REST, missed), &shape);
     let loss = |layout: &Layout| forecast(layout, &demands, &shape).loss();
     let all = listed(f64::INFINITY);
@@ -403,7 +403,7 @@ fn models_keep_their_parts_when_they_have_other_indices() {
     let mut world = World::new(&[1, 2]);
     world.pass(20, helped_by_half);
     let terms: Vec<Terms> = world.terms.iter().rev().cloned().collect();
-    let mut policy = Adaptive::new(&[Gpu::new(GPU)], &terms);
+    let mut policy = Adaptive::new(&[SharedGpu::new(GPU)], &terms);
     policy.remember(&world.policy, 0, &terms, |model| Some(1 - model));
     let shares = policy.shares(&terms);
     assert!(is_half(shares[0]) && shares[1] == GPU, "{shares:?}");
@@ -473,7 +473,7 @@ fn many_short_kernels_are_kept_apart_from_few_long_ones() {
     };
     let demands: Vec<Demand<'_>> = all.iter().map(demand).collect();
     let layouts = candidates(&all, &all, Some(all[0]));
-    let list = shortlist(layouts, Some(&demands), (&Layout::AT_REST, 1.0), &Gpu::new(GPU));
+    let list = shortlist(layouts, Some(&demands), (&Layout::AT_REST, 1.0), &SharedGpu::new(GPU));
     let halves: Vec<&Layout> = list.iter().filter(|layout| layout.pattern == Pattern::LowerHalves).collect();
     let [by_work, best] = halves[..] else { panic!("{list:?}") };
     assert!(by_work.part_of(1) == by_work.part_of(2));
