@@ -105,7 +105,7 @@ impl Occupant {
 
     /// Returns the same worker with this client priority.
     #[must_use]
-    pub const fn with(self, priority: ClientPriority) -> Self {
+    pub const fn with_priority(self, priority: ClientPriority) -> Self {
         Self { priority, ..self }
     }
 
@@ -330,7 +330,7 @@ mod tests {
 
     #[test]
     fn a_worker_of_normal_priority_hardly_waits_for_those_below_and_they_run_where_it_leaves_room() {
-        let below = whole().with(ClientPriority::Below);
+        let below = whole().with_priority(ClientPriority::Below);
         // With 200 kernels, a turn of the other worker's eight rows is 20 µs.
         let normal_beside_below = beside(whole(), &[(8, below)]);
         assert_eq!(normal_beside_below, MS + Duration::from_micros(200 * 5));

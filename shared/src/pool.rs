@@ -65,7 +65,7 @@ impl Pool {
 
     /// Returns the sum of the SMs of all workers that execute now. Under contention that is more than
     /// the GPU has.
-    pub fn in_use(&self) -> u64 {
+    pub fn sms_in_use(&self) -> u64 {
         self.occupants().map(|(_, occupant)| u64::from(occupant.sms.0)).sum()
     }
 
@@ -109,10 +109,10 @@ mod tests {
         pool.occupy(0, Some(Occupant::anywhere(Sms(40))));
         pool.occupy(3, Some(Occupant::anywhere(Sms(100))));
         pool.occupy(SEATS, Some(Occupant::anywhere(Sms(7))));
-        assert_eq!(pool.in_use(), 140);
+        assert_eq!(pool.sms_in_use(), 140);
         let before = pool.generation().load(Ordering::Acquire);
         pool.occupy(3, None);
-        assert_eq!(pool.in_use(), 40);
+        assert_eq!(pool.sms_in_use(), 40);
         assert_ne!(pool.generation().load(Ordering::Acquire), before);
     }
 

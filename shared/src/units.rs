@@ -49,7 +49,7 @@ impl Percent {
 
     /// Returns the smallest share that gives at least `wanted` of `total` SMs, or the whole GPU if no
     /// share does.
-    pub fn yielding(wanted: Sms, total: Sms) -> Self {
+    pub fn smallest_for(wanted: Sms, total: Sms) -> Self {
         (1..100).map(Self).find(|percent| percent.sms_of(total) >= wanted).unwrap_or(Self::WHOLE)
     }
 }
@@ -161,7 +161,7 @@ mod tests {
     fn a_share_found_for_sms_yields_them() {
         for total in [10, 46, 80, 132, 188] {
             for wanted in (2..=total).step_by(2) {
-                let share = Percent::yielding(Sms(wanted), Sms(total));
+                let share = Percent::smallest_for(Sms(wanted), Sms(total));
                 assert!(share.sms_of(Sms(total)) >= Sms(wanted), "{wanted} of {total}");
             }
         }

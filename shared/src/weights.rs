@@ -43,7 +43,7 @@ pub struct WeightRegion {
 }
 
 /// Returns the two ends of a socket for regions.
-pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+pub fn socket_pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
 }
 
@@ -97,7 +97,7 @@ mod tests {
 
     #[test]
     fn regions_arrive_with_their_descriptors_and_nothing_blocks() {
-        let (ours, theirs) = pair().unwrap();
+        let (ours, theirs) = socket_pair().unwrap();
         assert!(receive(&theirs).unwrap().is_none());
         let mut file =
             File::from(rustix::fs::memfd_create("region", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
@@ -116,7 +116,7 @@ mod tests {
 
     #[test]
     fn invalid_messages_are_errors_and_a_closed_socket_gives_none() {
-        let (ours, theirs) = pair().unwrap();
+        let (ours, theirs) = socket_pair().unwrap();
         for garbage in [&b"x"[..], &[0; 40], &[255; 400]] {
             rustix::net::send(&ours, garbage, SendFlags::empty()).unwrap();
             assert!(receive(&theirs).is_err());

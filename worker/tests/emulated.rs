@@ -131,7 +131,7 @@ fn execution_takes_what_the_profile_says_and_the_seat_is_left_afterwards() {
     let answer = worker.receive();
     assert_eq!(answer.execution_us, 6_000, "two rows, in proportion");
     // The worker leaves its seat when it finds no further batch.
-    while worker.pool.in_use() != 0 {
+    while worker.pool.sms_in_use() != 0 {
         std::thread::yield_now();
     }
     assert!(worker.stop().success());

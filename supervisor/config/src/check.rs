@@ -44,7 +44,7 @@ pub fn run(
     err: &mut dyn Write,
 ) -> io::Result<u8> {
     match load_for_check(path, checks.run_dir) {
-        Ok(config) => report((path, &config, print), checks, out, err),
+        Ok(config) => report(path, &config, print, checks, out, err),
         Err(error) => {
             let kind = if matches!(error, ConfigError::Read { .. }) { "error: " } else { "" };
             writeln!(err, "{kind}{}", errors::chain(&error)).ok();
@@ -54,7 +54,9 @@ pub fn run(
 }
 
 fn report(
-    (path, config, print): (&Path, &Config, bool),
+    path: &Path,
+    config: &Config,
+    print: bool,
     checks: CheckHooks<'_>,
     out: &mut dyn Write,
     err: &mut dyn Write,

@@ -4,8 +4,8 @@
 mod arrays;
 mod batch;
 mod bounds;
-mod changed;
 pub mod check;
+mod client_changes;
 mod engine;
 mod faults;
 mod gpus;
@@ -33,7 +33,7 @@ use std::io;
 use std::path::{Component, Path, PathBuf};
 
 pub use arrays::{ArrayFile, ArrayMismatch, MAX_BYTES as MAX_ARRAY_BYTES};
-pub use changed::changed_model;
+pub use client_changes::apply_client_changes;
 pub use engine::model_files;
 pub use faults::{ConfigError, ConfigFault, FaultList, Position};
 pub use host::RunDirCheck;

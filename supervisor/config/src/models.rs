@@ -66,7 +66,7 @@ pub(super) fn models(root: &Fields<'_>, sections: &Sections<'_>, context: &Conte
         models.push(model);
     }
     shares::check_sums(&models, &items, gpus.len());
-    shares::settle(&mut models);
+    shares::set_initial_shares(&mut models);
     models
 }
 

@@ -81,7 +81,7 @@ pub(super) fn controller(root: &Fields<'_>, context: &Context<'_>) -> Controller
     let standby_memory = fields.get("standby_memory").and_then(|value| size_within(&value, 1, 1 << 50));
     let controller = ControllerConfig { policy, interval, act, standby_memory };
     for (key, is_default) in [("interval", interval == default), ("act", act)] {
-        if let (Some(value), false, None) = (fields.get(key), is_default, controller.decides()) {
+        if let (Some(value), false, None) = (fields.get(key), is_default, controller.deciding_policy()) {
             context.note(&value, "this has no effect under `policy: static`");
         }
     }

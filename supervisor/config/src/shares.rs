@@ -12,7 +12,7 @@ const USUAL_SMS: u32 = 132;
 /// The largest number of models that a message names.
 const MAX_NAMED: usize = 5;
 
-/// Reads a model's share. If the initial share is missing, it is 100 % until [`settle`] replaces it.
+/// Reads a model's share. If the initial share is missing, it is 100 % until [`set_initial_shares`] replaces it.
 pub(super) fn share(model: &Fields<'_>, gpu: Option<&GpuConfig>) -> ShareConfig {
     let fields = model.section("share", &["initial", "min", "max"]);
     let read = |key| fields.get(key).and_then(|value| value.parsed(units::percent));
@@ -41,17 +41,17 @@ fn default_min(gpu: Option<&GpuConfig>) -> Percent {
 
 impl Config {
     /// Assigns a GPU to each model, in the models' order, and sets the shares that depend on it.
-    pub fn put(&mut self, gpus: &[usize]) {
+    pub fn assign_gpus(&mut self, gpus: &[usize]) {
         for (model, &gpu) in self.models.iter_mut().zip(gpus) {
             model.gpu = gpu;
         }
-        settle(&mut self.models);
+        set_initial_shares(&mut self.models);
     }
 }
 
 /// Sets the initial shares that the configuration does not give. Such models get equal parts of the
 /// share that the other models on their GPU leave, within their own `min` and `max`.
-pub(super) fn settle(models: &mut [ModelConfig]) {
+pub(super) fn set_initial_shares(models: &mut [ModelConfig]) {
     let parts: Vec<_> = models.iter().map(|model| equal_part(models, model.gpu)).collect();
     for (model, part) in models.iter_mut().zip(parts).filter(|(model, _)| !model.share.given) {
         // If `min` and `max` are faulty, any share will do.

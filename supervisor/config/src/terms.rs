@@ -31,7 +31,7 @@ impl ModelConfig {
 
     /// Returns the model's smallest share that gives `wanted` SMs or more, or its largest share if none
     /// does. `sms` returns the SMs of a share.
-    pub fn yielding(&self, wanted: Sms, sms: impl Fn(Percent) -> Sms) -> Percent {
+    pub fn smallest_share_for(&self, wanted: Sms, sms: impl Fn(Percent) -> Sms) -> Percent {
         self.shares().find(|&share| sms(share) >= wanted).unwrap_or(self.share.max)
     }
 

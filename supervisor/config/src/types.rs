@@ -196,13 +196,13 @@ pub struct ControllerConfig {
 
 impl ControllerConfig {
     /// Returns the policy if it decides shares, and `None` for `static`.
-    pub fn decides(&self) -> Option<Choice> {
+    pub fn deciding_policy(&self) -> Option<Choice> {
         (self.policy != Choice::of(PolicyName::Static)).then_some(self.policy)
     }
 
     /// Returns the policy if it decides shares and the supervisor applies its decisions.
-    pub fn acts(&self) -> Option<Choice> {
-        self.decides().filter(|_| self.act)
+    pub fn acting_policy(&self) -> Option<Choice> {
+        self.deciding_policy().filter(|_| self.act)
     }
 }
 

@@ -59,7 +59,7 @@ impl EmulatedGpu {
         nix::sys::prctl::set_timerslack(1)
             .map_err(|errno| BootRefusal::Setup(format!("the timer slack cannot be set: {errno}")))?;
         let priority = priority_of(std::env::var_os(PRIORITY_VARIABLE).as_deref());
-        let own = Occupant::anywhere(share.sms_of(sms)).with(priority);
+        let own = Occupant::anywhere(share.sms_of(sms)).with_priority(priority);
         let (gpu, share) = match division {
             Some(division) => (SharedGpu { sms, division: Some(division) }, None),
             None => (SharedGpu::new(sms), Some(own)),
@@ -73,7 +73,7 @@ impl EmulatedGpu {
 
     pub fn start(&mut self, rows: u32, groups: Groups, sent_ns: u64) -> Started {
         let seen_ns = now_ns();
-        let own = self.share.unwrap_or_else(|| self.gpu.occupant(groups).with(self.priority));
+        let own = self.share.unwrap_or_else(|| self.gpu.occupant(groups).with_priority(self.priority));
         let execution = self.execution.as_ref();
         self.occupy(Some(execution.map_or(own, |execution| own.executing(execution, rows))));
         let at_ns = match self.execution {
@@ -239,9 +239,9 @@ mod tests {
         }
         assert_eq!(gpu.free_ns, first + 40 * MS);
         assert!(now_ns() >= gpu.free_ns);
-        assert_eq!(pool.in_use(), 50, "the seat is kept between batches");
+        assert_eq!(pool.sms_in_use(), 50, "the seat is kept between batches");
         gpu.leave();
-        assert_eq!(pool.in_use(), 0);
+        assert_eq!(pool.sms_in_use(), 0);
     }
 
     #[test]

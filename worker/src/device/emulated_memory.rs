@@ -34,11 +34,11 @@ mod tests {
     #[test]
     fn only_the_first_worker_brings_weights() {
         let profile = ProcessMemory { context: 5, weights: 7, activations: 3 };
-        let (ours, theirs) = weights::pair().unwrap();
+        let (ours, theirs) = weights::socket_pair().unwrap();
         let first = take(Some(&theirs), &profile).unwrap();
         assert_eq!(first, DeviceMemory { weights: 7, brought: 7, scratch: 3 });
         let kept = weights::receive(&ours).unwrap().unwrap();
-        let (ours, theirs) = weights::pair().unwrap();
+        let (ours, theirs) = weights::socket_pair().unwrap();
         weights::send(&ours, &kept.content, kept.file.as_fd()).unwrap();
         assert_eq!(take(Some(&theirs), &profile).unwrap(), DeviceMemory { brought: 0, ..first });
         let larger = ProcessMemory { weights: 8, ..profile };

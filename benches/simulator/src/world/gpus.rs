@@ -93,7 +93,7 @@ impl<'a> Gpus<'a> {
     /// The seat keeps its client priority.
     pub(super) fn grant(&mut self, seat: usize, granted: Occupant) {
         let seat = &mut self.seats[seat];
-        seat.granted = granted.with(seat.granted.priority);
+        seat.granted = granted.with_priority(seat.granted.priority);
     }
 
     /// No batch executes at the seat.

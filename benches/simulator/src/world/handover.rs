@@ -22,7 +22,7 @@ const LONG: Duration = Duration::from_secs(24 * 3600);
 pub(super) fn workers(name: &str, initial: Sms, gpu: Sms, dwell: Duration) -> Workers {
     let settings = Settings {
         model: name.to_owned(),
-        min: Percent::yielding(Sms(1), gpu),
+        min: Percent::smallest_for(Sms(1), gpu),
         max: Percent::WHOLE,
         handover: HandoverMode::Shadow,
         standby: false,
@@ -32,7 +32,7 @@ pub(super) fn workers(name: &str, initial: Sms, gpu: Sms, dwell: Duration) -> Wo
         reference: WorkerPurpose::Reference,
         sms: Percent::all().map(|share| share.sms_of(gpu)).collect(),
     };
-    Workers::new(settings, Percent::yielding(initial, gpu), false, Err("simulated".to_owned()))
+    Workers::new(settings, Percent::smallest_for(initial, gpu), false, Err("simulated".to_owned()))
 }
 
 impl Model<'_> {
@@ -59,7 +59,7 @@ impl Model<'_> {
     /// Unless a hand-over is under way: to the worker that stands ready, or to a new one once that
     /// has gone.
     pub(super) fn change(&mut self, change: &Change, now: u64, stage: &mut Stage<'_>) {
-        let share = Percent::yielding(change.to, self.gpu);
+        let share = Percent::smallest_for(change.to, self.gpu);
         let (cause, decided) = (Cause::Policy, moment(now));
         let request = ResizeRequest { number: None, share, cause, decided };
         self.tell(Fact::Resize { request, hold: false }, now, stage);

@@ -59,7 +59,7 @@ impl<'a> Model<'a> {
     pub(super) fn new(served: &'a Served, index: usize, stage: &mut Stage<'a>) -> Self {
         let terms = &served.terms;
         let (sms, gpu) = (terms.initial, stage.gpus.gpu(terms.gpu).sms);
-        let granted = Occupant::anywhere(sms).with(ClientPriority::of(terms.priority));
+        let granted = Occupant::anywhere(sms).with_priority(ClientPriority::of(terms.priority));
         let worker = |which: Timer| {
             let seat = stage.gpus.add_seat(terms.gpu, &served.truth, granted, timer(index, which));
             Worker { seat, sms, name: WorkerId(0) }

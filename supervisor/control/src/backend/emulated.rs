@@ -119,7 +119,7 @@ mod tests {
         emulated.pool.occupy(seat, Some(Occupant::anywhere(Sms(38))));
         let device = first.device();
         drop(first);
-        assert_eq!(emulated.pool.in_use(), 0);
+        assert_eq!(emulated.pool.sms_in_use(), 0);
         assert_eq!(grant().device(), device);
     }
 }

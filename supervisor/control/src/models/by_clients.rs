@@ -33,7 +33,7 @@ impl ByClients {
     pub(super) fn applied(&self, config: &Config, written: &ModelConfig) -> (ModelConfig, Self) {
         let (mut config, mut applied) = (config.clone(), Self::default());
         for json in &self.0 {
-            let changed = config::changed_model(&config, written, json);
+            let changed = config::apply_client_changes(&config, written, json);
             let changed = changed.and_then(|model| model.broken.clone().map_or(Ok(model), Err));
             match changed {
                 Ok(model) => {

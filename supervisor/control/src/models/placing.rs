@@ -40,7 +40,7 @@ impl Registry {
                 tracing::warn!(model, gpu, "no GPU has all that it needs at its SLO: {lacks}");
             }
         }
-        config.put(&settled.iter().map(|settled| settled.gpu).collect::<Vec<_>>());
+        config.assign_gpus(&settled.iter().map(|settled| settled.gpu).collect::<Vec<_>>());
         config
     }
 
@@ -145,7 +145,7 @@ impl Registry {
     async fn go_to(&mut self, gpus: Vec<usize>) -> Vec<ModelChange> {
         let old = self.config();
         let mut new = old.clone();
-        new.put(&gpus);
+        new.assign_gpus(&gpus);
         let changes = old.models.iter().zip(&new.models).filter_map(|(old, new)| plan::change(old, new));
         let (mut rows, mut waits) = (Vec::new(), Waits::new());
         for change in changes {

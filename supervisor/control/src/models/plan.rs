@@ -75,7 +75,7 @@ pub(super) fn plan(old: &Config, new: &Config) -> Result<Plan, Fixed> {
 /// Where a policy sets shares, a default share that follows from the number of models changes nothing.
 fn with_share_of(old: &ModelConfig, model: &ModelConfig, config: &Config) -> ModelConfig {
     let mut model = model.clone();
-    if config.controller.acts().is_some() && !old.share.given && !model.share.given {
+    if config.controller.acting_policy().is_some() && !old.share.given && !model.share.given {
         model.share.initial = old.share.initial.clamp(model.share.min, model.share.max);
     }
     model

@@ -376,7 +376,7 @@ impl Registry {
         row: usize,
         waits: &mut Waits,
     ) -> (ChangeKind, Result<(), String>) {
-        let acts = self.config.controller.acts().is_some();
+        let acts = self.config.controller.acting_policy().is_some();
         let new = Arc::new(change.model.clone());
         let Some(place) = self.entries.iter().position(|entry| entry.model.name == new.name) else {
             return (ChangeKind::Changed, Err("the configuration names no such model".to_owned()));
@@ -433,7 +433,7 @@ impl Registry {
 
     /// A successor's start has ended: it takes the model's place if it serves; else it ends.
     pub(super) fn settle(&mut self, name: &str, outcome: &Result<(), String>) {
-        let acts = self.config.controller.acts().is_some();
+        let acts = self.config.controller.acting_policy().is_some();
         let Some(entry) = self.entry(name) else { return };
         let State::Loaded { now, next, .. } = &mut entry.state else { return };
         let Some(Successor { instance: next, beside }) = next.take() else { return };

@@ -328,7 +328,7 @@ fn drain(model: Option<&str>, drained: bool, reach: &Reach) -> Result<Reply, Str
 async fn resize(name: &str, share_percent: u32, reach: &Reach) -> Result<Reply, String> {
     let share = Percent::new(share_percent).map_err(|error| error.to_string())?;
     let resize = |reply| Order::Resize { share, groups: None, cause: Cause::Hand, hold: true, reply };
-    let acts = reach.controller.acts().is_some();
+    let acts = reach.controller.acting_policy().is_some();
     match order(name, reach, resize).await? {
         Ok(report) => {
             let held = acts && report.from_sms != report.to_sms;

@@ -81,7 +81,7 @@ impl Served {
 
     /// The smallest share that comes to these SMs; `at` if that share does.
     fn share(&self, sms: Sms, at: Percent) -> Percent {
-        if self.sms(at) == sms { at } else { self.model.yielding(sms, |share| self.sms(share)) }
+        if self.sms(at) == sms { at } else { self.model.smallest_share_for(sms, |share| self.sms(share)) }
     }
 
     /// The SMs that a share comes to, by the means by which it is changed.
@@ -98,7 +98,7 @@ pub fn first_shares(
     models: &[ModelConfig],
 ) -> Vec<Percent> {
     let configured = |model: &ModelConfig| model.share.initial;
-    let Some(choice) = settings.acts() else {
+    let Some(choice) = settings.acting_policy() else {
         return models.iter().map(configured).collect();
     };
     let sms_of = |model: &ModelConfig| {
@@ -111,7 +111,11 @@ pub fn first_shares(
         // `adaptive` starts from a share that the configuration gives; other policies set their
         // own.
         let chosen = choice.kind == PolicyName::Adaptive && terms.initial_given;
-        if chosen || sms == terms.initial { model.share.initial } else { model.yielding(sms, sms_of(model)) }
+        if chosen || sms == terms.initial {
+            model.share.initial
+        } else {
+            model.smallest_share_for(sms, sms_of(model))
+        }
     };
     models.iter().zip(terms.iter().zip(wanted)).map(share).collect()
 }
@@ -134,7 +138,7 @@ impl Planner {
         sharers: watch::Receiver<Vec<Served>>,
         moving: watch::Receiver<bool>,
     ) -> Option<(Self, watch::Receiver<Planned>)> {
-        let choice = settings.decides()?;
+        let choice = settings.deciding_policy()?;
         let gpus = shapes(gpus);
         let policy = Policy::new(choice, &gpus, &[]);
         let report = PlanReport::nothing_yet(settings);

@@ -99,7 +99,7 @@ fn occupant(layout: &Layout, demand: &Demand<'_>, gpu: &SharedGpu) -> Occupant {
             Occupant::anywhere(Sms(sms as u32))
         }
     };
-    own.with(ClientPriority::of(demand.tenant.priority))
+    own.with_priority(ClientPriority::of(demand.tenant.priority))
 }
 
 /// The model as its neighbours meet it: as often as it executes.

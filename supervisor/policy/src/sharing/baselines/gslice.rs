@@ -54,7 +54,7 @@ impl Gslice {
             let here: Vec<usize> = (0..terms.len()).filter(|&model| terms[model].gpu == gpu).collect();
             let percent = |model: usize| {
                 let live = &facts.models[model];
-                wanted(Percent::yielding(live.share, sms).get(), &terms[model], live)
+                wanted(Percent::smallest_for(live.share, sms).get(), &terms[model], live)
             };
             let wants: Vec<u32> = here.iter().map(|&model| percent(model)).collect();
             for (&model, granted) in here.iter().zip(max_min(&wants, 100)) {

@@ -24,7 +24,11 @@ const MAX_BYTES: usize = 64 * 1024;
 /// # Errors
 ///
 /// A text that lists every fault.
-pub fn changed_model(config: &Config, written: &ModelConfig, json: &str) -> Result<ModelConfig, String> {
+pub fn apply_client_changes(
+    config: &Config,
+    written: &ModelConfig,
+    json: &str,
+) -> Result<ModelConfig, String> {
     if json.len() > MAX_BYTES {
         return Err(format!("the configuration has {} bytes; at most {MAX_BYTES} are allowed", json.len()));
     }
@@ -163,9 +167,9 @@ mod tests {
         (dir, config)
     }
 
-    fn changed_model(config: &Config, name: &str, json: &str) -> Result<ModelConfig, String> {
+    fn apply_client_changes(config: &Config, name: &str, json: &str) -> Result<ModelConfig, String> {
         let written = config.models.iter().find(|model| model.name == name).unwrap();
-        super::changed_model(config, written, json)
+        super::apply_client_changes(config, written, json)
     }
 
     #[test]
@@ -185,21 +189,21 @@ mod tests {
         let model = &mut config.models[0];
         (model.share.max, model.priority) = (Percent::new(80).unwrap(), 5);
         for json in keys {
-            let refused = changed_model(&config, "a", json).unwrap_err();
+            let refused = apply_client_changes(&config, "a", json).unwrap_err();
             assert!(refused.contains("a client may only set"), "{json}: {refused}");
         }
         assert!(
-            changed_model(&config, "a", r#"{"cpus": [0]}"#)
+            apply_client_changes(&config, "a", r#"{"cpus": [0]}"#)
                 .unwrap_err()
                 .starts_with("cpus: a client cannot set this key")
         );
         let less = r#"{"share": {"initial": "80%", "max": "80%"}, "priority": 6, "batch": {"max": 32},
             "queue": {"max_requests": 7, "memory": "64Mi"}, "standby": "off"}"#;
-        changed_model(&config, "a", less).unwrap();
+        apply_client_changes(&config, "a", less).unwrap();
         // A client can raise what another load has lowered, but only up to what the operator wrote.
         let written = config.models[0].clone();
         config.models[0].priority = 9;
-        let again = |json| super::changed_model(&config, &written, json);
+        let again = |json| super::apply_client_changes(&config, &written, json);
         assert_eq!(again(r#"{"priority": 5}"#).unwrap().priority, 5);
         assert!(again(r#"{"priority": 4}"#).unwrap_err().starts_with("priority: "));
         let both = again(r#"{"priority": 1, "standby": "always"}"#).unwrap_err();
@@ -209,8 +213,8 @@ mod tests {
     #[test]
     fn missing_keys_stay_unchanged() {
         let (_dir, config) = config();
-        assert_eq!(changed_model(&config, "a", "{}").as_ref(), Ok(&config.models[0]));
-        let changed = changed_model(
+        assert_eq!(apply_client_changes(&config, "a", "{}").as_ref(), Ok(&config.models[0]));
+        let changed = apply_client_changes(
             &config,
             "a",
             r#"{"share": "40%", "batch": {"max": 8}, "handover": "restart", "slo": "5ms"}"#,
@@ -229,7 +233,7 @@ mod tests {
         assert!(!equal.given);
         config.models[0].share.initial = Percent::new(20).unwrap();
         config.models[0].share.given = true;
-        let share = |json| changed_model(&config, "b", json).unwrap().share;
+        let share = |json| apply_client_changes(&config, "b", json).unwrap().share;
         assert_eq!(share("{}"), equal);
         assert_eq!(share(r#"{"slo": "5ms"}"#), equal);
         assert_eq!(share(r#"{"share": {"max": "60%"}}"#).initial.get(), 60);
@@ -243,7 +247,7 @@ mod tests {
     fn a_latency_alone_keeps_the_percentile() {
         let (_dir, mut config) = config();
         config.models[0].slo.percentile = 99.9;
-        let slo = |json| changed_model(&config, "a", json).unwrap().slo;
+        let slo = |json| apply_client_changes(&config, "a", json).unwrap().slo;
         let latency = std::time::Duration::from_millis(5);
         assert_eq!(slo(r#"{"slo": "5ms"}"#), crate::SloTarget { latency, percentile: 99.9 });
         assert_eq!(
@@ -262,7 +266,7 @@ mod tests {
             std::fs::write(&file, written.replace("name: a,", &format!("name: a, warmup: {warmup},")))
                 .unwrap();
             let config = crate::load(&file, &|_| None, false).unwrap();
-            let warmup = |json| changed_model(&config, "a", json).unwrap().warmup;
+            let warmup = |json| apply_client_changes(&config, "a", json).unwrap().warmup;
             assert_eq!(warmup("{}"), config.models[0].warmup);
             let values = warmup(r#"{"warmup": {"x": {"range": [0, 1]}}}"#);
             assert_eq!(values.files().count(), 0);
@@ -288,10 +292,10 @@ mod tests {
             ("{", "config"),
             ("", ""),
         ] {
-            let refused = changed_model(&config, "a", json).unwrap_err();
+            let refused = apply_client_changes(&config, "a", json).unwrap_err();
             assert!(refused.contains(words) || words == "config", "{json}: {refused}");
         }
-        let both = changed_model(&config, "a", r#"{"slo": "x", "priority": 0}"#).unwrap_err();
+        let both = apply_client_changes(&config, "a", r#"{"slo": "x", "priority": 0}"#).unwrap_err();
         assert!(both.contains("slo") && both.contains("priority"), "{both}");
     }
 }
