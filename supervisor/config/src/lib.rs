@@ -1,6 +1,8 @@
 //! The configuration: a YAML file is parsed into a tree of values with their positions, then checked.
 //! All faults are found at once, each with its position and the key.
 
+#![warn(missing_docs)]
+
 mod arrays;
 mod batch;
 mod bounds;
