@@ -14,13 +14,13 @@
 //!   fraction of those SMs that it fills.
 //! * A batch takes `t(b, s) + k · c · Σ p · turn`, or `t(b, f)` if that is less. `f` is the number of
 //!   free SMs. `p` is the fraction of the worker's own SMs on which it meets the other worker. `c` is
-//!   1, plus [`CROWD`] for each worker beyond the first that it meets, where it meets `Σ p` workers.
+//!   1, plus `CROWD` for each worker beyond the first that it meets, where it meets `Σ p` workers.
 //! * MPS has two client priorities. A kernel of normal priority waits for a kernel below normal only
-//!   until the running thread blocks end, for at most [`BLOCK_S`]. A worker below normal gets the time
+//!   until the running thread blocks end, for at most `BLOCK_S`. A worker below normal gets the time
 //!   that workers of normal priority leave: its batch takes `1 / (1 - Σ p · LEADS · w / (s · T))` times
-//!   as long, at most [`LONGEST_STRETCH`] times. `T` is the whole time of the other worker's batch. `c`
+//!   as long, at most `LONGEST_STRETCH` times. `T` is the whole time of the other worker's batch. `c`
 //!   counts only workers of the same priority.
-//! * Memory bandwidth, caches and power are not divided. A batch takes [`ELSEWHERE`] longer, times the
+//! * Memory bandwidth, caches and power are not divided. A batch takes `ELSEWHERE` longer, times the
 //!   fraction of the GPU on which others execute outside its SMs.
 //! * For partitions, `p` is known. Under an MPS percentage only the number of SMs is known: workers
 //!   avoid each other if there is room, and otherwise are everywhere. Then `p` is the fraction of the

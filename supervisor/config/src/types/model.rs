@@ -18,7 +18,7 @@ pub struct ModelConfig {
     pub name: String,
     /// The engine that runs the model.
     pub engine: EngineConfig,
-    /// The index in [`Config::gpus`].
+    /// The index in [`Config::gpus`](super::Config::gpus).
     pub gpu: usize,
     /// True if the supervisor chooses the GPU. `gpu` is 0 until then.
     pub gpu_auto: bool,
