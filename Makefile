@@ -18,6 +18,7 @@ export CARGO_TARGET_DIR := $(TARGET)
 export ORT_DISABLE_TELEMETRY := 1
 
 NEXTEST_VERSION := 0.9.143
+MDBOOK_VERSION  := 0.5.4
 
 ort       := $(TARGET)/onnxruntime/libonnxruntime.so
 ort_gpu   := $(TARGET)/onnxruntime-gpu/libonnxruntime.so
@@ -37,7 +38,7 @@ pip       := $(PYTHON) -m pip --disable-pip-version-check --quiet
 with_env  := PYTHON=$(PYTHON) PYTHONPATH=$(TARGET)/python PYTHONDONTWRITEBYTECODE=1
 with_libs := $(with_env) $(PYTHON)
 
-# Pages and figures that benchmarks write; docs/measurements.md has what is kept of them.
+# Pages and figures that benchmarks write; docs/development/measurements.md has what is kept of them.
 measured  := $(TARGET)/measurements
 beside    := $(TARGET)/release/shadowslice-beside --page $(measured)/beside.md $(BESIDE_ARGS)
 
@@ -67,8 +68,18 @@ demo-notice:
 	@[ -e $(TARGET)/demo/shadowslice-demo ] || \
 	  echo "The first time this fetches 100 MB, computes for ten minutes of one core, and takes 1 GB in target. The demo then takes half a minute."
 
+# Parts of the tests that need npm or Debian's apt where no variable names the tool that they use. `make test` skips
+# them with a note; `make page` and `make monitoring` fail instead.
+CHROMIUM ?= $(TARGET)/browser/chromium/chromium
+PROMTOOL ?= $(or $(shell command -v promtool),$(TARGET)/tools/promtool)
+optional = $(if $(or $(wildcard $(CHROMIUM)),$(shell command -v npm)),page) \
+  $(if $(or $(wildcard $(PROMTOOL)),$(shell command -v apt-get)),monitoring)
+needs_page       := npm (or CHROMIUM=FILE)
+needs_monitoring := promtool (or apt-get, or PROMTOOL=FILE)
+
 .PHONY: test
-test: lint clients page monitoring packages manifests fleet-units unit ## Formatting, lints, all tests, outside clients, packages
+test: lint clients $(optional) packages manifests fleet-units unit ## Formatting, lints, all tests, outside clients, packages
+	@$(foreach part,$(filter-out $(optional),page monitoring),echo "note: skipped $(part): $(needs_$(part)) is missing" >&2;) true
 
 .PHONY: lint
 lint: lint-python | have-cargo ## Formatting and lints
@@ -122,15 +133,13 @@ clients: onnxruntime python $(examples) $(torch) | have-cargo ## Triton's own cl
 	  $(PYTHON) tests/python/examples.py $(TARGET)/debug/shadowslice $(torch)
 
 # The browser is for x86-64 and comes by npm; elsewhere CHROMIUM names one.
-CHROMIUM ?= $(TARGET)/browser/chromium/chromium
 .PHONY: page
 page: onnxruntime $(browser) | have-cargo ## The page on the metrics' address, in a headless Chromium
 	$(CARGO) build --workspace --locked
 	PYTHONPATH=$(TARGET)/python:$(TARGET)/browser PYTHONDONTWRITEBYTECODE=1 \
 	  $(PYTHON) tests/python/page.py $(TARGET)/debug/shadowslice $(CHROMIUM)
 
-# From Debian's package where none is on the path; elsewhere PROMTOOL names one.
-PROMTOOL ?= $(or $(shell command -v promtool),$(TARGET)/tools/promtool)
+# promtool comes from Debian's package where none is on the path; elsewhere PROMTOOL names one.
 .PHONY: monitoring
 monitoring: onnxruntime python $(PROMTOOL) | have-cargo ## The alert rules and the Grafana board, with promtool
 	$(CARGO) build --workspace --locked
@@ -195,8 +204,26 @@ judged = state=$$(git rev-parse HEAD:supervisor/policy HEAD:shared HEAD:benches/
 	  --state "$$(date +%F), trees of policy, shared, simulator and configs: $${state:-unknown}$${dirty:+, with changes}"
 
 .PHONY: judge
-judge: build ## The adaptive policy against its aims, simulated: docs/judgement.md (six minutes once built)
+judge: build ## The adaptive policy against its targets, simulated: docs/development/policy-evaluation.md (six minutes once built)
 	$(judged) $(JUDGE_ARGS)
+
+# The documents keep the layout of the tree, so that their links work; what they link to is copied with them.
+book := $(TARGET)/book-source
+
+.PHONY: book
+book: $(TARGET)/tools/bin/mdbook ## All documents as a book with search: target/book
+	rm -rf $(book) && mkdir -p $(book)
+	cp -r --parents *.md LICENSE* docs packaging python/fleet $(book)
+	sed -e 's|](|](docs/|' -e 's|](docs/\.\./|](|' docs/SUMMARY.md > $(book)/SUMMARY.md
+	rm $(book)/docs/SUMMARY.md
+	$< build
+
+$(TARGET)/tools/bin/mdbook: | have-cargo
+	$(CARGO) install mdbook --version $(MDBOOK_VERSION) --locked --root $(TARGET)/tools
+
+.PHONY: doc
+doc: | have-cargo ## The crates' documentation, without warnings: target/doc
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
 
 # On a GPU host. ONNX Runtime with CUDA is fetched, unless ORT_DYLIB_PATH names one.
 .PHONY: gpu-check

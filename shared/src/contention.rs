@@ -28,7 +28,7 @@
 //!
 //! The constants fit measurements on an H200: two, three and five of ten models without idle time, in
 //! batches of 1 to 32 rows on the whole GPU, halves, thirds and fifths, with one and with two client
-//! priorities. See docs/measurements.md, *Contention*.
+//! priorities. See docs/development/measurements.md, *Contention*.
 
 use std::cmp::Ordering;
 use std::time::Duration;

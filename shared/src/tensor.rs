@@ -120,7 +120,7 @@ pub struct TensorSpec {
     pub name: String,
     /// The type of the elements.
     pub datatype: Datatype,
-    /// The length of each axis, the batch axis included if the model has one. -1 allows any length.
+    /// The length of each axis, the batch axis included if the model has one. -1 allows any size.
     pub shape: Vec<i64>,
 }
 

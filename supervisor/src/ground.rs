@@ -9,7 +9,9 @@ use shadowslice_control::backend::{GpuBackend, Gpus, MpsEstate};
 use shadowslice_control::controller::{Context, GroupLedger, MemoryLedger};
 use shadowslice_control::host::{self, HostError, RunDir};
 use shadowslice_control::nvml::Watch;
-use shadowslice_control::process::{Users, end_those_left, held, may_raise_priority, reap_orphans};
+use shadowslice_control::process::{
+    StartQueue, Users, end_those_left, held, may_raise_priority, reap_orphans,
+};
 use shadowslice_datapath::clock::Clock;
 use shadowslice_shared::exit;
 use tokio::runtime::Runtime;
@@ -93,6 +95,7 @@ impl Ground {
             memory: gpus.iter().map(|_| memory()).collect(),
             groups: gpus.iter().map(|gpu| Arc::new(GroupLedger::new(groups_of(&**gpu)))).collect(),
             policy_acts: config.controller.acting_policy().is_some(),
+            starts: StartQueue::of_host(),
         };
         Ok(Self { run_dir, gpus, runtime, context, watch })
     }

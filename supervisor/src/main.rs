@@ -17,7 +17,7 @@ mod upgrade;
 use std::process::ExitCode;
 
 /// Keeps freed memory for some seconds: the C library gives the memory of large tensors back with
-/// each request, and the kernel has to clear new pages for the next one (docs/measurements.md,
+/// each request, and the kernel has to clear new pages for the next one (docs/development/measurements.md,
 /// *Costs of a request*).
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;

@@ -25,6 +25,7 @@ from server import Server, wait_until
 BINARY = None
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 CLIENTS = 8
+FIRST = {f"first_{name}": getattr(TensorProto, name.upper()) for name in ("int32", "int64", "bool")}
 
 
 def constant(name, value):
@@ -143,7 +144,11 @@ def make(folder):
                  constant("first", np.array([1]))])
     write(folder, "sequence", [node("ReduceSum", ["x", "first"], ["y"], keepdims=0)],
           [("x", FLOAT, ["length", "batch", 4])], [("y", FLOAT, ["batch", 4])], [constant("first", np.array([0]))])
-    named = ("clipped", "lengths", "lagged", "sequence", "running", "softmax", "centred", "random", "single", "quantized", "detector", "signal")
+    # y[t] = (x[t] == x[0]), for rows of one value that is no float.
+    for name, datatype in FIRST.items():
+        write(folder, name, [node("Gather", ["x", "zero"], ["first"]), node("Equal", ["x", "first"], ["y"])],
+              [("x", datatype, ["rows"])], [("y", TensorProto.BOOL, ["rows"])], [constant("zero", np.int64(0))])
+    named = (*FIRST, "clipped", "lengths", "lagged", "sequence", "running", "softmax", "centred", "random", "single", "quantized", "detector", "signal")
     return dict.fromkeys(named, "batch: {max_delay: 20ms}") | {
         "insisted": "batch: {max: 8}", "given_quantized": "batch: {max: 8}", "given_random": "batch: {max: 8}", "city": "priority: 1", "given_city": "warmup: {x: {values: [Wien, Berlin]}}",
         "voice": "warmup: {x: [1, 512]}", "given_voice": "warmup: {x: [1, 512], rate: 16000}", "sides": "priority: 1",
@@ -165,7 +170,7 @@ def request(name, datatype, shape, data):
 
 UNFIT = {
     "of_int32": (np.int32([50]), "the input is INT64, but the array is INT32; convert the array"),
-    "of_two_axes": (np.int64([[50]]), "the input's shape is [-1] (-1: any length, the first axis is the batch), "
+    "of_two_axes": (np.int64([[50]]), "the input's shape is [-1] (-1: any size, the first axis is the batch), "
                                       "but the array's is [1, 1]"),
     "of_fortran": (np.asfortranarray(np.ones((2, 2), np.int64)), "in Fortran order"),
     "of_big_endian": (np.array([50], ">i8"), "big-endian (`>i8`)"),
@@ -505,6 +510,13 @@ class FoundModels(Served):
 
     def test_a_large_value_of_one_client_changes_no_answer_of_another(self):
         for name in ("clipped", "lagged", "lengths", "quantized"):
+            with self.subTest(name):
+                model = self.status()[name]
+                self.assertEqual((model["state"], self.max_batch(name)), ("ready", 0), model["why"])
+                self.assertIn("depends on the other rows", model["batch_limit"])
+
+    def test_rows_of_one_integer_or_text_show_that_they_depend_on_each_other(self):
+        for name in FIRST:
             with self.subTest(name):
                 model = self.status()[name]
                 self.assertEqual((model["state"], self.max_batch(name)), ("ready", 0), model["why"])

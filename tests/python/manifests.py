@@ -24,7 +24,7 @@ import models
 from server import free_port, wait_until
 
 PACKAGING = Path(__file__).resolve().parents[2] / "packaging"
-STOP = 56  # seconds: docs/operations.md, TimeoutStopSec
+STOP = 56  # in seconds: TimeoutStopSec in docs/operations/run.md
 
 # What a slip of the pen does to a manifest: the kind, where, and what stands there then.
 SLIPS = [

@@ -67,6 +67,7 @@ class Moods:
 
     def raises(self, _): raise RuntimeError("a broken model")
     def refuses(self, _): raise InvalidInput("it is unlucky")
+    def coloured(self, _): raise InvalidInput("\\x1b[31mred\\x00\\n\\tnext\\x9b " + "\\u00e4" * 10_000)
     def exits(self, _): sys.exit(3)
     def dies(self, _): os.kill(os.getpid(), signal.SIGSEGV)
     def forks(self, _): os.fork()
@@ -292,7 +293,36 @@ class Slow:
         return {"y": batch["x"]}
 """
 
-SMALL = {"foreign": FOREIGN, "picky": PICKY, "random_numbers": RANDOM, "whole": WHOLE, "given": GIVEN, "slow": SLOW,
+# The answer to a row depends on the first row of its batch.
+BESIDE = """
+import numpy as np
+from shadowslice import Tensor
+
+class Beside:
+    inputs = {{"x": Tensor("{}", [-1])}}
+    outputs = {{"y": Tensor("BOOL", [-1])}}
+
+    def infer(self, batch):
+        return {{"y": batch["x"] == batch["x"][0]}}
+"""
+
+# The same, by the length of a text.
+LONGEST = """
+import numpy as np
+from shadowslice import Tensor
+
+class Longest:
+    inputs = {"x": Tensor("BYTES", [-1])}
+    outputs = {"y": Tensor("INT64", [-1])}
+
+    def infer(self, batch):
+        lengths = np.array([len(text) for text in batch["x"]], np.int64)
+        return {"y": lengths - lengths.max()}
+"""
+
+DEPENDENT = {"beside_int64": BESIDE.format("INT64"), "beside_text": BESIDE.format("BYTES"), "longest": LONGEST}
+
+SMALL = {**DEPENDENT, "foreign": FOREIGN, "picky": PICKY, "random_numbers": RANDOM, "whole": WHOLE, "given": GIVEN, "slow": SLOW,
          "unmarked": doubled("", "np.random.rand(*batch['x'].shape).astype('float32')")}
 
 # Those whose class alone tells.
@@ -430,6 +460,14 @@ class PythonModels(unittest.TestCase):
         self.assertTrue(np.isnan(self.ask("nan").as_numpy("y")).all())
         np.testing.assert_array_equal(self.ask("strided").as_numpy("y"), [[0, 4]])
 
+    def test_the_text_of_an_exception_is_bounded_and_has_no_control_characters(self):
+        with self.assertRaises(InferenceServerException) as caught:
+            self.ask("coloured")
+        text = caught.exception.message()
+        self.assertRegex(text, r"\[31mred\n\tnext ä+$")
+        self.assertNotRegex(text, r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+        self.assertLessEqual(len(text.encode()), 2048)
+
     def test_caches_and_home_are_the_folder_that_can_be_written(self):
         self.assertEqual(self.ask("places").as_numpy("text")[0, 0], b"True 1")
 
@@ -516,6 +554,12 @@ class PythonModels(unittest.TestCase):
         wait_until(lambda: SERVER.model("unmarked")["state"] == "ready")
         first, second = (self.infer("unmarked", x=np.zeros((1, 4), np.float32)).as_numpy("x") for _ in range(2))
         self.assertNotEqual(first.tolist(), second.tolist())
+
+    def test_rows_of_one_integer_or_text_show_that_they_depend_on_each_other(self):
+        for name in DEPENDENT:
+            with self.subTest(name):
+                self.assertIn("depends on the other rows", SERVER.model(name)["batch_limit"])
+                self.assertEqual(self.client.get_model_config(name).config.max_batch_size, 0)
 
     def test_sizes_that_the_objective_cannot_use_are_not_tried(self):
         wait_until(lambda: SERVER.model("slow")["state"] == "ready")

@@ -166,7 +166,7 @@ def parse(document: object, file: str) -> Wish:
 
 def _unknown(key: str, known: set[str]) -> str:
     """What to do about a key that nobody reads."""
-    close = difflib.get_close_matches(key, known, n=1)
+    close = difflib.get_close_matches(key.lower(), known, n=1)
     return f"{key}: unknown key" + (f"; did you mean `{close[0]}`?" if close else "")
 
 

@@ -28,7 +28,7 @@ pub struct CheckHooks<'a> {
     pub advice: HostAdvice<'a>,
 }
 
-/// CheckHooks a configuration and returns the exit code.
+/// Checks a configuration and returns the exit code.
 ///
 /// Writes faults and notes to `err`, and ignores an error of writing there. Writes a summary, or the
 /// whole configuration if `print` is set, to `out`.

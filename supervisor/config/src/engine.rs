@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use shadowslice_shared::boot::EchoTensor;
 use shadowslice_shared::tensor::{Datatype, TensorSpec, elements};
 
+use super::onnx::OnnxInput;
 use super::reader::{Fields, Value};
 use super::types::{EngineConfig, GpuConfig, LimitsConfig, ProviderKind};
 use super::units::show_size;
@@ -28,14 +29,14 @@ const PYTHON: &str = "python3";
 /// The file of a Python model in the model's folder.
 const PYTHON_FILE: &str = "model.py";
 
-/// Reads a model's engine. Also returns the names of the inputs in the model's file, as far as they are
-/// known. Keys of other engines are faults.
+/// Reads a model's engine. Also returns the inputs in the model's file, as far as they are known. Keys
+/// of other engines are faults.
 pub(super) fn engine(
     model: &Fields<'_>,
     gpu: Option<&GpuConfig>,
     limits: &LimitsConfig,
     context: &Context<'_>,
-) -> (EngineConfig, Vec<String>) {
+) -> (EngineConfig, Vec<OnnxInput>) {
     match kind(model) {
         Some(EngineName::OnnxRuntime) => onnxruntime(model, gpu, context),
         Some(EngineName::Python) => (python(model, context), Vec::new()),
@@ -80,7 +81,7 @@ fn onnxruntime(
     model: &Fields<'_>,
     gpu: Option<&GpuConfig>,
     context: &Context<'_>,
-) -> (EngineConfig, Vec<String>) {
+) -> (EngineConfig, Vec<OnnxInput>) {
     model.forbidden("python", "only `engine: python` has this; remove the key");
     model.forbidden(
         "tensors",
@@ -184,9 +185,9 @@ pub fn model_files(engine: &EngineConfig) -> Vec<PathBuf> {
     }
 }
 
-/// Returns the absolute path of an ONNX model and the names of its inputs. An unusable file is a fault
-/// of the model's files.
-fn model_file(value: &Value<'_>, path: &Path, context: &Context<'_>) -> (PathBuf, Vec<String>) {
+/// Returns the absolute path of an ONNX model and its inputs. An unusable file is a fault of the model's
+/// files.
+fn model_file(value: &Value<'_>, path: &Path, context: &Context<'_>) -> (PathBuf, Vec<OnnxInput>) {
     let inputs = usable(path).and_then(|()| onnx::inputs(path));
     let folder = path.parent().unwrap_or(Path::new("."));
     let external = inputs.as_ref().ok().and_then(|_| onnx::external_files(path).ok()).unwrap_or_default();
@@ -256,7 +257,7 @@ fn tensor_name(text: &str) -> Result<String, &'static str> {
     }
 }
 
-/// Reads a shape without the batch axis. -1 stands for any length, if `any_size` allows it.
+/// Reads a shape without the batch axis. -1 stands for any size, if `any_size` allows it.
 pub(super) fn shape(value: &Value<'_>, any_size: bool) -> Option<Vec<i64>> {
     let items = value.items_up_to(MAX_AXES, "axes").filter(|_| value.is_list())?;
     let axes: Vec<i64> = items.iter().map(|item| axis(item, any_size)).collect::<Option<_>>()?;
@@ -271,7 +272,7 @@ pub(super) fn shape(value: &Value<'_>, any_size: bool) -> Option<Vec<i64>> {
 fn axis(item: &Value<'_>, any_size: bool) -> Option<i64> {
     let axis = item.whole(if any_size { -1 } else { 1 }..=i64::from(i32::MAX))?;
     if axis == 0 {
-        item.fault("an axis must have at least length 1, or -1 for any length");
+        item.fault("an axis must have at least size 1, or -1 for any size");
         return None;
     }
     Some(axis)

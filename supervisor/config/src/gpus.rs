@@ -47,6 +47,10 @@ fn gpu(item: &Value<'_>) -> Option<GpuConfig> {
     fields.forbidden("sms", "only an emulated GPU has this; remove the key");
     let words = [("mps", Partitioning::Mps), ("none", Partitioning::None)];
     let partition = fields.or("partition", Partitioning::Mps, |value| value.one_of(&words));
+    if let Some(advice) = device.similar_word(&["emulated"]) {
+        device.fault(advice);
+        return None;
+    }
     device.parsed(cuda).map(|device| GpuConfig::Cuda { device, partition })
 }
 
@@ -61,6 +65,11 @@ fn cuda(text: &str) -> Result<CudaDevice, String> {
     let is_uuid = |uuid: &str| !uuid.is_empty() && uuid.bytes().all(|b| b.is_ascii_hexdigit() || b == b'-');
     if text.strip_prefix("GPU-").is_some_and(is_uuid) {
         return Ok(CudaDevice::Uuid(text.to_owned()));
+    }
+    if text.eq_ignore_ascii_case("auto") {
+        return Err(
+            "give a GPU of this host; for a model on any GPU, set `gpu: auto` for that model".to_owned()
+        );
     }
     let index = text.parse().ok().filter(|index| *index < 1024);
     index.map(CudaDevice::Index).ok_or_else(|| {

@@ -26,6 +26,7 @@ mod tracing;
 mod types;
 mod units;
 mod warmup;
+mod warmup_fit;
 mod yaml;
 
 use std::cell::RefCell;
@@ -44,6 +45,7 @@ pub use render::render;
 pub use settings::{CONTROL_SOCKET, PRIVATE};
 pub use types::*;
 pub use units::duration;
+pub use warmup_fit::{check_values, shape_fits};
 
 use faults::FaultLog;
 use host::{AnyHost, HostLookup, ThisHost};

@@ -170,6 +170,10 @@ fn gpu_auto(fields: &Fields<'_>, gpus: &[GpuConfig]) -> bool {
 
 fn gpu(fields: &Fields<'_>, gpus: &[GpuConfig]) -> usize {
     fields.or("gpu", 0, |value| {
+        if let Some(advice) = value.similar_word(&["auto"]) {
+            value.fault(advice);
+            return None;
+        }
         let index = value.whole(0..=LAST_GPU)?;
         if index >= gpus.len() && !gpus.is_empty() {
             let last = gpus.len() - 1;

@@ -6,14 +6,23 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
+use shadowslice_shared::tensor::Datatype;
+
 /// The numbers of fields in onnx.proto.
 const MODEL_GRAPH: u64 = 7;
 const GRAPH_INITIALIZER: u64 = 5;
 const GRAPH_INPUT: u64 = 11;
+const TENSOR_NAME: u64 = 8;
 const TENSOR_EXTERNAL: u64 = 13;
 const ENTRY_KEY: u64 = 1;
 const ENTRY_VALUE: u64 = 2;
 const VALUE_NAME: u64 = 1;
+const VALUE_TYPE: u64 = 2;
+const TYPE_TENSOR: u64 = 1;
+const TENSOR_TYPE_ELEMENT: u64 = 1;
+const TENSOR_TYPE_SHAPE: u64 = 2;
+const SHAPE_AXIS: u64 = 1;
+const AXIS_SIZE: u64 = 1;
 
 /// The largest number of a field of `ModelProto`.
 const MODEL_MOST: u64 = 26;
@@ -26,8 +35,20 @@ const FIXED_32: u64 = 5;
 
 const MAX_NAME: u64 = 64 * 1024;
 
-/// Returns the names of the inputs of the model in a file. Older models list constants among them.
-pub(super) fn inputs(path: &Path) -> io::Result<Vec<String>> {
+/// An input of a model, as its file declares it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct OnnxInput {
+    pub(super) name: String,
+    /// The datatype, or `None` if requests cannot have it.
+    pub(super) datatype: Option<Datatype>,
+    /// The shape with -1 for each free axis, or `None` if the number of axes is unknown.
+    pub(super) shape: Option<Vec<i64>>,
+    /// True if the file has a value for the input. Older files list all constants among the inputs.
+    pub(super) has_default: bool,
+}
+
+/// Returns the inputs of the model in a file.
+pub(super) fn inputs(path: &Path) -> io::Result<Vec<OnnxInput>> {
     let mut file = File::open(path)?;
     let len = file.metadata()?.len();
     let mut head = Vec::new();
@@ -67,6 +88,27 @@ fn not_onnx(why: &str) -> io::Error {
     io::Error::other(format!("this is not an ONNX model: {why}"))
 }
 
+/// Returns the type of elements with that number in `TensorProto.DataType`.
+fn datatype_of(number: u64) -> Option<Datatype> {
+    match number {
+        1 => Some(Datatype::Fp32),
+        2 => Some(Datatype::Uint8),
+        3 => Some(Datatype::Int8),
+        4 => Some(Datatype::Uint16),
+        5 => Some(Datatype::Int16),
+        6 => Some(Datatype::Int32),
+        7 => Some(Datatype::Int64),
+        8 => Some(Datatype::Bytes),
+        9 => Some(Datatype::Bool),
+        10 => Some(Datatype::Fp16),
+        11 => Some(Datatype::Fp64),
+        12 => Some(Datatype::Uint32),
+        13 => Some(Datatype::Uint64),
+        16 => Some(Datatype::Bf16),
+        _ => None,
+    }
+}
+
 fn truncated() -> io::Error {
     io::Error::other("the file is truncated, or not an ONNX model; copy it again")
 }
@@ -75,6 +117,8 @@ fn truncated() -> io::Error {
 struct Field {
     number: u64,
     kind: u64,
+    /// The value if it is a [`VARINT`].
+    value: u64,
     /// The offset of the end of its value.
     end: u64,
 }
@@ -101,17 +145,96 @@ impl Walk {
         Ok(graph)
     }
 
-    fn inputs(&mut self, (start, end): (u64, u64)) -> io::Result<Vec<String>> {
-        self.go_to(start)?;
-        let mut names = Vec::new();
+    /// Visits the fields up to that place, one after the other.
+    fn each(
+        &mut self,
+        end: u64,
+        mut visit: impl FnMut(&mut Self, Field) -> io::Result<()>,
+    ) -> io::Result<()> {
         while self.at < end {
             let field = self.field(end)?;
-            if field.number == GRAPH_INPUT && field.kind == BYTES {
-                names.extend(self.name(field.end)?);
-            }
+            visit(self, field)?;
             self.go_to(field.end)?;
         }
-        Ok(names)
+        Ok(())
+    }
+
+    fn inputs(&mut self, (start, end): (u64, u64)) -> io::Result<Vec<OnnxInput>> {
+        self.go_to(start)?;
+        let (mut inputs, mut constants) = (Vec::new(), BTreeSet::new());
+        self.each(end, |walk, field| {
+            match (field.number, field.kind) {
+                (GRAPH_INPUT, BYTES) => inputs.extend(walk.input(field.end)?),
+                (GRAPH_INITIALIZER, BYTES) => {
+                    // A tensor that cannot be read is the worker's to report.
+                    constants.extend(walk.text_in(field.end, TENSOR_NAME).ok().flatten());
+                }
+                _ => {}
+            }
+            Ok(())
+        })?;
+        for input in &mut inputs {
+            input.has_default = constants.contains(&input.name);
+        }
+        Ok(inputs)
+    }
+
+    fn input(&mut self, end: u64) -> io::Result<Option<OnnxInput>> {
+        let (mut name, mut datatype, mut shape) = (None, None, None);
+        self.each(end, |walk, field| {
+            match (field.number, field.kind) {
+                (VALUE_NAME, BYTES) => name = Some(walk.text(field.end)?),
+                // A type that the parser cannot read counts as unknown.
+                (VALUE_TYPE, BYTES) => (datatype, shape) = walk.value_type(field.end).unwrap_or_default(),
+                _ => {}
+            }
+            Ok(())
+        })?;
+        Ok(name.map(|name| OnnxInput { name, datatype, shape, has_default: false }))
+    }
+
+    fn value_type(&mut self, end: u64) -> io::Result<(Option<Datatype>, Option<Vec<i64>>)> {
+        let mut found = (None, None);
+        self.each(end, |walk, field| {
+            if (field.number, field.kind) == (TYPE_TENSOR, BYTES) {
+                found = walk.tensor_type(field.end)?;
+            }
+            Ok(())
+        })?;
+        Ok(found)
+    }
+
+    fn tensor_type(&mut self, end: u64) -> io::Result<(Option<Datatype>, Option<Vec<i64>>)> {
+        let (mut datatype, mut shape) = (None, None);
+        self.each(end, |walk, field| {
+            match (field.number, field.kind) {
+                (TENSOR_TYPE_ELEMENT, VARINT) => datatype = datatype_of(field.value),
+                (TENSOR_TYPE_SHAPE, BYTES) => shape = Some(walk.shape(field.end)?),
+                _ => {}
+            }
+            Ok(())
+        })?;
+        Ok((datatype, shape))
+    }
+
+    /// Reads a shape. Axes without a size, or with a name instead, are free.
+    fn shape(&mut self, end: u64) -> io::Result<Vec<i64>> {
+        let mut axes = Vec::new();
+        self.each(end, |walk, field| {
+            if (field.number, field.kind) != (SHAPE_AXIS, BYTES) {
+                return Ok(());
+            }
+            let mut size = -1;
+            walk.each(field.end, |_, field| {
+                if (field.number, field.kind) == (AXIS_SIZE, VARINT) {
+                    size = i64::try_from(field.value).ok().filter(|size| *size > 0).unwrap_or(-1);
+                }
+                Ok(())
+            })?;
+            axes.push(size);
+            Ok(())
+        })?;
+        Ok(axes)
     }
 
     fn external_files(&mut self, (start, end): (u64, u64)) -> io::Result<BTreeSet<PathBuf>> {
@@ -154,24 +277,26 @@ impl Walk {
         Ok(String::from_utf8_lossy(&text).into_owned())
     }
 
-    fn name(&mut self, end: u64) -> io::Result<Option<String>> {
-        while self.at < end {
-            let field = self.field(end)?;
-            if field.number == VALUE_NAME && field.kind == BYTES {
-                return self.text(field.end).map(Some);
+    /// Returns the text in the field of that number.
+    fn text_in(&mut self, end: u64, number: u64) -> io::Result<Option<String>> {
+        let mut text = None;
+        self.each(end, |walk, field| {
+            if (field.number, field.kind) == (number, BYTES) {
+                text = Some(walk.text(field.end)?);
             }
-            self.go_to(field.end)?;
-        }
-        Ok(None)
+            Ok(())
+        })?;
+        Ok(text)
     }
 
     /// Reads the start of the field at this offset. The field must end at `end` or before.
     fn field(&mut self, end: u64) -> io::Result<Field> {
         let key = self.varint()?;
         let (number, kind) = (key >> 3, key & 7);
+        let mut value = 0;
         let bytes = match kind {
             VARINT => {
-                self.varint()?;
+                value = self.varint()?;
                 0
             }
             FIXED_64 => 8,
@@ -180,7 +305,7 @@ impl Walk {
             _ => return Err(not_onnx("the bytes are not a valid protocol buffer")),
         };
         match self.at.checked_add(bytes) {
-            Some(found) if found <= end => Ok(Field { number, kind, end: found }),
+            Some(found) if found <= end => Ok(Field { number, kind, value, end: found }),
             _ => Err(truncated()),
         }
     }
@@ -226,12 +351,50 @@ mod tests {
     fn found(bytes: &[u8]) -> Result<Vec<String>, String> {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), bytes).unwrap();
-        inputs(file.path()).map_err(|error| error.to_string())
+        let inputs = inputs(file.path()).map_err(|error| error.to_string())?;
+        Ok(inputs.into_iter().map(|input| input.name).collect())
     }
 
     #[test]
     fn inputs_are_named_in_their_order() {
         assert_eq!(found(&model()).unwrap(), ["ids", "mask"]);
+    }
+
+    #[test]
+    fn inputs_have_their_types_their_shapes_and_defaults() {
+        let declared = |name: &str, element: u8, axes: &[&[u8]]| {
+            let axes: Vec<u8> = axes.iter().flat_map(|axis| field(1, axis)).collect();
+            let tensor = [&[8, element][..], &field(2, &axes)].concat();
+            field(11, &[field(2, &field(1, &tensor)), field(1, name.as_bytes())].concat())
+        };
+        let inputs_of = |graph: &[Vec<u8>]| {
+            let file = tempfile::NamedTempFile::new().unwrap();
+            std::fs::write(file.path(), field(7, &graph.concat())).unwrap();
+            inputs(file.path()).unwrap()
+        };
+        let unknown = field(11, &[field(1, b"any"), field(2, &field(1, &[8, 1]))].concat());
+        let found = inputs_of(&[
+            declared("ids", 7, &[&field(2, b"batch"), &[8, 3], b""]),
+            field(5, &[field(9, b"bytes"), field(8, b"scale")].concat()),
+            declared("scale", 1, &[]),
+            declared("odd", 15, &[]),
+            unknown,
+        ]);
+        let input = |name: &str, datatype, shape, has_default| OnnxInput {
+            name: name.to_owned(),
+            datatype,
+            shape,
+            has_default,
+        };
+        assert_eq!(
+            found,
+            [
+                input("ids", Some(Datatype::Int64), Some(vec![-1, 3, -1]), false),
+                input("scale", Some(Datatype::Fp32), Some(vec![]), true),
+                input("odd", None, Some(vec![]), false),
+                input("any", Some(Datatype::Fp32), None, false),
+            ]
+        );
     }
 
     #[test]

@@ -187,7 +187,10 @@ impl<'a> Value<'a> {
             YamlContent::Scalar { text, plain: true } if text == "true" => Some(true),
             YamlContent::Scalar { text, plain: true } if text == "false" => Some(false),
             _ => {
-                self.wrong("true or false");
+                match self.similar_word(&["true", "false"]) {
+                    Some(advice) => self.fault(advice),
+                    None => self.wrong("true or false"),
+                }
                 None
             }
         }
@@ -201,9 +204,20 @@ impl<'a> Value<'a> {
         };
         let found = known.iter().find(|(name, _)| *name == text).map(|(_, value)| *value);
         if found.is_none() {
-            self.fault(format!("unknown value `{}`; use {}", shortened(text), alternatives(&names)));
+            let advice = match similar(text, &names) {
+                Some(name) => format!("did you mean `{name}`?"),
+                None => format!("use {}", alternatives(&names)),
+            };
+            self.fault(format!("unknown value `{}`; {advice}", shortened(text)));
         }
         found
+    }
+
+    /// Returns the text of a fault if the value resembles one of these words.
+    pub(super) fn similar_word(&self, words: &[&str]) -> Option<String> {
+        let text = self.word().filter(|_| self.is_plain())?;
+        let word = similar(text, words)?;
+        Some(format!("unknown value `{}`; did you mean `{word}`?", shortened(text)))
     }
 
     fn wrong(&self, wanted: &str) {
@@ -297,15 +311,22 @@ fn unknown_key(key: &str, known: &[&str]) -> String {
     if key == "<<" {
         return "YAML merge keys are not supported; write out the keys".to_owned();
     }
-    // A long key would take long to compare, and is far from every known key.
-    let nearest =
-        known.iter().map(|name| (levenshtein(key, name), name)).filter(|_| key.len() <= MAX_QUOTED).min();
-    match nearest {
-        Some((distance, name)) if distance <= 1 + name.len() / 4 => {
-            format!("unknown key; did you mean `{name}`?")
-        }
-        _ => format!("unknown key; use one of {}", known.join(", ")),
+    match similar(key, known) {
+        Some(name) => format!("unknown key; did you mean `{name}`?"),
+        None => format!("unknown key; use one of {}", known.join(", ")),
     }
+}
+
+/// Returns the known name that the text resembles most, ignoring case, if one is similar enough.
+fn similar<'n>(text: &str, known: &[&'n str]) -> Option<&'n str> {
+    // A long text would take long to compare, and is far from every known name.
+    if text.len() > MAX_QUOTED {
+        return None;
+    }
+    let text = text.to_lowercase();
+    let (distance, name) =
+        known.iter().map(|name| (levenshtein(&text, &name.to_lowercase()), *name)).min()?;
+    (distance <= 1 + name.len() / 4).then_some(name)
 }
 
 fn alternatives(names: &[&str]) -> String {
@@ -327,6 +348,7 @@ mod tests {
     fn near_misses_are_recognised() {
         assert_eq!(unknown_key("modles", &["models", "gpus"]), "unknown key; did you mean `models`?");
         assert_eq!(unknown_key("colour", &["models", "gpus"]), "unknown key; use one of models, gpus");
+        assert_eq!(unknown_key("SLO", &["share", "slo"]), "unknown key; did you mean `slo`?");
     }
 
     #[test]

@@ -73,8 +73,12 @@ pub(super) fn default_run_dir(env: Environment<'_>, is_root: bool) -> Option<Pat
 
 pub(super) fn controller(root: &Fields<'_>, context: &Context<'_>) -> ControllerConfig {
     let fields = root.section("controller", &["policy", "interval", "act", "standby_memory"]);
-    let policy =
-        fields.or("policy", Choice::of(PolicyName::Adaptive), |value| value.parsed(str::parse::<Choice>));
+    let policy = fields.or("policy", Choice::of(PolicyName::Adaptive), |value| {
+        let similar = value.similar_word(&PolicyName::ALL.map(PolicyName::name));
+        value.parsed(|text| {
+            text.parse::<Choice>().map_err(|error| similar.unwrap_or_else(|| error.to_string()))
+        })
+    });
     let default = Duration::from_millis(100);
     let interval = fields.or("interval", default, |value| at_least(value, Duration::from_millis(10)));
     let act = fields.or("act", true, Value::flag);

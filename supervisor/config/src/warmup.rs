@@ -9,16 +9,18 @@ use shadowslice_shared::errors;
 
 use super::arrays::{self, Array, ArrayFile, Arrays};
 use super::engine::{check_size, shape};
+use super::onnx::OnnxInput;
 use super::reader::{Fields, Value};
 use super::types::{EngineConfig, LimitsConfig, WarmupConfig, WarmupInput, WarmupValues};
+use super::warmup_fit::mismatch;
 use super::{Context, absolute};
 
 /// The parts of a model that its warm-up inputs are checked against.
 pub(super) struct WarmupModel<'a> {
     pub(super) engine: &'a EngineConfig,
     pub(super) limits: &'a LimitsConfig,
-    /// The names of the inputs in its file, as far as they are known.
-    pub(super) inputs: &'a [String],
+    /// The inputs in the model's file, as far as they are known.
+    pub(super) inputs: &'a [OnnxInput],
 }
 
 /// Reads a map of inputs, or the path of a file with all of them.
@@ -42,7 +44,9 @@ pub(super) fn warmup(fields: &Fields<'_>, model: &WarmupModel<'_>, context: &Con
             let declared = tensors.iter().find(|tensor| tensor.input.name == input);
             datatype = declared.map(|tensor| tensor.input.datatype);
         }
-        if !model.has(input) {
+        if let Some(mismatch) = model.mismatch(input, &given) {
+            context.file_fault(&value, mismatch);
+        } else if !model.has(input) {
             let hint = match input {
                 "file" => "; for one file with all inputs, use `warmup: PATH`",
                 _ => "",
@@ -61,18 +65,32 @@ pub(super) fn warmup(fields: &Fields<'_>, model: &WarmupModel<'_>, context: &Con
 impl WarmupModel<'_> {
     /// Returns whether the model may have such an input.
     fn has(&self, input: &str) -> bool {
-        self.inputs.is_empty() || self.inputs.iter().any(|name| name == input)
+        self.inputs.is_empty() || self.inputs.iter().any(|known| known.name == input)
+    }
+
+    /// Returns the names of the inputs that have no default.
+    fn required(&self) -> impl Iterator<Item = &str> {
+        self.inputs.iter().filter(|input| !input.has_default).map(|input| input.name.as_str())
     }
 
     fn names(&self) -> String {
-        self.inputs.join(", ")
+        self.required().collect::<Vec<_>>().join(", ")
+    }
+
+    /// Returns the reason why the given shape or values cannot be those of an input in the model's file.
+    fn mismatch(&self, input: &str, given: &WarmupInput) -> Option<String> {
+        let EngineConfig::OnnxRuntime { path, .. } = self.engine else { return None };
+        let known = self.inputs.iter().find(|known| known.name == input)?;
+        let file = path.file_name().unwrap_or_default().to_string_lossy();
+        Some(format!("{file} {}", mismatch(known, given)?))
     }
 
     /// Returns the name of the input if the model is known to have only one.
     fn only_input(&self) -> Option<&str> {
-        match (self.engine, self.inputs) {
-            (_, [only]) => Some(only),
-            (EngineConfig::Emulated { tensors }, _) => match &tensors[..] {
+        let mut required = self.required();
+        match (self.engine, required.next(), required.next()) {
+            (_, Some(only), None) => Some(only),
+            (EngineConfig::Emulated { tensors }, ..) => match &tensors[..] {
                 [only] => Some(&only.input.name),
                 _ => None,
             },
@@ -110,7 +128,11 @@ fn whole_file(value: &Value<'_>, model: &WarmupModel<'_>, context: &Context<'_>)
     }
     let input = |(name, array): (String, Arc<Array>)| {
         let file = ArrayFile { path: path.clone(), array: Some(array) };
-        (name, WarmupInput { shape: None, values: Some(WarmupValues::File(file)) })
+        let given = WarmupInput { shape: None, values: Some(WarmupValues::File(file)) };
+        if let Some(mismatch) = model.mismatch(&name, &given) {
+            context.file_fault(value, format!("`{name}`: {mismatch}"));
+        }
+        (name, given)
     };
     WarmupConfig { inputs: arrays.into_iter().map(input).collect(), file: Some(path) }
 }
@@ -222,6 +244,6 @@ fn check_warmup(value: &Value<'_>, input: &str, shape: &[i64], tensors: &[EchoTe
     let declared = &tensor.input.shape;
     let fits = |(declared, given): (&i64, &i64)| *declared == -1 || declared == given;
     if declared.len() != shape.len() || !declared.iter().zip(shape).all(fits) {
-        value.fault(format!("the input's shape is {declared:?}; use that, with a length for each -1"));
+        value.fault(format!("the input's shape is {declared:?}; use that, with a size for each -1"));
     }
 }

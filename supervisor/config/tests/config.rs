@@ -277,6 +277,104 @@ fn random_changes_do_not_crash_the_loader() {
     }
 }
 
+/// Returns a field of bytes of a protocol buffer.
+fn field(number: u8, value: &[u8]) -> Vec<u8> {
+    let length = u8::try_from(value.len()).expect("it is short");
+    [&[number << 3 | 2, length], value].concat()
+}
+
+/// Returns a model's file with the inputs `ids` (INT64, [-1, 3]), `text` (BYTES, [1]) and `scale` (FP32,
+/// with a default).
+fn model_with_inputs() -> Vec<u8> {
+    let input = |name: &str, element: u8, axes: &[&[u8]]| {
+        let axes: Vec<u8> = axes.iter().flat_map(|axis| field(1, axis)).collect();
+        let tensor = [vec![8, element], field(2, &axes)].concat();
+        field(11, &[field(1, name.as_bytes()), field(2, &field(1, &tensor))].concat())
+    };
+    let inputs = [
+        input("ids", 7, &[&field(2, b"n"), &[8, 3]]),
+        input("text", 8, &[&[8, 1]]),
+        input("scale", 1, &[&[8, 1]]),
+    ];
+    field(7, &[inputs.concat(), field(5, &field(8, b"scale"))].concat())
+}
+
+#[test]
+fn warm_up_inputs_must_match_the_models_file() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("m.onnx"), model_with_inputs()).unwrap();
+    fs::write(folder.path().join("ids.json"), "[[1, 2, 3], [4, 5, 6]]").unwrap();
+    fs::write(folder.path().join("short.json"), "[[1, 2]]").unwrap();
+    fs::write(
+        folder.path().join("all.json"),
+        r#"{"inputs": [{"name": "ids", "shape": [1, 2], "datatype": "INT64", "data": [1, 2]}]}"#,
+    )
+    .unwrap();
+    let path = folder.path().join("x.yaml");
+    let faults = |warmup: &str| {
+        let text = format!("run_dir: /run/x\nmodels: [{{path: m.onnx, slo: 1s, warmup: {warmup}}}]\n");
+        fs::write(&path, text).unwrap();
+        let config = load(&path).unwrap();
+        assert_eq!(config.file_faults.is_empty(), config.models[0].broken.is_none());
+        let faults = config.file_faults.iter().map(|fault| format!("{}: {}\n", fault.path, fault.message));
+        faults.collect::<String>().replace(&format!("{}/", folder.path().display()), "")
+    };
+    for fine in [
+        "{ids: [3]}",
+        "{ids: [8, 3]}",
+        "{ids: 7, text: Wien}",
+        "{ids: {shape: [3], range: [0, 9]}, text: {values: [a, b]}}",
+        "{ids: {file: ids.json}}",
+        "ids.json",
+    ] {
+        let found = faults(fine);
+        // A single array is for the only input, but this model has two.
+        let of_two = fine == "ids.json" && found.contains("has one array without a name; name its input");
+        assert!(found.is_empty() || of_two, "{fine}: {found}");
+    }
+    let ids = "models[0].warmup.ids: m.onnx";
+    let shape = "[-1, 3] (-1: any size; omit the first axis if it is the batch)";
+    for (wrong, why) in [
+        ("{idss: [3]}", "models[0].warmup.idss: unknown input; the model has ids, text".to_owned()),
+        (
+            "{scale: 1.0}",
+            "models[0].warmup.scale: m.onnx has a default for this input, which the warm-up uses; \
+             remove the key"
+                .to_owned(),
+        ),
+        ("{ids: [4]}", format!("{ids} has this input with shape {shape}, not [4]")),
+        ("{ids: [8, 8, 3]}", format!("{ids} has this input with shape {shape}, not [8, 8, 3]")),
+        (
+            "{ids: 0.5}",
+            format!(
+                "{ids} cannot have these values: the input is INT64, but `values` has a fraction; use numbers of \
+                 that type"
+            ),
+        ),
+        (
+            "{text: {range: [0, 1]}}",
+            "models[0].warmup.text: m.onnx cannot have these values: the input has texts, which have no range; \
+             use `values`"
+                .to_owned(),
+        ),
+        (
+            "{ids: {file: short.json}}",
+            format!(
+                "{ids} cannot have the array in short.json: the input's shape is [-1, 3] (-1: any size, the \
+                 first axis is the batch), but the array's is [1, 2]"
+            ),
+        ),
+        (
+            "all.json",
+            "models[0].warmup: `ids`: m.onnx cannot have the array in all.json: the input's shape is [-1, 3] \
+             (-1: any size, the first axis is the batch), but the array's is [1, 2]"
+                .to_owned(),
+        ),
+    ] {
+        assert_eq!(faults(wrong), format!("{why}\n"), "{wrong}");
+    }
+}
+
 #[test]
 fn check_reports_faults_and_returns_the_exit_code() {
     let folder = tempfile::tempdir().unwrap();

@@ -72,8 +72,11 @@ impl RequestError {
         }
     }
 
+    /// Returns the text for the client. A model's exception may have any characters, also those that
+    /// change the colours or the title of a terminal.
     pub(super) fn message(&self) -> String {
         let mut message = self.to_string();
+        message.retain(|character| matches!(character, '\n' | '\t') || !character.is_control());
         message.truncate(message.floor_char_boundary(MAX_MESSAGE_BYTES));
         message
     }
@@ -110,5 +113,18 @@ where
 impl From<RequestError> for Status {
     fn from(refusal: RequestError) -> Self {
         Self::new(refusal.code(), refusal.message())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_are_bounded_and_have_no_control_characters() {
+        let message = |why: String| RequestError::Failed(Failure::Internal(why)).message();
+        let coloured = message("\x1b[31mred\0\n\tnext\u{9b}\r\n".to_owned());
+        assert!(coloured.ends_with("[31mred\n\tnext\n"), "{coloured:?}");
+        assert!(message("ä".repeat(MAX_MESSAGE_BYTES)).len() <= MAX_MESSAGE_BYTES);
     }
 }

@@ -1,16 +1,35 @@
-//! Documents against the tree: every file that they name exists, and every file that a newcomer
-//! needs is named.
+//! Documents against the tree: every file and heading that they name exists, and every file that a
+//! newcomer needs is named.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-/// The documents at the root; the documents in `docs/` are added to them.
-const DOCUMENTS: [&str; 3] = ["README.md", "ARCHITECTURE.md", "CHANGELOG.md"];
+/// The documents at the root, to which the documents below `docs/` are added.
+const DOCUMENTS: [&str; 5] =
+    ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"];
 
-/// Folders that a path in a document may start with.
-const TREE: [&str; 8] =
-    ["shared/", "worker/", "supervisor/", "tests/", "benches/", "configs/", "docs/", "packaging/"];
+/// The book's table of contents, which must name every document.
+const SUMMARY: &str = "docs/SUMMARY.md";
 
+/// The folders with which a path in a document may start.
+const TREE: [&str; 10] = [
+    "shared/",
+    "worker/",
+    "supervisor/",
+    "tests/",
+    "benches/",
+    "configs/",
+    "docs/",
+    "models/",
+    "packaging/",
+    "python/",
+];
+
+/// A document's path from the root, and its text.
+type Document = (String, String);
+
+/// Returns the faults of all documents.
 pub(crate) fn faults(root: &Path) -> Vec<String> {
     let names = DOCUMENTS.map(str::to_owned).into_iter();
     let names = names.chain(files(root, "docs", ".md"));
@@ -19,18 +38,20 @@ pub(crate) fn faults(root: &Path) -> Vec<String> {
         let text = text.unwrap_or_else(|error| panic!("{name}: {error}"));
         (name, text)
     };
-    let texts: Vec<(String, String)> = names.map(text).collect();
-    let mut faults = Vec::new();
-    for (name, text) in &texts {
+    let documents: Vec<Document> = names.map(text).collect();
+    let mut faults = missing_headings(&documents);
+    faults.extend(missing_chapters(&documents));
+    for (name, text) in &documents {
         faults.extend(missing_paths(name, text, root));
     }
     for name in ["README.md", "ARCHITECTURE.md"] {
-        let text = &texts.iter().find(|(document, _)| document == name).expect("it is one of them").1;
+        let text = &documents.iter().find(|(document, _)| document == name).expect("it is one of them").1;
         let targets = ["make demo", "make test"].into_iter().filter(|target| !text.contains(target));
         faults.extend(targets.map(|target| format!("{name}: does not name `{target}`")));
     }
-    let all: String = texts.iter().map(|(_, text)| text.as_str()).collect();
-    for file in files(root, "configs", ".yaml") {
+    let all: String = documents.iter().map(|(_, text)| text.as_str()).collect();
+    let configs = files(root, "configs", ".yaml").into_iter();
+    for file in configs.filter(|file| file.matches('/').count() == 1) {
         if !all.contains(&file) {
             faults.push(format!("{file}: no document names it"));
         }
@@ -38,26 +59,125 @@ pub(crate) fn faults(root: &Path) -> Vec<String> {
     faults
 }
 
-/// The files of one folder, as paths from the root.
+/// Returns the files of a folder and of those below it, as paths from the root.
 fn files(root: &Path, folder: &str, ending: &str) -> Vec<String> {
-    let entries = fs::read_dir(root.join(folder)).unwrap_or_else(|error| panic!("{folder}: {error}"));
-    let names = entries.flatten().map(|entry| format!("{folder}/{}", entry.file_name().to_string_lossy()));
-    names.filter(|name| name.ends_with(ending)).collect()
+    let mut files = Vec::new();
+    let mut folders = vec![folder.to_owned()];
+    while let Some(folder) = folders.pop() {
+        let entries = fs::read_dir(root.join(&folder)).unwrap_or_else(|error| panic!("{folder}: {error}"));
+        for entry in entries.flatten() {
+            let name = format!("{folder}/{}", entry.file_name().to_string_lossy());
+            if entry.path().is_dir() {
+                folders.push(name);
+            } else if name.ends_with(ending) {
+                files.push(name);
+            }
+        }
+    }
+    files
 }
 
-/// Paths in code spans and links that lead nowhere.
+/// A link to a file of the tree, a heading, or both.
+#[derive(Debug)]
+struct Link<'t> {
+    line: usize,
+    /// The path from the document's folder; empty in a link to the document itself.
+    path: &'t str,
+    /// The heading's anchor; empty in a link to the whole file.
+    anchor: &'t str,
+}
+
+impl<'t> Link<'t> {
+    fn all(text: &'t str) -> impl Iterator<Item = Self> {
+        (1..).zip(text.lines()).flat_map(|(line, text)| {
+            let targets = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+            let defined = text.strip_prefix('[').and_then(|rest| rest.split_once("]: "));
+            let targets = targets.chain(defined.map(|(_, target)| target));
+            let targets = targets.filter(|target| !target.contains("://"));
+            targets.map(move |target| {
+                let (path, anchor) = target.split_once('#').unwrap_or((target, ""));
+                Self { line, path, anchor }
+            })
+        })
+    }
+
+    /// Returns the path from the root, for a link in the document `name`.
+    fn target(&self, name: &str) -> String {
+        let mut parts: Vec<&str> = name.split('/').collect();
+        if !self.path.is_empty() {
+            parts.pop();
+        }
+        for part in self.path.split('/') {
+            match part {
+                "" | "." => {}
+                ".." => drop(parts.pop()),
+                part => parts.push(part),
+            }
+        }
+        parts.join("/")
+    }
+}
+
+/// Returns the paths in code spans and links that lead nowhere.
 pub(crate) fn missing_paths(name: &str, text: &str, root: &Path) -> Vec<String> {
     let mut faults = Vec::new();
-    let folder = Path::new(name).parent().unwrap_or(Path::new(""));
+    let mut check = |line: usize, path: &str| {
+        if fs::metadata(root.join(path)).is_err() {
+            faults.push(format!("{name}:{line}: {path} does not exist"));
+        }
+    };
     for (line, text) in (1..).zip(text.lines()) {
         let spans = text.split('`').skip(1).step_by(2);
         let spans = spans.filter(|span| TREE.iter().any(|part| span.starts_with(part)));
-        let spans = spans.filter(|span| !span.contains(['*', '{', '<', ' '])).map(|span| root.join(span));
-        let links = text.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next());
-        let links = links.filter(|link| !link.is_empty() && !link.contains("://"));
-        let links = links.map(|link| root.join(folder).join(link));
-        let missing = spans.chain(links).filter(|path| fs::metadata(path).is_err());
-        faults.extend(missing.map(|path| format!("{name}:{line}: there is no {}", path.display())));
+        spans.filter(|span| !span.contains(['*', '{', '<', ' '])).for_each(|span| check(line, span));
+    }
+    Link::all(text).for_each(|link| check(link.line, &link.target(name)));
+    faults
+}
+
+/// Returns the links to headings that no document has.
+pub(crate) fn missing_headings(documents: &[Document]) -> Vec<String> {
+    let anchors: BTreeMap<&str, Vec<String>> =
+        documents.iter().map(|(name, text)| (name.as_str(), anchors(text))).collect();
+    let mut faults = Vec::new();
+    for (name, text) in documents {
+        for link in Link::all(text).filter(|link| !link.anchor.is_empty()) {
+            let target = link.target(name);
+            let known =
+                anchors.get(target.as_str()).is_none_or(|known| known.iter().any(|a| a == link.anchor));
+            if !known {
+                faults.push(format!("{name}:{}: {target} has no heading #{}", link.line, link.anchor));
+            }
+        }
     }
     faults
+}
+
+/// Returns the documents that the book leaves out.
+pub(crate) fn missing_chapters(documents: &[Document]) -> Vec<String> {
+    let summary = documents.iter().find(|(name, _)| name == SUMMARY).map_or("", |(_, text)| text.as_str());
+    let chapters: Vec<String> = Link::all(summary).map(|link| link.target(SUMMARY)).collect();
+    let left_out = documents.iter().filter(|(name, _)| name != SUMMARY && !chapters.contains(name));
+    left_out.map(|(name, _)| format!("{SUMMARY}: does not name {name}")).collect()
+}
+
+/// Returns the anchors of a document's headings, as GitHub forms them.
+fn anchors(text: &str) -> Vec<String> {
+    let mut count: BTreeMap<String, usize> = BTreeMap::new();
+    let mut fenced = false;
+    let mut anchors = Vec::new();
+    for line in text.lines() {
+        fenced ^= line.trim_start().starts_with("```");
+        let Some(title) = line.trim_start_matches('#').strip_prefix(' ') else { continue };
+        if fenced || !line.starts_with('#') {
+            continue;
+        }
+        let kept = |c: &char| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_');
+        let anchor: String = title.trim().to_lowercase().chars().filter(kept).collect();
+        let anchor = anchor.replace(' ', "-");
+        let before = count.entry(anchor.clone()).or_default();
+        anchors.push(if *before == 0 { anchor } else { format!("{anchor}-{before}") });
+        *before += 1;
+    }
+    anchors
 }

@@ -1,6 +1,6 @@
-//! The architecture as it can be checked by reading: which part may use which, where `unsafe` may
-//! stand, how long a file may be, and whether the files that documents name exist. ARCHITECTURE.md
-//! gives the reasons.
+//! Tests of the architecture that only read files: which part may use which, which files may contain
+//! `unsafe`, how long a file may be, and whether the files and headings that documents name exist.
+//! ARCHITECTURE.md gives the reasons.
 
 #![allow(clippy::panic, clippy::unwrap_used, reason = "all of this is a test")]
 
@@ -8,6 +8,7 @@ mod check;
 mod documents;
 mod manifests;
 mod negative;
+mod prose;
 mod source;
 mod table;
 

@@ -139,7 +139,7 @@ fn long_files_are_caught() {
 
 #[test]
 fn documents_that_lead_nowhere_are_caught() {
-    let missing = |text| documents::missing_paths("docs/operations.md", text, &crate::root()).len();
+    let missing = |text| documents::missing_paths("docs/quick-start.md", text, &crate::root()).len();
     assert_eq!(
         missing("see `supervisor/policy/src/groups.rs`, `configs/` and [that](configuration.md#limits)"),
         0
@@ -148,4 +148,34 @@ fn documents_that_lead_nowhere_are_caught() {
     assert_eq!(missing("[that](nowhere.md)"), 1);
     assert_eq!(missing("a made-up one: `configs/*.yaml`, [out](https://example.org)"), 0);
     assert!(Path::new(&crate::root()).join("README.md").is_file());
+}
+
+#[test]
+fn links_to_headings_that_are_not_there_are_caught() {
+    let page = "# A page\n## `share` and *more*, 10 %\n```sh\n# no heading\n```\n## Twice\n## Twice\n";
+    let missing = |name: &str, link: &str| {
+        let documents =
+            [("docs/deep/page.md".to_owned(), page.to_owned()), (name.to_owned(), link.to_owned())];
+        documents::missing_headings(&documents).len()
+    };
+    assert_eq!(missing("README.md", "[a](docs/deep/page.md#a-page), [b](docs/deep/page.md)"), 0);
+    assert_eq!(missing("docs/a.md", "[a](deep/page.md#share-and-more-10-)"), 0);
+    assert_eq!(missing("docs/deep/a.md", "[a](../deep/page.md#twice-1)"), 0);
+    assert_eq!(missing("docs/a.md", "# Here\n[a](#here)"), 0);
+    assert_eq!(missing("docs/a.md", "# Here\n[a](#there)"), 1);
+    assert_eq!(missing("docs/deep/a.md", "[a](page.md#twice-2)"), 1);
+    assert_eq!(missing("docs/deep/a.md", "[a][b]\n[b]: page.md#thrice"), 1);
+    assert_eq!(missing("README.md", "[a](docs/deep/page.md#no-heading)"), 1);
+}
+
+#[test]
+fn documents_that_the_book_leaves_out_are_caught() {
+    let missing = |summary: &str| {
+        let names = ["README.md", "docs/deep/page.md"].map(|name| (name.to_owned(), String::new()));
+        let summary = ("docs/SUMMARY.md".to_owned(), summary.to_owned());
+        documents::missing_chapters(&[&names[..], &[summary]].concat()).len()
+    };
+    assert_eq!(missing("[a](../README.md)\n- [b](deep/page.md)"), 0);
+    assert_eq!(missing("[a](../README.md)"), 1);
+    assert_eq!(missing(""), 2);
 }

@@ -9,6 +9,13 @@ pub(crate) struct Used {
     pub(crate) line: usize,
 }
 
+/// A type that other files can name, and where.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Declared {
+    pub(crate) name: String,
+    pub(crate) line: usize,
+}
+
 /// A Rust file.
 #[derive(Debug)]
 pub(crate) struct Source {
@@ -17,6 +24,8 @@ pub(crate) struct Source {
     pub(crate) lines: usize,
     /// Every path that it names outside of its tests, imports written out, from `crate` or a crate's name.
     pub(crate) uses: Vec<Used>,
+    /// Every type outside of its tests that has a `pub` of some kind.
+    pub(crate) types: Vec<Declared>,
     /// Where `unsafe` stands.
     pub(crate) unsafe_lines: Vec<usize>,
 }
@@ -26,13 +35,14 @@ impl Source {
         let tokens: TokenStream = text.parse().unwrap_or_else(|error| panic!("{name}: {error}"));
         let mut unsafe_lines = Vec::new();
         find_unsafe(tokens.clone(), &mut unsafe_lines);
-        let mut uses = Vec::new();
+        let (mut uses, mut types) = (Vec::new(), Vec::new());
         if !is_test(name) {
+            find_types(tokens.clone(), &mut types);
             paths(tokens, "", &mut uses);
         }
         let module = module(name);
         uses.iter_mut().for_each(|used| used.path = absolute(&module, &used.path));
-        Self { name: name.to_owned(), lines: text.lines().count(), uses, unsafe_lines }
+        Self { name: name.to_owned(), lines: text.lines().count(), uses, types, unsafe_lines }
     }
 }
 
@@ -71,6 +81,32 @@ fn find_unsafe(tokens: TokenStream, lines: &mut Vec<usize>) {
         match token {
             TokenTree::Ident(word) if word == "unsafe" => lines.push(word.span().start().line),
             TokenTree::Group(group) => find_unsafe(group.stream(), lines),
+            _ => {}
+        }
+    }
+}
+
+/// Collects the types that are declared with `pub`.
+fn find_types(tokens: TokenStream, types: &mut Vec<Declared>) {
+    let mut tokens = tokens.into_iter().peekable();
+    while let Some(token) = tokens.next() {
+        match token {
+            TokenTree::Punct(mark) if mark.as_char() == '#' => {
+                if matches!(tokens.peek(), Some(TokenTree::Group(group)) if is_cfg_test(group)) {
+                    skip_item(&mut tokens);
+                }
+            }
+            TokenTree::Group(group) => find_types(group.stream(), types),
+            TokenTree::Ident(word) if word == "pub" => {
+                tokens.next_if(|token| matches!(token, TokenTree::Group(_)));
+                let declares = |word: &str| matches!(word, "struct" | "enum" | "trait" | "union" | "type");
+                let declares = |token: &TokenTree| matches!(token, TokenTree::Ident(word) if declares(&word.to_string()));
+                if tokens.next_if(declares).is_some()
+                    && let Some(TokenTree::Ident(name)) = tokens.next()
+                {
+                    types.push(Declared { name: name.to_string(), line: name.span().start().line });
+                }
+            }
             _ => {}
         }
     }

@@ -38,6 +38,7 @@ mod slow_clients;
 mod soak;
 mod standby;
 mod starting;
+mod storm;
 mod terminal;
 mod top;
 mod tracing;

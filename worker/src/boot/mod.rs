@@ -227,8 +227,7 @@ impl Parts {
             .map_err(|fault| BootRefusal::Setup(chain(&fault)))?;
         let on_gpu = self.device.gpu().is_some();
         let (engine, signature, slots) = (&mut self.engine, &self.signature, &self.slots);
-        // Without a GPU, slots are nothing but places for the answer.
-        let (socket, slots_tried) = (Some(self.socket.as_fd()), if on_gpu { IN_FLIGHT as u8 } else { 1 });
+        let socket = Some(self.socket.as_fd());
         let (inputs, given) = (BTreeMap::new(), None);
         let mut trial = Trial {
             engine,
@@ -238,7 +237,7 @@ impl Parts {
             warm_up,
             socket,
             link: Some(link),
-            slots_tried,
+            on_gpu,
             inputs,
             file: self.model_file.as_deref(),
             values: warm_up.values.clone(),

@@ -1,7 +1,7 @@
-//! Rows of extreme values, beside which others must be answered as ever.
+//! Rows of other and of extreme values, beside which a row's answer must stay the same.
 
 use half::{bf16, f16};
-use shadowslice_shared::tensor::Datatype;
+use shadowslice_shared::tensor::{Datatype, byte_strings, push_byte_string};
 
 use super::made_up::Fill;
 
@@ -23,8 +23,8 @@ pub(super) enum Extreme {
     Integers,
 }
 
-/// Returns a tensor's bytes with extreme values. Integers change only where they were made up as
-/// `fill` says, as others may have a meaning; strings never do.
+/// Returns a tensor's bytes with extreme values. Integers and text change only where they were made
+/// up as `fill` says, as others may have a meaning.
 pub(super) fn extreme(which: Extreme, datatype: Datatype, bytes: &[u8], fill: Option<Fill>) -> Vec<u8> {
     let integer = match (which, fill) {
         (Extreme::Floats, Some(Fill::Bits)) => Some(1),
@@ -43,6 +43,9 @@ pub(super) fn extreme(which: Extreme, datatype: Datatype, bytes: &[u8], fill: Op
             each(bytes, |value| (f32::from_le_bytes(value) * FACTOR as f32).to_le_bytes())
         }
         Datatype::Fp64 if scaled => each(bytes, |value| (f64::from_le_bytes(value) * FACTOR).to_le_bytes()),
+        Datatype::Bytes if which == Extreme::Integers && fill.is_some() => {
+            each_string(bytes, |_| INTEGER.to_string().into_bytes())
+        }
         Datatype::Fp16 | Datatype::Bf16 | Datatype::Fp32 | Datatype::Fp64 | Datatype::Bytes => bytes.to_vec(),
         _ => match (integer, datatype.size()) {
             (Some(integer), Some(size)) => {
@@ -51,6 +54,33 @@ pub(super) fn extreme(which: Extreme, datatype: Datatype, bytes: &[u8], fill: Op
             _ => bytes.to_vec(),
         },
     }
+}
+
+/// Returns a tensor's bytes with text and integers that differ from the given ones. `bits` says that
+/// they are 0 or 1 and must stay so; floats do not change.
+pub(super) fn neighbour(datatype: Datatype, bytes: &[u8], bits: bool) -> Vec<u8> {
+    match datatype {
+        Datatype::Fp16 | Datatype::Bf16 | Datatype::Fp32 | Datatype::Fp64 => bytes.to_vec(),
+        Datatype::Bytes => each_string(bytes, |text| match (bits, text) {
+            (true, b"0") => b"1".to_vec(),
+            (true, _) => b"0".to_vec(),
+            (false, text) => [text, b"1"].concat(),
+        }),
+        Datatype::Bool => bytes.iter().map(|value| 1 - value.min(&1)).collect(),
+        _ => {
+            let size = datatype.size().unwrap_or(1);
+            // The lowest bit makes the nearest other value, which fits the type.
+            let changed = |(at, &value): (usize, &u8)| if at % size == 0 { value ^ 1 } else { value };
+            bytes.iter().enumerate().map(changed).collect()
+        }
+    }
+}
+
+fn each_string(bytes: &[u8], change: impl Fn(&[u8]) -> Vec<u8>) -> Vec<u8> {
+    let mut changed = Vec::with_capacity(bytes.len());
+    let strings = byte_strings(bytes).unwrap_or_default();
+    strings.iter().for_each(|text| push_byte_string(&mut changed, &change(text)));
+    changed
 }
 
 fn each<const N: usize>(bytes: &[u8], change: impl Fn([u8; N]) -> [u8; N]) -> Vec<u8> {
@@ -78,7 +108,18 @@ mod tests {
         assert_eq!(of(Extreme::Floats, Datatype::Int16, &[0, 0], Some(Fill::Zeros)), [0, 0]);
         for which in [Extreme::Floats, Extreme::Integers] {
             assert_eq!(of(which, Datatype::Int16, &[7, 0], None), [7, 0], "the operator gave it");
-            assert_eq!(of(which, Datatype::Bytes, &[1, 0, 0, 0, 65], bits), [1, 0, 0, 0, 65]);
+            assert_eq!(of(which, Datatype::Bytes, &[1, 0, 0, 0, 65], None), [1, 0, 0, 0, 65]);
         }
+        let text = of(Extreme::Integers, Datatype::Bytes, &[1, 0, 0, 0, 48], bits);
+        assert_eq!(text, [3, 0, 0, 0, 49, 48, 48]);
+    }
+
+    #[test]
+    fn a_neighbour_differs_in_each_value_but_floats() {
+        assert_eq!(neighbour(Datatype::Int16, &[1, 0, 4, 2], false), [0, 0, 5, 2]);
+        assert_eq!(neighbour(Datatype::Bool, &[1, 0], true), [0, 1]);
+        assert_eq!(neighbour(Datatype::Bytes, &[1, 0, 0, 0, 48], true), [1, 0, 0, 0, 49]);
+        assert_eq!(neighbour(Datatype::Bytes, &[1, 0, 0, 0, 65], false), [2, 0, 0, 0, 65, 49]);
+        assert_eq!(neighbour(Datatype::Fp32, &[1, 2, 3, 4], true), [1, 2, 3, 4]);
     }
 }

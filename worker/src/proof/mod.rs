@@ -16,7 +16,7 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
-use shadowslice_shared::batch::{Batch, BatchOutput, Extent, RunFailure, StreamStep};
+use shadowslice_shared::batch::{Batch, BatchOutput, Extent, IN_FLIGHT, RunFailure, StreamStep};
 use shadowslice_shared::boot::{BootRefusal, BootReply, InputValues, WarmTime, WarmUp};
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::slab::ReadableSlab;
@@ -54,8 +54,9 @@ pub struct Trial<'a> {
     pub socket: Option<BorrowedFd<'a>>,
     /// Tells the supervisor how far the trial is; `None` if nobody wants to know.
     pub link: Option<&'a Link>,
-    /// How many slots are tried: all, if batches of each slot have places of their own.
-    pub slots_tried: u8,
+    /// True if the model executes on a real GPU, where batches of each slot have their own memory, so
+    /// that every slot is tried.
+    pub on_gpu: bool,
     /// The inputs made up so far; to make inputs takes longer than to run them.
     pub inputs: BTreeMap<(u32, Draw), Rc<MadeUp>>,
     /// The model's file, if it is an ONNX model.
@@ -203,7 +204,7 @@ pub fn warm(trial: &mut Trial<'_>, file: Option<&File>) -> Result<(), Unproven> 
     // The largest first: the others fit into the memory that it took.
     for &size in trial.warm_up.sizes.iter().rev() {
         trial.begin(size);
-        for slot in (0..trial.slots_tried).rev() {
+        for slot in (0..trial.slots()).rev() {
             trial.still_wanted()?;
             trial.run(Run { size, fill, draw: Draw::WarmUp, slot, groups: Groups::WHOLE })?;
         }
@@ -234,7 +235,7 @@ pub fn prove(trial: &mut Trial<'_>, file: &File, groups: Groups) -> Result<Vec<W
             BootRefusal::Setup(format!("the reference answers are not this model's at batch size {size}"))
         })?;
         let mut time = WarmTime { rows: size, took: Duration::MAX, error: 0.0 };
-        for slot in (0..trial.slots_tried).rev() {
+        for slot in (0..trial.slots()).rev() {
             trial.still_wanted()?;
             let (answers, took) = trial.run(Run { size, fill, draw: Draw::Proof, slot, groups })?;
             time.took = time.took.min(took);
@@ -280,6 +281,12 @@ impl Trial<'_> {
         }
     }
 
+    /// Returns whether a value that the model refuses is an error and no more. On a GPU an index beyond
+    /// its table may end the worker.
+    fn survives_any_value(&self) -> bool {
+        !self.on_gpu
+    }
+
     fn is_useless(&self, took: Duration) -> bool {
         self.warm_up.useful.is_some_and(|useful| took > useful)
     }
@@ -287,6 +294,11 @@ impl Trial<'_> {
     /// Asked between two sizes: a run on a GPU keeps other workers waiting, and is not interrupted.
     fn still_wanted(&self) -> Result<(), HungUp> {
         self.socket.map_or(Ok(()), still_wanted)
+    }
+
+    /// Returns how many slots are tried.
+    fn slots(&self) -> u8 {
+        if self.on_gpu { IN_FLIGHT as u8 } else { 1 }
     }
 
     fn read(&mut self, file: &File) -> Result<Reference, BootRefusal> {

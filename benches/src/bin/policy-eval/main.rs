@@ -1,6 +1,6 @@
-//! The judgement of the adaptive policy: simulated beside baselines, every fixed layout and a fluid
-//! bound on mixes of models that are drawn at random, in a world as it was measured. Writes a page
-//! that says which aim is met.
+//! The evaluation of the adaptive policy: simulations on random mixes of models, with baselines, every
+//! fixed layout and a fluid bound for comparison. The program writes a page that says which targets the
+//! policy meets.
 #![expect(clippy::print_stderr, reason = "a benchmark writes to its user's terminal")]
 
 mod compare;
@@ -26,24 +26,24 @@ use simulate::{Mechanism, Setup};
 /// A failure that ends the program.
 type Failure = Box<dyn Error + Send + Sync>;
 
-/// Judges the adaptive policy in simulations, and writes a page that says which aim is met. On two
-/// cores it takes about six minutes.
+/// Evaluates the adaptive policy in simulations, and writes a page that says which targets it meets.
+/// On two cores this takes about six minutes.
 #[derive(Debug, Parser)]
 #[command(name = "shadowslice-policy-eval")]
 struct Options {
     #[command(flatten)]
     setup: Setup,
-    /// Where the page goes
-    #[arg(long, default_value = "docs/judgement.md")]
+    /// The file to which the page is written
+    #[arg(long, default_value = "docs/development/policy-evaluation.md")]
     page: PathBuf,
-    /// When it was judged, and the state of the code, as the page shall say it
+    /// The date and the state of the code, as the page shows them
     #[arg(long, default_value = "an unknown state of the code")]
     state: String,
 }
 
 fn main() -> ExitCode {
     let options = Options::parse();
-    match judge(&options) {
+    match evaluate(&options) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             let causes = std::iter::successors(failure.source(), |&cause| cause.source());
@@ -56,7 +56,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn judge(options: &Options) -> Result<(), Failure> {
+fn evaluate(options: &Options) -> Result<(), Failure> {
     let setup = &options.setup;
     let (mixes, sevens) = (setup.mixes(setup.mixes)?, setup.sevens()?);
     let shadows = setup.mixes(setup.shadows)?;
@@ -73,6 +73,6 @@ fn judge(options: &Options) -> Result<(), Failure> {
     let text = page::of(&sections, &rest, setup, &options.state);
     let path = options.page.display();
     fs::write(&options.page, text).map_err(|error| format!("cannot write {path}: {error}"))?;
-    eprintln!("the judgement: {path}");
+    eprintln!("wrote {path}");
     Ok(())
 }

@@ -74,19 +74,18 @@ impl fmt::Display for Mix {
     }
 }
 
-/// Returns how mixes are drawn, as text for the page.
+/// Returns a description of the random mixes, for the page.
 pub(crate) fn described() -> String {
     let ((fewest, most), (tightest, loosest)) = (MODELS, SLACK);
     format!(
-        "Models have the measured profiles of `configs/profiles` on {SMS} SMs, and an SLO of\n\
-         {tightest} to {loosest} times what one request takes on all of them ({LEAST_SLO_MS} ms or more). Drawn are the\n\
-         percentage of requests that keep it ({}) and the largest batch\n\
-         ({}).\n\n\
-         * *Seven models*: priorities {}, loads {}; each takes on\n  \
-         average {} of the GPU.\n\
-         * *Mixes*: {fewest} to {most} models. Drawn are the priority ({}), the load\n  \
-         ({})\n  \
-         and what it takes of the GPU on average ({}).",
+        "Each model has a measured profile of `configs/profiles` on {SMS} SMs, and an SLO of {tightest} to {loosest}\n\
+         times the time of one request (at least {LEAST_SLO_MS} ms). Drawn are the percentile ({})\n\
+         and the largest batch ({}).\n\n\
+         * *Seven models*: priorities {}, a load of {},\n  \
+         and a utilisation of {}.\n\
+         * *Mixes*: {fewest} to {most} models, priorities of {}, a load of\n  \
+         {}, and a utilisation of\n  \
+         {}.",
         listed(&PERCENTILES),
         listed(&BATCHES),
         listed(&SEVEN),

@@ -1,4 +1,4 @@
-//! The page.
+//! The page that the evaluation writes.
 
 use std::fmt::Write;
 
@@ -9,44 +9,54 @@ use crate::evidence::{AT_REST_FROM_S, Evidence, MOVES_PER_MINUTE, moves_at_rest}
 use crate::mixes::described;
 use crate::simulate::{BASE, JUDGED, LAYOUT, OPEN, POLICIES, STEADY, STEADY_SECONDS, Setup, Trial, WORLD};
 
-/// The most mixes that the page names for each aim.
-const NAMED: usize = 5;
+/// The number of mixes that the page lists for each target, at most.
+const NAMED: usize = 2;
 
 /// Mixes of one kind.
 #[derive(Debug)]
 pub(crate) struct Section {
     pub(crate) title: &'static str,
-    /// How the files of its mixes begin.
+    /// The first part of the names of its mixes' files.
     pub(crate) name: &'static str,
     pub(crate) evidence: Evidence,
 }
 
+/// Returns the text of the page. Its lines stay within 100 columns for the mixes that are drawn today.
 pub(crate) fn of(sections: &[Section], rest: &[Trial], setup: &Setup, state: &str) -> String {
-    let Setup { first_seed, seconds, .. } = setup;
+    let Setup { first_seed, seconds, runs, .. } = setup;
+    let runs = runs.display();
     let mut text = format!(
-        "# The judgement of `{JUDGED}`\n\n\
-         Simulated beside baselines, in a world of kernels that take turns as was measured on an H200\n\
-         ([contention](measurements.md#contention)). `make judge` writes this page; nothing here is written\n\
-         by hand.\n\n\
+        "# Evaluation of `{JUDGED}`\n\n\
+         The policy `{JUDGED}` and other policies, simulated on random mixes of models. Kernels take turns\n\
+         as on an H200 ([contention](measurements.md#contention)). `make judge` writes this page.\n\n\
          State: {state}.\n\n\
          {}\n\n\
-         Seeds follow one another from {first_seed} on, {seconds} s each; execution and start times differ from\n\
-         the profiles (`--truth {WORLD}`). Tables leave out the mixes in which `{BASE}` keeps\n\
-         99 % of every model in time.\n\n\
-         * *Weighted*: the mean over priorities of the part in time, each counted as {WORTH} of the next\n  \
-         one. That is the objective of `{JUDGED}`.\n\
-         * *Best layout*: of `{OPEN}` and the layouts that `{JUDGED}` may try, each kept for\n  \
-         the whole run with admission, the one that keeps the most in time, weighted.\n\
-         * *Bound*: requests as a fluid, the cheapest first, with no queue and no batch that is not full\n  \
-         (`benches/simulator/src/bound.rs`). No policy reaches it.\n\n",
+         Runs take {seconds} s, with seeds from {first_seed} on. Execution and start times differ from the profiles\n\
+         (`--truth {WORLD}`). A mix is *easy* if `{BASE}` serves 99 % of each model's\n\
+         requests in time. The tables contain the other mixes.\n\n\
+         * **Weighted**: the mean percentage in time over priorities, in which each priority counts {WORTH} times\n  \
+         as much as the next lower one. `{JUDGED}` maximises it.\n\
+         * **Best layout**: the best weighted result of `{OPEN}` and all layouts that `{JUDGED}`\n  \
+         may try, each used with admission control for a whole run. **Gap**: the points that are missing.\n\
+         * **Bound**: a fluid model with full batches and no queue that serves the cheapest requests first\n  \
+         (`benches/simulator/src/bound.rs`). No policy reaches it.\n\
+         * **Harm**: in an easy mix, `{JUDGED}` loses more than 0.3 points, refuses requests, or exceeds\n  \
+         1.1 times the median of `{BASE}` plus 0.5 ms.\n\n\
+         Lists show the worst mixes: weighted (highest priority). To repeat a run (KIND is in the title):\n\n\
+         ```sh\n\
+         shadowslice-simulate {runs}/KIND-SEED.yaml --load LOAD --seed SEED \\\n  \
+         --utilisation PART --seconds {seconds} --truth {WORLD} --no-interference \\\n  \
+         --policy {JUDGED} layouts\n\
+         ```\n\n",
         described()
     );
     for section in sections {
         writeln!(
             text,
-            "## {}\n\n{}{}",
+            "## {} (`{}`)\n\n{}{}",
             section.title,
-            compared(section, *seconds),
+            section.name,
+            compared(section),
             no_harm(&section.evidence)
         )
         .expect("a string takes everything");
@@ -56,28 +66,29 @@ pub(crate) fn of(sections: &[Section], rest: &[Trial], setup: &Setup, state: &st
 }
 
 fn met(is: bool) -> &'static str {
-    if is { "met" } else { "**not met**" }
+    if is { "met" } else { "**missed**" }
 }
 
 fn percent(part: f64) -> String {
     format!("{:.1}", part * 100.0)
 }
 
-fn compared(section: &Section, seconds: u32) -> String {
+fn compared(section: &Section) -> String {
     let trials = &section.evidence.hard;
-    let Some(ratios) = ratios(trials) else { return "No mix had anything to help.\n\n".to_owned() };
+    let Some(ratios) = ratios(trials) else {
+        return format!("`{BASE}` serves every mix in time.\n\n");
+    };
     let row = |policy: &str| -> Option<Vec<String>> {
         let InTime { all, first, weighted, behind } = in_time(trials, policy)?;
         Some(vec![format!("`{policy}`"), percent(all), percent(first), percent(weighted), percent(behind)])
     };
     let rows = POLICIES.iter().filter_map(|policy| row(policy));
-    let heads =
-        ["policy", "in time %", "first priority %", "weighted %", "behind the best layout at worst, points"];
+    let heads = ["policy", "in time %", "highest priority %", "weighted %", "largest gap"];
     let behind = behind(trials);
     let mut text = format!(
         "{} mixes.\n\n{}\n\
-         `{JUDGED}` ÷ best layout, weighted: {} %. `{JUDGED}` ÷ bound, requests: {} %.\n\n\
-         **At most {} point behind the best layout, weighted** ({}): further behind in {} mixes.\n\n",
+         `{JUDGED}` reaches {} % of the best layout (weighted) and {} % of the bound (requests).\n\n\
+         **Gaps of at most {} point** ({}): {} mixes have a larger one.\n\n",
         trials.len(),
         table(&heads, rows),
         percent(ratios.best_layout),
@@ -90,13 +101,7 @@ fn compared(section: &Section, seconds: u32) -> String {
         writeln!(text, "* {}", one_behind(behind)).expect("a string takes everything");
     }
     if !behind.is_empty() {
-        let config = format!("target/judgement/{}-SEED.yaml", section.name);
-        writeln!(
-            text,
-            "\nTo see one again: `shadowslice-simulate {config} --load LOAD --utilisation PART --seed SEED\n\
-             --seconds {seconds} --truth {WORLD} --no-interference --policy {JUDGED} layouts`\n"
-        )
-        .expect("a string takes everything");
+        text.push('\n');
     }
     text
 }
@@ -105,7 +110,7 @@ fn one_behind(behind: &Behind<'_>) -> String {
     let Behind { trial, best, judged } = behind;
     let layout = best.policy.strip_prefix(LAYOUT).unwrap_or(&best.policy);
     format!(
-        "{}: {} % weighted ({} % of the first priority),\n  `{layout}` {} % ({} %)",
+        "{}: {} % ({} %), `{layout}` {} % ({} %)",
         trial.mix,
         percent(weighted(judged)),
         percent(of_first_priority(judged)),
@@ -117,17 +122,16 @@ fn one_behind(behind: &Behind<'_>) -> String {
 fn no_harm(evidence: &Evidence) -> String {
     let harmed = evidence.harmed();
     let mut text = format!(
-        "**No harm** ({}): of {} mixes in which `{BASE}` keeps 99 % or more of every model\n\
-         in time, {} lose more than 0.3 points, or have requests refused, or a median over 1.1 times + 0.5 ms.\n",
+        "**No harm** ({}): {} of {} easy mixes are harmed.\n",
         met(harmed.is_empty()),
-        evidence.easy.len(),
         harmed.len(),
+        evidence.easy.len(),
     );
     for (at, harm) in harmed.into_iter().take(NAMED).enumerate() {
-        let slower = harm.slower.map(|(model, ms)| format!(", {model}'s median {ms:.1} ms over that"));
+        let slower = harm.slower.map(|(model, ms)| format!(",\n  median of {model} {ms:.1} ms too long"));
         writeln!(
             text,
-            "{}* {}: {:.2} points fewer in time, {} refused{}",
+            "{}* {}: {:.2} points fewer in time, {} requests refused{}",
             if at == 0 { "\n" } else { "" },
             harm.mix,
             harm.less * 100.0,
@@ -146,16 +150,17 @@ fn at_rest(trials: &[Trial]) -> String {
     most.retain(|(moves, _)| *moves >= MOVES_PER_MINUTE);
     most.sort_by(|(one, _), (other, _)| other.total_cmp(one));
     let mut text = format!(
-        "## At rest\n\n\
-         **Fewer than {MOVES_PER_MINUTE} change a minute** ({}): under `{STEADY}`, from {AT_REST_FROM_S} s after the start on, {} of {}\n\
-         mixes change more shares than that. On average there are {mean:.2} changes a minute.\n",
+        "## Steady load\n\n\
+         **Fewer than {MOVES_PER_MINUTE} share change a minute** ({}): under `{STEADY}`, from {AT_REST_FROM_S} s after the start,\n\
+         {} of {} mixes change shares more often. The mean is {mean:.2} changes a minute.\n",
         met(most.is_empty()),
         most.len(),
         trials.len(),
     );
     for (at, (moves, trial)) in most.into_iter().take(NAMED).enumerate() {
         let gap = if at == 0 { "\n" } else { "" };
-        writeln!(text, "{gap}* {}: {moves:.1}", trial.mix).expect("a string takes everything");
+        writeln!(text, "{gap}* {}: {moves:.1} changes a minute", trial.mix)
+            .expect("a string takes everything");
     }
     text
 }

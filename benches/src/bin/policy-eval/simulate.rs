@@ -85,8 +85,8 @@ pub(crate) struct Setup {
     /// How long each run is, in simulated seconds
     #[arg(long, default_value_t = 20)]
     pub(crate) seconds: u32,
-    /// Where the mixes are written to
-    #[arg(long, default_value = "target/judgement")]
+    /// The folder to which the mixes are written
+    #[arg(long, default_value = "target/policy-evaluation")]
     pub(crate) runs: PathBuf,
 }
 

@@ -24,7 +24,7 @@ pub enum ArrayMismatch {
     },
     /// The array has another shape.
     #[error(
-        "the input's shape is {expected:?} (-1: any length{batch}), but the array's is {got:?}",
+        "the input's shape is {expected:?} (-1: any size{batch}), but the array's is {got:?}",
         batch = if *.batched { ", the first axis is the batch" } else { "" }
     )]
     Shape {
@@ -210,9 +210,9 @@ mod tests {
         let error = |input, batched| file.fit(&input, batched).unwrap_err().to_string();
         assert_eq!(
             error(spec(Datatype::Fp64, &[-1, 5]), true),
-            "the input's shape is [-1, 5] (-1: any length, the first axis is the batch), but the array's is [3, 4]"
+            "the input's shape is [-1, 5] (-1: any size, the first axis is the batch), but the array's is [3, 4]"
         );
-        assert!(error(spec(Datatype::Fp64, &[4]), false).contains("[4] (-1: any length), but"));
+        assert!(error(spec(Datatype::Fp64, &[4]), false).contains("[4] (-1: any size), but"));
         let error = error(spec(Datatype::Fp32, &[-1, 4]), true);
         assert_eq!(error, "the input is FP32, but the array is FP64; convert the array");
     }

@@ -10,7 +10,7 @@ use shadowslice_policy::workers::{Action, Fact, HandoverMode, ResizeRequest, Set
 use shadowslice_shared::boot::{BootRefusal, LoadedModel};
 use shadowslice_shared::groups::Division;
 use shadowslice_shared::units::{Percent, Timestamp};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::{Interval, MissedTickBehavior};
 
 use super::groups::{GroupLedger, Tenancy};
@@ -22,7 +22,8 @@ use super::{ControllerTask, EVENTS, ORDERS, Order, engine};
 use crate::backend::{GpuBackend, Gpus, shown};
 use crate::nvml::Readings;
 use crate::process::{
-    KeptWeights, LoadedFiles, Programs, ReferenceFile, User, Users, Worker, WorkerEvent, WorkerSaid,
+    KeptWeights, LoadedFiles, Programs, ReferenceFile, StartPlace, StartQueue, User, Users, Worker,
+    WorkerEvent, WorkerSaid,
 };
 use shadowslice_config::{ModelConfig, Timeouts};
 use shadowslice_datapath::clock::Clock;
@@ -64,6 +65,8 @@ pub struct Context {
     pub groups: Vec<Arc<GroupLedger>>,
     /// Whether a policy changes shares, so that one that is set by hand must be held.
     pub policy_acts: bool,
+    /// The line in which all models start their workers.
+    pub starts: Arc<StartQueue>,
 }
 
 #[derive(Debug)]
@@ -75,6 +78,8 @@ pub(super) struct Inbox {
     calls: watch::Receiver<()>,
     /// When some model on the GPU is to have other groups of SMs.
     moves: watch::Receiver<()>,
+    /// When the model may start the worker that has waited in line.
+    turn: Arc<Notify>,
 }
 
 #[derive(Debug)]
@@ -98,6 +103,7 @@ pub struct Controller {
     /// Why the model cannot be served as its configuration demands, if so.
     fault: Option<String>,
     pub(super) waits: Waits,
+    pub(super) place: StartPlace,
     pub(super) ledger: Arc<MemoryLedger>,
     pub(super) entry: EntryId,
     pub(super) records: Records,
@@ -139,7 +145,8 @@ impl ControllerTask {
         let entry = ledger.enter(&model, workers.needs_shadows());
         let (report, seen) = watch::channel(ModelReport::of(&workers));
         let (calls, moves) = (ledger.calls(), groups.moves());
-        let inbox = Inbox { orders: ordered, facts, events: happened, calls, moves };
+        let place = context.starts.enter();
+        let inbox = Inbox { orders: ordered, facts, events: happened, calls, moves, turn: place.turn() };
         let controller = Controller {
             context,
             model,
@@ -155,6 +162,7 @@ impl ControllerTask {
             batch_limit: None,
             fault,
             waits: Waits::default(),
+            place,
             ledger,
             entry,
             records: Records::default(),
@@ -198,6 +206,7 @@ impl Controller {
             Some(order) = inbox.orders.recv() => self.ordered(order),
             Ok(()) = inbox.calls.changed() => self.called_in(),
             Ok(()) = inbox.moves.changed() => self.tell_groups(),
+            () = inbox.turn.notified() => self.turn_comes(),
             _ = look.tick() => self.end_the_stopped(),
             () = alarm => {
                 let actions = self.workers.on_time(self.now());
@@ -218,6 +227,12 @@ impl Controller {
         }
         for worker in stopped {
             self.tell(Fact::Misbehaved { worker, why: "it was stopped by a signal".to_owned() });
+        }
+    }
+
+    fn turn_comes(&mut self) {
+        if self.waits.primary == Some(WaitReason::Turn) {
+            self.tell(Fact::WaitIsOver);
         }
     }
 

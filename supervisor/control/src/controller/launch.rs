@@ -14,7 +14,7 @@ use super::events::Controller;
 use super::reports::WaitReason;
 use super::{engine, loaded};
 use crate::backend::{Grant, GrantError, GrantRequest};
-use crate::process::{self, FilesToLoad, NoUser, SpawnError, Worker};
+use crate::process::{self, FilesToLoad, NoUser, Rank, SpawnError, Start, Worker};
 use shadowslice_config::{EngineConfig, ModelConfig};
 use shadowslice_datapath::pipeline::{Arrival, LaneReader};
 use shadowslice_shared::errors;
@@ -22,6 +22,8 @@ use shadowslice_shared::ids::WorkerId;
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum LaunchError {
+    #[error("other workers start first")]
+    Turn,
     #[error("the GPU takes no worker")]
     Grant(#[source] GrantError),
     #[error("no user is left for the model's workers")]
@@ -39,13 +41,14 @@ pub(super) enum LaunchError {
 impl LaunchError {
     /// Whether the reason passes by itself before long, and is not a fault of the model.
     fn is_passing(&self) -> bool {
-        matches!(self, Self::Grant(GrantError::Recovering(_) | GrantError::NoMemory { .. }))
+        matches!(self, Self::Turn | Self::Grant(GrantError::Recovering(_) | GrantError::NoMemory { .. }))
     }
 }
 
 impl LaunchError {
     fn wait_reason(&self) -> Option<WaitReason> {
         match self {
+            Self::Turn => Some(WaitReason::Turn),
             Self::Grant(GrantError::NoMemory { .. }) => Some(WaitReason::Memory),
             Self::Grant(GrantError::Recovering(_)) => Some(WaitReason::Mps),
             _ => None,
@@ -72,6 +75,8 @@ impl Controller {
         let why = errors::chain(&error);
         tracing::debug!(model = self.model.name, why, "no worker was started");
         let failure = match error.is_passing() {
+            // No failure: its pauses do not grow.
+            true if launch.stands && matches!(error, LaunchError::Turn) => StartFailure::NoRoomToStand(why),
             true => {
                 let memory_comes = !launch.stands && self.make_room(&error);
                 StartFailure::Passing { why, memory_comes }
@@ -81,8 +86,19 @@ impl Controller {
         Some(Fact::NotStarted { worker, failure })
     }
 
-    fn launch(&mut self, Launch { worker, purpose, share, spare, .. }: Launch) -> Result<(), LaunchError> {
+    fn launch(
+        &mut self,
+        Launch { worker, purpose, share, spare, stands }: Launch,
+    ) -> Result<(), LaunchError> {
         let ModelConfig { priority, memory_limit, .. } = *self.model;
+        let start = match spare {
+            true if stands => Start::Standby,
+            true => Start::Shadow,
+            false if self.pipeline.metadata().is_some() => Start::Restart,
+            false => Start::First,
+        };
+        let rank = Rank { start, priority, is_reference: purpose.is_reference() };
+        let permit = self.place.ask(rank, self.now()).ok_or(LaunchError::Turn)?;
         let partition = self.partition_for(purpose);
         // A worker needs the whole GPU to make a partition in it, or to compute a reference on it.
         let whole = partition.is_some() || purpose == WorkerPurpose::DeviceReference;
@@ -121,6 +137,7 @@ impl Controller {
             user,
             register: &self.context.register,
             low_priority: spare && self.context.lower_shadows,
+            permit: Some(permit),
             data_path: &self.context.data_path,
             events: self.events.clone(),
         };

@@ -8,7 +8,7 @@ use shadowslice_policy::workers::{State, Workers};
 use shadowslice_shared::units::Timestamp;
 
 use super::events::Controller;
-use super::reports::{ModelReport, ModelState, NextStart, Warming, WorkerMemory, WorkerReport};
+use super::reports::{ModelReport, ModelState, NextStart, WaitReason, Warming, WorkerMemory, WorkerReport};
 use crate::process::Worker;
 
 impl ModelReport {
@@ -132,8 +132,9 @@ impl Controller {
             {
                 ModelState::Unready { why: why.clone(), next: NextStart::UnderWay }
             }
-            State::Loading if self.pipeline.ready().is_ok() => ModelState::Restarting,
-            State::Loading => ModelState::Loading,
+            // A start like any other, only later.
+            State::Waiting(_) if self.waits.primary == Some(WaitReason::Turn) => self.loading(),
+            State::Loading => self.loading(),
             State::Ready => ModelState::Ready,
             State::Restarting => ModelState::Restarting,
             State::Waiting(why) => ModelState::Waiting(why.to_owned()),
@@ -145,6 +146,11 @@ impl Controller {
             }
             State::Stopping => ModelState::Stopping,
         }
+    }
+
+    /// Returns the state of a model whose worker starts.
+    fn loading(&self) -> ModelState {
+        if self.pipeline.ready().is_ok() { ModelState::Restarting } else { ModelState::Loading }
     }
 
     /// Returns how far the one worker is, if there is one.

@@ -90,15 +90,18 @@ pub enum WaitReason {
     Memory,
     /// The MPS server, which takes no clients.
     Mps,
+    /// Other workers, which start first.
+    Turn,
 }
 
 impl WaitReason {
-    pub const ALL: [Self; 2] = [Self::Memory, Self::Mps];
+    pub const ALL: [Self; 3] = [Self::Memory, Self::Mps, Self::Turn];
 
     pub fn name(self) -> &'static str {
         match self {
             Self::Memory => "memory",
             Self::Mps => "mps",
+            Self::Turn => "turn",
         }
     }
 }
@@ -115,7 +118,15 @@ pub(super) struct Waits {
 impl Waits {
     /// Returns the waits that go on: a worker may have been given up since.
     pub(super) fn going_on(self, state: &ModelState, has_no_standby: bool) -> Vec<WaitReason> {
-        let primary = self.primary.filter(|_| matches!(state, ModelState::Waiting(_)));
+        let primary = self.primary.filter(|reason| match reason {
+            WaitReason::Turn => matches!(
+                state,
+                ModelState::Loading
+                    | ModelState::Restarting
+                    | ModelState::Unready { next: NextStart::UnderWay, .. }
+            ),
+            WaitReason::Memory | WaitReason::Mps => matches!(state, ModelState::Waiting(_)),
+        });
         let standby = self.standby.filter(|_| has_no_standby);
         [primary, standby].into_iter().flatten().collect()
     }
@@ -234,5 +245,8 @@ mod tests {
         assert_eq!(waits.going_on(&waiting, true), [WaitReason::Mps, WaitReason::Memory]);
         assert_eq!(waits.going_on(&ModelState::Ready, true), [WaitReason::Memory]);
         assert_eq!(waits.going_on(&ModelState::Ready, false), []);
+        let turn = Waits { primary: Some(WaitReason::Turn), standby: None };
+        assert_eq!(turn.going_on(&ModelState::Loading, false), [WaitReason::Turn]);
+        assert_eq!(turn.going_on(&ModelState::Ready, false), []);
     }
 }

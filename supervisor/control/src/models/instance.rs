@@ -13,6 +13,7 @@ use tokio::time::Instant;
 use super::mended::{FoundFiles, WatchedFiles};
 use crate::controller::{
     Cause, Context, ControllerTask, ModelParts, ModelReport, ModelState, Order, ResizeRefused, Served,
+    WaitReason,
 };
 use crate::host::onnxruntime_library;
 use crate::process::{ReferenceError, ReferenceFile};
@@ -267,6 +268,9 @@ pub async fn serving(mut report: watch::Receiver<ModelReport>, patience: Duratio
     let Ok(state) = tokio::time::timeout(patience, state).await else {
         let waits = match &report.borrow().state {
             ModelState::Waiting(why) => format!(": {why}"),
+            _ if report.borrow().waits.contains(&WaitReason::Turn) => {
+                ": other workers start first".to_owned()
+            }
             _ => String::new(),
         };
         return Err(format!("it did not serve within {patience:?} (timeouts.spawn, timeouts.warm){waits}"));

@@ -220,9 +220,7 @@ impl Registry {
     /// Returns those of the [loaded](Self::loaded) models that are unready.
     pub(super) fn unready(&self) -> Vec<Arc<ModelConfig>> {
         let is_unready = |served: &Served| matches!(served.report.borrow().state, ModelState::Unready { .. });
-        let mut unready = self.loaded();
-        unready.retain(|model| self.served(&model.name).is_some_and(is_unready));
-        unready
+        self.loaded().into_iter().filter(|model| self.served(&model.name).is_some_and(is_unready)).collect()
     }
 
     /// Returns the models that are loaded and for which no successor is being made.
@@ -340,8 +338,7 @@ impl Registry {
         waits: &mut Waits,
     ) -> Result<(), String> {
         let (model, patience) = (Arc::new(model), self.factory.patience());
-        let share = self.first_share(&model);
-        let made = self.make(Arc::clone(&model), share, false).await;
+        let made = self.make(Arc::clone(&model), self.first_share(&model), false).await;
         let (state, outcome) = match made {
             Ok(now) => {
                 let report = now.served.report.clone();

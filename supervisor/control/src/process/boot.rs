@@ -6,20 +6,21 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use shadowslice_config::{MAX_ARRAY_BYTES, WarmupConfig, WarmupValues};
+use shadowslice_config::{MAX_ARRAY_BYTES, WarmupConfig, WarmupValues, check_values, shape_fits};
 use shadowslice_datapath::pipeline::Occupied;
 use shadowslice_shared::boot::{
-    Assignment, BootCommand, BootRefusal, BootReply, ElementValue, EngineSpec, InputValues, LoadedModel,
-    PROTOCOL, WarmUp, WarmUpReport,
+    Assignment, BootCommand, BootRefusal, BootReply, EngineSpec, InputValues, LoadedModel, PROTOCOL, WarmUp,
+    WarmUpReport,
 };
 use shadowslice_shared::errors;
 use shadowslice_shared::frame;
-use shadowslice_shared::tensor::{Datatype, TensorSpec};
+use shadowslice_shared::tensor::TensorSpec;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 
 use super::loaded_files::{FilesError, LoadedFiles};
+use super::start_queue::StartPermit;
 use super::worker::{WorkerEvent, WorkerSaid};
 use crate::backend::Admission;
 use shadowslice_shared::ids::WorkerId;
@@ -31,6 +32,8 @@ pub(super) struct Boot {
     pub(super) orders: mpsc::Receiver<Option<Box<Assignment>>>,
     /// What the worker must prove of its device; `None` for a worker that does not touch the GPU.
     pub(super) admission: Option<Admission>,
+    /// Until its hello.
+    pub(super) permit: Option<StartPermit>,
     /// It executes until it is warm.
     pub(super) occupied: Option<Occupied>,
     /// What it must load, if not whatever lies at the model's path.
@@ -107,6 +110,7 @@ impl Boot {
             }
             other => return Err(out_of_turn(&other)),
         }
+        self.permit = None;
         self.tell(WorkerSaid::Connected).await;
         let unwanted = || Ended::Lost("the worker was not wanted any more".to_owned());
         let mut assignment = self.orders.recv().await.flatten().ok_or_else(unwanted)?;
@@ -224,7 +228,7 @@ fn plan_input(
     let Some(given) = given.inputs.get(name) else { return Ok((open.to_vec(), None)) };
     let shape = match &given.shape {
         None => open.to_vec(),
-        Some(shape) if fits(shape, open) => shape.clone(),
+        Some(shape) if shape_fits(shape, open) => shape.clone(),
         Some(shape) if !batched && is_row(shape, open) => [&[1], &shape[..]].concat(),
         Some(shape) => {
             return Err(BootRefusal::Model(format!(
@@ -235,7 +239,8 @@ fn plan_input(
     match &given.values {
         None => Ok((shape, None)),
         Some(WarmupValues::Written(values)) => {
-            check_values(input, values)?;
+            check_values(input.datatype, values)
+                .map_err(|why| BootRefusal::Model(format!("warmup.{name}: {why}")))?;
             Ok((shape, Some(values.clone())))
         }
         Some(WarmupValues::File(file)) => {
@@ -247,43 +252,15 @@ fn plan_input(
     }
 }
 
-/// Values must be of the kind that the input holds.
-fn check_values(input: &TensorSpec, values: &InputValues) -> Result<(), BootRefusal> {
-    let TensorSpec { name, datatype, .. } = input;
-    let holds_text = *datatype == Datatype::Bytes;
-    let holds_fractions =
-        matches!(datatype, Datatype::Fp16 | Datatype::Bf16 | Datatype::Fp32 | Datatype::Fp64);
-    let fits = |value: &ElementValue| match value {
-        ElementValue::Text(_) => holds_text,
-        ElementValue::Whole(_) => !holds_text,
-        ElementValue::Number(_) => holds_fractions,
-    };
-    match values {
-        InputValues::Range { .. } if holds_text => {
-            let why = format!("warmup.{name}: the input holds text, which has no range; give `values`");
-            Err(BootRefusal::Model(why))
-        }
-        InputValues::Listed(listed) if !listed.iter().all(fits) => {
-            let kind = if holds_text { "text in quotes" } else { "numbers of that type" };
-            Err(BootRefusal::Model(format!("warmup.{name}: the input holds {datatype}; give {kind}")))
-        }
-        InputValues::Range { .. } | InputValues::Listed(_) | InputValues::Rows(_) => Ok(()),
-    }
-}
-
 /// Returns whether the shape is that of a row, of a model whose first axis turned out to be no batch.
 fn is_row(shape: &[i64], open: &[i64]) -> bool {
-    open.split_first().is_some_and(|(&first, row)| first < 0 && fits(shape, row))
-}
-
-fn fits(shape: &[i64], open: &[i64]) -> bool {
-    shape.len() == open.len()
-        && shape.iter().zip(open).all(|(&axis, &open)| axis > 0 && (open < 0 || axis == open))
+    open.split_first().is_some_and(|(&first, row)| first < 0 && shape_fits(shape, row))
 }
 
 #[cfg(test)]
 mod tests {
     use shadowslice_config::WarmupInput;
+    use shadowslice_shared::tensor::Datatype;
 
     use super::*;
 
@@ -306,22 +283,5 @@ mod tests {
         assert!(plan(&[("ids", vec![16])]).is_err(), "too few axes");
         assert_eq!(planned(&[("ids", vec![16, 3])], false).unwrap(), [vec![1, 16, 3]], "a row");
         assert!(plan(&[("mask", vec![16, 3])]).is_err(), "no such input");
-    }
-
-    #[test]
-    fn values_must_be_of_the_inputs_kind() {
-        let whole = InputValues::Listed(vec![ElementValue::Whole(7)]);
-        let fraction = InputValues::Listed(vec![ElementValue::Number(0.5)]);
-        let text = InputValues::Listed(vec![ElementValue::Text("Wien".to_owned())]);
-        let range = InputValues::Range { from: 0.0, to: 1.0 };
-        let fits = |datatype: Datatype, values: &InputValues| {
-            check_values(&TensorSpec { datatype, ..input() }, values).is_ok()
-        };
-        let kinds =
-            |values| [Datatype::Int64, Datatype::Fp32, Datatype::Bytes].map(|kind| fits(kind, values));
-        assert_eq!(kinds(&whole), [true, true, false]);
-        assert_eq!(kinds(&fraction), [false, true, false]);
-        assert_eq!(kinds(&text), [false, false, true]);
-        assert_eq!(kinds(&range), [true, true, false]);
     }
 }

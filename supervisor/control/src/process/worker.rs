@@ -30,6 +30,7 @@ use super::reference::ReferenceFile;
 use super::register::Entry;
 use super::says;
 use super::spawn::{Child, Inherited, spawn};
+use super::start_queue::StartPermit;
 use super::weights::KeptWeights;
 use crate::backend::Grant;
 use shadowslice_datapath::pipeline::BatchSocket;
@@ -113,6 +114,8 @@ pub struct Launch<'l> {
     /// The folder with a file for each worker that runs.
     pub register: &'l Path,
     pub low_priority: bool,
+    /// Its leave to start, where workers start in line.
+    pub permit: Option<StartPermit>,
     /// The reactor that will read its answers.
     pub data_path: &'l tokio::runtime::Handle,
     pub events: mpsc::Sender<WorkerEvent>,
@@ -218,6 +221,7 @@ impl Worker {
             worker: launch.id,
             orders,
             admission,
+            permit: launch.permit,
             occupied: launch.grant.occupy(),
             files: launch.files,
             events: launch.events,

@@ -169,8 +169,8 @@ pub(super) const MODELS: &[Metric<ModelMetrics>] = &[
     ),
     gauge(
         "shadowslice_workers_waiting",
-        "Workers that cannot be started for now, by what they wait for: GPU memory, or the MPS server; \
-         absent while none waits.",
+        "Workers that cannot be started for now, by what they wait for: GPU memory, the MPS server, or \
+         other workers that start first; absent while none waits.",
         waiting,
     ),
     counter(

@@ -219,6 +219,7 @@ impl Bench<'_> {
             user: None,
             register: self.register,
             low_priority: false,
+            permit: None,
             data_path: &tokio::runtime::Handle::current(),
             events,
         };

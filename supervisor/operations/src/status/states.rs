@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use shadowslice_control::controller::{ModelReport, ModelState, NextStart};
+use shadowslice_control::controller::{ModelReport, ModelState, NextStart, WaitReason};
 
 /// A state's name, and why it is so.
 pub(super) fn told(state: &ModelState) -> (&'static str, Option<String>) {
@@ -26,8 +26,10 @@ pub(super) fn progress(report: &ModelReport, now: Instant) -> Option<String> {
         let limit = warming.limit.as_secs_f64();
         format!("warming up batch size {}, {took:.0} of at most {limit:.0} s", warming.rows)
     });
+    let waits = report.waits.contains(&WaitReason::Turn);
+    let turn = waits.then(|| "waits for its turn: other workers start first".to_owned());
     let died = report.last_death.as_ref().map(|why| format!("its last worker ended: {why}"));
-    let known: Vec<String> = [warming, died].into_iter().flatten().collect();
+    let known: Vec<String> = [turn, warming, died].into_iter().flatten().collect();
     (!known.is_empty()).then(|| known.join("; "))
 }
 

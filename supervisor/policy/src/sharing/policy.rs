@@ -41,7 +41,7 @@ impl PolicyName {
         Self::Gpulet,
     ];
 
-    const fn name(self) -> &'static str {
+    pub const fn name(self) -> &'static str {
         match self {
             Self::Adaptive => "adaptive",
             Self::Unpartitioned => "unpartitioned",

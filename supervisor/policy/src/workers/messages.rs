@@ -163,6 +163,8 @@ pub enum Fact {
     /// The groups that the model is to have: answers [`Action::AskGroups`], and comes whenever they
     /// change.
     Groups(Groups),
+    /// A start that failed for a passing reason may succeed now.
+    WaitIsOver,
     /// The standing worker must go: its memory is needed, or there is none for it.
     MustNotStand(String),
 }
@@ -175,7 +177,7 @@ pub enum StartFailure {
         /// Standing workers were called in, so memory will be free soon.
         memory_comes: bool,
     },
-    /// There is no memory for a worker that only stands ready.
+    /// There is no memory for a worker that only stands ready, or others start first.
     NoRoomToStand(String),
     Failed(String),
 }

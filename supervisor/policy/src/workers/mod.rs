@@ -203,6 +203,7 @@ impl Workers {
             Fact::PoisonConfirmed => self.restarts.poisonous(),
             Fact::Prepared { worker, prepared } => self.prepared(worker, prepared),
             Fact::Groups(groups) => self.groups_are(groups),
+            Fact::WaitIsOver => self.wait_is_over(),
             Fact::MustNotStand(why) => self.must_not_stand(why),
         }
     }

@@ -72,6 +72,12 @@ impl Workers {
         }
     }
 
+    pub(super) fn wait_is_over(&mut self) {
+        if matches!(self.primary, Primary::Waiting { .. }) {
+            self.boot();
+        }
+    }
+
     pub(super) fn not_started(&mut self, worker: WorkerId, failure: StartFailure) {
         let Some(slot) = self.slots.remove(&worker) else { return };
         let (aim, until) = match slot.role {

@@ -64,6 +64,12 @@ class Wishes(unittest.TestCase):
         self.assertEqual(raised.exception.faults[:2], list(told))
         self.assertIn("F: models: a list", raised.exception.faults[2])
 
+    def test_a_key_in_the_wrong_case_is_recognised(self) -> None:
+        with self.assertRaises(wishes.WishFaults) as raised:
+            wishes.parse({"MODELS": []}, "F")
+        fault = raised.exception.faults[0]
+        self.assertEqual(fault, "F: MODELS: unknown key; did you mean `models`?")
+
     def test_keys_are_those_that_the_supervisor_reads(self) -> None:
         source = Path(__file__).parents[4] / "supervisor/config/src/models.rs"
         written = re.search(r"const KEYS: &\[&str\] = &\[(.*?)\];", source.read_text(), re.S)

@@ -1,0 +1,89 @@
+//! Wording and names: documents, comments and messages in plain English, and one name for one type.
+//!
+//! The rules refuse what they can recognise by its words. A reader is still the better judge.
+
+mod exceptions;
+mod extract;
+mod names;
+mod negative;
+mod rules;
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use crate::{none, read, root, sources};
+use exceptions::{Exception, FRAGMENTS, NAMES, PHRASES, REDESIGNED};
+use extract::Passage;
+
+#[test]
+fn documents_comments_and_messages_are_plain_english() {
+    let passages = passages();
+    let faults = passages.iter().filter_map(|passage| {
+        let phrase = rules::phrase(&passage.text)?;
+        Some((passage.file.as_str(), format!("{passage} has `{phrase}`")))
+    });
+    none(&beyond(PHRASES, faults.collect()));
+}
+
+#[test]
+fn comments_are_whole_sentences() {
+    let passages = passages();
+    let faults = passages.iter().filter_map(|passage| {
+        let fault = rules::fragment(passage)?;
+        Some((passage.file.as_str(), format!("{passage} {fault}")))
+    });
+    none(&beyond(FRAGMENTS, faults.collect()));
+}
+
+#[test]
+fn a_type_name_means_one_thing() {
+    let sources = sources();
+    let counted: Vec<_> = sources.iter().filter(|source| !is_covered(REDESIGNED, &source.name)).collect();
+    let faults = names::twice(&counted);
+    none(&beyond(NAMES, faults.iter().map(|(file, fault)| (*file, fault.clone())).collect()));
+}
+
+fn is_covered(exceptions: &[Exception], file: &str) -> bool {
+    exceptions.iter().any(|exception| exception.covers(file))
+}
+
+/// Returns the faults that no exception covers, and a fault for each exception that covers none.
+fn beyond(exceptions: &[Exception], faults: Vec<(&str, String)>) -> Vec<String> {
+    let mut used = BTreeSet::new();
+    let mut left = Vec::new();
+    for (file, fault) in faults.into_iter().filter(|(file, _)| !is_covered(REDESIGNED, file)) {
+        match exceptions.iter().find(|exception| exception.covers(file)) {
+            Some(exception) => drop(used.insert(exception.place)),
+            None => left.push(fault),
+        }
+    }
+    let unused = exceptions.iter().filter(|exception| !used.contains(exception.place));
+    left.extend(unused.map(|exception| format!("{}: the exception is no longer needed", exception.place)));
+    left
+}
+
+/// Returns the passages of every document, Rust file and Python file.
+fn passages() -> Vec<Passage> {
+    let mut files = Vec::new();
+    for top in
+        ["docs", "python", "shared", "worker", "supervisor", "benches", "tests", "configs", "packaging"]
+    {
+        collect(&root().join(top), &mut files);
+    }
+    let roots = ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"];
+    files.extend(roots.iter().filter(|name| root().join(name).exists()).map(|name| (*name).to_owned()));
+    files.sort();
+    files.iter().flat_map(|name| extract::passages(name, &read(name))).collect()
+}
+
+fn collect(folder: &Path, files: &mut Vec<String>) {
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            collect(&path, files);
+        } else {
+            let name = path.strip_prefix(root()).unwrap().to_str().unwrap().to_owned();
+            files.extend(extract::is_read(&name).then_some(name));
+        }
+    }
+}

@@ -1,0 +1,23 @@
+//! Names of types across the workspace.
+
+use std::collections::BTreeMap;
+
+use crate::source::Source;
+
+/// Returns a fault, with its file, for each place that declares a visible type by a name that another
+/// visible type has.
+pub(super) fn twice<'a>(sources: &[&'a Source]) -> Vec<(&'a str, String)> {
+    let mut places: BTreeMap<&str, Vec<(&'a str, usize)>> = BTreeMap::new();
+    for source in sources {
+        for declared in &source.types {
+            places.entry(&declared.name).or_default().push((&source.name, declared.line));
+        }
+    }
+    let mut faults = Vec::new();
+    for (name, places) in places.iter().filter(|(_, places)| places.len() > 1) {
+        for (file, line) in places {
+            faults.push((*file, format!("{file}:{line}: `{name}` names {} types", places.len())));
+        }
+    }
+    faults
+}
