@@ -42,14 +42,15 @@ pub type Failure = Box<dyn Error + Send + Sync>;
 /// Measures an echo request through the whole system: requests per second, latency, and CPU time per
 /// request, for both protocols and several numbers of connections.
 ///
-/// Every connection sends a request, waits for its answer, compares each byte of it, and sends the next one
-/// (a closed loop). The settings take turns, so that noise of the machine falls on all of them alike; the
-/// table shows the median and the range of the rounds, only those in which others took less than a tenth
-/// of the machine if there are any. A bare HTTP and a bare gRPC server, which do nothing but echo, are
-/// measured in the same rounds for scale.
+/// Every connection sends a request, waits for its answer, compares each byte of it, and sends the
+/// next one (a closed loop). The settings take turns, so that noise of the machine affects all of
+/// them alike. The table shows the median and the range of the rounds. If there are rounds in which
+/// other programs used less than a tenth of the machine, it shows only these. A bare HTTP and a
+/// bare gRPC server, which only echo, are measured in the same rounds for comparison.
 ///
-/// CPU times are what the kernel accounts to the processes, user and system. The load comes from this
-/// process, on one thread; its own CPU time is shown too, because it takes cores from the server.
+/// CPU times are user and system times, as the kernel accounts them to the processes. The load
+/// comes from this process, on one thread. Its CPU time is shown as well, because it takes cores
+/// from the server.
 #[derive(Debug, Parser)]
 #[command(name = "cargo bench --bench echo --", args_conflicts_with_subcommands = true)]
 struct Arguments {
@@ -65,26 +66,27 @@ const GLIMPSE: Duration = Duration::from_millis(50);
 /// How long and how wide to measure.
 #[derive(Debug, Clone, clap::Args)]
 struct Options {
-    /// Seconds of one round of one setting
+    /// The length of a round of a setting, in seconds
     #[arg(long, env = "SHADOWSLICE_BENCH_SECONDS", default_value = "1", value_parser = seconds)]
     seconds: Duration,
-    /// Rounds of every setting
+    /// The rounds of every setting
     #[arg(long, env = "SHADOWSLICE_BENCH_ROUNDS", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
-    /// Seconds in all for further rounds where others took more than a tenth of the machine
+    /// The total time for further rounds if other programs used more than a tenth of the machine,
+    /// in seconds
     #[arg(long, env = "SHADOWSLICE_BENCH_PATIENCE", default_value = "60", value_parser = patience)]
     patience: Duration,
-    /// Numbers of connections
+    /// The numbers of connections
     #[arg(long, env = "SHADOWSLICE_BENCH_CONNECTIONS", default_value = "1,8,32,128", value_name = "N", value_delimiter = ',',
           value_parser = clap::value_parser!(u16).range(1..=1024))]
     connections: Vec<u16>,
-    /// Only the settings that have this text in their names, such as `grpc unix 64 B`
+    /// Measure only the settings whose names contain this text, such as `grpc unix 64 B`
     #[arg(long, env = "SHADOWSLICE_BENCH_ONLY", default_value = "")]
     only: String,
-    /// Where the figures go as JSON [default: target/bench/echo.json]
+    /// The file for the figures, as JSON [default: target/bench/echo.json]
     #[arg(long, env = "SHADOWSLICE_BENCH_JSON")]
     json: Option<PathBuf>,
-    /// Measures in earnest; `cargo bench` says it. Without it every setting only has to work
+    /// Measure; `cargo bench` sets this. Without this flag, every setting only runs briefly as a test
     #[arg(long)]
     bench: bool,
 }
@@ -92,7 +94,7 @@ struct Options {
 /// The roles that this program starts itself in.
 #[derive(Debug, Subcommand)]
 enum Part {
-    /// Serves bare echoes on sockets in a folder until its standard input ends
+    /// Serve bare echoes on sockets in a folder until standard input ends
     #[command(hide = true)]
     Bare { folder: PathBuf },
 }
@@ -107,7 +109,7 @@ fn patience(text: &str) -> Result<Duration, String> {
 
 fn between(text: &str, least: f64, most: f64) -> Result<Duration, String> {
     let seconds = text.parse().ok().filter(|seconds| (least..=most).contains(seconds));
-    seconds.map(Duration::from_secs_f64).ok_or_else(|| format!("it must be a number from {least} to {most}"))
+    seconds.map(Duration::from_secs_f64).ok_or_else(|| format!("expected a number from {least} to {most}"))
 }
 
 /// The whole benchmark, as its command line says.

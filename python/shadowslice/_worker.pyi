@@ -1,7 +1,7 @@
 """The worker, in Rust: worker/python."""
 
 def serve(runner: object, user: int | None = None) -> int:
-    """Serves until there is no more work; `runner` is a `Runner`. Returns the exit code."""
+    """Serves until the supervisor closes the socket; `runner` is a `Runner`. Returns the exit code."""
 
-def raise_walls(writable: list[str]) -> None:
-    """Raises a worker's walls around this process, which then writes to these folders alone."""
+def enter_sandbox(writable: list[str]) -> None:
+    """Enters a worker's sandbox. Afterwards this process writes to these folders only."""

@@ -1,7 +1,7 @@
 """Says why a model cannot be loaded, as far as its class tells:
 ``PYTHON -m shadowslice.check PATH [FOLDER]``.
 
-The file is imported behind a worker's walls, with the folder for temporary files and caches; no
+The file is imported in a worker's sandbox, with the folder for temporary files and caches; no
 object is made.
 """
 
@@ -35,7 +35,7 @@ def fault(path: Path) -> str | None:
 
 if __name__ == "__main__":
     folder = sys.argv[2:]
-    _worker.raise_walls(folder)
+    _worker.enter_sandbox(folder)
     _folders.lead_to(Path(folder[0]) if folder else None, on_gpu=False)
     why = fault(Path(sys.argv[1]))
     print(why or "", end="")

@@ -45,7 +45,7 @@ fn all(file: &Path) -> Result<usize, Failed> {
     let passable = Permissions::from_mode(PASSABLE);
     let folder = tempfile::Builder::new().prefix("shadowslice-check-").permissions(passable).tempdir();
     let folder = folder.map_err(|error| {
-        unavailable("no temporary folder can be made; give TMPDIR a folder that can be written", &error)
+        unavailable("cannot create a temporary folder; set TMPDIR to a writable folder", &error)
     })?;
     let config = Config { run_dir: folder.path().join("run"), ..config };
     let Ground { run_dir, gpus, runtime, context, watch } = Ground::prepare(&config, None, None)?;
@@ -91,7 +91,7 @@ async fn one(
         run_models((&nowhere, &nowhere), config, context, None, still).await?;
     let served = models.borrow().served.first().cloned();
     let Some(served) = served else {
-        return Ok(Err("the model has no workers; please report this".to_owned()));
+        return Ok(Err("the supervisor created no workers for the model; please report this".to_owned()));
     };
     let (begun, limit) = (Instant::now(), patience(&config.timeouts));
     let outcome = tokio::select! {
@@ -103,14 +103,14 @@ async fn one(
         Some(Ok(Err(why))) => Ok(Err(why)),
         Some(Err(_)) => {
             let died = served.report.borrow().last_death.clone();
-            let died = died.map(|why| format!("; its last worker ended: {why}")).unwrap_or_default();
+            let died = died.map(|why| format!("; its last worker exited: {why}")).unwrap_or_default();
             Ok(Err(format!(
-                "the model was not ready within {}; see timeouts.spawn and timeouts.warm{died}",
+                "the model was not ready within {}; raise timeouts.spawn or timeouts.warm{died}",
                 rounding::duration(limit)
             )))
         }
         None => {
-            let why = "ended by a signal before all models were started".to_owned();
+            let why = "a signal stopped the check before all models were started".to_owned();
             Err(Failed { why, code: exit::REFUSED })
         }
     };
@@ -143,7 +143,7 @@ fn found(served: &Served, took: Duration) -> String {
             tensors(&metadata.outputs)
         );
         let _ = match metadata.max_batch {
-            0 => write!(text, "\n  no batches"),
+            0 => write!(text, "\n  no batching"),
             most => write!(text, "\n  batches of at most {most} rows"),
         };
     }
@@ -151,10 +151,10 @@ fn found(served: &Served, took: Duration) -> String {
     let times: Vec<String> =
         times.iter().map(|(rows, took)| format!("{rows} in {}", figures::span(took.as_secs_f64()))).collect();
     if !times.is_empty() {
-        let _ = write!(text, "; rows run in warm-up: {}", times.join(", "));
+        let _ = write!(text, "; rows and times in warm-up: {}", times.join(", "));
     }
     if let Some(limit) = &report.batch_limit {
-        let _ = write!(text, "\n  smaller batches than the default: {}", limit.why);
+        let _ = write!(text, "\n  batches are smaller than the default: {}", limit.why);
     }
     let worker = report.workers.iter().find(|worker| worker.role == "incumbent");
     if let Some(memory) = worker.and_then(|worker| worker.memory) {
@@ -165,7 +165,8 @@ fn found(served: &Served, took: Duration) -> String {
         );
     }
     if let Some(error) = worker.and_then(|worker| worker.answer_error) {
-        let _ = write!(text, "\n  answers lie within {error:.2e} of the reference");
+        let _ =
+            write!(text, "\n  outputs differ from the reference by at most {error:.2e} of its largest value");
     }
     text
 }

@@ -12,7 +12,7 @@ use shadowslice_control::controller::HandoverReport;
 use shadowslice_control::host;
 use shadowslice_control::models::{ModelChange, ReloadReport};
 use shadowslice_ingress::expiry_warnings;
-use shadowslice_operations::admin::{self, Ask, Reply};
+use shadowslice_operations::admin::{self, ControlReply, ControlRequest};
 use shadowslice_operations::doctor;
 use shadowslice_operations::profile;
 use shadowslice_operations::{figures, status, top};
@@ -20,17 +20,17 @@ use shadowslice_shared::errors;
 use shadowslice_shared::exit::{self, fail};
 use shadowslice_shared::units::Percent;
 
-/// Shares a GPU among models: a worker process each, resized while it serves.
+/// Serves models on shared GPUs: one worker process for each model, resized while it serves.
 ///
-/// A supervisor serves all models of a configuration. It starts a worker for each, gives it a share of the GPU's
-/// SMs, and answers the Open Inference Protocol over HTTP and gRPC, on Unix sockets and TCP. A share
-/// changes between two batches: inside the worker where the model and the GPU allow that, else by a
-/// shadow worker that starts at the new share, warms up and takes the traffic over.
+/// The supervisor starts a worker for each model of a configuration and gives it a share of the
+/// GPU's SMs. It answers the Open Inference Protocol over HTTP and gRPC, on Unix sockets and TCP. A
+/// share changes between two batches. If the model and the GPU allow it, the worker moves to other
+/// SMs. Otherwise a shadow worker starts at the new share, warms up and takes over the traffic.
 #[derive(Debug, Parser)]
 #[command(
     version,
     max_term_width = 100,
-    after_help = "Exit codes: 0 fine, 1 refused, 64 usage, 69 something needed is unavailable (GPU, ONNX Runtime,\na running supervisor), 70 a fault of this program, 78 bad configuration, 143 ended by a second signal.\n\nLogs go to stderr; RUST_LOG=debug shows more, SHADOWSLICE_LOG=json makes them JSON."
+    after_help = "Exit codes: 0 success, 1 refused, 64 wrong usage, 69 unavailable (a GPU, ONNX Runtime or a running\nsupervisor), 70 internal error, 78 invalid configuration, 143 stopped at once by a second signal.\n\nLogs go to stderr. RUST_LOG=debug shows more; SHADOWSLICE_LOG=json writes them as JSON."
 )]
 struct Cli {
     #[command(subcommand)]
@@ -39,46 +39,49 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Run in the foreground until SIGTERM or SIGINT, then answer what was accepted and end.
+    /// Serve the models of a configuration, in the foreground, until SIGTERM or SIGINT.
     ///
-    /// With `timeouts.lame_duck` it serves on for so long after SIGTERM, and says that it is not ready; a second signal
-    /// ends that. Then a further signal ends it at once.
+    /// After the signal, the supervisor answers the requests that it has accepted, and exits. If
+    /// `timeouts.lame_duck` is set, the supervisor first reports that it is not ready and keeps
+    /// serving for that time after SIGTERM. A second signal ends this time early; a further signal
+    /// stops the supervisor at once.
     Serve {
-        /// The configuration.
+        /// The configuration file.
         config: PathBuf,
     },
-    /// Write a model in Python and a configuration that serves it, to begin with.
+    /// Write a first Python model and a configuration that serves it.
     ///
-    /// Nothing is overwritten. The model needs NumPy for the first python3 on the PATH.
+    /// `init` overwrites no file. The model needs NumPy for the first python3 on the PATH.
     Init {
-        /// The folder for `model.py` and `shadowslice.yaml`; it is made.
+        /// The folder for `model.py` and `shadowslice.yaml`; `init` creates it.
         folder: PathBuf,
     },
-    /// Name every fault of a configuration, as file:line:column: message.
+    /// Report every error in a configuration, as file:line:column: message.
     ///
-    /// With --run, start each model, too: one after the other, with the worker and the sandbox that serve it, on its GPU.
-    /// A model runs a batch of each size and proves its answers; then its worker ends. Exit code 1 says that a model
-    /// cannot be served.
+    /// With --run, `check` also starts each model, one after the other, with the worker and the
+    /// sandbox that serve it, on its GPU. The model runs a batch of each size, and its outputs are
+    /// verified; then its worker stops. Exit code 1 means that a model cannot be served.
     Check {
-        /// The configuration.
+        /// The configuration file.
         config: PathBuf,
-        /// Show the whole configuration, with its defaults, instead.
+        /// Print the whole configuration, with its defaults, instead.
         #[arg(long)]
         print: bool,
-        /// Import no Python models, which may take half a minute each.
+        /// Do not import Python models, which can take half a minute each.
         #[arg(long)]
         no_import: bool,
-        /// Start each model once, and show its tensors, batch sizes and times, or why it cannot be served.
+        /// Start each model once, and show its tensors, batch sizes and times, or why it cannot be
+        /// served.
         #[arg(long, conflicts_with_all = ["print", "no_import"])]
         run: bool,
     },
-    /// Show what serves what, at which share, and how well.
+    /// Show each model's state, share, requests and latency.
     ///
-    /// DONE, FAILED and REFUSED are requests since the start. P50 MS, P99 MS and IN SLO are over the
-    /// last minute or two; `idle` if no request came. An h after SHARE: the share is held. `top` and
-    /// `--json` show more.
+    /// DONE, FAILED and REFUSED count requests since the start. P50 MS, P99 MS and IN SLO cover the
+    /// last minute or two; `idle` means that no request came. An h after the SHARE means that the
+    /// share is held. `top` and `--json` show more.
     Status {
-        /// As JSON, for scripts.
+        /// Print JSON, for scripts.
         #[arg(long)]
         json: bool,
         #[command(flatten)]
@@ -86,66 +89,72 @@ enum Command {
     },
     /// Show models and GPUs live in the terminal.
     ///
-    /// Per model its state, share, SMs, load, latencies, queue, refusals and last change, with rates over the last 10 s; per GPU the
-    /// models on its SMs, memory and power. The letter in column M stands for the model there, and
-    /// `inside` in column BY for a share that changes inside the worker. j/k or arrows select a
-    /// model, q ends.
+    /// For each model, `top` shows its state, share, SMs, load, latencies, queue, refusals and last
+    /// change, with rates over the last 10 s. For each GPU, it shows the models on its SMs, the
+    /// memory and the power. The letter in column M marks the model on the GPU's SMs. `inside` in
+    /// column BY means that the share changes inside the worker. Press j/k or the arrow keys to
+    /// select a model, and q to quit.
     Top {
         #[command(flatten)]
-        options: top::Options,
+        options: top::TopOptions,
         #[command(flatten)]
         at: RunDir,
     },
-    /// Give a model another share, and wait until it is in force.
+    /// Change a model's share, and wait until the new share is in force.
     ///
-    /// The worker moves to other SMs, or a shadow worker starts at the new share, warms up and proves its answers while the
-    /// incumbent serves, and takes over between two batches. A policy does not change that share until `shadowslice release`.
+    /// The worker moves to other SMs. If it cannot, a shadow worker starts at the new share, warms
+    /// up and verifies its outputs while the incumbent serves, then takes over between two batches.
+    /// The policy does not change that share until `shadowslice release`.
     Resize {
         /// The model's name.
         model: String,
-        /// The share of the GPU's SMs, e.g. 30%.
+        /// The share of the GPU's SMs, for example 30%.
         share: Percent,
-        /// As JSON, for scripts.
+        /// Print JSON, for scripts.
         #[arg(long)]
         json: bool,
         #[command(flatten)]
         at: RunDir,
     },
-    /// Go by the configuration's file as it is now: models are added, removed and changed while all serve.
+    /// Reload the configuration file: add, remove and change models while the supervisor serves.
     ///
-    /// A file with faults (exit code 78) changes nothing, nor does one that asks for what takes a restart. SIGHUP does
-    /// the same.
+    /// If the file has errors (exit code 78), or if one of its changes requires a restart, nothing
+    /// changes. SIGHUP also reloads the file.
     Reload {
-        /// As JSON, for scripts.
+        /// Print JSON, for scripts.
         #[arg(long)]
         json: bool,
         #[command(flatten)]
         at: RunDir,
     },
-    /// Have a model with `gpu: auto` on another GPU, and wait until it serves there.
+    /// Move a model (with `gpu: auto`) to another GPU, and wait until it is ready.
     ///
-    /// Its workers start there and prove their answers while those here serve, then take over. If they do not come to
-    /// serve, the model stays. Later it moves by itself only where a model misses its SLO.
+    /// New workers start on that GPU and verify their outputs while the current workers serve, then
+    /// take over. If the new workers do not become ready, the model stays on its GPU. Later, the
+    /// supervisor moves the model by itself only if a model violates its SLO.
     Move {
         /// The model's name.
         model: String,
-        /// The GPU's place in the configuration, counted from 0.
+        /// The GPU's index in the configuration, counted from 0.
         gpu: usize,
         #[command(flatten)]
         at: RunDir,
     },
-    /// Have the installed version of this program take over from the running one, while clients are served.
+    /// Replace the running supervisor with the installed version, while it serves clients.
     ///
-    /// It starts beside the running supervisor, with the configuration as it is now and workers of its own. It takes over
-    /// one model after the other, then the connections; the old one answers what it has, and ends. If a model does not
-    /// serve there, all come back. What takes a restart, such as other listeners or limits, may differ.
+    /// The new supervisor reads the configuration file and starts its own workers beside the
+    /// running supervisor. It takes over one model after the other, then the connections. The old
+    /// supervisor answers the requests that it has, and exits. If a model does not become ready in
+    /// the new supervisor, all models return to the old one. Settings that require a restart, such
+    /// as listeners and limits, may differ.
     Upgrade {
         #[command(flatten)]
         at: RunDir,
     },
-    /// Keep the policy from changing a model's share, until it is released.
+    /// Keep the policy from changing a model's share, until you release it.
     ///
-    /// A hand-over under way is finished. `resize` changes held shares too, and holds what it sets.
+    /// A hand-over in progress completes. `resize` also changes a held share, and holds the share
+    /// that it sets.
     Hold {
         /// The model's name.
         model: String,
@@ -159,57 +168,63 @@ enum Command {
         #[command(flatten)]
         at: RunDir,
     },
-    /// Have the host, or one model, say that it is not ready, so that load balancers send elsewhere.
+    /// Report the host, or one model, as not ready, so that load balancers send requests elsewhere.
     ///
-    /// It goes on to serve, and answers what comes, until `shadowslice undrain` or its end.
+    /// Requests that still arrive are served. The drain lasts until `shadowslice undrain`, or until
+    /// the supervisor exits.
     Drain {
-        /// The model's name; without it the whole host is drained.
+        /// The model's name [default: the whole host].
         model: Option<String>,
         #[command(flatten)]
         at: RunDir,
     },
-    /// Have the host, or one model, say again that it is ready.
+    /// Report the host, or one model, as ready again.
     Undrain {
-        /// The model's name; without it the host, of which models may stay drained.
+        /// The model's name [default: the host; models that you drained by name stay drained].
         model: Option<String>,
         #[command(flatten)]
         at: RunDir,
     },
-    /// Show what the policy would do now, and why.
+    /// Show which shares the policy would change now, and why.
     ///
-    /// Each model's share in force, the one that it should have, what that rests on, and what keeps it from being
-    /// ordered. With `act: false` in the configuration that is all that the policy does.
+    /// For each model, `plan` shows the share in force, the share that the policy wants, the
+    /// reason, and what prevents the change. With `act: false` in the configuration, the policy
+    /// changes no share and only reports.
     Plan {
-        /// As JSON, for scripts.
+        /// Print JSON, for scripts.
         #[arg(long)]
         json: bool,
         #[command(flatten)]
         at: RunDir,
     },
-    /// Check what this host offers, and say what to do about what is missing.
+    /// Check what this host offers, and show how to fix what is missing.
     ///
-    /// Nothing is changed or started. A fault, and exit code 69, is what keeps models from being served on real
-    /// GPUs; with a configuration, only what that one needs.
-    Doctor(doctor::Options),
-    /// Say which GPUs should have which models, as JSON; nothing is changed.
+    /// A fault (exit code 69) keeps models from being served on real GPUs. If you give a
+    /// configuration, only what it needs counts as a fault. `doctor` changes nothing on the host.
+    Doctor(doctor::DoctorOptions),
+    /// Compute which GPUs should run which models, as JSON; nothing changes.
     ///
-    /// The wish is one object: `gpus`, each with `host`, `gpu`, `sms` and `memory_mib`; and `models`, each with `name`,
-    /// `copies` (1), `priority` (1, the highest), the GPUs that it is `on` (host and gpu), and what a copy needs: `sms`, `memory_mib`,
-    /// `shadow_mib` and `bandwidth` (0 to 1), or a `profile` (a path), `slo_ms`, the `rate` of all copies in requests per
-    /// second, and `max_batch` (32).
+    /// SPEC is one JSON object. `gpus` lists the GPUs, each with `host`, `gpu`, `sms` and
+    /// `memory_mib`. `models` lists the models, each with `name`, `copies` (default 1), `priority`
+    /// (default 1, the highest), the GPUs that it is `on` (host and gpu), and what a copy needs.
+    /// Give this need as `sms`, `memory_mib`, `shadow_mib` and `bandwidth` (0 to 1), or as a
+    /// `profile` (a path), `slo_ms`, the `rate` of all copies in requests per second, and
+    /// `max_batch` (default 32).
     Place {
-        /// A file, or - for the standard input.
-        wish: PathBuf,
+        /// A JSON file, or - for standard input.
+        spec: PathBuf,
     },
-    /// Measure what a model costs on a device, over batch sizes and shares, and write its profile.
+    /// Measure a model's time and memory on a device, over batch sizes and shares, and write its
+    /// profile.
     ///
-    /// Workers are started as for serving, one share after the other; nothing else should use the device.
-    Profile(Box<profile::Options>),
-    /// Print what a shell needs to complete this program's commands, options and values.
+    /// `profile` starts workers as `serve` does, for one share after the other. Nothing else should
+    /// use the device meanwhile.
+    Profile(Box<profile::ProfileOptions>),
+    /// Print a script for a shell that completes this program's commands, options and values.
     ///
-    /// Packages install it. By hand: `source <(shadowslice completions bash)`.
+    /// Packages install it. To load it by hand, run `source <(shadowslice completions bash)`.
     Completions { shell: Shell },
-    /// Write the manual's pages, for packages.
+    /// Write the manual pages, for packages.
     #[command(hide = true)]
     Man {
         /// An existing folder.
@@ -219,14 +234,15 @@ enum Command {
 
 #[derive(Debug, clap::Args)]
 struct RunDir {
-    /// The running supervisor's run_dir [default: as `serve` chooses it where its file says none].
+    /// The running supervisor's run_dir [default: the one that `serve` uses if its configuration
+    /// gives none].
     #[arg(long, env = "SHADOWSLICE_RUN_DIR")]
     run_dir: Option<PathBuf>,
 }
 
 impl RunDir {
     fn known(self) -> Result<PathBuf, u8> {
-        let unknown = "no run directory is known: give --run-dir or SHADOWSLICE_RUN_DIR";
+        let unknown = "cannot tell the supervisor's run directory; give --run-dir or set SHADOWSLICE_RUN_DIR";
         self.run_dir.or_else(config::default_run_dir).ok_or_else(|| fail(unknown, exit::USAGE))
     }
 }
@@ -260,20 +276,20 @@ pub(crate) fn run() -> ExitCode {
                 Err(error) => exit::code_of_output(Err(error)),
             }
         }
-        Command::Status { json, at } => ask(&Ask::Status, json, at),
+        Command::Status { json, at } => ask(&ControlRequest::Status, json, at),
         Command::Top { options, at } => at.known().map_or_else(|code| code, |at| top::run(&options, &at)),
         Command::Resize { model, share, json, at } => {
-            ask(&Ask::Resize { model, share_percent: share.get() }, json, at)
+            ask(&ControlRequest::Resize { model, share_percent: share.get() }, json, at)
         }
-        Command::Reload { json, at } => ask(&Ask::Reload, json, at),
-        Command::Move { model, gpu, at } => ask(&Ask::Move { model, gpu }, false, at),
-        Command::Upgrade { at } => ask(&Ask::Upgrade, false, at),
-        Command::Hold { model, at } => ask(&Ask::Hold { model, held: true }, false, at),
-        Command::Release { model, at } => ask(&Ask::Hold { model, held: false }, false, at),
-        Command::Drain { model, at } => ask(&Ask::Drain { model, drained: true }, false, at),
-        Command::Undrain { model, at } => ask(&Ask::Drain { model, drained: false }, false, at),
-        Command::Plan { json, at } => ask(&Ask::Plan, json, at),
-        Command::Place { wish } => match place::run(&wish) {
+        Command::Reload { json, at } => ask(&ControlRequest::Reload, json, at),
+        Command::Move { model, gpu, at } => ask(&ControlRequest::Move { model, gpu }, false, at),
+        Command::Upgrade { at } => ask(&ControlRequest::Upgrade, false, at),
+        Command::Hold { model, at } => ask(&ControlRequest::Hold { model, held: true }, false, at),
+        Command::Release { model, at } => ask(&ControlRequest::Hold { model, held: false }, false, at),
+        Command::Drain { model, at } => ask(&ControlRequest::Drain { model, drained: true }, false, at),
+        Command::Undrain { model, at } => ask(&ControlRequest::Drain { model, drained: false }, false, at),
+        Command::Plan { json, at } => ask(&ControlRequest::Plan, json, at),
+        Command::Place { spec } => match place::run(&spec) {
             Ok(placement) => print(&placement),
             Err(error) => fail(&errors::chain(&error), exit::CONFIG),
         },
@@ -303,61 +319,72 @@ fn advice(config: &config::Config) -> Vec<String> {
     warnings
 }
 
-fn ask(ask: &Ask, json: bool, at: RunDir) -> u8 {
+fn ask(ask: &ControlRequest, json: bool, at: RunDir) -> u8 {
     let run_dir = match at.known() {
         Ok(run_dir) => run_dir,
         Err(code) => return code,
     };
-    match admin::ask(&run_dir, ask) {
+    match admin::send(&run_dir, ask) {
         Ok(reply) => show(ask, reply, json),
         Err(error) => fail(&errors::chain(&error), exit::UNAVAILABLE),
     }
 }
 
-fn show(asked: &Ask, reply: Reply, json: bool) -> u8 {
+fn show(asked: &ControlRequest, reply: ControlReply, json: bool) -> u8 {
     match (asked, reply) {
-        (_, Reply::Status(status)) if json => print(&as_json(&status)),
-        (_, Reply::Status(status)) => print(status::text(&status).trim_end()),
-        (_, Reply::Plan(report)) if json => print(&as_json(&report)),
-        (_, Reply::Plan(report)) => print(status::plan(&report).trim_end()),
-        (_, Reply::Handover { report, held }) => {
+        (_, ControlReply::Status(status)) if json => print(&as_json(&status)),
+        (_, ControlReply::Status(status)) => print(status::text(&status).trim_end()),
+        (_, ControlReply::Plan(report)) if json => print(&as_json(&report)),
+        (_, ControlReply::Plan(report)) => print(status::plan(&report).trim_end()),
+        (_, ControlReply::Handover { report, held }) => {
             let printed = print(&if json { as_json(&report) } else { in_words(&report) + kept(held) });
             report.why.map_or(printed, |why| unchanged(&why))
         }
-        (_, Reply::Unchanged { why, held }) if json => {
+        (_, ControlReply::Unchanged { why, held }) if json => {
             print(&as_json(&serde_json::json!({"outcome": "unchanged", "why": why, "held": held})))
         }
-        (_, Reply::Unchanged { why, held }) => print(&(why + kept(held))),
-        (_, Reply::Reloaded(report)) => {
+        (_, ControlReply::Unchanged { why, held }) => print(&(why + kept(held))),
+        (_, ControlReply::Reloaded(report)) => {
             let printed = print(&if json { as_json(&report) } else { reloaded(&report) });
             match report.models.iter().filter(|model| model.why.is_some()).count() {
                 0 => printed,
-                failed => fail(&format!("{failed} of the changes are not in force"), exit::REFUSED),
+                failed => {
+                    let why = format!("{failed} of the changes are not in force; see their reasons above");
+                    fail(&why, exit::REFUSED)
+                }
             }
         }
-        (Ask::Move { model, .. }, Reply::Placed { gpu, news }) => {
-            print(&format!("{model} {} on GPU {gpu}", if news { "serves now" } else { "was already" }))
+        (ControlRequest::Move { model, .. }, ControlReply::Placed { gpu, news }) => {
+            print(&format!("{model} {} on GPU {gpu}", if news { "is ready" } else { "was already" }))
         }
-        (_, Reply::Upgraded { pid }) => print(&format!("process {pid} serves now")),
-        (_, Reply::Faulty(faults)) => {
+        (_, ControlReply::Upgraded { pid }) => print(&format!("process {pid} has taken over")),
+        (_, ControlReply::Faulty(faults)) => {
             exit::print_error(&faults);
-            fail("the configuration has faults; nothing was changed", exit::CONFIG)
+            fail("the configuration has errors; nothing changed", exit::CONFIG)
         }
-        (Ask::Hold { model, .. }, Reply::Held { held, news }) => {
+        (ControlRequest::Hold { model, .. }, ControlReply::Held { held, news }) => {
             let how = if news { "is" } else { "was already" };
-            let what = if held { "held: no policy changes its share" } else { "free: the policy decides" };
+            let what = if held {
+                "held: no policy changes its share"
+            } else {
+                "released: the policy may change its share"
+            };
             print(&format!("{model} {how} {what}"))
         }
-        (Ask::Drain { model, .. }, Reply::Drained { drained, news }) => {
+        (ControlRequest::Drain { model, .. }, ControlReply::Drained { drained, news }) => {
             let what = model.as_deref().unwrap_or("the host");
             let how = if news { "is" } else { "was already" };
-            let so = if drained { "drained: it serves, and says that it is not ready" } else { "undrained" };
+            let so = if drained { "drained: it keeps serving and reports not ready" } else { "undrained" };
             print(&format!("{what} {how} {so}"))
         }
-        (Ask::Resize { .. }, Reply::Refused(why)) => unchanged(&why),
-        (_, Reply::Refused(why)) => fail(&why, exit::REFUSED),
-        (_, other @ (Reply::Held { .. } | Reply::Drained { .. } | Reply::Placed { .. })) => {
-            fail(&format!("an answer to another question: {other:?}"), exit::REFUSED)
+        (ControlRequest::Resize { .. }, ControlReply::Refused(why)) => unchanged(&why),
+        (_, ControlReply::Refused(why)) => fail(&why, exit::REFUSED),
+        (
+            _,
+            other @ (ControlReply::Held { .. } | ControlReply::Drained { .. } | ControlReply::Placed { .. }),
+        ) => {
+            let why = "the supervisor sent an unexpected reply; are both binaries from one build?";
+            fail(&format!("{why} ({other:?})"), exit::REFUSED)
         }
     }
 }

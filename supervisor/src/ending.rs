@@ -42,7 +42,7 @@ pub(crate) async fn until_ended(
         told = signals.next() => told,
         (next, reply) = &mut next => {
             let pid = next.pid();
-            tracing::info!(pid, "the next supervisor serves; answering what was accepted here");
+            tracing::info!(pid, "the next supervisor has taken over; answering the requests accepted here");
             systemd::succeeded_by(pid);
             course.send_replace(Course::Leave);
             metrics.send_replace(Course::Stop);
@@ -60,8 +60,8 @@ pub(crate) async fn until_ended(
     // Who ends it at a terminal does not wait for load balancers.
     if told == Told::Terminate && begun.get() && !lame_duck.is_zero() {
         tracing::info!(
-            "unready, and serving for {} more; a second signal ends that",
-            rounding::duration(lame_duck)
+            lame_duck = %rounding::duration(lame_duck),
+            "reporting not ready, and still serving for the lame-duck time; a second signal ends it"
         );
         tokio::select! {
             outcome = &mut conversation => return Some(outcome),
@@ -69,7 +69,7 @@ pub(crate) async fn until_ended(
             _ = signals.next() => {}
         }
     }
-    tracing::info!("stopping: answering what was accepted; a further signal ends at once");
+    tracing::info!("stopping: answering accepted requests; a further signal stops at once");
     course.send_replace(Course::Stop);
     tokio::select! {
         outcome = &mut conversation => Some(outcome),
@@ -87,7 +87,7 @@ pub(crate) async fn finish(
     control.stop();
     tokio::select! {
         () = control.ended() => {}
-        () = tokio::time::sleep(limit) => tracing::error!("workers outlived their kill and are left behind"),
+        () = tokio::time::sleep(limit) => tracing::error!("workers did not exit after SIGKILL; leaving them behind"),
         _ = signals.next() => return Ok(cut(control)),
     }
     outcome.map(|()| {
@@ -97,7 +97,7 @@ pub(crate) async fn finish(
 }
 
 pub(crate) fn hear(kind: SignalKind) -> Result<Signal, Failed> {
-    signal(kind).map_err(|error| unavailable("signals cannot be heard", &error))
+    signal(kind).map_err(|error| unavailable("cannot handle signals", &error))
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -125,7 +125,7 @@ impl Signals {
 }
 
 fn cut(control: &mut ControlThread) -> u8 {
-    tracing::warn!("second signal: ending at once");
+    tracing::warn!("second signal: stopping at once");
     control.cut();
     exit::FORCED
 }

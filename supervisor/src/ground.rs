@@ -41,12 +41,12 @@ impl Ground {
         estates: Option<&[MpsEstate]>,
     ) -> Result<Self, Failed> {
         reap_orphans();
-        let unfit = |error: HostError| unavailable("this host cannot serve", &error);
+        let unfit = |error: HostError| unavailable("cannot serve on this host", &error);
         let library = host::onnxruntime_library(config).map_err(unfit)?;
         let mut programs = host::programs().map_err(unfit)?;
         // A package that is upgraded replaces it, by one that may not understand this supervisor.
         programs.worker = held(&programs.worker)
-            .map_err(|error| unavailable("the worker's program cannot be read", &error))?;
+            .map_err(|error| unavailable("cannot read the worker's program", &error))?;
         let run_dir = RunDir::take(&config.run_dir, lock).map_err(|error| unfit(error.into()))?;
         if estates.is_none() {
             end_those_left(&run_dir.private().join("workers"));
@@ -54,7 +54,9 @@ impl Ground {
         host::raise_file_limit();
         let users = config.workers.users.clone().map(|users| Arc::new(Users::new(users)));
         if users.is_some() && !nix::unistd::geteuid().is_root() {
-            let why = "workers.users: only root's supervisor can run workers as other users".to_owned();
+            let why =
+                "workers.users: only a supervisor of root can run workers as other users; run it as root"
+                    .to_owned();
             return Err(Failed { why, code: exit::CONFIG });
         }
         let place = match &users {

@@ -12,11 +12,11 @@ const FILES: [(&str, &str); 2] = [
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum InitError {
-    #[error("the folder {0} cannot be made")]
+    #[error("cannot create the folder {0}")]
     Folder(PathBuf, #[source] io::Error),
-    #[error("{0} is there already; name another folder")]
+    #[error("{0} already exists; choose another folder")]
     There(PathBuf),
-    #[error("{0} cannot be written")]
+    #[error("cannot write {0}")]
     Write(PathBuf, #[source] io::Error),
 }
 
@@ -33,7 +33,11 @@ pub(crate) fn write(folder: &Path) -> Result<String, InitError> {
         written.map_err(|error| InitError::Write(path.clone(), error))?;
     }
     let [(model, _), (config, _)] = &paths;
-    Ok(format!("{} is the model; serve it with\n  shadowslice serve {}", model.display(), config.display()))
+    Ok(format!(
+        "wrote the model {}; to serve it, run\n  shadowslice serve {}",
+        model.display(),
+        config.display()
+    ))
 }
 
 #[cfg(test)]

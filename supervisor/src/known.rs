@@ -38,8 +38,8 @@ pub(crate) async fn keep(
             if let Ok(Err(error)) = outcome
                 && !std::mem::replace(&mut told, true)
             {
-                let path = path.display();
-                tracing::warn!(%error, "{path} cannot be written: the next supervisor begins anew");
+                let file = path.display();
+                tracing::warn!(%error, %file, "cannot write the models' state; the next supervisor starts without it");
             }
             written = Some(known);
         }

@@ -21,5 +21,5 @@ pub(crate) fn pages(command: Command, folder: &Path) -> u8 {
 }
 
 fn unwritten(folder: &Path, error: &io::Error) -> u8 {
-    fail(&format!("pages cannot be written to {}: {error}", folder.display()), exit::UNAVAILABLE)
+    fail(&format!("cannot write the manual pages to {}: {error}", folder.display()), exit::UNAVAILABLE)
 }

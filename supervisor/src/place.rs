@@ -20,19 +20,19 @@ const MIB: u64 = 1 << 20;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PlaceError {
-    #[error("{} cannot be read; give a file, or - for the standard input", .0.display())]
+    #[error("cannot read {}; give a file, or - for standard input", .0.display())]
     Read(PathBuf, #[source] io::Error),
-    #[error("the wish has more than {} MiB", MAX_WISH >> 20)]
+    #[error("the specification exceeds {} MiB", MAX_WISH >> 20)]
     TooLarge,
-    #[error("the wish is no JSON as `shadowslice place --help` describes it")]
+    #[error("invalid specification; see `shadowslice place --help` for its JSON format")]
     Json(#[source] serde_json::Error),
-    #[error("the profile of model '{0}' cannot be used")]
+    #[error("cannot use the profile of model '{0}'")]
     Profile(String, #[source] ConfigError),
     #[error("model '{model}': {why}")]
     Model { model: String, why: String },
-    #[error("GPU {gpu} of host '{host}' is there twice")]
+    #[error("GPU {gpu} of host '{host}' is listed twice")]
     Twice { host: String, gpu: u32 },
-    #[error("there are {0} copies; at most {MAX_COPIES} can be placed")]
+    #[error("cannot place {0} copies; the maximum is {MAX_COPIES}")]
     TooMany(u64),
 }
 
@@ -218,10 +218,12 @@ impl ModelWish {
         let asked = self.slo_ms.is_some() || self.rate.is_some() || self.max_batch.is_some();
         match &self.profile {
             Some(_) if given => {
-                Err(self.wrong("a `profile` says what `sms`, memory and `bandwidth` say; leave one"))
+                Err(self.wrong("a `profile` replaces `sms`, memory and `bandwidth`; give one or the other"))
             }
             Some(path) => self.measured(path, gpu),
-            None if asked => Err(self.wrong("`slo_ms`, `rate` and `max_batch` need a `profile`; give one")),
+            None if asked => {
+                Err(self.wrong("`slo_ms`, `rate` and `max_batch` require a `profile`; give one"))
+            }
             None => self.given().map(Ok),
         }
     }
@@ -232,7 +234,7 @@ impl ModelWish {
         };
         let bandwidth = self.bandwidth.unwrap_or(0.0);
         if !(0.0..=1.0).contains(&bandwidth) {
-            return Err(self.wrong("`bandwidth` is a part of the GPU's, from 0 to 1"));
+            return Err(self.wrong("`bandwidth` is a fraction of the GPU's bandwidth, from 0 to 1"));
         }
         let shadow = self.shadow_mib.unwrap_or(0).saturating_mul(MIB);
         let share = Share { sms: Sms(sms), memory: memory.saturating_mul(MIB), shadow, bandwidth };
@@ -241,12 +243,12 @@ impl ModelWish {
 
     fn measured(&self, path: &Path, gpu: Sms) -> Result<Result<(Share, Needed), String>, PlaceError> {
         let (Some(slo), Some(rate)) = (self.slo_ms, self.rate) else {
-            return Err(self.wrong("with a `profile` give `slo_ms` and `rate`"));
+            return Err(self.wrong("a `profile` requires `slo_ms` and `rate`; give both"));
         };
         let slo = Duration::try_from_secs_f64(slo / 1e3).ok().filter(|slo| !slo.is_zero());
-        let slo = slo.ok_or_else(|| self.wrong("`slo_ms` is a time above 0 in milliseconds"))?;
+        let slo = slo.ok_or_else(|| self.wrong("`slo_ms` must be a time in milliseconds, above 0"))?;
         if !(rate.is_finite() && rate >= 0.0) {
-            return Err(self.wrong("`rate` is a number of requests per second, from 0"));
+            return Err(self.wrong("`rate` must be a number of requests per second, 0 or more"));
         }
         let profile = profile::read(path).map_err(|error| PlaceError::Profile(self.name.clone(), error))?;
         let rate = rate / f64::from(self.copies.max(1));

@@ -53,7 +53,7 @@ pub(crate) async fn run_models(
     let shown = Shown { router: Arc::clone(&router), models, for_planner, tracer };
     let known = Known::read(known_at);
     let registry = Registry::start(file, config, factory, shown, (&known, !succeeds)).await;
-    let registry = registry.map_err(|error| unavailable("a model cannot be made", &error))?;
+    let registry = registry.map_err(|error| unavailable("cannot set up a model", &error))?;
     Ok(Running { registry, control, router, models: seen, planned, pulse, turns })
 }
 
@@ -73,7 +73,7 @@ pub(crate) async fn all_ready(models: &[Served]) -> Result<(), Failed> {
     for model in models {
         settled(model).await.map_err(|why| {
             let name = &model.model.name;
-            let why = format!("`start: strict` and not every model can be served: {name}: {why}");
+            let why = format!("cannot serve every model, which `start: strict` requires: {name}: {why}");
             Failed { why, code: exit::CONFIG }
         })?;
     }

@@ -30,10 +30,10 @@ use shadowslice_datapath::sockets::Passable;
 use shadowslice_datapath::trace::Tracer;
 use shadowslice_ingress::{BindError, Course, Ingress, MetricsListeners, RequestMemory, SharedMemory};
 use shadowslice_operations::access_log::AccessLogWriter;
-use shadowslice_operations::admin::{Admin, Reach};
+use shadowslice_operations::admin::{Admin, AdminContext};
 use shadowslice_operations::history::History;
 use shadowslice_operations::log::{self, Log};
-use shadowslice_operations::machine::Machine;
+use shadowslice_operations::machine::MachineMonitor;
 use shadowslice_operations::metrics;
 use shadowslice_operations::otlp::Exporter;
 use shadowslice_operations::own_process::OwnProcess;
@@ -43,7 +43,7 @@ use shadowslice_shared::exit;
 /// How long the controllers may take to end, beyond the stop timeout.
 const STOP_GRACE: Duration = Duration::from_secs(5);
 
-pub(crate) const NO_THREADS: &str = "the runtime cannot be started; raise the limit on processes";
+pub(crate) const NO_THREADS: &str = "cannot start threads; raise the limit on processes";
 
 /// Returns the exit code.
 pub(crate) fn run(path: &Path) -> u8 {
@@ -61,8 +61,8 @@ fn run_logged(
     log: &Log,
     predecessor: std::io::Result<Option<Predecessor>>,
 ) -> Result<u8, Failed> {
-    let mut predecessor = predecessor
-        .map_err(|error| unavailable("this process was started to take over and cannot", &error))?;
+    let mut predecessor =
+        predecessor.map_err(|error| unavailable("cannot take over from the previous supervisor", &error))?;
     let code = run_after(path, log, &mut predecessor);
     if let (Err(Failed { why, .. }), Some(predecessor)) = (&code, &predecessor) {
         predecessor.failed(why);
@@ -97,11 +97,13 @@ fn start(
     predecessor: &mut Option<Predecessor>,
 ) -> Result<u8, Failed> {
     let itself =
-        upgrade::program().map_err(|error| unavailable("this program's path is not known", &error))?;
+        upgrade::program().map_err(|error| unavailable("cannot find the path of this program", &error))?;
     let lock = match predecessor {
         Some(before) if before.run_dir != config.run_dir => {
             let there = before.run_dir.display();
-            let why = format!("run_dir is another one, {there} until now: it cannot change by an upgrade");
+            let why = format!(
+                "an upgrade cannot change run_dir; set it back to {there}, or restart the supervisor"
+            );
             return Err(Failed { why, code: exit::CONFIG });
         }
         Some(before) => before.lock.take(),
@@ -128,7 +130,7 @@ struct Place<'a> {
 }
 
 fn control_ended() -> Failed {
-    let why = "the controllers have ended by a fault of this program; please report the log above";
+    let why = "the controllers exited because of a bug; please report it with the log above";
     Failed { why: why.to_owned(), code: exit::SOFTWARE }
 }
 
@@ -147,22 +149,21 @@ async fn serve(
     let limits = LimitsConfig { connections, memory, ..config.limits.clone() };
     let refusals = Arc::new(Refusals::default());
     let model_control = Guard::of(&config.model_control, &refusals)
-        .map_err(|error| unavailable("models cannot be opened to clients", &error))?;
-    let taken = |error: BindError| unavailable("an address cannot be listened on", &error);
+        .map_err(|error| unavailable("cannot open model_control to clients", &error))?;
+    let taken = |error: BindError| unavailable("cannot listen for requests", &error);
     let mut inherited =
         predecessor.as_mut().map(|before| std::mem::take(&mut before.sockets)).unwrap_or_default();
     let ListenConfig { http, grpc, metrics } = &config.listen;
     let ingress = Ingress::bind(http, grpc, &limits, &mut inherited, &refusals).await.map_err(taken)?;
     let metrics = MetricsListeners::bind(metrics, &mut inherited, &refusals).await.map_err(taken)?;
     let admin = Admin::bind(run_dir.path(), config.control.as_ref(), &mut inherited, &refusals)
-        .map_err(|error| unavailable("the control socket cannot be listened on", &error))?;
+        .map_err(|error| unavailable("cannot listen on the control socket", &error))?;
     let relays = predecessor.as_mut().and_then(|before| before.relay.take()).map(Relays::listen).transpose();
-    let relays = relays.map_err(|error| {
-        unavailable("requests of the supervisor before this one cannot be listened for", &error)
-    })?;
+    let relays = relays
+        .map_err(|error| unavailable("cannot listen for requests from the previous supervisor", &error))?;
     let (tracer, exporter) = tracing(config, context.clock)?.unzip();
     let access_log = config.access_log.as_deref().map(AccessLogWriter::start).transpose();
-    let access_log = access_log.map_err(|error| unavailable("answers cannot be logged", &error))?;
+    let access_log = access_log.map_err(|error| unavailable("cannot start the access log", &error))?;
     let (rising, risen) = watch::channel(predecessor.is_some());
     let (to_read, known_at) = ((file, &*run_dir.known()), run_dir.known());
     let Running { registry, mut control, router, models, planned, pulse, turns } =
@@ -172,14 +173,14 @@ async fn serve(
     let (wishes, wished) = mpsc::channel(COMMANDS);
     let (moves, to_move) = mpsc::channel(COMMANDS);
     let repository = repository(&models, &router, model_control, (wishes, risen.clone()));
-    let reach = Arc::new(Reach {
+    let reach = Arc::new(AdminContext {
         since: Instant::now(),
         config: std::path::absolute(file).unwrap_or_else(|_| file.to_owned()),
         router: Arc::clone(&router),
         models: models.clone(),
         commands: commands.clone(),
         upgrades: upgrade,
-        rising: risen.clone(),
+        upgrading: risen.clone(),
         gpus: context.gpus.clone(),
         readings: context.readings,
         controller: config.controller,
@@ -207,17 +208,17 @@ async fn serve(
     let before_lives = predecessor.is_some().then_some(before_lives);
     let (course, steered) = watch::channel(Course::Serve);
     let (open, opened) = watch::channel(predecessor.is_none());
-    let (machine, process) = (Machine::new(context.clock), OwnProcess::new());
+    let (machine, process) = (MachineMonitor::new(context.clock), OwnProcess::new());
     let (log_dropped, memory) = (log.dropped(), ingress.memory());
     let host_counts = ingress.counts();
     let certificates = ingress.certificates(&metrics);
     let access_log_dropped = access_log.as_ref().map(AccessLogWriter::dropped);
     let own = move || {
         let RequestMemory { reserved, limit } = memory();
-        metrics::Own {
+        metrics::SupervisorMetrics {
             log_dropped: log_dropped(),
             access_log_dropped: access_log_dropped.as_ref().map(|dropped| dropped()),
-            request_memory: (reserved, limit),
+            request_memory: metrics::MemoryReservation { reserved, limit },
             host: host_counts(),
             last_reload: None,
             peers_refused: refusals.count(),
@@ -249,13 +250,13 @@ async fn serve(
             match predecessor.take() {
                 Some(before) => {
                     let before = before.converse(before_lives, moves).map_err(|error| {
-                        unavailable("the supervisor before this one cannot be spoken with", &error)
+                        unavailable("cannot communicate with the previous supervisor", &error)
                     })?;
                     let starting = (&*models, &turns, patience(&config.timeouts));
                     succeed(before, starting, &router, &ingress.shared_memory()).await;
                     gpus.iter().for_each(|gpu| gpu.keep());
                     if let Err(error) = history.take(&run_dir.history()) {
-                        tracing::warn!(%error, "the page begins anew");
+                        tracing::warn!(%error, "cannot read the previous supervisor's samples; the page starts empty");
                     }
                     Ok(())
                 }
@@ -329,7 +330,7 @@ async fn serve(
     // Metrics are served until everything else has ended, unless the next supervisor serves them.
     metrics_course.send_replace(Course::Stop);
     if let Err(error) = metrics.await {
-        tracing::error!(%error, "the metrics' listeners broke");
+        tracing::error!(%error, "the metrics listeners failed");
     }
     if let Some(log) = access_log {
         log.end();
@@ -385,7 +386,7 @@ async fn succeed(
 fn tracing(config: &Config, clock: Clock) -> Result<Option<(Arc<Tracer>, Exporter)>, Failed> {
     let Some(tracing) = &config.tracing else { return Ok(None) };
     let started = Exporter::start(tracing, clock);
-    started.map(Some).map_err(|error| unavailable("requests cannot be traced", &error))
+    started.map(Some).map_err(|error| unavailable("cannot start tracing", &error))
 }
 
 /// Has the access log open its file again and asks for a reload at each SIGHUP, for ever.
@@ -399,7 +400,9 @@ async fn reload_on(
             reopen();
         }
         if *rising.borrow() {
-            tracing::warn!("no reload: another supervisor is about to take over, and reads the file itself");
+            tracing::warn!(
+                "skipping the reload: the next supervisor is about to take over, and reads the file itself"
+            );
             continue;
         }
         // The log says how the reload went. A full queue is no loss: the last reload in it reads

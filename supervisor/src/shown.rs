@@ -8,7 +8,7 @@ use shadowslice_control::controller::Planned;
 use shadowslice_control::models::Served;
 use shadowslice_datapath::trace::Tracer;
 use shadowslice_ingress::{CertificateExpiry, Certificates, Events, File, Shown};
-use shadowslice_operations::admin::Reach;
+use shadowslice_operations::admin::AdminContext;
 use shadowslice_operations::history::History;
 use shadowslice_operations::metrics;
 
@@ -23,9 +23,9 @@ const FILES: &[File] = &[
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 
 pub(crate) fn shown(
-    reach: &Arc<Reach>,
+    reach: &Arc<AdminContext>,
     tracer: Option<Arc<Tracer>>,
-    own: impl Fn() -> metrics::Own + Send + Sync + 'static,
+    own: impl Fn() -> metrics::SupervisorMetrics + Send + Sync + 'static,
     history: &Arc<History>,
 ) -> Shown {
     let (reach, history) = (Arc::clone(reach), Arc::clone(history));
@@ -48,7 +48,7 @@ pub(crate) fn certificates(certificates: &Certificates) -> Vec<metrics::Certific
     certificates.expiries().into_iter().map(of).collect()
 }
 
-fn rendered(reach: &Reach, tracer: Option<&Tracer>, own: metrics::Own) -> String {
+fn rendered(reach: &AdminContext, tracer: Option<&Tracer>, own: metrics::SupervisorMetrics) -> String {
     let status = reach.status();
     let mut statuses: HashMap<_, _> =
         status.models.into_iter().map(|model| (model.name.clone(), model)).collect();
@@ -65,11 +65,13 @@ fn rendered(reach: &Reach, tracer: Option<&Tracer>, own: metrics::Own) -> String
     let shown: Vec<_> = models.served.iter().filter_map(told).collect();
     let policy = reach.planned.as_ref().map(|planned| {
         let Planned { report, took } = planned.borrow().clone();
-        metrics::Policy { name: report.policy, took }
+        metrics::PolicyMetrics { name: report.policy, took }
     });
     let since_1970 = |at: SystemTime| at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
-    let last_reload = models.last_reload.map(|last| (since_1970(last.at), last.succeeded));
-    let own = metrics::Own { last_reload, ..own };
+    let last_reload = models
+        .last_reload
+        .map(|last| metrics::ReloadOutcome { at: since_1970(last.at), succeeded: last.succeeded });
+    let own = metrics::SupervisorMetrics { last_reload, ..own };
     let traces = tracer.map(Tracer::counts);
     metrics::render(&shown, policy.as_ref(), traces, &status.gpus, &own)
 }

@@ -34,6 +34,6 @@ pub(crate) async fn feed_watchdog(pulse: Pulse) {
 /// Without systemd nothing is said.
 fn say(word: NotifyState<'_>) {
     if let Err(error) = sd_notify::notify(&[word]) {
-        tracing::warn!(%error, "systemd is not told");
+        tracing::warn!(%error, "cannot notify systemd");
     }
 }

@@ -88,7 +88,7 @@ class CheckRun(unittest.TestCase):
         for name in ["relu", "echo"]:
             self.assertRegex(out, rf"(?m)^{name}: ready after .*, on GPU 0 with 50% \(64 SMs\)$")
         self.assertEqual(out.count("inputs: x FP32 [-1, 4]; outputs: y FP32 [-1, 4]"), 2, out)
-        rows = re.findall(r"batches of at most 4 rows; rows run in warm-up: 1 in .*, 2 in .*, 4 in ", out)
+        rows = re.findall(r"batches of at most 4 rows; rows and times in warm-up: 1 in .*, 2 in .*, 4 in ", out)
         self.assertEqual(len(rows), 2, out)
         self.assertIn("2 of 2 models can be served\n", out)
 
@@ -119,7 +119,7 @@ class CheckRun(unittest.TestCase):
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=60)
         self.assertEqual(process.returncode, 1, out + err)
-        self.assertIn("ended by a signal before all models were started", err)
+        self.assertIn("a signal stopped the check before all models were started", err)
         self.assert_nothing_stays(process.pid)
 
     def test_faults_of_the_configuration_come_first(self):

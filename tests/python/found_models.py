@@ -175,7 +175,7 @@ UNFIT = {
     "of_fortran": (np.asfortranarray(np.ones((2, 2), np.int64)), "in Fortran order"),
     "of_big_endian": (np.array([50], ">i8"), "big-endian (`>i8`)"),
     "of_objects": (np.array([50, None]), "Python objects"),
-    "of_another": (np.int64([3]), "the values are those of `warmup`; give others"),
+    "of_another": (np.int64([3]), "the values come from `warmup`; set values there"),
 }
 
 

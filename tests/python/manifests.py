@@ -174,7 +174,7 @@ class Configurations(unittest.TestCase):
             config.write_text(text)
             checked = subprocess.run([BINARY, "check", config], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                      env=os.environ | {"RUNTIME_DIRECTORY": str(self.folder)})
-            self.assertTrue(checked.stdout.endswith(": fine\n"), checked.stdout)
+            self.assertTrue(checked.stdout.endswith(": valid\n"), checked.stdout)
 
     def test_kserve_serves_a_folder_with_one_model(self):
         (self.folder / "models/deep").mkdir(parents=True)

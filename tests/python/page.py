@@ -240,7 +240,7 @@ class Page(unittest.TestCase):
         expect(page.locator("main")).to_be_hidden()
         page.locator("#token").fill("a wrong one")
         page.get_by_role("button", name="Show").click()
-        expect(page.locator("#link")).to_have_text("this token is not taken")
+        expect(page.locator("#link")).to_have_text("the supervisor rejected this token")
         expect(page.locator("#ask")).to_be_visible()
         page.locator("#token").fill(TOKEN)
         page.get_by_role("button", name="Show").click()

@@ -235,15 +235,15 @@ FAULTY = {
     "raises": ("from shadowslice import Tensor\nclass A:\n    inputs = outputs = {'x': Tensor('FP32', [1])}\n"
                "    def load(self, context): raise OSError('no weights')\n"
                "    def infer(self, batch): return batch\n", "OSError: no weights"),
-    "made_up": (doubled("", "1 // 0"), "needs a method `warmup`"),
+    "made_up": (doubled("", "1 // 0"), "add a method `warmup`"),
     "sandboxed": (doubled("", "__import__('subprocess').run(['true'])"), PROCESSES + " (docs/security.md)"),
     "undefined": (doubled("", "no_such_name"), "NameError: name 'no_such_name' is not defined"),
     "output_dtype": (doubled("", "batch['x'].astype(float)"), "output 'x' has dtype float64, and must have float32"),
-    "output_shape": (doubled("", "batch['x'][:, batch['x'][0] > 7]"), "needs a method `warmup`"),
+    "output_shape": (doubled("", "batch['x'][:, batch['x'][0] > 7]"), "add a method `warmup`"),
     "imports": ("import os\nos.fork()\n", PROCESSES),
     "silent": ("from shadowslice import Tensor\nclass A:\n    inputs = outputs = {'x': Tensor('INT32', [1])}\n"
                "    def generate(self, request):\n        for _ in range(request['x'][0] - 1): yield request\n",
-               "its stream ends without an answer, which proves nothing; a model that cannot take made-up values needs"),
+               "the stream ended without an answer, so it proves nothing; if the model cannot run on made-up values, add"),
     "no_warmup": (doubled("def warmup(self, batch): pass"), "{}:7: `warmup` must be a method `warmup(self)`"),
     "warmup_type": (doubled("def warmup(self): pass"), "{}:7: `warmup` of class A returned NoneType, and must"),
     "warmup_name": (doubled("def warmup(self): return {'y': 1}"), "{}:7: `warmup` of class A returned 'y', and there"),
@@ -471,7 +471,7 @@ class PythonModels(unittest.TestCase):
     def test_caches_and_home_are_the_folder_that_can_be_written(self):
         self.assertEqual(self.ask("places").as_numpy("text")[0, 0], b"True 1")
 
-    def test_walls_stand_around_every_thread(self):
+    def test_the_sandbox_holds_for_every_thread(self):
         self.assertEqual(self.ask("writes_elsewhere").as_numpy("text")[0, 0], b"['Permission denied']")
 
     def test_neighbours_in_the_batch_of_a_bad_request_are_answered(self):
@@ -572,7 +572,7 @@ class PythonModels(unittest.TestCase):
                 wait_until(lambda: SERVER.model(name)["state"] == "unready")
                 said = SERVER.model(name)["why"]
                 self.assertIn(why.format(SERVER.folder / f"{name}.py"), said)
-                self.assertEqual("needs a method `warmup`" in said, name in HELPED_BY_WARMUP, said)
+                self.assertEqual("add a method `warmup`" in said, name in HELPED_BY_WARMUP, said)
 
     def test_shadows_and_deaths_under_load_lose_nothing(self):
         stop, outcomes = threading.Event(), []

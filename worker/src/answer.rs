@@ -1,10 +1,11 @@
-//! Where a batch's answer goes: a slot of the response slab, filled part by part.
+//! The slots of the response slab, which take the answers of batches part by part.
 
 use std::ptr::NonNull;
 
 use shadowslice_shared::batch::{Extent, RunFailure};
 use shadowslice_shared::slab::{ALIGNMENT, AnswerWriter};
 
+/// The response slab, divided into slots of equal size.
 #[derive(Debug)]
 pub struct AnswerSlots {
     writer: AnswerWriter,
@@ -16,7 +17,7 @@ impl AnswerSlots {
         Self { writer, slot_bytes }
     }
 
-    /// Where the slab is mapped, and its size in bytes.
+    /// Returns the address of the mapped slab, and its size in bytes.
     pub fn whole(&self) -> (NonNull<u8>, u64) {
         self.writer.whole()
     }
@@ -27,7 +28,8 @@ impl AnswerSlots {
     }
 }
 
-/// When the answer does not fit, the slot goes on counting, to say how much room is needed.
+/// A slot of the response slab. If an answer does not fit, the slot keeps counting, so that the
+/// failure names the room that is needed.
 #[derive(Debug)]
 pub struct AnswerSlot<'a> {
     writer: &'a AnswerWriter,
@@ -40,13 +42,13 @@ impl AnswerSlot<'_> {
     pub fn put(&mut self, bytes: &[u8]) -> Extent {
         let (extent, place) = self.reserve(bytes.len() as u64);
         if place.is_some() {
-            self.writer.write(extent.offset, bytes).expect("there is room, as was just found");
+            self.writer.write(extent.offset, bytes).expect("`reserve` found room");
         }
         extent
     }
 
-    /// For one request's part of one output, which a device will write: its address, unless it does
-    /// not fit.
+    /// Reserves room for one request's part of one output, which a device will write. Returns its
+    /// extent, and its address if the part fits.
     pub fn reserve(&mut self, len: u64) -> (Extent, Option<NonNull<u8>>) {
         let offset = self.end.next_multiple_of(ALIGNMENT);
         self.end = offset.saturating_add(len);

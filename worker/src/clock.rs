@@ -1,4 +1,4 @@
-//! The one clock that both processes read, and waiting on it.
+//! The clock that supervisor and workers share, and waits on it.
 
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -7,14 +7,15 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
-/// `CLOCK_MONOTONIC` in nanoseconds.
+/// Returns `CLOCK_MONOTONIC` in nanoseconds.
 pub(crate) fn now_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
-    let part = |part| u64::try_from(part).expect("time since the machine's start is not negative");
+    let part = |part| u64::try_from(part).expect("the time since boot is not negative");
     part(now.tv_sec) * 1_000_000_000 + part(now.tv_nsec)
 }
 
-/// A moment beyond the clock's range is never reached.
+/// Returns the time `span` after `ns`. A time beyond the clock's range becomes the end of the
+/// range, which is never reached.
 pub(crate) fn after(ns: u64, span: Duration) -> u64 {
     ns.saturating_add(u64::try_from(span.as_nanos()).unwrap_or(u64::MAX))
 }
@@ -24,7 +25,7 @@ pub(crate) fn timespec(ns: u64) -> Timespec {
     Timespec { tv_sec: part(ns / 1_000_000_000), tv_nsec: part(ns % 1_000_000_000) }
 }
 
-/// The other side will send no more.
+/// The error of a wait whose peer has closed its end of the socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct HungUp;
 

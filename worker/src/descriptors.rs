@@ -1,5 +1,5 @@
-//! The descriptors that a worker inherits.
-#![allow(unsafe_code)] // inherited descriptors have no other owner to get them from
+//! The descriptors that a worker inherits from the supervisor.
+#![allow(unsafe_code)] // nothing owns inherited descriptors yet
 
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::io::{Errno, FdFlags, fcntl_setfd, ioctl_fionbio};
 use shadowslice_shared::boot::descriptors as number;
 
+/// The inherited descriptors, except for the boot socket.
 #[derive(Debug)]
 pub struct Descriptors {
     pub batches: OwnedFd,
@@ -14,22 +15,23 @@ pub struct Descriptors {
     pub responses: OwnedFd,
     pub reference: OwnedFd,
     pub pool: Option<OwnedFd>,
-    /// The socket for weights on a GPU.
+    /// The socket over which weights on a GPU are exchanged.
     pub weights: Option<OwnedFd>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum AdoptError {
-    #[error("descriptor {0} was not passed to the worker")]
+    #[error("the supervisor did not pass descriptor {0} to this worker")]
     Missing(RawFd),
-    #[error("a socket cannot be made to wait")]
+    #[error("cannot make an inherited socket blocking")]
     Blocking(#[source] Errno),
-    #[error("the inherited descriptors were adopted before")]
+    #[error("this process has already adopted its inherited descriptors")]
     Twice,
 }
 
-/// The socket of the boot, and the others. Once, and before the process opens any descriptor of its own, which could otherwise get the
-/// number of one that was not passed.
+/// Takes ownership of the inherited descriptors: the boot socket, and all others. Call this once,
+/// before the process opens any other descriptor: a new one could get the number of one that the
+/// supervisor did not pass.
 pub fn adopt() -> Result<(OwnedFd, Descriptors), AdoptError> {
     static ADOPTED: AtomicBool = AtomicBool::new(false);
     if ADOPTED.swap(true, Ordering::Relaxed) {
@@ -37,7 +39,7 @@ pub fn adopt() -> Result<(OwnedFd, Descriptors), AdoptError> {
     }
     let needed = |number| take(number).ok_or(AdoptError::Missing(number));
     let (boot, batches) = (needed(number::BOOT)?, needed(number::BATCHES)?);
-    // The supervisor's ends never wait, and a pair may have been made with that flag on both.
+    // The supervisor's ends are non-blocking, and `socketpair` may have set that flag on both ends.
     for socket in [&boot, &batches] {
         ioctl_fionbio(socket, false).map_err(AdoptError::Blocking)?;
     }
@@ -52,12 +54,12 @@ pub fn adopt() -> Result<(OwnedFd, Descriptors), AdoptError> {
     Ok((boot, descriptors))
 }
 
-/// `None` if the descriptor is not open.
+/// Returns `None` if the descriptor is not open.
 fn take(number: RawFd) -> Option<OwnedFd> {
-    // SAFETY: it is only passed to one call, which answers EBADF if it is not open.
+    // SAFETY: the descriptor is passed to one call only, which fails with EBADF if it is not open.
     let maybe_open = unsafe { BorrowedFd::borrow_raw(number) };
     fcntl_setfd(maybe_open, FdFlags::CLOEXEC).ok()?;
-    // SAFETY: it is open, and has no other owner: the process opened none of its own yet, and
-    // `adopt` comes here once.
+    // SAFETY: the descriptor is open and has no other owner: the process has opened none yet, and
+    // `adopt` takes each number once.
     Some(unsafe { OwnedFd::from_raw_fd(number) })
 }

@@ -1,11 +1,11 @@
-//! A batch as the engines see it: checked against the model and the slab before anything runs.
+//! The inputs of a batch, checked against the model and the slab before anything runs.
 
 use shadowslice_shared::batch::{Batch, Extent, IN_FLIGHT, MAX_REQUESTS, OptionalTensor, RunFailure};
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::slab::ReadableSlab;
 use shadowslice_shared::tensor::{TensorSpec, elements};
 
-/// All parts lie in the slab and have the lengths that the shapes say.
+/// The inputs of a batch. All parts lie in the slab and have the lengths that their shapes require.
 #[derive(Debug)]
 pub struct Inputs<'a> {
     batch: &'a Batch,
@@ -15,9 +15,18 @@ pub struct Inputs<'a> {
     rows: Option<u32>,
 }
 
+/// An optional input that a request gives.
+#[derive(Debug, Clone, Copy)]
+pub struct OptionalInput<'a> {
+    pub spec: &'a TensorSpec,
+    /// The whole shape; optional inputs have no batch axis.
+    pub shape: &'a [i64],
+    pub bytes: &'a [u8],
+}
+
 impl<'a> Inputs<'a> {
-    /// `optional` are the inputs that a request may leave out. `batched` says whether the shapes of the
-    /// others are preceded by a batch axis.
+    /// Checks a batch. `optional` are the inputs that a request may leave out. `batched` is true if
+    /// the shapes of the other inputs are preceded by a batch axis.
     pub fn check(
         batch: &'a Batch,
         slab: &'a ReadableSlab,
@@ -26,13 +35,13 @@ impl<'a> Inputs<'a> {
     ) -> Result<Self, RunFailure> {
         check_counts(batch, specs.len(), batched)?;
         let rows = batch.requests.iter().try_fold(0_u32, |sum, request| sum.checked_add(request.rows));
-        let rows = rows.ok_or_else(|| bad("its rows are more than can be counted"))?;
+        let rows = rows.ok_or_else(|| bad("the number of rows overflows"))?;
         let inputs = Self { batch, slab, specs, optional, rows: batched.then_some(rows) };
         for (input, spec) in specs.iter().enumerate() {
             inputs.check_input(input, spec)?;
         }
         if batch.requests.len() > 1 && !batch.optional.is_empty() {
-            return Err(bad("only a request that runs by itself gives optional inputs"));
+            return Err(bad("only a batch of one request can have optional inputs"));
         }
         batch.optional.iter().try_for_each(|given| inputs.check_optional(given))?;
         Ok(inputs)
@@ -40,7 +49,7 @@ impl<'a> Inputs<'a> {
 
     fn check_input(&self, input: usize, spec: &TensorSpec) -> Result<(), RunFailure> {
         let row = elements(&self.batch.shapes[input])
-            .ok_or_else(|| bad(&format!("the shape of input `{}` is none", spec.name)))?;
+            .ok_or_else(|| bad(&format!("the shape of input `{}` is invalid", spec.name)))?;
         for request in &self.batch.requests {
             let extent = request.inputs[input];
             self.slab.bytes(extent.offset, extent.len).map_err(|outside| bad(&outside.to_string()))?;
@@ -49,16 +58,13 @@ impl<'a> Inputs<'a> {
                 Some(size) => {
                     wanted.and_then(|wanted| wanted.checked_mul(size)) == usize::try_from(extent.len).ok()
                 }
-                // The engine reads the lengths inside; each takes four bytes at least.
+                // The engine reads the lengths inside; each string takes at least four bytes.
                 None => wanted
                     .and_then(|wanted| wanted.checked_mul(4))
                     .is_some_and(|least| least as u64 <= extent.len),
             };
             if !fits {
-                return Err(bad(&format!(
-                    "input `{}` does not have the bytes that its shape says",
-                    spec.name
-                )));
+                return Err(bad(&format!("the length of input `{}` does not match its shape", spec.name)));
             }
         }
         Ok(())
@@ -74,16 +80,16 @@ impl<'a> Inputs<'a> {
         let bytes =
             elements(shape).zip(spec.datatype.size()).and_then(|(count, size)| count.checked_mul(size));
         if bytes.is_none_or(|bytes| bytes as u64 != part.len) {
-            return Err(bad(&format!("input `{}` does not have the bytes that its shape says", spec.name)));
+            return Err(bad(&format!("the length of input `{}` does not match its shape", spec.name)));
         }
         Ok(())
     }
 
-    /// Returns the optional inputs that are given, each with its whole shape and its bytes.
-    pub fn optional(&self) -> impl Iterator<Item = (&'a TensorSpec, &'a [i64], &'a [u8])> {
+    /// Returns the optional inputs that the batch's request gives.
+    pub fn optional(&self) -> impl Iterator<Item = OptionalInput<'a>> {
         self.batch.optional.iter().map(|OptionalTensor { input, shape, part }| {
             let bytes = self.slab.bytes(part.offset, part.len).expect("`check` found it inside the slab");
-            (&self.optional[*input as usize], shape.as_slice(), bytes)
+            OptionalInput { spec: &self.optional[*input as usize], shape, bytes }
         })
     }
 
@@ -107,7 +113,7 @@ impl<'a> Inputs<'a> {
         self.batch.requests[request].rows
     }
 
-    /// `None` for a model without a batch axis.
+    /// Returns `None` for a model without a batch axis.
     pub fn rows(&self) -> Option<u32> {
         self.rows
     }
@@ -120,7 +126,7 @@ impl<'a> Inputs<'a> {
         &self.batch.shapes[input]
     }
 
-    /// With the batch axis.
+    /// Returns the shape with the batch axis.
     pub fn shape(&self, input: usize) -> impl Iterator<Item = i64> + 'a {
         self.rows.map(i64::from).into_iter().chain(self.row_shape(input).iter().copied())
     }
@@ -134,16 +140,16 @@ impl<'a> Inputs<'a> {
 fn check_counts(batch: &Batch, inputs: usize, batched: bool) -> Result<(), RunFailure> {
     let requests = batch.requests.len();
     if usize::from(batch.slot) >= IN_FLIGHT {
-        return Err(bad(&format!("there is no slot {}", batch.slot)));
+        return Err(bad(&format!("slot {} does not exist", batch.slot)));
     }
     if requests == 0 || requests > MAX_REQUESTS {
-        return Err(bad(&format!("it has {requests} requests")));
+        return Err(bad(&format!("a batch of {requests} requests is not allowed")));
     }
     if !batched && (requests != 1 || batch.requests[0].rows != 1) {
         return Err(bad("a model without a batch axis takes one request of one row"));
     }
     if batch.shapes.len() != inputs || batch.requests.iter().any(|request| request.inputs.len() != inputs) {
-        return Err(bad(&format!("the model has {inputs} inputs, and it has another number of them")));
+        return Err(bad(&format!("the model has {inputs} inputs, and a request has another number of them")));
     }
     Ok(())
 }
@@ -227,7 +233,7 @@ mod tests {
             Inputs::check(&batch, &slab, (&specs, &optional), true).map(|inputs| {
                 inputs
                     .optional()
-                    .map(|(spec, shape, bytes)| (spec.name.clone(), shape.to_vec(), bytes.len()))
+                    .map(|given| (given.spec.name.clone(), given.shape.to_vec(), given.bytes.len()))
                     .collect()
             })
         };

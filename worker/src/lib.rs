@@ -1,8 +1,8 @@
-//! One model's process: boots as the supervisor orders, proves its answers, and then runs batches
-//! until there is no more work.
+//! The worker: one process for one model. A worker boots as the supervisor orders, proves its
+//! answers, and then runs batches until the supervisor closes its socket.
 //!
-//! [`device`] says how long batches take and which SMs the worker was given. An engine may use a
-//! real GPU, but no device uses an engine.
+//! [`device`] tells how long batches take and which SMs the worker has. An engine may use a real
+//! GPU, but no device uses an engine.
 
 use std::io::Write;
 
@@ -16,10 +16,11 @@ pub mod inputs;
 mod parent;
 pub mod probe;
 pub mod proof;
+pub mod sandbox;
 pub mod serve;
-pub mod walls;
 
-/// Writes one line for the supervisor to log.
-pub fn say(line: &str) {
-    let _nobody_reads = writeln!(std::io::stderr(), "{line}");
+/// Writes one line to stderr, which the supervisor logs.
+pub fn log_line(line: &str) {
+    // A line that nobody can read any more is not worth a failure.
+    writeln!(std::io::stderr(), "{line}").ok();
 }

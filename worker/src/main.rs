@@ -1,17 +1,17 @@
-//! `shadowslice-worker`: one model's process, started by shadowslice's supervisor.
+//! `shadowslice-worker`: the process that runs one model, started by shadowslice's supervisor.
 
 use std::io::Write;
 use std::process::ExitCode;
 
 use shadowslice_shared::errors::chain;
-use shadowslice_worker::boot::{Connected, Fault};
+use shadowslice_worker::boot::{ConnectedWorker, WorkerError};
 use shadowslice_worker::probe::Probe;
-use shadowslice_worker::{say, walls};
+use shadowslice_worker::{log_line, sandbox};
 
-/// As sysexits has it.
+/// The exit code for wrong arguments, as in sysexits.h.
 const EX_USAGE: u8 = 64;
 
-/// Something that is needed is not there, as sysexits has it.
+/// The exit code for a missing resource, as in sysexits.h.
 const EX_UNAVAILABLE: u8 = 69;
 
 fn main() -> ExitCode {
@@ -19,26 +19,26 @@ fn main() -> ExitCode {
     match arguments.split_first() {
         Some((flag, [])) if flag == "--boot" => serve(None),
         Some((flag, [user])) if flag == "--boot" => {
-            user.parse().map_or_else(|_| misused(), |user| serve(Some(user)))
+            user.parse().map_or_else(|_| usage_error(), |user| serve(Some(user)))
         }
-        Some((flag, rest)) if flag == "--probe" => Probe::read(rest).map_or_else(misused, find_out),
-        _ => misused(),
+        Some((flag, rest)) if flag == "--probe" => Probe::read(rest).map_or_else(usage_error, run_probe),
+        _ => usage_error(),
     }
 }
 
-fn misused() -> ExitCode {
-    complain("this program is started by the supervisor, not by hand; run `shadowslice serve CONFIG.yaml`");
+fn usage_error() -> ExitCode {
+    log_error("the supervisor starts this program; run `shadowslice serve CONFIG.yaml` instead");
     ExitCode::from(EX_USAGE)
 }
 
-fn find_out(probe: Probe) -> ExitCode {
+fn run_probe(probe: Probe) -> ExitCode {
     match probe.run() {
         Ok(findings) => match writeln!(std::io::stdout(), "{findings}") {
             Ok(()) => ExitCode::SUCCESS,
             Err(_) => ExitCode::FAILURE,
         },
         Err(error) => {
-            complain(&chain(&error));
+            log_error(&chain(&error));
             ExitCode::from(EX_UNAVAILABLE)
         }
     }
@@ -46,30 +46,32 @@ fn find_out(probe: Probe) -> ExitCode {
 
 fn serve(user: Option<u32>) -> ExitCode {
     match run(user) {
-        // The supervisor is gone, so there is nothing to report.
-        Ok(()) | Err(Fault::SupervisorGone) => ExitCode::SUCCESS,
-        // The supervisor was told why.
-        Err(Fault::Refused(_)) => ExitCode::FAILURE,
+        // Nobody is left to read a report.
+        Ok(()) | Err(WorkerError::SupervisorGone) => ExitCode::SUCCESS,
+        // The supervisor already has the reason.
+        Err(WorkerError::Refused(_)) => ExitCode::FAILURE,
         Err(fault) => {
-            complain(&chain(&fault));
+            log_error(&chain(&fault));
             ExitCode::FAILURE
         }
     }
 }
 
-fn run(user: Option<u32>) -> Result<(), Fault> {
-    if let Err(error) = walls::begin() {
-        say(&format!("other processes of its user can read it: {error}"));
+fn run(user: Option<u32>) -> Result<(), WorkerError> {
+    if let Err(error) = sandbox::harden_process() {
+        log_line(&format!(
+            "cannot harden this process, so other processes of the same user can read its memory: {error}"
+        ));
     }
     if let Some(user) = user {
-        walls::become_user(user).map_err(Fault::User)?;
+        sandbox::become_user(user).map_err(WorkerError::User)?;
     }
-    match Connected::new(None)?.load()?.warm()? {
+    match ConnectedWorker::new(None)?.load()?.warm()? {
         Some(warm) => Ok(warm.serve()?),
         None => Ok(()),
     }
 }
 
-fn complain(fault: &str) {
-    say(&format!("error: {fault}"));
+fn log_error(fault: &str) {
+    log_line(&format!("error: {fault}"));
 }

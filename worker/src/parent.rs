@@ -1,6 +1,7 @@
-//! The end of the supervisor, which ends its workers, too.
+//! Ends a worker when its supervisor has ended.
 //!
-//! A worker that waits finds its sockets closed. One whose model hangs does not, so a thread watches.
+//! A worker that waits for batches finds its sockets closed. A worker whose model hangs does not,
+//! so a thread watches the supervisor's process.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -11,40 +12,41 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{PidfdFlags, getppid, pidfd_open};
 
-/// How long after the supervisor's end a worker may take to end by itself: for a batch on the GPU, and
-/// for what a model does at its end.
-const END_WITHIN: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
+/// The time that a worker may take to exit by itself after the end of its supervisor. A batch on
+/// the GPU must end, and a model may run code at its exit.
+const EXIT_TIMEOUT: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
 
 /// The process that has started this one.
 #[derive(Debug)]
-pub(crate) struct Parent {
+pub(crate) struct ParentProcess {
     pid: rustix::process::Pid,
-    /// Readable once it has ended.
+    /// A descriptor that becomes readable when the parent exits.
     ended: OwnedFd,
 }
 
-impl Parent {
-    /// `None` if it is out of sight, in another PID namespace.
+impl ParentProcess {
+    /// Returns `None` if the parent is in another PID namespace and therefore not visible.
     pub(crate) fn find() -> io::Result<Option<Self>> {
         let Some(pid) = getppid() else { return Ok(None) };
         Ok(Some(Self { pid, ended: pidfd_open(pid, PidfdFlags::empty())? }))
     }
 
-    /// Ends this process after the parent. Only once the walls stand: they hold for the thread that
-    /// raises them and for those that it starts later, and the model can have any thread run its
-    /// code.
-    pub(crate) fn end_with_it(self) -> io::Result<()> {
+    /// Starts a thread that ends this process after its parent. Call this after
+    /// [`crate::sandbox::enter`]: the sandbox covers the calling thread and threads that start
+    /// later, and a model can have any thread run its code.
+    pub(crate) fn exit_with_parent(self) -> io::Result<()> {
         std::thread::Builder::new().name("parent".to_owned()).spawn(move || self.watch()).map(drop)
     }
 
     fn watch(&self) {
         while poll(&mut [PollFd::new(&self.ended, PollFlags::IN)], None) == Err(Errno::INTR) {}
         if getppid() == Some(self.pid) {
-            // The model has closed descriptors that are not its own.
+            // The model has closed descriptors that it does not own, so nothing can be watched.
             return;
         }
-        poll(&mut [], Some(&END_WITHIN)).ok();
-        // Handlers that run at an exit might hang as well.
+        // A signal only shortens this wait.
+        poll(&mut [], Some(&EXIT_TIMEOUT)).ok();
+        // SIGKILL, because exit handlers could hang as well. If it fails, nothing else would help.
         kill(Pid::this(), Signal::SIGKILL).ok();
     }
 }

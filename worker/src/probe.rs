@@ -1,6 +1,6 @@
-//! `shadowslice-worker --probe`: what a process finds on the GPU that its environment shows it, and
-//! which libraries it can load, as one line of JSON. The supervisor and measurements use it, and so
-//! need no CUDA of their own.
+//! `shadowslice-worker --probe`: prints, as one line of JSON, what this process finds on its GPU
+//! and which libraries it can load. The supervisor and the measurements call it, so that they need
+//! no CUDA themselves.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -11,35 +11,37 @@ use serde_json::json;
 use shadowslice_shared::boot::BootRefusal;
 use shadowslice_shared::groups::Groups;
 
-use crate::device::cuda::{self, CudaFault, CudaGpu, isolation};
+use crate::device::cuda::{self, CudaError, CudaGpu, isolation};
 use crate::engine::try_libraries;
-use crate::walls;
+use crate::sandbox;
 
+/// The probes of `shadowslice-worker --probe`.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Probe {
-    /// What the GPU is, and how long it took to open it.
+    /// The GPU's properties, and the time that opening the GPU takes.
     Facts,
-    /// Whether partitions of two processes keep apart.
+    /// A test that partitions of two processes do not overlap.
     Partitions,
-    /// The other process of [`Probe::Partitions`].
+    /// The second process of [`Probe::Partitions`], which keeps these groups busy.
     Hold(Groups),
-    /// Which libraries can be loaded; ONNX Runtime's from this file.
+    /// The libraries that can be loaded. ONNX Runtime is loaded from this file.
     Libraries(Option<PathBuf>),
-    /// What a worker could do to this process, this socket and this file.
-    Walls(i32, PathBuf, PathBuf),
+    /// The attacks on this process, this socket and this file that the sandbox of a worker
+    /// prevents.
+    Sandbox { pid: i32, socket: PathBuf, file: PathBuf },
 }
 
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
     #[error(transparent)]
     Refused(#[from] BootRefusal),
-    #[error("the GPU cannot be probed")]
-    Gpu(#[from] CudaFault),
+    #[error("cannot probe the GPU")]
+    Gpu(#[from] CudaError),
     #[error(transparent)]
     Isolation(#[from] isolation::IsolationError),
-    #[error("this program's own file is not found")]
+    #[error("cannot find the program's own file")]
     OwnFile(#[source] std::io::Error),
-    #[error("the findings cannot be written as JSON")]
+    #[error("cannot encode the findings as JSON")]
     Json(#[from] serde_json::Error),
 }
 
@@ -52,14 +54,14 @@ impl Probe {
             ["hold", groups] => groups.parse().ok().map(Groups::from_bits).map(Self::Hold),
             ["libraries"] => Some(Self::Libraries(None)),
             ["walls", pid, socket, file] => {
-                pid.parse().ok().map(|pid| Self::Walls(pid, socket.into(), file.into()))
+                pid.parse().ok().map(|pid| Self::Sandbox { pid, socket: socket.into(), file: file.into() })
             }
             ["libraries", path] => Some(Self::Libraries(Some(path.into()))),
             _ => None,
         }
     }
 
-    /// Returns one line of JSON.
+    /// Runs the probe, and returns its findings as one line of JSON.
     pub fn run(self) -> Result<String, ProbeError> {
         match self {
             Self::Facts => facts(),
@@ -72,7 +74,7 @@ impl Probe {
                 isolation::hold(&*CudaGpu::open()?, groups)?;
                 line(&json!({}))
             }
-            Self::Walls(pid, socket, file) => line(&walls::found(pid, &socket, &file)),
+            Self::Sandbox { pid, socket, file } => line(&sandbox::report(pid, &socket, &file)),
             Self::Libraries(onnxruntime) => line(&try_libraries(onnxruntime.as_deref())),
         }
     }
@@ -116,7 +118,8 @@ mod tests {
         assert_eq!(read("hold -1"), None);
         assert_eq!(read("libraries"), Some(Probe::Libraries(None)));
         assert_eq!(read("libraries /a/b.so"), Some(Probe::Libraries(Some("/a/b.so".into()))));
-        assert_eq!(read("walls 7 /a /b"), Some(Probe::Walls(7, "/a".into(), "/b".into())));
+        let sandbox = Probe::Sandbox { pid: 7, socket: "/a".into(), file: "/b".into() };
+        assert_eq!(read("walls 7 /a /b"), Some(sandbox));
         assert_eq!(read("walls x /a /b"), None);
         assert_eq!(read("what"), None);
     }

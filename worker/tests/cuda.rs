@@ -1,5 +1,5 @@
-//! The real program on a real GPU, by itself or under MPS as the environment says. The tests of
-//! ONNX Runtime run there too: `SHADOWSLICE_TEST_DEVICE=cuda cargo test --package
+//! Tests of the worker on a real GPU, alone or under MPS, depending on the environment. The tests
+//! of ONNX Runtime run on a GPU, too: `SHADOWSLICE_TEST_DEVICE=cuda cargo test --package
 //! shadowslice-worker -- --include-ignored`.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -14,15 +14,16 @@ use shadowslice_shared::groups::{Division, Groups};
 use support::onnx::{Node, Value, element, model, weights};
 use support::{Setup, fp32, on_gpu, onnxruntime, serving};
 
-/// Rows of 256, 40 times multiplied with a matrix that turns them by one place.
-fn turner(folder: &tempfile::TempDir) -> std::path::PathBuf {
+/// Writes a model that multiplies rows of 256 values 40 times with a matrix. Each time rotates them
+/// by one place.
+fn rotator(folder: &tempfile::TempDir) -> std::path::PathBuf {
     let mut matrix = vec![0.0_f32; 256 * 256];
     (0..256).for_each(|row| matrix[row * 256 + (row + 1) % 256] = 1.0);
     let [x, y] = ["x", "y40"].map(|name| Value::tensor(name, element::FLOAT, &[-1, 256]));
     let name = |step: usize| -> &'static str { if step == 0 { "x" } else { format!("y{step}").leak() } };
     let node = |step| Node("MatMul", vec![name(step), "w"].leak(), vec![name(step + 1)].leak());
     let nodes: Vec<Node> = (0..40).map(node).collect();
-    let path = folder.path().join("turner.onnx");
+    let path = folder.path().join("rotator.onnx");
     std::fs::write(&path, model(&nodes, &[weights("w", &[256, 256], &matrix)], &[x], &[y])).unwrap();
     path
 }
@@ -31,7 +32,7 @@ fn row(number: u32) -> Vec<f32> {
     (0..256).map(|place| (number * 7 + place) as f32 % 61.0).collect()
 }
 
-fn turned(row: &[f32]) -> Vec<f32> {
+fn rotated(row: &[f32]) -> Vec<f32> {
     (0..256).map(|place| row[(place + 256 - 40) % 256]).collect()
 }
 
@@ -46,12 +47,12 @@ fn two_batches_in_flight_get_their_own_answers_for_a_thousand_rounds() {
     assert!(on_gpu(), "set SHADOWSLICE_TEST_DEVICE=cuda");
     let folder = tempfile::tempdir().unwrap();
     let warm_up = warm_up(&[1, 2, 4, 8]);
-    let worker = serving(Setup::new(onnxruntime(turner(&folder))), &warm_up);
+    let worker = serving(Setup::new(onnxruntime(rotator(&folder))), &warm_up);
     let rows = |number: u32| 1 + number % 3;
     let values = |number: u32| row(number).repeat(rows(number) as usize);
     let send = |number: u32| {
-        // Each slot has a place of its own in the slab, so that no batch overwrites what another
-        // still reads.
+        // Each slot has its own place in the slab, so that no batch overwrites what another still
+        // reads.
         let slot = (number % 2) as u8;
         let (offset, bytes) = (u64::from(slot) << 16, fp32(&values(number)));
         worker.requests.write(offset, &bytes).unwrap();
@@ -70,7 +71,7 @@ fn two_batches_in_flight_get_their_own_answers_for_a_thousand_rounds() {
         let outputs = worker.read(answer).unwrap();
         send(number + 2);
         let wanted = row(number);
-        assert_eq!(outputs[0].1, [fp32(&turned(&wanted).repeat(rows(number) as usize))], "batch {number}");
+        assert_eq!(outputs[0].1, [fp32(&rotated(&wanted).repeat(rows(number) as usize))], "batch {number}");
     }
     worker.receive();
     worker.receive();
@@ -82,7 +83,7 @@ fn probe() -> serde_json::Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// A partition to begin with, on whatever GPU this is.
+/// Returns a first partition on the GPU of this host.
 fn partitioned(groups: Groups) -> PartitionSpec {
     let division: Division = serde_json::from_value(probe()["division"].clone()).unwrap();
     PartitionSpec { division, groups }
@@ -96,13 +97,13 @@ fn a_thousand_batches_on_changing_partitions_are_answered_rightly_and_take_no_me
     let warm_up = warm_up(&[1, 2, 4, 8]);
     let partition = partitioned(Groups::first(3));
     let count = partition.division.count();
-    let setup = Setup { partition: Some(partition), ..Setup::new(onnxruntime(turner(&folder))) };
+    let setup = Setup { partition: Some(partition), ..Setup::new(onnxruntime(rotator(&folder))) };
     let worker = serving(setup, &warm_up);
     let run = |number: u32, groups: Groups| {
         let bytes = fp32(&row(number).repeat(8));
         let batch = Batch { groups, ..worker.batch(&[&[256]], &[(8, vec![bytes])]) };
         let outputs = worker.run(&batch).unwrap();
-        assert_eq!(outputs[0].1, [fp32(&turned(&row(number)).repeat(8))], "batch {number} on {groups}");
+        assert_eq!(outputs[0].1, [fp32(&rotated(&row(number)).repeat(8))], "batch {number} on {groups}");
     };
     run(0, Groups::first(3));
     let free = || probe()["memory_free"].as_i64().unwrap();
@@ -111,7 +112,7 @@ fn a_thousand_batches_on_changing_partitions_are_answered_rightly_and_take_no_me
         if number == 100 {
             free_early = free();
         }
-        // Partitions that were proven, and as many others.
+        // Half of these partitions were proven; the others start at another group.
         let (length, start) = (number as usize % (count - 1) + 1, number as usize % 2);
         let groups: Groups = (start..(start + length).min(count)).collect();
         worker.prepare(groups).unwrap();
@@ -122,17 +123,17 @@ fn a_thousand_batches_on_changing_partitions_are_answered_rightly_and_take_no_me
     let kept = free_early - free();
     assert!(kept <= 0, "nine hundred changes keep {kept} B of the GPU's memory");
     let scattered = worker.prepare([0, 2].into_iter().collect()).unwrap_err();
-    assert!(scattered.contains("no neighbours"), "{scattered}");
+    assert!(scattered.contains("not adjacent"), "{scattered}");
     let unready = Batch { groups: Groups::first(2), ..worker.batch(&[&[256]], &[(1, vec![fp32(&row(1))])]) };
     let refused = worker.run(&unready).unwrap_err();
     assert!(matches!(&refused, RunFailure::BadBatch(why) if why.contains("is not ready")), "{refused}");
     assert!(worker.stop().success());
 }
 
-/// How often each place is timed.
+/// The number of samples of each time.
 const TIMES: usize = 21;
 
-/// A process that keeps groups of the GPU busy as long as it lives, with kernels of 3 ms.
+/// A process that keeps groups of the GPU busy while it lives, with kernels of 3 ms.
 struct Holding(Child);
 
 impl Holding {
@@ -140,9 +141,9 @@ impl Holding {
         let mut holder = Command::new(env!("CARGO_BIN_EXE_shadowslice-worker"));
         holder.args(["--probe", "hold"]).arg(groups.bits().to_string());
         let mut child = holder.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let mut said = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut said).unwrap();
-        assert_eq!(said.trim(), "holding");
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line.trim(), "holding");
         Self(child)
     }
 }
@@ -154,7 +155,8 @@ impl Drop for Holding {
     }
 }
 
-/// Each kind of work could run on other SMs: kernels, a copy alone, a fill beside a copy.
+/// Tests each kind of work that could run on other SMs: kernels, a copy alone, a memory set beside
+/// a copy.
 #[test]
 #[ignore = "needs a GPU and MPS"]
 fn nothing_of_a_batch_runs_on_sms_that_it_was_not_given() {
@@ -171,7 +173,7 @@ fn nothing_of_a_batch_runs_on_sms_that_it_was_not_given() {
         model(&[Node("Identity", &["x"], &["y"])], &[], std::slice::from_ref(&x), std::slice::from_ref(&y));
     let fills = model(&[Node("Dropout", &["x"], &["y", "mask"])], &[], &[x], &[y, mask]);
     let models = [
-        ("kernels", turner(&folder)),
+        ("kernels", rotator(&folder)),
         ("copy", write("copy.onnx", copies)),
         ("fill", write("fill.onnx", fills)),
     ];
@@ -206,7 +208,7 @@ fn nothing_of_a_batch_runs_on_sms_that_it_was_not_given() {
         println!("{times}");
         let waits = |us: u64| us > alone + 1000;
         assert!(!waits(apart), "{times}: something of it waits for SMs of others");
-        // Work that needs no SM waits for none.
+        // Work that needs no SM never waits for one.
         assert!(waits(together) || !waits(everywhere), "{times}: something of it runs elsewhere");
         assert!(worker.stop().success());
     }

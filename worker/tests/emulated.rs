@@ -1,4 +1,4 @@
-//! The real program on the emulated engine: boot, proof, batches, and everything that goes wrong.
+//! Tests of the worker with the emulated engine: boot, proof, batches, and failures.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod support;
@@ -21,7 +21,7 @@ use support::{
     Setup, Worker, corrupt, echo, echo_warm_up, fp32, reference, reference_file, serving, strings,
 };
 
-/// A batch of one row takes `ms` on `sms` SMs.
+/// Returns a profile in which a batch of one row takes `ms` on `sms` SMs.
 fn profile(sms: u32, ms: f64, start: StartTimes) -> Profile {
     let execution = Execution::new(vec![Sms(sms)], vec![ExecutionRow { batch: 1, ms: vec![ms] }]).unwrap();
     Profile {
@@ -35,21 +35,21 @@ fn profile(sms: u32, ms: f64, start: StartTimes) -> Profile {
 }
 
 #[test]
-fn started_by_hand_it_says_who_starts_it() {
+fn started_by_hand_it_names_the_program_to_run() {
     for arguments in [&[][..], &["serve", "x"], &["--boot", "x"]] {
         let output = Command::new(env!("CARGO_BIN_EXE_shadowslice-worker")).args(arguments).output().unwrap();
         assert_eq!(output.status.code(), Some(64), "{arguments:?}");
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert!(said.starts_with("error: ") && said.contains("shadowslice serve"), "{said}");
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert!(stderr.starts_with("error: ") && stderr.contains("shadowslice serve"), "{stderr}");
     }
 }
 
 #[test]
-fn without_a_supervisors_descriptors_it_says_so() {
+fn without_a_supervisors_descriptors_it_fails() {
     let output = Command::new(env!("CARGO_BIN_EXE_shadowslice-worker")).arg("--boot").output().unwrap();
     assert_eq!(output.status.code(), Some(1));
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert!(said.starts_with("error: no supervisor has given this program what it needs"), "{said}");
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(stderr.starts_with("error: cannot take over the supervisor's descriptors"), "{stderr}");
 }
 
 #[test]
@@ -100,7 +100,7 @@ fn garbage_is_refused_and_harms_nothing() {
 }
 
 #[test]
-fn an_answer_that_does_not_fit_says_how_much_would() {
+fn an_answer_that_does_not_fit_reports_the_needed_room() {
     let worker = serving(Setup::new(echo()), &echo_warm_up());
     let rows = u32::try_from(support::SLOT_BYTES / 16 + 1).unwrap();
     let large = vec![vec![0; rows as usize * 16], strings(&vec![&b""[..]; rows as usize])];
@@ -130,7 +130,7 @@ fn execution_takes_what_the_profile_says_and_the_seat_is_left_afterwards() {
     worker.send(&batch);
     let answer = worker.receive();
     assert_eq!(answer.execution_us, 6_000, "two rows, in proportion");
-    // The worker leaves its seat when it finds no further batch.
+    // The worker leaves its seat when no further batch waits.
     while worker.pool.sms_in_use() != 0 {
         std::thread::yield_now();
     }
@@ -185,8 +185,8 @@ fn a_supervisor_that_vanishes_ends_the_worker_quietly_in_every_phase() {
     for (phase, setup) in phases.into_iter().zip([slow(), slow(), Setup::new(echo())]) {
         let worker = Worker::start(setup, &reference_file());
         phase(&worker);
-        let (status, said) = worker.abandon();
-        assert_eq!((status.code(), said.as_str()), (Some(0), ""));
+        let (status, stderr) = worker.abandon();
+        assert_eq!((status.code(), stderr.as_str()), (Some(0), ""));
     }
 }
 
@@ -202,7 +202,7 @@ fn a_wrong_answer_is_refused() {
 }
 
 #[test]
-fn one_that_nobody_waits_for_proves_nothing() {
+fn a_worker_that_nobody_waits_for_proves_nothing() {
     let file = reference(&echo(), &echo_warm_up());
     corrupt(&file);
     let worker = Worker::start(Setup::new(echo()), &file);
@@ -214,13 +214,13 @@ fn one_that_nobody_waits_for_proves_nothing() {
 }
 
 #[test]
-fn a_missing_garbled_or_foreign_reference_is_refused() {
+fn missing_damaged_or_foreign_reference_answers_are_refused() {
     let missing = reference_file();
-    let garbled = reference_file();
-    garbled.write_all_at(&[0xff; 100], 0).unwrap();
+    let damaged = reference_file();
+    damaged.write_all_at(&[0xff; 100], 0).unwrap();
     let fewer = WarmUp { sizes: vec![1], ..echo_warm_up() };
     let foreign = reference(&echo(), &fewer);
-    for file in [missing, garbled, foreign] {
+    for file in [missing, damaged, foreign] {
         let worker = Worker::start(Setup::new(echo()), &file);
         worker.load().unwrap();
         let refusal = worker.warm(echo_warm_up()).unwrap_err();
@@ -238,7 +238,7 @@ fn a_warm_up_of_another_number_of_inputs_is_refused() {
     assert!(matches!(refusal, BootRefusal::Setup(_)), "{refusal:?}");
 }
 
-/// A worker that has a partition of 132 SMs as its share. A batch of one row takes 10 ms on 40 SMs.
+/// Starts a worker whose share is a partition of 132 SMs. A batch of one row takes 10 ms on 40 SMs.
 fn partitioned() -> Worker {
     let division = Division::of(Sms(132)).unwrap();
     let partition = PartitionSpec { division, groups: Groups::first(5) };
@@ -262,11 +262,11 @@ fn a_partition_is_in_force_with_the_batch_that_names_it() {
         assert_eq!(worker.prepare(groups), Ok(()));
         assert_eq!(took(groups), us, "{groups}");
     }
-    // A neighbour on the first two groups slows batches there, and hardly any elsewhere.
+    // A neighbour on the first two groups slows batches there, and hardly slows others.
     let neighbour = SharedGpu::new(Sms(132)).occupant(Groups::first(2));
     worker.pool.occupy(9, Some(Occupant { turn: 5e-6, ..neighbour }));
     let (beside, apart) = (took(Groups::first(2)), took(far));
-    // 2,000 kernels wait for 5 us each; elsewhere 16 of 132 SMs are busy.
+    // Each of 2,000 kernels waits for 5 us; elsewhere 16 of 132 SMs are busy.
     let elsewhere = (10_000.0 * (1.0 + 0.2 * 16.0 / 132.0)) as u64;
     assert!(beside.abs_diff(35_000) <= 1 && apart.abs_diff(elsewhere) <= 1, "{beside} and {apart} us");
     assert!(worker.stop().success());

@@ -1,4 +1,5 @@
-//! The real program with ONNX Runtime: every datatype, real arithmetic, and models that cannot serve.
+//! Tests of the worker with ONNX Runtime: every datatype, real arithmetic, and models that cannot
+//! serve.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod support;
@@ -48,7 +49,7 @@ fn identity(element: u64, shape: &[i64]) -> Vec<u8> {
     model(&[Node("Identity", &["x"], &["y"])], &[], &[x], &[y])
 }
 
-/// Rows of 2, times a matrix, plus one.
+/// Returns a model that multiplies rows of 2 with a matrix, and adds one.
 fn linear(matrix: [f32; 4]) -> Vec<u8> {
     let [x, y] = ["x", "y"].map(|name| Value::tensor(name, element::FLOAT, &[-1, 2]));
     let constants = [weights("w", &[2, 2], &matrix), weights("b", &[2], &[1.0, 1.0])];
@@ -189,7 +190,7 @@ fn an_output_whose_first_axis_is_not_the_batch_is_named() {
 }
 
 #[test]
-fn what_onnx_runtime_refuses_is_said_in_its_words_and_harms_nothing() {
+fn refusals_of_onnx_runtime_are_passed_on_and_harm_nothing() {
     let model = file(&linear([1.0; 4]));
     let worker = serving(Setup::new(onnxruntime(model.path.clone())), &warm_up(&[&[2]]));
     let wide = worker.batch(&[&[3]], &[(1, vec![fp32(&[1.0; 3])])]);
@@ -227,7 +228,7 @@ fn a_model_that_computes_something_else_is_refused() {
 
 #[test]
 fn real_answers_take_as_long_as_the_profile_says() {
-    // A real GPU takes its own time.
+    // On a real GPU a batch takes the GPU's own time.
     if on_gpu() {
         return;
     }
@@ -245,7 +246,7 @@ fn real_answers_take_as_long_as_the_profile_says() {
 }
 
 #[test]
-fn a_library_that_is_none_is_refused() {
+fn a_file_that_is_not_a_library_is_refused() {
     let model = file(&identity(element::FLOAT, &[-1, 3]));
     let with = |library: &str| EngineSpec::OnnxRuntime {
         library: library.into(),
@@ -275,11 +276,11 @@ fn a_model_that_cannot_be_served_is_refused_and_named() {
     let any_rank = model(&[Node("Add", &["x", "z"], &["y"])], &[], &[x.clone(), any_rank], &[y]);
     let faults = [
         (any_rank, "input `z` has no known rank; export the model with a shape"),
-        (b"this is no model".to_vec(), "model.onnx"),
+        (b"not a model".to_vec(), "model.onnx"),
         (Vec::new(), "model.onnx"),
         (unknown, "NoSuchOperator"),
-        (sequence, "output `list` is a Sequence"),
-        (identity(element::FLOAT8, &[-1, 3]), "input `x` is a Tensor<f8_e4m3fn>"),
+        (sequence, "output `list` has the unsupported type Sequence"),
+        (identity(element::FLOAT8, &[-1, 3]), "input `x` has the unsupported type Tensor<f8_e4m3fn>"),
     ];
     for (bytes, named) in faults {
         let model = file(&bytes);
@@ -305,7 +306,7 @@ fn an_input_without_axes_is_served() {
 
 #[test]
 fn models_that_cannot_take_some_made_up_inputs_are_warmed_up_on_others() {
-    // One model divides by its input, the other looks its input up in a table of one row.
+    // One model divides by its input; the other looks its input up in a table of one row.
     let [x, y] = ["x", "y"].map(|name| Value::tensor(name, element::INT32, &[-1, 2]));
     let divides = model(&[Node("Div", &["x", "x"], &["y"])], &[], from_ref(&x), from_ref(&y));
     let table = weights("table", &[1], &[7.0]);
@@ -322,7 +323,8 @@ fn models_that_cannot_take_some_made_up_inputs_are_warmed_up_on_others() {
     }
 }
 
-/// What `shadowslice-worker --probe libraries` says, with these files in `LD_LIBRARY_PATH`.
+/// Returns the output of `shadowslice-worker --probe libraries`, with these files in
+/// `LD_LIBRARY_PATH`.
 fn loadable(onnxruntime: &Path, fakes: &[&str]) -> serde_json::Value {
     let folder = tempfile::tempdir().unwrap();
     for name in fakes {
@@ -344,9 +346,9 @@ fn libraries_are_tried_and_a_broken_one_is_named() {
     }
     let onnxruntime = &found["onnxruntime"]["Ok"];
     assert!(onnxruntime["minor"].as_u64().is_some_and(|minor| minor >= 24), "{found}");
-    let lacks =
+    let is_missing =
         |part: &str| onnxruntime[part]["Err"].as_str().is_some_and(|why| !why.contains("onnxruntime_src"));
-    assert!(lacks("cuda") && lacks("tensorrt"), "{found}");
+    assert!(is_missing("cuda") && is_missing("tensorrt"), "{found}");
     let text = file(b"not a library");
     let found = loadable(&text.path, &[]);
     let why = found["onnxruntime"]["Err"].as_str();

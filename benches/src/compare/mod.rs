@@ -17,28 +17,28 @@ use crate::{Failure, chain, finish};
 
 /// Measures echo requests through two builds in turn, and writes a page with their ratios.
 ///
-/// Both builds run all the time, each with its own sockets; only one of them gets requests at a
-/// time. A ratio is the median over pairs of rounds, which follow each other. Nothing fails if a
-/// build is slower: the ratios depend on the machine.
+/// Both builds run all the time, each with its own sockets; only one of them receives requests at a
+/// time. A ratio is the median over pairs of consecutive rounds. The program does not fail if a
+/// build is slower, as the ratios depend on the machine.
 #[derive(Debug, Parser)]
 #[command(name = "shadowslice-compare")]
 struct Options {
-    /// The build to compare with, and its name on the page, such as `0.1.0=target/baseline`
+    /// The baseline build, with its name on the page, such as `0.1.0=target/baseline`
     #[arg(long, value_name = "NAME=DIR")]
     before: Binaries,
-    /// The build to compare, likewise
+    /// The build to compare with the baseline, with its name on the page
     #[arg(long, value_name = "NAME=DIR")]
     after: Binaries,
-    /// Seconds of one round
+    /// The length of a round, in seconds
     #[arg(long, default_value_t = 1.0)]
     seconds: f64,
-    /// Pairs of rounds for each setting
+    /// The pairs of rounds for each setting
     #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
-    /// Only the settings that have this text in their names, such as `http tcp 64 B`
+    /// Measure only the settings whose names contain this text, such as `http tcp 64 B`
     #[arg(long, default_value = "")]
     only: String,
-    /// Where the page goes; without it the table is only shown
+    /// The file for the page [default: only print the table]
     #[arg(long)]
     page: Option<PathBuf>,
 }

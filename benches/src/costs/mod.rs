@@ -34,25 +34,27 @@ const PROFILED_RATIO: u64 = 5;
 /// Counts what an echo request costs, and writes a page.
 ///
 /// System calls, wake-ups and page faults come from `perf stat`, context switches from `/proc`,
-/// instructions, allocations and copies from Valgrind's Callgrind. What is not installed is said,
-/// and left out.
+/// instructions, allocations and copies from Valgrind's Callgrind. A tool that is not installed is
+/// reported and skipped.
 #[derive(Debug, Parser)]
 #[command(name = "shadowslice-costs")]
 struct Options {
-    /// Binaries to count, and what the page calls them, such as `before=target/before`; once for
-    /// each build [default: those beside this program]
+    /// The folder of the binaries to measure, with their name on the page, such as
+    /// `before=target/before`; repeat this option for each build [default: the folder of this
+    /// program]
     #[arg(long, value_name = "NAME=DIR")]
     binaries: Vec<Binaries>,
-    /// Small requests of one count; of large ones a tenth, and of those profiled a fifth
+    /// The number of small requests in a measurement; a tenth of it for large requests, a fifth for
+    /// profiled ones
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(100..=10_000_000))]
     requests: u64,
-    /// Only the settings that have this text in their names, such as `http unix 64 B`
+    /// Measure only the settings whose names contain this text, such as `http unix 64 B`
     #[arg(long, default_value = "")]
     only: String,
-    /// Leaves Callgrind out, which takes most of the time
+    /// Skip Callgrind, which takes most of the time
     #[arg(long)]
     no_profile: bool,
-    /// Where the page goes; without it the tables are only shown
+    /// The file for the page [default: only print the tables]
     #[arg(long)]
     page: Option<PathBuf>,
 }

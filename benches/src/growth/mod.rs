@@ -15,38 +15,39 @@ use clap::Parser;
 
 use crate::{Failure, finish};
 
-/// Looks for cliffs, and writes a page.
+/// Measures how costs grow with the load, and writes a page.
 #[derive(Debug, Parser)]
 #[command(name = "shadowslice-growth")]
 struct Options {
-    /// The folder of the binaries to measure [default: this program's]
+    /// The folder of the binaries to measure [default: the folder of this program]
     #[arg(long, value_name = "DIR")]
     binaries: Option<PathBuf>,
-    /// What the page calls the binaries [default: what is checked out]
+    /// The name of the binaries on the page [default: the checked-out version]
     #[arg(long)]
     name: Option<String>,
-    /// Seconds of one round
+    /// The length of a round, in seconds
     #[arg(long, default_value_t = 1.0)]
     seconds: f64,
-    /// Rounds of each row, of which the one with the median of requests per second is shown
+    /// The rounds of each row; the page shows the round with the median requests per second
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
-    /// Requests after which memory is read, each number on top of the ones before
+    /// The numbers of requests after which memory is read; each number adds to the previous ones
     #[arg(long, value_delimiter = ',', default_value = "10000,100000,1000000")]
     requests: Vec<u64>,
-    /// Seconds over which an idle supervisor's CPU time is read
+    /// The time over which an idle supervisor's CPU time is measured, in seconds
     #[arg(long, default_value_t = 20.0)]
     idle_seconds: f64,
-    /// Seconds without clients before memory is read a last time, in which an allocator may give back what it kept
+    /// The time without clients before the last reading of memory, in seconds; the allocator may
+    /// release memory meanwhile
     #[arg(long, default_value_t = 15.0)]
     rest_seconds: f64,
-    /// Only these parts
+    /// The parts to measure
     #[arg(long, value_delimiter = ',', default_value = "sweep,memory,idle")]
     parts: Vec<Part>,
-    /// Only rows of the sweep with this text in their setting's name, such as `64000000 B`
+    /// Measure only the rows of the sweep whose setting contains this text, such as `64000000 B`
     #[arg(long, value_name = "TEXT", default_value = "")]
     only: String,
-    /// Where the page goes; without it the tables are only shown
+    /// The file for the page [default: only print the tables]
     #[arg(long)]
     page: Option<PathBuf>,
 }

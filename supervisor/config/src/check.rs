@@ -84,7 +84,7 @@ fn report(
     if !print {
         let models = counted(config.models.len(), "model");
         let gpus = counted(config.gpus.len(), "GPU");
-        writeln!(out, "{}: {models} on {gpus}: fine", path.display())?;
+        writeln!(out, "{}: {models} on {gpus}: valid", path.display())?;
     }
     out.flush()?;
     Ok(0)

@@ -396,7 +396,7 @@ fn check_reports_faults_and_returns_the_exit_code() {
 
     fs::write(folder.path().join("m.onnx"), NO_OPERATORS).unwrap();
     let (status, out, err) = check(fine, false);
-    assert_eq!((status, out.as_str(), err.as_str()), (0, "x.yaml: 1 model on 1 GPU: fine\n", ""));
+    assert_eq!((status, out.as_str(), err.as_str()), (0, "x.yaml: 1 model on 1 GPU: valid\n", ""));
     let (status, out, err) = check(fine, true);
     assert_eq!((status, err.as_str()), (0, ""));
     assert!(out.starts_with("run_dir: /run/x\n"), "{out}");

@@ -1,8 +1,8 @@
-//! The access log: a line of JSON for each answered request, written by a thread of its own.
+//! The access log: a line of JSON for each answered request, written by its own thread.
 //!
-//! Lines wait in a bounded queue. Lines that find no room in it, and lines that the file does not
-//! take, are dropped and counted. The file is opened again after SIGHUP, and when its name belongs to
-//! another file, as after a rotation.
+//! Lines wait in a bounded queue. If the queue is full or the file cannot be written, lines are
+//! dropped and counted. The file is reopened after SIGHUP, and when its name belongs to another
+//! file, as after a rotation.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -20,61 +20,60 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 use tracing_appender::non_blocking::{ErrorCounter, NonBlocking, NonBlockingBuilder, WorkerGuard};
 
-use crate::log::ends;
+use crate::log::finish;
 
-/// The most lines that wait to be written.
-const MAX_WAITING_LINES: usize = 8192;
+/// The largest number of lines in the queue.
+const MAX_QUEUED_LINES: usize = 8192;
 
-/// The bytes of lines that are written at once, at most; a line more may follow.
+/// The size of collected lines, in bytes, from which they are written to the file.
 const WRITE_BYTES: usize = 64 << 10;
 
-/// The shortest time between two looks whether the file was renamed.
-const RENAMED_INTERVAL: Duration = Duration::from_secs(1);
+/// The shortest time between two checks for a renamed file.
+const RENAME_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The shortest time between two lines of the log about dropped lines.
+/// The shortest time between two log messages about dropped lines.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
-/// For the owner and the group: lines tell of clients.
+/// The mode of the file. Only the owner and the group can read it, as lines contain data about clients.
 const MODE: u32 = 0o640;
 
 #[derive(Debug, thiserror::Error)]
 #[error("cannot open the access log {}; make its folder writable for the supervisor's user, or change access_log", path.display())]
-pub struct OpenError {
+pub struct AccessLogError {
     path: PathBuf,
     source: io::Error,
 }
 
-/// The writer. Dropping [`AccessLogWriter::end`]'s result is fine: the rest of the lines is written,
-/// or dropped if the file does not take them in time.
+/// The running access log.
 #[derive(Debug)]
 pub struct AccessLogWriter {
     log: Arc<AccessLog>,
     guard: WorkerGuard,
     reopen: Arc<AtomicBool>,
-    drops: Drops,
+    drops: DropCounters,
 }
 
 impl AccessLogWriter {
-    /// Opens the file, and makes it if it is not there.
-    pub fn start(path: &Path) -> Result<Self, OpenError> {
-        let file = open(path).map_err(|source| OpenError { path: path.to_owned(), source })?;
-        let (reopen, drops) = (Arc::new(AtomicBool::new(false)), Drops::default());
-        let writer = Writer {
+    /// Opens or creates the file, and starts the thread.
+    pub fn start(path: &Path) -> Result<Self, AccessLogError> {
+        let file = open(path).map_err(|source| AccessLogError { path: path.to_owned(), source })?;
+        let (reopen, drops) = (Arc::new(AtomicBool::new(false)), DropCounters::default());
+        let writer = AccessLogSink {
             path: path.to_owned(),
             file,
             lines: Vec::new(),
             count: 0,
             is_torn: false,
             reopen: Arc::clone(&reopen),
-            looked: Instant::now(),
+            checked: Instant::now(),
             drops: drops.clone(),
             logged: None,
         };
-        let queue = NonBlockingBuilder::default().lossy(true).buffered_lines_limit(MAX_WAITING_LINES);
+        let queue = NonBlockingBuilder::default().lossy(true).buffered_lines_limit(MAX_QUEUED_LINES);
         let (queue, guard) = queue.thread_name("access-log").finish(writer);
-        // It is set once, here.
+        // An error would mean that the counter is set already, and this is the only place that sets it.
         drops.queue_full.set(queue.error_counter()).ok();
-        let log = Arc::new(AccessLog::new(move |record| tell(&queue, record)));
+        let log = Arc::new(AccessLog::new(move |record| enqueue(&queue, record)));
         Ok(Self { log, guard, reopen, drops })
     }
 
@@ -82,39 +81,40 @@ impl AccessLogWriter {
         Arc::clone(&self.log)
     }
 
-    /// Returns what has the file opened again, at the next line.
+    /// Returns a function that makes the next line reopen the file.
     pub fn reopen(&self) -> impl Fn() + use<> {
         let reopen = Arc::clone(&self.reopen);
         move || reopen.store(true, Relaxed)
     }
 
-    /// Returns the counts of dropped lines, at any time.
+    /// Returns a function that returns the current counts of dropped lines.
     pub fn dropped(&self) -> impl Fn() -> DroppedLines + Send + Sync + use<> {
         let drops = self.drops.clone();
         move || drops.count()
     }
 
-    /// Ends the log when its lines have been written, after 2 s at the latest.
+    /// Stops the thread when all lines are written, or after 2 s.
     pub fn end(self) {
-        ends(self.guard, "access-log-end");
+        finish(self.guard, "access-log-end");
     }
 }
 
-/// Lines that were dropped since the start.
+/// The lines that were dropped since the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DroppedLines {
+    /// The lines that were dropped because the queue was full.
     pub queue_full: u64,
-    /// The file could not be written.
+    /// The lines that could not be written to the file.
     pub unwritten: u64,
 }
 
 #[derive(Debug, Clone, Default)]
-struct Drops {
+struct DropCounters {
     queue_full: Arc<OnceLock<ErrorCounter>>,
     unwritten: Arc<AtomicU64>,
 }
 
-impl Drops {
+impl DropCounters {
     fn count(&self) -> DroppedLines {
         DroppedLines {
             queue_full: self.queue_full.get().map_or(0, |counter| counter.dropped_lines() as u64),
@@ -123,16 +123,16 @@ impl Drops {
     }
 }
 
-fn tell(queue: &NonBlocking, record: &AccessRecord) {
+fn enqueue(queue: &NonBlocking, record: &AccessRecord) {
     let mut line = line(record);
     line.push(b'\n');
-    // It is dropped and counted if there is no room.
+    // If the queue is full, it drops and counts the line, and returns no error.
     let _ = queue.clone().write(&line);
 }
 
-/// The fields of a line. All are there in each line, so that a reader needs one schema.
+/// The fields of a line. Every line has all fields, so that readers need only one schema.
 #[derive(Debug, Serialize)]
-struct Line<'r> {
+struct AccessLogLine<'r> {
     time: String,
     protocol: &'static str,
     method: &'r str,
@@ -162,8 +162,8 @@ fn line(record: &AccessRecord) -> Vec<u8> {
     let (bytes_in, bytes_out) = record.bytes;
     let time = OffsetDateTime::from(record.time);
     let time = time.replace_nanosecond(time.microsecond() * 1000).unwrap_or(time);
-    let line = Line {
-        // It fails for years of five digits only.
+    let line = AccessLogLine {
+        // Formatting fails only for years of five digits.
         time: time.format(&Rfc3339).unwrap_or_default(),
         protocol: record.protocol.name(),
         method: &record.method,
@@ -181,38 +181,39 @@ fn line(record: &AccessRecord) -> Vec<u8> {
         client,
         request_id: record.request_id.as_deref(),
     };
-    // Texts and numbers can always be written.
+    // Texts and numbers can always be serialized.
     serde_json::to_vec(&line).unwrap_or_default()
 }
 
-/// Opens a pipe without waiting for its reader.
+/// Opens the file. If it is a pipe, this does not wait for a reader.
 fn open(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.append(true).create(true).mode(MODE).custom_flags(OFlag::O_NONBLOCK.bits());
     let file = options.open(path)?;
-    // The thread waits for a slow reader; requests do not.
+    // Writes may wait for a slow reader, as only this thread waits.
     fcntl(&file, FcntlArg::F_SETFL(OFlag::O_APPEND))?;
     Ok(file)
 }
 
-/// Collects lines until the queue is empty, and then writes them.
+/// The file, with the lines to be written when the queue is empty.
 #[derive(Debug)]
-struct Writer {
+struct AccessLogSink {
     path: PathBuf,
     file: File,
     lines: Vec<u8>,
     /// The number of lines in `lines`.
     count: u64,
-    /// Whether the file's last line is not whole.
+    /// True if the file's last line is incomplete.
     is_torn: bool,
     reopen: Arc<AtomicBool>,
-    looked: Instant,
-    drops: Drops,
-    /// The time of the last word about dropped lines, with the counts then.
+    /// The time of the last check for a renamed file.
+    checked: Instant,
+    drops: DropCounters,
+    /// The time of the last log message about dropped lines, and the counts in it.
     logged: Option<(Instant, DroppedLines)>,
 }
 
-impl Write for Writer {
+impl Write for AccessLogSink {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         self.lines.extend_from_slice(line);
         self.count += 1;
@@ -222,33 +223,33 @@ impl Write for Writer {
         Ok(line.len())
     }
 
-    /// Never fails, as the queue would drop an error unseen.
+    /// Writes the collected lines. Never fails, as the queue would discard an error.
     fn flush(&mut self) -> io::Result<()> {
         if !self.lines.is_empty() {
-            self.renew();
+            self.reopen_if_needed();
             self.write_lines();
         }
-        self.say_dropped();
+        self.log_dropped();
         Ok(())
     }
 }
 
-impl Writer {
-    /// Opens the file again if that is asked for, or if it was renamed.
-    fn renew(&mut self) {
-        let asked = self.reopen.swap(false, Relaxed);
-        if !asked && self.looked.elapsed() < RENAMED_INTERVAL {
+impl AccessLogSink {
+    /// Reopens the file if this is requested, or if the file was renamed.
+    fn reopen_if_needed(&mut self) {
+        let is_requested = self.reopen.swap(false, Relaxed);
+        if !is_requested && self.checked.elapsed() < RENAME_CHECK_INTERVAL {
             return;
         }
-        self.looked = Instant::now();
-        if !asked && self.has_its_name() {
+        self.checked = Instant::now();
+        if !is_requested && self.has_its_name() {
             return;
         }
         match open(&self.path) {
             Ok(file) => (self.file, self.is_torn) = (file, false),
             Err(error) => tracing::warn!(
                 %error, file = %self.path.display(),
-                "cannot open the access log again; its former file gets the lines"
+                "cannot reopen the access log; lines still go to the previous file"
             ),
         }
     }
@@ -263,7 +264,8 @@ impl Writer {
         if self.is_torn {
             self.lines.insert(0, b'\n');
         }
-        // At once, as another supervisor may write to the same file during an upgrade.
+        // Whole lines go out in one write, as another supervisor can write to the same file during
+        // an upgrade.
         match self.file.write_all(&self.lines) {
             Ok(()) => self.is_torn = false,
             Err(error) => {
@@ -276,7 +278,7 @@ impl Writer {
         self.count = 0;
     }
 
-    fn say_dropped(&mut self) {
+    fn log_dropped(&mut self) {
         let now = self.drops.count();
         let (before, is_due) = match self.logged {
             None => (DroppedLines::default(), true),
@@ -291,7 +293,7 @@ impl Writer {
             queue_full,
             unwritten,
             file = %self.path.display(),
-            "lines of the access log were dropped; see if its disk is full or slow"
+            "lines of the access log were dropped; check if its disk is full or slow"
         );
     }
 }

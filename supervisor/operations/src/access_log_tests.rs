@@ -46,7 +46,7 @@ fn a_line_has_all_fields() {
 }
 
 #[test]
-fn a_rotated_file_is_opened_again_when_asked() {
+fn a_rotated_file_is_reopened_on_request() {
     let folder = tempfile::tempdir().unwrap();
     let (file, rotated) = (folder.path().join("access.log"), folder.path().join("access.log.1"));
     let writer = AccessLogWriter::start(&file).unwrap();
@@ -67,7 +67,7 @@ fn a_rotated_file_is_opened_again_when_asked() {
 }
 
 #[test]
-fn lines_that_the_file_does_not_take_are_counted() {
+fn lines_that_cannot_be_written_are_counted() {
     let writer = AccessLogWriter::start(Path::new("/dev/full")).unwrap();
     let dropped = writer.dropped();
     ask(&writer.log(), "/1");
@@ -77,7 +77,7 @@ fn lines_that_the_file_does_not_take_are_counted() {
 }
 
 #[test]
-fn a_folder_that_is_not_there_is_named() {
+fn a_missing_folder_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let why = AccessLogWriter::start(&folder.path().join("no/access.log")).unwrap_err();
     assert!(why.to_string().contains("no/access.log"), "{why}");

@@ -1,6 +1,6 @@
-//! Figures as an operator reads them: rounded, and never wider than a table has room for.
+//! Formats numbers for operators: rounded, and no wider than a column of a table.
 
-/// With two digits, or as a whole number.
+/// Formats a time with its unit, with two digits or as a whole number.
 pub fn span(seconds: f64) -> String {
     match seconds {
         s if s < 1e-3 => format!("{:.0} us", s * 1e6),
@@ -17,7 +17,7 @@ fn whole(figure: String) -> String {
     figure.strip_suffix(".0").map(str::to_owned).unwrap_or(figure)
 }
 
-/// Milliseconds without their unit, in five characters at most as long as that is below a day.
+/// Formats milliseconds without their unit, in at most five characters for times below a day.
 pub fn ms(ms: f64) -> String {
     match ms {
         ms if ms < 9.95 => format!("{ms:.1}"),
@@ -26,7 +26,7 @@ pub fn ms(ms: f64) -> String {
     }
 }
 
-/// In five characters at most.
+/// Formats a count in at most five characters.
 pub fn count(count: u64) -> String {
     match count {
         0..100_000 => count.to_string(),
@@ -37,7 +37,7 @@ pub fn count(count: u64) -> String {
     }
 }
 
-/// Events a second, without the unit.
+/// Formats events per second, without the unit.
 pub fn rate(per_second: f64) -> String {
     if per_second > 0.0 && per_second < 9.95 {
         format!("{per_second:.1}")
@@ -46,7 +46,7 @@ pub fn rate(per_second: f64) -> String {
     }
 }
 
-/// A part of a whole, in percent. Only the whole is 100 %.
+/// Formats a part of a whole in percent. Only the whole becomes 100 %.
 pub fn percent(part: f64) -> String {
     let digits = match part {
         part if part >= 1.0 || part <= 0.0 => 0,
@@ -54,7 +54,7 @@ pub fn percent(part: f64) -> String {
         _ => 1,
     };
     let unit = 10_f64.powi(digits);
-    // What lies on the border but for rounding errors stays there.
+    // The small addend keeps rounding errors from lowering an exact figure.
     let cut = (part * 100.0 * unit + 1e-6).floor() / unit;
     format!("{cut:.*}%", usize::try_from(digits).unwrap_or(0))
 }
@@ -68,10 +68,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn spans_are_rounded_and_have_their_unit() {
+    fn times_are_rounded_and_have_their_unit() {
         let spans = [0.0, 0.000_35, 0.0059, 0.42, 1.0, 1.23, 45.4, 300.0, 10_000.0, 900_000.0];
-        let said = ["0 us", "350 us", "5.9 ms", "420 ms", "1 s", "1.2 s", "45 s", "5 min", "3 h", "10 d"];
-        assert_eq!(spans.map(span), said);
+        let expected = ["0 us", "350 us", "5.9 ms", "420 ms", "1 s", "1.2 s", "45 s", "5 min", "3 h", "10 d"];
+        assert_eq!(spans.map(span), expected);
     }
 
     #[test]
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_is_no_whole() {
+    fn only_the_whole_is_100_percent() {
         let parts = [1.0, 0.999_99, 0.99, 0.983, 0.1, 0.0931, 0.0];
         assert_eq!(parts.map(percent), ["100%", "99.99%", "99.00%", "98.3%", "10.0%", "9.3%", "0%"]);
         assert_eq!([438, 1229].map(mib), ["438 MiB", "1.2 GiB"]);

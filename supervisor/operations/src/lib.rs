@@ -1,4 +1,5 @@
-//! The operator's side of the supervisor: commands, status, metrics and traces.
+//! The supervisor's interfaces for operators: control socket, status, `top`, `doctor`, `profile`,
+//! metrics, logs and traces.
 
 pub mod access_log;
 pub mod admin;

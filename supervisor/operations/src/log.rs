@@ -1,5 +1,5 @@
-//! The log. It goes to standard error by way of a bounded queue: a reader that stops reading stops
-//! nothing but the log. Lines that find no room are dropped and counted.
+//! The log. Lines go to standard error through a bounded queue, so a reader that stops reading
+//! stops only the log. If the queue is full, lines are dropped and counted.
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::mpsc::sync_channel;
@@ -9,13 +9,14 @@ use shadowslice_shared::exit;
 use tracing_appender::non_blocking::{ErrorCounter, NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::EnvFilter;
 
-/// Lines that may wait for a reader.
-const WAITING: usize = 8192;
+/// The largest number of lines in the queue.
+const MAX_QUEUED_LINES: usize = 8192;
 
-/// How long the end waits for the reader of the last lines.
-const FLUSHED_WITHIN: Duration = Duration::from_secs(2);
+/// The time within which the reader must take the last lines at the end.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// By RUST_LOG. What is audited is there at every level, unless `audit=off` is written.
+/// Returns the filter from RUST_LOG. Audit messages pass at every level, unless RUST_LOG has
+/// `audit=off`.
 fn filter() -> EnvFilter {
     let level = std::env::var("RUST_LOG").ok().filter(|level| !level.is_empty());
     let wanted = level.and_then(|level| EnvFilter::try_new(format!("audit=info,{level}")).ok());
@@ -26,26 +27,27 @@ fn is_json() -> bool {
     std::env::var_os("SHADOWSLICE_LOG").is_some_and(|form| form == "json")
 }
 
-/// [`exit::fail`] in the log's form, but by no queue and at every level.
+/// Reports a failure as [`exit::fail`] does, but in the log's form. Bypasses the queue and the level.
 pub fn fail(why: &str, code: u8) -> u8 {
     if !is_json() {
         return exit::fail(why, code);
     }
     let form = tracing_subscriber::fmt().json().with_target(false).with_writer(io::stderr).finish();
     tracing::subscriber::with_default(form, || {
-        // Of a configuration each fault is a line.
+        // Each error in a configuration is a line.
         why.lines().for_each(|line| tracing::error!("{line}"));
     });
     code
 }
 
+/// The running log.
 #[derive(Debug)]
 pub struct Log {
     writer: WorkerGuard,
     dropped: ErrorCounter,
 }
 
-/// Each event is written at once, and stays one line whatever texts of others are in it.
+/// A writer that writes each event in one call, as one line whatever texts it contains.
 struct OneLine<W>(W);
 
 impl<W: Write> Write for OneLine<W> {
@@ -53,7 +55,7 @@ impl<W: Write> Write for OneLine<W> {
         let (text, end) = event.split_at(event.len() - usize::from(event.ends_with(b"\n")));
         let text = text.iter().map(|&byte| if byte == b'\n' { b' ' } else { byte });
         let line: Vec<u8> = text.chain(end.iter().copied()).collect();
-        // At once, as another supervisor may write to the same file.
+        // One write for the whole line, as another supervisor can write to the same file.
         self.0.write_all(&line)?;
         Ok(event.len())
     }
@@ -64,48 +66,49 @@ impl<W: Write> Write for OneLine<W> {
 }
 
 impl Log {
-    /// Once a process. RUST_LOG chooses how much, SHADOWSLICE_LOG=json the form.
+    /// Starts the log, once in a process. RUST_LOG sets the level, SHADOWSLICE_LOG=json the form.
     pub fn start() -> Self {
-        let queue = NonBlockingBuilder::default().lossy(true).buffered_lines_limit(WAITING);
+        let queue = NonBlockingBuilder::default().lossy(true).buffered_lines_limit(MAX_QUEUED_LINES);
         let (queue, writer) = queue.finish(OneLine(io::stderr()));
         let dropped = queue.error_counter();
         let log = tracing_subscriber::fmt().with_env_filter(filter()).with_writer(queue).with_target(false);
-        // Internal errors would go to standard error at once, and wait for its reader.
+        // Internal errors would bypass the queue and wait for the reader.
         let log = log.with_ansi(io::stderr().is_terminal()).log_internal_errors(false);
-        // An error means that there is a log already.
+        // An error means that the process has a log already.
         if is_json() {
             log.json().try_init().ok()
         } else {
             log.try_init().ok()
         };
-        // As the usual message would.
+        // Panics go through the queue as well.
         std::panic::set_hook(Box::new(|panic| tracing::error!("a thread panicked: {panic}")));
         Self { writer, dropped }
     }
 
-    /// Ends it once its lines were written. False if standard error has no reader for them: then
-    /// nothing more is to be written there.
+    /// Stops the log when its lines are written. Returns false if nobody reads standard error; then
+    /// the caller must write nothing more there.
     pub fn end(self) -> bool {
-        ends(self.writer, "log-end")
+        finish(self.writer, "log-end")
     }
 
-    /// Tells how many lines were dropped so far.
+    /// Returns a function that returns the number of dropped lines.
     pub fn dropped(&self) -> impl Fn() -> u64 + Send + Sync + 'static {
         let dropped = self.dropped.clone();
         move || dropped.dropped_lines() as u64
     }
 }
 
-/// Ends a writer once its lines were written, and returns whether they were in time.
-pub(crate) fn ends(writer: WorkerGuard, thread: &str) -> bool {
+/// Stops a writer when its lines are written. Returns true if they were written in time.
+pub(crate) fn finish(writer: WorkerGuard, thread: &str) -> bool {
     let (done, flushed) = sync_channel(1);
-    // Without a reader the writer complains to standard error, and so never ends.
+    // Without a reader the writer would report that to standard error, and so block forever.
     let flush = move || {
         drop(writer);
+        // An error means that the time is over.
         done.send(()).ok();
     };
     let thread = std::thread::Builder::new().name(thread.to_owned()).spawn(flush);
-    thread.is_ok() && flushed.recv_timeout(FLUSHED_WITHIN).is_ok()
+    thread.is_ok() && flushed.recv_timeout(FLUSH_TIMEOUT).is_ok()
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Linux's figures of the machine: the load of its CPUs, and its memory.
+//! The load of the machine's CPUs and its memory, from `/proc`.
 
 use std::time::Duration;
 
@@ -8,27 +8,28 @@ use shadowslice_shared::units::Timestamp;
 
 use shadowslice_datapath::clock::Clock;
 
-/// How long a reading is kept, so that several callers see the load of the same period.
+/// The time for which a reading is cached, so that several callers see the load of the same period.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// The machine at work. A part is `None` if `/proc` does not give it.
+/// The load of the machine. A field is `None` if `/proc` does not provide it.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct MachineUsage {
-    /// Part of the CPUs' time in which they were not idle, from 0 to 1, between the last two looks.
+    /// The part of the time in which the CPUs were busy, from 0 to 1, between the last two readings.
     pub cpu_busy: Option<f64>,
     pub memory: Option<MachineMemory>,
 }
 
-/// In bytes.
+/// The memory of the machine, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MachineMemory {
     pub total: u64,
-    /// The memory that could not be had at present without swapping.
+    /// The memory that is not available without swapping.
     pub used: u64,
 }
 
+/// The reader of the machine's load, with the last reading.
 #[derive(Debug)]
-pub struct Machine {
+pub struct MachineMonitor {
     clock: Clock,
     last: Mutex<Last>,
 }
@@ -40,20 +41,20 @@ struct Last {
     usage: MachineUsage,
 }
 
-/// Of all CPUs together since the machine started, in ticks.
+/// The times of all CPUs together since the machine started, in ticks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct CpuTimes {
     idle: u64,
     all: u64,
 }
 
-impl Machine {
+impl MachineMonitor {
     pub fn new(clock: Clock) -> Self {
         let usage = MachineUsage { cpu_busy: None, memory: memory() };
         Self { clock, last: Mutex::new(Last { at: clock.now(), times: cpu_times(), usage }) }
     }
 
-    /// The first second says nothing of the CPUs yet.
+    /// Returns the load. In the first second, the load of the CPUs is unknown.
     pub fn usage(&self) -> MachineUsage {
         let now = self.clock.now();
         let mut last = self.last.lock();
@@ -66,7 +67,7 @@ impl Machine {
     }
 }
 
-/// Idle is idle and waiting for I/O; guests' time is in user time already.
+/// Reads the CPU times. Waiting for I/O counts as idle; user time includes the time of guests.
 fn cpu_times() -> Option<CpuTimes> {
     let cpu = KernelStats::current().ok()?.total;
     let idle = cpu.idle + cpu.iowait.unwrap_or(0);
@@ -82,7 +83,7 @@ fn memory() -> Option<MachineMemory> {
     })
 }
 
-/// `None` if no time went by.
+/// Returns the busy part of the time between two readings, or `None` if no time passed.
 fn busy(before: CpuTimes, now: CpuTimes) -> Option<f64> {
     let all = now.all.checked_sub(before.all).filter(|all| *all > 0)?;
     let idle = now.idle.saturating_sub(before.idle).min(all);
@@ -94,19 +95,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cpus_are_busy_as_far_as_they_were_not_idle_in_between() {
+    fn cpus_are_busy_while_they_are_not_idle() {
         let before = CpuTimes { idle: 820, all: 1000 };
         let now = CpuTimes { idle: 920, all: 1200 };
         assert_eq!(busy(before, now), Some(0.5));
         assert_eq!(busy(now, now), None);
-        assert_eq!(busy(now, before), None, "a clock that went back says nothing");
+        assert_eq!(busy(now, before), None, "counters that decreased have no result");
     }
 
     #[test]
     fn this_machine_has_memory_and_cpus() {
         let times = cpu_times().unwrap();
         assert!(times.idle > 0 && times.idle < times.all, "{times:?}");
-        let memory = Machine::new(Clock::start()).usage().memory.unwrap();
+        let memory = MachineMonitor::new(Clock::start()).usage().memory.unwrap();
         assert!(memory.used > 0 && memory.used <= memory.total, "{memory:?}");
     }
 }

@@ -1,39 +1,39 @@
-//! Linux's figures of this process.
+//! The CPU time, memory and open files of this process, from `/proc`.
 
 use std::fs;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use procfs::process::{LimitValue, Process};
 
-/// A part is `None` if `/proc` does not give it.
+/// The resources that this process uses. A field is `None` if `/proc` does not provide it.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct ProcessUsage {
-    /// Of its CPUs, in s.
+    /// The CPU time, in s.
     pub cpu_s: Option<f64>,
-    /// In bytes.
+    /// The resident memory, in bytes.
     pub resident: Option<u64>,
     pub open_files: Option<u64>,
-    pub most_open_files: Option<u64>,
-    /// In s since 1970.
+    pub max_open_files: Option<u64>,
+    /// The start time, in s since 1970.
     pub started: Option<f64>,
 }
 
-/// This process, from now on.
+/// The reader of this process's usage, with the values that do not change.
 #[derive(Debug)]
 pub struct OwnProcess {
     started: Option<f64>,
-    most_open_files: Option<u64>,
+    max_open_files: Option<u64>,
 }
 
 impl OwnProcess {
     pub fn new() -> Self {
         let limits = Process::myself().and_then(|own| own.limits()).ok();
-        let most_open_files = limits.and_then(|limits| match limits.max_open_files.soft_limit {
+        let max_open_files = limits.and_then(|limits| match limits.max_open_files.soft_limit {
             LimitValue::Value(most) => Some(most),
             LimitValue::Unlimited => None,
         });
         let started = SystemTime::now().duration_since(UNIX_EPOCH).ok().map(|since| since.as_secs_f64());
-        Self { started, most_open_files }
+        Self { started, max_open_files }
     }
 
     pub fn usage(&self) -> ProcessUsage {
@@ -43,7 +43,7 @@ impl OwnProcess {
             cpu_s: stat.as_ref().map(|stat| (stat.utime + stat.stime) as f64 / ticks),
             resident: stat.as_ref().map(|stat| stat.rss * procfs::page_size()),
             open_files: open_files(),
-            most_open_files: self.most_open_files,
+            max_open_files: self.max_open_files,
             started: self.started,
         }
     }
@@ -55,7 +55,7 @@ impl Default for OwnProcess {
     }
 }
 
-/// Without a look at each of them. Linux says it since 6.2, and 0 before.
+/// Returns the number of open files without listing them. Linux provides it since 6.2, and 0 before.
 fn open_files() -> Option<u64> {
     fs::metadata("/proc/self/fd").ok().map(|found| found.len()).filter(|count| *count > 0)
 }
@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_knows_its_own_figures() {
+    fn a_process_reads_its_own_usage() {
         let own = OwnProcess::new();
         let before = own.usage();
         assert!(before.resident.is_some_and(|bytes| bytes > 1 << 20), "{before:?}");

@@ -1,4 +1,4 @@
-//! The content of `shadowslice status`, as it goes over the control socket and to scripts.
+//! The content of `shadowslice status`, for the control socket and for scripts.
 
 mod gpus;
 mod plan;
@@ -31,20 +31,21 @@ use shadowslice_control::process::LoadedFiles;
 use shadowslice_datapath::pipeline::{Counts, Pipeline, PipelineReport, Rates, StalledBatch};
 use shadowslice_datapath::readiness::Host;
 
+/// The status of the supervisor, its models and its GPUs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Status {
-    /// `None` if one answers that does not know it yet, as before an upgrade.
+pub struct HostStatus {
+    /// The supervisor that replies; `None` from a version that does not send this field.
     #[serde(default)]
     pub supervisor: Option<SupervisorStatus>,
     #[serde(default)]
     pub host: Host,
-    /// What the host says of its readiness.
+    /// True if the host reports that it is ready.
     #[serde(default)]
     pub ready: bool,
-    /// Whether the next supervisor is being started, or serves already.
+    /// True if the next supervisor starts or already serves.
     #[serde(default)]
     pub upgrading: bool,
-    /// As the configuration orders them; unloaded models come last.
+    /// The models in the order of the configuration; unloaded models come last.
     pub models: Vec<ModelStatus>,
     pub gpus: Vec<GpuStatus>,
 }
@@ -53,14 +54,14 @@ pub struct Status {
 pub struct SupervisorStatus {
     pub version: String,
     pub pid: u32,
-    /// Since it was started, in seconds.
+    /// The time since the start, in seconds.
     pub age_s: f64,
-    /// The configuration's file.
+    /// The configuration file.
     pub config: PathBuf,
 }
 
 impl SupervisorStatus {
-    /// Of this process.
+    /// Describes this process.
     pub fn own(since: Instant, config: &Path) -> Self {
         Self {
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -73,23 +74,24 @@ impl SupervisorStatus {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuStatus {
-    /// Its place in the configuration.
+    /// The index in the configuration.
     pub index: usize,
     pub device: String,
     pub uuid: Option<String>,
-    /// How shares are enforced: `emulated`, `mps`, or `none` if they are not.
+    /// The way in which shares are enforced: `emulated`, `mps`, or `none` if they are not enforced.
     pub backend: String,
     pub sms: u32,
-    /// The SMs of each group, of which partitions inside workers are made; `None` without groups.
+    /// The SMs of each group; partitions inside workers consist of groups. `None` without groups.
     #[serde(default)]
     pub groups: Option<Vec<u32>>,
+    /// The reason why the GPU has no groups.
     #[serde(default)]
     pub no_partitions: Option<String>,
-    /// While it takes clients.
+    /// The process id of the MPS server, while it accepts clients.
     pub mps_server_pid: Option<i32>,
-    /// Why it takes no workers at the moment.
+    /// The reason why the GPU accepts no workers at the moment.
     pub why: Option<String>,
-    /// `None` for an emulated GPU, and where NVML does not know the GPU.
+    /// The readings of NVML; `None` for an emulated GPU and for a GPU that NVML does not know.
     pub nvml: Option<NvmlStatus>,
 }
 
@@ -99,98 +101,101 @@ pub struct ModelStatus {
     /// `loading`, `ready`, `restarting`, `unready`, `stopping`, `unloading`, `unloaded` or
     /// `moved`.
     pub state: String,
-    /// Since when, in seconds.
+    /// The time in this state, in seconds.
     #[serde(default)]
     pub state_age_s: f64,
-    /// It is to get no more requests, though it serves.
+    /// True if an operator drained the model. A drained model still serves.
     #[serde(default)]
     pub drained: bool,
-    /// Why it is unready, or why its worker cannot be started.
+    /// The reason why the model is unready, or why its worker cannot start.
     pub why: Option<String>,
-    /// When an unready model is tried again, in seconds; 0 while it is being tried, and `None` where
+    /// The time until an unready model is tried again, in seconds, and 0 during a try. `None` if
     /// its files or its configuration must change first.
     #[serde(default)]
     pub next_try_s: Option<f64>,
     pub gpu: usize,
-    /// Whether the supervisor chose the GPU.
+    /// True if the supervisor chose the GPU.
     #[serde(default)]
     pub gpu_auto: bool,
-    /// What a copy of it takes of a GPU.
+    /// The resources that a copy of the model needs on a GPU.
     #[serde(default)]
     pub need: Option<NeedStatus>,
-    /// The share in force.
+    /// The share in force, in percent.
     pub share_percent: u32,
-    /// Since when; `None` for the share that it was started with.
+    /// The time since the last change of the share, in seconds; `None` for the first share.
     #[serde(default)]
     pub share_age_s: Option<f64>,
     pub sms: u32,
-    /// How the share is changed: `in-process`, `shadow`, `restart` or `never`.
+    /// The way in which the share changes: `in-process`, `shadow`, `restart` or `never`.
     #[serde(default)]
     pub mechanism: String,
-    /// Why not inside the worker, where it is not.
+    /// The reason why the share cannot change inside the worker.
     #[serde(default)]
     pub no_partition: Option<String>,
-    /// Of a partition inside the worker: its groups of SMs, as `0-4`; `all` for the whole GPU.
+    /// The groups of SMs of a partition inside the worker, as `0-4`; `all` for the whole GPU.
     #[serde(default)]
     pub groups: Option<String>,
     pub held: bool,
-    /// `None` where no policy decides, or none has decided yet.
+    /// The share that the policy wants, in percent; `None` without a policy or before its first
+    /// decision.
     pub wanted_percent: Option<u32>,
+    /// The policy's reason for the share that it wants.
     pub verdict: Option<String>,
     pub queue: usize,
     pub in_flight: usize,
     pub workers: Vec<WorkerStatus>,
-    /// Deaths of the worker that served or was to serve, since the start.
+    /// The deaths of workers that served or were about to serve, since the start.
     pub worker_deaths: u64,
-    /// What the last of them died of.
+    /// The cause of the last death.
     #[serde(default)]
     pub last_death: Option<String>,
-    /// Starts in the place of dead workers where no other worker stood ready.
+    /// The workers started to replace a dead worker when no standby was ready.
     pub worker_restarts: u64,
     pub requests: Counts,
-    /// Answered since the start.
+    /// The batches answered since the start.
     pub batches: u64,
-    /// All answered requests together, until their batches were sent.
+    /// The sum of the queue waits of all answered requests, until their batches were sent, in seconds.
     #[serde(default)]
     pub queue_wait_s: f64,
-    /// At the share in force, by rows: a mean that gives recent batches more weight.
+    /// The execution time of a batch at the share in force, in ms, by its rows: a mean that gives
+    /// recent batches more weight.
     pub execution_ms: BTreeMap<u32, f64>,
-    /// Over the last minute or two, from acceptance to answer.
+    /// The latency from acceptance to answer, over the last minute or two.
     pub latency_ms: Latency,
     pub slo: SloStatus,
-    /// Over the last 10 s; `None` while it does not run.
+    /// The rates over the last 10 s; `None` while the model does not run.
     #[serde(default)]
     pub rates: Option<Rates>,
-    /// Why no share would do, if more requests arrive than a copy answers.
+    /// The reason why no share is enough, if more requests arrive than a copy can answer.
     #[serde(default)]
     pub overload: Option<String>,
-    /// There is no memory for a second worker.
+    /// The reason why the GPU's memory has no room for a second worker.
     pub cannot_resize: Option<String>,
-    /// `None` for a model without files, or one that is not loaded.
+    /// The files of the loaded model; `None` for a model without files, and before it is loaded.
     #[serde(default)]
     pub loaded: Option<LoadedStatus>,
-    /// The model's files are others than those that it was loaded from.
+    /// True if the model's files changed after it was loaded.
     #[serde(default)]
     pub files_changed: bool,
-    /// Why batches are not as large as the default, where they are not.
+    /// The reason why batches are smaller than the default.
     #[serde(default)]
     pub batch_limit: Option<String>,
-    /// What is known of a batch that executes for longer than it should.
+    /// The description of a batch that has executed for longer than expected.
     #[serde(default)]
     pub stalled: Option<String>,
-    /// Why no worker stands ready though one should stand ready.
+    /// The reason why a wanted standby is missing.
     pub no_standby: Option<String>,
     pub handovers: Handovers,
 }
 
-/// Tells which files a model is served from.
+/// The files from which a model was loaded.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LoadedStatus {
-    /// As the configuration names it.
+    /// The path in the configuration.
     pub path: PathBuf,
-    /// Of the model's own file, in hexadecimal digits; `None` until it is computed.
+    /// The SHA-256 of the model's own file, in hexadecimal digits; `None` until it is computed.
     pub sha256: Option<String>,
-    /// When it was loaded, in seconds of Unix time.
+    /// The time of loading, in seconds of Unix time.
     pub at_s: f64,
 }
 
@@ -203,23 +208,23 @@ impl LoadedStatus {
     }
 }
 
+/// The resources that a copy of a model needs on a GPU.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct NeedStatus {
-    /// The fewest SMs that keep the SLO at `rate`; `None` where `why` says what keeps them from being
-    /// known.
+    /// The fewest SMs that meet the SLO at `rate`; `None` if they are unknown, for the reason in `why`.
     pub sms: Option<u32>,
     pub why: Option<String>,
-    /// Rows each second that a copy serves within the SLO at most, where more are offered.
+    /// The most rows per second that a copy can serve within the SLO, if more are offered.
     pub most: Option<f64>,
-    /// Rows offered each second, over the last minute or two.
+    /// The rows offered per second, over the last minute or two.
     pub rate: f64,
-    /// The part of the time in which it would execute on these SMs, 0 to 1.
+    /// The part of the time in which the copy would execute on these SMs, 0 to 1.
     pub busy: Option<f64>,
-    /// With its weights; as measured, else as its profile says.
+    /// The memory including weights, in MiB: measured, or from the profile.
     pub memory_mib: Option<u64>,
-    /// What a second worker takes beside the first.
+    /// The memory that a second worker takes beside the first, in MiB.
     pub shadow_mib: Option<u64>,
-    /// The part of the GPU's memory bandwidth, 0 to 1; 0 where no profile says.
+    /// The part of the GPU's memory bandwidth, 0 to 1; 0 without a profile.
     pub bandwidth: f64,
 }
 
@@ -230,7 +235,7 @@ impl From<Needs> for NeedStatus {
         let (need, why) = match needs.sms {
             Some(Ok(need)) => (Some(need), None),
             Some(Err(unmet)) => (None, Some(unmet.to_string())),
-            None => (None, Some("it has no profile, and has not run yet".to_owned())),
+            None => (None, Some("the model has no profile and has not run yet".to_owned())),
         };
         Self {
             sms: need.map(|need| need.sms.0),
@@ -256,16 +261,18 @@ pub struct SloStatus {
     pub latency_ms: f64,
     /// The percentage of requests that must meet the latency.
     pub percentile: f64,
-    /// Answered within the latency / offered, over the last minute or two; `None` where no requests
-    /// are taken.
+    /// The requests answered within the latency / the requests offered, over the last minute or
+    /// two; `None` while the model accepts no requests.
     pub attainment: Option<f64>,
-    /// The part of the SLO's latency that the latency at the percentile leaves, over the same time;
-    /// negative where the objective is missed, `None` where also no request was answered.
+    /// The unused part of the SLO's latency at its percentile, over the same time. Negative if the
+    /// model violates its SLO; `None` while the model accepts no requests, and if no request was
+    /// answered.
     pub slack: Option<f64>,
 }
 
 impl ModelStatus {
-    /// It takes requests, has none, and was offered none in the last minute or two.
+    /// Returns true if the model accepts requests, has none, and was offered none in the last
+    /// minute or two.
     pub fn is_idle(&self) -> bool {
         let offered = self.slo.slack.is_some() || self.slo.attainment.is_none_or(|met| met < 1.0);
         self.queue == 0 && self.in_flight == 0 && !offered
@@ -289,18 +296,18 @@ pub fn of_model(
     gpus: &[Watched],
     plan: Option<&ModelPlan>,
 ) -> ModelStatus {
-    let seen = pipeline.report();
-    let PipelineReport { open, latencies, pending: (queue, in_flight), .. } = seen;
+    let pipeline_report = pipeline.report();
+    let PipelineReport { open, latencies, pending: (queue, in_flight), .. } = pipeline_report;
     let slo_ms = model.slo.latency.as_secs_f64() * 1e3;
     let shadow = report.mechanism == "shadow";
     let cannot_resize =
         gpus::no_room(&report.workers, report.memory_need, gpus.get(model.gpu)).filter(|_| shadow);
     let now = Instant::now();
     let changed = report.since != Timestamp::default();
-    let (state, why) = states::told(&report.state);
+    let (state, why) = states::name_and_reason(&report.state);
     let why = why.or_else(|| states::progress(report, now));
     let at_most = |limit: &BatchLimit| match limit.max {
-        0 => format!("the first axis is not used as a batch: {}", limit.why),
+        0 => format!("the first axis is not the batch axis: {}", limit.why),
         max => format!("at most {max} rows: {}", limit.why),
     };
     ModelStatus {
@@ -314,7 +321,7 @@ pub fn of_model(
         gpu_auto: model.gpu_auto,
         need: None,
         share_percent: report.share.get(),
-        share_age_s: changed.then(|| seen.at.since(report.since).as_secs_f64()),
+        share_age_s: changed.then(|| pipeline_report.at.since(report.since).as_secs_f64()),
         sms: report.sms,
         mechanism: report.mechanism.to_owned(),
         no_partition: report.no_partition.clone(),
@@ -328,10 +335,10 @@ pub fn of_model(
         worker_deaths: report.worker_deaths,
         last_death: report.last_death.clone(),
         worker_restarts: report.worker_restarts,
-        requests: seen.counts,
-        batches: seen.batches,
-        queue_wait_s: seen.queue_wait.as_secs_f64(),
-        execution_ms: seen
+        requests: pipeline_report.counts,
+        batches: pipeline_report.batches,
+        queue_wait_s: pipeline_report.queue_wait.as_secs_f64(),
+        execution_ms: pipeline_report
             .execution
             .into_iter()
             .map(|(rows, took)| (rows, took.as_secs_f64() * 1e3))
@@ -343,13 +350,13 @@ pub fn of_model(
             attainment: open.then_some(latencies.attainment),
             slack: latencies.slo_percentile_ms.filter(|_| open).map(|ms| 1.0 - ms / slo_ms),
         },
-        rates: Some(seen.rates),
+        rates: Some(pipeline_report.rates),
         overload: None,
         cannot_resize,
         loaded: None,
         files_changed: false,
         batch_limit: report.batch_limit.as_ref().map(at_most),
-        stalled: seen.stalled.map(stalled),
+        stalled: pipeline_report.stalled.map(stalled),
         no_standby: report.no_standby.clone(),
         handovers: report.handovers.clone(),
     }
@@ -359,7 +366,7 @@ fn stalled(batch: StalledBatch) -> String {
     let StalledBatch { requests, executes, left } = batch;
     let requests = if requests == 1 { "1 request".to_owned() } else { format!("{requests} requests") };
     format!(
-        "a batch of {requests} has executed for {:.1} s; its worker is replaced in {:.1} s if it goes on",
+        "a batch of {requests} has executed for {:.1} s; unless it ends, its worker is replaced in {:.1} s",
         executes.as_secs_f64(),
         left.as_secs_f64()
     )

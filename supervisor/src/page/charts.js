@@ -1,10 +1,10 @@
-// Draws samples into canvases. A chart knows the time shown, and nothing of models but their
-// numbers.
+// Draws samples into canvases. A chart knows the time range and the values of its samples, and
+// nothing else about models.
 
 // A gap between two samples, in ms, across which nothing is drawn.
 const GAP = 7000;
 
-// Left of the plot there is room for the axis' numbers, and above it for marks.
+// The margins of the plot, in px: on the left for the axis' numbers, on top for the events' marks.
 const LEFT = 44;
 const TOP = 14;
 const BOTTOM = 16;
@@ -16,7 +16,8 @@ export const markOf = (kind) => MARKS[kind] ?? "◆";
 const style = getComputedStyle(document.documentElement);
 export const colour = (name) => style.getPropertyValue(`--${name}`).trim();
 
-// A canvas of its true size, and from times and parts of the height to places on it.
+// Clears a canvas at the screen's resolution. Returns it with the functions from a time to x and
+// from a part of the height to y.
 function plot(canvas, view) {
   const ratio = window.devicePixelRatio || 1;
   const width = canvas.clientWidth;
@@ -93,7 +94,7 @@ function marks({ ink, x, y }, view) {
   }
 }
 
-// Runs of samples without a gap between them.
+// Splits samples into runs without a gap in them.
 function runs(samples) {
   const all = [];
   let run = [];
@@ -117,7 +118,7 @@ function area(ink, points) {
   ink.fill();
 }
 
-// Layers on each other, up to `top`. Each layer has a colour and, of a sample, a value.
+// Draws stacked layers, up to `top`. Each layer has a colour and a function from a sample to a value.
 export function drawStack(canvas, view, samples, layers, top, unit) {
   const on = plot(canvas, view);
   axes(on, view, [0, 0.5, 1].map((part) => ({ part, text: short(top * part) })), unit);
@@ -136,7 +137,7 @@ export function drawStack(canvas, view, samples, layers, top, unit) {
   marks(on, view);
 }
 
-// Lines of latencies in ms on a logarithmic scale, with the SLO across.
+// Draws lines of latencies in ms on a logarithmic scale, with the SLO as a dashed line.
 export function drawLatency(canvas, view, samples, lines, slo) {
   const on = plot(canvas, view);
   const all = lines.flatMap((one) => samples.map(one.of)).filter((ms) => ms > 0);
@@ -156,7 +157,7 @@ export function drawLatency(canvas, view, samples, lines, slo) {
       ink.beginPath();
       run.forEach((sample, place) => {
         const at = [on.x(sample.time), on.y(part(of(sample)))];
-        // A run of one is a dot.
+        // A run of one sample becomes a dot.
         if (place === 0) ink.moveTo(at[0] - 0.5, at[1]);
         ink.lineTo(...at);
       });
@@ -178,7 +179,7 @@ function decades(low, high) {
   return all;
 }
 
-// With three digits that count.
+// Formats a number with three significant digits.
 export function short(value) {
   if (value >= 100000) return `${Math.round(value / 1000)}k`;
   return String(Number(value.toPrecision(3)));

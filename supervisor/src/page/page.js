@@ -1,4 +1,4 @@
-// Follows the supervisor's samples and shows those of the last hour.
+// Follows the supervisor's samples and shows the last hour of them.
 
 import { clock, colour, drawLatency, drawStack, markOf, short, timeAt } from "./charts.js";
 
@@ -19,27 +19,27 @@ let lostAt;
 
 const by = (id) => document.getElementById(id);
 
-// --- what comes -------------------------------------------------------------------------------
+// --- receiving samples ------------------------------------------------------------------------
 
 async function follow() {
   const token = sessionStorage.getItem("token");
   const headers = token ? { authorization: `Bearer ${token}` } : {};
   const answer = await fetch("events", { headers });
   if (answer.status === 401) {
-    tell(token ? "this token is not taken" : "a token is asked for", Boolean(token));
+    tell(token ? "the supervisor rejected this token" : "token required", Boolean(token));
     sessionStorage.removeItem("token");
     by("ask").hidden = false;
     await new Promise((resolve) => by("ask").addEventListener("submit", resolve, { once: true }));
     return;
   }
   if (answer.status === 503) throw new Error((await answer.text()).trim());
-  if (!answer.ok) throw new Error(`the supervisor answers ${answer.status}`);
+  if (!answer.ok) throw new Error(`the supervisor answered with status ${answer.status}`);
   by("ask").hidden = true;
   tell("live", false);
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   for (let rest = ""; ; ) {
     const { value, done } = await reader.read();
-    if (done) throw new Error("the supervisor ended or is too far ahead");
+    if (done) throw new Error("the supervisor exited, or this page fell too far behind");
     const events = (rest + value).split("\n\n");
     rest = events.pop();
     events.forEach((event) => take(JSON.parse(event.slice("data: ".length))));
@@ -53,7 +53,7 @@ async function followOn() {
       await follow();
     } catch (error) {
       lostAt ??= Date.now();
-      tell(`no connection since ${clock(lostAt)} (${error.message}), trying again; what is shown is older`, true);
+      tell(`no connection since ${clock(lostAt)} (${error.message}); retrying, the data below is old`, true);
       await new Promise((resolve) => setTimeout(resolve, RETRY));
     }
   }
@@ -66,7 +66,7 @@ function tell(text, lost) {
   if (!lost) lostAt = undefined;
 }
 
-// A sample that is there already comes again when the connection does.
+// After a reconnection the supervisor sends all samples again, also those that this page has.
 function take(sample) {
   const last = samples[samples.length - 1];
   if (last && sample.time <= last.time) return;
@@ -84,7 +84,7 @@ function take(sample) {
 
 const nextColour = (place) => COLOURS[place] ?? `hsl(${(place * 137.5) % 360} 55% 50%)`;
 
-// --- what is shown ----------------------------------------------------------------------------
+// --- drawing ----------------------------------------------------------------------------------
 
 function draw() {
   if (drawing || samples.length === 0) return;
@@ -103,7 +103,7 @@ function drawAll() {
   const view = { from, to: now.time, pointed };
   const ready = now.ready ? "ready" : "not ready";
   by("host").textContent = `version ${now.version}, ${now.host === "serving" ? ready : now.host}, policy ${now.policy}`;
-  by("in-time").textContent = `In time, ${minutes} min`;
+  by("in-time").textContent = `In SLO, ${minutes} min`;
   const models = now.models.filter((model) => isWanted(model.name));
   drawTable(models, shown);
   now.gpus.forEach((gpu, index) => drawGpu(gpu, index, now, shown, view));
@@ -129,7 +129,7 @@ const isWanted = (name) => name.toLowerCase().includes(by("filter").value.trim()
 
 const rate = (model) => (model.in_time ?? 0) + (model.late ?? 0) + (model.refused ?? 0) + (model.failed ?? 0);
 
-// Of the requests in the time shown, the part that was answered within the SLO.
+// Returns the part of the requests in the time range that was answered within the SLO.
 function inTime(name, shown) {
   const sum = (of) => shown.reduce((all, sample) => all + of(sample.by.get(name) ?? {}), 0);
   const offered = sum(rate);
@@ -139,7 +139,7 @@ function inTime(name, shown) {
 const isUnready = (model) => !["ready", "unloading", "unloaded"].includes(model.state);
 const hasMissed = (model, part) => part !== undefined && part * 100 < model.percentile;
 
-// Models in trouble come first, and otherwise as the configuration has them.
+// Models that are not ready or violate their SLO come first; the others keep the configuration's order.
 function drawTable(models, shown) {
   const known = models.map((model) => ({ model, part: inTime(model.name, shown) }));
   const rank = ({ model, part }) => (isUnready(model) ? 0 : hasMissed(model, part) ? 1 : 2);
@@ -172,7 +172,7 @@ function drawTable(models, shown) {
   by("models").tBodies[0].replaceChildren(...rows);
 }
 
-// The card of that name, made when it is first asked for.
+// Returns the card of that name, and creates it on the first call.
 function card(parent, id, canvases) {
   const known = by(id);
   if (known) return known;
@@ -191,7 +191,7 @@ function card(parent, id, canvases) {
   return made;
 }
 
-// Removes the cards of models that are gone.
+// Removes the cards of removed models.
 function keep(parent, ids) {
   for (const child of [...parent.children]) {
     if (!ids.includes(child.id)) child.remove();
@@ -209,8 +209,8 @@ function drawGpu(gpu, index, now, shown, view) {
   if (gpu.used_mib !== undefined) more.push(`${gib(gpu.used_mib)} of ${gib(gpu.total_mib)} GiB used`);
   if (gpu.watts !== undefined) more.push(`${gpu.watts} W`);
   if (gpu.busy_percent !== undefined) more.push(`busy ${gpu.busy_percent}%`);
-  if (gpu.why) more.push(`takes no workers: ${gpu.why}`);
-  more.push("SMs by model; what several may use is divided evenly");
+  if (gpu.why) more.push(`accepts no workers: ${gpu.why}`);
+  more.push("SMs by model; shared SMs are divided evenly");
   title(of, `GPU ${index}: ${gpu.name}`, more.join(", "));
   const there = [...colours.keys()].filter((name) => now.by.get(name)?.gpu === index);
   const layers = there.map((name) => ({
@@ -241,7 +241,7 @@ function legend(entries) {
 }
 
 const OUTCOMES = [
-  ["in time", "in_time", "in-time"], ["late", "late", "late"], ["refused", "refused", "refused"],
+  ["in SLO", "in_time", "in-time"], ["late", "late", "late"], ["refused", "refused", "refused"],
   ["failed", "failed", "failed"],
 ];
 
@@ -261,7 +261,7 @@ function drawModel(model, shown, view) {
   latency.tip = (sample) => [`p50 ${short(value("p50_ms")(sample))} ms, p99 ${short(value("p99_ms")(sample))} ms`];
   rates.tip = (sample) => OUTCOMES.map(([text, key]) => `${text}: ${short(value(key)(sample))}/s`);
   latency.setAttribute("aria-label", `${name}: p99 ${model.p99_ms ?? "-"} ms, SLO ${model.slo_ms} ms`);
-  rates.setAttribute("aria-label", `${name}: ${short(rate(model))} requests a second`);
+  rates.setAttribute("aria-label", `${name}: ${short(rate(model))} requests per second`);
   const lines = [
     { of: value("p50_ms"), colour: colour("faint"), width: 1 },
     { of: value("p99_ms"), colour: own, width: 1.75 },
@@ -272,7 +272,7 @@ function drawModel(model, shown, view) {
   drawStack(rates, { ...view, marks: marked }, shown, layers, round(top), "1/s");
 }
 
-// The next number of few digits.
+// Returns the next larger round number, for the top of an axis.
 function round(top) {
   const unit = 10 ** Math.floor(Math.log10(top));
   return [1, 1.5, 2, 3, 4, 5, 6, 8, 10].find((step) => step * unit >= top) * unit;
@@ -294,10 +294,10 @@ function drawMarks(from) {
     item.append(element("time", clock(mark.time)), kind, of, element("span", mark.text));
     return item;
   }));
-  if (shown.length === 0) list.append(element("li", "nothing in the time shown"));
+  if (shown.length === 0) list.append(element("li", "no events in this time range"));
 }
 
-// --- what a pointer shows ---------------------------------------------------------------------
+// --- the pointer and other input --------------------------------------------------------------
 
 function point(event) {
   const canvas = event.currentTarget;

@@ -133,7 +133,7 @@ impl Succession<'_> {
                 Ok(next) => return (next, reply),
                 Err(why) => {
                     self.rising.send_replace(false);
-                    tracing::error!(why, "no upgrade: this supervisor serves on");
+                    tracing::error!(why, "the upgrade failed; this supervisor keeps serving");
                     reply.send(Err(why)).ok();
                 }
             }
@@ -142,13 +142,13 @@ impl Succession<'_> {
 
     async fn hand_over(&self) -> Result<Successor, String> {
         self.settled().await?;
-        tracing::info!(program = %self.program.display(), "the next supervisor is started");
+        tracing::info!(program = %self.program.display(), "starting the next supervisor");
         let models = Arc::clone(&self.models.borrow());
         let (known, path) = (Known::of(&models, self.router), self.run_dir.known());
         let written = tokio::task::spawn_blocking(move || known.write(&path)).await;
-        written.unwrap_or_else(|error| Err(io::Error::other(error))).map_err(|error| {
-            format!("what is known of the models cannot be written for the next supervisor: {error}")
-        })?;
+        written
+            .unwrap_or_else(|error| Err(io::Error::other(error)))
+            .map_err(|error| format!("cannot write the models' state for the next supervisor: {error}"))?;
         let mut next = Successor::start(self).await?;
         let mut moved = Vec::new();
         let taken_over = async {
@@ -178,7 +178,7 @@ impl Succession<'_> {
                 .await
                 .map_err(|_| {
                     format!(
-                        "the share of model '{}' was still changing after {:?}",
+                        "the share of model '{}' was still changing after {:?}; try again",
                         served.model.name, self.within
                     )
                 })?
@@ -191,7 +191,7 @@ impl Succession<'_> {
         let (history, file) = (Arc::clone(self.history), self.run_dir.history());
         let left = tokio::task::spawn_blocking(move || history.leave(&file)).await;
         if let Ok(Err(error)) = left {
-            tracing::warn!(%error, "the page of the next supervisor begins anew");
+            tracing::warn!(%error, "cannot write the samples for the next supervisor; its page starts empty");
         }
     }
 
@@ -217,7 +217,9 @@ impl Succession<'_> {
                     let here = models.served.iter().find(|served| served.model.name == model);
                     match (here, why) {
                         (Some(here), Some(why)) if here.pipeline.ready().is_ok() => {
-                            return Err(format!("model '{model}' serves here and not there: {why}"));
+                            return Err(format!(
+                                "model '{model}' is ready here, but not in the next supervisor: {why}"
+                            ));
                         }
                         // Requests are checked here, so that both must take the same ones.
                         (Some(here), None) if described(here) == there => {
@@ -231,7 +233,7 @@ impl Succession<'_> {
                         (Some(_), _) => {
                             tracing::info!(
                                 model,
-                                "its workers here stay for clients that are connected here"
+                                "keeping the model's workers here for the clients that are connected here"
                             );
                         }
                         (None, _) => {}
@@ -241,7 +243,7 @@ impl Succession<'_> {
                 Word::Started => return Ok(()),
                 Word::Failed(why) => {
                     next.ends().await;
-                    return Err(format!("the next supervisor does not start: {why}"));
+                    return Err(format!("the next supervisor failed to start: {why}"));
                 }
             }
         }

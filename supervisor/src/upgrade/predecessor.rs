@@ -88,9 +88,7 @@ async fn read(orders: &mut BufReader<OwnedReadHalf>) -> Option<Order> {
         return None;
     }
     let order = serde_json::from_slice(&line);
-    order
-        .inspect_err(|error| tracing::error!(%error, "the supervisor before this one is not understood"))
-        .ok()
+    order.inspect_err(|error| tracing::error!(%error, "unexpected message from the previous supervisor")).ok()
 }
 
 /// With a predecessor that still serves.
@@ -145,7 +143,7 @@ impl Conversation {
 
     fn alone(&self, turns: &Turnstile) -> Option<Go> {
         turns.open();
-        tracing::warn!("the supervisor before this one has ended without a word; this one serves");
+        tracing::warn!("the previous supervisor exited without notice; this supervisor serves");
         None
     }
 

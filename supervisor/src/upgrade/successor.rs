@@ -64,12 +64,12 @@ impl Successor {
 
     pub(super) async fn start(succession: &Succession<'_>) -> Result<Self, String> {
         if std::process::id() == 1 {
-            let why = "this supervisor is process 1, with which a container ends; start it under an init, as \
-                       `docker run --init` does";
+            let why = "this supervisor is process 1, and the container would end with it; start it under an \
+                       init, as `docker run --init` does";
             return Err(why.to_owned());
         }
         let started = Self::spawn(succession).await;
-        started.map_err(|error| format!("the next supervisor cannot be started: {}", errors::chain(&error)))
+        started.map_err(|error| format!("cannot start the next supervisor: {}", errors::chain(&error)))
     }
 
     pub(super) fn relay(&self) -> Arc<Path> {
@@ -119,7 +119,7 @@ impl Successor {
             () = silence(&socket), if serves => return Err(self.silent()),
         };
         let heard =
-            heard.map_err(|_| format!("a model of the next supervisor does not serve within {within:?}"))?;
+            heard.map_err(|_| format!("a model of the next supervisor was not ready within {within:?}"))?;
         heard.map_err(|error| self.gone(&error))
     }
 
@@ -144,7 +144,7 @@ impl Successor {
 
     fn gone(&mut self, error: &io::Error) -> String {
         self.lives = false;
-        format!("the next supervisor has ended: {}", errors::chain(error))
+        format!("the next supervisor exited: {}", errors::chain(error))
     }
 
     async fn read(&mut self) -> io::Result<Word> {
@@ -152,7 +152,7 @@ impl Successor {
         (&mut self.said).take(MAX_LINE).read_until(b'\n', &mut line).await?;
         if line.is_empty() {
             let status = self.child.wait().await?;
-            return Err(io::Error::other(format!("{status}; the log says why")));
+            return Err(io::Error::other(format!("{status}; see the log")));
         }
         Ok(serde_json::from_slice(&line)?)
     }

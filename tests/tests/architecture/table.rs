@@ -107,7 +107,7 @@ pub(crate) const ROWS: &[Row] = &[
         may: &[
             "crate::doctor::check",
             "crate::doctor::facts",
-            "crate::doctor::need",
+            "crate::doctor::requirements",
             "shadowslice_config",
             "shadowslice_control",
         ],

@@ -82,7 +82,7 @@ async fn a_share_set_by_hand_is_held_until_it_is_released() {
     assert_eq!(model.more["wanted_percent"], 50);
     assert!(model.more["verdict"].as_str().unwrap().contains("held"));
     let words = server.said(&["release", "one"]).await.unwrap();
-    assert!(words.contains("is free"), "{words}");
+    assert!(words.contains("is released"), "{words}");
     let back = |model: &Model| model.share_percent == 50 && model.more["held"] == false;
     server.wait_status("one", "the policy's share", back).await.unwrap();
     assert!(server.said(&["release", "one"]).await.unwrap().contains("already"));
@@ -133,7 +133,7 @@ async fn a_policy_moves_shares_under_load_and_loses_nothing() {
     let table = server.said(&["plan"]).await.unwrap();
     assert!(table.starts_with("policy: gslice, every 100 ms, "), "{table}");
     // The last interval saw none of the requests.
-    assert!(table.contains("are over the last ") && !table.contains(" idle "), "{table}");
+    assert!(table.contains("cover the last ") && !table.contains(" idle "), "{table}");
     server.stop().await.unwrap();
 }
 
@@ -153,7 +153,7 @@ async fn a_plan_says_where_each_model_is_and_which_others_are_there() {
     assert_eq!(one["groups_shared_with"], serde_json::json!(["two"]));
     assert_eq!(two["groups_shared_with"], serde_json::json!(["one"]));
     let table = unwrapped(&server.said(&["plan"]).await.unwrap());
-    assert!(table.contains("in-process, groups 0-8, some of which two has, too"), "{table}");
+    assert!(table.contains("in-process, groups 0-8, partly shared with two"), "{table}");
     server.stop().await.unwrap();
 }
 
@@ -278,7 +278,7 @@ async fn without_a_policy_nothing_is_decided_and_nothing_held() {
     let server = two("policy: static", "share: {initial: 50%}", "gpu: 0").await.unwrap();
     let plan = server.plan().await.unwrap();
     assert_eq!((plan["decisions"].as_u64(), plan["models"].as_array().unwrap().len()), (Some(0), 0));
-    assert!(server.said(&["plan"]).await.unwrap().contains("nothing decides"));
+    assert!(server.said(&["plan"]).await.unwrap().contains("shares change only by"));
     let words = server.said(&["resize", "one", "20%"]).await.unwrap();
     assert!(!words.contains("held"), "{words}");
     let again = server.said(&["resize", "one", "20%"]).await.unwrap();

@@ -171,7 +171,7 @@ async fn a_run_directory_that_serve_refuses_is_found_in_the_same_words_and_nothi
         home.write("checked.yaml", &text).unwrap();
         let served = home.run(&["serve", "checked.yaml"]).await.unwrap();
         let served = String::from_utf8(served.stderr).unwrap();
-        let why = served.trim_end().rsplit_once("error: this host cannot serve: ").unwrap().1;
+        let why = served.trim_end().rsplit_once("error: cannot serve on this host: ").unwrap().1;
         let (code, said) = check(&home, &text).await;
         assert!(
             code == 78 && said.ends_with(&format!("checked.yaml:1:10: run_dir: on this host {why}\n")),

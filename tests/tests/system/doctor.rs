@@ -151,7 +151,7 @@ async fn mps_is_asked_for_its_version_and_for_no_longer_than_a_moment() {
     let home = with_mps("exec sleep 600").unwrap();
     let (_, found) = checks(&home, &[]).await.unwrap();
     let mps = found.of("mps").unwrap();
-    assert!(mps.level == "warning" && mps.finding.contains("did not end"), "{mps:?}");
+    assert!(mps.level == "warning" && mps.finding.contains("did not exit"), "{mps:?}");
 }
 
 #[tokio::test]

@@ -47,7 +47,7 @@ async fn a_drained_host_serves_and_says_that_it_is_not_ready() {
     assert!(health.next().await.unwrap().unwrap());
     let loaded = load(&server, "m", 200.0, Duration::from_secs(1));
     let said = server.said(&["drain"]).await.unwrap();
-    assert_eq!(said, "the host is drained: it serves, and says that it is not ready\n");
+    assert_eq!(said, "the host is drained: it keeps serving and reports not ready\n");
     assert!(!health.next().await.unwrap().unwrap(), "watchers are told");
     assert_eq!(says_ready(&server).await.unwrap(), [false; 3]);
     assert_eq!(of_model(&server, "m").await.unwrap(), drained());

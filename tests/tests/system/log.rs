@@ -84,7 +84,7 @@ async fn lines_have_a_time_and_rounded_figures() {
     {
         assert!(log.contains(event), "no `{event}` in\n{log}");
     }
-    assert!(log.contains("stall_ms=") && log.contains("serving for 123 ms more"), "{log}");
+    assert!(log.contains("stall_ms=") && log.contains("lame_duck=123 ms"), "{log}");
     let of = |words: &str| log.lines().filter(|line| line.contains(words)).count();
     assert_eq!(
         (of("drain\" on=\"long\""), of("nonsense: unknown key")),

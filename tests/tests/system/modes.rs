@@ -133,7 +133,7 @@ async fn a_model_that_has_given_up_is_tried_again_by_itself_and_says_when() {
     give_up(&server).await.unwrap();
     let said = server.home().run(&["status"]).await.unwrap();
     let said = unwrapped(&String::from_utf8_lossy(&said.stdout));
-    assert!(said.contains("echo is unready since 0 s (") && said.contains("tried again"), "{said}");
+    assert!(said.contains("echo is unready for 0 s (") && said.contains("try"), "{said}");
     server.wait_status("echo", "another try", |model| model.state == "ready").await.unwrap();
     assert_eq!(ask(server.client(), "echo", &echo_case(1), 0.0).await, Outcome::Right);
     assert_eq!(server.model("echo").await.unwrap().more["next_try_s"], serde_json::Value::Null);

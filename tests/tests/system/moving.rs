@@ -139,7 +139,7 @@ async fn models_come_back_if_a_later_one_does_not_serve_there() {
     let loads = loads(&server, Duration::from_secs(5));
     let (output, ()) = tokio::join!(server.home().run(&["upgrade"]), a_has_moved(&server));
     let said = String::from_utf8_lossy(&output.unwrap().stderr).into_owned();
-    assert!(said.contains("model 'b' serves here and not there"), "{said}");
+    assert!(said.contains("model 'b' is ready here, but not in the next supervisor"), "{said}");
     for model in ["a", "b"] {
         let model = server.model(model).await.unwrap();
         assert_eq!((model.state.as_str(), model.workers.len()), ("ready", 1));
@@ -161,7 +161,7 @@ async fn models_come_back_and_requests_wait_if_the_next_supervisor_is_killed() {
         successor(&server).signal(Signal::SIGKILL).unwrap();
     });
     let said = String::from_utf8_lossy(&output.unwrap().stderr).into_owned();
-    assert!(said.contains("the next supervisor has ended"), "{said}");
+    assert!(said.contains("the next supervisor exited"), "{said}");
     for load in loads {
         assert_nothing_lost(&load.await.unwrap());
     }

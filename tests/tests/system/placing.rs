@@ -79,7 +79,7 @@ async fn models_are_spread_over_gpus_and_stay_where_they_are() {
     assert_eq!(gpus(&server, &["other"]).await.unwrap(), [Some(1)]);
     assert_eq!(gpus(&server, &names).await.unwrap(), [Some(0), Some(1), Some(1), Some(1)]);
     // Also not for a supervisor that was killed, or an upgrade.
-    assert_eq!(server.said(&["move", "little", "0"]).await.unwrap(), "little serves now on GPU 0\n");
+    assert_eq!(server.said(&["move", "little", "0"]).await.unwrap(), "little is ready on GPU 0\n");
     server.upgrade().await.unwrap();
     assert_eq!(gpus(&server, &names).await.unwrap(), [Some(0), Some(1), Some(1), Some(0)]);
     server.signal(Signal::SIGKILL).unwrap();
@@ -99,7 +99,7 @@ async fn moves_under_load_lose_nothing() {
     while !m.is_finished() {
         to = 1 - to;
         let said = server.said(&["move", "m", &to.to_string()]).await.unwrap();
-        assert_eq!(said, format!("m serves now on GPU {to}\n"));
+        assert_eq!(said, format!("m is ready on GPU {to}\n"));
         moves += 1;
     }
     assert!(moves > 3, "{moves} moves");
@@ -129,7 +129,7 @@ async fn a_model_that_cannot_move_serves_on_and_says_why() {
     let why = refused(&server, &["move", "fixed", "0"]).await.unwrap();
     assert!(why.contains("the configuration puts 'fixed' on GPU 1"), "{why}");
     assert!(refused(&server, &["move", "digits", "2"]).await.unwrap().contains("there is no GPU 2"));
-    assert!(refused(&server, &["move", "digit", "1"]).await.unwrap().contains("there is no model 'digit'"));
+    assert!(refused(&server, &["move", "digit", "1"]).await.unwrap().contains("model 'digit' not found"));
     assert_eq!(ask(server.client(), "fixed", &echo_case(1), 0.0).await, Outcome::Right);
     server.stop().await.unwrap();
 }

@@ -70,7 +70,7 @@ async fn what_cannot_be_measured_is_said() {
     };
     let junk = junk.to_str().unwrap();
     let (code, why) = run(&[junk]).await;
-    assert!(code == 1 && why.contains("error: the model cannot be measured"), "{code} {why}");
+    assert!(code == 1 && why.contains("error: cannot measure the model"), "{code} {why}");
     let (code, why) = run(&["/nowhere/model.onnx"]).await;
     assert!(code == 78 && why.contains("error: MODEL: cannot use /nowhere/model.onnx"), "{code} {why}");
     let (code, why) = run(&[junk, "--sms", "1"]).await;
@@ -94,7 +94,7 @@ async fn free_axes_are_asked_for_and_their_shape_goes_along_with_the_profile() {
     let (code, _, why) = run(&arguments).await;
     assert_eq!(code, 78, "{why}");
     let example = format!(
-        "input_ids [?], attention_mask [?]; give the shape that requests have, without the batch axis, for example: \
+        "input_ids [?], attention_mask [?]; give the shape of typical requests, without the batch axis, for example: \
          shadowslice profile {model} --device emulated --shape input_ids=128 --shape attention_mask=128"
     );
     assert!(why.contains(&example), "{why}");

@@ -248,7 +248,7 @@ async fn none_stands_ready_beyond_the_memory_that_is_allowed_and_status_says_so(
     let (stands, lacks) = tokio::time::timeout(server.home().patience(), looking).await.unwrap();
     assert_eq!((told(&stands).as_str(), lacks.workers.len()), ("", 1), "{stands:?} {lacks:?}");
     let said = unwrapped(&server.said(&["status"]).await.unwrap());
-    assert!(said.contains(&format!("{} has no standing worker: it needs 0.1 GiB", lacks.name)), "{said}");
+    assert!(said.contains(&format!("{} has no standby: it needs 0.1 GiB", lacks.name)), "{said}");
     server.stop().await.unwrap();
 }
 

@@ -13,7 +13,7 @@ use crate::terminal::Terminal;
 const USUAL: (u16, u16) = (80, 24);
 const SMALL: (u16, u16) = (40, 10);
 const ARGUMENTS: [&str; 3] = ["top", "--interval", "200ms"];
-const KEYS: &str = "q ends, j/k or arrows select a model";
+const KEYS: &str = "q quits, j/k or arrows select a model";
 
 /// The row of the model `echo`.
 fn row(screen: &str) -> Vec<&str> {
@@ -29,7 +29,7 @@ async fn it_shows_load_sizes_and_a_supervisor_that_goes_and_comes_and_leaves_the
     let mut first = Server::ready(home).await.unwrap();
     let mut top = Terminal::run(first.home(), &ARGUMENTS, USUAL).unwrap();
     let idle = |screen: &str| {
-        let whole = screen.lines().nth(23) == Some(KEYS) && screen.contains("memory not known");
+        let whole = screen.lines().nth(23) == Some(KEYS) && screen.contains("memory unknown");
         whole && row(screen).starts_with(&["echo", "a", "ready", "50%", "66", "shadow", "idle"])
     };
     let screen = top.shows("an idle model", idle).await.unwrap();
@@ -65,7 +65,7 @@ async fn it_shows_load_sizes_and_a_supervisor_that_goes_and_comes_and_leaves_the
 #[tokio::test]
 async fn however_it_ends_the_terminal_is_as_it_was() {
     let home = Home::new().unwrap();
-    let waits = |screen: &str| screen.contains("no supervisor can be reached");
+    let waits = |screen: &str| screen.contains("cannot reach a supervisor");
     for (keys, code) in [("\u{1b}", 0), ("\u{3}", 0)] {
         let mut top = Terminal::run(&home, &ARGUMENTS, USUAL).unwrap();
         top.shows("why there is nothing to show", waits).await.unwrap();
@@ -86,7 +86,7 @@ async fn however_it_ends_the_terminal_is_as_it_was() {
 async fn without_a_terminal_it_prints_a_page() {
     let home = home(&[echo("one", "share: {initial: 50%}"), echo("two", "share: {initial: 25%}")]).unwrap();
     let server = Server::ready(home).await.unwrap();
-    let own = format!("supervisor {}, pid {}, for ", env!("CARGO_PKG_VERSION"), server.process().pid);
+    let own = format!("supervisor {}, pid {}, up ", env!("CARGO_PKG_VERSION"), server.process().pid);
     for arguments in [&ARGUMENTS[..], &["top", "--once", "--interval", "100ms"]] {
         let page = server.said(arguments).await.unwrap();
         assert_eq!(page.lines().find(|line| line.chars().count() > 80), None, "{page}");

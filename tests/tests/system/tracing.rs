@@ -373,7 +373,7 @@ async fn while_the_collector_is_away_requests_are_served_and_spans_counted() {
     call(&server, &parent(1, "01")).await.unwrap();
     collector.trace(&trace(1)).await.unwrap();
     until_counted(&server, "exported", 4.0).await.unwrap();
-    assert!(server.log().contains("the collector takes spans again"), "{}", server.log());
+    assert!(server.log().contains("the collector accepts spans again"), "{}", server.log());
     server.stop().await.unwrap();
 }
 

@@ -73,7 +73,7 @@ async fn one_that_cannot_serve_changes_nothing() {
     let _taken = std::net::TcpListener::bind(taken).unwrap();
     for (written, why) in [
         ("models: nonsense".to_owned(), "must be a list"),
-        (format!("run_dir: /tmp/elsewhere\n{config}"), "cannot change by an upgrade"),
+        (format!("run_dir: /tmp/elsewhere\n{config}"), "an upgrade cannot change run_dir"),
         (config.replace("[]}\n", "[], unknown: 1}\n"), "unknown key"),
         // By then it has the other sockets.
         (config.replace("metrics: []", &format!("metrics: [\"{taken}\"]")), "cannot listen on"),
@@ -127,8 +127,8 @@ async fn one_that_is_told_to_stop_before_it_serves_ends_and_changes_nothing() {
         next.signal(Signal::SIGTERM).unwrap();
         again
     });
-    assert!(again.contains("under way already"), "{again}");
-    assert!(said.contains("the next supervisor has ended"), "{said}");
+    assert!(again.contains("already in progress"), "{again}");
+    assert!(said.contains("the next supervisor exited"), "{said}");
     assert_eq!(ask(server.client(), "a", &echo_case(1), 0.0).await, Outcome::Right);
     assert_alone(&server, &config).await;
     server.stop().await.unwrap();
@@ -160,7 +160,7 @@ async fn one_that_is_killed_before_it_serves_changes_nothing() {
     let (said, _) = tokio::join!(refused(&server), async {
         successor(&server).await.signal(Signal::SIGKILL).unwrap();
     });
-    assert!(said.contains("the next supervisor has ended"), "{said}");
+    assert!(said.contains("the next supervisor exited"), "{said}");
     assert_eq!(ask(server.client(), "a", &echo_case(1), 0.0).await, Outcome::Right);
     server.stop().await.unwrap();
 }
@@ -181,7 +181,7 @@ async fn one_whose_predecessor_is_killed_serves_at_once() {
         next
     });
     server.follow(&next.pid.to_string()).unwrap();
-    server.wait_line(&["has ended without a word"]).await.unwrap();
+    server.wait_line(&["exited without notice"]).await.unwrap();
     server.wait_ready().await.unwrap();
     assert_eq!(ask(server.client(), "a", &echo_case(1), 0.0).await, Outcome::Right);
     server.stop().await.unwrap();
@@ -204,7 +204,7 @@ async fn what_clients_changed_goes_on_and_nothing_is_changed_while_the_next_one_
     server.home().write("config.yaml", format!("{config}  - {slow}\n")).unwrap();
     let before = server.process();
     let (upgraded, refused) = tokio::join!(server.home().run(&["upgrade"]), async {
-        server.wait_line(&["the next supervisor is started"]).await.unwrap();
+        server.wait_line(&["starting the next supervisor"]).await.unwrap();
         let resized = server.home().run(&["resize", "a", "20%"]).await.unwrap();
         let loaded = server.client().load("a", None).await.unwrap_err();
         (String::from_utf8_lossy(&resized.stderr).into_owned(), loaded.message().to_owned())

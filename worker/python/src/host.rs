@@ -1,5 +1,5 @@
-//! Calls between the worker and the package's `Runner`.
-#![allow(unsafe_code)] // memory that both sides see without a copy
+//! The calls from the worker to the `Runner` of the Python package.
+#![allow(unsafe_code)] // memory that Rust and Python share without a copy
 
 use std::ffi::{c_char, c_int};
 
@@ -11,71 +11,186 @@ use shadowslice_shared::boot::BootRefusal;
 use shadowslice_shared::tensor::TensorSpec;
 use shadowslice_worker::answer::AnswerSlot;
 use shadowslice_worker::engine::{
-    Basis, GivenInput, Host, HostRecording, Ran, RecordedOutput, Setting, Signature,
+    EngineAnswer, GivenInput, HostRecording, LoadRequest, ModelHost, ProofBasis, RecordedOutput, Signature,
 };
 use shadowslice_worker::inputs::Inputs;
 
-/// `PyBUF_READ`, which the stable interface of older interpreters does not name.
+/// `PyBUF_READ`, which the stable interface of older interpreters does not define.
 const READ: c_int = 0x100;
 
+/// A Python model, behind the `Runner` of the package.
 #[derive(Debug)]
 pub(crate) struct PythonHost {
     runner: Py<PyAny>,
-    /// Whether inputs lie in memory that stays.
-    lasting: bool,
+    /// True if inputs lie in the request slab, which stays mapped. Warm-up inputs do not.
+    stays_mapped: bool,
 }
 
-/// Name, datatype in the protocol's word, whole shape.
-type Spec = (String, String, Vec<i64>);
+/// The reply of `Runner.load`.
+#[derive(FromPyObject)]
+struct LoadReply {
+    /// The model's signature, or `None` if the model cannot be loaded.
+    #[pyo3(item(0))]
+    signature: Option<SignatureReply>,
+    /// The reason of a failure.
+    #[pyo3(item(1))]
+    why: String,
+}
 
-/// What `Runner.load` returns: the inputs, the outputs and how many streams it generates at a time, or
-/// why there are none.
-type Found = (Option<(Vec<Spec>, Vec<Spec>, u32)>, String);
+#[derive(FromPyObject)]
+struct SignatureReply {
+    #[pyo3(item(0))]
+    inputs: Vec<TensorReply>,
+    #[pyo3(item(1))]
+    outputs: Vec<TensorReply>,
+    /// The number of streams that the model generates at a time.
+    #[pyo3(item(2))]
+    streams: u32,
+}
 
-/// What `Runner.basis` returns: whether answers are always the same, and the inputs, each as shape and
-/// bytes, if the model gives some; or why there is none.
-type Grounds = (Option<(bool, Option<Vec<(Vec<i64>, Vec<u8>)>>)>, String);
+#[derive(FromPyObject)]
+struct TensorReply {
+    #[pyo3(item(0))]
+    name: String,
+    /// The datatype's name in the protocol, for example `FP32`.
+    #[pyo3(item(1))]
+    datatype: String,
+    /// The shape with the batch axis.
+    #[pyo3(item(2))]
+    shape: Vec<i64>,
+}
 
-/// One output: its shape without the batch axis, and each request's part, as address and length.
-type Answered = (Vec<i64>, Vec<(usize, usize)>);
+/// The reply of `Runner.basis`.
+#[derive(FromPyObject)]
+struct BasisReply {
+    /// The basis, or `None` if the model's `warmup` failed.
+    #[pyo3(item(0))]
+    basis: Option<ProofBasisReply>,
+    /// The reason of a failure.
+    #[pyo3(item(1))]
+    why: String,
+}
 
-/// What `Runner.run` and `Runner.step` return: the outputs, what keeps them, and whether there is more;
-/// or whether the input is at fault, and why.
-type Told = (Option<(Vec<Answered>, Py<PyAny>, bool)>, bool, String);
+#[derive(FromPyObject)]
+struct ProofBasisReply {
+    #[pyo3(item(0))]
+    deterministic: bool,
+    /// The inputs that the model gives itself, if it gives any.
+    #[pyo3(item(1))]
+    inputs: Option<Vec<InputReply>>,
+}
 
-/// What `Runner.record` returns: the graph, the inputs' addresses, and each output's row as shape, address
-/// and bytes, if the model is to be recorded; or why it cannot be.
-type Taken = (Option<(usize, Vec<usize>, Vec<(Vec<i64>, usize, usize)>)>, Option<String>);
+#[derive(FromPyObject)]
+struct InputReply {
+    #[pyo3(item(0))]
+    shape: Vec<i64>,
+    #[pyo3(item(1))]
+    bytes: Vec<u8>,
+}
+
+/// The reply of `Runner.run` and of `Runner.step`.
+#[derive(FromPyObject)]
+struct RunReply {
+    /// The answer, or `None` if the model failed.
+    #[pyo3(item(0))]
+    answer: Option<AnswerReply>,
+    /// True if the request's input caused the failure.
+    #[pyo3(item(1))]
+    is_input_fault: bool,
+    /// The reason of a failure.
+    #[pyo3(item(2))]
+    why: String,
+}
+
+#[derive(FromPyObject)]
+struct AnswerReply {
+    #[pyo3(item(0))]
+    outputs: Vec<OutputReply>,
+    /// The arrays that hold the outputs' bytes; they live as long as this reference.
+    #[pyo3(item(1))]
+    _arrays: Py<PyAny>,
+    /// True if the stream has further answers.
+    #[pyo3(item(2))]
+    more: bool,
+}
+
+#[derive(FromPyObject)]
+struct OutputReply {
+    /// The shape without the batch axis.
+    #[pyo3(item(0))]
+    shape: Vec<i64>,
+    /// The address and the length in bytes of each request's part.
+    #[pyo3(item(1))]
+    parts: Vec<(usize, usize)>,
+}
+
+/// The reply of `Runner.record`.
+#[derive(FromPyObject)]
+struct RecordReply {
+    /// The recording, or `None` if the model is not recorded.
+    #[pyo3(item(0))]
+    recording: Option<RecordingReply>,
+    /// The reason of a failure.
+    #[pyo3(item(1))]
+    why: Option<String>,
+}
+
+#[derive(FromPyObject)]
+struct RecordingReply {
+    /// The handle of the `CUgraph`.
+    #[pyo3(item(0))]
+    graph: usize,
+    /// The addresses of the inputs on the GPU.
+    #[pyo3(item(1))]
+    inputs: Vec<usize>,
+    #[pyo3(item(2))]
+    outputs: Vec<RecordedOutputReply>,
+}
+
+#[derive(FromPyObject)]
+struct RecordedOutputReply {
+    /// The shape without the batch axis.
+    #[pyo3(item(0))]
+    shape: Vec<i64>,
+    #[pyo3(item(1))]
+    address: usize,
+    /// The bytes of a row.
+    #[pyo3(item(2))]
+    row: usize,
+}
 
 impl PythonHost {
     pub(crate) fn new(runner: Py<PyAny>) -> Self {
-        Self { runner, lasting: false }
+        Self { runner, stays_mapped: false }
     }
 }
 
-impl Host for PythonHost {
-    fn load(&mut self, Setting { name, path, cache, on_gpu }: Setting<'_>) -> Result<Signature, BootRefusal> {
-        let found = Python::attach(|py| -> PyResult<Found> {
+impl ModelHost for PythonHost {
+    fn load(
+        &mut self,
+        LoadRequest { name, path, cache, on_gpu }: LoadRequest<'_>,
+    ) -> Result<Signature, BootRefusal> {
+        let reply = Python::attach(|py| -> PyResult<LoadReply> {
             self.runner.bind(py).call_method1("load", (name, path, cache, on_gpu))?.extract()
         });
-        let (found, why) = found.map_err(|error| BootRefusal::Setup(error.to_string()))?;
-        let (inputs, outputs, streams) = found.ok_or(BootRefusal::Model(why))?;
+        let LoadReply { signature, why } = reply.map_err(|error| BootRefusal::Setup(error.to_string()))?;
+        let SignatureReply { inputs, outputs, streams } = signature.ok_or(BootRefusal::Model(why))?;
         Ok(Signature { inputs: specs(inputs)?, optional: Vec::new(), outputs: specs(outputs)?, streams })
     }
 
-    fn basis(&mut self) -> Result<Basis, BootRefusal> {
-        let found = Python::attach(|py| -> PyResult<Grounds> {
+    fn basis(&mut self) -> Result<ProofBasis, BootRefusal> {
+        let reply = Python::attach(|py| -> PyResult<BasisReply> {
             self.runner.bind(py).call_method0("basis")?.extract()
         });
-        let (found, why) = found.map_err(|error| BootRefusal::Setup(error.to_string()))?;
-        let (deterministic, inputs) = found.ok_or(BootRefusal::Model(why))?;
-        let given = |(shape, bytes)| GivenInput { shape, bytes };
-        Ok(Basis { deterministic, inputs: inputs.map(|inputs| inputs.into_iter().map(given).collect()) })
+        let BasisReply { basis, why } = reply.map_err(|error| BootRefusal::Setup(error.to_string()))?;
+        let ProofBasisReply { deterministic, inputs } = basis.ok_or(BootRefusal::Model(why))?;
+        let given = |InputReply { shape, bytes }| GivenInput { shape, bytes };
+        Ok(ProofBasis { deterministic, inputs: inputs.map(|inputs| inputs.into_iter().map(given).collect()) })
     }
 
-    fn warmed_up(&mut self) {
-        self.lasting = true;
-        // Else it keeps more than it needs.
+    fn finish_warm_up(&mut self) {
+        self.stays_mapped = true;
+        // If this fails, the runner keeps more memory than it needs.
         Python::attach(|py| self.runner.bind(py).call_method0("warmed_up").map(drop)).ok();
     }
 
@@ -86,14 +201,14 @@ impl Host for PythonHost {
         why.map_err(|error| error.to_string())?.map_or(Ok(()), Err)
     }
 
-    fn movable(&self) -> Result<(), String> {
+    fn check_movable(&self) -> Result<(), String> {
         let why =
             Python::attach(|py| self.runner.bind(py).call_method0("movable")?.extract::<Option<String>>());
         why.map_err(|error| error.to_string())?.map_or(Ok(()), Err)
     }
 
-    fn left(&mut self) {
-        // What is not freed is used again.
+    fn release_partition(&mut self) {
+        // If this fails, the memory stays allocated and is used again.
         Python::attach(|py| self.runner.bind(py).call_method0("left").map(drop)).ok();
     }
 
@@ -102,10 +217,10 @@ impl Host for PythonHost {
         inputs: &Inputs<'_>,
         slot: &mut AnswerSlot<'_>,
         cuda: Option<usize>,
-    ) -> Result<Ran, RunFailure> {
-        let told = Python::attach(|py| -> PyResult<Told> {
+    ) -> Result<EngineAnswer, RunFailure> {
+        let reply = Python::attach(|py| -> PyResult<RunReply> {
             let tensors: Vec<Bound<'_, PyAny>> = (0..inputs.specs().len())
-                .map(|input| tensor(py, inputs, (input, self.lasting)))
+                .map(|input| tensor(py, inputs, input, self.stays_mapped))
                 .collect::<Result<_, _>>()?;
             let tensors = PyList::new(py, tensors)?;
             let shapes: Vec<Vec<i64>> =
@@ -115,19 +230,19 @@ impl Host for PythonHost {
             let stream = inputs.id();
             self.runner.bind(py).call_method1("run", (tensors, shapes, rows, cuda, stream))?.extract()
         });
-        ran(told, slot)
+        answer(reply, slot)
     }
 
     fn record(&mut self, shapes: &[Vec<i64>]) -> Result<Option<HostRecording>, RunFailure> {
-        let taken = Python::attach(|py| -> PyResult<Taken> {
+        let reply = Python::attach(|py| -> PyResult<RecordReply> {
             self.runner.bind(py).call_method1("record", (shapes.to_vec(),))?.extract()
         });
-        let (recorded, why) = taken.map_err(|error| RunFailure::Engine(error.to_string()))?;
+        let RecordReply { recording, why } = reply.map_err(|error| RunFailure::Engine(error.to_string()))?;
         if let Some(why) = why {
             return Err(RunFailure::Engine(why));
         }
-        Ok(recorded.map(|(graph, inputs, outputs)| {
-            let output = |(shape, address, row)| RecordedOutput { shape, address, row };
+        Ok(recording.map(|RecordingReply { graph, inputs, outputs }| {
+            let output = |RecordedOutputReply { shape, address, row }| RecordedOutput { shape, address, row };
             HostRecording { graph, inputs, outputs: outputs.into_iter().map(output).collect() }
         }))
     }
@@ -137,68 +252,71 @@ impl Host for PythonHost {
         stream: u64,
         slot: &mut AnswerSlot<'_>,
         cuda: Option<usize>,
-    ) -> Result<Ran, RunFailure> {
-        let told = Python::attach(|py| -> PyResult<Told> {
+    ) -> Result<EngineAnswer, RunFailure> {
+        let reply = Python::attach(|py| -> PyResult<RunReply> {
             self.runner.bind(py).call_method1("step", (stream, cuda))?.extract()
         });
-        ran(told, slot)
+        answer(reply, slot)
     }
 
     fn may_need_warmup(&self) -> bool {
-        let asked = Python::attach(|py| self.runner.bind(py).call_method0("may_need_warmup")?.extract());
-        asked.unwrap_or(true)
+        let reply = Python::attach(|py| self.runner.bind(py).call_method0("may_need_warmup")?.extract());
+        reply.unwrap_or(true)
     }
 
     fn close(&mut self, stream: u64) {
-        // What its generator raises is in the log.
+        // The log has what the generator raises.
         Python::attach(|py| self.runner.bind(py).call_method1("close", (stream,)).map(drop)).ok();
     }
 }
 
-fn ran(told: PyResult<Told>, slot: &mut AnswerSlot<'_>) -> Result<Ran, RunFailure> {
-    match told.map_err(|error| RunFailure::Engine(error.to_string()))? {
-        // The arrays live as long as `_kept`.
-        (Some((outputs, _kept, more)), ..) => {
-            Ok(Ran { outputs: outputs.into_iter().map(|output| put(output, slot)).collect(), more })
+fn answer(reply: PyResult<RunReply>, slot: &mut AnswerSlot<'_>) -> Result<EngineAnswer, RunFailure> {
+    let reply = reply.map_err(|error| RunFailure::Engine(error.to_string()))?;
+    match reply.answer {
+        // `_arrays` keeps the outputs' bytes alive until they are copied.
+        Some(AnswerReply { outputs, _arrays, more }) => {
+            Ok(EngineAnswer { outputs: outputs.into_iter().map(|output| put(output, slot)).collect(), more })
         }
-        (None, true, why) => Err(RunFailure::Input(why)),
-        (None, false, why) => Err(RunFailure::Engine(why)),
+        None if reply.is_input_fault => Err(RunFailure::Input(reply.why)),
+        None => Err(RunFailure::Engine(reply.why)),
     }
 }
 
-/// The bytes of an input in one piece: in place if they lie in one, in memory that stays.
+/// Returns the contiguous bytes of an input. Bytes that are contiguous already, in memory that
+/// stays mapped, are not copied.
 fn tensor<'py>(
     py: Python<'py>,
     inputs: &Inputs<'_>,
-    (input, lasting): (usize, bool),
+    input: usize,
+    stays_mapped: bool,
 ) -> PyResult<Bound<'py, PyAny>> {
-    if inputs.requests() > 1 || !lasting {
+    if inputs.requests() > 1 || !stays_mapped {
         let parts: Vec<&[u8]> = (0..inputs.requests()).map(|request| inputs.part(request, input)).collect();
         return Ok(PyBytes::new(py, &parts.concat()).into_any());
     }
     let part = inputs.part(0, input);
     let length = isize::try_from(part.len())?;
-    // SAFETY: the request slab stays mapped as long as the process serves, so that a view which a model
-    // keeps is one of valid memory, whatever lies there later. Nothing is written through it.
+    // SAFETY: the request slab stays mapped while the process serves, so a view that a model keeps
+    // remains valid, whatever its bytes are later. Nothing is written through the view.
     let view = unsafe { PyMemoryView_FromMemory(part.as_ptr().cast::<c_char>().cast_mut(), length, READ) };
-    // SAFETY: a new reference, or null with an exception set.
+    // SAFETY: the pointer is a new reference, or null with an exception set.
     unsafe { Bound::from_owned_ptr_or_err(py, view) }
 }
 
-fn put((shape, parts): Answered, slot: &mut AnswerSlot<'_>) -> BatchOutput {
+fn put(OutputReply { shape, parts }: OutputReply, slot: &mut AnswerSlot<'_>) -> BatchOutput {
     let bytes = |(address, length): (usize, usize)| match length {
         0 => &[][..],
-        // SAFETY: `Runner.run` gives addresses of contiguous arrays of that many bytes, which the caller
-        // keeps alive, and which nobody writes before the next batch.
+        // SAFETY: `Runner.run` returns the addresses of contiguous arrays with this number of
+        // bytes. The caller keeps them alive, and nobody writes to them before the next batch.
         _ => unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance::<u8>(address), length) },
     };
     BatchOutput { shape, parts: parts.into_iter().map(|part| slot.put(bytes(part))).collect() }
 }
 
-fn specs(found: Vec<Spec>) -> Result<Vec<TensorSpec>, BootRefusal> {
-    let spec = |(name, datatype, shape): Spec| match datatype.parse() {
+fn specs(tensors: Vec<TensorReply>) -> Result<Vec<TensorSpec>, BootRefusal> {
+    let spec = |TensorReply { name, datatype, shape }| match datatype.parse() {
         Ok(datatype) => Ok(TensorSpec { name, datatype, shape }),
         Err(unknown) => Err(BootRefusal::Model(format!("tensor '{name}': {unknown}"))),
     };
-    found.into_iter().map(spec).collect()
+    tensors.into_iter().map(spec).collect()
 }

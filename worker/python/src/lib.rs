@@ -1,7 +1,7 @@
 //! The worker's library as the Python module `shadowslice._worker`.
 //!
-//! All of a worker's phases are those of `shadowslice-worker`: the boot, the proof, the batches. Only
-//! what loads and runs the model is Python, in the package `shadowslice`.
+//! The phases are those of `shadowslice-worker`: boot, proof and batches. Only the loading and
+//! running of the model is in Python, in the package `shadowslice`.
 
 mod host;
 
@@ -9,52 +9,56 @@ use std::path::PathBuf;
 
 use pyo3::prelude::*;
 use shadowslice_shared::errors::chain;
-use shadowslice_worker::boot::{Connected, Fault};
-use shadowslice_worker::{say, walls};
+use shadowslice_worker::boot::{ConnectedWorker, WorkerError};
+use shadowslice_worker::{log_line, sandbox};
 
 use host::PythonHost;
 
-/// Serves as the supervisor orders, until there is no more work. `runner` has the methods `load` and
-/// `run` of the package's `Runner`; `user` is whom the process becomes first. Returns the exit code.
+/// Serves as the supervisor orders, until the supervisor closes the socket, and returns the exit
+/// code. `runner` is a `Runner` of the package. The process first changes to `user`, if one is
+/// given.
 #[pyfunction]
 #[pyo3(signature = (runner, user = None))]
 fn serve(py: Python<'_>, runner: Py<PyAny>, user: Option<u32>) -> u8 {
-    // While the worker waits, the model's own threads run.
+    // The model's own threads run while the worker waits.
     py.detach(|| match run(runner, user) {
-        // The supervisor is gone, so there is nothing to report; or it was told why.
-        Ok(()) | Err(Fault::SupervisorGone) => 0,
-        Err(Fault::Refused(_)) => 1,
+        // If the supervisor has ended, nobody is left to read a report. After a refusal it has the
+        // reason.
+        Ok(()) | Err(WorkerError::SupervisorGone) => 0,
+        Err(WorkerError::Refused(_)) => 1,
         Err(fault) => {
-            say(&format!("error: {}", chain(&fault)));
+            log_line(&format!("error: {}", chain(&fault)));
             1
         }
     })
 }
 
-fn run(runner: Py<PyAny>, user: Option<u32>) -> Result<(), Fault> {
-    if let Err(error) = walls::begin() {
-        say(&format!("other processes of its user can read it: {error}"));
+fn run(runner: Py<PyAny>, user: Option<u32>) -> Result<(), WorkerError> {
+    if let Err(error) = sandbox::harden_process() {
+        log_line(&format!(
+            "cannot harden this process, so other processes of the same user can read its memory: {error}"
+        ));
     }
     if let Some(user) = user {
-        walls::become_user(user).map_err(Fault::User)?;
+        sandbox::become_user(user).map_err(WorkerError::User)?;
     }
     let host = Box::new(PythonHost::new(runner));
-    match Connected::new(Some(host))?.load()?.warm()? {
+    match ConnectedWorker::new(Some(host))?.load()?.warm()? {
         Some(warm) => Ok(warm.serve()?),
         None => Ok(()),
     }
 }
 
-/// A worker's walls, around a process that only looks at a model and writes to these folders.
+/// Enters a worker's sandbox, in a process that only checks a model and writes to these folders.
 #[pyfunction]
-fn raise_walls(writable: Vec<PathBuf>) {
-    walls::begin().ok();
-    // What does not stand is told when a worker starts.
-    walls::raise(&writable);
+fn enter_sandbox(writable: Vec<PathBuf>) {
+    // Failures need no report here: each worker that starts reports them.
+    sandbox::harden_process().ok();
+    sandbox::enter(&writable);
 }
 
 #[pymodule]
 fn _worker(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add_function(wrap_pyfunction!(raise_walls, module)?)?;
+    module.add_function(wrap_pyfunction!(enter_sandbox, module)?)?;
     module.add_function(wrap_pyfunction!(serve, module)?)
 }

@@ -1,7 +1,7 @@
-//! From the first word to a worker that can serve: [`Connected`], then [`Loaded`], then [`Warm`],
-//! each made from the one before. If a step fails, the worker tells the supervisor.
+//! The boot of a worker: [`ConnectedWorker`], then [`LoadedWorker`], then [`WarmWorker`], each made
+//! from the previous one. If a phase fails, the worker reports the reason to the supervisor.
 
-mod link;
+mod channel;
 mod partitions;
 
 use std::collections::BTreeMap;
@@ -22,54 +22,58 @@ use shadowslice_shared::slab::{AnswerWriter, ReadableSlab, SlabError};
 use crate::answer::AnswerSlots;
 use crate::clock::{after, now_ns, wait_until};
 use crate::descriptors::{Descriptors, adopt};
-use crate::device::Device;
+use crate::device::ComputeDevice;
 use crate::device::cuda::pinned;
-use crate::engine::{Engine, Host, Libraries, Means, Signature};
-use crate::parent::Parent;
-use crate::proof::{self, Trial, Unproven};
-use crate::serve::Warm;
-use crate::{say, walls};
-pub use link::Fault;
-pub use link::Link;
+use crate::engine::{EngineResources, Libraries, ModelEngine, ModelHost, Signature};
+use crate::parent::ParentProcess;
+use crate::proof::{self, ProofError, Prover};
+use crate::serve::WarmWorker;
+use crate::{log_line, sandbox};
+pub use channel::BootChannel;
+pub use channel::WorkerError;
 use shadowslice_shared::errors::chain;
 
+/// A worker that has taken over its descriptors and said hello.
 #[derive(Debug)]
-pub struct Connected {
-    link: Link,
+pub struct ConnectedWorker {
+    channel: BootChannel,
     descriptors: Descriptors,
-    host: Option<Box<dyn Host>>,
-    parent: Option<Parent>,
+    host: Option<Box<dyn ModelHost>>,
+    parent: Option<ParentProcess>,
 }
 
-impl Connected {
-    /// With the descriptors that the supervisor has passed to this process, and the program that
-    /// runs models that no engine here runs.
-    pub fn new(host: Option<Box<dyn Host>>) -> Result<Self, Fault> {
-        let (boot, descriptors) = adopt().map_err(Fault::Connect)?;
-        // Before the first order, which comes only while the supervisor lives.
-        let parent = Parent::find().unwrap_or_else(unwatched);
-        Ok(Self { link: Link::open(boot)?, descriptors, host, parent })
+impl ConnectedWorker {
+    /// Takes over the descriptors that the supervisor has passed to this process. `host` runs the
+    /// models that no engine of this library runs.
+    pub fn new(host: Option<Box<dyn ModelHost>>) -> Result<Self, WorkerError> {
+        let (boot, descriptors) = adopt().map_err(WorkerError::Connect)?;
+        // The first order proves that the supervisor lives, so the parent must be looked up before
+        // it.
+        let parent = ParentProcess::find().unwrap_or_else(log_unwatched);
+        Ok(Self { channel: BootChannel::open(boot)?, descriptors, host, parent })
     }
 
-    /// On an emulated device this takes at least as long as the assignment's profile says for
-    /// starting a process and loading.
-    pub fn load(self) -> Result<Loaded, Fault> {
-        let Self { link, descriptors, host, parent } = self;
-        let BootCommand::Load(assignment) = link.order()? else { return Err(link.out_of_step()) };
+    /// Loads the model as the supervisor orders. On an emulated device this takes at least the time
+    /// that the assignment's profile gives for starting a process and loading.
+    pub fn load(self) -> Result<LoadedWorker, WorkerError> {
+        let Self { channel, descriptors, host, parent } = self;
+        let BootCommand::Load(assignment) = channel.receive_order()? else {
+            return Err(channel.refuse_unexpected_order());
+        };
         let begun_ns = now_ns();
-        let breaches = walls::raise(&walls::writable(&assignment.engine, assignment.on_gpu()));
+        let breaches = sandbox::enter(&sandbox::writable_folders(&assignment.engine, assignment.on_gpu()));
         if assignment.purpose.is_reference() {
-            // Once a model is enough.
-            breaches.iter().for_each(|breach| say(&chain(breach)));
+            // One worker of a model reports these; the others would repeat them.
+            breaches.iter().for_each(|breach| log_line(&chain(breach)));
         }
-        parent.map_or(Ok(()), Parent::end_with_it).unwrap_or_else(unwatched);
-        let (parts, took, weights) =
-            Parts::load(descriptors, host, &assignment).map_err(|refusal| link.refuse(refusal))?;
+        parent.map_or(Ok(()), ParentProcess::exit_with_parent).unwrap_or_else(log_unwatched);
+        let LoadedParts { parts, times: took, weights } =
+            Parts::load(descriptors, host, &assignment).map_err(|refusal| channel.refuse(refusal))?;
         let times = parts.device.start_times(assignment.profile.as_ref());
         wait_until(after(begun_ns, times.process.saturating_add(times.load)), &parts.socket)?;
-        let took = emulated(took, times.process, between(begun_ns, now_ns()));
+        let took = with_waits(took, times.process, between(begun_ns, now_ns()));
         let Signature { inputs, optional, outputs, streams } = parts.signature.clone();
-        link.say(BootReply::Loaded(LoadedModel {
+        channel.send(BootReply::Loaded(LoadedModel {
             inputs,
             optional,
             outputs,
@@ -79,48 +83,54 @@ impl Connected {
             weights,
         }))?;
         let Assignment { purpose, partition, .. } = *assignment;
-        Ok(Loaded { link, purpose, partition, warm: times.warm, parts })
+        Ok(LoadedWorker { channel, purpose, partition, warm: times.warm, parts })
     }
 }
 
+/// A worker whose model is loaded.
 #[derive(Debug)]
-pub struct Loaded {
-    link: Link,
+pub struct LoadedWorker {
+    channel: BootChannel,
     purpose: WorkerPurpose,
     partition: Option<PartitionSpec>,
-    /// The least time that warming takes on the emulated device.
+    /// The minimum time that warming takes on the emulated device.
     warm: Duration,
     parts: Parts,
 }
 
-impl Loaded {
-    /// `None` from a worker that only computes the reference answers: it has done its work then.
+impl LoadedWorker {
+    /// Warms the model up, and proves its answers. Returns `None` if this worker only computes the
+    /// reference answers: its work is done then.
     ///
-    /// Warm-up runs take no SMs of the emulated GPU from other workers, and none of its time.
-    pub fn warm(mut self) -> Result<Option<Warm>, Fault> {
-        let BootCommand::Warm(warm_up) = self.link.order()? else { return Err(self.link.out_of_step()) };
+    /// Warm-up runs occupy no SMs of the emulated GPU, and take none of its time.
+    pub fn warm(mut self) -> Result<Option<WarmWorker>, WorkerError> {
+        let BootCommand::Warm(warm_up) = self.channel.receive_order()? else {
+            return Err(self.channel.refuse_unexpected_order());
+        };
         let deadline_ns = after(now_ns(), self.warm);
-        let aim = (self.purpose, self.partition.as_ref());
-        let warmed = self.parts.prove(aim, &warm_up, &self.link).map_err(|unproven| match unproven {
-            Unproven::Refused(refusal) => self.link.refuse(self.parts.perhaps_otherwise(refusal)),
-            Unproven::HungUp => Fault::SupervisorGone,
+        let proven = self.parts.prove(self.purpose, self.partition.as_ref(), &warm_up, &self.channel);
+        let warmed = proven.map_err(|unproven| match unproven {
+            ProofError::Refused(refusal) => self.channel.refuse(self.parts.with_other_layout(refusal)),
+            ProofError::HungUp => WorkerError::SupervisorGone,
         })?;
-        self.parts.engine.warmed_up().map_err(|refusal| self.link.refuse(refusal))?;
+        self.parts.engine.finish_warm_up().map_err(|refusal| self.channel.refuse(refusal))?;
         wait_until(deadline_ns, &self.parts.socket)?;
         let proof = warmed.proof.max(self.warm);
-        self.link.say(BootReply::Warmed(WarmUpReport { proof, ..warmed }))?;
+        self.channel.send(BootReply::Warmed(WarmUpReport { proof, ..warmed }))?;
         Ok((!self.purpose.is_reference()).then(|| self.parts.into_warm(warm_up.batched)))
     }
 }
 
-fn unwatched<T: Default>(error: io::Error) -> T {
-    say(&format!("if its model hangs, it would outlive a supervisor that is killed: {error}"));
+fn log_unwatched<T: Default>(error: io::Error) -> T {
+    log_line(&format!(
+        "cannot watch the supervisor, so this worker would outlive it if the model hangs: {error}"
+    ));
     T::default()
 }
 
-/// How long each part of loading took, including the waits on an emulated device: `process` is the
-/// time to start a process, out of `all`.
-fn emulated(took: LoadTimes, process: Duration, all: Duration) -> LoadTimes {
+/// Adds the waits on an emulated device to the times of loading. `process` is the time to start a
+/// process, which is part of `all`.
+fn with_waits(took: LoadTimes, process: Duration, all: Duration) -> LoadTimes {
     let context = took.context.max(process);
     let before = took.libraries.saturating_add(context);
     LoadTimes { context, session: took.session.max(all.saturating_sub(before)), ..took }
@@ -130,67 +140,77 @@ fn between(begun_ns: u64, ended_ns: u64) -> Duration {
     Duration::from_nanos(ended_ns.saturating_sub(begun_ns))
 }
 
+/// The parts of a worker that survive the boot.
 #[derive(Debug)]
 struct Parts {
-    engine: Engine,
+    engine: ModelEngine,
     signature: Signature,
-    device: Device,
+    device: ComputeDevice,
     requests: ReadableSlab,
     slots: AnswerSlots,
     responses: OwnedFd,
     response_bytes: u64,
     reference: File,
     socket: OwnedFd,
-    /// The file of an ONNX model.
+    /// The model's file, if it is an ONNX model.
     model_file: Option<PathBuf>,
-    /// What it has of an emulated GPU's memory.
+    /// The memory that this worker takes of an emulated GPU.
     memory: DeviceMemory,
+}
+
+/// The result of a load.
+struct LoadedParts {
+    parts: Parts,
+    times: LoadTimes,
+    /// The GPU memory that loading the model took, in bytes; 0 without a real GPU.
+    weights: u64,
 }
 
 impl Parts {
     fn load(
         descriptors: Descriptors,
-        host: Option<Box<dyn Host>>,
+        host: Option<Box<dyn ModelHost>>,
         assignment: &Assignment,
-    ) -> Result<(Self, LoadTimes, u64), BootRefusal> {
+    ) -> Result<LoadedParts, BootRefusal> {
         let setup = |fault: SlabError| BootRefusal::Setup(chain(&fault));
         let Descriptors { batches, requests, responses, reference, pool, weights } = descriptors;
         let begun_ns = now_ns();
         let on_gpu = assignment.on_gpu();
         let libraries = Libraries::load(&assignment.engine, on_gpu)?;
         let loaded_ns = now_ns();
-        let device = Device::open(assignment, pool)?;
+        let device = ComputeDevice::open(assignment, pool)?;
         let opened_ns = now_ns();
-        if let Err(breach) = walls::close_connections()
+        if let Err(breach) = sandbox::deny_connections()
             && assignment.purpose.is_reference()
         {
-            say(&chain(&breach));
+            log_line(&chain(&breach));
         }
         let requests = ReadableSlab::map(requests.as_fd(), assignment.request_bytes).map_err(setup)?;
         let slot_bytes = assignment.response_slot_bytes;
-        let response_bytes = slot_bytes
-            .checked_mul(IN_FLIGHT as u64)
-            .ok_or_else(|| BootRefusal::Setup(format!("slots of {slot_bytes} bytes are impossible")))?;
+        let response_bytes = slot_bytes.checked_mul(IN_FLIGHT as u64).ok_or_else(|| {
+            BootRefusal::Setup(format!("response slots of {slot_bytes} bytes are too large"))
+        })?;
         let writer = AnswerWriter::map(responses.as_fd(), response_bytes).map_err(setup)?;
         if let Some(gpu) = device.gpu() {
             pinned::pin(gpu, &requests, &writer);
         }
         let memory = device.take_memory(assignment.profile.as_ref(), weights.as_ref())?;
         let free = device.free_memory();
-        let means = Means {
+        let means = EngineResources {
             gpu: device.gpu().cloned(),
             weights,
             host,
             partitioned: assignment.partition.is_some(),
             model: &assignment.model,
         };
-        let (engine, mut signature) = Engine::load(&assignment.engine, &libraries, means)?;
+        let (engine, mut signature) = ModelEngine::load(&assignment.engine, &libraries, means)?;
         if assignment.device == DeviceSpec::Cuda {
-            // A reference worker computes on the CPU, which takes them. The workers that serve do not.
+            // A reference worker computes on the CPU, which supports optional inputs. Workers that
+            // serve this model compute on a GPU, which does not.
             signature.optional.clear();
         }
         let weights = free.saturating_sub(device.free_memory());
-        let took = LoadTimes {
+        let times = LoadTimes {
             libraries: between(begun_ns, loaded_ns),
             context: between(loaded_ns, opened_ns),
             session: between(opened_ns, now_ns()),
@@ -214,29 +234,30 @@ impl Parts {
             model_file,
             memory,
         };
-        Ok((parts, took, weights))
+        Ok(LoadedParts { parts, times, weights })
     }
 
     fn prove(
         &mut self,
-        (purpose, partition): (WorkerPurpose, Option<&PartitionSpec>),
+        purpose: WorkerPurpose,
+        partition: Option<&PartitionSpec>,
         warm_up: &WarmUp,
-        link: &Link,
-    ) -> Result<WarmUpReport, Unproven> {
+        channel: &BootChannel,
+    ) -> Result<WarmUpReport, ProofError> {
         let answers = ReadableSlab::map(self.responses.as_fd(), self.response_bytes)
             .map_err(|fault| BootRefusal::Setup(chain(&fault)))?;
         let on_gpu = self.device.gpu().is_some();
         let (engine, signature, slots) = (&mut self.engine, &self.signature, &self.slots);
         let socket = Some(self.socket.as_fd());
         let (inputs, given) = (BTreeMap::new(), None);
-        let mut trial = Trial {
+        let mut prover = Prover {
             engine,
             signature,
             slots,
             answers: &answers,
             warm_up,
             socket,
-            link: Some(link),
+            channel: Some(channel),
             on_gpu,
             inputs,
             file: self.model_file.as_deref(),
@@ -247,23 +268,23 @@ impl Parts {
         let begun_ns = now_ns();
         let free = self.device.free_memory();
         match purpose {
-            WorkerPurpose::Serve if on_gpu => proof::warm(&mut trial, Some(&self.reference))?,
+            WorkerPurpose::Serve if on_gpu => proof::warm(&mut prover, Some(&self.reference))?,
             WorkerPurpose::Serve | WorkerPurpose::Reference => {}
-            // So that nothing is recorded: the reference answers must not depend on recordings.
-            WorkerPurpose::DeviceReference => trial.engine.warmed_up()?,
+            // This prevents recordings, on which the reference answers must not depend.
+            WorkerPurpose::DeviceReference => prover.engine.finish_warm_up()?,
         }
         let warm_ns = now_ns();
         let mut warmed = WarmUpReport { warmup: between(begun_ns, warm_ns), ..WarmUpReport::default() };
         match purpose {
             WorkerPurpose::Reference | WorkerPurpose::DeviceReference => {
-                warmed.times = proof::write_reference(&mut trial, &self.reference)?;
+                warmed.times = proof::write_reference(&mut prover, &self.reference)?;
             }
-            WorkerPurpose::Serve => warmed.times = proof::prove(&mut trial, &self.reference, Groups::WHOLE)?,
+            WorkerPurpose::Serve => warmed.times = proof::prove(&mut prover, &self.reference, Groups::WHOLE)?,
         }
         if let Some(partition) = partition {
-            let proven = partitions::prove(&mut trial, &self.reference, partition, &warmed.times)?;
+            let proven = partitions::prove(&mut prover, &self.reference, partition, &warmed.times)?;
             let mut failures = proven.counts.iter().filter_map(|proof| proof.result.clone().err());
-            if let Some(why) = failures.next().filter(|_| trial.engine.channels_last()) {
+            if let Some(why) = failures.next().filter(|_| prover.engine.channels_last()) {
                 return Err(BootRefusal::NoPartitions(why).into());
             }
             warmed.partitions = Some(proven);
@@ -276,23 +297,24 @@ impl Parts {
         Ok(warmed)
     }
 
-    /// If channels last may be the cause of a refusal, the next worker does without them. At an MPS
-    /// percentage others are likelier: half precision is wrong there.
-    fn perhaps_otherwise(&self, refusal: BootRefusal) -> BootRefusal {
+    /// Has the next worker load the model with channels first, if channels last may be the cause of
+    /// this refusal. At an MPS percentage other causes are likelier, because half precision gives
+    /// wrong answers there.
+    fn with_other_layout(&self, refusal: BootRefusal) -> BootRefusal {
         let by_layout = matches!(refusal, BootRefusal::NoPartitions(_) | BootRefusal::Proof { .. });
         let percentage = std::env::var(SHARE_VARIABLE).is_ok_and(|share| share != "100");
         if !by_layout || percentage || !self.engine.channels_last() {
             return refusal;
         }
         let why = refusal.to_string();
-        match self.engine.put_channels_first(&why) {
-            true => BootRefusal::OtherForm(format!("with channels last {why}")),
+        match self.engine.use_channels_first(&why) {
+            true => BootRefusal::OtherForm(format!("with channels last, {why}")),
             false => refusal,
         }
     }
 
-    fn into_warm(self, batched: bool) -> Warm {
+    fn into_warm(self, batched: bool) -> WarmWorker {
         let Self { engine, signature, device, requests, slots, socket, .. } = self;
-        Warm { engine, signature, batched, device, requests, slots, socket }
+        WarmWorker { engine, signature, batched, device, requests, slots, socket }
     }
 }

@@ -1,9 +1,9 @@
-//! What a worker proves if its share is a partition inside the process.
+//! The proof of a worker whose share is a partition inside the process.
 //!
-//! How a batch fares depends on the number of SMs, and not on which they are: a kernel may not fit
-//! on them, or may count on the SMs that there were when it was recorded. So every number of groups
-//! is proven before the worker serves, on the first groups; any partition may be used afterwards. A
-//! hosted model is tried on each, too, before it is used.
+//! The result of a batch depends on the number of SMs, and not on which SMs these are: a kernel may
+//! not fit on them, or may rely on the number of SMs at its recording. So the worker proves every
+//! number of groups before it serves, each on the first groups. Afterwards it may use any
+//! partition. A hosted model is also tried on each partition before its first use.
 
 use std::fs::File;
 use std::time::{Duration, Instant};
@@ -11,48 +11,48 @@ use std::time::{Duration, Instant};
 use shadowslice_shared::boot::{BootRefusal, PartitionProof, PartitionSpec, ProvenPartitions, WarmTime};
 use shadowslice_shared::groups::Groups;
 
-use crate::engine::Engine;
-use crate::proof::{self, Trial, Unproven};
+use crate::engine::ModelEngine;
+use crate::proof::{self, ProofError, Prover};
 
-/// The time for the proofs of all partitions. A model that needs more has fewer partitions, the
-/// largest ones.
-const PROOFS: Duration = Duration::from_secs(60);
+/// The time limit for the proofs of all partitions. If a model needs more, only its largest
+/// partitions are proven.
+const PROOFS_TIMEOUT: Duration = Duration::from_secs(60);
 
-const TOO_SLOW: &str = "proving all partitions would take longer than a minute";
-const SMALLEST_UNFIT: &str = "kernels of the smallest batch size do not fit on so few SMs";
-const OTHERWISE: &str = "this process finds other groups of SMs than those before it";
+const TOO_SLOW: &str = "proving the larger partitions took more than a minute, so this one was not tried";
+const SMALLEST_UNFIT: &str = "the kernels of the smallest batch size do not fit on this number of SMs";
+const OTHER_DIVISION: &str = "the driver groups the SMs in this process differently than in earlier ones";
 
-/// The answers of the whole GPU have been proven, with `times`. Also makes the partition ready
-/// that the worker begins with.
+/// Proves each number of groups. The answers on the whole GPU are proven already, with `times`.
+/// Also prepares the partition with which the worker starts.
 pub(super) fn prove(
-    trial: &mut Trial<'_>,
+    prover: &mut Prover<'_>,
     reference: &File,
     PartitionSpec { division, groups }: &PartitionSpec,
     times: &[WarmTime],
-) -> Result<ProvenPartitions, Unproven> {
-    if let Engine::OnGpu(engine) = &*trial.engine {
-        let movable = engine.movable(&trial.signature.inputs, trial.warm_up.batched);
+) -> Result<ProvenPartitions, ProofError> {
+    if let ModelEngine::OnGpu(engine) = &*prover.engine {
+        let movable = engine.check_movable(&prover.signature.inputs, prover.warm_up.batched);
         movable.map_err(BootRefusal::NoPartitions)?;
         if engine.division() != Some(division) {
-            return Err(BootRefusal::NoPartitions(OTHERWISE.to_owned()).into());
+            return Err(BootRefusal::NoPartitions(OTHER_DIVISION.to_owned()).into());
         }
     }
-    if let Engine::Hosted(hosted) = &*trial.engine {
-        hosted.movable().map_err(BootRefusal::NoPartitions)?;
+    if let ModelEngine::Hosted(hosted) = &*prover.engine {
+        hosted.check_movable().map_err(BootRefusal::NoPartitions)?;
         if hosted.division().is_some_and(|found| found != division) {
-            return Err(BootRefusal::NoPartitions(OTHERWISE.to_owned()).into());
+            return Err(BootRefusal::NoPartitions(OTHER_DIVISION.to_owned()).into());
         }
     }
     let (mut proofs, begun) = (Vec::new(), Instant::now());
-    // Without SMs of its own to run on, a batch runs alike on each partition.
-    let alike = !trial.engine.runs_on_groups();
+    // On a device without SMs, batches run alike on each partition.
+    let alike = !prover.engine.runs_on_groups();
     for count in (1..=division.count()).rev() {
         let result = if alike || count == division.count() {
             Ok(times.to_vec())
-        } else if begun.elapsed() > PROOFS {
+        } else if begun.elapsed() > PROOFS_TIMEOUT {
             Err(TOO_SLOW.to_owned())
         } else {
-            try_on(trial, reference, Groups::first(count))?
+            try_on(prover, reference, Groups::first(count))?
         };
         proofs.push(PartitionProof { groups: count, result });
     }
@@ -63,11 +63,11 @@ pub(super) fn prove(
     {
         return Err(BootRefusal::NoPartitions(why).into());
     }
-    Ok(ProvenPartitions { counts: proofs, ready: begin(trial.engine, *groups) })
+    Ok(ProvenPartitions { counts: proofs, ready: begin(prover.engine, *groups) })
 }
 
-/// Makes as large a part of the partition ready as the model can have, and returns that part.
-fn begin(engine: &mut Engine, groups: Groups) -> Groups {
+/// Prepares the largest part of the partition that the model fits on, and returns that part.
+fn begin(engine: &mut ModelEngine, groups: Groups) -> Groups {
     if groups == Groups::WHOLE {
         return groups;
     }
@@ -87,21 +87,21 @@ fn begin(engine: &mut Engine, groups: Groups) -> Groups {
 }
 
 fn try_on(
-    trial: &mut Trial<'_>,
+    prover: &mut Prover<'_>,
     reference: &File,
     groups: Groups,
-) -> Result<Result<Vec<WarmTime>, String>, Unproven> {
-    if let Some(Err(why)) = trial.engine.prepare(groups).map(|prepared| prepared.result) {
-        trial.engine.forget(groups);
+) -> Result<Result<Vec<WarmTime>, String>, ProofError> {
+    if let Some(Err(why)) = prover.engine.prepare(groups).map(|prepared| prepared.result) {
+        prover.engine.forget(groups);
         return Ok(Err(why.to_string()));
     }
-    let proven = proof::prove(trial, reference, groups);
-    trial.engine.forget(groups);
+    let proven = proof::prove(prover, reference, groups);
+    prover.engine.forget(groups);
     match proven {
         Ok(times) if times.is_empty() => Ok(Err(SMALLEST_UNFIT.to_owned())),
         Ok(times) => Ok(Ok(times)),
-        // A kernel that does not fit makes the run fail, too.
-        Err(Unproven::Refused(refusal)) => Ok(Err(refusal.to_string())),
+        // A kernel that does not fit also makes the run fail.
+        Err(ProofError::Refused(refusal)) => Ok(Err(refusal.to_string())),
         Err(unproven) => Err(unproven),
     }
 }

@@ -1,9 +1,9 @@
-//! The emulated GPU: a worker occupies its seat in the shared pool while it executes, for as long
-//! as the profile says plus what contention with other workers adds.
+//! The emulated GPU. While a batch executes, the worker occupies its seat in the shared pool. The
+//! batch takes the time of the profile, and longer if other workers contend for the SMs.
 //!
-//! It works like a real stream: a batch starts when the one before it ended or when it was sent,
-//! whichever is later, and not when this thread got to see it. So waking up late delays one answer
-//! and no further batch, and throughput is what the profile says.
+//! The emulated GPU works like a real stream: a batch starts when the previous one has ended or
+//! when the supervisor has sent it, whichever is later, and not when this thread sees it. So a late
+//! wake-up delays one answer and no further batch, and the throughput is that of the profile.
 
 use std::num::NonZeroU32;
 use std::os::fd::OwnedFd;
@@ -18,46 +18,49 @@ use shadowslice_shared::pool::{Pool, SEATS};
 use shadowslice_shared::profile::Execution;
 use shadowslice_shared::units::{Percent, Sms};
 
-use super::Started;
-use super::timeline::Progress;
+use super::StartedBatch;
+use super::timeline::BatchProgress;
 use crate::clock::{now_ns, timespec};
 use shadowslice_shared::errors::chain;
 
+/// One worker on an emulated GPU.
 #[derive(Debug)]
 pub struct EmulatedGpu {
     pool: Pool,
     seat: u32,
     gpu: SharedGpu,
-    /// The SMs of a share by percentage; `None` for partitions.
+    /// The SMs of a share by percentage, or `None` for partitions.
     share: Option<Occupant>,
     own: Occupant,
     priority: ClientPriority,
     execution: Option<Execution>,
     occupied: bool,
-    /// When the last batch was through.
+    /// The time at which the last batch ended.
     free_ns: u64,
 }
 
 impl EmulatedGpu {
-    /// Takes `seat` in the GPU's pool, with the share that the environment gives; with a
-    /// `division`, with the partition that each batch names. Without execution times it adds no
-    /// time of its own.
+    /// Takes `seat` in the GPU's pool. The share comes from the environment, or with a `division`
+    /// from the partition that each batch names. Without `execution`, batches take only the time of
+    /// their computation.
     pub fn open(
-        (sms, division): (Sms, Option<Division>),
+        sms: Sms,
+        division: Option<Division>,
         seat: u32,
         pool: Option<OwnedFd>,
         execution: Option<Execution>,
     ) -> Result<Self, BootRefusal> {
         let share = share_of(std::env::var_os(SHARE_VARIABLE).as_deref())?;
-        let pool =
-            pool.ok_or_else(|| BootRefusal::Setup("the emulated GPU's pool was not passed on".into()))?;
+        let pool = pool.ok_or_else(|| {
+            BootRefusal::Setup("the supervisor did not pass the emulated GPU's pool".into())
+        })?;
         let pool = Pool::adopt(pool).map_err(|fault| BootRefusal::Setup(chain(&fault)))?;
         if seat >= SEATS {
-            return Err(BootRefusal::Setup(format!("seat {seat} is not among the pool's {SEATS}")));
+            return Err(BootRefusal::Setup(format!("seat {seat} does not exist in a pool of {SEATS} seats")));
         }
-        // With this, waits end as precisely as the kernel can; otherwise they are late by 50 us.
+        // The default slack of 50 us would make waits that much longer than the profile says.
         nix::sys::prctl::set_timerslack(1)
-            .map_err(|errno| BootRefusal::Setup(format!("the timer slack cannot be set: {errno}")))?;
+            .map_err(|errno| BootRefusal::Setup(format!("cannot set the timer slack: {errno}")))?;
         let priority = priority_of(std::env::var_os(PRIORITY_VARIABLE).as_deref());
         let own = Occupant::anywhere(share.sms_of(sms)).with_priority(priority);
         let (gpu, share) = match division {
@@ -71,7 +74,7 @@ impl EmulatedGpu {
         self.own.sms
     }
 
-    pub fn start(&mut self, rows: u32, groups: Groups, sent_ns: u64) -> Started {
+    pub fn start(&mut self, rows: u32, groups: Groups, sent_ns: u64) -> StartedBatch {
         let seen_ns = now_ns();
         let own = self.share.unwrap_or_else(|| self.gpu.occupant(groups).with_priority(self.priority));
         let execution = self.execution.as_ref();
@@ -80,11 +83,12 @@ impl EmulatedGpu {
             Some(_) => self.free_ns.max(sent_ns.min(seen_ns)),
             None => seen_ns,
         };
-        Started { at_ns, seen_ns, rows }
+        StartedBatch { at_ns, seen_ns, rows }
     }
 
-    /// If computing the answer took longer than the profile says, the batch took that long.
-    pub fn finish(&mut self, started: Started) -> Duration {
+    /// Waits for the end of the batch, and returns its duration. If the computation took longer
+    /// than the profile says, the duration is that of the computation.
+    pub fn finish(&mut self, started: StartedBatch) -> Duration {
         let computed_ns = started.at_ns.saturating_add(now_ns().saturating_sub(started.seen_ns));
         let planned_ns = match &self.execution {
             Some(execution) => self.wait_through(execution, started),
@@ -98,7 +102,7 @@ impl EmulatedGpu {
         self.occupy(None);
     }
 
-    /// Wakes the workers that this slows down or speeds up.
+    /// Takes or leaves the seat, and wakes the workers that this slows down or speeds up.
     fn occupy(&mut self, occupant: Option<Occupant>) {
         let before = self.occupied.then_some(self.own);
         if occupant == before {
@@ -122,10 +126,10 @@ impl EmulatedGpu {
         self.gpu.time(execution, rows, self.own, self.pool.others(self.seat))
     }
 
-    /// Returns when the batch was through, at the speeds that the pool gave.
-    fn wait_through(&self, execution: &Execution, started: Started) -> u64 {
+    /// Waits for the end of the batch at the speeds that the pool allows, and returns that time.
+    fn wait_through(&self, execution: &Execution, started: StartedBatch) -> u64 {
         let pool = &self.pool;
-        let mut progress = Progress::start(started.at_ns, self.time(execution, started.rows));
+        let mut progress = BatchProgress::start(started.at_ns, self.time(execution, started.rows));
         loop {
             let generation = pool.generation().load(Ordering::Acquire);
             progress.change(now_ns(), self.time(execution, started.rows));
@@ -133,8 +137,8 @@ impl EmulatedGpu {
             if end_ns <= now_ns() {
                 return end_ns;
             }
-            // Ends at the deadline, when the generation changes, or without a reason; each leads to
-            // another look.
+            // The wait ends at the deadline, when the generation changes, or spuriously. In each
+            // case the loop computes the end again.
             let _why = futex::wait_bitset(
                 pool.generation(),
                 futex::Flags::empty(),
@@ -153,11 +157,12 @@ impl Drop for EmulatedGpu {
 }
 
 fn wake_all(pool: &Pool) {
-    // It cannot fail on a mapped word, and a worker that is not woken looks again at its deadline.
+    // The call cannot fail on a mapped word, and a worker that does not wake up continues at its
+    // deadline.
     let _woken = futex::wake(pool.generation(), futex::Flags::empty(), i32::MAX as u32);
 }
 
-/// Returns the normal priority unless the environment says otherwise, as with MPS.
+/// Returns the priority that the environment sets as with MPS, by default the normal one.
 fn priority_of(variable: Option<&std::ffi::OsStr>) -> ClientPriority {
     let below = (ClientPriority::Below as u32).to_string();
     if variable.is_some_and(|text| text == below.as_str()) {
@@ -167,15 +172,13 @@ fn priority_of(variable: Option<&std::ffi::OsStr>) -> ClientPriority {
     }
 }
 
-/// The whole GPU if the environment says nothing, as with CUDA.
+/// Returns the share that the environment sets as with CUDA, by default the whole GPU.
 fn share_of(variable: Option<&std::ffi::OsStr>) -> Result<Percent, BootRefusal> {
     let Some(text) = variable else { return Ok(Percent::WHOLE) };
     let share =
         text.to_str().and_then(|text| text.parse().ok()).and_then(|percent| Percent::new(percent).ok());
     share.ok_or_else(|| {
-        BootRefusal::Setup(format!(
-            "{SHARE_VARIABLE} is {text:?}; it must be a whole percentage from 1 to 100"
-        ))
+        BootRefusal::Setup(format!("invalid {SHARE_VARIABLE} {text:?}; use a whole percentage from 1 to 100"))
     })
 }
 
@@ -189,7 +192,8 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    /// A worker at a seat of `pool`, on `own` of 100 SMs. A batch of one row takes `ms` on 50.
+    /// Returns a worker at a seat of `pool`, on `own` of 100 SMs. A batch of one row takes `ms` on
+    /// 50.
     fn gpu(pool: &Pool, seat: u32, own: u32, ms: f64) -> EmulatedGpu {
         let execution = Execution::new(vec![Sms(50)], vec![ExecutionRow { batch: 1, ms: vec![ms] }]).unwrap();
         let own = Occupant::anywhere(Sms(own));
@@ -223,7 +227,7 @@ mod tests {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         std::io::Write::write_all(&mut file, &[0; 1 << 16]).unwrap();
         let unwritable = std::fs::File::open(file.path()).unwrap();
-        let refused = EmulatedGpu::open((Sms(100), None), 0, Some(unwritable.into()), None).unwrap_err();
+        let refused = EmulatedGpu::open(Sms(100), None, 0, Some(unwritable.into()), None).unwrap_err();
         assert!(refused.to_string().contains("EACCES"), "{refused}");
     }
 
@@ -275,7 +279,7 @@ mod tests {
         let pool = Pool::create().unwrap();
         let mut ours = gpu(&pool, 0, 100, 5.0);
         let mut theirs = gpu(&pool, 1, 100, 1.0);
-        // Beside so large a batch, ours would wait for days if it were not woken.
+        // Beside a batch of this size, `ours` would wait for days if nobody woke it.
         let _never_finished = theirs.start(u32::MAX, Groups::WHOLE, now_ns());
         let started = ours.start(1, Groups::WHOLE, now_ns());
         let waiting = thread::spawn(move || ours.finish(started));

@@ -1,4 +1,4 @@
-//! What a worker runs on: how many SMs it was given, and when a batch is through.
+//! The device that a worker runs on: its SMs, and the time at which a batch ends.
 
 pub mod cuda;
 pub mod emulated;
@@ -18,38 +18,40 @@ use crate::clock::now_ns;
 use cuda::CudaGpu;
 use emulated::EmulatedGpu;
 
+/// The device on which a worker runs.
 #[derive(Debug)]
-pub enum Device {
-    /// Computes reference answers, and adds no time.
+pub enum ComputeDevice {
+    /// The host's processor, which computes reference answers and adds no time.
     Host,
     Emulated(EmulatedGpu),
     Cuda(Arc<CudaGpu>),
 }
 
+/// A batch that executes on the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[must_use = "the batch is through when it was handed to `finish`"]
-pub struct Started {
-    /// On the device's timeline.
+#[must_use = "the batch ends with `finish`"]
+pub struct StartedBatch {
+    /// The start on the device's timeline, in ns since boot.
     at_ns: u64,
-    /// By the clock, when its answer began to be computed.
+    /// The time at which the computation began, in ns since boot.
     seen_ns: u64,
     rows: u32,
 }
 
-impl Device {
+impl ComputeDevice {
     pub fn open(assignment: &Assignment, pool: Option<OwnedFd>) -> Result<Self, BootRefusal> {
         match (assignment.purpose, assignment.device) {
             (WorkerPurpose::Reference, _) => Ok(Self::Host),
             (_, DeviceSpec::Emulated { sms, seat }) => {
                 let execution = assignment.profile.as_ref().map(|profile| profile.execution.clone());
                 let division = assignment.partition.as_ref().map(|partition| partition.division.clone());
-                EmulatedGpu::open((sms, division), seat, pool, execution).map(Self::Emulated)
+                EmulatedGpu::open(sms, division, seat, pool, execution).map(Self::Emulated)
             }
             (_, DeviceSpec::Cuda) => CudaGpu::open().map(Self::Cuda),
         }
     }
 
-    /// The SMs that the device really gave; none on the host.
+    /// Returns the number of SMs that the device really gave; 0 on the host.
     pub fn sms(&self) -> Sms {
         match self {
             Self::Host => Sms(0),
@@ -58,22 +60,25 @@ impl Device {
         }
     }
 
-    /// Bytes; 0 where the device is no real GPU.
+    /// Returns the free memory in bytes; 0 if the device is not a real GPU.
     pub fn free_memory(&self) -> u64 {
-        let free = self.gpu().and_then(|gpu| gpu.memory().ok()).map(|(free, _)| free as u64);
+        let free = self.gpu().and_then(|gpu| gpu.memory().ok()).map(|memory| memory.free as u64);
         free.unwrap_or(0)
     }
 
-    /// As an emulated GPU's profile says. `weights`: the socket over which a model's weights come
-    /// and go.
+    /// Takes the memory that an emulated GPU's profile gives. `weights` is the socket over which
+    /// the model's weights are exchanged.
     pub fn take_memory(
         &self,
         profile: Option<&Profile>,
         weights: Option<&OwnedFd>,
     ) -> Result<DeviceMemory, BootRefusal> {
         match (self, profile) {
-            (Self::Emulated(_), Some(profile)) => emulated_memory::take(weights, &profile.memory)
-                .map_err(|error| BootRefusal::Setup(format!("weights cannot be passed on: {error}"))),
+            (Self::Emulated(_), Some(profile)) => {
+                emulated_memory::take(weights, &profile.memory).map_err(|error| {
+                    BootRefusal::Setup(format!("cannot exchange weights with the supervisor: {error}"))
+                })
+            }
             _ => Ok(DeviceMemory::default()),
         }
     }
@@ -85,7 +90,7 @@ impl Device {
         }
     }
 
-    /// The least times that starting takes on this device.
+    /// Returns the minimum times of a start on this device.
     pub fn start_times(&self, profile: Option<&Profile>) -> StartTimes {
         match self {
             Self::Host | Self::Cuda(_) => StartTimes::default(),
@@ -93,25 +98,25 @@ impl Device {
         }
     }
 
-    pub fn start(&mut self, rows: u32, groups: Groups, sent_ns: u64) -> Started {
+    pub fn start(&mut self, rows: u32, groups: Groups, sent_ns: u64) -> StartedBatch {
         match self {
             Self::Host | Self::Cuda(_) => {
                 let now = now_ns();
-                Started { at_ns: now, seen_ns: now, rows }
+                StartedBatch { at_ns: now, seen_ns: now, rows }
             }
             Self::Emulated(gpu) => gpu.start(rows, groups, sent_ns),
         }
     }
 
-    /// Returns how long the batch executed. Its answer has been computed already.
-    pub fn finish(&mut self, started: Started) -> Duration {
+    /// Ends a batch whose answer has been computed, and returns its duration.
+    pub fn finish(&mut self, started: StartedBatch) -> Duration {
         match self {
             Self::Host | Self::Cuda(_) => Duration::from_nanos(now_ns().saturating_sub(started.at_ns)),
             Self::Emulated(gpu) => gpu.finish(started),
         }
     }
 
-    /// No further batch is there: the SMs are left to others.
+    /// Leaves the SMs to other workers until the next batch.
     pub fn idle(&mut self) {
         match self {
             Self::Host | Self::Cuda(_) => {}

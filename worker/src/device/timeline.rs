@@ -1,28 +1,29 @@
-//! The emulated GPU's time: which part of a batch is done when, while its duration changes with the
-//! other workers that execute. Pure: moments are nanoseconds of a clock that the caller reads.
+//! The emulated GPU's timeline: the progress of a batch, whose speed changes with the other workers
+//! that execute. This module is pure: the caller passes times in ns.
 
 use std::time::Duration;
 
+/// The progress of one batch.
 #[derive(Debug)]
-pub struct Progress {
-    /// Up to when the parts done were counted.
+pub struct BatchProgress {
+    /// The time up to which `done` counts, in ns.
     at_ns: u64,
-    /// 0 to 1.
+    /// The part of the batch that is done, from 0 to 1.
     done: f64,
-    /// What the whole batch takes at the present speed.
+    /// The duration of the whole batch at the present speed, in ns.
     whole_ns: f64,
 }
 
-impl Progress {
-    /// `whole`: what the batch takes in all, if nothing changes.
+impl BatchProgress {
+    /// Starts a batch that takes `whole` in all if nothing changes.
     pub fn start(at_ns: u64, whole: Duration) -> Self {
         Self { at_ns, done: 0.0, whole_ns: nanos(whole) }
     }
 
-    /// From `now_ns` on the batch is as fast as one that takes `whole` in all.
+    /// Changes the speed from `now_ns` on to that of a batch that takes `whole` in all.
     pub fn change(&mut self, now_ns: u64, whole: Duration) {
         let whole_ns = nanos(whole);
-        // While the speed stays the same, nothing is rounded.
+        // At an unchanged speed nothing is rounded.
         if whole_ns != self.whole_ns {
             let now_ns = now_ns.clamp(self.at_ns, self.end_ns());
             self.done += (now_ns - self.at_ns) as f64 / self.whole_ns;
@@ -36,7 +37,7 @@ impl Progress {
     }
 }
 
-/// No table holds a time of zero; the bound keeps the division above defined all the same.
+/// Profiles have no times of zero; the bound keeps the division above defined in any case.
 fn nanos(whole: Duration) -> f64 {
     whole.max(Duration::from_nanos(1)).as_nanos() as f64
 }
@@ -50,9 +51,9 @@ mod tests {
 
     #[test]
     fn others_slow_a_batch_only_while_they_are_there() {
-        let mut progress = Progress::start(0, TEN);
+        let mut progress = BatchProgress::start(0, TEN);
         progress.change(4 * MS, Duration::from_millis(20));
-        // 6 of its 10 ms are left, at half the speed.
+        // At half the speed, the remaining 6 of 10 ms take 12 ms.
         assert_eq!(progress.end_ns(), 16 * MS);
         progress.change(10 * MS, TEN);
         assert_eq!(progress.end_ns(), 13 * MS);
@@ -60,7 +61,7 @@ mod tests {
 
     #[test]
     fn changes_that_change_nothing_do_not_move_the_end() {
-        let mut progress = Progress::start(0, TEN);
+        let mut progress = BatchProgress::start(0, TEN);
         for step in 0..10_000 {
             progress.change(step * 1_000, TEN);
         }
@@ -69,7 +70,7 @@ mod tests {
 
     #[test]
     fn time_that_goes_back_or_past_the_end_adds_no_work() {
-        let mut progress = Progress::start(8 * MS, TEN);
+        let mut progress = BatchProgress::start(8 * MS, TEN);
         progress.change(MS, TEN);
         assert_eq!(progress.end_ns(), 18 * MS);
         progress.change(50 * MS, 10 * TEN);

@@ -1,4 +1,4 @@
-//! The emulated engine: every input comes back as an output.
+//! The emulated engine, which returns every input as an output.
 
 use shadowslice_shared::batch::BatchOutput;
 use shadowslice_shared::boot::EchoTensor;
@@ -8,7 +8,7 @@ use super::Signature;
 use crate::answer::AnswerSlot;
 use crate::inputs::Inputs;
 
-/// `batched`: shapes are preceded by a batch axis.
+/// Returns the signature of an emulated model. With `batched`, shapes get a batch axis in front.
 pub(super) fn signature(tensors: &[EchoTensor], batched: bool) -> Signature {
     let whole = |name: &str, tensor: &EchoTensor| {
         let batch = batched.then_some(-1);

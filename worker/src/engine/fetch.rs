@@ -1,37 +1,39 @@
-//! An answer's way from the GPU into its slot.
+//! Copies of answers from the GPU into their slots.
 #![allow(unsafe_code)] // copies between the GPU and the slab
 
 use std::ptr::NonNull;
 
 use shadowslice_shared::batch::{BatchOutput, RunFailure};
 
-use super::broken;
+use super::cuda_failure;
 use crate::answer::AnswerSlot;
 use crate::device::cuda::CudaGpu;
 use crate::inputs::Inputs;
 
-/// Puts the copies of an output on the compute stream: each request's rows, of `row` bytes each, to
-/// its own part.
+/// Puts the copies of an output on the compute stream: each request's rows, of `row` bytes each,
+/// into its own part.
 ///
 /// # Safety
 ///
-/// The output lies at `start` on the GPU, with at least as many rows as the batch has, and only the
+/// The output lies at `start` on the GPU and has at least as many rows as the batch. Only the
 /// compute stream writes or frees that memory.
 pub(super) unsafe fn fetch(
     shape: &[i64],
     row: usize,
     start: NonNull<u8>,
     inputs: &Inputs<'_>,
-    (gpu, slot): (&CudaGpu, &mut AnswerSlot<'_>),
+    gpu: &CudaGpu,
+    slot: &mut AnswerSlot<'_>,
 ) -> Result<BatchOutput, RunFailure> {
     let mut done = 0;
     let parts = (0..inputs.requests()).map(|request| {
         let len = row * inputs.rows_of(request) as usize;
         let (extent, place) = slot.reserve(len as u64);
         if let Some(place) = place {
-            // SAFETY: the caller vouches for the output, and the stream copies before it writes or
-            // frees; the place is this batch's until it is answered.
-            unsafe { gpu.copy_out(start.add(done), place, len) }.map_err(|fault| broken(&fault))?;
+            // SAFETY: the caller guarantees the output, and the stream copies it before it writes
+            // or frees that memory. The part in the slot belongs to this batch until it is
+            // answered.
+            unsafe { gpu.copy_out(start.add(done), place, len) }.map_err(|fault| cuda_failure(&fault))?;
         }
         done += len;
         Ok(extent)

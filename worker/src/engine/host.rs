@@ -1,4 +1,4 @@
-//! A model that the program around this library runs, such as a Python interpreter.
+//! The interface to a program that runs models around this library, such as a Python interpreter.
 
 use std::fmt::Debug;
 use std::path::Path;
@@ -7,110 +7,114 @@ use serde::{Deserialize, Serialize};
 use shadowslice_shared::batch::RunFailure;
 use shadowslice_shared::boot::BootRefusal;
 
-use super::{Ran, Signature};
+use super::{EngineAnswer, Signature};
 use crate::answer::AnswerSlot;
 use crate::inputs::Inputs;
 
-/// What the host is told before it loads a model.
+/// The model that a host has to load.
 #[derive(Debug, Clone, Copy)]
-pub struct Setting<'a> {
+pub struct LoadRequest<'a> {
     /// The model's name.
     pub name: &'a str,
     pub path: &'a Path,
-    /// The only folder for files of the model's own, if there is one.
+    /// The only folder to which the model may write its own files, or `None` if there is none.
     pub cache: Option<&'a Path>,
-    /// Whether the model is to compute on the GPU that this process has.
+    /// True if the model computes on the GPU of this process.
     pub on_gpu: bool,
 }
 
-/// What a model's proof goes by, besides the reference answers.
+/// The facts on which a model's proof is based, besides the reference answers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Basis {
-    /// Whether the same input always has the same answer.
+pub struct ProofBasis {
+    /// True if the same input always has the same answer.
     pub deterministic: bool,
-    /// In place of values that are made up, in the order of the model's inputs.
+    /// The inputs that the model gives instead of made-up values, in the order of its inputs.
     pub inputs: Option<Vec<GivenInput>>,
 }
 
-/// An input of one row; of one request, if the model has no batch axis.
+/// An input of one row, or of one request if the model has no batch axis.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GivenInput {
-    /// Whole.
+    /// The shape with the batch axis.
     pub shape: Vec<i64>,
     pub bytes: Vec<u8>,
 }
 
-impl Default for Basis {
+impl Default for ProofBasis {
     fn default() -> Self {
         Self { deterministic: true, inputs: None }
     }
 }
 
-/// What a host has recorded for batches of some shape. Its parts live as long as the host.
+/// A batch that a host has recorded. The graph and its tensors live as long as the host.
 #[derive(Debug)]
 pub struct HostRecording {
-    /// A `CUgraph`, by its handle.
+    /// The handle of a `CUgraph`.
     pub graph: usize,
-    /// Where the recording reads each input, on the GPU.
+    /// The addresses on the GPU from which the recording reads the inputs.
     pub inputs: Vec<usize>,
     pub outputs: Vec<RecordedOutput>,
 }
 
-/// An output of a recording, in one piece on the GPU.
+/// An output of a recording, contiguous on the GPU.
 #[derive(Debug)]
 pub struct RecordedOutput {
-    /// Without the batch axis.
+    /// The shape without the batch axis.
     pub shape: Vec<i64>,
     pub address: usize,
-    /// Bytes of a row; of all, if the model has no batch axis.
+    /// The number of bytes in a row, or in the output if the model has no batch axis.
     pub row: usize,
 }
 
-/// Called by the one thread that serves.
-pub trait Host: Debug + Send {
-    fn load(&mut self, setting: Setting<'_>) -> Result<Signature, BootRefusal>;
+/// A program that runs models. The one thread that serves calls it.
+pub trait ModelHost: Debug + Send {
+    fn load(&mut self, request: LoadRequest<'_>) -> Result<Signature, BootRefusal>;
 
-    /// Called only where the reference answers are computed. From now on `run` gives these.
-    fn basis(&mut self) -> Result<Basis, BootRefusal>;
+    /// Returns the basis of the proof. Called only in workers that compute the reference answers;
+    /// afterwards `run` returns these.
+    fn basis(&mut self) -> Result<ProofBasis, BootRefusal>;
 
-    /// From now on inputs lie in memory that stays as long as the process serves.
-    fn warmed_up(&mut self);
+    /// Tells the host that from now on inputs lie in memory that stays mapped while the process
+    /// serves.
+    fn finish_warm_up(&mut self);
 
-    /// Whether a batch can be run on a stream that it is given; else why not.
-    fn movable(&self) -> Result<(), String>;
+    /// Returns an error with the reason if batches cannot run on a given CUDA stream.
+    fn check_movable(&self) -> Result<(), String>;
 
-    /// Whether the model runs on this CUDA stream, by what it was proved with; else why not.
+    /// Runs the inputs of the proof on this CUDA stream, and returns an error with the reason if
+    /// the model does not run there.
     fn try_on(&mut self, cuda: usize) -> Result<(), String>;
 
-    /// Returns when the answer is in the slot. On the GPU the model computes on this CUDA stream, by
-    /// its handle, or on any if there is none. If there is more, the batch's id is that of a stream
-    /// of answers from then on.
+    /// Runs a batch, and returns when the answer is in the slot. On the GPU the model computes on
+    /// this CUDA stream, given by its handle, or on any stream without one. If the answer has
+    /// `more`, it opens a stream of answers with the batch's id.
     fn run(
         &mut self,
         inputs: &Inputs<'_>,
         slot: &mut AnswerSlot<'_>,
         cuda: Option<usize>,
-    ) -> Result<Ran, RunFailure>;
+    ) -> Result<EngineAnswer, RunFailure>;
 
-    /// Records what `run` does on the GPU with inputs of these shapes, which it has run before. `None`
-    /// if the model is not to be recorded.
+    /// Records what `run` does on the GPU with inputs of these shapes, which it has run before.
+    /// Returns `None` if the model is not recorded.
     fn record(&mut self, shapes: &[Vec<i64>]) -> Result<Option<HostRecording>, RunFailure>;
 
-    /// The next answer of a stream, as [`Self::run`]. After the last one, and after a failure, there
-    /// is no such stream any more.
+    /// Returns the next answer of a stream, like [`Self::run`]. The stream ends with its last
+    /// answer, or with a failure.
     fn step(
         &mut self,
         stream: u64,
         slot: &mut AnswerSlot<'_>,
         cuda: Option<usize>,
-    ) -> Result<Ran, RunFailure>;
+    ) -> Result<EngineAnswer, RunFailure>;
 
-    /// Returns whether what failed last may come of values that were made up.
+    /// Returns true if made-up values may be the cause of the last failure.
     fn may_need_warmup(&self) -> bool;
 
-    /// Nothing more is wanted of a stream, if it is still there.
+    /// Closes a stream, if it is still open.
     fn close(&mut self, stream: u64);
 
-    /// A stream is of no use for a while: what is kept for it can go.
-    fn left(&mut self);
+    /// Tells the host that a partition is not used for some time, so that the host can free what it
+    /// holds for the partition's stream.
+    fn release_partition(&mut self);
 }

@@ -1,4 +1,4 @@
-//! A hosted model, and the partitions of the GPU that its host runs it on.
+//! A model that a host runs, and the partitions of the GPU on which it runs.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -8,8 +8,8 @@ use shadowslice_shared::batch::{PartitionReply, RunFailure, StreamStep};
 use shadowslice_shared::boot::BootRefusal;
 use shadowslice_shared::groups::{Division, Groups};
 
-use super::recorded::{Form, Recorded, fitting};
-use super::{Basis, Host, Ran, Setting, Signature};
+use super::recorded::{InputShapes, RecordedGraph, fitting};
+use super::{EngineAnswer, LoadRequest, ModelHost, ProofBasis, Signature};
 use crate::answer::AnswerSlot;
 use crate::device::cuda::CudaGpu;
 use crate::device::cuda::graph::{Executable, UploadStream};
@@ -17,63 +17,65 @@ use crate::device::cuda::partition::{PartitionStream, SmGroups};
 use crate::inputs::Inputs;
 use shadowslice_shared::errors::chain;
 
+/// A model that the host runs, with its recordings and partitions.
 #[derive(Debug)]
 pub struct Hosted {
-    // Before the host, whose recordings they are.
-    recorded: Vec<Recorded>,
-    /// What has run and may be recorded; `None` once it serves.
-    forms: Option<Vec<Form>>,
-    /// Where the share is a partition of a real GPU.
-    partitions: Option<Partitions>,
-    host: Box<dyn Host>,
+    // The recordings must be dropped before the host, which owns their tensors.
+    recorded: Vec<RecordedGraph>,
+    /// The shapes that have run and may be recorded, or `None` once the worker serves.
+    seen_shapes: Option<Vec<InputShapes>>,
+    /// The partitions, if the share is a partition of a real GPU.
+    partitions: Option<HostedPartitions>,
+    host: Box<dyn ModelHost>,
     gpu: Option<Arc<CudaGpu>>,
 }
 
 #[derive(Debug)]
-struct Partitions {
+struct HostedPartitions {
     groups: SmGroups,
     uploads: UploadStream,
-    /// Never given up, as the driver would keep their memory all the same.
-    made: BTreeMap<Groups, Partition>,
+    /// The partitions that were used. They are never freed, because the driver would keep their
+    /// memory.
+    by_groups: BTreeMap<Groups, Partition>,
 }
 
 #[derive(Debug)]
 struct Partition {
-    /// All that is recorded, in the same order, as long as the partition is ready.
+    /// The executables of all recordings, in the same order, while the partition is ready.
     executables: Vec<Executable>,
     stream: PartitionStream,
-    /// Whether the model runs there, or why not.
+    /// The result of a run on the partition, if the model was tried there.
     tried: Option<Result<(), String>>,
 }
 
 impl Hosted {
     pub(super) fn load(
-        mut host: Box<dyn Host>,
-        setting: Setting<'_>,
+        mut host: Box<dyn ModelHost>,
+        request: LoadRequest<'_>,
         gpu: Option<&Arc<CudaGpu>>,
         partitioned: bool,
     ) -> Result<(Self, Signature), BootRefusal> {
-        let signature = host.load(setting)?;
-        let partitions = gpu.filter(|_| partitioned).map(Partitions::of).transpose()?;
-        let (recorded, forms) = (Vec::new(), Some(Vec::new()));
-        Ok((Self { recorded, forms, partitions, host, gpu: gpu.cloned() }, signature))
+        let signature = host.load(request)?;
+        let partitions = gpu.filter(|_| partitioned).map(HostedPartitions::of).transpose()?;
+        let (recorded, seen_shapes) = (Vec::new(), Some(Vec::new()));
+        Ok((Self { recorded, seen_shapes, partitions, host, gpu: gpu.cloned() }, signature))
     }
 
-    /// Whether batches can run on another part of the GPU than all of it; else why not.
-    pub fn movable(&self) -> Result<(), String> {
+    /// Returns an error with the reason if batches can only run on the whole GPU.
+    pub fn check_movable(&self) -> Result<(), String> {
         if self.partitions.is_none() {
             return Ok(());
         }
-        self.host.movable()?;
-        self.recorded.iter().try_for_each(|recorded| recorded.movable().map_err(|why| chain(&why)))
+        self.host.check_movable()?;
+        self.recorded.iter().try_for_each(|recorded| recorded.check_movable().map_err(|why| chain(&why)))
     }
 
-    /// `None` where no real GPU is divided.
+    /// Returns the division of the GPU, or `None` without partitions of a real GPU.
     pub fn division(&self) -> Option<&Division> {
         self.partitions.as_ref().map(|partitions| partitions.groups.division())
     }
 
-    pub(super) fn basis(&mut self) -> Result<Basis, BootRefusal> {
+    pub(super) fn basis(&mut self) -> Result<ProofBasis, BootRefusal> {
         self.host.basis()
     }
 
@@ -83,54 +85,65 @@ impl Hosted {
         PartitionReply { groups, result: made }
     }
 
-    /// Whether the model runs on groups that are ready: a kernel whose blocks come in clusters may fit
-    /// on some groups and not on as many others.
+    /// Tries the model on groups that are ready. A kernel whose blocks come in clusters may fit on
+    /// some groups, and not on other groups of the same number.
     pub(super) fn try_on(&mut self, groups: Groups) -> Result<(), String> {
         let Some(partitions) = self.partitions.as_mut() else { return Ok(()) };
-        let Some(Partition { stream, tried, .. }) = partitions.made.get_mut(&groups) else { return Ok(()) };
+        let Some(Partition { stream, tried, .. }) = partitions.by_groups.get_mut(&groups) else {
+            return Ok(());
+        };
         tried.get_or_insert_with(|| self.host.try_on(stream.handle())).clone()
     }
 
     pub(super) fn forget(&mut self, groups: Groups) {
         let partitions = self.partitions.as_mut();
-        if let Some(partition) = partitions.and_then(|partitions| partitions.made.get_mut(&groups)) {
+        if let Some(partition) = partitions.and_then(|partitions| partitions.by_groups.get_mut(&groups)) {
             partition.executables.clear();
         }
-        self.host.left();
+        self.host.release_partition();
     }
 
-    /// Batches of this size, in each form that has run.
+    /// Records batches of this size, one for each combination of shapes that has run.
     pub(super) fn record(&mut self, size: u32) -> Result<(), RunFailure> {
-        let (Some(gpu), Some(forms)) = (&self.gpu, &mut self.forms) else { return Ok(()) };
-        for form in forms.extract_if(.., |form| form.rows() == size) {
+        let (Some(gpu), Some(seen_shapes)) = (&self.gpu, &mut self.seen_shapes) else { return Ok(()) };
+        for shapes in seen_shapes.extract_if(.., |shapes| shapes.rows() == size) {
             let record = |shapes: &[Vec<i64>]| self.host.record(shapes);
-            self.recorded.extend(Recorded::new(gpu, form, record)?);
+            self.recorded.extend(RecordedGraph::new(gpu, shapes, record)?);
         }
         Ok(())
     }
 
-    pub(super) fn warmed_up(&mut self) {
-        self.forms = None;
-        self.host.warmed_up();
+    pub(super) fn finish_warm_up(&mut self) {
+        self.seen_shapes = None;
+        self.host.finish_warm_up();
     }
 
-    pub(super) fn run(&mut self, inputs: &Inputs<'_>, slot: &mut AnswerSlot<'_>) -> Result<Ran, RunFailure> {
+    pub(super) fn run(
+        &mut self,
+        inputs: &Inputs<'_>,
+        slot: &mut AnswerSlot<'_>,
+    ) -> Result<EngineAnswer, RunFailure> {
         if let (Some(index), Some(gpu)) = (fitting(&self.recorded, inputs), &self.gpu) {
             let partition = self.partition(inputs.groups())?;
-            let executable = partition.map(|partition| partition.executables.get(index).ok_or_else(unready));
-            return self.recorded[index].run(gpu, executable.transpose()?, (inputs, slot));
+            let executable =
+                partition.map(|partition| partition.executables.get(index).ok_or_else(not_ready));
+            return self.recorded[index].run(gpu, executable.transpose()?, inputs, slot);
         }
-        if let Some(forms) = &mut self.forms
-            && let form = Form::of(inputs)
-            && !forms.contains(&form)
+        if let Some(seen_shapes) = &mut self.seen_shapes
+            && let shapes = InputShapes::of(inputs)
+            && !seen_shapes.contains(&shapes)
         {
-            forms.push(form);
+            seen_shapes.push(shapes);
         }
         let cuda = self.stream_on(inputs.groups())?;
         self.host.run(inputs, slot, cuda)
     }
 
-    pub(super) fn step(&mut self, step: &StreamStep, slot: &mut AnswerSlot<'_>) -> Result<Ran, RunFailure> {
+    pub(super) fn step(
+        &mut self,
+        step: &StreamStep,
+        slot: &mut AnswerSlot<'_>,
+    ) -> Result<EngineAnswer, RunFailure> {
         let cuda = self.stream_on(step.groups)?;
         self.host.step(step.stream, slot, cuda)
     }
@@ -143,38 +156,38 @@ impl Hosted {
         self.host.close(stream);
     }
 
-    /// The CUDA stream of a partition; `None` for the whole.
+    /// Returns the CUDA stream of a partition, or `None` for the whole GPU.
     fn stream_on(&self, groups: Groups) -> Result<Option<usize>, RunFailure> {
         Ok(self.partition(groups)?.map(|partition| partition.stream.handle()))
     }
 
-    /// `None` for the whole.
+    /// Returns the partition of these groups, or `None` for the whole GPU.
     fn partition(&self, groups: Groups) -> Result<Option<&Partition>, RunFailure> {
         let partitions = self.partitions.as_ref().filter(|_| groups != Groups::WHOLE);
-        partitions.map(|partitions| partitions.made.get(&groups).ok_or_else(unready)).transpose()
+        partitions.map(|partitions| partitions.by_groups.get(&groups).ok_or_else(not_ready)).transpose()
     }
 }
 
-fn unready() -> RunFailure {
-    RunFailure::BadBatch("its partition is not ready".to_owned())
+fn not_ready() -> RunFailure {
+    RunFailure::BadBatch("the partition of the batch is not ready".to_owned())
 }
 
-impl Partitions {
+impl HostedPartitions {
     fn of(gpu: &Arc<CudaGpu>) -> Result<Self, BootRefusal> {
         let groups = SmGroups::of(gpu).map_err(|undivided| BootRefusal::NoPartitions(chain(&undivided)))?;
         let uploads = UploadStream::new(gpu).map_err(|fault| BootRefusal::Setup(chain(&fault)))?;
-        Ok(Self { groups, uploads, made: BTreeMap::new() })
+        Ok(Self { groups, uploads, by_groups: BTreeMap::new() })
     }
 
-    fn make(&mut self, groups: Groups, recorded: &mut [Recorded]) -> Result<(), String> {
+    fn make(&mut self, groups: Groups, recorded: &mut [RecordedGraph]) -> Result<(), String> {
         if groups == Groups::WHOLE {
             return Ok(());
         }
         if !groups.is_run() {
-            return Err("its groups are no neighbours".to_owned());
+            return Err("the groups of the partition are not adjacent".to_owned());
         }
-        let Self { groups: all, uploads, made } = self;
-        let partition = match made.entry(groups) {
+        let Self { groups: all, uploads, by_groups } = self;
+        let partition = match by_groups.entry(groups) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(place) => {
                 let stream = all.stream(groups).map_err(|fault| chain(&fault))?;
@@ -182,7 +195,8 @@ impl Partitions {
             }
         };
         if partition.executables.is_empty() {
-            let ready = recorded.iter_mut().map(|recorded| recorded.ready_on(&partition.stream, uploads));
+            let ready =
+                recorded.iter_mut().map(|recorded| recorded.instantiate_on(&partition.stream, uploads));
             partition.executables = ready.collect::<Result<_, _>>().map_err(|fault| chain(&fault))?;
         }
         Ok(())

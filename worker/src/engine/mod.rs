@@ -1,4 +1,5 @@
-//! What runs a model: takes a checked batch, writes the answer into its slot.
+//! The engines that run a model: an engine takes a checked batch, and writes the answer into its
+//! slot.
 
 mod echo;
 mod fetch;
@@ -17,25 +18,26 @@ use shadowslice_shared::groups::Groups;
 use shadowslice_shared::tensor::TensorSpec;
 
 use crate::answer::AnswerSlot;
-use crate::device::cuda::{CudaFault, CudaGpu};
+use crate::device::cuda::{CudaError, CudaGpu};
 use crate::inputs::Inputs;
-pub use host::{Basis, GivenInput, Host, HostRecording, RecordedOutput, Setting};
+pub use host::{GivenInput, HostRecording, LoadRequest, ModelHost, ProofBasis, RecordedOutput};
 pub use hosted::Hosted;
-use onnxruntime::Kept;
-pub use onnxruntime::{Constants, OnGpu, try_libraries};
-use onnxruntime::{Library, OnnxRuntime};
+use onnxruntime::RetainedModel;
+pub use onnxruntime::{Constants, GpuEngine, try_libraries};
+use onnxruntime::{Library, OnnxSession};
 use shadowslice_shared::errors::chain;
 
+/// The engine that runs the worker's model.
 #[derive(Debug)]
-pub enum Engine {
+pub enum ModelEngine {
     Emulated,
     /// ONNX Runtime on the host's processor.
-    OnnxRuntime(Box<OnnxRuntime>),
-    OnGpu(Box<OnGpu>),
+    OnnxRuntime(Box<OnnxSession>),
+    OnGpu(Box<GpuEngine>),
     Hosted(Hosted),
 }
 
-/// Loaded before the device is known.
+/// The libraries of an engine, which are loaded before the device is known.
 #[derive(Debug)]
 pub enum Libraries {
     None,
@@ -43,13 +45,14 @@ pub enum Libraries {
 }
 
 impl Libraries {
-    /// With `gpu` also those that compute on GPUs. No GPU is touched.
+    /// Loads the libraries, with `gpu` also those that compute on GPUs. This does not touch the
+    /// GPU.
     pub fn load(spec: &EngineSpec, gpu: bool) -> Result<Self, BootRefusal> {
         match spec {
             EngineSpec::Emulated { .. } | EngineSpec::Python { .. } => Ok(Self::None),
             EngineSpec::OnnxRuntime { library, path, optimised, .. } => {
-                if let Some(kept) = optimised.as_deref().filter(|_| gpu) {
-                    onnxruntime::prepare(path, kept);
+                if let Some(cache) = optimised.as_deref().filter(|_| gpu) {
+                    onnxruntime::prepare(path, cache);
                 }
                 Library::load(library, gpu).map(Self::OnnxRuntime)
             }
@@ -57,14 +60,15 @@ impl Libraries {
     }
 }
 
-/// With whole shapes.
+/// The inputs and outputs of a model, with their whole shapes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Signature {
     pub inputs: Vec<TensorSpec>,
     /// The inputs that a request may leave out. They have no batch axis.
     pub optional: Vec<TensorSpec>,
     pub outputs: Vec<TensorSpec>,
-    /// How many streams it generates at a time; 0 for a model that gives one answer to a request.
+    /// The number of streams that the model generates at a time; 0 if the model gives one answer to
+    /// a request.
     pub streams: u32,
 }
 
@@ -75,47 +79,49 @@ impl Signature {
     }
 }
 
-/// An answer: one output after the other.
+/// An engine's answer to a batch, or one answer of a stream.
 #[derive(Debug)]
-pub struct Ran {
+pub struct EngineAnswer {
     pub outputs: Vec<BatchOutput>,
-    /// Whether it is one of a stream that goes on. At a stream's end there are no outputs.
+    /// True if the answer belongs to a stream that goes on. The last answer of a stream has no
+    /// outputs.
     pub more: bool,
 }
 
-impl Ran {
-    fn whole(outputs: Vec<BatchOutput>) -> Self {
+impl EngineAnswer {
+    fn complete(outputs: Vec<BatchOutput>) -> Self {
         Self { outputs, more: false }
     }
 }
 
-/// What an engine may use.
+/// The resources that an engine may use.
 #[derive(Debug)]
-pub struct Means<'a> {
+pub struct EngineResources<'a> {
     pub gpu: Option<Arc<CudaGpu>>,
-    /// The socket over which the model's weights come and go.
+    /// The socket over which the model's weights are exchanged.
     pub weights: Option<OwnedFd>,
-    pub host: Option<Box<dyn Host>>,
+    pub host: Option<Box<dyn ModelHost>>,
     pub partitioned: bool,
-    /// Its name.
+    /// The model's name.
     pub model: &'a str,
 }
 
-impl Engine {
+impl ModelEngine {
     pub fn load(
         spec: &EngineSpec,
         libraries: &Libraries,
-        Means { gpu, weights, host, partitioned, model }: Means<'_>,
+        EngineResources { gpu, weights, host, partitioned, model }: EngineResources<'_>,
     ) -> Result<(Self, Signature), BootRefusal> {
         match (spec, libraries) {
             (EngineSpec::Emulated { tensors, batched }, _) => {
                 Ok((Self::Emulated, echo::signature(tensors, *batched)))
             }
             (EngineSpec::Python { path, cache, .. }, _) => {
-                let no_host = || BootRefusal::Setup("this program runs no Python models".to_owned());
+                let no_host = || BootRefusal::Setup("this program cannot run Python models".to_owned());
                 let host = host.ok_or_else(no_host)?;
-                let setting = Setting { name: model, path, cache: cache.as_deref(), on_gpu: gpu.is_some() };
-                let (hosted, signature) = Hosted::load(host, setting, gpu.as_ref(), partitioned)?;
+                let request =
+                    LoadRequest { name: model, path, cache: cache.as_deref(), on_gpu: gpu.is_some() };
+                let (hosted, signature) = Hosted::load(host, request, gpu.as_ref(), partitioned)?;
                 Ok((Self::Hosted(hosted), signature))
             }
             (
@@ -123,21 +129,21 @@ impl Engine {
                 Libraries::OnnxRuntime(library),
             ) => {
                 if let Some(gpu) = gpu {
-                    let kept = Kept { folder: optimised.as_deref(), weights };
+                    let retained = RetainedModel { folder: optimised.as_deref(), weights };
                     let (engine, signature) =
-                        OnGpu::load(library, path, kept, *threads, (providers, gpu), partitioned)?;
+                        GpuEngine::load(library, path, retained, *threads, providers, gpu, partitioned)?;
                     return Ok((Self::OnGpu(Box::new(engine)), signature));
                 }
-                let (engine, signature) = OnnxRuntime::load(library, path, *threads)?;
+                let (engine, signature) = OnnxSession::load(library, path, *threads)?;
                 Ok((Self::OnnxRuntime(Box::new(engine)), signature))
             }
             (EngineSpec::OnnxRuntime { .. }, Libraries::None) => {
-                Err(BootRefusal::Setup("ONNX Runtime's library was not loaded".to_owned()))
+                Err(BootRefusal::Setup("ONNX Runtime's library is not loaded".to_owned()))
             }
         }
     }
 
-    /// Returns whether batches run on groups of a real GPU's SMs.
+    /// Returns true if batches run on groups of a real GPU's SMs.
     pub fn runs_on_groups(&self) -> bool {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) => false,
@@ -146,11 +152,12 @@ impl Engine {
         }
     }
 
-    /// `None` if no GPU measured it. The batch must be [through](Self::run).
-    pub fn executed(&self, slot: u8) -> Option<Duration> {
+    /// Returns the time that a batch took, or `None` if no GPU measured it. The batch must have
+    /// [run](Self::run).
+    pub fn execution_time(&self, slot: u8) -> Option<Duration> {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) | Self::Hosted(_) => None,
-            Self::OnGpu(engine) => engine.gpu().executed(slot).ok().flatten(),
+            Self::OnGpu(engine) => engine.gpu().execution_time(slot).ok().flatten(),
         }
     }
 
@@ -161,17 +168,19 @@ impl Engine {
         }
     }
 
-    /// Whether its convolutions compute with channels last.
+    /// Returns true if the model's convolutions compute with channels last.
     pub fn channels_last(&self) -> bool {
         matches!(self, Self::OnGpu(engine) if engine.channels_last())
     }
 
-    /// Later workers are to load the model with channels first. False if that cannot be noted.
-    pub fn put_channels_first(&self, why: &str) -> bool {
-        matches!(self, Self::OnGpu(engine) if engine.put_channels_first(why))
+    /// Has later workers load the model with channels first. Returns false if the note for them
+    /// cannot be written.
+    pub fn use_channels_first(&self, why: &str) -> bool {
+        matches!(self, Self::OnGpu(engine) if engine.use_channels_first(why))
     }
 
-    /// Only where recording makes executions cheaper; every size has run before.
+    /// Records batches of this size, if recordings make them faster. Every size must have run
+    /// before.
     pub fn record(&mut self, size: u32) -> Result<(), RunFailure> {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) => Ok(()),
@@ -187,27 +196,28 @@ impl Engine {
         }
     }
 
-    pub fn warmed_up(&mut self) -> Result<(), BootRefusal> {
+    pub fn finish_warm_up(&mut self) -> Result<(), BootRefusal> {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) => Ok(()),
             Self::Hosted(host) => {
-                host.warmed_up();
+                host.finish_warm_up();
                 Ok(())
             }
-            Self::OnGpu(engine) => engine.warmed_up(),
+            Self::OnGpu(engine) => engine.finish_warm_up(),
         }
     }
 
-    /// Called only where the reference answers are computed, before the first of them.
-    pub fn basis(&mut self) -> Result<Basis, BootRefusal> {
+    /// Returns the basis of the proof. Called only in workers that compute the reference answers,
+    /// before the first answer.
+    pub fn basis(&mut self) -> Result<ProofBasis, BootRefusal> {
         match self {
-            Self::Emulated | Self::OnnxRuntime(_) | Self::OnGpu(_) => Ok(Basis::default()),
+            Self::Emulated | Self::OnnxRuntime(_) | Self::OnGpu(_) => Ok(ProofBasis::default()),
             Self::Hosted(host) => host.basis(),
         }
     }
 
-    /// What to do about answers that differ from the reference's, where that may be no fault.
-    pub fn if_it_differs(&self) -> &'static str {
+    /// Returns advice on answers that differ from the reference although the model may be right.
+    pub fn advice_on_difference(&self) -> &'static str {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) | Self::OnGpu(_) => "",
             Self::Hosted(_) => {
@@ -216,14 +226,14 @@ impl Engine {
         }
     }
 
-    /// Returns what to do about a failure on made-up values, if those may be at fault. `None` for
-    /// engines to which the operator can give values.
-    pub fn if_made_up_fails(&self) -> Option<&'static str> {
+    /// Returns advice on a failure on made-up values; the advice is empty if the values are not the
+    /// cause. Returns `None` for engines whose values come from the configuration.
+    pub fn advice_on_failure(&self) -> Option<&'static str> {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) | Self::OnGpu(_) => None,
             Self::Hosted(hosted) if hosted.may_need_warmup() => Some(
-                "; a model that cannot take made-up values needs a method `warmup`, or values or a \
-                 file of arrays as `warmup` of its configuration",
+                "; if the model cannot run on made-up values, add a method `warmup` to its class, or \
+                 set `warmup` in its configuration to values or to a file of arrays",
             ),
             Self::Hosted(_) => Some(""),
         }
@@ -237,7 +247,8 @@ impl Engine {
         }
     }
 
-    /// At once where the engine is not bound to SMs. `None` if the result comes later.
+    /// Prepares a partition. Returns `None` if the result comes later; it comes at once if the
+    /// engine is not bound to SMs.
     pub fn prepare(&mut self, groups: Groups) -> Option<PartitionReply> {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) => Some(PartitionReply { groups, result: Ok(()) }),
@@ -246,8 +257,8 @@ impl Engine {
         }
     }
 
-    /// Returns whether batches of this many rows run on the partition, which must be ready, rather
-    /// than on the whole GPU.
+    /// Returns true if batches of this number of rows run on the partition, which must be ready.
+    /// Otherwise they run on the whole GPU.
     pub fn fits(&self, groups: Groups, rows: u32) -> bool {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) | Self::Hosted(_) => true,
@@ -255,8 +266,8 @@ impl Engine {
         }
     }
 
-    /// Whether the model runs on groups that are ready; else why not. Where all groups are alike to an
-    /// engine, the proof has shown it.
+    /// Returns an error with the reason if the model does not run on these groups, which must be
+    /// ready. For most engines the proof has shown that for all groups.
     pub fn try_on(&mut self, groups: Groups) -> Result<(), String> {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) | Self::OnGpu(_) => Ok(()),
@@ -268,35 +279,40 @@ impl Engine {
         match self {
             Self::Emulated | Self::OnnxRuntime(_) => {}
             Self::Hosted(hosted) => hosted.forget(groups),
-            // While the worker does not serve yet, no batch is on its way.
+            // No batch is in flight, because a worker with this engine calls this before it serves
+            // only.
             Self::OnGpu(engine) => engine.forget(groups, false),
         }
     }
 
-    pub fn run(&mut self, inputs: &Inputs<'_>, slot: &mut AnswerSlot<'_>) -> Result<Ran, RunFailure> {
+    pub fn run(
+        &mut self,
+        inputs: &Inputs<'_>,
+        slot: &mut AnswerSlot<'_>,
+    ) -> Result<EngineAnswer, RunFailure> {
         let ran = match self {
-            Self::Emulated => Ran::whole(echo::run(inputs, slot)),
-            Self::OnnxRuntime(engine) => Ran::whole(engine.run(inputs, slot)?),
+            Self::Emulated => EngineAnswer::complete(echo::run(inputs, slot)),
+            Self::OnnxRuntime(engine) => EngineAnswer::complete(engine.run(inputs, slot)?),
             Self::Hosted(hosted) => hosted.run(inputs, slot)?,
             Self::OnGpu(engine) => {
                 let outputs = engine.begin(inputs, slot)?;
                 engine.gpu().synchronize().map_err(|fault| RunFailure::Engine(chain(&fault)))?;
-                return Ok(Ran::whole(outputs));
+                return Ok(EngineAnswer::complete(outputs));
             }
         };
         slot.check().map(|()| ran)
     }
 
-    /// The next answer of a stream.
-    pub fn step(&mut self, step: &StreamStep, slot: &mut AnswerSlot<'_>) -> Result<Ran, RunFailure> {
+    /// Returns the next answer of a stream.
+    pub fn step(&mut self, step: &StreamStep, slot: &mut AnswerSlot<'_>) -> Result<EngineAnswer, RunFailure> {
         let ran = match self {
             Self::Hosted(hosted) => hosted.step(step, slot)?,
-            Self::Emulated | Self::OnnxRuntime(_) | Self::OnGpu(_) => return Err(no_stream()),
+            Self::Emulated | Self::OnnxRuntime(_) | Self::OnGpu(_) => return Err(no_stream_failure()),
         };
         slot.check().map(|()| ran)
     }
 
-    /// Nothing more is wanted of a stream, if it is still there.
+    /// Closes a stream, if it is still open.
     pub fn close(&mut self, stream: u64) {
         if let Self::Hosted(hosted) = self {
             hosted.close(stream);
@@ -304,12 +320,12 @@ impl Engine {
     }
 }
 
-pub(crate) fn no_stream() -> RunFailure {
-    RunFailure::BadBatch("this model has no streams".to_owned())
+pub(crate) fn no_stream_failure() -> RunFailure {
+    RunFailure::BadBatch("the model has no streams".to_owned())
 }
 
-/// A call that the GPU failed fails the batch; synchronising shows whether the GPU can go on at
-/// all.
-fn broken(fault: &CudaFault) -> RunFailure {
+/// Returns the failure of a batch whose call the GPU failed. Synchronising shows whether the GPU
+/// still works.
+fn cuda_failure(fault: &CudaError) -> RunFailure {
     RunFailure::Engine(chain(fault))
 }

@@ -1,4 +1,4 @@
-//! A batch that a host has recorded as a CUDA graph, and that is started without the host.
+//! A batch that a host has recorded as a CUDA graph, and that runs without the host.
 #![allow(unsafe_code)] // copies between slabs and the recording's tensors
 
 use std::ptr::NonNull;
@@ -7,22 +7,22 @@ use shadowslice_shared::batch::RunFailure;
 
 use super::fetch::fetch;
 use super::host::{HostRecording, RecordedOutput};
-use super::{Ran, broken};
+use super::{EngineAnswer, cuda_failure};
 use crate::answer::AnswerSlot;
-use crate::device::cuda::graph::{Executable, Recording, Unmovable, UploadStream};
+use crate::device::cuda::graph::{Executable, MoveError, Recording, UploadStream};
 use crate::device::cuda::partition::PartitionStream;
-use crate::device::cuda::{CudaFault, CudaGpu};
+use crate::device::cuda::{CudaError, CudaGpu};
 use crate::inputs::Inputs;
 
 /// The shapes of a batch's inputs.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Form {
-    /// `None` for a model without a batch axis.
+pub(super) struct InputShapes {
+    /// The number of rows, or `None` for a model without a batch axis.
     rows: Option<u32>,
     shapes: Vec<Vec<i64>>,
 }
 
-impl Form {
+impl InputShapes {
     pub(super) fn of(inputs: &Inputs<'_>) -> Self {
         let shapes = (0..inputs.specs().len()).map(|input| inputs.row_shape(input).to_vec());
         Self { rows: inputs.rows(), shapes: shapes.collect() }
@@ -32,8 +32,8 @@ impl Form {
         self.rows.unwrap_or(1)
     }
 
-    /// With the batch axis.
-    fn whole(&self) -> Vec<Vec<i64>> {
+    /// Returns the shapes with the batch axis.
+    fn with_batch_axis(&self) -> Vec<Vec<i64>> {
         let rows = self.rows.map(i64::from);
         self.shapes.iter().map(|row| rows.into_iter().chain(row.iter().copied()).collect()).collect()
     }
@@ -44,71 +44,76 @@ impl Form {
     }
 }
 
+/// A recording of a host, ready to run.
 #[derive(Debug)]
-pub(super) struct Recorded {
-    form: Form,
+pub(super) struct RecordedGraph {
+    shapes: InputShapes,
     inputs: Vec<NonNull<u8>>,
     outputs: Vec<RecordedOutput>,
     recording: Recording,
     whole: Executable,
 }
 
-impl Recorded {
-    /// `record` is asked with whole shapes.
+impl RecordedGraph {
+    /// Has the host record batches of these shapes. Returns `None` if the host does not record
+    /// them. `record` gets the shapes with the batch axis.
     pub(super) fn new(
         gpu: &CudaGpu,
-        form: Form,
+        shapes: InputShapes,
         record: impl FnOnce(&[Vec<i64>]) -> Result<Option<HostRecording>, RunFailure>,
     ) -> Result<Option<Self>, RunFailure> {
-        let Some(HostRecording { graph, inputs, outputs }) = record(&form.whole())? else {
+        let Some(HostRecording { graph, inputs, outputs }) = record(&shapes.with_batch_axis())? else {
             return Ok(None);
         };
-        // SAFETY: the host keeps what it has recorded, and changes none of it.
-        let recording = unsafe { gpu.copy_recording(graph) }.map_err(|fault| broken(&fault))?;
-        let whole = recording.ready().map_err(|fault| broken(&fault))?;
-        let inputs = inputs.into_iter().map(place).collect();
-        Ok(Some(Self { form, inputs, outputs, recording, whole }))
+        // SAFETY: the host keeps what it has recorded, and does not change it.
+        let recording = unsafe { gpu.copy_recording(graph) }.map_err(|fault| cuda_failure(&fault))?;
+        let whole = recording.instantiate().map_err(|fault| cuda_failure(&fault))?;
+        let inputs = inputs.into_iter().map(pointer).collect();
+        Ok(Some(Self { shapes, inputs, outputs, recording, whole }))
     }
 
-    pub(super) fn movable(&self) -> Result<(), Unmovable> {
-        self.recording.movable()
+    pub(super) fn check_movable(&self) -> Result<(), MoveError> {
+        self.recording.check_movable()
     }
 
-    pub(super) fn ready_on(
+    pub(super) fn instantiate_on(
         &mut self,
         partition: &PartitionStream,
         uploads: &UploadStream,
-    ) -> Result<Executable, CudaFault> {
-        self.recording.ready_on(partition.context(), uploads)
+    ) -> Result<Executable, CudaError> {
+        self.recording.instantiate_on(partition.context(), uploads)
     }
 
-    /// Returns when the answer is in the slot. `partition`: this recording, ready on the batch's SMs.
+    /// Runs a batch, and returns when the answer is in the slot. `partition` is this recording on
+    /// the batch's partition, or `None` for the whole GPU.
     pub(super) fn run(
         &self,
         gpu: &CudaGpu,
         partition: Option<&Executable>,
-        (inputs, slot): (&Inputs<'_>, &mut AnswerSlot<'_>),
-    ) -> Result<Ran, RunFailure> {
-        self.copy_in(gpu, inputs).map_err(|fault| broken(&fault))?;
-        gpu.start(inputs.slot()).map_err(|fault| broken(&fault))?;
-        gpu.replay(partition.unwrap_or(&self.whole)).map_err(|fault| broken(&fault))?;
+        inputs: &Inputs<'_>,
+        slot: &mut AnswerSlot<'_>,
+    ) -> Result<EngineAnswer, RunFailure> {
+        self.copy_in(gpu, inputs).map_err(|fault| cuda_failure(&fault))?;
+        gpu.start(inputs.slot()).map_err(|fault| cuda_failure(&fault))?;
+        gpu.replay(partition.unwrap_or(&self.whole)).map_err(|fault| cuda_failure(&fault))?;
         let outputs = self.outputs.iter().map(|RecordedOutput { shape, address, row }| {
-            // SAFETY: the output has as many rows as the recording, which holds the batch, and which
-            // alone writes there.
-            unsafe { fetch(shape, *row, place(*address), inputs, (gpu, slot)) }
+            // SAFETY: the output has as many rows as the recording, which are at least those of the
+            // batch. Only the recording writes there.
+            unsafe { fetch(shape, *row, pointer(*address), inputs, gpu, slot) }
         });
         let outputs = outputs.collect::<Result<_, _>>()?;
-        gpu.synchronize().map_err(|fault| broken(&fault))?;
-        Ok(Ran::whole(outputs))
+        gpu.synchronize().map_err(|fault| cuda_failure(&fault))?;
+        Ok(EngineAnswer::complete(outputs))
     }
 
-    fn copy_in(&self, gpu: &CudaGpu, inputs: &Inputs<'_>) -> Result<(), CudaFault> {
+    fn copy_in(&self, gpu: &CudaGpu, inputs: &Inputs<'_>) -> Result<(), CudaError> {
         for (input, &place) in self.inputs.iter().enumerate() {
             let mut done = 0;
             for request in 0..inputs.requests() {
                 let part = inputs.part(request, input);
-                // SAFETY: there is room for as many rows of this shape, or more. A batch runs when the
-                // one before is through, and its parts stay in the slab until it is answered.
+                // SAFETY: there is room for at least this number of rows of this shape. A batch
+                // runs when the previous one has ended, and its parts stay in the slab until it is
+                // answered.
                 unsafe { gpu.copy_in(part, place.add(done)) }?;
                 done += part.len();
             }
@@ -117,13 +122,14 @@ impl Recorded {
     }
 }
 
-/// The smallest that holds the batch, by its place in the list.
-pub(super) fn fitting(recorded: &[Recorded], inputs: &Inputs<'_>) -> Option<usize> {
-    let fits = recorded.iter().enumerate().filter(|(_, recorded)| recorded.form.holds(inputs));
-    fits.min_by_key(|(_, recorded)| recorded.form.rows).map(|(index, _)| index)
+/// Returns the index of the smallest recording that holds the batch.
+pub(super) fn fitting(recorded: &[RecordedGraph], inputs: &Inputs<'_>) -> Option<usize> {
+    let fits = recorded.iter().enumerate().filter(|(_, recorded)| recorded.shapes.holds(inputs));
+    fits.min_by_key(|(_, recorded)| recorded.shapes.rows).map(|(index, _)| index)
 }
 
-/// Tensors without elements may have no address; no byte of them is copied.
-fn place(address: usize) -> NonNull<u8> {
+/// Returns the pointer to a tensor. A tensor without elements may have no address; its bytes are
+/// never copied.
+fn pointer(address: usize) -> NonNull<u8> {
     NonNull::new(std::ptr::with_exposed_provenance_mut(address)).unwrap_or(NonNull::dangling())
 }

@@ -1,12 +1,13 @@
-//! Whether two answers are the same, as far as two correct machines agree.
+//! The comparison of two answers, with the tolerance within which two correct machines agree.
 
 use half::{bf16, f16};
 use shadowslice_shared::tensor::Datatype;
 
 use super::reference::ReferenceOutput;
 
+/// The difference of two answers that are not the same.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub(super) enum Wrong {
+pub(super) enum AnswerMismatch {
     #[error("has the shape {got:?} instead of {want:?}")]
     Shape { got: Vec<i64>, want: Vec<i64> },
     #[error("differs from the reference")]
@@ -19,12 +20,13 @@ pub(super) enum Wrong {
     Far { index: usize, got: f64, want: f64, off: f64, allowed: f64 },
 }
 
-/// How far a float may lie from the reference, relative to the output's largest magnitude.
+/// Returns the allowed difference of a float from the reference, relative to the output's largest
+/// magnitude.
 ///
 /// Two correct kernels differ by the order of their sums and, on a GPU, by TF32, which keeps ten
 /// bits of each factor; through a deep network that adds up to some thousandths. Half precision
-/// starts there, and bfloat16, of eight bits, at ten times as much. A defective kernel is off by
-/// about 0.9.
+/// starts at that error, and bfloat16, with eight bits, at ten times that error. The answers of a
+/// defective kernel are off by about 0.9.
 fn tolerance(datatype: Datatype) -> f64 {
     match datatype {
         Datatype::Bf16 => 0.05,
@@ -33,30 +35,31 @@ fn tolerance(datatype: Datatype) -> f64 {
     }
 }
 
-/// Returns how far the answer lies from the reference, relative to the output's largest magnitude.
-/// Floats may lie `slack` times the usual distance away, all else must be equal.
+/// Returns the difference of the answer from the reference, relative to the output's largest
+/// magnitude. Floats may differ by `slack` times the usual tolerance; all other values must be
+/// equal.
 pub(super) fn compare(
     datatype: Datatype,
     want: &ReferenceOutput,
     got: &ReferenceOutput,
     slack: f64,
-) -> Result<f64, Wrong> {
+) -> Result<f64, AnswerMismatch> {
     if want.shape != got.shape {
-        return Err(Wrong::Shape { got: got.shape.clone(), want: want.shape.clone() });
+        return Err(AnswerMismatch::Shape { got: got.shape.clone(), want: want.shape.clone() });
     }
     match (floats(datatype, &want.bytes), floats(datatype, &got.bytes)) {
         (Some(want), Some(got)) if want.len() == got.len() => {
             compare_floats(&want, &got, tolerance(datatype) * slack)
         }
         _ if want.bytes == got.bytes => Ok(0.0),
-        _ => Err(Wrong::Differs),
+        _ => Err(AnswerMismatch::Differs),
     }
 }
 
-fn compare_floats(want: &[f64], got: &[f64], allowed: f64) -> Result<f64, Wrong> {
+fn compare_floats(want: &[f64], got: &[f64], allowed: f64) -> Result<f64, AnswerMismatch> {
     let finite = want.iter().filter(|value| value.is_finite());
     let largest = finite.fold(0.0_f64, |largest, value| largest.max(value.abs()));
-    // Inputs are of size 1, so an output of nothing but zeros is measured by that.
+    // Inputs are of size 1, so that is the scale of an output that is all zeros.
     let scale = if largest > 0.0 { largest } else { 1.0 };
     let mut farthest = 0.0_f64;
     for (index, (&want, &got)) in want.iter().zip(got).enumerate() {
@@ -65,18 +68,18 @@ fn compare_floats(want: &[f64], got: &[f64], allowed: f64) -> Result<f64, Wrong>
             continue;
         }
         if !want.is_finite() || !got.is_finite() {
-            return Err(Wrong::NotANumber { index, got, want });
+            return Err(AnswerMismatch::NotANumber { index, got, want });
         }
         let off = (want - got).abs() / scale;
         if off > allowed {
-            return Err(Wrong::Far { index, got, want, off, allowed });
+            return Err(AnswerMismatch::Far { index, got, want, off, allowed });
         }
         farthest = farthest.max(off);
     }
     Ok(farthest)
 }
 
-/// `None` for other types than floats.
+/// Returns the values as floats, or `None` for datatypes that hold no floats.
 fn floats(datatype: Datatype, bytes: &[u8]) -> Option<Vec<f64>> {
     fn all<const N: usize>(bytes: &[u8], value: impl Fn([u8; N]) -> f64) -> Vec<f64> {
         bytes.as_chunks::<N>().0.iter().map(|&chunk| value(chunk)).collect()
@@ -99,25 +102,31 @@ mod tests {
         ReferenceOutput { shape: vec![i64::try_from(values.len()).unwrap()], bytes }
     }
 
-    fn compared(want: &[f32], got: &[f32]) -> Result<f64, Wrong> {
+    fn compared(want: &[f32], got: &[f32]) -> Result<f64, AnswerMismatch> {
         compare(Datatype::Fp32, &fp32(want), &fp32(got), 1.0)
     }
 
     #[test]
     fn floats_are_held_against_the_largest_of_them() {
         assert!(compared(&[100.0, 0.0], &[100.5, 0.9]).is_ok());
-        assert!(matches!(compared(&[100.0, 0.0], &[100.0, 1.1]), Err(Wrong::Far { index: 1, .. })));
-        assert!(matches!(compared(&[1e-6, 0.0], &[1e-6, 1e-7]), Err(Wrong::Far { .. })), "small outputs too");
+        assert!(matches!(compared(&[100.0, 0.0], &[100.0, 1.1]), Err(AnswerMismatch::Far { index: 1, .. })));
+        assert!(
+            matches!(compared(&[1e-6, 0.0], &[1e-6, 1e-7]), Err(AnswerMismatch::Far { .. })),
+            "small outputs too"
+        );
         assert!(compared(&[0.0], &[1e-4]).is_ok());
-        assert!(matches!(compared(&[0.0], &[0.5]), Err(Wrong::Far { .. })));
+        assert!(matches!(compared(&[0.0], &[0.5]), Err(AnswerMismatch::Far { .. })));
     }
 
     #[test]
-    fn what_is_no_number_must_be_the_same() {
+    fn infinities_and_nan_must_be_the_same() {
         let (nan, infinity) = (f32::NAN, f32::INFINITY);
         assert!(compared(&[nan, infinity], &[nan, infinity]).is_ok());
         for (want, got) in [(nan, 0.0), (0.0, nan), (infinity, -infinity), (1.0, infinity), (infinity, 1.0)] {
-            assert!(matches!(compared(&[want], &[got]), Err(Wrong::NotANumber { .. })), "{want} {got}");
+            assert!(
+                matches!(compared(&[want], &[got]), Err(AnswerMismatch::NotANumber { .. })),
+                "{want} {got}"
+            );
         }
     }
 
@@ -126,9 +135,12 @@ mod tests {
         let answer = |bytes: &[u8]| ReferenceOutput { shape: vec![1], bytes: bytes.to_vec() };
         assert!(compare(Datatype::Int32, &answer(&[1, 0, 0, 0]), &answer(&[1, 0, 0, 0]), 1.0).is_ok());
         let off = compare(Datatype::Int32, &answer(&[1, 0, 0, 0]), &answer(&[2, 0, 0, 0]), 1.0);
-        assert_eq!(off, Err(Wrong::Differs));
-        assert_eq!(compare(Datatype::Fp32, &answer(&[0; 8]), &answer(&[0; 4]), 1.0), Err(Wrong::Differs));
-        assert!(matches!(compared(&[1.0], &[1.0, 1.0]), Err(Wrong::Shape { .. })));
+        assert_eq!(off, Err(AnswerMismatch::Differs));
+        assert_eq!(
+            compare(Datatype::Fp32, &answer(&[0; 8]), &answer(&[0; 4]), 1.0),
+            Err(AnswerMismatch::Differs)
+        );
+        assert!(matches!(compared(&[1.0], &[1.0, 1.0]), Err(AnswerMismatch::Shape { .. })));
     }
 
     #[test]

@@ -1,30 +1,31 @@
-//! Rows of other and of extreme values, beside which a row's answer must stay the same.
+//! Rows of other and of extreme values, which must not change the answers to the other rows of their
+//! batch.
 
 use half::{bf16, f16};
 use shadowslice_shared::tensor::{Datatype, byte_strings, push_byte_string};
 
 use super::made_up::Fill;
 
-/// Floats of made-up rows are of size 1.
+/// The factor for floats, which are of size 1 in made-up rows.
 const FACTOR: f64 = 1e4;
 
-/// Half precision ends at 65,504.
+/// The factor for half precision, whose largest value is 65,504.
 const HALF_FACTOR: f64 = 100.0;
 
-/// Fits every type of integers, and is beyond most lengths and small tables.
+/// The extreme integer. It fits every integer datatype, and exceeds most lengths and small tables.
 const INTEGER: u8 = 100;
 
-/// The values that are extreme.
+/// The values that are extreme in a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Extreme {
-    /// Floats, and integers of 1 where others are 0 or 1.
+    /// Extreme floats. Integers become 1, if the others are 0 or 1.
     Floats,
     /// Large integers.
     Integers,
 }
 
-/// Returns a tensor's bytes with extreme values. Integers and text change only where they were made
-/// up as `fill` says, as others may have a meaning.
+/// Returns a tensor's bytes with extreme values. Integers and text change only if they were made up
+/// with `fill`, because given ones may have a meaning.
 pub(super) fn extreme(which: Extreme, datatype: Datatype, bytes: &[u8], fill: Option<Fill>) -> Vec<u8> {
     let integer = match (which, fill) {
         (Extreme::Floats, Some(Fill::Bits)) => Some(1),
@@ -56,8 +57,8 @@ pub(super) fn extreme(which: Extreme, datatype: Datatype, bytes: &[u8], fill: Op
     }
 }
 
-/// Returns a tensor's bytes with text and integers that differ from the given ones. `bits` says that
-/// they are 0 or 1 and must stay so; floats do not change.
+/// Returns a tensor's bytes with text and integers that differ from the given ones. With `bits` they
+/// are 0 or 1, and stay so. Floats do not change.
 pub(super) fn neighbour(datatype: Datatype, bytes: &[u8], bits: bool) -> Vec<u8> {
     match datatype {
         Datatype::Fp16 | Datatype::Bf16 | Datatype::Fp32 | Datatype::Fp64 => bytes.to_vec(),
@@ -69,7 +70,7 @@ pub(super) fn neighbour(datatype: Datatype, bytes: &[u8], bits: bool) -> Vec<u8>
         Datatype::Bool => bytes.iter().map(|value| 1 - value.min(&1)).collect(),
         _ => {
             let size = datatype.size().unwrap_or(1);
-            // The lowest bit makes the nearest other value, which fits the type.
+            // Flipping the lowest bit gives the nearest other value, which fits the datatype.
             let changed = |(at, &value): (usize, &u8)| if at % size == 0 { value ^ 1 } else { value };
             bytes.iter().enumerate().map(changed).collect()
         }

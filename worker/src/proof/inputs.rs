@@ -1,4 +1,5 @@
-//! What batches of a trial are made of: values that are made up, or those that the model gives.
+//! The inputs on which a worker proves its answers: made-up values, or those that the model or the
+//! operator gives.
 
 use std::os::fd::AsFd;
 
@@ -8,15 +9,16 @@ use shadowslice_shared::errors::chain;
 use shadowslice_shared::slab::{ALIGNMENT, ReadableSlab, SlabError, WritableSlab};
 use shadowslice_shared::tensor::{Datatype, TensorSpec, elements};
 
-use super::made_up::{self, Fill};
-use super::{Run, Trial};
+use super::made_up::{self, Fill, InputDraw};
+use super::{ProofBatch, Prover};
 use crate::engine::{Constants, GivenInput};
 
-/// The most elements that are made up for an input: some gigabytes.
+/// The maximum number of elements that are made up for an input: some gigabytes.
 const MAX_ELEMENTS: usize = 1 << 30;
 
+/// The inputs of one batch of the proof, in their own slab.
 #[derive(Debug)]
-pub struct MadeUp {
+pub struct ProofInputs {
     pub(super) fill: Fill,
     open_axis: i64,
     values: Vec<Option<InputValues>>,
@@ -25,24 +27,29 @@ pub struct MadeUp {
     pub(super) requests: Vec<BatchRequest>,
 }
 
-impl MadeUp {
-    /// Returns whether the trial would make up the same inputs again.
-    pub(super) fn is_of(&self, fill: Fill, trial: &Trial<'_>) -> bool {
-        self.fill == fill && self.open_axis == trial.open_axis && self.values == trial.values
+impl ProofInputs {
+    /// Returns true if the prover would make up the same inputs again.
+    pub(super) fn is_of(&self, fill: Fill, prover: &Prover<'_>) -> bool {
+        self.fill == fill && self.open_axis == prover.open_axis && self.values == prover.values
     }
 }
 
-/// The shape of a tensor without the batch axis, and its bytes.
-pub(super) type Tensor = (Vec<i64>, Vec<u8>);
+/// An input of a batch, with all of its rows.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct InputTensor {
+    /// The shape without the batch axis.
+    pub(super) shape: Vec<i64>,
+    pub(super) bytes: Vec<u8>,
+}
 
-impl Trial<'_> {
-    pub(super) fn make_up(&self, run: Run) -> Result<MadeUp, BootRefusal> {
+impl Prover<'_> {
+    pub(super) fn make_up(&self, run: ProofBatch) -> Result<ProofInputs, BootRefusal> {
         let tensors = self.tensors(run)?;
         self.laid_out(run, std::iter::once((run.size, tensors.as_slice())))
     }
 
-    /// Returns values from the model's file for the inputs that hold text or integers, several ways to
-    /// try one after the other. Values that the operator gives stay.
+    /// Returns values from the model's file for the inputs that hold text or integers, as
+    /// alternatives to try one after the other. Values that the operator gives do not change.
     pub(super) fn values_of_file(&self) -> Vec<Vec<Option<InputValues>>> {
         let Some(file) = self.file else { return Vec::new() };
         let Constants { whole, texts } = Constants::of(file);
@@ -67,43 +74,46 @@ impl Trial<'_> {
     }
 
     /// Returns the inputs of a batch, each with all of its rows.
-    pub(super) fn tensors(&self, run: Run) -> Result<Vec<Tensor>, BootRefusal> {
+    pub(super) fn tensors(&self, run: ProofBatch) -> Result<Vec<InputTensor>, BootRefusal> {
         self.try_tensors(run).map_err(|why| unmakeable(run.size, &why))
     }
 
-    /// Lays requests, each with its number of rows, into a slab of their own.
+    /// Writes requests, each with its number of rows, into a new slab.
     pub(super) fn laid_out<'t>(
         &self,
-        run: Run,
-        requests: impl Iterator<Item = (u32, &'t [Tensor])>,
-    ) -> Result<MadeUp, BootRefusal> {
+        run: ProofBatch,
+        requests: impl Iterator<Item = (u32, &'t [InputTensor])>,
+    ) -> Result<ProofInputs, BootRefusal> {
         let (mut bytes, mut shapes, mut laid_out) = (Vec::new(), Vec::new(), Vec::new());
         for (rows, tensors) in requests {
             let mut inputs = Vec::with_capacity(tensors.len());
-            for (_, tensor) in tensors {
+            for tensor in tensors {
                 bytes.resize(bytes.len().next_multiple_of(ALIGNMENT as usize), 0);
-                inputs.push(Extent { offset: bytes.len() as u64, len: tensor.len() as u64 });
-                bytes.extend(tensor);
+                inputs.push(Extent { offset: bytes.len() as u64, len: tensor.bytes.len() as u64 });
+                bytes.extend(&tensor.bytes);
             }
-            shapes = tensors.iter().map(|(shape, _)| shape.clone()).collect();
+            shapes = tensors.iter().map(|tensor| tensor.shape.clone()).collect();
             laid_out.push(BatchRequest { rows, inputs });
         }
-        // A slab cannot be empty.
+        // A slab must not be empty.
         bytes.push(0);
         let len = bytes.len() as u64;
         let setup = |fault: SlabError| unmakeable(run.size, &chain(&fault));
         let slab = WritableSlab::create("shadowslice-warmup", len).map_err(setup)?;
-        slab.write(0, &bytes).expect("it was made for these bytes");
+        slab.write(0, &bytes).expect("the slab has room for these bytes");
         let slab = ReadableSlab::map(slab.as_fd(), len).map_err(setup)?;
         let (open_axis, values) = (self.open_axis, self.values.clone());
-        Ok(MadeUp { fill: run.fill, open_axis, values, slab, shapes, requests: laid_out })
+        Ok(ProofInputs { fill: run.fill, open_axis, values, slab, shapes, requests: laid_out })
     }
 
-    fn try_tensors(&self, Run { size, fill, draw, .. }: Run) -> Result<Vec<Tensor>, String> {
+    fn try_tensors(
+        &self,
+        ProofBatch { size, fill, draw, .. }: ProofBatch,
+    ) -> Result<Vec<InputTensor>, String> {
         let WarmUp { shapes, batched, .. } = self.warm_up;
         let inputs = self.given.as_ref().map_or(shapes.len(), Vec::len);
         if inputs != self.signature.inputs.len() {
-            return Err("the model has another number of inputs".to_owned());
+            return Err("the number of given inputs does not match the model".to_owned());
         }
         if let Some(given) = &self.given {
             return given.iter().map(|input| repeated(input, *batched, size)).collect();
@@ -115,27 +125,31 @@ impl Trial<'_> {
             let count = count
                 .filter(|&count| count <= MAX_ELEMENTS)
                 .ok_or_else(|| format!("input `{}` of shape {shape:?} has too many elements", spec.name))?;
-            let draw = (index, fill, draw);
-            let tensor = match self.values.get(index).and_then(Option::as_ref) {
+            let draw = InputDraw { input: index, fill, draw };
+            let bytes = match self.values.get(index).and_then(Option::as_ref) {
                 Some(values) => made_up::given(spec.datatype, count, size, draw, values),
                 None => made_up::tensor(spec.datatype, count, size, draw),
             };
-            Ok((shape, tensor))
+            Ok(InputTensor { shape, bytes })
         };
         self.signature.inputs.iter().zip(shapes).enumerate().map(tensor).collect()
     }
 }
 
 fn unmakeable(size: u32, why: &str) -> BootRefusal {
-    BootRefusal::Setup(format!("a warm-up at batch size {size} cannot be made: {why}"))
+    BootRefusal::Setup(format!("cannot create the warm-up inputs for batch size {size}: {why}"))
 }
 
-/// `size` rows of the one that is given.
-fn repeated(GivenInput { shape, bytes }: &GivenInput, batched: bool, size: u32) -> Result<Tensor, String> {
+/// Repeats the given row `size` times.
+fn repeated(
+    GivenInput { shape, bytes }: &GivenInput,
+    batched: bool,
+    size: u32,
+) -> Result<InputTensor, String> {
     match (batched, &shape[..]) {
-        (false, _) => Ok((shape.clone(), bytes.clone())),
-        (true, [1, row @ ..]) => Ok((row.to_vec(), bytes.repeat(size as usize))),
-        (true, _) => Err(format!("an input of shape {shape:?} is not one row")),
+        (false, _) => Ok(InputTensor { shape: shape.clone(), bytes: bytes.clone() }),
+        (true, [1, row @ ..]) => Ok(InputTensor { shape: row.to_vec(), bytes: bytes.repeat(size as usize) }),
+        (true, _) => Err(format!("an input of shape {shape:?} does not have one row")),
     }
 }
 
@@ -146,8 +160,9 @@ mod tests {
     #[test]
     fn the_row_is_repeated_along_the_batch_axis_if_there_is_one() {
         let input = |shape: &[i64]| GivenInput { shape: shape.to_vec(), bytes: vec![1, 2] };
-        assert_eq!(repeated(&input(&[1, 2]), true, 3), Ok((vec![2], vec![1, 2, 1, 2, 1, 2])));
-        assert_eq!(repeated(&input(&[2]), false, 1), Ok((vec![2], vec![1, 2])));
+        let tensor = |bytes: &[u8]| Ok(InputTensor { shape: vec![2], bytes: bytes.to_vec() });
+        assert_eq!(repeated(&input(&[1, 2]), true, 3), tensor(&[1, 2, 1, 2, 1, 2]));
+        assert_eq!(repeated(&input(&[2]), false, 1), tensor(&[1, 2]));
         assert!(repeated(&input(&[2, 1]), true, 3).is_err());
         assert!(repeated(&input(&[]), true, 3).is_err());
     }

@@ -1,39 +1,49 @@
-//! Inputs that every worker of a model makes up alike.
+//! Made-up inputs, which are the same in every worker of a model.
 
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 use shadowslice_shared::boot::{ElementValue, InputValues};
 use shadowslice_shared::tensor::{Datatype, push_byte_string};
 
-/// The values of tensors that hold no floats.
+/// The values of tensors that do not hold floats.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Fill {
     /// 0 or 1, which are tokens of every vocabulary and indices into nearly every table.
     Bits,
     /// 1, by which every model can divide.
     Ones,
-    /// 0, which is an index even where there is only one row.
+    /// 0, which is an index even into a table of one row.
     Zeros,
 }
 
 impl Fill {
-    /// In the order in which they are tried.
+    /// All fills, in the order in which they are tried.
     pub(super) const ALL: [Self; 3] = [Self::Bits, Self::Ones, Self::Zeros];
 }
 
-/// The two differ, so that a result kept from one cannot pass for an answer to the other.
+/// The purpose for which values are drawn. Both purposes get different values, so that a result
+/// left over from one cannot pass for an answer to the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Draw {
     WarmUp,
     Proof,
 }
 
-/// Floats are uniform in -1 to 1, all else as `fill` says.
+/// The choice of values for one input of a batch.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct InputDraw {
+    /// The index of the input.
+    pub(super) input: usize,
+    pub(super) fill: Fill,
+    pub(super) draw: Draw,
+}
+
+/// Returns made-up values: floats are uniform in -1 to 1, all other values are those of `fill`.
 pub(super) fn tensor(
     datatype: Datatype,
     count: usize,
     size: u32,
-    (input, fill, draw): (usize, Fill, Draw),
+    InputDraw { input, fill, draw }: InputDraw,
 ) -> Vec<u8> {
     let mut random = SplitMix64::of(size, draw, input);
     let mut bytes = Vec::with_capacity(count * datatype.size().unwrap_or(5));
@@ -51,7 +61,7 @@ pub(super) fn tensor(
             Datatype::Fp64 => bytes.extend(float.to_le_bytes()),
             Datatype::Bytes => push_byte_string(&mut bytes, &[b'0' + bit]),
             _ => {
-                let size = datatype.size().expect("only strings differ in length");
+                let size = datatype.size().expect("only strings have no fixed size");
                 bytes.extend(u64::from(bit).to_le_bytes().into_iter().take(size));
             }
         }
@@ -64,7 +74,7 @@ pub(super) fn given(
     datatype: Datatype,
     count: usize,
     size: u32,
-    (input, _, draw): (usize, Fill, Draw),
+    InputDraw { input, draw, .. }: InputDraw,
     values: &InputValues,
 ) -> Vec<u8> {
     if let InputValues::Rows(rows) = values {
@@ -103,7 +113,7 @@ pub(super) fn given(
     bytes
 }
 
-/// Integers that do not fit are cut, as in C.
+/// Appends a value. Integers that do not fit are cut, as in C.
 fn push(bytes: &mut Vec<u8>, datatype: Datatype, value: &ElementValue) {
     let (whole, number) = match value {
         ElementValue::Whole(whole) => (*whole, *whole as f64),
@@ -119,7 +129,8 @@ fn push(bytes: &mut Vec<u8>, datatype: Datatype, value: &ElementValue) {
     }
 }
 
-/// Steele, Lea and Flood's generator: fast, and good enough to let every weight count.
+/// The SplitMix64 generator of Steele, Lea and Flood. It is fast, and random enough to let every
+/// weight count.
 struct SplitMix64(u64);
 
 impl SplitMix64 {
@@ -150,6 +161,10 @@ mod tests {
     use super::*;
     use shadowslice_shared::tensor::byte_strings;
 
+    fn input_draw(input: usize, fill: Fill, draw: Draw) -> InputDraw {
+        InputDraw { input, fill, draw }
+    }
+
     #[test]
     fn the_generator_is_the_published_one() {
         let mut random = SplitMix64(1_234_567);
@@ -158,7 +173,7 @@ mod tests {
 
     #[test]
     fn given_values_come_in_turn_or_from_their_range() {
-        let given = |datatype, values| given(datatype, 3, 1, (0, Fill::Bits, Draw::Proof), &values);
+        let given = |datatype, values| given(datatype, 3, 1, input_draw(0, Fill::Bits, Draw::Proof), &values);
         let listed = |values: &[i64]| {
             InputValues::Listed(values.iter().map(|&value| ElementValue::Whole(value)).collect())
         };
@@ -167,7 +182,7 @@ mod tests {
         let range = given(Datatype::Uint8, InputValues::Range { from: 7.0, to: 9.0 });
         assert!(range.len() == 3 && range.iter().all(|value| (7..=9).contains(value)), "{range:?}");
         let rows = InputValues::Rows([[1, 2], [3, 4]].map(RowBytes::from).into());
-        let of = |draw, size| super::given(Datatype::Int8, 0, size, (0, Fill::Bits, draw), &rows);
+        let of = |draw, size| super::given(Datatype::Int8, 0, size, input_draw(0, Fill::Bits, draw), &rows);
         assert_eq!([of(Draw::Proof, 3), of(Draw::WarmUp, 3)], [[1, 2, 3, 4, 1, 2], [3, 4, 1, 2, 3, 4]]);
         assert_eq!(of(Draw::WarmUp, 1), [3, 4]);
         let text = InputValues::Listed(vec![ElementValue::Text("Wien".to_owned())]);
@@ -177,17 +192,17 @@ mod tests {
     #[test]
     fn every_datatype_has_its_bytes_and_bits_of_both_kinds() {
         for datatype in Datatype::ALL {
-            let bytes = tensor(datatype, 64, 8, (1, Fill::Bits, Draw::Proof));
+            let bytes = tensor(datatype, 64, 8, input_draw(1, Fill::Bits, Draw::Proof));
             match datatype.size() {
                 Some(size) => assert_eq!(bytes.len(), 64 * size, "{datatype}"),
                 None => assert_eq!(byte_strings(&bytes).unwrap().len(), 64),
             }
         }
-        let booleans = tensor(Datatype::Bool, 64, 8, (1, Fill::Bits, Draw::Proof));
+        let booleans = tensor(Datatype::Bool, 64, 8, input_draw(1, Fill::Bits, Draw::Proof));
         assert!(booleans.contains(&0) && booleans.contains(&1) && booleans.iter().all(|&bit| bit < 2));
-        assert_eq!(tensor(Datatype::Int8, 3, 8, (1, Fill::Ones, Draw::Proof)), [1, 1, 1]);
-        assert_eq!(tensor(Datatype::Int8, 3, 8, (1, Fill::Zeros, Draw::Proof)), [0, 0, 0]);
-        let floats = |size, input, draw| tensor(Datatype::Fp32, 4, size, (input, Fill::Bits, draw));
+        assert_eq!(tensor(Datatype::Int8, 3, 8, input_draw(1, Fill::Ones, Draw::Proof)), [1, 1, 1]);
+        assert_eq!(tensor(Datatype::Int8, 3, 8, input_draw(1, Fill::Zeros, Draw::Proof)), [0, 0, 0]);
+        let floats = |size, input, draw| tensor(Datatype::Fp32, 4, size, input_draw(input, Fill::Bits, draw));
         let proof = floats(8, 1, Draw::Proof);
         for other in [floats(8, 2, Draw::Proof), floats(4, 1, Draw::Proof), floats(8, 1, Draw::WarmUp)] {
             assert_ne!(proof, other);

@@ -1,4 +1,4 @@
-//! The reference answers as they lie in their memory file.
+//! The reference answers, as they are stored in their memory file.
 
 use std::fs::File;
 use std::io;
@@ -8,44 +8,46 @@ use serde::{Deserialize, Serialize};
 use shadowslice_shared::boot::InputValues;
 
 use super::made_up::Fill;
-use crate::engine::Basis;
+use crate::engine::ProofBasis;
 
+/// The reference answers, with the inputs that they belong to.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Reference {
-    pub(super) basis: Basis,
-    /// Of inputs that are made up.
+    pub(super) basis: ProofBasis,
+    /// The fill of made-up inputs.
     pub(super) fill: Fill,
     /// The length of axes that neither the model nor the operator fixes.
     pub(super) open_axis: i64,
-    /// Per input, where they are not made up.
+    /// The values of each input, or `None` for a made-up input.
     pub(super) values: Vec<Option<InputValues>>,
     pub(super) sizes: Vec<SizeAnswers>,
 }
 
-/// In the order of the model's outputs.
+/// The answers at one batch size, in the order of the model's outputs.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct SizeAnswers {
     pub(super) size: u32,
     pub(super) answers: Vec<ReferenceOutput>,
 }
 
+/// One output of an answer.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct ReferenceOutput {
-    /// Without the batch axis.
+    /// The shape without the batch axis.
     pub(super) shape: Vec<i64>,
     pub(super) bytes: Vec<u8>,
 }
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ReferenceError {
-    #[error("the reference answers cannot be put into bytes")]
+    #[error("cannot encode the reference answers")]
     Encode(#[source] postcard::Error),
-    #[error("the reference answers cannot be written")]
+    #[error("cannot write the reference answers")]
     Write(#[source] io::Error),
-    #[error("the reference answers cannot be read")]
+    #[error("cannot read the reference answers")]
     Read(#[source] io::Error),
-    #[error("the reference answers are garbled")]
-    Garbled(#[source] postcard::Error),
+    #[error("cannot decode the reference answers")]
+    Decode(#[source] postcard::Error),
 }
 
 impl Reference {
@@ -54,12 +56,13 @@ impl Reference {
         file.write_all_at(&bytes, 0).map_err(ReferenceError::Write)
     }
 
-    /// Other workers have the same file open and share its position, which is not used.
+    /// Reads the file from its start. Other workers have the same file open and share its position,
+    /// so the position is not used.
     pub(super) fn read(file: &File) -> Result<Self, ReferenceError> {
         let len = file.metadata().map_err(ReferenceError::Read)?.len();
         let mut bytes = vec![0; usize::try_from(len).unwrap_or(0)];
         file.read_exact_at(&mut bytes, 0).map_err(ReferenceError::Read)?;
-        postcard::from_bytes(&bytes).map_err(ReferenceError::Garbled)
+        postcard::from_bytes(&bytes).map_err(ReferenceError::Decode)
     }
 }
 
@@ -71,7 +74,7 @@ mod tests {
     fn reference() -> Reference {
         let answer = ReferenceOutput { shape: vec![2], bytes: vec![1, 2, 3, 250] };
         let input = GivenInput { shape: vec![1, 2], bytes: vec![7, 8] };
-        let basis = Basis { deterministic: false, inputs: Some(vec![input]) };
+        let basis = ProofBasis { deterministic: false, inputs: Some(vec![input]) };
         Reference {
             basis,
             fill: Fill::Ones,
@@ -90,11 +93,11 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_or_cut_file_is_garbled() {
+    fn an_empty_or_cut_file_cannot_be_decoded() {
         let file = tempfile::tempfile().unwrap();
-        assert!(matches!(Reference::read(&file), Err(ReferenceError::Garbled(_))));
+        assert!(matches!(Reference::read(&file), Err(ReferenceError::Decode(_))));
         reference().write(&file).unwrap();
         file.set_len(file.metadata().unwrap().len() - 1).unwrap();
-        assert!(matches!(Reference::read(&file), Err(ReferenceError::Garbled(_))));
+        assert!(matches!(Reference::read(&file), Err(ReferenceError::Decode(_))));
     }
 }

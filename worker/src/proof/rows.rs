@@ -1,10 +1,10 @@
-//! The proof that a row's answer is the same whatever rows are in its batch.
+//! The proof that a row's answer does not depend on the other rows of its batch.
 //!
 //! A first axis of any length may be a sequence instead of a batch, or a model may compute a mean,
-//! a softmax or a normalisation over its rows. The answers to different clients would be mixed
-//! silently. So the rows of one batch also run alone, in the opposite order, and beside a row of
-//! extreme values, which shows what only large values change: a maximum, or the scale of a dynamic
-//! quantization.
+//! a softmax or a normalisation over its rows. Then the answers to different clients would be mixed
+//! without any error. So the rows of one batch also run alone, in the opposite order, and beside a
+//! row of extreme values. The extreme row reveals what only large values change: a maximum, or the
+//! scale of a dynamic quantization.
 
 use std::time::Duration;
 
@@ -13,31 +13,30 @@ use shadowslice_shared::tensor::{Datatype, byte_strings, push_byte_string};
 
 use super::compare::compare;
 use super::extremes::{Extreme, extreme, neighbour};
-use super::inputs::Tensor;
+use super::inputs::InputTensor;
 use super::made_up::{Draw, Fill};
 use super::reference::ReferenceOutput;
-use super::{Run, Trial};
-use crate::engine::Basis;
+use super::{ProofBatch, Prover};
+use crate::engine::ProofBasis;
 use shadowslice_shared::groups::Groups;
 
-/// How many times as far as from the reference a row's answer may lie from that of the row alone,
-/// where the operator asks for batches. Models with dynamic quantization scale by the whole batch,
-/// which costs some hundredths with rows of a kind; rows that depend on each other are off by much
-/// more.
-const SLACK: f64 = 10.0;
+/// The factor on the usual tolerance for the comparison with the row alone, if the operator asks
+/// for batches. Models with dynamic quantization scale by the whole batch, which causes errors of
+/// some hundredths among similar rows. Rows that depend on each other cause much larger ones.
+const TOLERANCE_FACTOR: f64 = 10.0;
 
-/// Rows that are compared, if a batch of so many is quick. Rows of a sequence may depend on the one
-/// before the last.
-const MOST_ROWS: u32 = 4;
+/// The maximum number of rows to compare, if a batch of that size is quick. Rows of a sequence may
+/// depend on the row before the previous one.
+const MAX_COMPARED_ROWS: u32 = 4;
 
-/// A batch that takes longer is slow: then the smallest one must do.
-const QUICK: Duration = Duration::from_secs(1);
+/// The maximum time of a quick batch. If all are slower, the smallest batch is compared.
+const MAX_QUICK_TIME: Duration = Duration::from_secs(1);
 
-impl Trial<'_> {
+impl Prover<'_> {
     /// Runs a batch of some rows, and each row alone.
     pub(super) fn check_rows(
         &mut self,
-        basis: &Basis,
+        basis: &ProofBasis,
         fill: Fill,
         times: &[WarmTime],
     ) -> Result<(), BootRefusal> {
@@ -50,16 +49,16 @@ impl Trial<'_> {
             return match self.warm_up.batch_is_given {
                 true => Ok(()),
                 false => Err(BootRefusal::RowsDepend(
-                    "its answers are random, so that nothing shows whether rows depend on each other; \
-                     if they do not, set batch.max"
+                    "the model's answers are random, so shadowslice cannot tell whether rows depend on each \
+                     other; if they do not, set batch.max"
                         .to_owned(),
                 )),
             };
         }
-        let run = Run { size, fill, draw: Draw::Proof, slot: 0, groups: Groups::WHOLE };
+        let run = ProofBatch { size, fill, draw: Draw::Proof, slot: 0, groups: Groups::WHOLE };
         let rows = self.rows_of(run)?;
         let varied = self.varied(fill, &rows);
-        // A model may refuse changed values, as one that looks them up in a table.
+        // A model may refuse changed values, for example if it looks them up in a table.
         let (rows, alone) = match self.run_alone(run, &varied) {
             Ok(alone) => (varied, alone),
             Err(_) if varied != rows => {
@@ -70,7 +69,7 @@ impl Trial<'_> {
         };
         let orders = [(0..rows.len()).collect::<Vec<_>>(), (0..rows.len()).rev().collect()];
         for order in orders {
-            let batch: Vec<&Vec<Tensor>> = order.iter().map(|&row| &rows[row]).collect();
+            let batch: Vec<&Vec<InputTensor>> = order.iter().map(|&row| &rows[row]).collect();
             let together = self.run_rows(run, &batch)?;
             let expected = joined(order.iter().map(|&row| &alone[row]));
             self.compare_rows(&expected, &together, size)?;
@@ -81,50 +80,51 @@ impl Trial<'_> {
         self.check_beside_extremes(run, &rows, &joined(alone[..rows.len() - 1].iter()))
     }
 
+    /// Runs each row as its own batch.
     fn run_alone(
         &mut self,
-        run: Run,
-        rows: &[Vec<Tensor>],
+        run: ProofBatch,
+        rows: &[Vec<InputTensor>],
     ) -> Result<Vec<Vec<ReferenceOutput>>, BootRefusal> {
         rows.iter().map(|row| self.run_rows(run, &[row])).collect()
     }
 
-    /// Changes every second row in the inputs that hold the same text or integers in all rows, since
-    /// equal rows do not show that they depend on each other.
-    fn varied(&self, fill: Fill, rows: &[Vec<Tensor>]) -> Vec<Vec<Tensor>> {
+    /// Changes every second row of the inputs that hold the same text or integers in all rows, because
+    /// equal rows do not show whether they depend on each other.
+    fn varied(&self, fill: Fill, rows: &[Vec<InputTensor>]) -> Vec<Vec<InputTensor>> {
         let mut varied = rows.to_vec();
         for (input, spec) in self.signature.inputs.iter().enumerate() {
             let are_equal = rows.iter().all(|row| row[input] == rows[0][input]);
             let is_made_up = self.is_made_up(input);
-            // 0 and 1 are known to be valid if both were drawn.
+            // If both 0 and 1 were drawn, the model accepts both.
             let is_safe = is_made_up && fill == Fill::Bits;
             if are_equal && (is_safe || self.survives_any_value()) {
                 for row in varied.iter_mut().skip(1).step_by(2) {
-                    row[input].1 = neighbour(spec.datatype, &row[input].1, is_safe);
+                    row[input].bytes = neighbour(spec.datatype, &row[input].bytes, is_safe);
                 }
             }
         }
         varied
     }
 
-    /// Returns whether the values of an input have no meaning.
+    /// Returns true if an input holds made-up values, which have no meaning.
     fn is_made_up(&self, input: usize) -> bool {
         self.given.is_none() && self.values.get(input).is_none_or(Option::is_none)
     }
 
-    /// Runs the rows with an extreme one in the place of the last. `alone` has the answers to the
-    /// others.
+    /// Runs the rows with an extreme row in place of the last. `alone` are the answers to the other
+    /// rows.
     fn check_beside_extremes(
         &mut self,
-        run: Run,
-        rows: &[Vec<Tensor>],
+        run: ProofBatch,
+        rows: &[Vec<InputTensor>],
         alone: &[ReferenceOutput],
     ) -> Result<(), BootRefusal> {
         let Some((last, others)) = rows.split_last() else { return Ok(()) };
         for which in [Extreme::Floats, Extreme::Integers] {
             let Some(extreme) = self.extreme_row(which, run.fill, last) else { continue };
-            let batch: Vec<&Vec<Tensor>> = others.iter().chain([&extreme]).collect();
-            // A model may refuse such values, as one that looks them up in a table.
+            let batch: Vec<&Vec<InputTensor>> = others.iter().chain([&extreme]).collect();
+            // A model may refuse extreme values, for example if it looks them up in a table.
             let Ok(mut together) = self.run_rows(run, &batch) else { continue };
             for (spec, output) in self.signature.outputs.iter().zip(&mut together) {
                 output.bytes = split(spec.datatype, &output.bytes, rows.len())[..others.len()].concat();
@@ -134,15 +134,15 @@ impl Trial<'_> {
         Ok(())
     }
 
-    /// Returns that row with extreme values; `None` if it stays as it is.
-    fn extreme_row(&self, which: Extreme, fill: Fill, row: &[Tensor]) -> Option<Vec<Tensor>> {
+    /// Returns the row with extreme values, or `None` if that changes nothing.
+    fn extreme_row(&self, which: Extreme, fill: Fill, row: &[InputTensor]) -> Option<Vec<InputTensor>> {
         let inputs = self.signature.inputs.iter().zip(row).enumerate();
-        let changed = inputs.map(|(input, (spec, (shape, bytes)))| {
+        let changed = inputs.map(|(input, (spec, InputTensor { shape, bytes }))| {
             let may_change = self.is_made_up(input) && self.survives_any_value();
             let with = extreme(which, spec.datatype, bytes, may_change.then_some(fill));
-            (shape.clone(), with)
+            InputTensor { shape: shape.clone(), bytes: with }
         });
-        let changed: Vec<Tensor> = changed.collect();
+        let changed: Vec<InputTensor> = changed.collect();
         (changed != row).then_some(changed)
     }
 
@@ -154,11 +154,11 @@ impl Trial<'_> {
     ) -> Result<(), BootRefusal> {
         let outputs = self.signature.outputs.iter().zip(alone).zip(together);
         for ((spec, alone), together) in outputs {
-            let slack = if self.warm_up.batch_is_given { SLACK } else { 1.0 };
+            let slack = if self.warm_up.batch_is_given { TOLERANCE_FACTOR } else { 1.0 };
             compare(spec.datatype, alone, together, slack).map_err(|wrong| {
                 BootRefusal::RowsDepend(format!(
-                    "an answer depends on the other rows of its batch: in a batch of {size} rows, output \
-                     `{}` {wrong} for the same rows alone",
+                    "an answer depends on the other rows of its batch: unlike for the same rows alone, in a \
+                     batch of {size} rows output `{}` {wrong}",
                     spec.name
                 ))
             })?;
@@ -167,32 +167,36 @@ impl Trial<'_> {
     }
 
     /// Splits the inputs of a batch into its rows.
-    fn rows_of(&self, run: Run) -> Result<Vec<Vec<Tensor>>, BootRefusal> {
+    fn rows_of(&self, run: ProofBatch) -> Result<Vec<Vec<InputTensor>>, BootRefusal> {
         let mut rows = vec![Vec::new(); run.size as usize];
         let tensors = self.tensors(run)?;
-        for (spec, (shape, bytes)) in self.signature.inputs.iter().zip(tensors) {
+        for (spec, InputTensor { shape, bytes }) in self.signature.inputs.iter().zip(tensors) {
             for (row, bytes) in rows.iter_mut().zip(split(spec.datatype, &bytes, run.size as usize)) {
-                row.push((shape.clone(), bytes));
+                row.push(InputTensor { shape: shape.clone(), bytes });
             }
         }
         Ok(rows)
     }
 
-    /// Each row is a request.
-    fn run_rows(&mut self, run: Run, rows: &[&Vec<Tensor>]) -> Result<Vec<ReferenceOutput>, BootRefusal> {
+    /// Runs rows as one batch, in which each row is a request.
+    fn run_rows(
+        &mut self,
+        run: ProofBatch,
+        rows: &[&Vec<InputTensor>],
+    ) -> Result<Vec<ReferenceOutput>, BootRefusal> {
         let made_up = self.laid_out(run, rows.iter().map(|row| (1, row.as_slice())))?;
         Ok(self.run_on(run, &made_up)?.0)
     }
 }
 
-/// Returns how many rows are compared, of the batches that took these times.
+/// Returns the number of rows to compare, given the times of the batches.
 fn rows_to_compare(times: &[WarmTime]) -> Option<u32> {
     let several = || times.iter().filter(|time| time.rows > 1);
-    let quick = several().rfind(|time| time.rows <= MOST_ROWS && time.took <= QUICK);
+    let quick = several().rfind(|time| time.rows <= MAX_COMPARED_ROWS && time.took <= MAX_QUICK_TIME);
     quick.or_else(|| several().next()).map(|time| time.rows)
 }
 
-/// Returns the same outputs with the rows of all answers, one after the other.
+/// Returns the outputs with the rows of all answers, one after the other.
 fn joined<'a>(answers: impl Iterator<Item = &'a Vec<ReferenceOutput>>) -> Vec<ReferenceOutput> {
     let mut joined: Vec<ReferenceOutput> = Vec::new();
     for answer in answers {

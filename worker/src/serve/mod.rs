@@ -1,4 +1,5 @@
-//! How a warm worker serves: batches in, answers out, until there is no more work.
+//! The loop of a warm worker: receives batches, runs them and answers, until the supervisor closes
+//! the socket.
 
 mod on_gpu;
 
@@ -14,60 +15,64 @@ use shadowslice_shared::batch::{
 use shadowslice_shared::slab::ReadableSlab;
 
 use crate::answer::AnswerSlots;
-use crate::device::Device;
-use crate::device::cuda::CudaFault;
-use crate::engine::{Engine, Ran, Signature};
+use crate::device::ComputeDevice;
+use crate::device::cuda::CudaError;
+use crate::engine::{EngineAnswer, ModelEngine, Signature};
 use crate::inputs::Inputs;
-use on_gpu::OnGpu;
+use on_gpu::GpuServeLoop;
 use shadowslice_shared::errors::chain;
 
-/// An engine's error text is cut to this, so that an answer always fits into its message.
+/// The maximum length of an engine's error text, in bytes. Longer texts are cut, so that every
+/// answer fits into a message.
 const MAX_REASON_BYTES: usize = 4096;
 
+/// A worker with a proven model, ready to serve.
 #[derive(Debug)]
-pub struct Warm {
-    pub(crate) engine: Engine,
+pub struct WarmWorker {
+    pub(crate) engine: ModelEngine,
     pub(crate) signature: Signature,
-    /// Whether the first axis of every tensor is the batch.
+    /// True if the first axis of every tensor is the batch.
     pub(crate) batched: bool,
-    pub(crate) device: Device,
+    pub(crate) device: ComputeDevice,
     pub(crate) requests: ReadableSlab,
     pub(crate) slots: AnswerSlots,
     pub(crate) socket: OwnedFd,
 }
 
+/// The reasons why a worker stops serving.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum ServeFault {
-    #[error("batches cannot be received")]
+pub enum ServeError {
+    #[error("cannot receive batches from the supervisor")]
     Receive(#[source] Errno),
-    #[error("answers cannot be sent")]
+    #[error("cannot send answers to the supervisor")]
     Send(#[source] Errno),
-    #[error("the next batch cannot be waited for")]
+    #[error("cannot wait for the next batch")]
     Wait(#[source] rustix::io::Errno),
-    /// The GPU is of no use to this process any more; another process may still use it.
-    #[error("the GPU is lost to this process")]
-    Gpu(#[source] CudaFault),
+    /// The GPU is unusable for this process; another process may still use it.
+    #[error("this process has lost its GPU")]
+    Gpu(#[source] CudaError),
 }
 
-impl Warm {
-    pub fn serve(self) -> Result<(), ServeFault> {
+impl WarmWorker {
+    pub fn serve(self) -> Result<(), ServeError> {
         match self.engine {
-            Engine::OnGpu(engine) => {
-                OnGpu::new(*engine, self.signature, self.batched, self.requests, self.slots)
+            ModelEngine::OnGpu(engine) => {
+                GpuServeLoop::new(*engine, self.signature, self.batched, self.requests, self.slots)
                     .serve(&self.socket)
             }
             _ => self.one_by_one(),
         }
     }
 
-    fn one_by_one(mut self) -> Result<(), ServeFault> {
+    fn one_by_one(mut self) -> Result<(), ServeError> {
         let mut message = vec![0; MAX_MESSAGE_BYTES];
         while let Some(len) = self.receive(&mut message)? {
-            let report = match read(&message, len) {
+            let report = match read_command(&message, len) {
                 Ok(Command::Run(batch)) => {
                     let ran = self.run(&batch);
                     if ran.is_err() {
-                        // Its answer may not have fitted; the supervisor knows of no stream.
+                        // The model may have opened a stream and then the answer did not fit. The
+                        // supervisor does not know that stream.
                         self.engine.close(batch.id);
                     }
                     WorkerMessage::Answer(self.answered(batch.id, ran)?)
@@ -93,16 +98,17 @@ impl Warm {
                 }
                 Err(unreadable) => WorkerMessage::Answer(unreadable),
             };
-            if !say(&self.socket, &report, &mut message)? {
+            if !send_report(&self.socket, &report, &mut message)? {
                 return Ok(());
             }
         }
         Ok(())
     }
 
-    /// More than the buffer's length if the message did not fit; `None` if no more will come. The
-    /// device is left to other workers only if no batch is there yet.
-    fn receive(&mut self, message: &mut [u8]) -> Result<Option<usize>, ServeFault> {
+    /// Waits for the next message, and returns its length, which exceeds the buffer's if the
+    /// message did not fit. Returns `None` if the supervisor has closed the socket. Frees the
+    /// device for other workers only if no batch waits already.
+    fn receive(&mut self, message: &mut [u8]) -> Result<Option<usize>, ServeError> {
         let socket = self.socket.as_raw_fd();
         let mut received = recv(socket, message, MsgFlags::MSG_TRUNC | MsgFlags::MSG_DONTWAIT);
         if received == Err(Errno::EAGAIN) {
@@ -112,35 +118,39 @@ impl Warm {
         while received == Err(Errno::EINTR) {
             received = recv(socket, message, MsgFlags::MSG_TRUNC);
         }
-        length(received)
+        message_length(received)
     }
 
-    /// After a failure on a GPU that is lost to this process there is no answer, but this process's
-    /// end: another worker can run the batch.
-    fn answered(&self, id: u64, ran: Result<(Duration, Ran), RunFailure>) -> Result<BatchAnswer, ServeFault> {
+    /// Turns the result of a run into an answer. If this process has lost the GPU, the worker ends
+    /// without an answer, and another worker runs the batch.
+    fn answered(
+        &self,
+        id: u64,
+        ran: Result<(Duration, EngineAnswer), RunFailure>,
+    ) -> Result<BatchAnswer, ServeError> {
         let failure = match ran {
-            Ok((execution, Ran { outputs, more })) => {
+            Ok((execution, EngineAnswer { outputs, more })) => {
                 return Ok(BatchAnswer { id, execution_us: micros(execution), result: Ok(outputs), more });
             }
             Err(failure) => failure,
         };
         if let Some(gpu) = self.device.gpu() {
-            gpu.synchronize().map_err(ServeFault::Gpu)?;
+            gpu.synchronize().map_err(ServeError::Gpu)?;
         }
         Ok(failed(id, failure))
     }
 
-    /// A batch that fails takes none of the device's time.
-    fn run(&mut self, batch: &Batch) -> Result<(Duration, Ran), RunFailure> {
+    /// Runs a batch. A batch that fails takes none of the device's time.
+    fn run(&mut self, batch: &Batch) -> Result<(Duration, EngineAnswer), RunFailure> {
         let inputs = Inputs::check(batch, &self.requests, self.signature.all_inputs(), self.batched)?;
         let started = self.device.start(inputs.rows().unwrap_or(1), batch.groups, batch.sent_ns);
         let ran = self.engine.run(&inputs, &mut self.slots.slot(batch.slot))?;
         Ok((self.device.finish(started), ran))
     }
 
-    fn step(&mut self, step: &StreamStep) -> Result<(Duration, Ran), RunFailure> {
+    fn step(&mut self, step: &StreamStep) -> Result<(Duration, EngineAnswer), RunFailure> {
         if usize::from(step.slot) >= IN_FLIGHT {
-            return Err(RunFailure::BadBatch(format!("there is no slot {}", step.slot)));
+            return Err(RunFailure::BadBatch(format!("slot {} does not exist", step.slot)));
         }
         let started = self.device.start(1, step.groups, step.sent_ns);
         let ran = self.engine.step(step, &mut self.slots.slot(step.slot))?;
@@ -148,32 +158,32 @@ impl Warm {
     }
 }
 
-fn length(received: nix::Result<usize>) -> Result<Option<usize>, ServeFault> {
+fn message_length(received: nix::Result<usize>) -> Result<Option<usize>, ServeError> {
     match received {
         Ok(0) | Err(Errno::ECONNRESET) => Ok(None),
         Ok(len) => Ok(Some(len)),
-        Err(errno) => Err(ServeFault::Receive(errno)),
+        Err(errno) => Err(ServeError::Receive(errno)),
     }
 }
 
-fn read(message: &[u8], len: usize) -> Result<Command, BatchAnswer> {
+fn read_command(message: &[u8], len: usize) -> Result<Command, BatchAnswer> {
     match message.get(..len).map(decode::<Command>) {
         Some(Ok(command)) => Ok(command),
         Some(Err(fault)) => Err(unreadable(&chain(&fault))),
-        None => Err(unreadable("it is longer than a message may be")),
+        None => Err(unreadable("the message is too long")),
     }
 }
 
-/// `false` if the supervisor is gone.
-fn say(socket: &OwnedFd, report: &WorkerMessage, message: &mut [u8]) -> Result<bool, ServeFault> {
+/// Returns false if the supervisor has ended.
+fn send_report(socket: &OwnedFd, report: &WorkerMessage, message: &mut [u8]) -> Result<bool, ServeError> {
     let bytes = match encode(report, message) {
         Ok(bytes) => bytes.len(),
-        Err(_) => encode(&too_long(report), message).expect("a short reason fits").len(),
+        Err(_) => encode(&too_long(report), message).expect("a short reason fits into a message").len(),
     };
     match send(socket.as_raw_fd(), &message[..bytes], MsgFlags::MSG_NOSIGNAL) {
         Ok(_) => Ok(true),
         Err(Errno::EPIPE | Errno::ECONNRESET) => Ok(false),
-        Err(errno) => Err(ServeFault::Send(errno)),
+        Err(errno) => Err(ServeError::Send(errno)),
     }
 }
 
@@ -192,11 +202,11 @@ fn failed(id: u64, failure: RunFailure) -> BatchAnswer {
 fn too_long(report: &WorkerMessage) -> WorkerMessage {
     match report {
         WorkerMessage::Answer(answer) => {
-            let why = "its answer has more parts than fit into a message; use a smaller batch.max".to_owned();
+            let why = "the answer has too many parts for one message; set a smaller batch.max".to_owned();
             WorkerMessage::Answer(failed(answer.id, RunFailure::BadBatch(why)))
         }
         WorkerMessage::Prepared(prepared) => {
-            let why = "the reason is longer than a message may be".to_owned();
+            let why = "the reason is too long for one message".to_owned();
             WorkerMessage::Prepared(PartitionReply { result: Err(why), ..prepared.clone() })
         }
     }

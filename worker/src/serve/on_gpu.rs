@@ -1,5 +1,5 @@
-//! Serving on a GPU: while one batch executes, the next batch's inputs travel and its kernels are
-//! queued.
+//! The loop of a worker with a real GPU: while one batch executes, the next batch's inputs are
+//! copied and its kernels queued.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -14,51 +14,54 @@ use shadowslice_shared::batch::{
 use shadowslice_shared::groups::Groups;
 use shadowslice_shared::slab::ReadableSlab;
 
-use super::{ServeFault, failed, length, micros, read, say};
+use super::{ServeError, failed, message_length, micros, read_command, send_report};
 use crate::answer::AnswerSlots;
-use crate::engine::{OnGpu as Engine, Signature, no_stream};
+use crate::engine::{GpuEngine, Signature, no_stream_failure};
 use crate::inputs::Inputs;
 
-pub(super) struct OnGpu {
-    engine: Engine,
+/// The state of the loop.
+pub(super) struct GpuServeLoop {
+    engine: GpuEngine,
     signature: Signature,
     batched: bool,
     requests: ReadableSlab,
     slots: AnswerSlots,
-    /// Batches on the GPU, in the order in which they end.
-    flying: VecDeque<Flying>,
+    /// The batches on the GPU, in the order in which they end.
+    in_flight: VecDeque<PendingBatch>,
 }
 
-struct Flying {
+/// A batch that the GPU has not finished.
+struct PendingBatch {
     id: u64,
     slot: u8,
     groups: Groups,
     outputs: Vec<BatchOutput>,
 }
 
-struct Ready {
+/// The descriptors that are ready.
+struct PollResult {
     message: bool,
-    through: bool,
+    completed: bool,
 }
 
-impl OnGpu {
+impl GpuServeLoop {
     pub(super) fn new(
-        engine: Engine,
+        engine: GpuEngine,
         signature: Signature,
         batched: bool,
         requests: ReadableSlab,
         slots: AnswerSlots,
     ) -> Self {
-        Self { engine, signature, batched, requests, slots, flying: VecDeque::with_capacity(IN_FLIGHT) }
+        Self { engine, signature, batched, requests, slots, in_flight: VecDeque::with_capacity(IN_FLIGHT) }
     }
 
-    /// Answers all that it began.
-    pub(super) fn serve(mut self, socket: &OwnedFd) -> Result<(), ServeFault> {
+    /// Serves until the supervisor closes the socket, and answers all batches that have started.
+    pub(super) fn serve(mut self, socket: &OwnedFd) -> Result<(), ServeError> {
         let mut message = vec![0; MAX_MESSAGE_BYTES];
         let mut more = true;
-        while more || !self.flying.is_empty() {
+        while more || !self.in_flight.is_empty() {
             let ready = self.wait(socket, more)?;
-            if ready.through && !self.report_those_through(socket, &mut message)? {
+            if ready.completed && !self.report_finished(socket, &mut message)? {
                 return Ok(());
             }
             if !ready.message {
@@ -69,11 +72,11 @@ impl OnGpu {
             if matches!(received, Err(Errno::EAGAIN | Errno::EINTR)) {
                 continue;
             }
-            match length(received)? {
+            match message_length(received)? {
                 None => more = false,
                 Some(len) => {
-                    if let Some(report) = self.obey(read(&message, len))?
-                        && !say(socket, &report, &mut message)?
+                    if let Some(report) = self.execute(read_command(&message, len))?
+                        && !send_report(socket, &report, &mut message)?
                     {
                         return Ok(());
                     }
@@ -83,15 +86,18 @@ impl OnGpu {
         Ok(())
     }
 
-    /// Returns a report only if the command is done already.
-    fn obey(&mut self, command: Result<Command, BatchAnswer>) -> Result<Option<WorkerMessage>, ServeFault> {
+    /// Executes a command, and returns a report if the command is done already.
+    fn execute(
+        &mut self,
+        command: Result<Command, BatchAnswer>,
+    ) -> Result<Option<WorkerMessage>, ServeError> {
         match command {
             Ok(Command::Run(batch)) => Ok(self.begin(&batch)?.map(WorkerMessage::Answer)),
-            Ok(Command::Next(step)) => Ok(Some(WorkerMessage::Answer(failed(step.id, no_stream())))),
+            Ok(Command::Next(step)) => Ok(Some(WorkerMessage::Answer(failed(step.id, no_stream_failure())))),
             Ok(Command::Close(_)) => Ok(None),
             Ok(Command::Prepare(groups)) => Ok(self.engine.prepare(groups).map(WorkerMessage::Prepared)),
             Ok(Command::Forget(groups)) => {
-                let in_use = self.flying.iter().any(|batch| batch.groups == groups);
+                let in_use = self.in_flight.iter().any(|batch| batch.groups == groups);
                 self.engine.forget(groups, in_use);
                 Ok(None)
             }
@@ -99,28 +105,28 @@ impl OnGpu {
         }
     }
 
-    fn wait(&self, socket: &OwnedFd, more: bool) -> Result<Ready, ServeFault> {
-        let through = self.engine.gpu().through();
-        let mut watched = [PollFd::new(&through, PollFlags::IN), PollFd::new(socket, PollFlags::IN)];
-        // After its end a socket is always ready, which would end every wait at once.
+    fn wait(&self, socket: &OwnedFd, more: bool) -> Result<PollResult, ServeError> {
+        let completed = self.engine.gpu().completions();
+        let mut watched = [PollFd::new(&completed, PollFlags::IN), PollFd::new(socket, PollFlags::IN)];
+        // A closed socket is always ready, which would end every wait at once.
         let count = if more { 2 } else { 1 };
         match poll(&mut watched[..count], None) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(errno) => return Err(ServeFault::Wait(errno)),
+            Err(errno) => return Err(ServeError::Wait(errno)),
         }
         let ready = |polled: &PollFd<'_>| !polled.revents().is_empty();
-        Ok(Ready { through: ready(&watched[0]), message: more && ready(&watched[1]) })
+        Ok(PollResult { completed: ready(&watched[0]), message: more && ready(&watched[1]) })
     }
 
-    /// An answer comes back at once only if the launch failed.
-    fn begin(&mut self, batch: &Batch) -> Result<Option<BatchAnswer>, ServeFault> {
-        if self.flying.len() >= IN_FLIGHT {
-            let why = format!("{IN_FLIGHT} batches are under way, and there is no place for a further one");
+    /// Starts a batch. Returns an answer only if the launch failed.
+    fn begin(&mut self, batch: &Batch) -> Result<Option<BatchAnswer>, ServeError> {
+        if self.in_flight.len() >= IN_FLIGHT {
+            let why = format!("{IN_FLIGHT} batches are in flight already");
             return Ok(Some(failed(batch.id, RunFailure::BadBatch(why))));
         }
         match self.launch(batch) {
             Ok(outputs) => {
-                self.flying.push_back(Flying {
+                self.in_flight.push_back(PendingBatch {
                     id: batch.id,
                     slot: batch.slot,
                     groups: batch.groups,
@@ -129,8 +135,9 @@ impl OnGpu {
                 Ok(None)
             }
             Err(failure) => {
-                // Any part of the batch on the GPU must be through before the slot is used again.
-                self.engine.gpu().synchronize().map_err(ServeFault::Gpu)?;
+                // Every part of the failed batch must have left the GPU before the slot is used
+                // again.
+                self.engine.gpu().synchronize().map_err(ServeError::Gpu)?;
                 Ok(Some(failed(batch.id, failure)))
             }
         }
@@ -141,19 +148,20 @@ impl OnGpu {
         self.engine.begin(&inputs, &mut self.slots.slot(batch.slot))
     }
 
-    /// `false` if the supervisor is gone.
-    fn report_those_through(&mut self, socket: &OwnedFd, message: &mut [u8]) -> Result<bool, ServeFault> {
-        self.engine.gpu().look();
-        while let Some(prepared) = self.engine.made() {
-            if !say(socket, &WorkerMessage::Prepared(prepared), message)? {
+    /// Reports partitions that are ready and batches that have ended. Returns false if the
+    /// supervisor has ended.
+    fn report_finished(&mut self, socket: &OwnedFd, message: &mut [u8]) -> Result<bool, ServeError> {
+        self.engine.gpu().clear_completions();
+        while let Some(prepared) = self.engine.next_prepared() {
+            if !send_report(socket, &WorkerMessage::Prepared(prepared), message)? {
                 return Ok(false);
             }
         }
-        while let Some(first) = self.flying.front() {
-            let executed = self.engine.gpu().executed(first.slot).map_err(ServeFault::Gpu)?;
+        while let Some(first) = self.in_flight.front() {
+            let executed = self.engine.gpu().execution_time(first.slot).map_err(ServeError::Gpu)?;
             let Some(execution) = executed else { break };
-            let Some(Flying { id, outputs, .. }) = self.flying.pop_front() else { break };
-            if !say(socket, &WorkerMessage::Answer(answered(id, execution, outputs)), message)? {
+            let Some(PendingBatch { id, outputs, .. }) = self.in_flight.pop_front() else { break };
+            if !send_report(socket, &WorkerMessage::Answer(answered(id, execution, outputs)), message)? {
                 return Ok(false);
             }
         }

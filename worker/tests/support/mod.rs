@@ -1,4 +1,4 @@
-//! A supervisor in miniature: starts the real program, boots it, and sends it batches.
+//! A minimal supervisor: it starts the real worker, boots it, and sends it batches.
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its part")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "only tests use it")]
 
@@ -38,7 +38,7 @@ pub const SLOT_BYTES: u64 = 1 << 18;
 /// An output: its shape without the batch axis, and the bytes of each request's part.
 pub type Tensor = (Vec<i64>, Vec<Vec<u8>>);
 
-/// What a worker is started with.
+/// The parameters with which a worker is started.
 pub struct Setup {
     pub engine: EngineSpec,
     pub purpose: WorkerPurpose,
@@ -54,7 +54,7 @@ impl Setup {
     }
 }
 
-/// A started worker, and the supervisor's side of what it shares.
+/// A started worker, and the supervisor's side of what both share.
 pub struct Worker {
     pub child: Child,
     pub boot: UnixStream,
@@ -65,13 +65,13 @@ pub struct Worker {
     assignment: Assignment,
 }
 
-/// An empty file for reference answers.
+/// Creates an empty file for reference answers.
 pub fn reference_file() -> File {
     File::from(memfd_create("reference", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING).unwrap())
 }
 
 impl Worker {
-    /// Starts a worker and takes its hello.
+    /// Starts a worker, and receives its hello.
     pub fn start(setup: Setup, reference: &File) -> Self {
         let (boot, their_boot) = UnixStream::pair().unwrap();
         let flags = SockFlag::SOCK_CLOEXEC;
@@ -84,7 +84,8 @@ impl Worker {
         let pool = Pool::create().unwrap();
         let mut command = process::Command::new(env!("CARGO_BIN_EXE_shadowslice-worker"));
         command.arg("--boot").env_remove(SHARE_VARIABLE).stderr(Stdio::piped());
-        // As the supervisor does: ONNX Runtime would send telemetry from the moment it is loaded.
+        // The supervisor sets this as well, because ONNX Runtime sends telemetry from the moment it
+        // is loaded.
         command.env("ORT_DISABLE_TELEMETRY", "1");
         if let Some(share) = setup.share {
             command.env(SHARE_VARIABLE, share);
@@ -101,7 +102,8 @@ impl Worker {
         let mapping = |(parent_fd, child_fd)| FdMapping { parent_fd, child_fd };
         command.fd_mappings(mappings.into_iter().map(mapping).collect()).unwrap();
         let child = command.spawn().unwrap();
-        // The command holds the worker's end of the socket, which must be seen to close.
+        // The command holds the worker's end of the socket, and the test must notice when that
+        // closes.
         drop(command);
         let hello = frame::receive(&boot).unwrap();
         let BootReply::Hello { protocol: PROTOCOL } = hello else { panic!("{hello:?}") };
@@ -122,27 +124,27 @@ impl Worker {
         Self { child, boot, socket, requests, responses, pool, assignment }
     }
 
-    /// Gives it an order.
+    /// Sends an order.
     pub fn order(&self, order: BootCommand) {
         frame::send(&self.boot, &order).unwrap();
     }
 
-    /// Waits for its next word besides those of its progress.
+    /// Returns the next message that is not about the progress of the warm-up.
     pub fn says(&self) -> io::Result<BootReply> {
         loop {
             match frame::receive(&self.boot)? {
                 BootReply::Warming { .. } => {}
-                said => return Ok(said),
+                message => return Ok(message),
             }
         }
     }
 
-    /// Orders it to load its model.
+    /// Orders the worker to load its model.
     pub fn order_load(&self) {
         self.order(BootCommand::Load(Box::new(self.assignment.clone())));
     }
 
-    /// Has it load its model.
+    /// Makes the worker load its model.
     pub fn load(&self) -> Result<LoadedModel, BootRefusal> {
         self.order_load();
         match self.says().unwrap() {
@@ -152,7 +154,7 @@ impl Worker {
         }
     }
 
-    /// Has it warm up; returns what it proved of partitions.
+    /// Makes the worker warm up; returns the partitions that it proved.
     pub fn warm(&self, warm_up: WarmUp) -> Result<Option<ProvenPartitions>, BootRefusal> {
         self.order(BootCommand::Warm(warm_up));
         match self.says().unwrap() {
@@ -185,7 +187,7 @@ impl Worker {
     pub fn report(&self) -> WorkerMessage {
         let mut buffer = vec![0; MAX_MESSAGE_BYTES];
         let len = recv(self.socket.as_raw_fd(), &mut buffer, MsgFlags::empty()).unwrap();
-        assert_ne!(len, 0, "the worker is dead");
+        assert_ne!(len, 0, "the worker has ended");
         decode(&buffer[..len]).unwrap()
     }
 
@@ -197,7 +199,7 @@ impl Worker {
         }
     }
 
-    /// Has the worker make a partition ready.
+    /// Makes the worker prepare a partition.
     pub fn prepare(&self, groups: Groups) -> Result<(), String> {
         self.command(&Command::Prepare(groups));
         match self.report() {
@@ -209,8 +211,8 @@ impl Worker {
         }
     }
 
-    /// Puts requests into the slab, one input after the other: per request its rows and the bytes of
-    /// each input.
+    /// Writes requests into the slab, one input after the other. Each request is its rows and the
+    /// bytes of each input.
     pub fn batch(&self, shapes: &[&[i64]], requests: &[(u32, Vec<Vec<u8>>)]) -> Batch {
         let mut end = 0_u64;
         let mut put = |bytes: &Vec<u8>| {
@@ -243,7 +245,7 @@ impl Worker {
         self.read(answer)
     }
 
-    /// The bytes of an answer.
+    /// Returns the bytes of an answer.
     pub fn read(&self, answer: BatchAnswer) -> Result<Vec<Tensor>, RunFailure> {
         let part = |part: &Extent| {
             assert_eq!(part.offset % 64, 0, "parts are aligned");
@@ -256,21 +258,22 @@ impl Worker {
             .collect())
     }
 
-    /// Tells the worker that there is no more work, and waits for its end.
+    /// Closes the worker's socket, and waits for its end.
     pub fn stop(self) -> ExitStatus {
         let Self { mut child, socket, .. } = self;
         drop(socket);
         child.wait().unwrap()
     }
 
-    /// Closes all that a dead supervisor's kernel would, and waits for the worker's end.
+    /// Closes everything that the kernel closes when a supervisor dies, and waits for the worker's
+    /// end.
     pub fn abandon(self) -> (ExitStatus, String) {
         let Self { child, boot, socket, .. } = self;
         drop((boot, socket));
         ended(child)
     }
 
-    /// Waits for the end of a worker that ends by itself; returns what it wrote to stderr too.
+    /// Waits for the end of a worker that exits by itself; returns its stderr, too.
     pub fn end(self) -> (ExitStatus, String) {
         let Self { child, socket: _socket, .. } = self;
         ended(child)
@@ -294,7 +297,7 @@ pub fn reference(engine: &EngineSpec, warm_up: &WarmUp) -> File {
     file
 }
 
-/// A worker that serves, its answers proven.
+/// Returns a worker that serves, with proven answers.
 pub fn serving(setup: Setup, warm_up: &WarmUp) -> Worker {
     let reference = reference(&setup.engine, warm_up);
     let worker = Worker::start(setup, &reference);
@@ -311,7 +314,7 @@ pub fn corrupt(file: &File) {
     file.write_all_at(&[!byte[0]], last).unwrap();
 }
 
-/// The emulated engine with an FP32 tensor of four and a string.
+/// Returns the emulated engine with an FP32 tensor of four elements and a string.
 pub fn echo() -> EngineSpec {
     let tensor = |input: &str, output: &str, datatype, shape: &[i64]| EchoTensor {
         input: TensorSpec { name: input.into(), datatype, shape: shape.to_vec() },
@@ -321,7 +324,7 @@ pub fn echo() -> EngineSpec {
     EngineSpec::Emulated { tensors, batched: true }
 }
 
-/// What [`echo`] is warmed with.
+/// Returns the warm-up of [`echo`].
 pub fn echo_warm_up() -> WarmUp {
     WarmUp {
         batched: true,
@@ -332,18 +335,18 @@ pub fn echo_warm_up() -> WarmUp {
     }
 }
 
-/// Whether the tests are to run on a real GPU: `SHADOWSLICE_TEST_DEVICE=cuda`.
+/// Returns true if the tests run on a real GPU: with `SHADOWSLICE_TEST_DEVICE=cuda`.
 pub fn on_gpu() -> bool {
     std::env::var_os("SHADOWSLICE_TEST_DEVICE").is_some_and(|device| device == "cuda")
 }
 
-/// An engine for a model's file.
+/// Returns an engine for a model's file.
 pub fn onnxruntime(path: PathBuf) -> EngineSpec {
     let providers = if on_gpu() { vec![ProviderSpec::Cuda] } else { vec![] };
     EngineSpec::OnnxRuntime { library: library(), path, threads: 1, providers, optimised: None }
 }
 
-/// ONNX Runtime's library: `ORT_DYLIB_PATH`, else where `make` puts it.
+/// Returns the path of ONNX Runtime's library: `ORT_DYLIB_PATH`, else the one that `make` installs.
 pub fn library() -> PathBuf {
     let path = match std::env::var_os("ORT_DYLIB_PATH") {
         Some(path) => PathBuf::from(path),
@@ -354,12 +357,12 @@ pub fn library() -> PathBuf {
     path
 }
 
-/// Little-endian bytes of floats.
+/// Returns the little-endian bytes of floats.
 pub fn fp32(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
 
-/// A tensor of strings.
+/// Returns a tensor of strings.
 pub fn strings(values: &[&[u8]]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for value in values {

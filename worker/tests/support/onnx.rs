@@ -1,7 +1,7 @@
-//! ONNX models of a few nodes, put into protocol buffers by hand: a field is its number and kind, then
-//! its value; field numbers are those of onnx.proto.
+//! ONNX models of a few nodes, encoded by hand as protocol buffers: a field is its number and kind,
+//! then its value. The field numbers are those of onnx.proto.
 
-/// ONNX's numbers of element types.
+/// ONNX's numbers of datatypes.
 pub mod element {
     pub const FLOAT: u64 = 1;
     pub const UINT8: u64 = 2;
@@ -20,7 +20,7 @@ pub mod element {
     pub const FLOAT8: u64 = 17;
 }
 
-/// A message.
+/// An encoded message.
 #[derive(Default, Clone)]
 struct Message(Vec<u8>);
 
@@ -54,7 +54,7 @@ impl Message {
 /// An operator: its kind, inputs and outputs.
 pub struct Node(pub &'static str, pub &'static [&'static str], pub &'static [&'static str]);
 
-/// An input or output.
+/// An input or output of a model.
 #[derive(Clone)]
 pub struct Value {
     name: &'static str,
@@ -62,17 +62,17 @@ pub struct Value {
 }
 
 impl Value {
-    /// A tensor; negative axes are unknown ones.
+    /// Returns a tensor. Negative axes have no fixed length.
     pub fn tensor(name: &'static str, element: u64, shape: &[i64]) -> Self {
         Self { name, kind: Message::default().message(1, &tensor(element, shape)) }
     }
 
-    /// A tensor of any rank.
+    /// Returns a tensor of any rank.
     pub fn of_any_rank(name: &'static str, element: u64) -> Self {
         Self { name, kind: Message::default().message(1, &Message::default().number(1, element)) }
     }
 
-    /// A sequence of tensors.
+    /// Returns a sequence of tensors.
     pub fn sequence(name: &'static str, element: u64, shape: &[i64]) -> Self {
         let member = Message::default().message(1, &tensor(element, shape));
         Self { name, kind: Message::default().message(4, &Message::default().message(1, &member)) }
@@ -88,14 +88,14 @@ fn tensor(element: u64, shape: &[i64]) -> Message {
     Message::default().number(1, element).message(2, &shape)
 }
 
-/// A constant of floats.
+/// Encodes a constant of floats.
 pub fn weights(name: &str, shape: &[u64], values: &[f32]) -> Vec<u8> {
     let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<_>>();
     let dims = shape.iter().fold(Message::default(), |dims, &axis| dims.number(1, axis));
     dims.number(2, element::FLOAT).bytes(8, name.as_bytes()).bytes(9, &bytes).0
 }
 
-/// A model's bytes.
+/// Encodes a model.
 pub fn model(nodes: &[Node], constants: &[Vec<u8>], inputs: &[Value], outputs: &[Value]) -> Vec<u8> {
     let mut graph = Message::default();
     for Node(kind, inputs, outputs) in nodes {

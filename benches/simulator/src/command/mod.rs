@@ -29,50 +29,55 @@ use shadowslice_shared::errors;
 use shadowslice_shared::exit::{self, fail};
 use trace::Trace;
 
-/// See how policies would share the GPUs of a configuration, in simulated time.
+/// Simulate how policies would share the GPUs of a configuration.
 ///
-/// Neither GPUs nor models' files are needed, only profiles. What decides is the code that serves.
+/// The simulation needs profiles, but no GPUs and no model files. The policies run the same code as
+/// in the supervisor.
 #[derive(Debug, clap::Parser)]
 #[command(version, max_term_width = 100)]
 pub(crate) struct Options {
-    /// The configuration: emulated GPUs, and a profile for every model.
+    /// The configuration, with emulated GPUs and a profile for every model.
     config: PathBuf,
-    /// What comes: poisson, gamma, mmpp, diurnal, step, flash, anti, surge, zipf, or a file that ends in .csv
-    /// with one arrival per line as `seconds,model`. Several are run one after the other.
+    /// The load: poisson, gamma, mmpp, diurnal, step, flash, anti, surge, zipf, or a .csv file with
+    /// one arrival per line as `seconds,model`. Several loads run one after the other.
     #[arg(long, required = true, num_args = 1.., value_name = "LOAD")]
     load: Vec<Source>,
-    /// What decides: adaptive, unpartitioned, static, equal, half, priority-half, gslice, gpulet; with `+doors` behind it,
-    /// requests are refused that cannot be answered in time. Or `layouts`: each layout that adaptive may try, kept for
-    /// the whole run; `layout:halves` is one of them.
+    /// The policy: adaptive, unpartitioned, static, equal, half, priority-half, gslice, gpulet.
+    /// With the suffix `+doors`, requests that cannot be answered in time are refused. `layouts`
+    /// runs each layout that adaptive can try, fixed for the whole run; `layout:halves` is one of
+    /// them.
     #[arg(long, num_args = 1.., value_name = "POLICY", default_value = "adaptive")]
     policy: Vec<Contender>,
-    /// Decides all that is random.
+    /// The seed of all random numbers.
     #[arg(long, num_args = 1.., value_name = "SEED", default_value = "1")]
     seed: Vec<u64>,
-    /// How long named loads last, and how much is taken of those from files [default: 120 and all].
+    /// The length of named loads, and the used part of loads from files, in seconds [default: 120
+    /// and all].
     #[arg(long, value_parser = seconds, allow_negative_numbers = true)]
     seconds: Option<f64>,
-    /// The part of each GPU that a named load takes on average if each request costs as little as it can.
+    /// The part of each GPU that a named load uses on average, if each request costs as little as
+    /// possible.
     #[arg(long, value_parser = utilisation, allow_negative_numbers = true, default_value = "0.7")]
     utilisation: f64,
-    /// How the world differs from the profiles: some of form, scale, noise, starts, proportional, slices, joined
-    /// by commas.
+    /// The differences of the simulated world from the profiles: some of form, scale, noise,
+    /// starts, proportional, slices, separated by commas.
     #[arg(long, value_name = "DIFFERENCES", default_value = "profile")]
     truth: Difference,
-    /// What the policy is told: profile, truth, none, or some of form, scale, starts, joined by commas.
+    /// The policy's knowledge: profile, truth, none, or some of form, scale, starts, separated by
+    /// commas.
     #[arg(long, value_name = "BELIEF", default_value = "profile")]
     belief: Belief,
-    /// Ignore that models slow each other down by the memory bandwidth they use, as on emulated
-    /// GPUs.
+    /// Ignore that models slow each other down by their use of memory bandwidth, as emulated GPUs do.
     #[arg(long)]
     no_interference: bool,
-    /// Write what comes to this file too, as --load reads it: to replay it elsewhere. For one load and one seed.
+    /// Also write the arrivals to this file, for --load, to replay them elsewhere. Works with one
+    /// load and one seed.
     #[arg(long, value_name = "FILE.csv", value_parser = csv)]
     write_arrivals: Option<PathBuf>,
-    /// Print to standard error what the policy does, a line whenever that changes.
+    /// Print the policy's decisions to standard error, one line for each change.
     #[arg(long)]
     trace: bool,
-    /// As JSON, for scripts.
+    /// Print JSON, for scripts.
     #[arg(long)]
     json: bool,
 }

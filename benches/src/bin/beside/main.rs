@@ -31,36 +31,37 @@ use simulated::Simulator;
 /// A failure that ends the program.
 type Failure = Box<dyn Error + Send + Sync>;
 
-/// Holds `shadowslice-simulate` against `shadowslice serve` on the emulated device, and writes a page that says
-/// how well they agree.
+/// Compares `shadowslice-simulate` with `shadowslice serve` on the emulated device, and writes a
+/// page that shows how well they agree.
 ///
-/// Each load is drawn once. It is simulated, and sent to a fresh supervisor once a round; the cases take turns, so that
-/// noise of the machine falls on all of them alike.
+/// Each load is drawn once. It is simulated, and sent to a fresh supervisor once in each round. The
+/// cases take turns, so that noise of the machine affects all of them alike.
 #[derive(Debug, Parser)]
 #[command(name = "shadowslice-beside")]
 pub(crate) struct Options {
-    /// The mix of models, with its profiles in `profiles` beside it; it says nothing of a controller
+    /// The configuration with the mix of models, without `controller`; its profiles are in
+    /// `profiles` beside it
     #[arg(long, default_value = "configs/beside.yaml")]
     config: PathBuf,
-    /// How long each load lasts, in seconds
+    /// The length of each load, in seconds
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=600))]
     seconds: u32,
-    /// How often each case is run for real
+    /// The number of real runs of each case
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
-    /// The part of the GPU that a load takes on average if each request costs as little as it can
+    /// The part of the GPU that a load uses on average, if each request costs as little as possible
     #[arg(long, default_value_t = 0.55)]
     utilisation: f64,
-    /// Decides the arrivals
+    /// The seed of the arrivals
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Only the cases that have this text in their names, such as `step, adaptive`
+    /// Run only the cases whose names contain this text, such as `step, adaptive`
     #[arg(long, default_value = "")]
     only: String,
-    /// Where arrivals, configurations and figures are kept
+    /// The folder for arrivals, configurations and figures
     #[arg(long, default_value = "target/beside")]
     keep: PathBuf,
-    /// Where the page goes; without it the tables are only shown
+    /// The file for the page [default: only print the tables]
     #[arg(long)]
     page: Option<PathBuf>,
 }

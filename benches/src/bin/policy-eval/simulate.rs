@@ -33,7 +33,8 @@ pub(crate) const LAYOUT: &str = "layout:";
 /// The ways in which the world differs from the profiles. A policy knows only the profiles.
 pub(crate) const WORLD: &str = "form,scale,noise,starts";
 
-/// A load that does not change, and for how long it comes where it is looked whether shares come to rest.
+/// A load that does not change, and for how long it comes where it is looked whether shares come to
+/// rest.
 pub(crate) const STEADY: &str = "poisson";
 pub(crate) const STEADY_SECONDS: u32 = 90;
 
@@ -64,13 +65,13 @@ pub(crate) struct Trial {
 /// How the simulations are made.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Setup {
-    /// The `shadowslice` that simulates
+    /// The simulator
     #[arg(long, default_value = "target/release/shadowslice-simulate")]
     pub(crate) bin: PathBuf,
-    /// The profiles that models are drawn from
+    /// The folder of the profiles from which models are drawn
     #[arg(long, default_value = "configs/profiles")]
     pub(crate) profiles: PathBuf,
-    /// The first of the seeds, which follow one another
+    /// The first seed; the other seeds follow it
     #[arg(long, default_value_t = 4001)]
     pub(crate) first_seed: u64,
     /// The number of mixes whose shares change in-process
@@ -82,7 +83,7 @@ pub(crate) struct Setup {
     /// The number of mixes of seven models
     #[arg(long, default_value_t = 40, value_parser = clap::value_parser!(u64).range(1..=1000))]
     pub(crate) sevens: u64,
-    /// How long each run is, in simulated seconds
+    /// The length of each run, in simulated seconds
     #[arg(long, default_value_t = 20)]
     pub(crate) seconds: u32,
     /// The folder to which the mixes are written

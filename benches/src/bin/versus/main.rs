@@ -32,45 +32,46 @@ use page::Versions;
 use rows::{ROWS, Row};
 use servers::Servers;
 
-/// Holds `shadowslice serve` against NVIDIA Triton, and writes a page with the aims and whether they are met.
+/// Compares `shadowslice serve` with NVIDIA Triton, and writes a page with the goals and whether
+/// they are met.
 ///
-/// Both servers run all the time. The cases take turns, every other time in reverse, so that noise
-/// of the machine falls on both alike. Every answer's bytes are compared.
+/// Both servers run all the time. The cases take turns, in reverse order in every other round, so
+/// that noise of the machine affects both alike. The bytes of every answer are compared.
 #[derive(Debug, Parser)]
 #[command(name = "shadowslice-versus")]
 pub(crate) struct Options {
-    /// Where Triton is installed, with the models in `models`
+    /// The folder in which Triton is installed, with the models in `models`
     #[arg(long, default_value = "target/rivals")]
     rivals: PathBuf,
-    /// What starts Triton, and Triton's client for Python
+    /// The folder of the scripts that start Triton and its Python client
     #[arg(long, default_value = "benches/rivals")]
     scripts: PathBuf,
-    /// The Python that runs the client
+    /// The Python interpreter for the client
     #[arg(long, env = "PYTHON", default_value = "python3")]
     python: PathBuf,
-    /// This server runs its models as Triton does, in Python
+    /// Run the models of this server in Python, as Triton does
     #[arg(long)]
     python_models: bool,
-    /// Seconds of one round of one case
+    /// The length of a round of a case, in seconds
     #[arg(long, default_value = "2", value_parser = seconds)]
     seconds: Duration,
-    /// How often each case is run
+    /// The rounds of each case
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
-    /// Only the rows that have this text in their names, such as `killed`
+    /// Measure only the rows whose names contain this text, such as `killed`
     #[arg(long, default_value = "")]
     only: String,
-    /// Where all rounds' figures go, as JSON
+    /// The file for the figures of all rounds, as JSON
     #[arg(long, default_value = "target/rivals/versus.json")]
     json: PathBuf,
-    /// Where the page goes; without it the tables are only shown
+    /// The file for the page [default: only print the tables]
     #[arg(long)]
     page: Option<PathBuf>,
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
     let seconds = text.parse().ok().filter(|seconds| (0.1..=60.0).contains(seconds));
-    seconds.map(Duration::from_secs_f64).ok_or_else(|| "it must be a number from 0.1 to 60".into())
+    seconds.map(Duration::from_secs_f64).ok_or_else(|| "expected a number from 0.1 to 60".into())
 }
 
 /// A case and the results of its rounds.

@@ -1,46 +1,49 @@
-//! Asking a running supervisor, from the command line.
+//! The client of the control socket, for the command line.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::{Ask, MAX_ANSWER_BYTES, Reply, SOCKET};
+use super::{ControlReply, ControlRequest, MAX_REPLY_BYTES, SOCKET};
 
 #[derive(Debug, thiserror::Error)]
-pub enum AskError {
+pub enum ControlClientError {
     #[error(
-        "no supervisor can be reached at {0}; is it running? --run-dir or SHADOWSLICE_RUN_DIR says where"
+        "cannot reach a supervisor at {0}; start one, or give its run directory with --run-dir or SHADOWSLICE_RUN_DIR"
     )]
     Connect(PathBuf, #[source] io::Error),
-    #[error("the supervisor did not answer; its log says why")]
-    Talk(#[source] io::Error),
-    #[error("the supervisor did not answer within {} s; it stands still, or its host does", ANSWERED_WITHIN.as_secs())]
-    TooLate,
-    #[error("the supervisor's answer could not be understood; are both binaries from one build?")]
-    Understand(#[source] serde_json::Error),
+    #[error("the connection to the supervisor failed; see its log")]
+    Exchange(#[source] io::Error),
+    #[error("the supervisor did not answer within {} s; the process or its host hangs", REPLY_TIMEOUT.as_secs())]
+    Timeout,
+    #[error("cannot read the supervisor's reply; are both binaries from one build?")]
+    Decode(#[source] serde_json::Error),
 }
 
-/// How long an answer may take for which nothing else is waited.
-const ANSWERED_WITHIN: Duration = Duration::from_secs(10);
+/// The time within which the supervisor must reply to a request that waits for nothing else.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Waits for the answer: a change's for as long as that takes.
-pub fn ask(run_dir: &Path, ask: &Ask) -> Result<Reply, AskError> {
+/// Sends a request and waits for the reply. The reply to a change comes when the change has ended.
+pub fn send(run_dir: &Path, request: &ControlRequest) -> Result<ControlReply, ControlClientError> {
     let socket = run_dir.join(SOCKET);
-    let mut stream = UnixStream::connect(&socket).map_err(|error| AskError::Connect(socket, error))?;
-    let mut line = serde_json::to_vec(ask).map_err(AskError::Understand)?;
+    let mut stream =
+        UnixStream::connect(&socket).map_err(|error| ControlClientError::Connect(socket, error))?;
+    let mut line = serde_json::to_vec(request).map_err(ControlClientError::Decode)?;
     line.push(b'\n');
-    stream.write_all(&line).map_err(AskError::Talk)?;
-    let limit = matches!(ask, Ask::Status | Ask::Plan | Ask::Drain { .. }).then_some(ANSWERED_WITHIN);
-    stream.set_read_timeout(limit).map_err(AskError::Talk)?;
+    stream.write_all(&line).map_err(ControlClientError::Exchange)?;
+    let limit =
+        matches!(request, ControlRequest::Status | ControlRequest::Plan | ControlRequest::Drain { .. })
+            .then_some(REPLY_TIMEOUT);
+    stream.set_read_timeout(limit).map_err(ControlClientError::Exchange)?;
     let mut answer = String::new();
-    let read = BufReader::new(stream).take(MAX_ANSWER_BYTES).read_line(&mut answer);
+    let read = BufReader::new(stream).take(MAX_REPLY_BYTES).read_line(&mut answer);
     read.map_err(|error| match error.kind() {
-        io::ErrorKind::WouldBlock => AskError::TooLate,
-        _ => AskError::Talk(error),
+        io::ErrorKind::WouldBlock => ControlClientError::Timeout,
+        _ => ControlClientError::Exchange(error),
     })?;
     if answer.is_empty() {
-        return Err(AskError::Talk(io::ErrorKind::UnexpectedEof.into()));
+        return Err(ControlClientError::Exchange(io::ErrorKind::UnexpectedEof.into()));
     }
-    serde_json::from_str(&answer).map_err(AskError::Understand)
+    serde_json::from_str(&answer).map_err(ControlClientError::Decode)
 }

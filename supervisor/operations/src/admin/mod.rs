@@ -1,56 +1,60 @@
-//! The control socket: one JSON document a line, a request and its answer, for `status`, `resize`
-//! and the other commands to a running supervisor.
+//! The control socket, for `status`, `resize` and the other commands to a running supervisor. A
+//! request and its reply are one line of JSON each.
 
 mod client;
 mod server;
 
-pub use client::{AskError, ask};
-pub use server::{Admin, BindError, Reach, Upgrade};
+pub use client::{ControlClientError, send};
+pub use server::{Admin, AdminContext, ControlSocketError, Upgrade};
 
 use serde::{Deserialize, Serialize};
 
-use crate::status::Status;
+use crate::status::HostStatus;
 use shadowslice_control::controller::{HandoverReport, PlanReport};
 use shadowslice_control::models::ReloadReport;
 
 pub use shadowslice_config::CONTROL_SOCKET as SOCKET;
 
+/// The largest request, in bytes.
 pub const MAX_REQUEST_BYTES: u64 = 64 * 1024;
 
-pub const MAX_ANSWER_BYTES: u64 = 16 * 1024 * 1024;
+/// The largest reply, in bytes.
+pub const MAX_REPLY_BYTES: u64 = 16 * 1024 * 1024;
 
+/// A request on the control socket.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub enum Ask {
+pub enum ControlRequest {
     Status,
     Resize {
         model: String,
         share_percent: u32,
     },
-    /// Whether the policy may change the share.
+    /// Keeps the policy from changing the share, or allows it again.
     Hold {
         model: String,
         held: bool,
     },
     Plan,
     Reload,
-    /// Have a model on this GPU, by its place in the configuration.
+    /// Moves a model to a GPU, by the GPU's index in the configuration.
     Move {
         model: String,
         gpu: usize,
     },
-    /// Another process of the binary that is installed now takes over.
+    /// Starts the installed binary, which takes over from this process.
     Upgrade,
-    /// Whether the host, or one model, is to get no more requests, though it serves.
+    /// Reports the host, or one model, as not ready, or as ready again.
     Drain {
         model: Option<String>,
         drained: bool,
     },
 }
 
-impl Ask {
-    /// What is to change, and of which model (`*` for the host); `None` if nothing is.
-    fn order(&self) -> Option<(&'static str, &str)> {
+impl ControlRequest {
+    /// Returns the name of a changing request, and its model or `*` for the host. Returns `None`
+    /// for a request that only reads.
+    fn command(&self) -> Option<(&'static str, &str)> {
         match self {
             Self::Status | Self::Plan => None,
             Self::Resize { model, .. } => Some(("resize", model)),
@@ -68,37 +72,37 @@ impl Ask {
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Reply {
-    Status(Status),
+pub enum ControlReply {
+    Status(HostStatus),
     Handover {
         report: HandoverReport,
-        /// Whether the share is held from now on, as a policy would change it again.
+        /// True if the share is held from now on, so that the policy does not change it again.
         held: bool,
     },
     Held {
         held: bool,
-        /// Whether this changed it.
+        /// True if the request changed it.
         news: bool,
     },
     Drained {
         drained: bool,
-        /// Whether this changed it.
+        /// True if the request changed it.
         news: bool,
     },
     Placed {
         gpu: usize,
-        /// Whether this changed it.
+        /// True if the request changed it.
         news: bool,
     },
     Plan(PlanReport),
     Reloaded(ReloadReport),
     Upgraded {
-        /// The process that serves now.
+        /// The process id of the supervisor that has taken over.
         pid: u32,
     },
-    /// The configuration's faults, each a line.
+    /// The configuration's errors, one a line.
     Faulty(String),
-    /// The share is in force already.
+    /// The requested share was in force already.
     Unchanged {
         why: String,
         held: bool,

@@ -1,4 +1,4 @@
-//! The supervisor's side of the control socket.
+//! The server of the control socket.
 
 use std::io;
 use std::os::unix::fs::PermissionsExt;
@@ -12,8 +12,8 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixSocket, UnixStream};
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
-use super::{Ask, MAX_REQUEST_BYTES, Reply, SOCKET};
-use crate::status::{self, LoadedStatus, ModelStatus, Status, SupervisorStatus};
+use super::{ControlReply, ControlRequest, MAX_REQUEST_BYTES, SOCKET};
+use crate::status::{self, HostStatus, LoadedStatus, ModelStatus, SupervisorStatus};
 use shadowslice_config::{ControllerConfig, Peers};
 use shadowslice_control::backend::GpuBackend;
 use shadowslice_control::controller::{
@@ -27,46 +27,50 @@ use shadowslice_datapath::repository::WishRefused;
 use shadowslice_datapath::router::Router;
 use shadowslice_datapath::sockets::{Inherited, Passable, SocketFile};
 
-/// A failure such as too many open files does not pass at once.
-const REST: Duration = Duration::from_millis(100);
+/// The pause after a failed accept. The cause, such as too many open files, does not pass at once.
+const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
 
-const MAX_CONVERSATIONS: usize = 64;
+/// The number of connections that are served at a time.
+const MAX_CONNECTIONS: usize = 64;
 
-/// Conversations that the kernel keeps until they are accepted; as many as may be held.
-const BACKLOG: u32 = MAX_CONVERSATIONS as u32;
+/// The number of connections that the kernel queues until they are accepted.
+const BACKLOG: u32 = MAX_CONNECTIONS as u32;
 
-const ASK_TIMEOUT: Duration = Duration::from_secs(10);
+/// The time within which a client must send its request.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
-const READ_TIMEOUT: Duration = Duration::from_secs(10);
+/// The time within which a client must read its reply.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// The parts of the supervisor that commands read and change.
 #[derive(Debug)]
-pub struct Reach {
-    /// When this process began to serve or to take over.
+pub struct AdminContext {
+    /// The time at which this process began to serve or to take over.
     pub since: Instant,
-    /// The configuration's file, absolute.
+    /// The absolute path of the configuration file.
     pub config: PathBuf,
     pub router: Arc<Router>,
     pub models: watch::Receiver<Arc<ModelSet>>,
     pub commands: mpsc::Sender<Command>,
     pub upgrades: mpsc::Sender<Upgrade>,
-    /// Whether the next supervisor is being started, which would not know of orders given now.
-    pub rising: watch::Receiver<bool>,
-    /// As the configuration orders them.
+    /// True while the next supervisor starts. It would not learn of changes that are made meanwhile.
+    pub upgrading: watch::Receiver<bool>,
+    /// The GPUs in the order of the configuration.
     pub gpus: Vec<Arc<dyn GpuBackend>>,
     pub readings: Arc<Readings>,
     pub controller: ControllerConfig,
-    /// `None` where no policy decides.
+    /// The policy's last decision; `None` without a policy.
     pub planned: Option<watch::Receiver<Planned>>,
 }
 
-/// An order to have another process take over, with the place for what comes of it: the process's
-/// number, or why this one serves on.
+/// A request to hand over to a new process.
 #[derive(Debug)]
 pub struct Upgrade {
+    /// The sender for the new process's id, or for the reason why this process keeps serving.
     pub reply: oneshot::Sender<Result<u32, String>>,
 }
 
-impl Reach {
+impl AdminContext {
     pub fn models(&self) -> Arc<ModelSet> {
         Arc::clone(&self.models.borrow())
     }
@@ -87,7 +91,7 @@ impl Reach {
         decided.unwrap_or_else(|| PlanReport::nothing_yet(&self.controller))
     }
 
-    pub fn status(&self) -> Status {
+    pub fn status(&self) -> HostStatus {
         let watched = self.readings.look();
         let gpus = self.gpus.iter().zip(&watched).enumerate();
         let plan = self.decided();
@@ -101,11 +105,11 @@ impl Reach {
         });
         let unloaded = models.unloaded.iter();
         let unloaded = unloaded.map(|model| status::of_unloaded(&model.model, &model.why, model.state()));
-        Status {
+        HostStatus {
             supervisor: Some(SupervisorStatus::own(self.since, &self.config)),
             host: self.router.host(),
             ready: self.router.ready(),
-            upgrading: *self.rising.borrow(),
+            upgrading: *self.upgrading.borrow(),
             models: served.chain(unloaded).collect(),
             gpus: gpus.map(|(index, (gpu, watched))| status::of_gpu(index, &**gpu, watched)).collect(),
         }
@@ -114,7 +118,7 @@ impl Reach {
 
 fn of_served(served: &Served, gpus: &[Watched], plan: Option<&ModelPlan>) -> ModelStatus {
     let mut report = served.report.borrow().clone();
-    // The worker that is to take over is shown as a shadow, even if it has a queue of its own.
+    // A worker that will take over is shown as a shadow, even if it has its own queue.
     let successor = served.successor.iter().flat_map(|successor| successor.borrow().workers.clone());
     report.workers.extend(successor.map(|worker| match worker.role.as_str() {
         "incumbent" => WorkerReport { role: "shadow".to_owned(), ..worker },
@@ -134,18 +138,18 @@ fn of_served(served: &Served, gpus: &[Watched], plan: Option<&ModelPlan>) -> Mod
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum BindError {
-    #[error("what lies at {0} is in the control socket's way; remove it, or take another run directory")]
+pub enum ControlSocketError {
+    #[error("cannot remove {0}, which blocks the control socket; remove it, or choose another run_dir")]
     Remove(PathBuf, #[source] io::Error),
-    #[error("the control socket {0} cannot be made")]
+    #[error("cannot create the control socket {0}")]
     Bind(PathBuf, #[source] io::Error),
-    #[error("the control socket {0} cannot be protected")]
+    #[error("cannot set the permissions of the control socket {0}")]
     Protect(PathBuf, #[source] io::Error),
-    #[error("the control socket cannot be opened to others")]
+    #[error("cannot open the control socket to the accounts in `control`")]
     Admit(#[from] UnknownAccount),
 }
 
-/// The bound control socket. Its file goes with it.
+/// The bound control socket. Dropping it removes its file.
 #[derive(Debug)]
 pub struct Admin {
     listener: Arc<UnixListener>,
@@ -154,21 +158,21 @@ pub struct Admin {
 }
 
 impl Admin {
-    /// Binds the socket in `run_dir`. The caller holds the lock of `run_dir`, so a socket that lies
-    /// there belongs to a dead supervisor.
-    /// `others` may give orders besides root and this user. A socket that is `inherited` is in use.
+    /// Binds the socket in `run_dir`. The caller holds the lock of `run_dir`, so an existing socket
+    /// belongs to a dead supervisor, unless it is `inherited`. Besides root and this user, `others`
+    /// may send commands.
     pub fn bind(
         run_dir: &Path,
         others: Option<&Peers>,
         inherited: &mut Inherited,
         refusals: &Arc<Refusals>,
-    ) -> Result<Self, BindError> {
+    ) -> Result<Self, ControlSocketError> {
         let path = run_dir.join(SOCKET);
         let guard = others.map(|others| Guard::only(others, refusals)).transpose()?;
         let guard = guard.unwrap_or_else(Guard::everybody);
-        // The mode lets everybody connect where the lists then let some stay.
+        // With lists, everybody can connect, and the guard then rejects those who are not listed.
         let mode = if others.is_some() { 0o666 } else { 0o600 };
-        let failed = |error| BindError::Bind(path.clone(), error);
+        let failed = |error| ControlSocketError::Bind(path.clone(), error);
         let (listener, file) = match inherited.take(SOCKET) {
             Some(socket) => {
                 protect(&path, mode)?;
@@ -180,85 +184,86 @@ impl Admin {
         Ok(Self { listener: Arc::new(listener), file: Arc::new(file), guard })
     }
 
-    /// What another supervisor may listen on next.
+    /// Returns the socket for the next supervisor to listen on.
     pub fn passable(&self) -> Passable {
         Passable::new(SOCKET.to_owned(), &self.listener, Some(&self.file))
     }
 
-    pub async fn run(&self, reach: Arc<Reach>) {
-        let places = Arc::new(Semaphore::new(MAX_CONVERSATIONS));
+    pub async fn run(&self, context: Arc<AdminContext>) {
+        let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
         loop {
             let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
             match self.listener.accept().await {
                 Ok((stream, _)) => {
-                    // A stream that does not say whose it is is nobody's.
+                    // A connection without credentials is closed.
                     let Ok(peer) = Peer::of_unix(&stream) else { continue };
                     if !self.guard.lets(&peer, "connect", SOCKET) {
                         continue;
                     }
-                    let reach = Arc::clone(&reach);
+                    let context = Arc::clone(&context);
                     tokio::spawn(async move {
-                        if let Err(error) = converse(stream, &peer, &reach).await {
-                            tracing::debug!(%error, "a control conversation broke");
+                        if let Err(error) = handle(stream, &peer, &context).await {
+                            tracing::debug!(%error, "a connection to the control socket failed");
                         }
                         drop(place);
                     });
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "the control socket cannot accept");
-                    // Out of descriptors, most likely: some come back when any connection ends.
-                    tokio::time::sleep(REST).await;
+                    tracing::warn!(%error, "cannot accept a connection to the control socket");
+                    // The process is probably out of descriptors. Connections that end free some.
+                    tokio::time::sleep(ACCEPT_BACKOFF).await;
                 }
             }
         }
     }
 }
 
-/// Makes the socket in the place of one that is in the way.
-fn listen(path: &Path, mode: u32) -> Result<UnixListener, BindError> {
+/// Creates the socket, and replaces a file with its name.
+fn listen(path: &Path, mode: u32) -> Result<UnixListener, ControlSocketError> {
     if let Err(error) = std::fs::remove_file(path)
         && error.kind() != io::ErrorKind::NotFound
     {
-        return Err(BindError::Remove(path.to_owned(), error));
+        return Err(ControlSocketError::Remove(path.to_owned(), error));
     }
-    let failed = |error| BindError::Bind(path.to_owned(), error);
+    let failed = |error| ControlSocketError::Bind(path.to_owned(), error);
     let socket = UnixSocket::new_stream().map_err(failed)?;
     socket.bind(path).map_err(failed)?;
-    // No client can connect before `listen`; the socket is protected by then.
+    // No client can connect before `listen`, so the permissions are set in time.
     protect(path, mode)?;
     socket.listen(BACKLOG).map_err(failed)
 }
 
-fn protect(path: &Path, mode: u32) -> Result<(), BindError> {
+fn protect(path: &Path, mode: u32) -> Result<(), ControlSocketError> {
     let permissions = std::fs::Permissions::from_mode(mode);
-    std::fs::set_permissions(path, permissions).map_err(|error| BindError::Protect(path.to_owned(), error))
+    std::fs::set_permissions(path, permissions)
+        .map_err(|error| ControlSocketError::Protect(path.to_owned(), error))
 }
 
-async fn converse(stream: UnixStream, peer: &Peer, reach: &Reach) -> io::Result<()> {
+async fn handle(stream: UnixStream, peer: &Peer, context: &AdminContext) -> io::Result<()> {
     let (read, mut write) = stream.into_split();
     let mut lines = BufReader::new(read.take(MAX_REQUEST_BYTES));
     let mut line = Vec::new();
-    let asked = tokio::time::timeout(ASK_TIMEOUT, lines.read_until(b'\n', &mut line)).await;
-    asked.map_err(|_| io::ErrorKind::TimedOut)??;
-    let answer = match serde_json::from_slice::<Ask>(&line) {
-        Ok(ask) => audited(ask, peer, reach).await,
-        Err(error) => Reply::Refused(format!("the request is not understood: {error}")),
+    let read = tokio::time::timeout(REQUEST_TIMEOUT, lines.read_until(b'\n', &mut line)).await;
+    read.map_err(|_| io::ErrorKind::TimedOut)??;
+    let answer = match serde_json::from_slice::<ControlRequest>(&line) {
+        Ok(request) => audited(request, peer, context).await,
+        Err(error) => ControlReply::Refused(format!("invalid request: {error}")),
     };
     let mut text = serde_json::to_vec(&answer)?;
     text.push(b'\n');
-    tokio::time::timeout(READ_TIMEOUT, write.write_all(&text)).await.map_err(|_| io::ErrorKind::TimedOut)?
+    tokio::time::timeout(WRITE_TIMEOUT, write.write_all(&text)).await.map_err(|_| io::ErrorKind::TimedOut)?
 }
 
-/// Orders leave a line in the log, questions do not.
-async fn audited(ask: Ask, peer: &Peer, reach: &Reach) -> Reply {
-    let order = ask.order().map(|(action, on)| (action, on.to_owned()));
-    let reply = answer(ask, reach).await;
-    if let Some((action, on)) = order {
+/// Runs a request, and logs it if it changes something.
+async fn audited(request: ControlRequest, peer: &Peer, context: &AdminContext) -> ControlReply {
+    let command = request.command().map(|(action, on)| (action, on.to_owned()));
+    let reply = reply_to(request, context).await;
+    if let Some((action, on)) = command {
         let outcome = match &reply {
-            Reply::Refused(why) => Outcome::Failed(why),
-            // Each fault has had its line.
-            Reply::Faulty(_) => Outcome::Failed("the configuration has faults"),
-            Reply::Handover { report, .. } if report.outcome != "completed" => {
+            ControlReply::Refused(why) => Outcome::Failed(why),
+            // The reload has logged each error.
+            ControlReply::Faulty(_) => Outcome::Failed("the configuration has errors"),
+            ControlReply::Handover { report, .. } if report.outcome != "completed" => {
                 Outcome::Failed(report.why.as_deref().unwrap_or(&report.outcome))
             }
             _ => Outcome::Done,
@@ -268,25 +273,30 @@ async fn audited(ask: Ask, peer: &Peer, reach: &Reach) -> Reply {
     reply
 }
 
-async fn answer(ask: Ask, reach: &Reach) -> Reply {
-    let answered = match ask {
-        Ask::Resize { .. } | Ask::Hold { .. } | Ask::Reload | Ask::Move { .. } if *reach.rising.borrow() => {
+async fn reply_to(request: ControlRequest, context: &AdminContext) -> ControlReply {
+    let answered = match request {
+        ControlRequest::Resize { .. }
+        | ControlRequest::Hold { .. }
+        | ControlRequest::Reload
+        | ControlRequest::Move { .. }
+            if *context.upgrading.borrow() =>
+        {
             Err(WishRefused::Succession.to_string())
         }
-        Ask::Status => Ok(Reply::Status(reach.status())),
-        Ask::Resize { model, share_percent } => resize(&model, share_percent, reach).await,
-        Ask::Hold { model, held } => hold(&model, held, reach).await,
-        Ask::Plan => Ok(Reply::Plan(reach.plan())),
-        Ask::Reload => reload(reach).await,
-        Ask::Move { model, gpu } => place(model, gpu, reach).await,
-        Ask::Upgrade => upgrade(reach).await,
-        Ask::Drain { model, drained } => drain(model.as_deref(), drained, reach),
+        ControlRequest::Status => Ok(ControlReply::Status(context.status())),
+        ControlRequest::Resize { model, share_percent } => resize(&model, share_percent, context).await,
+        ControlRequest::Hold { model, held } => hold(&model, held, context).await,
+        ControlRequest::Plan => Ok(ControlReply::Plan(context.plan())),
+        ControlRequest::Reload => reload(context).await,
+        ControlRequest::Move { model, gpu } => place(model, gpu, context).await,
+        ControlRequest::Upgrade => upgrade(context).await,
+        ControlRequest::Drain { model, drained } => drain(model.as_deref(), drained, context),
     };
-    answered.unwrap_or_else(Reply::Refused)
+    answered.unwrap_or_else(ControlReply::Refused)
 }
 
-fn named(name: &str, reach: &Reach) -> Result<Served, String> {
-    let models = reach.models();
+fn named(name: &str, context: &AdminContext) -> Result<Served, String> {
+    let models = context.models();
     if let Some(model) = models.unloaded.iter().find(|model| model.model.name == name) {
         return Err(format!("model '{name}' does not run: {}", model.why));
     }
@@ -294,83 +304,86 @@ fn named(name: &str, reach: &Reach) -> Result<Served, String> {
         let unloaded = models.unloaded.iter().map(|model| &model.model);
         let all = models.served.iter().map(|model| &model.model).chain(unloaded);
         let names: Vec<_> = all.map(|model| model.name.as_str()).collect();
-        format!("there is no model '{name}'; there are: {}", names.join(", "))
+        format!("model '{name}' not found; the models are: {}", names.join(", "))
     })
 }
 
 async fn order<T>(
     name: &str,
-    reach: &Reach,
+    context: &AdminContext,
     order: impl FnOnce(oneshot::Sender<T>) -> Order,
 ) -> Result<T, String> {
     let (reply, outcome) = oneshot::channel();
-    let full = |_| format!("too many orders wait for model '{name}'; ask again later");
-    named(name, reach)?.orders.try_send(order(reply)).map_err(full)?;
+    let full = |_| format!("too many commands are queued for model '{name}'; try again later");
+    named(name, context)?.orders.try_send(order(reply)).map_err(full)?;
     outcome.await.map_err(|_| ResizeRefused::Stopping.to_string())
 }
 
-async fn hold(name: &str, held: bool, reach: &Reach) -> Result<Reply, String> {
-    let news = order(name, reach, |reply| Order::Hold { held, reply }).await?;
-    Ok(Reply::Held { held, news })
+async fn hold(name: &str, held: bool, context: &AdminContext) -> Result<ControlReply, String> {
+    let news = order(name, context, |reply| Order::Hold { held, reply }).await?;
+    Ok(ControlReply::Held { held, news })
 }
 
-fn drain(model: Option<&str>, drained: bool, reach: &Reach) -> Result<Reply, String> {
-    if reach.router.host() == Host::Stopping {
-        return Err("the supervisor is stopping, and its host stays drained".to_owned());
+fn drain(model: Option<&str>, drained: bool, context: &AdminContext) -> Result<ControlReply, String> {
+    if context.router.host() == Host::Stopping {
+        return Err("the supervisor is stopping, so the host stays drained".to_owned());
     }
     if let Some(name) = model {
-        named(name, reach)?;
+        named(name, context)?;
     }
-    let news = reach.router.drain(model, drained);
-    Ok(Reply::Drained { drained, news })
+    let news = context.router.drain(model, drained);
+    Ok(ControlReply::Drained { drained, news })
 }
 
-async fn resize(name: &str, share_percent: u32, reach: &Reach) -> Result<Reply, String> {
+async fn resize(name: &str, share_percent: u32, context: &AdminContext) -> Result<ControlReply, String> {
     let share = Percent::new(share_percent).map_err(|error| error.to_string())?;
     let resize = |reply| Order::Resize { share, groups: None, cause: Cause::Hand, hold: true, reply };
-    let acts = reach.controller.acting_policy().is_some();
-    match order(name, reach, resize).await? {
+    let acts = context.controller.acting_policy().is_some();
+    match order(name, context, resize).await? {
         Ok(report) => {
             let held = acts && report.from_sms != report.to_sms;
-            Ok(Reply::Handover { report, held })
+            Ok(ControlReply::Handover { report, held })
         }
         Err(refused @ ResizeRefused::InForce { serves, .. }) => {
-            Ok(Reply::Unchanged { why: refused.to_string(), held: acts && serves })
+            Ok(ControlReply::Unchanged { why: refused.to_string(), held: acts && serves })
         }
         Err(refused) => Err(refused.to_string()),
     }
 }
 
-async fn reload(reach: &Reach) -> Result<Reply, String> {
-    match command(reach, |reply| Command::Reload { reply }).await? {
-        Ok(report) => Ok(Reply::Reloaded(report)),
-        Err(ReloadRefused::Faulty(faults)) => Ok(Reply::Faulty(faults)),
+async fn reload(context: &AdminContext) -> Result<ControlReply, String> {
+    match command(context, |reply| Command::Reload { reply }).await? {
+        Ok(report) => Ok(ControlReply::Reloaded(report)),
+        Err(ReloadRefused::Faulty(faults)) => Ok(ControlReply::Faulty(faults)),
         Err(refused) => Err(refused.to_string()),
     }
 }
 
-async fn place(model: String, gpu: usize, reach: &Reach) -> Result<Reply, String> {
-    let news = command(reach, |reply| Command::Place { model, gpu, reply }).await??;
-    Ok(Reply::Placed { gpu, news })
+async fn place(model: String, gpu: usize, context: &AdminContext) -> Result<ControlReply, String> {
+    let news = command(context, |reply| Command::Place { model, gpu, reply }).await??;
+    Ok(ControlReply::Placed { gpu, news })
 }
 
-/// Waits for what comes of it.
-async fn command<T>(reach: &Reach, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> Result<T, String> {
+/// Sends a command to the registry and waits for its result.
+async fn command<T>(
+    context: &AdminContext,
+    command: impl FnOnce(oneshot::Sender<T>) -> Command,
+) -> Result<T, String> {
     let (reply, outcome) = oneshot::channel();
-    let full = |_| "too many commands wait, or the supervisor is stopping; try again later".to_owned();
-    reach.commands.try_send(command(reply)).map_err(full)?;
+    let full = |_| "too many commands are queued, or the supervisor is stopping; try again later".to_owned();
+    context.commands.try_send(command(reply)).map_err(full)?;
     outcome.await.map_err(|_| "the supervisor is stopping".to_owned())
 }
 
-async fn upgrade(reach: &Reach) -> Result<Reply, String> {
-    if *reach.rising.borrow() {
-        return Err("an upgrade is under way already".to_owned());
+async fn upgrade(context: &AdminContext) -> Result<ControlReply, String> {
+    if *context.upgrading.borrow() {
+        return Err("an upgrade is already in progress".to_owned());
     }
     let (reply, outcome) = oneshot::channel();
-    let busy = |_| "an upgrade is under way already, or the supervisor is stopping".to_owned();
-    reach.upgrades.try_send(Upgrade { reply }).map_err(busy)?;
+    let busy = |_| "an upgrade is already in progress, or the supervisor is stopping".to_owned();
+    context.upgrades.try_send(Upgrade { reply }).map_err(busy)?;
     let pid = outcome.await.map_err(|_| "the supervisor is stopping".to_owned())??;
-    Ok(Reply::Upgraded { pid })
+    Ok(ControlReply::Upgraded { pid })
 }
 
 #[cfg(test)]
@@ -378,14 +391,14 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_is_in_the_sockets_way_is_removed_or_named() {
+    async fn a_file_in_place_of_the_socket_is_removed_or_named() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(SOCKET);
-        std::fs::write(&path, "left behind").unwrap();
+        std::fs::write(&path, "stale").unwrap();
         let bind = || Admin::bind(folder.path(), None, &mut Inherited::default(), &Arc::default());
         drop(bind().unwrap());
         std::fs::create_dir(&path).unwrap();
         let fault = bind().unwrap_err();
-        assert!(matches!(fault, BindError::Remove(named, _) if named == path));
+        assert!(matches!(fault, ControlSocketError::Remove(named, _) if named == path));
     }
 }

@@ -1,10 +1,10 @@
-//! Findings about a host, as text and as JSON.
+//! The findings about a host, as text and as JSON.
 
 use std::path::PathBuf;
 
 use serde::Serialize;
 
-use super::facts::Trouble;
+use super::facts::Problem;
 
 #[derive(Debug, Serialize)]
 pub(super) struct Checks {
@@ -22,11 +22,11 @@ pub(super) struct Check {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Level {
-    /// As it should be, or not needed.
+    /// The part works, or is not needed.
     Ok,
-    /// It serves, and less well or less safely than it could.
+    /// Models can be served, but less well or less safely.
     Warning,
-    /// It does not serve.
+    /// Models cannot be served.
     Fault,
 }
 
@@ -51,14 +51,14 @@ impl Check {
         Self { level: Level::Fault, advice: Some(advice.into()), ..Self::ok(name, finding) }
     }
 
-    pub(super) fn met(name: impl Into<String>, Trouble { finding, advice }: &Trouble) -> Self {
+    pub(super) fn of_problem(name: impl Into<String>, Problem { finding, advice }: &Problem) -> Self {
         Self::fault(name, finding, advice)
     }
 
-    pub(super) fn found(name: &str, path: &Result<PathBuf, Trouble>) -> Self {
+    pub(super) fn found(name: &str, path: &Result<PathBuf, Problem>) -> Self {
         match path {
             Ok(path) => Self::ok(name, path.display().to_string()),
-            Err(trouble) => Self::met(name, trouble),
+            Err(problem) => Self::of_problem(name, problem),
         }
     }
 
@@ -86,7 +86,7 @@ impl Checks {
         self.checks.iter().map(Check::line).collect::<Vec<_>>().join("\n")
     }
 
-    /// One JSON document in one line.
+    /// Returns the checks as one line of JSON.
     pub(super) fn json(&self) -> String {
         serde_json::to_string(self).unwrap_or_else(|error| format!("{{\"error\": \"{error}\"}}"))
     }

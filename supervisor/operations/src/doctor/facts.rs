@@ -1,4 +1,4 @@
-//! Facts that were found on a host, as plain data.
+//! The facts about a host, as plain data.
 
 use std::error::Error;
 use std::path::PathBuf;
@@ -9,75 +9,83 @@ use shadowslice_shared::errors;
 
 pub(super) const MIB: u64 = 1 << 20;
 
+/// All facts about a host.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Facts {
-    pub(super) driver: Driver,
-    pub(super) mps: Mps,
-    pub(super) system: System,
+pub(super) struct HostFacts {
+    pub(super) driver: DriverFacts,
+    pub(super) mps: MpsFacts,
+    pub(super) system: SystemFacts,
     pub(super) engine: EngineFacts,
-    /// `None` unless it was measured whether partitions inside processes keep apart.
-    pub(super) partitions: Option<Vec<Partitions>>,
+    /// The measured isolation of partitions inside processes; `None` without a measurement.
+    pub(super) partitions: Option<Vec<PartitionMeasurement>>,
 }
 
-/// A measurement of a GPU under MPS.
+/// A measurement, under MPS, of whether the partitions of a GPU are isolated from each other.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Partitions {
+pub(super) struct PartitionMeasurement {
     /// The GPU, as the configuration names it.
     pub(super) device: String,
-    /// The SMs of each group, or why there are no partitions to rely on; or why nothing could be
-    /// measured.
-    pub(super) groups: Result<Result<Vec<u32>, String>, Trouble>,
+    /// The SMs of each group, or the reason why partitions cannot be used. The outer error says why
+    /// nothing could be measured.
+    pub(super) groups: Result<Result<Vec<u32>, String>, Problem>,
 }
 
 /// A part of the host that is missing or broken, and advice.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Trouble {
+pub(super) struct Problem {
     pub(super) finding: String,
     pub(super) advice: String,
 }
 
-impl Trouble {
-    /// This program's errors say what failed and, behind the first semicolon, what to do; their
-    /// causes say why.
+impl Problem {
+    /// Splits an error of this program into finding and advice. The text before the first semicolon
+    /// says what failed, the text after it what to do, and the causes say why.
     pub(super) fn of(error: &dyn Error) -> Self {
-        let said = error.to_string();
-        let (finding, advice) = said.split_once("; ").unwrap_or((&said, ""));
+        let text = error.to_string();
+        let (finding, advice) = text.split_once("; ").unwrap_or((&text, ""));
         let why = error.source().map(|cause| format!(": {}", errors::chain(cause))).unwrap_or_default();
         Self { finding: format!("{finding}{why}"), advice: advice.to_owned() }
     }
 }
 
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Driver {
-    pub(super) nvml: Result<nvml::Host, Trouble>,
+pub(super) struct DriverFacts {
+    pub(super) nvml: Result<nvml::Host, Problem>,
     pub(super) files: Vec<DeviceFile>,
-    /// Processes on the GPUs that are neither workers nor MPS's, by number and name.
-    pub(super) strangers: Vec<(u32, String)>,
+    /// The processes on the GPUs that are neither workers nor of MPS.
+    pub(super) foreign: Vec<ForeignProcess>,
+}
+
+/// A process of another program on a GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct ForeignProcess {
+    pub(super) pid: u32,
+    pub(super) name: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct DeviceFile {
     pub(super) name: String,
-    /// Whether this user may read and write it.
+    /// True if this user may read and write the file.
     pub(super) open: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Mps {
-    /// `nvidia-cuda-mps-control`, if it is in the PATH.
-    pub(super) control: Option<Control>,
-    /// Whether `nvidia-cuda-mps-server` lies beside it.
+pub(super) struct MpsFacts {
+    /// The program `nvidia-cuda-mps-control`, if it is in the PATH.
+    pub(super) control: Option<MpsControlProgram>,
+    /// True if `nvidia-cuda-mps-server` is in the same folder.
     pub(super) server: bool,
-    /// Its processes, the supervisor's own left out.
+    /// The MPS processes that no supervisor started.
     pub(super) foreign: Vec<MpsProcess>,
-    /// The directories where CUDA looks for a daemon unasked, as far as they are there.
+    /// The existing directories in which CUDA looks for a daemon by default.
     pub(super) pipes: Vec<PipeDirectory>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Control {
+pub(super) struct MpsControlProgram {
     pub(super) path: PathBuf,
-    /// As the driver gives it, 13000 for 13.0; or the driver's other answer.
+    /// The version, as 13000 for 13.0; or the output if it has no version.
     pub(super) version: Result<u32, String>,
 }
 
@@ -86,7 +94,7 @@ pub(super) struct MpsProcess {
     pub(super) kind: MpsKind,
     pub(super) pid: i32,
     pub(super) uid: u32,
-    /// Its pipe directory, if this user may know it.
+    /// The pipe directory, if this user may read it.
     pub(super) pipes: Option<String>,
 }
 
@@ -99,41 +107,43 @@ pub(super) enum MpsKind {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct PipeDirectory {
     pub(super) path: PathBuf,
-    /// Whether a process listens there.
+    /// True if a process listens in the directory.
     pub(super) alive: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct System {
-    /// Variables of the environment that CUDA or MPS reads.
+pub(super) struct SystemFacts {
+    /// The environment variables that CUDA or MPS reads.
     pub(super) variables: Vec<(String, String)>,
     pub(super) uid: u32,
-    /// Whether a lowered CPU priority can be raised again.
+    /// True if a lowered CPU priority can be raised again.
     pub(super) may_raise_priority: bool,
-    /// The most open files, and the most locked memory in bytes; `None` for no limit.
+    /// The limit on open files; `None` if unlimited.
     pub(super) open_files: Option<u64>,
+    /// The limit on locked memory, in bytes; `None` if unlimited.
     pub(super) locked_memory: Option<u64>,
-    /// Bytes of `/dev/shm`; `None` where there is none to write to.
+    /// The size of `/dev/shm`, in bytes; `None` if it cannot be written to.
     pub(super) shared_memory: Option<u64>,
     pub(super) run_dir: RunDir,
-    pub(super) worker: Result<PathBuf, Trouble>,
+    pub(super) worker: Result<PathBuf, Problem>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum RunDir {
     /// Neither the configuration nor the environment names a directory.
     Unknown,
-    /// It can be made, or is there and can be written to.
+    /// The directory is writable, or can be created.
     Usable(PathBuf),
-    /// A supervisor serves there.
+    /// A supervisor runs in the directory.
     Taken(PathBuf),
+    /// The directory cannot be used, for this reason.
     Unusable(PathBuf, String),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct EngineFacts {
-    /// ONNX Runtime's.
-    pub(super) library: Result<PathBuf, Trouble>,
-    /// Tried by a worker's process; `None` if there is no such program.
-    pub(super) loaded: Option<Result<Libraries, Trouble>>,
+    /// The library of ONNX Runtime.
+    pub(super) library: Result<PathBuf, Problem>,
+    /// The libraries that a worker process could load; `None` without the worker program.
+    pub(super) loaded: Option<Result<Libraries, Problem>>,
 }

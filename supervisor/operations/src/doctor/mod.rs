@@ -1,42 +1,43 @@
-//! `shadowslice doctor`: what a host offers, and how to get the missing parts. `gather` looks at
-//! the host and leaves [`Facts`](facts::Facts); `judge` makes checks of them and is pure.
+//! `shadowslice doctor`: checks a host and gives advice. `gather` collects
+//! [`HostFacts`](facts::HostFacts); `judge` turns them into checks and is pure.
 
 mod check;
 mod facts;
 mod gather;
 mod judge;
-mod need;
+mod requirements;
 
 use std::path::PathBuf;
 
 use check::{Checks, Level};
-use need::Need;
+use requirements::Requirements;
 
 use shadowslice_config as config;
 use shadowslice_shared::errors;
 use shadowslice_shared::exit::{self, fail};
 
-/// The extent of the check, and the form of its result.
+/// The command-line options of `doctor`.
 #[derive(Debug, clap::Args)]
-pub struct Options {
-    /// Count as faults only what this configuration needs [default: what real GPUs need].
+pub struct DoctorOptions {
+    /// The configuration whose needs count as faults [default: the needs of real GPUs].
     config: Option<PathBuf>,
-    /// As JSON, for scripts.
+    /// Print JSON, for scripts.
     #[arg(long)]
     json: bool,
-    /// Measure on each GPU whether partitions inside processes keep apart: it is kept busy for a
-    /// few seconds. Other programs there are slowed down meanwhile, and falsify the result.
+    /// Measure on each GPU whether partitions inside processes are isolated. This starts an MPS
+    /// daemon and keeps the GPU busy for a few seconds. Other programs on the GPU slow down
+    /// meanwhile, and falsify the result.
     #[arg(long)]
     partitions: bool,
 }
 
 /// Returns the exit code.
-pub fn run(options: &Options) -> u8 {
+pub fn run(options: &DoctorOptions) -> u8 {
     let config = match options.config.as_deref().map(config::load_here).transpose() {
         Ok(config) => config,
         Err(error) => return fail(&errors::chain(&error), exit::CONFIG),
     };
-    let need = config.as_ref().map_or_else(Need::everything, Need::of);
+    let need = config.as_ref().map_or_else(Requirements::everything, Requirements::of);
     let mut facts = gather::facts(config.as_ref());
     if options.partitions {
         facts.partitions = Some(gather::partitions(&facts, need.gpus.as_deref()));

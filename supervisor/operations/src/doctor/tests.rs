@@ -1,11 +1,11 @@
-//! The doctor's judgement of made-up hosts.
+//! Tests of the checks of made-up hosts.
 
 use std::path::PathBuf;
 
 use super::check::{Check, Checks, Level};
 use super::facts::*;
 use super::judge::judge;
-use super::need::Need;
+use super::requirements::Requirements;
 use shadowslice_config as config;
 use shadowslice_config::CudaDevice;
 use shadowslice_control::backend::{Libraries, OnnxRuntime};
@@ -32,12 +32,12 @@ fn gpu(index: u32) -> Gpu {
     }
 }
 
-fn trouble(finding: &str) -> Trouble {
-    Trouble { finding: finding.to_owned(), advice: "do something".to_owned() }
+fn problem(finding: &str) -> Problem {
+    Problem { finding: finding.to_owned(), advice: "do something".to_owned() }
 }
 
-/// An H200 where nothing is wrong.
-fn h200() -> Facts {
+/// Returns a host with an H200 and no problem.
+fn h200() -> HostFacts {
     let file = |name: &str| DeviceFile { name: name.to_owned(), open: true };
     let nvml = Host {
         driver: "580.159.04".to_owned(),
@@ -45,15 +45,16 @@ fn h200() -> Facts {
         gpus: vec![Ok(gpu(0))],
     };
     let engine = OnnxRuntime { minor: Some(31), cuda: Ok(Some(13)), tensorrt: Err(NO_TENSORRT.to_owned()) };
-    let control = Control { path: PathBuf::from("/usr/bin/nvidia-cuda-mps-control"), version: Ok(13000) };
-    Facts {
-        driver: Driver {
+    let control =
+        MpsControlProgram { path: PathBuf::from("/usr/bin/nvidia-cuda-mps-control"), version: Ok(13000) };
+    HostFacts {
+        driver: DriverFacts {
             nvml: Ok(nvml),
             files: ["nvidia-uvm", "nvidia0", "nvidiactl"].map(file).into(),
-            strangers: Vec::new(),
+            foreign: Vec::new(),
         },
-        mps: Mps { control: Some(control), server: true, foreign: Vec::new(), pipes: Vec::new() },
-        system: System {
+        mps: MpsFacts { control: Some(control), server: true, foreign: Vec::new(), pipes: Vec::new() },
+        system: SystemFacts {
             variables: Vec::new(),
             uid: 0,
             may_raise_priority: true,
@@ -71,32 +72,32 @@ fn h200() -> Facts {
     }
 }
 
-/// A host as it comes, without NVIDIA's anything.
-fn plain() -> Facts {
+/// Returns a fresh host without NVIDIA's driver and libraries.
+fn plain() -> HostFacts {
     let mut facts = h200();
     facts.driver =
-        Driver { nvml: Err(trouble("NVML cannot be loaded")), files: Vec::new(), strangers: Vec::new() };
-    facts.mps = Mps { control: None, server: false, foreign: Vec::new(), pipes: Vec::new() };
+        DriverFacts { nvml: Err(problem("NVML cannot be loaded")), files: Vec::new(), foreign: Vec::new() };
+    facts.mps = MpsFacts { control: None, server: false, foreign: Vec::new(), pipes: Vec::new() };
     loaded(&mut facts).libcuda = Err("libcuda.so.1: cannot open shared object file".to_owned());
     loaded(&mut facts).cudnn = Err("libcudnn.so.9: cannot open shared object file".to_owned());
     onnxruntime(&mut facts).cuda = Err("CUDA execution provider is not enabled in this build".to_owned());
     facts
 }
 
-fn loaded(facts: &mut Facts) -> &mut Libraries {
+fn loaded(facts: &mut HostFacts) -> &mut Libraries {
     facts.engine.loaded.as_mut().unwrap().as_mut().unwrap()
 }
 
-fn onnxruntime(facts: &mut Facts) -> &mut OnnxRuntime {
+fn onnxruntime(facts: &mut HostFacts) -> &mut OnnxRuntime {
     loaded(facts).onnxruntime.as_mut().unwrap().as_mut().unwrap()
 }
 
-fn the_gpu(facts: &mut Facts) -> &mut Gpu {
+fn the_gpu(facts: &mut HostFacts) -> &mut Gpu {
     facts.driver.nvml.as_mut().unwrap().gpus[0].as_mut().unwrap()
 }
 
-/// The findings that are not fine, as `level name`.
-fn complaints(facts: &Facts, need: &Need) -> Vec<String> {
+/// Returns the warnings and faults, as `level name`.
+fn complaints(facts: &HostFacts, need: &Requirements) -> Vec<String> {
     let complaint = |check: Check| match check.level {
         Level::Ok => None,
         Level::Warning => Some(format!("warning {}", check.name)),
@@ -105,25 +106,25 @@ fn complaints(facts: &Facts, need: &Need) -> Vec<String> {
     judge(facts, need).into_iter().filter_map(complaint).collect()
 }
 
-/// The same, where everything is needed.
-fn wrong(change: impl Fn(&mut Facts)) -> Vec<String> {
+/// Returns the warnings and faults of a changed host, if everything is needed.
+fn wrong(change: impl Fn(&mut HostFacts)) -> Vec<String> {
     let mut facts = h200();
     change(&mut facts);
-    complaints(&facts, &Need::everything())
+    complaints(&facts, &Requirements::everything())
 }
 
-fn check(facts: &Facts, name: &str) -> Check {
-    let checks = judge(facts, &Need::everything());
+fn check(facts: &HostFacts, name: &str) -> Check {
+    let checks = judge(facts, &Requirements::everything());
     checks.into_iter().find(|check| check.name == name).unwrap_or_else(|| panic!("no check {name}"))
 }
 
-fn emulated() -> Need {
-    Need { gpus: Some(Vec::new()), mps: false, cuda: false, ..Need::everything() }
+fn emulated() -> Requirements {
+    Requirements { gpus: Some(Vec::new()), mps: false, cuda: false, ..Requirements::everything() }
 }
 
 #[test]
 fn an_h200_with_mps_is_fine() {
-    assert_eq!(complaints(&h200(), &Need::everything()), Vec::<String>::new());
+    assert_eq!(complaints(&h200(), &Requirements::everything()), Vec::<String>::new());
     let gpu = check(&h200(), "gpu 0");
     assert_eq!(gpu.finding, "NVIDIA H200, GPU-05a7c-11, 143000 of 143771 MiB free");
     assert!(check(&h200(), "cuda provider").finding.ends_with("built for CUDA 13"));
@@ -131,34 +132,34 @@ fn an_h200_with_mps_is_fine() {
 }
 
 #[test]
-fn a_host_without_a_gpu_is_told_each_cause_once_and_what_works() {
-    let told = complaints(&plain(), &Need::everything());
-    assert_eq!(told, ["fault driver", "fault mps", "fault cuda provider", "warning cudnn"]);
-    assert!(check(&plain(), "emulated devices").finding.starts_with("work here"));
+fn a_host_without_a_gpu_has_each_cause_once_and_emulation() {
+    let report = complaints(&plain(), &Requirements::everything());
+    assert_eq!(report, ["fault driver", "fault mps", "fault cuda provider", "warning cudnn"]);
+    assert!(check(&plain(), "emulated devices").finding.starts_with("work on this host"));
 }
 
 #[test]
-fn what_a_configuration_does_not_need_is_a_note() {
+fn a_part_that_the_configuration_does_not_need_is_no_fault() {
     assert_eq!(complaints(&plain(), &emulated()), Vec::<String>::new());
     let driver = judge(&plain(), &emulated()).into_iter().find(|check| check.name == "driver").unwrap();
     assert!(driver.finding.contains("not needed"), "{driver:?}");
     let mut facts = plain();
-    facts.engine.library = Err(trouble("not found"));
+    facts.engine.library = Err(problem("not found"));
     assert_eq!(complaints(&facts, &emulated()), ["fault onnxruntime"]);
-    let echo = Need { onnxruntime: false, ..emulated() };
+    let echo = Requirements { onnxruntime: false, ..emulated() };
     assert_eq!(complaints(&facts, &echo), Vec::<String>::new());
-    facts.system.worker = Err(trouble("no worker"));
-    assert_eq!(complaints(&facts, &echo), ["fault worker"], "which nothing goes without");
+    facts.system.worker = Err(problem("no worker"));
+    assert_eq!(complaints(&facts, &echo), ["fault worker"], "every configuration needs the worker");
 }
 
 #[test]
 fn only_the_gpus_of_the_configuration_count() {
-    let need = |device| Need { gpus: Some(vec![device]), ..Need::everything() };
+    let need = |device| Requirements { gpus: Some(vec![device]), ..Requirements::everything() };
     let mut facts = h200();
     let mut second = gpu(1);
     second.mig = true;
     facts.driver.nvml.as_mut().unwrap().gpus.extend([Ok(second), Err("it is lost".to_owned())]);
-    assert_eq!(complaints(&facts, &Need::everything()), ["fault gpu 2", "fault gpu 1 mig"]);
+    assert_eq!(complaints(&facts, &Requirements::everything()), ["fault gpu 2", "fault gpu 1 mig"]);
     assert_eq!(complaints(&facts, &need(CudaDevice::Index(0))), Vec::<String>::new());
     assert_eq!(complaints(&facts, &need(CudaDevice::Uuid("GPU-15a".to_owned()))), ["fault gpu 1 mig"]);
     assert_eq!(complaints(&facts, &need(CudaDevice::Index(2))), ["fault gpu 2"]);
@@ -177,7 +178,7 @@ fn compute_modes() {
 
 #[test]
 fn without_mps_several_processes_must_fit() {
-    let need = Need { mps: false, ..Need::everything() };
+    let need = Requirements { mps: false, ..Requirements::everything() };
     let mut facts = h200();
     assert_eq!(complaints(&facts, &need), ["fault gpu 0 compute mode"]);
     the_gpu(&mut facts).compute_mode = ComputeMode::Default;
@@ -192,20 +193,20 @@ fn gpus_that_cannot_be_shared() {
 }
 
 #[test]
-fn others_on_a_gpu_are_named() {
+fn other_processes_on_a_gpu_are_named() {
     let mut facts = h200();
-    facts.driver.strangers = (1..9).map(|pid| (pid, "python3".to_owned())).collect();
+    facts.driver.foreign = (1..9).map(|pid| ForeignProcess { pid, name: "python3".to_owned() }).collect();
     the_gpu(&mut facts).usage.processes.extend((1..9).map(|pid| GpuProcess { pid, bytes: Some(9 * MIB) }));
-    let told = check(&facts, "gpu 0 processes");
-    assert_eq!(told.level, Level::Warning);
-    assert!(told.finding.contains("python3 (pid 1, 9 MiB)"), "{told:?}");
-    assert!(told.finding.ends_with("and 3 more") && !told.finding.contains("507"), "{told:?}");
+    let report = check(&facts, "gpu 0 processes");
+    assert_eq!(report.level, Level::Warning);
+    assert!(report.finding.contains("python3 (pid 1, 9 MiB)"), "{report:?}");
+    assert!(report.finding.ends_with("and 3 more") && !report.finding.contains("507"), "{report:?}");
 }
 
 #[test]
 fn a_driver_that_is_only_partly_there() {
     let file = |name: &'static str, open: bool| {
-        move |facts: &mut Facts| {
+        move |facts: &mut HostFacts| {
             facts.driver.files.retain(|file| file.name != name);
             if !open {
                 facts.driver.files.push(DeviceFile { name: name.to_owned(), open });
@@ -217,8 +218,8 @@ fn a_driver_that_is_only_partly_there() {
     assert_eq!(wrong(file("nvidiactl", true)), ["fault device files"]);
     assert_eq!(wrong(file("nvidia0", false)), ["fault device files"]);
     let mut facts = h200();
-    facts.driver.nvml = Err(trouble("driver and library are of different versions"));
-    assert_eq!(complaints(&facts, &Need::everything()), ["fault driver"], "the files are fine");
+    facts.driver.nvml = Err(problem("driver and library are of different versions"));
+    assert_eq!(complaints(&facts, &Requirements::everything()), ["fault driver"], "the files are fine");
 }
 
 #[test]
@@ -230,7 +231,7 @@ fn mps_has_both_programs_and_a_version() {
 }
 
 #[test]
-fn foreign_daemons_are_worse_where_only_one_server_fits() {
+fn foreign_daemons_are_a_fault_if_the_gpu_accepts_only_one_server() {
     let process = |kind, pid| MpsProcess { kind, pid, uid: 1000, pipes: Some("/tmp/nvidia-mps".to_owned()) };
     let with = |mode, foreign: Vec<MpsProcess>| {
         let mut facts = h200();
@@ -239,10 +240,10 @@ fn foreign_daemons_are_worse_where_only_one_server_fits() {
         check(&facts, "mps daemons")
     };
     let both = vec![process(MpsKind::Control, 41), process(MpsKind::Server, 42)];
-    let told = with(ComputeMode::Default, both.clone());
-    assert_eq!(told.level, Level::Warning);
+    let report = with(ComputeMode::Default, both.clone());
+    assert_eq!(report.level, Level::Warning);
     let named = "daemon 41 of uid 1000 in /tmp/nvidia-mps, server 42 of uid 1000 in /tmp/nvidia-mps";
-    assert!(told.finding.ends_with(named), "{told:?}");
+    assert!(report.finding.ends_with(named), "{report:?}");
     assert_eq!(with(ComputeMode::ExclusiveProcess, both[..1].to_vec()).level, Level::Warning);
     assert_eq!(with(ComputeMode::ExclusiveProcess, both).level, Level::Fault);
 }
@@ -256,12 +257,13 @@ fn a_dead_daemons_directory_is_to_be_removed_and_a_living_ones_is_not() {
 
 #[test]
 fn the_host_around_the_gpus() {
-    for (variable, told) in [("CUDA_VISIBLE_DEVICES", "not heed"), ("CUDA_DEVICE_MAX_CONNECTIONS", "inherit")]
+    for (variable, report) in
+        [("CUDA_VISIBLE_DEVICES", "ignores it"), ("CUDA_DEVICE_MAX_CONNECTIONS", "inherit")]
     {
         let mut facts = h200();
         facts.system.variables = vec![(variable.to_owned(), "1".to_owned())];
         let check = check(&facts, "environment");
-        assert!(check.level == Level::Warning && check.finding.contains(told), "{check:?}");
+        assert!(check.level == Level::Warning && check.finding.contains(report), "{check:?}");
     }
     assert_eq!(wrong(|facts| facts.system.shared_memory = Some(64 * MIB)), ["warning shared memory"]);
     assert_eq!(wrong(|facts| facts.system.shared_memory = None), ["warning shared memory"]);
@@ -281,9 +283,9 @@ fn a_run_directory_may_be_too_long_for_mps_but_not_for_emulation() {
     let dir = |length: usize| RunDir::Usable(PathBuf::from(format!("/{}", "r".repeat(length - 1))));
     let below = "/private/mps63/pipe".len();
     facts.system.run_dir = dir(75 - below);
-    assert_eq!(complaints(&facts, &Need::everything()), Vec::<String>::new());
+    assert_eq!(complaints(&facts, &Requirements::everything()), Vec::<String>::new());
     facts.system.run_dir = dir(75 - below + 1);
-    assert_eq!(complaints(&facts, &Need::everything()), ["warning mps pipe directory"]);
+    assert_eq!(complaints(&facts, &Requirements::everything()), ["warning mps pipe directory"]);
     assert_eq!(
         check(&facts, "mps pipe directory").advice.unwrap(),
         "choose a run_dir that is 1 bytes shorter"
@@ -292,26 +294,26 @@ fn a_run_directory_may_be_too_long_for_mps_but_not_for_emulation() {
 }
 
 #[test]
-fn an_onnx_runtime_that_does_not_do() {
+fn an_unusable_onnx_runtime_is_a_fault() {
     let mut facts = h200();
     loaded(&mut facts).onnxruntime = Some(Err("libonnxruntime.so: file too short".to_owned()));
-    assert_eq!(complaints(&facts, &Need::everything()), ["fault onnxruntime"]);
+    assert_eq!(complaints(&facts, &Requirements::everything()), ["fault onnxruntime"]);
     assert!(check(&facts, "onnxruntime").finding.contains("file too short"));
-    facts.engine.library = Err(trouble("not found"));
+    facts.engine.library = Err(problem("not found"));
     loaded(&mut facts).onnxruntime = None;
-    assert_eq!(complaints(&facts, &Need::everything()), ["fault onnxruntime"]);
+    assert_eq!(complaints(&facts, &Requirements::everything()), ["fault onnxruntime"]);
     assert_eq!(check(&facts, "onnxruntime").finding, "not found");
 }
 
 #[test]
-fn a_provider_that_is_not_there_is_told_from_a_library_that_it_lacks() {
+fn a_missing_provider_differs_from_a_missing_library() {
     let advice = |why: &str| {
         let mut facts = h200();
         onnxruntime(&mut facts).cuda = Err(why.to_owned());
-        assert_eq!(complaints(&facts, &Need::everything()), ["fault cuda provider"]);
-        let told = check(&facts, "cuda provider");
-        assert_eq!(told.finding, why);
-        told.advice.unwrap()
+        assert_eq!(complaints(&facts, &Requirements::everything()), ["fault cuda provider"]);
+        let report = check(&facts, "cuda provider");
+        assert_eq!(report.finding, why);
+        report.advice.unwrap()
     };
     let cpu = "CUDA execution provider is not enabled in this build";
     let own = "Failed to load library /opt/libonnxruntime_providers_cuda.so with error: /opt/libonnxruntime_providers_cuda.so: file too short";
@@ -326,25 +328,29 @@ fn a_missing_cudnn_is_a_fault_if_the_provider_cannot_be_loaded_without_it() {
     let mut facts = h200();
     let missing = "libcudnn.so.9: cannot open shared object file";
     loaded(&mut facts).cudnn = Err(missing.to_owned());
-    assert_eq!(complaints(&facts, &Need::everything()), ["warning cudnn"]);
+    assert_eq!(complaints(&facts, &Requirements::everything()), ["warning cudnn"]);
     onnxruntime(&mut facts).cuda = Err(format!("Failed to load it with error: {missing}"));
-    assert_eq!(complaints(&facts, &Need::everything()), ["fault cuda provider", "fault cudnn"]);
+    assert_eq!(complaints(&facts, &Requirements::everything()), ["fault cuda provider", "fault cudnn"]);
     assert!(check(&facts, "cudnn").advice.unwrap().contains("LD_LIBRARY_PATH of `serve`"));
-    let no_provider = Need { cuda: false, ..Need::everything() };
+    let no_provider = Requirements { cuda: false, ..Requirements::everything() };
     assert_eq!(complaints(&facts, &no_provider), Vec::<String>::new());
 }
 
 #[test]
-fn a_worker_that_does_not_say_what_it_can_load_is_a_fault_of_its_own() {
+fn a_worker_that_does_not_report_its_libraries_is_a_separate_fault() {
     let mut facts = h200();
-    facts.engine.loaded = Some(Err(trouble("it was killed")));
-    assert_eq!(complaints(&facts, &Need::everything()), ["fault libraries"]);
+    facts.engine.loaded = Some(Err(problem("it was killed")));
+    assert_eq!(complaints(&facts, &Requirements::everything()), ["fault libraries"]);
     assert_eq!(check(&facts, "libraries").finding, "it was killed");
-    let echo = Need { onnxruntime: false, ..emulated() };
+    let echo = Requirements { onnxruntime: false, ..emulated() };
     assert_eq!(complaints(&facts, &echo), Vec::<String>::new());
     facts.engine.loaded = None;
-    facts.system.worker = Err(trouble("no worker"));
-    assert_eq!(complaints(&facts, &Need::everything()), ["fault worker"], "told once");
+    facts.system.worker = Err(problem("no worker"));
+    assert_eq!(
+        complaints(&facts, &Requirements::everything()),
+        ["fault worker"],
+        "the cause is reported once"
+    );
 }
 
 #[test]
@@ -356,12 +362,12 @@ fn a_driver_may_be_too_old_for_the_provider() {
 
 #[test]
 fn tensorrt_matters_if_a_model_asks_for_it() {
-    let wanted = Need { tensorrt: true, ..Need::everything() };
+    let wanted = Requirements { tensorrt: true, ..Requirements::everything() };
     let mut facts = h200();
-    assert_eq!(complaints(&facts, &Need::everything()), Vec::<String>::new());
+    assert_eq!(complaints(&facts, &Requirements::everything()), Vec::<String>::new());
     assert_eq!(complaints(&facts, &wanted), ["fault tensorrt"]);
-    let lacks = "Failed to load it with error: libnvinfer.so.10: cannot open shared object file";
-    onnxruntime(&mut facts).tensorrt = Err(lacks.to_owned());
+    let missing = "Failed to load it with error: libnvinfer.so.10: cannot open shared object file";
+    onnxruntime(&mut facts).tensorrt = Err(missing.to_owned());
     assert_eq!(complaints(&facts, &wanted), ["fault tensorrt"]);
     assert!(check(&facts, "tensorrt").finding.contains("libnvinfer.so.10"));
     onnxruntime(&mut facts).tensorrt = Ok(());
@@ -373,15 +379,18 @@ fn without_shares_mps_does_not_matter() {
     let mut facts = h200();
     facts.mps.control = None;
     the_gpu(&mut facts).compute_mode = ComputeMode::Default;
-    assert_eq!(complaints(&facts, &Need { mps: false, ..Need::everything() }), Vec::<String>::new());
+    assert_eq!(
+        complaints(&facts, &Requirements { mps: false, ..Requirements::everything() }),
+        Vec::<String>::new()
+    );
 }
 
 #[test]
-fn errors_are_split_into_what_is_found_and_what_to_do() {
+fn errors_are_split_into_finding_and_advice() {
     #[derive(Debug, thiserror::Error)]
     #[error("the door is shut; push; harder")]
     struct Shut(#[source] std::fmt::Error);
-    let Trouble { finding, advice } = Trouble::of(&Shut(std::fmt::Error));
+    let Problem { finding, advice } = Problem::of(&Shut(std::fmt::Error));
     assert_eq!(finding, format!("the door is shut: {}", std::fmt::Error));
     assert_eq!(advice, "push; harder");
 }
@@ -393,25 +402,25 @@ fn a_configuration_needs_what_its_models_need() {
         std::fs::write(folder.path().join("m.onnx"), b"\x08\x09\x3a\x07\x12\x05graph").unwrap();
         let path = folder.path().join("c.yaml");
         std::fs::write(&path, yaml).unwrap();
-        Need::of(&config::load(&path, &|_| None, true).unwrap())
+        Requirements::of(&config::load(&path, &|_| None, true).unwrap())
     };
     let echo =
         "{name: e, engine: emulated, slo: 20ms, tensors: [{input: x, output: y, datatype: FP32, shape: [1]}]";
-    let told = |need: &Need| [need.gpu(), need.mps, need.onnxruntime, need.cuda, need.tensorrt];
+    let report = |need: &Requirements| [need.gpu(), need.mps, need.onnxruntime, need.cuda, need.tensorrt];
     let onnx = |gpus: &str, more: &str| {
         need(&format!("gpus: [{gpus}]\nmodels: [{{path: m.onnx, slo: 20ms{more}}}]\n"))
     };
-    assert_eq!(told(&onnx("{device: emulated}", "")), [false, false, true, false, false]);
+    assert_eq!(report(&onnx("{device: emulated}", "")), [false, false, true, false, false]);
     let real = onnx("{device: 3}", "");
     assert_eq!(real.gpus, Some(vec![CudaDevice::Index(3)]));
-    assert_eq!(told(&real), [true, true, true, true, false]);
+    assert_eq!(report(&real), [true, true, true, true, false]);
     let tensorrt = onnx("{device: 3, partition: none}", ", providers: [tensorrt]");
-    assert_eq!(told(&tensorrt), [true, false, true, true, true]);
+    assert_eq!(report(&tensorrt), [true, false, true, true, true]);
     let split = onnx("{device: emulated}, {device: 0}", ", gpu: 0");
-    assert_eq!(told(&split), [true, true, true, false, false]);
+    assert_eq!(report(&split), [true, true, true, false, false]);
     let echoes = need(&format!("gpus: [{{device: 0}}]\nmodels: [{echo}}}]\n"));
-    assert_eq!(told(&echoes), [true, true, false, false, false]);
-    assert!(real.descriptors > 16_384, "as many as connections may come");
+    assert_eq!(report(&echoes), [true, true, false, false, false]);
+    assert!(real.descriptors > 16_384, "each connection needs a descriptor");
 }
 
 #[test]
@@ -420,34 +429,38 @@ fn lines_to_read_and_json_for_scripts() {
     let report = Checks { checks };
     assert_eq!(report.lines(), "ok       user: root\nfault    mps: not there; install it");
     let json: serde_json::Value = serde_json::from_str(&report.json()).unwrap();
-    let told = serde_json::json!({"checks": [
+    let report = serde_json::json!({"checks": [
         {"name": "user", "level": "ok", "finding": "root", "advice": null},
         {"name": "mps", "level": "fault", "finding": "not there", "advice": "install it"},
     ]});
-    assert_eq!(json, told);
+    assert_eq!(json, report);
 }
 
 #[test]
-fn partitions_are_told_as_they_were_measured_and_half_precision_is_warned_of_on_hopper() {
+fn partitions_are_reported_as_measured_and_half_precision_on_hopper() {
     let measured = |groups| {
         let mut facts = h200();
-        facts.partitions = Some(vec![Partitions { device: "0".to_owned(), groups }]);
+        facts.partitions = Some(vec![PartitionMeasurement { device: "0".to_owned(), groups }]);
         facts
     };
     let fine = check(&measured(Ok(Ok([vec![8; 15], vec![12]].concat()))), "partitions of GPU 0");
-    assert_eq!((fine.level, &*fine.finding), (Level::Ok, "16 groups of 132 SMs keep apart in two processes"));
+    assert_eq!(
+        (fine.level, &*fine.finding),
+        (Level::Ok, "16 groups of 132 SMs are isolated between processes")
+    );
     let met = measured(Ok(Err("partitions do not keep apart (60 us alone, 3000 apart)".to_owned())));
-    assert_eq!(complaints(&met, &Need::everything()), ["warning partitions of GPU 0"]);
-    let unmeasured = measured(Err(trouble("MPS does not start")));
-    assert_eq!(complaints(&unmeasured, &Need::everything()), ["fault partitions of GPU 0"]);
-    let old = |facts: &mut Facts| {
+    assert_eq!(complaints(&met, &Requirements::everything()), ["warning partitions of GPU 0"]);
+    let unmeasured = measured(Err(problem("MPS does not start")));
+    assert_eq!(complaints(&unmeasured, &Requirements::everything()), ["fault partitions of GPU 0"]);
+    let old = |facts: &mut HostFacts| {
         facts.driver.nvml.as_mut().unwrap().cuda = CudaVersion { major: 12, minor: 2 };
     };
     assert!(wrong(old).contains(&"warning partitions".to_owned()));
     assert!(check(&h200(), "half precision").finding.contains("right with `handover: in-process`"));
-    let ampere = |facts: &mut Facts| the_gpu(facts).capability = (8, 0);
+    let ampere = |facts: &mut HostFacts| the_gpu(facts).capability = (8, 0);
     let mut facts = h200();
     ampere(&mut facts);
-    let names: Vec<String> = judge(&facts, &Need::everything()).into_iter().map(|check| check.name).collect();
+    let names: Vec<String> =
+        judge(&facts, &Requirements::everything()).into_iter().map(|check| check.name).collect();
     assert!(!names.contains(&"half precision".to_owned()));
 }

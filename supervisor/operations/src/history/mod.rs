@@ -1,9 +1,9 @@
-//! The last hour of all models and GPUs, sample by sample, for the page that draws it.
+//! The last hour of all models and GPUs, as samples for the page that draws them.
 //!
-//! Each sample is kept as the message by which it is told, so that a page that opens gets the same
-//! messages as one that is open.
+//! Each sample is stored as the message that open pages receive, so a page that opens later
+//! receives the same messages.
 
-mod marks;
+mod events;
 mod parts;
 mod sample;
 #[cfg(test)]
@@ -21,83 +21,90 @@ use parking_lot::Mutex;
 use tokio::sync::broadcast;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
-use crate::admin::Reach;
-use crate::status::Status;
-use marks::{Mark, Refusing};
-use sample::Sample;
+use crate::admin::AdminContext;
+use crate::status::HostStatus;
+use events::{HistoryEvent, RefusalTracker};
+use sample::HistorySample;
 use shadowslice_control::controller::PlanReport;
 use shadowslice_datapath::pipeline::Look;
 
-/// How often it is looked.
+/// The time between two samples.
 const INTERVAL: Duration = Duration::from_secs(2);
 
-/// An hour of them.
-const SAMPLES: usize = 1800;
+/// The number of stored samples: an hour of them.
+const MAX_SAMPLES: usize = 1800;
 
-/// The most that all kept samples take; of many models there is less than an hour.
-const BYTES: usize = 16 << 20;
+/// The size of all stored samples, in bytes. With many models, less than an hour fits.
+const MAX_BYTES: usize = 16 << 20;
 
-/// Of a message; no text in a message has it.
+/// The end of a message. No text inside a message contains it.
 const END: &[u8] = b"\n\n";
 
-/// Samples that wait for a page that reads slowly. One that is further behind begins anew.
-const WAITING: usize = 32;
+/// The samples that are queued for a slow page. A page that falls further behind must reconnect.
+const PAGE_CAPACITY: usize = 32;
 
-/// All that one sample is made of.
+/// The state from which a sample is made.
 #[derive(Debug, Clone)]
-struct Seen {
+struct Snapshot {
     at: Instant,
-    status: Status,
+    status: HostStatus,
     plan: PlanReport,
-    /// By the model's name.
-    looks: BTreeMap<String, Look>,
+    /// The latencies since the last sample, by the model's name.
+    latencies: BTreeMap<String, Look>,
 }
 
-impl Seen {
-    fn now(reach: &Reach) -> Self {
-        let models = reach.models();
-        let look = |name: &String, look: Option<Look>| Some((name.clone(), look?));
-        let looks =
-            models.served.iter().filter_map(|served| look(&served.model.name, served.pipeline.look()));
-        Self { at: Instant::now(), looks: looks.collect(), status: reach.status(), plan: reach.plan() }
+impl Snapshot {
+    fn now(context: &AdminContext) -> Self {
+        let models = context.models();
+        let latency = |name: &String, latency: Option<Look>| Some((name.clone(), latency?));
+        let latencies =
+            models.served.iter().filter_map(|served| latency(&served.model.name, served.pipeline.look()));
+        Self {
+            at: Instant::now(),
+            latencies: latencies.collect(),
+            status: context.status(),
+            plan: context.plan(),
+        }
     }
 }
 
+/// The stored samples, and the channel of new ones.
 #[derive(Debug)]
 pub struct History {
-    kept: Mutex<Kept>,
-    news: broadcast::Sender<Bytes>,
+    stored: Mutex<StoredMessages>,
+    sample_tx: broadcast::Sender<Bytes>,
 }
 
 #[derive(Debug, Default)]
-struct Kept {
-    /// The oldest first.
+struct StoredMessages {
+    /// The messages, the oldest first.
     messages: VecDeque<Bytes>,
     bytes: usize,
 }
 
 impl History {
     pub fn new() -> Self {
-        Self { kept: Mutex::default(), news: broadcast::Sender::new(WAITING) }
+        Self { stored: Mutex::default(), sample_tx: broadcast::Sender::new(PAGE_CAPACITY) }
     }
 
-    /// What is kept, and what comes after it: server-sent events, a sample each.
+    /// Returns the stored samples and a receiver of later ones, each as a server-sent event.
     pub fn follow(&self) -> (Vec<Bytes>, broadcast::Receiver<Bytes>) {
-        // Under the lock, so that no sample is told twice or not at all.
-        let kept = self.kept.lock();
-        (kept.messages.iter().cloned().collect(), self.news.subscribe())
+        // The lock makes sure that each sample is either stored or received.
+        let stored = self.stored.lock();
+        (stored.messages.iter().cloned().collect(), self.sample_tx.subscribe())
     }
 
-    /// Leaves the samples to the next supervisor, in a file.
+    /// Writes the samples to a file, for the next supervisor.
     pub fn leave(&self, file: &Path) -> io::Result<()> {
-        let (kept, _) = self.follow();
-        fs::write(file, kept.concat())
+        let (stored, _) = self.follow();
+        fs::write(file, stored.concat())
     }
 
-    /// Takes over what was left in a file, which goes. Samples of now come after it.
+    /// Reads the samples of the previous supervisor from a file, and removes the file. This
+    /// supervisor's samples follow them.
     pub fn take(&self, file: &Path) -> io::Result<()> {
         let mut left = Vec::new();
-        File::open(file)?.take(BYTES as u64).read_to_end(&mut left)?;
+        File::open(file)?.take(MAX_BYTES as u64).read_to_end(&mut left)?;
         fs::remove_file(file)?;
         let mut left = &left[..];
         while let Some(end) = left.windows(END.len()).position(|window| window == END) {
@@ -108,43 +115,43 @@ impl History {
         Ok(())
     }
 
-    /// For ever.
-    pub async fn write(&self, reach: Arc<Reach>) {
+    /// Adds a sample every [`INTERVAL`]. Never returns.
+    pub async fn write(&self, context: Arc<AdminContext>) {
         let mut ticks = interval(INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         ticks.tick().await;
-        let (mut before, mut refusing) = (Seen::now(&reach), Refusing::default());
-        let mut begins = Some(Mark::begin());
+        let (mut before, mut refusing) = (Snapshot::now(&context), RefusalTracker::default());
+        let mut begins = Some(HistoryEvent::begin());
         loop {
             ticks.tick().await;
-            let now = Seen::now(&reach);
+            let now = Snapshot::now(&context);
             if now.status.models.iter().any(|model| model.state == "moved") {
-                // What the next supervisor serves is not seen here.
+                // This supervisor has no figures of models that moved to the next one.
                 continue;
             }
-            let mut sample = Sample::between(&before, &now, SystemTime::now(), &mut refusing);
+            let mut sample = HistorySample::between(&before, &now, SystemTime::now(), &mut refusing);
             sample.marks.splice(..0, begins.take());
             self.push(&sample);
             before = now;
         }
     }
 
-    fn push(&self, sample: &Sample) {
+    fn push(&self, sample: &HistorySample) {
         let json =
             serde_json::to_string(sample).expect("keys of samples are texts, which is all that can fail");
         self.keep(Bytes::from(format!("data: {json}\n\n")));
     }
 
     fn keep(&self, message: Bytes) {
-        let mut kept = self.kept.lock();
-        kept.bytes += message.len();
-        kept.messages.push_back(message.clone());
-        while kept.messages.len() > SAMPLES || kept.bytes > BYTES {
-            let Some(oldest) = kept.messages.pop_front() else { break };
-            kept.bytes -= oldest.len();
+        let mut stored = self.stored.lock();
+        stored.bytes += message.len();
+        stored.messages.push_back(message.clone());
+        while stored.messages.len() > MAX_SAMPLES || stored.bytes > MAX_BYTES {
+            let Some(oldest) = stored.messages.pop_front() else { break };
+            stored.bytes -= oldest.len();
         }
         // An error means that no page is open.
-        self.news.send(message).ok();
+        self.sample_tx.send(message).ok();
     }
 }
 

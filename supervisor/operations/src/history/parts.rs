@@ -1,11 +1,11 @@
-//! How the SMs of a GPU are divided among its models, as a picture that adds up to the whole.
+//! The division of a GPU's SMs among its models, for a chart that adds up to the whole GPU.
 
 use crate::status::{GpuStatus, ModelStatus};
 use shadowslice_shared::groups::Groups;
 
-/// For each of the models, the SMs that would be its own if all models were busy: an SM that
-/// several may use is divided evenly. A share without groups may lie on any SMs, so that a part of
-/// each counts.
+/// Returns, for each model, the SMs that it would get if all models were busy. SMs that several
+/// models can use are divided evenly. A share without groups can use any SMs, so it counts as a
+/// part of each SM.
 pub(super) fn even_parts(gpu: &GpuStatus, models: &[&ModelStatus]) -> Vec<f64> {
     let whole = [gpu.sms];
     let sizes = gpu.groups.as_deref().unwrap_or(&whole);
@@ -18,7 +18,7 @@ pub(super) fn even_parts(gpu: &GpuStatus, models: &[&ModelStatus]) -> Vec<f64> {
     parts
 }
 
-/// The part of a group's SMs that the model may use.
+/// Returns the part of a group's SMs that the model can use.
 fn use_of(model: &ModelStatus, group: usize) -> f64 {
     if model.workers.is_empty() {
         return 0.0;

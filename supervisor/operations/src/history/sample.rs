@@ -1,21 +1,21 @@
-//! One sample: how models and GPUs are, and what happened since the sample before.
+//! A sample: the state of models and GPUs, and the events since the previous sample.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 
-use super::Seen;
-use super::marks::{self, Mark, Refusing};
+use super::Snapshot;
+use super::events::{self, HistoryEvent, RefusalTracker};
 use super::parts::even_parts;
 use crate::status::{GpuStatus, ModelStatus};
 use shadowslice_datapath::pipeline::{Counts, Look};
 use shadowslice_datapath::readiness::Host;
 use shadowslice_shared::rounding::round;
 
-/// What is absent is nothing or zero.
+/// A sample as the page receives it. Empty and zero fields are left out.
 #[derive(Debug, PartialEq, Serialize)]
-pub(super) struct Sample {
-    /// In ms since 1970.
+pub(super) struct HistorySample {
+    /// The time of the sample, in ms since 1970.
     time: u64,
     version: &'static str,
     host: Host,
@@ -24,7 +24,7 @@ pub(super) struct Sample {
     gpus: Vec<GpuSample>,
     models: Vec<ModelSample>,
     #[serde(skip_serializing_if = "is_nothing")]
-    pub(super) marks: Vec<Mark>,
+    pub(super) marks: Vec<HistoryEvent>,
 }
 
 #[derive(Debug, PartialEq, Serialize)]
@@ -50,7 +50,7 @@ struct ModelSample {
     state: String,
     share_percent: u32,
     sms: u32,
-    /// See [`even_parts`].
+    /// The model's part of the GPU's SMs; see [`even_parts`].
     part_sms: f64,
     #[serde(skip_serializing_if = "is_nothing")]
     groups: Option<String>,
@@ -63,7 +63,7 @@ struct ModelSample {
     p50_ms: Option<f64>,
     #[serde(skip_serializing_if = "is_nothing")]
     p99_ms: Option<f64>,
-    /// Requests a second, by how they ended.
+    /// The requests per second that were answered within the SLO.
     #[serde(skip_serializing_if = "is_nothing")]
     in_time: f64,
     #[serde(skip_serializing_if = "is_nothing")]
@@ -74,7 +74,7 @@ struct ModelSample {
     failed: f64,
     #[serde(skip_serializing_if = "is_nothing")]
     queue: usize,
-    /// Requests a second over the last 10 s, as `status` has them: all, and refused ones.
+    /// The requests per second over the last 10 s, as in `status`.
     #[serde(skip_serializing_if = "is_nothing")]
     rate: f64,
     #[serde(skip_serializing_if = "is_nothing")]
@@ -87,15 +87,20 @@ fn is_nothing<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-impl Sample {
-    pub(super) fn between(before: &Seen, now: &Seen, at: SystemTime, refusing: &mut Refusing) -> Self {
+impl HistorySample {
+    pub(super) fn between(
+        before: &Snapshot,
+        now: &Snapshot,
+        at: SystemTime,
+        refusing: &mut RefusalTracker,
+    ) -> Self {
         let status = &now.status;
         let span = now.at.saturating_duration_since(before.at);
         let parts = parts(&status.gpus, &status.models);
         let models = status.models.iter().zip(parts).map(|(model, part)| {
             let earlier = before.status.models.iter().find(|earlier| earlier.name == model.name);
-            let look = now.looks.get(&model.name).copied();
-            ModelSample::of(model, earlier, look, part, span)
+            let latency = now.latencies.get(&model.name).copied();
+            ModelSample::of(model, earlier, latency, part, span)
         });
         Self {
             time: at
@@ -107,7 +112,7 @@ impl Sample {
             policy: now.plan.policy.clone(),
             gpus: status.gpus.iter().map(GpuSample::of).collect(),
             models: models.collect(),
-            marks: marks::between(&before.status, status, &now.plan, refusing),
+            marks: events::between(&before.status, status, &now.plan, refusing),
         }
     }
 }
@@ -142,11 +147,11 @@ impl ModelSample {
     fn of(
         model: &ModelStatus,
         before: Option<&ModelStatus>,
-        look: Option<Look>,
+        latency: Option<Look>,
         part_sms: f64,
         span: Duration,
     ) -> Self {
-        // A model that was replaced counts from zero.
+        // The counters of a replaced model start from zero.
         let counts = before.and_then(|before| model.requests.since(&before.requests));
         let Counts { succeeded, within_slo, rejected, failed, .. } = counts.unwrap_or(model.requests);
         let overload = model.overload.as_ref().map(|why| format!("overloaded: {why}"));
@@ -163,8 +168,8 @@ impl ModelSample {
             held: model.held,
             slo_ms: model.slo.latency_ms,
             percentile: model.slo.percentile,
-            p50_ms: look.map(|look| round(look.p50_ms)),
-            p99_ms: look.map(|look| round(look.p99_ms)),
+            p50_ms: latency.map(|latency| round(latency.p50_ms)),
+            p99_ms: latency.map(|latency| round(latency.p99_ms)),
             in_time: a_second(within_slo),
             late: a_second(succeeded.saturating_sub(within_slo)),
             refused: a_second(rejected),

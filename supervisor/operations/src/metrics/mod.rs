@@ -1,4 +1,4 @@
-//! The metrics, in the text format of Prometheus. Pure: from a status to a text.
+//! The metrics, in the text format of Prometheus. Pure: turns a status into a text.
 
 mod gpus;
 mod table;
@@ -15,13 +15,13 @@ use shadowslice_datapath::tally::HostCounts;
 use shadowslice_datapath::trace::Counts;
 use text::{escaped, write_all};
 
-/// Totals and changes are those since the start.
+/// The measurements of a model. Totals and changes count from the start.
 #[derive(Debug)]
 pub struct ModelMetrics {
     pub status: ModelStatus,
     pub totals: Totals,
     pub changes: Changes,
-    /// What its workers wait for.
+    /// The resources for which workers wait.
     pub waits: Vec<WaitReason>,
 }
 
@@ -29,47 +29,64 @@ pub struct ModelMetrics {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Certificate {
     pub file: String,
-    /// `certificate` or `client_ca`.
+    /// The kind: `certificate` or `client_ca`.
     pub kind: &'static str,
-    /// When the first of them expires, in s since 1970.
+    /// The time at which the first certificate expires, in s since 1970.
     pub expires: u64,
 }
 
+/// The measurements of the policy.
 #[derive(Debug)]
-pub struct Policy {
+pub struct PolicyMetrics {
     pub name: String,
-    /// How long its decisions took, since the start.
+    /// The time that decisions took since the start.
     pub took: Total,
 }
 
-/// What is measured of the supervisor, and of its host.
+/// The measurements of the supervisor and of its host.
 #[derive(Debug, Clone)]
-pub struct Own {
-    /// Lines of the log that found no room.
+pub struct SupervisorMetrics {
+    /// The lines of the log that were dropped because the queue was full.
     pub log_dropped: u64,
-    /// Lines of the access log that were dropped; `None` if there is no such log.
+    /// The lines of the access log that were dropped; `None` without an access log.
     pub access_log_dropped: Option<DroppedLines>,
-    /// Bytes that requests and answers have, and may have.
-    pub request_memory: (u64, u64),
-    /// What clients were answered, and what limits refused.
+    /// The memory of requests and answers.
+    pub request_memory: MemoryReservation,
+    /// The responses to clients, and the requests that limits refused.
     pub host: HostCounts,
-    /// When the configuration was reloaded last, in s since 1970, and whether all changes are in force.
-    pub last_reload: Option<(f64, bool)>,
-    /// Connections and calls of peers that may not.
+    /// The last reload of the configuration.
+    pub last_reload: Option<ReloadOutcome>,
+    /// The connections and calls of peers without permission.
     pub peers_refused: u64,
-    /// Those of all listeners.
+    /// The certificates of all listeners.
     pub certificates: Vec<Certificate>,
     pub machine: MachineUsage,
     pub process: ProcessUsage,
 }
 
-/// The supervisor's own metrics come before Triton's.
+/// A reservation of memory with its limit, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryReservation {
+    pub reserved: u64,
+    pub limit: u64,
+}
+
+/// The outcome of a reload of the configuration.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ReloadOutcome {
+    /// The time of the reload, in s since 1970.
+    pub at: f64,
+    /// True if all changes are in force.
+    pub succeeded: bool,
+}
+
+/// Renders all metrics: the supervisor's own, then those with Triton's names.
 pub fn render(
     models: &[ModelMetrics],
-    policy: Option<&Policy>,
+    policy: Option<&PolicyMetrics>,
     traces: Option<Counts>,
     gpus: &[GpuStatus],
-    own: &Own,
+    own: &SupervisorMetrics,
 ) -> String {
     let mut text = String::new();
     write_all(&mut text, table::MODELS, models, |model| {
@@ -93,7 +110,7 @@ pub fn render(
 }
 
 #[cfg(test)]
-mod lacks_tests;
+mod absent_tests;
 #[cfg(test)]
 mod names_tests;
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! All metrics together: each is introduced once, and documented.
+//! Tests over all metrics: each is introduced once, and documented.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +6,7 @@ use super::tests::{NOTHING, model, policy};
 use super::text::Metric;
 use super::*;
 
-/// Name and kind of every metric, in their order.
+/// Returns the name and kind of every metric, in order.
 fn all() -> Vec<(&'static str, &'static str)> {
     fn of<S>(metrics: &[Metric<S>]) -> impl Iterator<Item = (&'static str, &'static str)> {
         metrics.iter().map(|metric| (metric.name, metric.kind))
@@ -42,11 +42,11 @@ fn every_metric_is_introduced_once_and_in_front_of_its_values() {
 #[test]
 fn the_documentation_has_every_metric_and_no_other() {
     let page = include_str!("../../../../docs/metrics.md");
-    let mut told = Vec::new();
+    let mut documented = Vec::new();
     for row in page.lines().filter_map(|line| line.strip_prefix("| `")) {
         let mut cells = row.split(" | ");
         let name = cells.next().unwrap().trim_end_matches('`');
-        told.push((name, cells.next().unwrap()));
+        documented.push((name, cells.next().unwrap()));
     }
-    assert_eq!(told, all());
+    assert_eq!(documented, all());
 }

@@ -1,9 +1,9 @@
-//! The metrics: their names, which users hold on to, and where they come from.
+//! The definitions of the metrics. Users rely on their names.
 
 use std::collections::BTreeMap;
 
-use super::text::{Metric, Sample, counter, gauge, histogram, summary};
-use super::{Certificate, ModelMetrics, Own, Policy};
+use super::text::{Metric, MetricSample, counter, gauge, histogram, summary};
+use super::{Certificate, ModelMetrics, PolicyMetrics, SupervisorMetrics};
 use crate::access_log::DroppedLines;
 use crate::own_process::ProcessUsage;
 use crate::status::{LoadedStatus, MIB};
@@ -11,11 +11,12 @@ use shadowslice_control::controller::{Changes, Outcomes, WaitReason};
 use shadowslice_datapath::pipeline::{LatencyHistogram, Total};
 use shadowslice_datapath::tally::{HTTP_CODES, HostCounts, HostLimit};
 
-/// Values of one metric may be added up: no event is counted under two labels.
+/// The metrics of models. The values of a metric can be added up, as no event is counted under two
+/// labels.
 pub(super) const MODELS: &[Metric<ModelMetrics>] = &[
     gauge(
         "shadowslice_model_ready",
-        "1 if the model serves; 0 while it is loading, restarting, unready or stopping.",
+        "1 if the model is ready; 0 while it is loading, restarting, unready or stopping.",
         |model| one(f64::from(model.status.state == "ready")),
     ),
     gauge("shadowslice_model_drained", "1 if an operator drained the model or the host; else 0.", |model| {
@@ -28,7 +29,7 @@ pub(super) const MODELS: &[Metric<ModelMetrics>] = &[
     ),
     gauge(
         "shadowslice_model_loaded_timestamp_seconds",
-        "When the model was loaded, in seconds of Unix time, by its path and the first digits of its SHA-256.",
+        "Time at which the model was loaded, in seconds of Unix time, by its path and the first digits of its SHA-256.",
         |model| model.status.loaded.iter().map(loaded).collect(),
     ),
     gauge("shadowslice_share_ratio", "Share of the GPU's SMs in force, from 0 to 1.", |model| {
@@ -48,22 +49,22 @@ pub(super) const MODELS: &[Metric<ModelMetrics>] = &[
         "1 if the share is a partition inside the worker, which changes between two batches; else 0.",
         |model| one(f64::from(model.status.mechanism == "in-process")),
     ),
-    counter("shadowslice_requests_accepted_total", "Requests taken into the queue.", |model| {
+    counter("shadowslice_requests_accepted_total", "Requests accepted into the queue.", |model| {
         one(model.status.requests.accepted as f64)
     }),
-    counter("shadowslice_requests_total", "Requests that came to an end, by outcome.", outcomes),
-    counter("shadowslice_requests_refused_total", "Requests turned away, by reason.", refusals),
+    counter("shadowslice_requests_total", "Requests that ended, by outcome.", outcomes),
+    counter("shadowslice_requests_refused_total", "Requests refused, by reason.", refusals),
     counter("shadowslice_requests_within_slo_total", "Requests answered within the SLO.", |model| {
         one(model.status.requests.within_slo as f64)
     }),
     counter(
         "shadowslice_requests_retried_total",
-        "Times that requests were put back into the queue after a worker's death, when draining \
-         took too long, or to be tried alone after their batch failed.",
+        "Retries of requests: after a worker's death, when draining took too long, or alone after their \
+         batch failed.",
         |model| one(model.status.requests.retried as f64),
     ),
-    gauge("shadowslice_queue_requests", "Requests that wait.", |model| one(model.status.queue as f64)),
-    gauge("shadowslice_in_flight_requests", "Requests that the workers have.", |model| {
+    gauge("shadowslice_queue_requests", "Requests in the queue.", |model| one(model.status.queue as f64)),
+    gauge("shadowslice_in_flight_requests", "Requests that workers are processing.", |model| {
         one(model.status.in_flight as f64)
     }),
     counter("shadowslice_batches_total", "Batches answered.", |model| {
@@ -72,27 +73,25 @@ pub(super) const MODELS: &[Metric<ModelMetrics>] = &[
     summary("shadowslice_batch_rows", "Rows of batches answered.", rows),
     summary(
         "shadowslice_batch_execution_seconds",
-        "Execution of batches answered, as their workers reported it.",
+        "Execution time of answered batches, as reported by the workers.",
         |model| total(&model.totals.batch_execution),
     ),
     summary(
         "shadowslice_stream_answer_seconds",
-        "Execution of answers after the first of their stream, as their workers reported it.",
+        "Execution time of the answers in streams after the first one, as reported by the workers.",
         |model| streamed(model, total(&model.totals.stream_steps)),
     ),
-    counter(
-        "shadowslice_streams_failed_total",
-        "Streams that broke off after their first answer.",
-        |model| streamed(model, one(model.totals.streams_failed as f64)),
-    ),
+    counter("shadowslice_streams_failed_total", "Streams that failed after their first answer.", |model| {
+        streamed(model, one(model.totals.streams_failed as f64))
+    }),
     summary(
         "shadowslice_request_receive_seconds",
-        "How long requests took to come, from their head to their end.",
+        "Time to receive requests, from their head to their end.",
         |model| total(&model.totals.coming),
     ),
     summary(
         "shadowslice_queue_wait_seconds",
-        "Wait of answered requests, from their end to the sending of their batch.",
+        "Queue wait of answered requests, from their end to the sending of their batch.",
         |model| total(&model.totals.queue_wait),
     ),
     histogram(
@@ -102,10 +101,10 @@ pub(super) const MODELS: &[Metric<ModelMetrics>] = &[
     ),
     summary(
         "shadowslice_answer_write_seconds",
-        "From a worker's answer until the client's socket has all of it.",
+        "Time to write answers, from the worker's answer until the client's socket has accepted all of it.",
         |model| total(&model.totals.writing),
     ),
-    gauge("shadowslice_slo_latency_seconds", "Latency that the SLO promises.", |model| {
+    gauge("shadowslice_slo_latency_seconds", "Latency of the SLO.", |model| {
         one(model.status.slo.latency_ms / 1e3)
     }),
     gauge(
@@ -115,14 +114,14 @@ pub(super) const MODELS: &[Metric<ModelMetrics>] = &[
     ),
     gauge(
         "shadowslice_slo_attainment_ratio",
-        "Answered within the SLO / offered, over the last minute or two; 1 if nothing was offered, absent \
-         while the model takes no requests.",
+        "Requests answered within the SLO / requests offered, over the last minute or two; 1 without requests, \
+         absent while the model accepts no requests.",
         |model| one(model.status.slo.attainment),
     ),
     gauge(
         "shadowslice_slo_slack_ratio",
-        "What the SLO's percentile of latency leaves of the SLO's latency, as a part of it, over \
-         the last minute or two; negative where the SLO is missed.",
+        "Unused part of the SLO's latency at the SLO's percentile, over the last minute or two; negative \
+         if the model violates its SLO.",
         |model| one(model.status.slo.slack),
     ),
     counter("shadowslice_handovers_total", "Hand-overs, by outcome.", |model| {
@@ -131,88 +130,82 @@ pub(super) const MODELS: &[Metric<ModelMetrics>] = &[
     }),
     counter(
         "shadowslice_handover_rollbacks_total",
-        "Completed hand-overs that were taken back in their probation.",
+        "Completed hand-overs that were rolled back during their probation.",
         |model| one(model.status.handovers.rolled_back as f64),
     ),
     counter(
         "shadowslice_handover_in_process_total",
-        "Completed changes of share inside the worker, for which no worker was started.",
+        "Completed changes of share inside the worker, without starting another worker.",
         |model| one(model.status.handovers.in_process as f64),
     ),
-    counter(
-        "shadowslice_handover_flips_total",
-        "Completed hand-overs to a worker that stood ready.",
-        |model| one(model.status.handovers.flips as f64),
-    ),
-    counter(
-        "shadowslice_failovers_total",
-        "Times that a standing worker served in the place of a worker that died.",
-        |model| one(model.status.handovers.failovers as f64),
-    ),
+    counter("shadowslice_handover_flips_total", "Completed hand-overs to a standby.", |model| {
+        one(model.status.handovers.flips as f64)
+    }),
+    counter("shadowslice_failovers_total", "Times that a standby replaced a worker that died.", |model| {
+        one(model.status.handovers.failovers as f64)
+    }),
     counter(
         "shadowslice_repartitions_total",
-        "Orders to change the share, by cause and outcome.",
+        "Commands to change the share, by cause and outcome.",
         repartitions,
     ),
     summary(
         "shadowslice_handover_effect_seconds",
-        "Effects of hand-overs: from the decision to the first batch at the new share, by cause.",
+        "Time from the decision for a hand-over to the first batch at the new share, by cause.",
         |model| by_cause(&causes(model), |outcomes| &outcomes.effect),
     ),
-    summary("shadowslice_handover_stall_seconds", "Longest stalls of completed hand-overs.", |model| {
+    summary("shadowslice_handover_stall_seconds", "Longest stall of each completed hand-over.", |model| {
         total(&model.changes.stall)
     }),
     gauge(
         "shadowslice_workers",
-        "Worker processes that live, shadows, standing and parked ones included.",
+        "Running worker processes, including shadows, standbys and parked workers.",
         |model| one(model.status.workers.len() as f64),
     ),
     gauge(
         "shadowslice_workers_waiting",
-        "Workers that cannot be started for now, by what they wait for: GPU memory, the MPS server, or \
-         other workers that start first; absent while none waits.",
+        "Workers whose start waits, by the awaited resource: GPU memory, the MPS server, or their turn; \
+         absent while none waits.",
         waiting,
     ),
     counter(
         "shadowslice_worker_deaths_total",
-        "Deaths of the worker that served or was to serve, and failures to start one.",
+        "Deaths of workers that served or were about to serve, and failures to start one.",
         |model| one(model.status.worker_deaths as f64),
     ),
     counter(
         "shadowslice_worker_restarts_total",
-        "Workers started in the place of a worker that died, where no other stood ready or was about to.",
+        "Workers started to replace one that died, when no standby was ready or about to be.",
         |model| one(model.status.worker_restarts as f64),
     ),
     gauge(
         "shadowslice_worker_gpu_memory_bytes",
-        "Memory that the model's workers have on a real GPU, by role, to the MiB.",
+        "GPU memory of the model's workers on a real GPU, by role, to the MiB.",
         gpu_memory,
     ),
     gauge(
         "shadowslice_model_memory_bytes",
-        "GPU memory by kind, emulated too: weights, once for all workers, and scratch of all of them.",
+        "GPU memory by kind, also on emulated GPUs: weights, once for all workers, and scratch of all workers.",
         memory_by_kind,
     ),
 ];
 
-/// Without values where no policy decides.
-pub(super) const POLICY: &[Metric<Policy>] =
-    &[summary("shadowslice_decision_duration_seconds", "How long the policy took to decide.", |policy| {
+/// The metrics of the policy; without values if no policy decides.
+pub(super) const POLICY: &[Metric<PolicyMetrics>] =
+    &[summary("shadowslice_decision_duration_seconds", "Time that the policy took to decide.", |policy| {
         total(&policy.took)
     })];
 
-pub(super) const OWN: &[Metric<Own>] = &[
-    gauge(
-        "shadowslice_request_memory_bytes",
-        "Memory reserved for requests and answers on their way.",
-        |own| one(own.request_memory.0 as f64),
-    ),
-    gauge("shadowslice_request_memory_limit_bytes", "The most that may be: limits.memory.", |own| {
-        one(own.request_memory.1 as f64)
+pub(super) const OWN: &[Metric<SupervisorMetrics>] = &[
+    gauge("shadowslice_request_memory_bytes", "Memory reserved for requests and answers in flight.", |own| {
+        one(own.request_memory.reserved as f64)
+    }),
+    gauge("shadowslice_request_memory_limit_bytes", "Limit of that memory: limits.memory.", |own| {
+        one(own.request_memory.limit as f64)
     }),
     counter(
         "shadowslice_log_lines_dropped_total",
-        "Lines of the log that were dropped as its reader was too slow.",
+        "Lines of the log that were dropped because its reader was too slow.",
         |own| one(own.log_dropped as f64),
     ),
     counter(
@@ -226,33 +219,33 @@ pub(super) const OWN: &[Metric<Own>] = &[
     ),
     counter(
         "shadowslice_peers_refused_total",
-        "Connections and calls that no list lets in, or that have no token.",
+        "Connections and calls that were refused because their peer is not listed or has no valid token.",
         |own| one(own.peers_refused as f64),
     ),
     gauge(
         "shadowslice_last_reload_timestamp_seconds",
-        "When the configuration was read last, at the start or by a reload, in s since 1970.",
-        |own| one(own.last_reload.map(|(at, _)| at)),
+        "Time at which the configuration was last read, at the start or by a reload, in s since 1970.",
+        |own| one(own.last_reload.map(|reload| reload.at)),
     ),
     gauge(
         "shadowslice_last_reload_success",
         "1 if all changes of the last reload are in force; 0 if it failed.",
-        |own| one(own.last_reload.map(|(_, succeeded)| f64::from(succeeded))),
+        |own| one(own.last_reload.map(|reload| f64::from(reload.succeeded))),
     ),
 ];
 
 pub(super) const CERTIFICATES: &[Metric<Certificate>] = &[gauge(
     "shadowslice_certificate_expiry_timestamp_seconds",
-    "When the first of the certificates in a file of tls expires, in s since 1970.",
+    "Time at which the first certificate in a file of `tls` expires, in s since 1970.",
     |certificate| one(certificate.expires as f64),
 )];
 
-/// What all clients of the host were answered.
+/// The metrics of the connections and responses of all clients.
 pub(super) const HOST: &[Metric<HostCounts>] = &[
     gauge("shadowslice_connections", "Open connections for requests.", |host| one(host.connections as f64)),
     counter(
         "shadowslice_connections_closed_total",
-        "Idle connections that were closed because others needed their places: limits.connections.",
+        "Idle connections that were closed to make room for others: limits.connections.",
         |host| one(host.connections_closed as f64),
     ),
     counter(
@@ -262,12 +255,12 @@ pub(super) const HOST: &[Metric<HostCounts>] = &[
     ),
     counter(
         "shadowslice_responses_total",
-        "Responses to clients, by protocol and status code; codes that never came are left out.",
+        "Responses to clients, by protocol and status code; codes without responses are left out.",
         |host| {
             let codes = HTTP_CODES.iter().map(u16::to_string).chain(["other".to_owned()]);
             let http = codes.zip(host.http).map(|(code, count)| ("http", code, count));
             let grpc = host.grpc.iter().enumerate().map(|(code, &count)| ("grpc", code.to_string(), count));
-            let sample = |(protocol, code, count): (&str, String, u64)| Sample {
+            let sample = |(protocol, code, count): (&str, String, u64)| MetricSample {
                 suffix: "",
                 labels: vec![("protocol", protocol.to_owned()), ("code", code)],
                 value: count as f64,
@@ -280,7 +273,7 @@ pub(super) const HOST: &[Metric<HostCounts>] = &[
 pub(super) const BUILD: &[Metric<()>] =
     &[gauge("shadowslice_build_info", "1, with the version of the supervisor.", |()| one(1.0))];
 
-/// Under the names of Prometheus's own clients.
+/// The metrics of the process, under the standard names of Prometheus clients.
 pub(super) const PROCESS: &[Metric<ProcessUsage>] =
     &[
         counter("process_cpu_seconds_total", "CPU time of the supervisor, without workers.", |own| {
@@ -292,28 +285,28 @@ pub(super) const PROCESS: &[Metric<ProcessUsage>] =
         gauge("process_open_fds", "Open file descriptors of the supervisor.", |own| {
             one(own.open_files.map(|count| count as f64))
         }),
-        gauge("process_max_fds", "The most file descriptors that it may have.", |own| {
-            one(own.most_open_files.map(|count| count as f64))
+        gauge("process_max_fds", "Limit of file descriptors of the supervisor.", |own| {
+            one(own.max_open_files.map(|count| count as f64))
         }),
-        gauge("process_start_time_seconds", "When the supervisor started, in s since 1970.", |own| {
+        gauge("process_start_time_seconds", "Start time of the supervisor, in s since 1970.", |own| {
             one(own.started)
         }),
     ];
 
 pub(super) const TRACES: &[Metric<(&str, u64)>] = &[counter(
     "shadowslice_trace_spans_total",
-    "Spans of traced requests, by outcome: exported, or dropped as the queue was full, \
+    "Spans of traced requests, by outcome: exported, or dropped because the queue was full, \
          unsent, or rejected.",
     |(_, spans)| one(*spans as f64),
 )];
 
-/// Orders that answer no change of a load come first.
+/// Returns the outcomes by cause; the causes that have nothing to do with the load come first.
 fn causes(model: &ModelMetrics) -> [(&'static str, &Outcomes); 3] {
     let Changes { by_hand, by_policy, by_worker, .. } = &model.changes;
     [("hand", by_hand), ("worker", by_worker), ("policy", by_policy)]
 }
 
-fn repartitions(model: &ModelMetrics) -> Vec<Sample> {
+fn repartitions(model: &ModelMetrics) -> Vec<MetricSample> {
     let of = |(cause, outcomes): (&str, &Outcomes)| {
         let Outcomes { completed, aborted, refused, .. } = *outcomes;
         let counts = [("completed", completed), ("aborted", aborted), ("refused", refused)];
@@ -322,24 +315,24 @@ fn repartitions(model: &ModelMetrics) -> Vec<Sample> {
     causes(model).into_iter().flat_map(of).collect()
 }
 
-fn by_cause(causes: &[(&'static str, &Outcomes)], of: impl Fn(&Outcomes) -> &Total) -> Vec<Sample> {
+fn by_cause(causes: &[(&'static str, &Outcomes)], of: impl Fn(&Outcomes) -> &Total) -> Vec<MetricSample> {
     causes.iter().flat_map(|(cause, outcomes)| with_cause(cause, total(of(outcomes)))).collect()
 }
 
-fn with_cause(cause: &str, mut samples: Vec<Sample>) -> Vec<Sample> {
+fn with_cause(cause: &str, mut samples: Vec<MetricSample>) -> Vec<MetricSample> {
     samples.iter_mut().for_each(|sample| sample.labels.insert(0, ("cause", cause.to_owned())));
     samples
 }
 
-fn waiting(model: &ModelMetrics) -> Vec<Sample> {
+fn waiting(model: &ModelMetrics) -> Vec<MetricSample> {
     let count = |reason| model.waits.iter().filter(|wait| **wait == reason).count() as u64;
     let counts = WaitReason::ALL.map(|reason| (reason.name(), count(reason)));
     by("reason", &counts.into_iter().filter(|(_, count)| *count > 0).collect::<Vec<_>>())
 }
 
-/// Workers of one role are added up. A worker whose memory is not known has no value, as 0 would be
-/// false.
-fn gpu_memory(model: &ModelMetrics) -> Vec<Sample> {
+/// Returns the memory of the workers, added up by role. Workers with unknown memory are left out,
+/// as 0 would be wrong.
+fn gpu_memory(model: &ModelMetrics) -> Vec<MetricSample> {
     let mut by_role = BTreeMap::new();
     for worker in &model.status.workers {
         if let Some(mib) = worker.memory_mib {
@@ -349,14 +342,14 @@ fn gpu_memory(model: &ModelMetrics) -> Vec<Sample> {
     by("role", &by_role.into_iter().collect::<Vec<_>>())
 }
 
-fn memory_by_kind(model: &ModelMetrics) -> Vec<Sample> {
+fn memory_by_kind(model: &ModelMetrics) -> Vec<MetricSample> {
     let kinds = || model.status.workers.iter().filter_map(|worker| worker.report.memory);
     let Some(weights) = kinds().map(|memory| memory.weights_mib).max() else { return Vec::new() };
     let scratch = kinds().map(|memory| memory.scratch_mib).sum::<u64>();
     by("kind", &[("weights", weights * MIB), ("scratch", scratch * MIB)])
 }
 
-fn outcomes(model: &ModelMetrics) -> Vec<Sample> {
+fn outcomes(model: &ModelMetrics) -> Vec<MetricSample> {
     let requests = &model.status.requests;
     let counts = [
         ("succeeded", requests.succeeded),
@@ -368,16 +361,16 @@ fn outcomes(model: &ModelMetrics) -> Vec<Sample> {
     by("outcome", &counts)
 }
 
-fn refusals(model: &ModelMetrics) -> Vec<Sample> {
+fn refusals(model: &ModelMetrics) -> Vec<MetricSample> {
     by("reason", &model.status.requests.refused.by_reason().collect::<Vec<_>>())
 }
 
-pub(super) fn one(value: impl Into<Option<f64>>) -> Vec<Sample> {
-    value.into().map(|value| Sample { suffix: "", labels: Vec::new(), value }).into_iter().collect()
+pub(super) fn one(value: impl Into<Option<f64>>) -> Vec<MetricSample> {
+    value.into().map(|value| MetricSample { suffix: "", labels: Vec::new(), value }).into_iter().collect()
 }
 
-pub(super) fn by(label: &'static str, counts: &[(&str, u64)]) -> Vec<Sample> {
-    let sample = |(of, count): &(&str, u64)| Sample {
+pub(super) fn by(label: &'static str, counts: &[(&str, u64)]) -> Vec<MetricSample> {
+    let sample = |(of, count): &(&str, u64)| MetricSample {
         suffix: "",
         labels: vec![(label, (*of).to_owned())],
         value: *count as f64,
@@ -385,19 +378,19 @@ pub(super) fn by(label: &'static str, counts: &[(&str, u64)]) -> Vec<Sample> {
     counts.iter().map(sample).collect()
 }
 
-/// Digits of a file's SHA-256 in a label, enough to tell versions apart.
-const DIGITS: usize = 16;
+/// The digits of a file's SHA-256 in a label, enough to distinguish versions.
+const SHA256_DIGITS: usize = 16;
 
-fn loaded(loaded: &LoadedStatus) -> Sample {
+fn loaded(loaded: &LoadedStatus) -> MetricSample {
     let path = ("path", loaded.path.display().to_string());
     let sha256 = loaded.sha256.as_deref().unwrap_or_default();
-    let sha256 = ("sha256", sha256.chars().take(DIGITS).collect());
-    Sample { suffix: "", labels: vec![path, sha256], value: loaded.at_s }
+    let sha256 = ("sha256", sha256.chars().take(SHA256_DIGITS).collect());
+    MetricSample { suffix: "", labels: vec![path, sha256], value: loaded.at_s }
 }
 
-fn latencies(latency: &LatencyHistogram) -> Vec<Sample> {
+fn latencies(latency: &LatencyHistogram) -> Vec<MetricSample> {
     let bounded = latency.cumulative().map(|(bound, count)| (bound.as_secs_f64().to_string(), count));
-    let bucket = |(bound, count): (String, u64)| Sample {
+    let bucket = |(bound, count): (String, u64)| MetricSample {
         suffix: "_bucket",
         labels: vec![("le", bound)],
         value: count as f64,
@@ -406,17 +399,17 @@ fn latencies(latency: &LatencyHistogram) -> Vec<Sample> {
     all.chain(sum_and_count(latency.sum().as_secs_f64(), latency.count())).collect()
 }
 
-fn total(of: &Total) -> Vec<Sample> {
+fn total(of: &Total) -> Vec<MetricSample> {
     sum_and_count(of.time.as_secs_f64(), of.count).into()
 }
 
-/// Nothing of models that have not streamed.
-fn streamed(model: &ModelMetrics, samples: Vec<Sample>) -> Vec<Sample> {
+/// Returns the samples if the model has streamed; otherwise none.
+fn streamed(model: &ModelMetrics, samples: Vec<MetricSample>) -> Vec<MetricSample> {
     let has_streamed = model.totals.stream_steps.count > 0 || model.totals.streams_failed > 0;
     if has_streamed { samples } else { Vec::new() }
 }
 
-fn rows(model: &ModelMetrics) -> Vec<Sample> {
+fn rows(model: &ModelMetrics) -> Vec<MetricSample> {
     sum_and_count(batch_rows(model), model.totals.batch_execution.count).into()
 }
 
@@ -425,7 +418,7 @@ pub(super) fn batch_rows(model: &ModelMetrics) -> f64 {
     by_rows.map(|(&rows, steps)| u64::from(rows) * steps.infer.count).sum::<u64>() as f64
 }
 
-fn sum_and_count(sum: f64, count: u64) -> [Sample; 2] {
-    let sample = |suffix, value| Sample { suffix, labels: Vec::new(), value };
+fn sum_and_count(sum: f64, count: u64) -> [MetricSample; 2] {
+    let sample = |suffix, value| MetricSample { suffix, labels: Vec::new(), value };
     [sample("_sum", sum), sample("_count", count as f64)]
 }

@@ -10,18 +10,18 @@ use shadowslice_control::controller::{HandoverReport, Handovers, WorkerMemory, W
 use shadowslice_datapath::pipeline::{Durations, LatencyHistogram, Steps};
 use shadowslice_datapath::tally::HostCounts;
 
-/// Counts of which only one is not zero.
+/// Returns counts that are zero except for the one at `at`.
 const fn only<const N: usize>(count: u64, at: usize) -> [u64; N] {
     let mut counts = [0; N];
     counts[at] = count;
     counts
 }
 
-pub(super) const NOTHING: Own = Own {
+pub(super) const NOTHING: SupervisorMetrics = SupervisorMetrics {
     log_dropped: 0,
     access_log_dropped: Some(DroppedLines { queue_full: 1, unwritten: 2 }),
-    request_memory: (1, 2),
-    last_reload: Some((1.5, false)),
+    request_memory: MemoryReservation { reserved: 1, limit: 2 },
+    last_reload: Some(ReloadOutcome { at: 1.5, succeeded: false }),
     host: HostCounts {
         connections: 3,
         connections_closed: 4,
@@ -36,7 +36,7 @@ pub(super) const NOTHING: Own = Own {
         cpu_s: None,
         resident: None,
         open_files: None,
-        most_open_files: None,
+        max_open_files: None,
         started: None,
     },
 };
@@ -94,16 +94,16 @@ pub(super) fn model(name: &str) -> ModelMetrics {
     ModelMetrics { status, totals: Totals::default(), changes: Changes::default(), waits: Vec::new() }
 }
 
-/// A batch was answered.
+/// Records an answered batch.
 fn executed(model: &mut ModelMetrics, rows: u32, took: Duration) {
     model.totals.by_rows.entry(rows).or_default().infer.count += 1;
     model.totals.batch_execution.add(took);
 }
 
-pub(super) fn policy() -> Policy {
+pub(super) fn policy() -> PolicyMetrics {
     let mut took = Total::default();
     took.add(Duration::from_micros(80));
-    Policy { name: "half+doors".to_owned(), took }
+    PolicyMetrics { name: "half+doors".to_owned(), took }
 }
 
 fn has(text: &str, line: &str) {
@@ -111,7 +111,7 @@ fn has(text: &str, line: &str) {
 }
 
 #[test]
-fn says_what_the_status_says() {
+fn models_have_the_figures_of_their_status() {
     let text = render(&[model("m")], None, None, &[], &NOTHING);
     for (name, value) in [
         ("model_ready", "1"),
@@ -145,7 +145,7 @@ fn says_what_the_status_says() {
 }
 
 #[test]
-fn what_a_policy_wants_and_did_is_told_once_there_is_one() {
+fn the_policys_share_and_changes_are_shown_if_there_is_a_policy() {
     let mut model = model("m");
     let text = render(std::slice::from_ref(&model), None, None, &[], &NOTHING);
     assert!(!text.contains("wanted_ratio{") && !text.contains("decision_duration_seconds_"), "{text}");
@@ -168,7 +168,7 @@ fn what_a_policy_wants_and_did_is_told_once_there_is_one() {
 }
 
 #[test]
-fn traces_are_counted_where_requests_are_traced() {
+fn traces_are_counted_if_requests_are_traced() {
     let name = "shadowslice_trace_spans_total{";
     assert!(!render(&[model("m")], None, None, &[], &NOTHING).contains(name));
     let counted = Counts { exported: 5, queue_full: 1, unsent: 2, rejected: 3 };
@@ -179,7 +179,7 @@ fn traces_are_counted_where_requests_are_traced() {
 }
 
 #[test]
-fn only_a_model_that_serves_is_ready() {
+fn only_a_serving_model_is_ready() {
     for state in ["loading", "restarting", "unready", "stopping"] {
         let mut model = model("m");
         model.status.state = state.to_owned();
@@ -248,7 +248,7 @@ fn a_models_name_cannot_break_out_of_its_quotes() {
     has(&text, r#"shadowslice_batches_total{model="a\"} 9\nb\\n é",gpu="1"} 0"#);
 }
 
-/// Everything that a model may have, with large figures.
+/// Returns a model with a value for every metric, all of them large.
 fn busy(index: usize, latency: &LatencyHistogram) -> ModelMetrics {
     let mut model = model(&format!("resnet50-v1.5-{index}"));
     let count = 123_456_789;
@@ -269,7 +269,7 @@ fn busy(index: usize, latency: &LatencyHistogram) -> ModelMetrics {
     let Changes { by_hand, by_policy, by_worker, stall } = &mut model.changes;
     [by_hand, by_policy, by_worker].into_iter().for_each(|outcomes| outcomes.effect = total);
     *stall = total;
-    // A worker waits now and then, and the metric is absent otherwise.
+    // Workers wait rarely, and the metric is absent otherwise.
     model.waits = if index == 0 { vec![WaitReason::Memory] } else { Vec::new() };
     let by_rows = BTreeMap::from([(8, Steps { infer: total, ..Steps::default() })]);
     let latency = latency.clone();
@@ -291,11 +291,12 @@ fn twenty_models_fill_less_than_205_kb() {
     let mut latency = LatencyHistogram::default();
     (0..1_000_000).for_each(|_| latency.record(Duration::from_nanos(123)));
     let models: Vec<_> = (0..20).map(|index| busy(index, &latency)).collect();
-    let own = Own { access_log_dropped: None, ..NOTHING };
+    let own = SupervisorMetrics { access_log_dropped: None, ..NOTHING };
     let text = render(&models, Some(&policy()), None, &[], &own);
-    let told = |name: &str| text.contains(&format!("\n{name}"));
-    let untold: Vec<_> = table::MODELS.iter().map(|metric| metric.name).filter(|name| !told(name)).collect();
-    assert!(untold.is_empty(), "{untold:?} have no values");
+    let is_shown = |name: &str| text.contains(&format!("\n{name}"));
+    let names = table::MODELS.iter().map(|metric| metric.name);
+    let missing: Vec<_> = names.filter(|name| !is_shown(name)).collect();
+    assert!(missing.is_empty(), "{missing:?} have no values");
     assert!(text.len() < 205_000, "{} bytes", text.len());
 }
 
@@ -331,7 +332,7 @@ fn workers_of_one_role_share_a_value_and_unknown_memory_has_none() {
 }
 
 #[test]
-fn a_gpu_tells_what_nvml_says_and_an_emulated_one_nothing() {
+fn a_gpu_has_the_readings_of_nvml_and_an_emulated_one_none() {
     let memory = GpuMemory { used_mib: 2, free_mib: 3, total_mib: 6 };
     let mut nvml = NvmlStatus {
         uuid: "GPU-5a7c".to_owned(),
@@ -417,28 +418,28 @@ fn batches_have_their_sizes_and_times_and_requests_their_wait() {
 }
 
 #[test]
-fn streams_are_told_of_models_that_stream() {
+fn only_models_that_stream_have_metrics_of_streams() {
     let mut model = model("m");
-    let told = |model: &ModelMetrics| render(std::slice::from_ref(model), None, None, &[], &NOTHING);
-    assert!(!told(&model).contains("shadowslice_stream_answer_seconds_count{"));
+    let rendered = |model: &ModelMetrics| render(std::slice::from_ref(model), None, None, &[], &NOTHING);
+    assert!(!rendered(&model).contains("shadowslice_stream_answer_seconds_count{"));
     model.totals.stream_steps.add(Duration::from_millis(5));
     model.totals.streams_failed = 2;
     let own = "model=\"m\",gpu=\"1\"";
-    has(&told(&model), &format!("shadowslice_stream_answer_seconds_sum{{{own}}} 0.005"));
-    has(&told(&model), &format!("shadowslice_streams_failed_total{{{own}}} 2"));
+    has(&rendered(&model), &format!("shadowslice_stream_answer_seconds_sum{{{own}}} 0.005"));
+    has(&rendered(&model), &format!("shadowslice_streams_failed_total{{{own}}} 2"));
 }
 
 #[test]
-fn slack_is_told_once_something_was_answered_and_may_be_negative() {
+fn slack_is_shown_after_an_answer_and_can_be_negative() {
     let mut model = model("m");
-    let told = |model: &ModelMetrics| render(std::slice::from_ref(model), None, None, &[], &NOTHING);
-    assert!(!told(&model).contains("slack_ratio{"));
+    let rendered = |model: &ModelMetrics| render(std::slice::from_ref(model), None, None, &[], &NOTHING);
+    assert!(!rendered(&model).contains("slack_ratio{"));
     model.status.slo.slack = Some(-0.5);
-    has(&told(&model), "shadowslice_slo_slack_ratio{model=\"m\",gpu=\"1\"} -0.5");
+    has(&rendered(&model), "shadowslice_slo_slack_ratio{model=\"m\",gpu=\"1\"} -0.5");
 }
 
 #[test]
-fn tritons_metrics_say_the_same_under_its_names() {
+fn tritons_metrics_have_the_same_values() {
     let mut model = model("m");
     for rows in [4, 6] {
         executed(&mut model, rows, Duration::ZERO);
@@ -458,7 +459,7 @@ fn tritons_metrics_say_the_same_under_its_names() {
         None,
         None,
         &[],
-        &Own { machine: MachineUsage { cpu_busy: Some(0.25), memory }, ..NOTHING },
+        &SupervisorMetrics { machine: MachineUsage { cpu_busy: Some(0.25), memory }, ..NOTHING },
     );
     for (name, value) in [
         ("request_success", "4"),

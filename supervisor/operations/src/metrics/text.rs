@@ -1,17 +1,18 @@
 //! The text format of Prometheus, version 0.0.4.
 
+/// A metric: its description, and the function from a subject `S` to its samples.
 pub(super) struct Metric<S> {
     pub(super) name: &'static str,
     pub(super) kind: &'static str,
-    /// No backslash and no line end: it is written as it is.
+    /// The help text. It is not escaped, so it must contain no backslash and no line end.
     pub(super) help: &'static str,
-    pub(super) samples: fn(&S) -> Vec<Sample>,
+    pub(super) samples: fn(&S) -> Vec<MetricSample>,
 }
 
 pub(super) const fn counter<S>(
     name: &'static str,
     help: &'static str,
-    samples: fn(&S) -> Vec<Sample>,
+    samples: fn(&S) -> Vec<MetricSample>,
 ) -> Metric<S> {
     Metric { name, kind: "counter", help, samples }
 }
@@ -19,7 +20,7 @@ pub(super) const fn counter<S>(
 pub(super) const fn gauge<S>(
     name: &'static str,
     help: &'static str,
-    samples: fn(&S) -> Vec<Sample>,
+    samples: fn(&S) -> Vec<MetricSample>,
 ) -> Metric<S> {
     Metric { name, kind: "gauge", help, samples }
 }
@@ -27,21 +28,21 @@ pub(super) const fn gauge<S>(
 pub(super) const fn histogram<S>(
     name: &'static str,
     help: &'static str,
-    samples: fn(&S) -> Vec<Sample>,
+    samples: fn(&S) -> Vec<MetricSample>,
 ) -> Metric<S> {
     Metric { name, kind: "histogram", help, samples }
 }
 
-/// Of sum and count, without quantiles.
+/// Defines a summary with a sum and a count, without quantiles.
 pub(super) const fn summary<S>(
     name: &'static str,
     help: &'static str,
-    samples: fn(&S) -> Vec<Sample>,
+    samples: fn(&S) -> Vec<MetricSample>,
 ) -> Metric<S> {
     Metric { name, kind: "summary", help, samples }
 }
 
-pub(super) struct Sample {
+pub(super) struct MetricSample {
     /// The text after the metric's name; empty except for histograms and summaries.
     pub(super) suffix: &'static str,
     pub(super) labels: Vec<(&'static str, String)>,
@@ -58,7 +59,7 @@ pub(super) fn write_all<S>(
         text.push_str(&format!("# HELP {name} {help}\n# TYPE {name} {kind}\n"));
         for subject in subjects {
             let own = labels(subject);
-            for Sample { suffix, labels, value } in samples(subject) {
+            for MetricSample { suffix, labels, value } in samples(subject) {
                 let more = labels.iter().map(|(key, of)| format!("{key}=\"{}\"", escaped(of)));
                 let all: Vec<String> =
                     Some(own.clone()).filter(|own| !own.is_empty()).into_iter().chain(more).collect();

@@ -1,91 +1,90 @@
-//! Triton's metrics under its names, for readers that know those.
+//! The metrics under Triton's names, for dashboards made for Triton.
 
 use std::time::Duration;
 
 use super::ModelMetrics;
-use super::gpus::{memory, told, utilisation};
+use super::gpus::{memory, nvml_sample, utilisation};
 use super::table::{batch_rows, by, one};
-use super::text::{Metric, Sample, counter, escaped, gauge, write_all};
+use super::text::{Metric, MetricSample, counter, escaped, gauge, write_all};
 use crate::machine::MachineUsage;
 use crate::status::GpuStatus;
 use shadowslice_datapath::pipeline::Durations;
 
-/// The version that every model has.
+/// The version of every model.
 const VERSION: &str = "1";
 
-pub(super) const MODELS: &[Metric<ModelMetrics>] =
-    &[
-        counter("nv_inference_request_success", "Requests answered.", |model| {
-            one(model.status.requests.succeeded as f64)
-        }),
-        counter("nv_inference_request_failure", "Requests without an answer, by Triton's reasons.", failures),
-        counter("nv_inference_count", "Rows answered.", |model| one(batch_rows(model))),
-        counter("nv_inference_exec_count", "Batches answered.", |model| {
-            one(model.totals.batch_execution.count as f64)
-        }),
-        counter(
-            "nv_inference_request_duration_us",
-            "Sum over answered requests, in us: from acceptance to answer.",
-            |model| us(model, |durations| durations.request),
-        ),
-        counter(
-            "nv_inference_queue_duration_us",
-            "Sum over answered requests, in us: neither copied nor executed.",
-            |model| us(model, |durations| durations.queue),
-        ),
-        counter(
-            "nv_inference_compute_input_duration_us",
-            "Sum over answered requests, in us: inputs copied into shared memory.",
-            |model| us(model, |durations| durations.compute_input),
-        ),
-        counter(
-            "nv_inference_compute_infer_duration_us",
-            "Sum over answered requests, in us: their batch executed.",
-            |model| us(model, |durations| durations.compute_infer),
-        ),
-        counter(
-            "nv_inference_compute_output_duration_us",
-            "Sum over answered requests, in us: the outputs of their batch copied out of shared memory.",
-            |model| us(model, |durations| durations.compute_output),
-        ),
-        gauge("nv_inference_pending_request_count", "Requests that wait.", |model| {
-            one(model.status.queue as f64)
-        }),
-    ];
+pub(super) const MODELS: &[Metric<ModelMetrics>] = &[
+    counter("nv_inference_request_success", "Requests answered.", |model| {
+        one(model.status.requests.succeeded as f64)
+    }),
+    counter("nv_inference_request_failure", "Requests without an answer, by Triton's reasons.", failures),
+    counter("nv_inference_count", "Rows answered.", |model| one(batch_rows(model))),
+    counter("nv_inference_exec_count", "Batches answered.", |model| {
+        one(model.totals.batch_execution.count as f64)
+    }),
+    counter(
+        "nv_inference_request_duration_us",
+        "Total time of answered requests, in us: from acceptance to answer.",
+        |model| us(model, |durations| durations.request),
+    ),
+    counter(
+        "nv_inference_queue_duration_us",
+        "Total time of answered requests, in us: neither copied nor executed.",
+        |model| us(model, |durations| durations.queue),
+    ),
+    counter(
+        "nv_inference_compute_input_duration_us",
+        "Total time of answered requests, in us: copying inputs into shared memory.",
+        |model| us(model, |durations| durations.compute_input),
+    ),
+    counter(
+        "nv_inference_compute_infer_duration_us",
+        "Total time of answered requests, in us: executing their batch.",
+        |model| us(model, |durations| durations.compute_infer),
+    ),
+    counter(
+        "nv_inference_compute_output_duration_us",
+        "Total time of answered requests, in us: copying the outputs of their batch out of shared memory.",
+        |model| us(model, |durations| durations.compute_output),
+    ),
+    gauge("nv_inference_pending_request_count", "Requests in the queue.", |model| {
+        one(model.status.queue as f64)
+    }),
+];
 
 pub(super) const GPUS: &[Metric<GpuStatus>] = &[
     gauge(
         "nv_gpu_utilization",
-        "Part of the last moments in which any kernel ran on the GPU, from 0 to 1.",
+        "Part of the last sampling period in which any kernel ran on the GPU, from 0 to 1.",
         utilisation,
     ),
-    gauge("nv_gpu_memory_total_bytes", "Memory of the GPU, to the MiB.", |gpu| {
+    gauge("nv_gpu_memory_total_bytes", "Total GPU memory, to the MiB.", |gpu| {
         memory(gpu, |memory| memory.total_mib)
     }),
-    gauge("nv_gpu_memory_used_bytes", "Memory of the GPU that processes have, to the MiB.", |gpu| {
+    gauge("nv_gpu_memory_used_bytes", "GPU memory in use by processes, to the MiB.", |gpu| {
         memory(gpu, |memory| memory.used_mib)
     }),
-    gauge("nv_gpu_power_usage", "What the GPU draws, in W.", |gpu| {
-        told(gpu, |nvml| nvml.power_mw.map(|mw| f64::from(mw) / 1e3))
+    gauge("nv_gpu_power_usage", "Power that the GPU draws, in W.", |gpu| {
+        nvml_sample(gpu, |nvml| nvml.power_mw.map(|mw| f64::from(mw) / 1e3))
     }),
-    gauge("nv_gpu_power_limit", "The most that the GPU may draw, in W.", |gpu| {
-        told(gpu, |nvml| nvml.power_limit_mw.map(|mw| f64::from(mw) / 1e3))
+    gauge("nv_gpu_power_limit", "Power limit of the GPU, in W.", |gpu| {
+        nvml_sample(gpu, |nvml| nvml.power_limit_mw.map(|mw| f64::from(mw) / 1e3))
     }),
-    counter("nv_energy_consumption", "What the GPU took since its driver was loaded, in J.", |gpu| {
-        told(gpu, |nvml| nvml.energy_mj.map(|mj| mj as f64 / 1e3))
+    counter("nv_energy_consumption", "Energy that the GPU used since its driver was loaded, in J.", |gpu| {
+        nvml_sample(gpu, |nvml| nvml.energy_mj.map(|mj| mj as f64 / 1e3))
     }),
 ];
 
 pub(super) const MACHINE: &[Metric<MachineUsage>] = &[
     gauge(
         "nv_cpu_utilization",
-        "Part of the CPUs' time in which they were not idle, from 0 to 1.",
+        "Part of the time in which the host's CPUs were busy, from 0 to 1.",
         |machine| one(machine.cpu_busy),
     ),
-    gauge("nv_cpu_memory_total_bytes", "Memory of the machine.", |machine| {
+    gauge("nv_cpu_memory_total_bytes", "Total memory of the host.", |machine| {
         one(machine.memory.map(|memory| memory.total as f64))
     }),
-    gauge("nv_cpu_memory_used_bytes", "Memory of the machine that could not be had at present.", |machine| {
+    gauge("nv_cpu_memory_used_bytes", "Memory of the host that is not available.", |machine| {
         one(machine.memory.map(|memory| memory.used as f64))
     }),
 ];
@@ -101,9 +100,9 @@ pub(super) fn write(text: &mut String, models: &[ModelMetrics], gpus: &[GpuStatu
     write_all(text, MACHINE, &[machine], |_| String::new());
 }
 
-/// By Triton's reasons. A request that was accepted and failed did so for its worker, for want of a
-/// worker, or for its own input.
-fn failures(model: &ModelMetrics) -> Vec<Sample> {
+/// Returns the failed requests by Triton's reasons. Accepted requests that failed count as
+/// `BACKEND`: their worker failed or was missing, or their input was invalid.
+fn failures(model: &ModelMetrics) -> Vec<MetricSample> {
     let requests = &model.status.requests;
     let reasons = [
         ("REJECTED", requests.rejected),
@@ -114,6 +113,6 @@ fn failures(model: &ModelMetrics) -> Vec<Sample> {
     by("reason", &reasons)
 }
 
-fn us(model: &ModelMetrics, of: fn(&Durations) -> Duration) -> Vec<Sample> {
+fn us(model: &ModelMetrics, of: fn(&Durations) -> Duration) -> Vec<MetricSample> {
     one(of(&model.totals.durations).as_micros() as f64)
 }

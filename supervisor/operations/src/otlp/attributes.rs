@@ -1,4 +1,4 @@
-//! Attributes of spans.
+//! Constructors for the attributes of spans.
 
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue};
@@ -11,7 +11,7 @@ pub(super) fn text(key: &'static str, value: impl Into<String>) -> KeyValue {
     attribute(key, Value::StringValue(value.into()))
 }
 
-/// Too large a number becomes the largest that there is.
+/// Creates a numeric attribute. A number above `i64::MAX` becomes `i64::MAX`.
 pub(super) fn number(key: &'static str, value: impl TryInto<i64>) -> KeyValue {
     attribute(key, Value::IntValue(value.try_into().unwrap_or(i64::MAX)))
 }

@@ -1,4 +1,4 @@
-//! The thread that sends traces on.
+//! The thread that exports traces.
 
 use shadowslice_shared::rounding;
 use std::io;
@@ -16,35 +16,40 @@ use tokio::time::{sleep, timeout};
 use tonic::transport::{Channel, Endpoint};
 
 use super::attributes::text;
-use super::outage::{Outage, Word};
-use super::spans::{Wall, spans};
+use super::outage::{Outage, OutageNotice};
+use super::spans::{WallClock, spans};
 use shadowslice_config::TracingConfig;
 use shadowslice_datapath::clock::Clock;
 use shadowslice_datapath::trace::{Traced, Tracer};
 use shadowslice_shared::errors;
 
-const FLUSH_WITHIN: Duration = Duration::from_secs(5);
+/// The time within which the last traces are sent at the end.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long the first request of a message waits for more.
-const GATHER: Duration = Duration::from_millis(200);
+/// The time for which the first request of a message waits for more requests.
+const GATHER_TIME: Duration = Duration::from_millis(200);
 
-const BATCH: usize = 256;
+/// The largest number of requests in a message.
+const MAX_BATCH: usize = 256;
 
-const CONNECT_WITHIN: Duration = Duration::from_secs(3);
+/// The time within which a connection to the collector must be established.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
-const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+/// The time within which the collector must answer.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 
 const NAME: &str = env!("CARGO_PKG_NAME");
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 #[derive(Debug, thiserror::Error)]
 pub enum ExporterError {
-    #[error("`tracing.otlp: {0}` is no address that can be sent to; write `http://127.0.0.1:4317`, say")]
+    #[error("invalid address `tracing.otlp: {0}`; use for example `http://127.0.0.1:4317`")]
     Address(String, #[source] tonic::transport::Error),
-    #[error("the thread that sends traces cannot be started; raise the limit on processes")]
+    #[error("cannot start the thread that exports traces; raise the limit on processes")]
     Thread(#[source] io::Error),
 }
 
+/// The running thread.
 #[derive(Debug)]
 pub struct Exporter {
     stop: oneshot::Sender<()>,
@@ -52,12 +57,12 @@ pub struct Exporter {
 }
 
 impl Exporter {
-    /// The collector need not be there.
+    /// Starts the thread. The collector can be unreachable.
     pub fn start(tracing: &TracingConfig, clock: Clock) -> Result<(Arc<Tracer>, Self), ExporterError> {
         let endpoint = Endpoint::from_shared(tracing.otlp.clone())
             .map_err(|error| ExporterError::Address(tracing.otlp.clone(), error))?
-            .connect_timeout(CONNECT_WITHIN)
-            .timeout(ANSWER_WITHIN);
+            .connect_timeout(CONNECT_TIMEOUT)
+            .timeout(REPLY_TIMEOUT);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(ExporterError::Thread)?;
         let (tracer, traced) = Tracer::new(tracing.sample, clock);
@@ -73,20 +78,18 @@ impl Exporter {
                 let sender = Sender { endpoint, client, clock, tracer, resource, gathered, outage, dropped };
                 sender.run(traced, stopped).await;
             });
-            // It fails if the exporter was dropped, and no task waits for the end.
+            // An error means that the exporter was dropped, so nobody waits for the end.
             end.send(()).ok();
         };
         thread::Builder::new().name("traces".to_owned()).spawn(run).map_err(ExporterError::Thread)?;
         Ok((tracer, Self { stop, ended }))
     }
 
+    /// Stops the thread after it has sent the last traces, or after [`FLUSH_TIMEOUT`].
     pub async fn finish(self) {
         drop(self.stop);
-        if timeout(FLUSH_WITHIN, self.ended).await.is_err() {
-            tracing::warn!(
-                "traces of the last requests could not be sent within {}",
-                rounding::duration(FLUSH_WITHIN)
-            );
+        if timeout(FLUSH_TIMEOUT, self.ended).await.is_err() {
+            tracing::warn!(limit = %rounding::duration(FLUSH_TIMEOUT), "cannot send the last traces in time; they are lost");
         }
     }
 }
@@ -108,7 +111,7 @@ struct Sender {
     resource: Resource,
     gathered: Vec<Traced>,
     outage: Outage,
-    /// Spans that were dropped as far as the log was told.
+    /// The dropped spans that have been reported to `outage`.
     dropped: u64,
 }
 
@@ -130,16 +133,16 @@ impl Sender {
         }
     }
 
-    /// Nothing is lost where this is cut short.
+    /// Waits for the first request of a message, and then for more. Cancel-safe.
     async fn gather(&mut self, traced: &mut mpsc::Receiver<Traced>) {
         let first = traced.recv().await;
         self.gathered.extend(first);
-        sleep(GATHER).await;
+        sleep(GATHER_TIME).await;
     }
 
     async fn send_all(&mut self, traced: &mut mpsc::Receiver<Traced>) {
         loop {
-            while self.gathered.len() < BATCH
+            while self.gathered.len() < MAX_BATCH
                 && let Ok(next) = traced.try_recv()
             {
                 self.gathered.push(next);
@@ -154,7 +157,7 @@ impl Sender {
     async fn send(&mut self) {
         let requests = std::mem::take(&mut self.gathered);
         let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let wall = Wall { since_epoch, at: self.clock.now() };
+        let wall = WallClock { since_epoch, at: self.clock.now() };
         let mut next_id = || fastrand::u64(1..);
         let spans: Vec<Span> = requests.iter().flat_map(|one| spans(one, wall, &mut next_id)).collect();
         let count = spans.len() as u64;
@@ -181,30 +184,31 @@ impl Sender {
             }
             Err(status) => {
                 self.tracer.count(|counts| counts.unsent += count);
-                // A connection that has gone silent would not be noticed for minutes, and some
-                // servers hold pings against their clients.
+                // A dead connection would go unnoticed for minutes, and some servers reject
+                // keep-alive pings. So each failure leads to a new connection.
                 self.client = TraceServiceClient::new(self.endpoint.connect_lazy());
                 errors::chain(&status)
             }
         };
-        self.tell(&why);
+        self.report(&why);
     }
 
-    fn tell(&mut self, why: &str) {
+    /// Logs dropped spans and the end of an outage.
+    fn report(&mut self, why: &str) {
         let dropped = self.tracer.counts().dropped();
         let now = dropped - std::mem::replace(&mut self.dropped, dropped);
-        let said = self.outage.dropped(now, self.clock.now());
-        let word = if now == 0 && said.is_none() { self.outage.sent() } else { said };
-        match word {
-            Some(Word::Dropped(spans)) => {
+        let notice = self.outage.dropped(now, self.clock.now());
+        let notice = if now == 0 && notice.is_none() { self.outage.sent() } else { notice };
+        match notice {
+            Some(OutageNotice::Dropped(spans)) => {
                 tracing::warn!(
                     dropped = spans,
                     why,
-                    "spans were dropped: the collector of `tracing.otlp` did not take them in time"
+                    "spans were dropped, as the collector did not accept them in time; check `tracing.otlp`"
                 );
             }
-            Some(Word::Over(spans)) => {
-                tracing::info!(dropped = spans, "the collector takes spans again")
+            Some(OutageNotice::Over(spans)) => {
+                tracing::info!(dropped = spans, "the collector accepts spans again")
             }
             None => {}
         }

@@ -1,7 +1,7 @@
-//! Sends traces of requests to a collector, by OTLP over gRPC, from a thread of its own.
+//! Sends traces of requests to a collector, by OTLP over gRPC, from its own thread.
 //!
-//! Requests never wait for it. While the collector is away, spans are dropped and counted, and the
-//! log says so once in a while.
+//! Requests never wait for this thread. While the collector is unreachable, spans are dropped and
+//! counted, and the log reports that once a minute.
 
 mod attributes;
 mod exporter;

@@ -1,42 +1,47 @@
-//! The log's lines about a collector that is away: not a line for every batch, but for every
-//! change. Pure.
+//! Decides when the log reports an outage of the collector: at its begin, once a minute, and at its
+//! end. Pure.
 
 use std::time::Duration;
 
 use shadowslice_shared::units::Timestamp;
 
-/// The log is told of dropped spans this often at most.
-const QUIET: Duration = Duration::from_secs(60);
+/// The shortest time between two reports of dropped spans.
+const REPORT_INTERVAL: Duration = Duration::from_secs(60);
 
+/// The state of the current outage.
 #[derive(Debug, Default)]
 pub(super) struct Outage {
-    unsaid: u64,
-    said: Option<Timestamp>,
+    /// The dropped spans that have not been reported.
+    unreported: u64,
+    last_report: Option<Timestamp>,
     failing: bool,
 }
 
+/// A line to log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Word {
-    /// So many since this was last said.
+pub(super) enum OutageNotice {
+    /// Spans were dropped: their number since the last report.
     Dropped(u64),
-    /// It works again; so many were dropped that were not reported yet.
+    /// The collector works again; the number of dropped spans that have not been reported.
     Over(u64),
 }
 
 impl Outage {
-    pub(super) fn dropped(&mut self, spans: u64, now: Timestamp) -> Option<Word> {
-        self.unsaid += spans;
+    /// Adds dropped spans, and returns a report if one is due.
+    pub(super) fn dropped(&mut self, spans: u64, now: Timestamp) -> Option<OutageNotice> {
+        self.unreported += spans;
         self.failing |= spans > 0;
-        let due = self.said.is_none_or(|said| now.since(said) >= QUIET);
-        (due && self.unsaid > 0).then(|| {
-            self.said = Some(now);
-            Word::Dropped(std::mem::take(&mut self.unsaid))
+        let is_due = self.last_report.is_none_or(|last| now.since(last) >= REPORT_INTERVAL);
+        (is_due && self.unreported > 0).then(|| {
+            self.last_report = Some(now);
+            OutageNotice::Dropped(std::mem::take(&mut self.unreported))
         })
     }
 
-    /// Spans were taken, and no span was dropped since the last time.
-    pub(super) fn sent(&mut self) -> Option<Word> {
-        std::mem::take(&mut self.failing).then(|| Word::Over(std::mem::take(&mut self.unsaid)))
+    /// Records that the collector accepted spans and none was dropped. Returns a report at the end
+    /// of an outage.
+    pub(super) fn sent(&mut self) -> Option<OutageNotice> {
+        std::mem::take(&mut self.failing).then(|| OutageNotice::Over(std::mem::take(&mut self.unreported)))
     }
 }
 
@@ -45,16 +50,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_outage_is_told_once_a_minute_and_at_its_end() {
+    fn an_outage_is_reported_once_a_minute_and_at_its_end() {
         let at = |seconds| Timestamp::after_origin(Duration::from_secs(seconds));
         let mut outage = Outage::default();
         assert_eq!((outage.sent(), outage.dropped(0, at(1))), (None, None));
-        assert_eq!(outage.dropped(3, at(1)), Some(Word::Dropped(3)));
+        assert_eq!(outage.dropped(3, at(1)), Some(OutageNotice::Dropped(3)));
         assert_eq!(outage.dropped(4, at(2)), None);
         assert_eq!(outage.dropped(5, at(60)), None);
-        assert_eq!(outage.dropped(0, at(61)), Some(Word::Dropped(9)));
+        assert_eq!(outage.dropped(0, at(61)), Some(OutageNotice::Dropped(9)));
         assert_eq!(outage.dropped(2, at(62)), None);
-        assert_eq!((outage.sent(), outage.sent()), (Some(Word::Over(2)), None));
+        assert_eq!((outage.sent(), outage.sent()), (Some(OutageNotice::Over(2)), None));
         assert_eq!(outage.dropped(1, at(63)), None, "a collector that comes and goes does not fill the log");
     }
 }

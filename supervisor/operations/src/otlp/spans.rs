@@ -1,4 +1,4 @@
-//! Turns a request's steps into spans. Pure.
+//! Turns the steps of a request into spans. Pure.
 //!
 //! ```text
 //! inference ─┬─ queue ─ batch (a worker that died) ─ queue ─ batch
@@ -16,34 +16,36 @@ use shadowslice_shared::units::Timestamp;
 use super::attributes::{number, text};
 use shadowslice_datapath::trace::{Ending, Handover, Journey, Lost, Outcome, Protocol, Ran, Traced};
 
-/// The flag of a trace that is sampled, and that whether the parent is remote is known.
+/// The flags of a span in a sampled trace: sampled (0x1), and remoteness of the parent known (0x100).
 const SAMPLED: u32 = 0x101;
 
+/// The flag of a span whose parent is remote.
 const REMOTE: u32 = 0x200;
 
+/// A reading of the wall clock, to convert timestamps.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Wall {
-    /// Since 1970, at [`Wall::at`].
+pub(super) struct WallClock {
+    /// The time since 1970, at [`WallClock::at`].
     pub(super) since_epoch: Duration,
     pub(super) at: Timestamp,
 }
 
-impl Wall {
+impl WallClock {
     fn unix_ns(self, moment: Timestamp) -> u64 {
         let since = (self.since_epoch + moment.since(self.at)).saturating_sub(self.at.since(moment));
         u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
     }
 }
 
-struct Maker<'t> {
+struct SpanBuilder<'t> {
     traced: &'t Traced,
-    wall: Wall,
+    wall: WallClock,
     next_id: &'t mut dyn FnMut() -> u64,
 }
 
-/// The spans of a request, its own first. `next_id` gives the ids of its children.
-pub(super) fn spans(traced: &Traced, wall: Wall, next_id: &mut dyn FnMut() -> u64) -> Vec<Span> {
-    let mut maker = Maker { traced, wall, next_id };
+/// Returns the spans of a request: its own, then its children with ids from `next_id`.
+pub(super) fn spans(traced: &Traced, wall: WallClock, next_id: &mut dyn FnMut() -> u64) -> Vec<Span> {
+    let mut maker = SpanBuilder { traced, wall, next_id };
     let mut spans = vec![maker.request()];
     for one in &traced.journey.tries {
         let end = one.ran.as_ref().map_or(traced.ended, |ran| ran.sent);
@@ -55,7 +57,7 @@ pub(super) fn spans(traced: &Traced, wall: Wall, next_id: &mut dyn FnMut() -> u6
     spans
 }
 
-impl Maker<'_> {
+impl SpanBuilder<'_> {
     fn request(&mut self) -> Span {
         let Traced { span_id, parent, protocol, outcome, journey, began, ended, .. } = self.traced;
         let mut span = self.span(*span_id, "inference", (*began, *ended));
@@ -176,7 +178,8 @@ fn of_journey(journey: &Journey) -> Vec<KeyValue> {
     known.chain(stored).chain([number("shadowslice.retries", *retries)]).chain(refused).collect()
 }
 
-/// A fault of the server is an error, as OpenTelemetry's conventions for servers say.
+/// Returns an error status for faults of the server only, as OpenTelemetry's conventions for
+/// servers require.
 fn status(outcome: Outcome, journey: &Journey) -> Option<Status> {
     let faulty = match outcome {
         Outcome::Cancelled => false,
@@ -207,10 +210,10 @@ fn ending(ending: Ending) -> &'static str {
 
 fn lost(why: Lost) -> &'static str {
     match why {
-        Lost::Died => "the worker died, or hung",
+        Lost::Died => "the worker died or hung",
         Lost::TakenBack => "a hand-over took the batch back",
         Lost::Failed => "the engine failed on the batch",
-        Lost::Nonsense => "the worker's answer made no sense",
+        Lost::Nonsense => "the worker's answer was invalid",
     }
 }
 

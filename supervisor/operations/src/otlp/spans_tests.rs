@@ -6,14 +6,16 @@ use super::*;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use shadowslice_datapath::trace::{Parent, RanAt, Try};
 
-const WALL: Wall =
-    Wall { since_epoch: Duration::from_secs(1000), at: Timestamp::after_origin(Duration::from_secs(10)) };
+const WALL: WallClock = WallClock {
+    since_epoch: Duration::from_secs(1000),
+    at: Timestamp::after_origin(Duration::from_secs(10)),
+};
 
 fn at(ms: u64) -> Timestamp {
     Timestamp::after_origin(Duration::from_millis(ms))
 }
 
-/// Nanoseconds since 1970, as the wall has them.
+/// Converts ms on the monotonic clock to ns since 1970.
 fn unix(ms: u64) -> u64 {
     (990_000 + ms) * 1_000_000
 }
@@ -49,7 +51,7 @@ fn made(traced: &Traced) -> Vec<Span> {
     })
 }
 
-fn said(span: &Span, key: &str) -> Option<String> {
+fn attribute_text(span: &Span, key: &str) -> Option<String> {
     let found = span.attributes.iter().find(|attribute| attribute.key == key)?;
     Some(match found.value.as_ref()?.value.as_ref()? {
         Value::StringValue(text) => text.clone(),
@@ -59,7 +61,7 @@ fn said(span: &Span, key: &str) -> Option<String> {
     })
 }
 
-/// Name, parent, begin and end in ms.
+/// Returns the name, the parent, and the begin and end in ms, of each span.
 fn outline(spans: &[Span]) -> Vec<(&str, u64, u64, u64)> {
     let ms = |ns: u64| ns / 1_000_000 - 990_000;
     let one =
@@ -109,7 +111,7 @@ fn a_retried_request_has_a_wait_and_a_batch_for_each_time() {
         ("rpc.grpc.status_code", "0"),
         ("shadowslice.protocol", "grpc"),
     ] {
-        assert_eq!(said(request, key).as_deref(), Some(value), "{key}");
+        assert_eq!(attribute_text(request, key).as_deref(), Some(value), "{key}");
     }
     for (key, value) in [
         ("shadowslice.batch.rows", "9"),
@@ -119,26 +121,29 @@ fn a_retried_request_has_a_wait_and_a_batch_for_each_time() {
         ("shadowslice.device", "emulated"),
         ("shadowslice.batch.outcome", "answered"),
     ] {
-        assert_eq!(said(batch, key).as_deref(), Some(value), "{key}");
+        assert_eq!(attribute_text(batch, key).as_deref(), Some(value), "{key}");
     }
-    assert_eq!(said(died, "error.type").as_deref(), Some("worker_died"));
+    assert_eq!(attribute_text(died, "error.type").as_deref(), Some("worker_died"));
     assert_eq!(died.status.as_ref().map(|status| status.code), Some(StatusCode::Error.into()));
-    assert!(request.status.is_none() && said(request, "error.type").is_none(), "the client saw none of it");
+    assert!(
+        request.status.is_none() && attribute_text(request, "error.type").is_none(),
+        "the client saw none of it"
+    );
     let [event] = &request.events[..] else { panic!() };
     assert_eq!((event.name.as_str(), event.time_unix_nano), ("worker replaced", unix(155)));
 }
 
 #[test]
-fn what_never_ran_or_was_given_up_ends_with_the_request() {
+fn an_unfinished_batch_ends_with_the_request() {
     let waits = Journey { tries: vec![Try { queued: at(110), ran: None }], ..Journey::default() };
     let spans = made(&traced(Outcome::Cancelled, waits));
     assert_eq!(outline(&spans)[1..], [("queue", 7, 110, 200)]);
-    assert_eq!(said(&spans[0], "error.type").as_deref(), Some("cancelled"));
+    assert_eq!(attribute_text(&spans[0], "error.type").as_deref(), Some("cancelled"));
     assert!(spans[0].status.is_none());
     let runs = vec![Try { queued: at(110), ran: ran(120, 1, Ending::Open) }];
     let spans = made(&traced(Outcome::Cancelled, Journey { tries: runs, ..Journey::default() }));
     assert_eq!(outline(&spans)[2..], [("batch", 7, 120, 200)]);
-    assert_eq!(said(&spans[2], "shadowslice.batch.outcome").as_deref(), Some("abandoned"));
+    assert_eq!(attribute_text(&spans[2], "shadowslice.batch.outcome").as_deref(), Some("abandoned"));
 }
 
 #[test]
@@ -156,7 +161,7 @@ fn faults_of_the_server_are_errors_and_faults_of_clients_are_not() {
     ] {
         let journey = if refusal { refused() } else { Journey::default() };
         let [span] = &made(&traced(outcome, journey))[..] else { panic!("{outcome:?}") };
-        assert_eq!(said(span, "error.type").as_deref(), kind, "{outcome:?}");
+        assert_eq!(attribute_text(span, "error.type").as_deref(), kind, "{outcome:?}");
         assert_eq!(span.status.is_some(), faulty, "{outcome:?}");
         let message = span.status.as_ref().map_or("", |status| status.message.as_str());
         assert_eq!(message == "too late", refusal, "{outcome:?}");

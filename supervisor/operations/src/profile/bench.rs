@@ -1,5 +1,5 @@
-//! A worker started as for serving, then given batch after batch: on one partition after another,
-//! or at a single share.
+//! Measures a model: starts a worker as `serve` does, and runs batches on one partition after
+//! another, or at a single share.
 
 use shadowslice_shared::rounding;
 use std::collections::BTreeMap;
@@ -35,26 +35,26 @@ use shadowslice_datapath::clock::monotonic_ns;
 use shadowslice_datapath::pipeline::BatchSocket;
 use shadowslice_shared::ids::WorkerId;
 
-/// Events that may wait; a worker has fewer than eight in its life.
-const EVENTS: usize = 16;
+/// The capacity of the channel for a worker's events. A worker sends fewer than eight.
+const EVENT_CAPACITY: usize = 16;
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum BenchError {
-    #[error("the device has no room")]
+    #[error("the device has no room for a worker")]
     Grant(#[from] GrantError),
-    #[error("a worker cannot be started")]
+    #[error("cannot start a worker")]
     Spawn(#[from] SpawnError),
-    #[error("the model cannot be run: {0}")]
+    #[error("cannot run the model: {0}")]
     Refused(String),
-    /// The host's processor lacks operators that the reference answers need.
-    #[error("the model cannot be run: {0}")]
+    /// The CPU has no kernels for operators that the reference outputs need.
+    #[error("cannot run the model: {0}")]
     NoOperator(String),
-    #[error("the model cannot be run on partitions: {0}")]
+    #[error("cannot run the model on partitions: {0}")]
     NoPartitions(String),
-    /// The next worker does otherwise.
+    /// The worker found that the model must be loaded in another form, which the next worker does.
     #[error("{0}")]
     OtherForm(String),
-    #[error("the worker ended early: {0}")]
+    #[error("the worker exited early: {0}")]
     Ended(String),
     #[error("the worker was not ready within {0:?}")]
     Late(Duration),
@@ -64,54 +64,56 @@ pub(super) enum BenchError {
     Unknown(String),
     #[error("{0}")]
     FreeAxes(String),
-    #[error("reference answers cannot be kept")]
+    #[error("cannot store the reference outputs")]
     Reference(#[from] ReferenceError),
     #[error("a batch does not fit into a message")]
     Message(#[from] MessageError),
-    #[error("batches cannot be sent to the worker")]
+    #[error("cannot send batches to the worker")]
     Send(#[source] Errno),
-    #[error("answers cannot be received")]
+    #[error("cannot receive the worker's answers")]
     Receive(#[source] std::io::Error),
 }
 
+/// The model to measure, with everything that its workers need.
 pub(super) struct Bench<'b> {
     pub(super) model: &'b ModelConfig,
-    /// The command line, to which a user may add.
+    /// The command line, for advice on missing options.
     pub(super) command: &'b str,
     pub(super) gpu: Arc<dyn GpuBackend>,
     pub(super) programs: &'b Programs,
     pub(super) library: &'b std::path::Path,
-    /// Where engines that are built for a share are kept.
+    /// The folder for engines that are built for a share.
     pub(super) engines: &'b std::path::Path,
-    /// The folder with a file for each worker that runs.
+    /// The folder with a file for each running worker.
     pub(super) register: &'b std::path::Path,
     pub(super) timeouts: Timeouts,
     pub(super) response_bytes: u64,
     pub(super) reference: ReferenceFile,
     pub(super) requests: WritableSlab,
-    /// Batches of a size that are timed, after as many that are not.
+    /// The timed batches of each size; the same number runs before them, untimed.
     pub(super) runs: u32,
-    /// After so long no further batch of a size is run.
-    pub(super) patience: Duration,
-    /// All the GPU's memory that a process has, in bytes.
+    /// The time after which no further batch of a size starts.
+    pub(super) time_limit: Duration,
+    /// The function from a process id to the GPU memory of the process, in bytes.
     pub(super) all_memory: &'b dyn Fn(i32) -> u64,
 }
 
+/// The measured times and memory at one share.
 #[derive(Debug)]
-pub(super) struct Column {
+pub(super) struct ShareMeasurement {
     pub(super) sms: Sms,
-    /// Per batch size, the median execution time in ms.
+    /// The median execution time of each batch size, in ms.
     pub(super) ms: Vec<(u32, f64)>,
     pub(super) boot: BootMs,
     pub(super) memory: ProcessMemory,
 }
 
 impl Bench<'_> {
-    /// The GPU computes the reference answers where the host's processor cannot.
+    /// Computes the reference outputs: on the CPU, or on the GPU if the CPU cannot.
     pub(super) async fn prepare(&self) -> Result<(), BenchError> {
         match self.reference_by(reference(self.model, &*self.gpu)).await {
             Err(BenchError::NoOperator(why)) => {
-                tracing::warn!(why, "the GPU computes the reference answers, on all of its SMs");
+                tracing::warn!(why, "computing the reference outputs on the GPU, on all of its SMs");
                 self.reference_by(WorkerPurpose::DeviceReference).await?;
             }
             answered => answered?,
@@ -124,20 +126,20 @@ impl Bench<'_> {
         Ok(())
     }
 
-    pub(super) async fn measure(&self, share: Percent) -> Result<Column, BenchError> {
+    pub(super) async fn measure(&self, share: Percent) -> Result<ShareMeasurement, BenchError> {
         let mut warm = self.start(WorkerPurpose::Serve, share, None).await?;
         let (socket, _answers) = warm.lane()?;
-        let column = self.column(&warm, &socket, (warm.loaded.sms, Groups::WHOLE)).await?;
+        let column = self.measure_groups(&warm, &socket, (warm.loaded.sms, Groups::WHOLE)).await?;
         warm.end().await;
         Ok(column)
     }
 
-    /// Measures every batch size on the partitions that these shares come to, all in one worker.
+    /// Measures every batch size on the partitions for these shares, all in one worker.
     pub(super) async fn measure_inside(
         &self,
         division: &Division,
         shares: &[Percent],
-    ) -> Result<Vec<Column>, BenchError> {
+    ) -> Result<Vec<ShareMeasurement>, BenchError> {
         let partition = PartitionSpec { division: division.clone(), groups: Groups::WHOLE };
         let mut warm = self.start(WorkerPurpose::Serve, Percent::WHOLE, Some(partition)).await?;
         let (socket, _answers) = warm.lane()?;
@@ -145,7 +147,7 @@ impl Bench<'_> {
         for &share in shares {
             let count = division.groups_of(share);
             if let Some(why) = warm.refusal(count) {
-                tracing::warn!(%share, groups = count, why, "the model cannot have such a partition; it is left out");
+                tracing::warn!(%share, groups = count, why, "the model cannot run on this partition; skipping the share");
                 continue;
             }
             let whole = count == division.count();
@@ -154,7 +156,7 @@ impl Bench<'_> {
             if !whole {
                 ready(&socket, groups).await?;
             }
-            columns.push(self.column(&warm, &socket, place).await?);
+            columns.push(self.measure_groups(&warm, &socket, place).await?);
             if !whole {
                 command(&socket, &Command::Forget(groups))?;
             }
@@ -163,13 +165,13 @@ impl Bench<'_> {
         Ok(columns)
     }
 
-    /// Every batch size on these groups, which are ready and have so many SMs.
-    async fn column(
+    /// Measures every batch size on these groups, which are ready.
+    async fn measure_groups(
         &self,
-        Warm { worker, loaded, warmed, .. }: &Warm,
+        WarmWorker { worker, loaded, warmed, .. }: &WarmWorker,
         socket: &BatchSocket,
         (sms, groups): (Sms, Groups),
-    ) -> Result<Column, BenchError> {
+    ) -> Result<ShareMeasurement, BenchError> {
         let plan = warm_up(self.model, None, loaded).map_err(|refusal| refused(&refusal))?;
         let mut ms = Vec::with_capacity(plan.sizes.len());
         for &size in &plan.sizes {
@@ -179,7 +181,12 @@ impl Bench<'_> {
         tracing::info!(sms = sms.0, ms = ?shown, "measured");
         let (all, weights, activations) = ((self.all_memory)(worker.pid), loaded.weights, warmed.activations);
         let context = all.saturating_sub(weights).saturating_sub(activations);
-        Ok(Column { sms, ms, boot: worker.boot_ms, memory: ProcessMemory { context, weights, activations } })
+        Ok(ShareMeasurement {
+            sms,
+            ms,
+            boot: worker.boot_ms,
+            memory: ProcessMemory { context, weights, activations },
+        })
     }
 
     async fn start(
@@ -187,8 +194,8 @@ impl Bench<'_> {
         purpose: WorkerPurpose,
         share: Percent,
         partition: Option<PartitionSpec>,
-    ) -> Result<Warm, BenchError> {
-        let (events, mut heard) = mpsc::channel(EVENTS);
+    ) -> Result<WarmWorker, BenchError> {
+        let (events, mut event_rx) = mpsc::channel(EVENT_CAPACITY);
         let ModelConfig { priority, memory_limit, .. } = *self.model;
         let grant =
             Grant::of(&self.gpu, GrantRequest { share, priority, memory_limit, room: None }, purpose)?;
@@ -212,7 +219,7 @@ impl Bench<'_> {
             weights: &KeptWeights::default(),
             reference: &self.reference,
             cpus: &self.model.cpus,
-            // The model's packages may lie there.
+            // PYTHONPATH can name the folder of the model's packages.
             variables: &["PYTHONPATH".to_owned()],
             files: None,
             memory: None,
@@ -230,16 +237,16 @@ impl Bench<'_> {
             free.map_or(Ok(plan), |which| Err(BootRefusal::FreeAxes(which)))
         })?;
         let patience = self.timeouts.spawn.saturating_add(self.timeouts.warm);
-        let booted = tokio::time::timeout(patience, converse(&mut worker, &mut heard)).await;
+        let booted = tokio::time::timeout(patience, converse(&mut worker, &mut event_rx)).await;
         let booted = booted.unwrap_or_else(|_| {
             worker.kill();
             Err(BenchError::Late(patience))
         });
         let (loaded, warmed) = booted?;
-        Ok(Warm { worker, events: heard, loaded, warmed })
+        Ok(WarmWorker { worker, events: event_rx, loaded, warmed })
     }
 
-    /// The median execution time, in ms.
+    /// Measures the median execution time of a batch size, in ms.
     async fn time(
         &self,
         socket: &BatchSocket,
@@ -252,19 +259,19 @@ impl Bench<'_> {
         for run in 0..self.runs * 2 {
             let batch = Batch { groups, ..self.batch(inputs, plan, size, run)? };
             let execution_us = execute(socket, &batch).await?;
-            if run >= self.runs || begun.elapsed() > self.patience / 2 {
+            if run >= self.runs || begun.elapsed() > self.time_limit / 2 {
                 times.push(execution_us);
             }
-            if begun.elapsed() > self.patience && !times.is_empty() {
+            if begun.elapsed() > self.time_limit && !times.is_empty() {
                 break;
             }
         }
         times.sort_unstable();
-        // A batch that takes less than a microsecond still takes some time.
+        // A profile has no times of 0, so a batch takes at least a microsecond.
         Ok(times[times.len() / 2].max(1) as f64 / 1e3)
     }
 
-    /// A batch of one request; its inputs lie at the slab's start.
+    /// Writes the inputs of a batch of one request to the slab's start, and returns the batch.
     fn batch(&self, inputs: &[TensorSpec], plan: &WarmUp, size: u32, run: u32) -> Result<Batch, BenchError> {
         let mut offset = 0_u64;
         let mut extents = Vec::with_capacity(inputs.len());
@@ -289,16 +296,17 @@ impl Bench<'_> {
     }
 }
 
-struct Warm {
+/// A worker that has warmed up.
+struct WarmWorker {
     worker: Worker,
     events: mpsc::Receiver<WorkerEvent>,
     loaded: LoadedModel,
     warmed: WarmUpReport,
 }
 
-impl Warm {
+impl WarmWorker {
     fn lane(&mut self) -> Result<(Arc<BatchSocket>, AnswerSlab), BenchError> {
-        self.worker.lane().ok_or_else(|| BenchError::Ended("it has no lane".to_owned()))
+        self.worker.lane().ok_or_else(|| BenchError::Ended("the worker has no lane".to_owned()))
     }
 
     fn refusal(&self, count: usize) -> Option<&str> {
@@ -329,7 +337,7 @@ async fn converse(
             WorkerSaid::Connected => worker.warm(),
             WorkerSaid::Loaded(loaded) => found = Some(loaded),
             WorkerSaid::Warmed(warmed) => {
-                let early = || BenchError::Ended("it was warm before it was loaded".to_owned());
+                let early = || BenchError::Ended("the worker was warm before it was loaded".to_owned());
                 return Ok((found.ok_or_else(early)?, warmed));
             }
             WorkerSaid::Refused(refusal) => {
@@ -346,10 +354,10 @@ async fn converse(
             WorkerSaid::Exited(status) => return Err(BenchError::Ended(format!("{status:?}"))),
         }
     }
-    Err(BenchError::Ended("nothing is known of it".to_owned()))
+    Err(BenchError::Ended("no cause is known".to_owned()))
 }
 
-/// A worker's refusal. Its advice names keys of a configuration, which become options here.
+/// Returns the error for a worker's refusal. Its advice names configuration keys, which become options.
 fn refused(why: &impl std::fmt::Display) -> BenchError {
     BenchError::Refused(advice(&why.to_string()))
 }
@@ -364,7 +372,7 @@ async fn report(socket: &BatchSocket) -> Result<WorkerMessage, BenchError> {
     let mut message = vec![0; MAX_MESSAGE_BYTES];
     let len = socket.receive(&mut message).await.map_err(BenchError::Receive)?;
     if len == 0 {
-        return Err(BenchError::Ended("when it had something to do".to_owned()));
+        return Err(BenchError::Ended("the worker closed its socket during a command".to_owned()));
     }
     Ok(decode(message.get(..len).unwrap_or_default())?)
 }
@@ -373,9 +381,7 @@ async fn ready(socket: &BatchSocket, groups: Groups) -> Result<(), BenchError> {
     command(socket, &Command::Prepare(groups))?;
     match report(socket).await? {
         WorkerMessage::Prepared(PartitionReply { result, .. }) => result.map_err(BenchError::NoPartitions),
-        WorkerMessage::Answer(_) => {
-            Err(BenchError::Ended("when it sent an answer that was not asked for".to_owned()))
-        }
+        WorkerMessage::Answer(_) => Err(BenchError::Ended("the worker sent an unexpected answer".to_owned())),
     }
 }
 
@@ -383,7 +389,7 @@ async fn ready(socket: &BatchSocket, groups: Groups) -> Result<(), BenchError> {
 async fn execute(socket: &BatchSocket, batch: &Batch) -> Result<u64, BenchError> {
     command(socket, &Command::Run(batch.clone()))?;
     let WorkerMessage::Answer(answer) = report(socket).await? else {
-        return Err(BenchError::Ended("when it reported a partition that was not asked for".to_owned()));
+        return Err(BenchError::Ended("the worker reported an unexpected partition".to_owned()));
     };
     answer.result.map_err(|failure| refused(&failure))?;
     if answer.more {
@@ -392,9 +398,9 @@ async fn execute(socket: &BatchSocket, batch: &Batch) -> Result<u64, BenchError>
     Ok(answer.execution_us)
 }
 
-/// `count` elements that any model takes: floats that differ, and ones in all other types.
+/// Makes up `count` elements that any model accepts: differing floats, and ones in all other types.
 fn made_up(datatype: Datatype, count: usize) -> Vec<u8> {
-    // Low bits of a generator's state would repeat; only differing values matter here.
+    // The values only need to differ.
     let unit = |index: usize| ((index * 7919) % 1009) as f32 / 1009.0 - 0.5;
     match datatype {
         Datatype::Fp32 => (0..count).flat_map(|index| unit(index).to_le_bytes()).collect(),
@@ -418,7 +424,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_worker_that_dies_of_a_batch_is_said_to_have_ended() {
+    async fn a_worker_that_dies_on_a_batch_is_reported_as_exited() {
         let (ours, theirs) = BatchSocket::pair().unwrap();
         let dying =
             std::thread::spawn(move || recv(theirs.as_raw_fd(), &mut [0; 64], MsgFlags::empty()).unwrap());

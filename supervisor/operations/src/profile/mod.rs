@@ -1,12 +1,12 @@
-//! `shadowslice profile`: a model's times and memory on a device, measured over batch sizes and
-//! shares with the workers that would serve it.
+//! `shadowslice profile`: measures a model's times and memory on a device, over batch sizes and
+//! shares, with the workers that would serve it.
 
 mod bench;
+mod driver_view;
 mod options;
 mod output;
 #[cfg(test)]
 mod tests;
-mod told;
 mod yaml;
 
 use std::path::{Path, PathBuf};
@@ -23,51 +23,51 @@ use tokio::signal::unix::{SignalKind, signal};
 use shadowslice_config as config;
 
 use crate::log::Log;
-use bench::{Bench, BenchError, Column};
-pub use options::Options;
+use bench::{Bench, BenchError, ShareMeasurement};
+use driver_view::DriverView;
+pub use options::ProfileOptions;
 use shadowslice_config::{Config, ModelConfig, WarmupInput};
 use shadowslice_control::host::{self, HostError, RunDir};
 use shadowslice_control::process::{BootMs, ReferenceError, ReferenceFile};
 use shadowslice_shared::errors;
 use shadowslice_shared::exit::{self, fail};
-use told::DriverView;
 
 #[derive(Debug, thiserror::Error)]
 enum ProfileError {
     #[error("{0}")]
-    Asked(String),
-    #[error("the model cannot be described to a worker")]
+    Options(String),
+    #[error("cannot write the configuration for the measurement; set TMPDIR to a writable folder")]
     Describe(#[source] std::io::Error),
-    #[error("this host cannot measure")]
+    #[error("cannot measure on this host")]
     Host(#[from] HostError),
-    #[error("memory for inputs cannot be had")]
+    #[error("cannot allocate memory for inputs")]
     Slab(#[from] SlabError),
-    #[error("reference answers cannot be kept")]
+    #[error("cannot store the reference outputs")]
     Reference(#[from] ReferenceError),
-    #[error("the runtime cannot be started; raise the limit on processes")]
+    #[error("cannot start the runtime; raise the limit on processes")]
     Runtime(#[source] std::io::Error),
     #[error("{0}")]
     FreeAxes(String),
-    #[error("the model cannot be measured at {0}")]
+    #[error("cannot measure the model at {0}")]
     Bench(Percent, #[source] BenchError),
-    #[error("signals cannot be heard")]
+    #[error("cannot handle signals")]
     Signals(#[source] std::io::Error),
-    #[error("ended by a signal before all was measured; no profile is written")]
+    #[error("a signal stopped the measurement; no profile is written")]
     Interrupted,
-    #[error("what was measured is no profile")]
+    #[error("the measured times are not a valid profile")]
     Table(#[from] TableError),
     #[error(
-        "the profile could not be written to {0}; nothing is measured: make its folder, or give another --output"
+        "cannot write the profile to {0}; nothing is measured: create its folder, or give another --output"
     )]
     NoOutput(PathBuf, #[source] std::io::Error),
-    #[error("{0} cannot be written")]
+    #[error("cannot write {0}")]
     Write(PathBuf, #[source] std::io::Error),
 }
 
 impl ProfileError {
     fn code(&self) -> u8 {
         match self {
-            Self::Asked(_) | Self::FreeAxes(_) => exit::CONFIG,
+            Self::Options(_) | Self::FreeAxes(_) => exit::CONFIG,
             Self::Bench(..) | Self::Table(_) | Self::Interrupted => exit::REFUSED,
             _ => exit::UNAVAILABLE,
         }
@@ -75,16 +75,16 @@ impl ProfileError {
 }
 
 /// Returns the exit code.
-pub fn run(options: &Options) -> u8 {
+pub fn run(options: &ProfileOptions) -> u8 {
     let log = Log::start();
     let measured = measure(options);
     log.end();
     measured.unwrap_or_else(|error| fail(&errors::chain(&error), error.code()))
 }
 
-fn measure(options: &Options) -> Result<u8, ProfileError> {
+fn measure(options: &ProfileOptions) -> Result<u8, ProfileError> {
     if let Some(path) = &options.output {
-        output::may_be_written(path).map_err(|error| ProfileError::NoOutput(path.clone(), error))?;
+        output::check_writable(path).map_err(|error| ProfileError::NoOutput(path.clone(), error))?;
     }
     let scratch = tempfile::Builder::new().prefix("profile-").tempdir().map_err(ProfileError::Describe)?;
     let config = configuration(options, scratch.path())?;
@@ -106,7 +106,7 @@ fn measure(options: &Options) -> Result<u8, ProfileError> {
         reference: ReferenceFile::create(&model.name)?,
         requests: WritableSlab::create("shadowslice-profile", model.queue.memory)?,
         runs: options.runs,
-        patience: options.seconds,
+        time_limit: options.seconds,
         all_memory: &|pid| driver.memory_of(pid),
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -119,12 +119,13 @@ fn measure(options: &Options) -> Result<u8, ProfileError> {
     put(options, &yaml::write(&profile, &comment))
 }
 
-/// If this process is told to end, all that the measurement made goes, too.
+/// Runs the measurement until it ends or a signal comes. A signal drops the measurement with its
+/// workers and files.
 async fn unless_interrupted(
-    measuring: impl Future<Output = Result<Vec<Column>, ProfileError>>,
-) -> Result<Vec<Column>, ProfileError> {
-    let hear = |kind| signal(kind).map_err(ProfileError::Signals);
-    let (mut interrupt, mut terminate) = (hear(SignalKind::interrupt())?, hear(SignalKind::terminate())?);
+    measuring: impl Future<Output = Result<Vec<ShareMeasurement>, ProfileError>>,
+) -> Result<Vec<ShareMeasurement>, ProfileError> {
+    let listen = |kind| signal(kind).map_err(ProfileError::Signals);
+    let (mut interrupt, mut terminate) = (listen(SignalKind::interrupt())?, listen(SignalKind::terminate())?);
     tokio::select! {
         columns = measuring => columns,
         _ = interrupt.recv() => Err(ProfileError::Interrupted),
@@ -132,8 +133,9 @@ async fn unless_interrupted(
     }
 }
 
-/// Once more if the first worker has found out how the model is to be loaded.
-async fn twice<T>(measure: impl AsyncFn() -> Result<T, BenchError>) -> Result<T, BenchError> {
+/// Measures, and repeats the measurement if the first worker found that the model must be loaded in
+/// another form.
+async fn measure_with_retry<T>(measure: impl AsyncFn() -> Result<T, BenchError>) -> Result<T, BenchError> {
     match measure().await {
         Err(BenchError::OtherForm(why)) => {
             tracing::info!(why, "measuring again");
@@ -143,7 +145,7 @@ async fn twice<T>(measure: impl AsyncFn() -> Result<T, BenchError>) -> Result<T,
     }
 }
 
-async fn all(bench: &Bench<'_>, mut shares: Vec<Percent>) -> Result<Vec<Column>, ProfileError> {
+async fn all(bench: &Bench<'_>, mut shares: Vec<Percent>) -> Result<Vec<ShareMeasurement>, ProfileError> {
     let failed = |share| {
         move |error| match error {
             BenchError::FreeAxes(which) => ProfileError::FreeAxes(which),
@@ -153,27 +155,32 @@ async fn all(bench: &Bench<'_>, mut shares: Vec<Percent>) -> Result<Vec<Column>,
     bench.prepare().await.map_err(failed(Percent::WHOLE))?;
     shares.sort_unstable();
     let mut columns = match bench.gpu.division() {
-        Ok(division) => match twice(async || bench.measure_inside(division, &shares).await).await {
-            Err(BenchError::NoPartitions(why)) => {
-                tracing::warn!(why, "each share is measured in a worker of its own, by percentage");
-                Vec::new()
+        Ok(division) => {
+            match measure_with_retry(async || bench.measure_inside(division, &shares).await).await {
+                Err(BenchError::NoPartitions(why)) => {
+                    tracing::warn!(
+                        why,
+                        "no partitions: measuring each share by percentage, in its own worker"
+                    );
+                    Vec::new()
+                }
+                measured => measured.map_err(failed(Percent::WHOLE))?,
             }
-            measured => measured.map_err(failed(Percent::WHOLE))?,
-        },
+        }
         Err(_) => Vec::new(),
     };
     if columns.is_empty() {
         for share in shares {
-            let measured = twice(async || bench.measure(share).await).await;
+            let measured = measure_with_retry(async || bench.measure(share).await).await;
             columns.push(measured.map_err(failed(share))?);
         }
     }
-    // Two shares may come to the same SMs.
+    // Two shares can round to the same SMs.
     columns.dedup_by_key(|column| column.sms);
     Ok(columns)
 }
 
-fn configuration(options: &Options, scratch: &Path) -> Result<Config, ProfileError> {
+fn configuration(options: &ProfileOptions, scratch: &Path) -> Result<Config, ProfileError> {
     let json = |path: &PathBuf| {
         let whole = std::path::absolute(path).map_err(ProfileError::Describe)?;
         Ok::<_, ProfileError>(serde_json::json!(whole))
@@ -206,20 +213,20 @@ fn configuration(options: &Options, scratch: &Path) -> Result<Config, ProfileErr
     if let Some(library) = &options.library {
         document["onnxruntime"] = serde_json::json!({"library": json(library)?});
     }
-    // JSON is YAML, and configurations are read from files.
+    // JSON is valid YAML, and configurations are read from files.
     let file = scratch.join("profile.yaml");
     std::fs::write(&file, document.to_string()).map_err(ProfileError::Describe)?;
-    let asked = |why: &str| ProfileError::Asked(options::instead_of_keys(why, &file));
-    let config = config::load_here(&file).map_err(|error| asked(&errors::chain(&error)))?;
+    let invalid = |why: &str| ProfileError::Options(options::with_options(why, &file));
+    let config = config::load_here(&file).map_err(|error| invalid(&errors::chain(&error)))?;
     match &config.models[0].broken {
-        Some(why) => Err(asked(why)),
+        Some(why) => Err(invalid(why)),
         None => Ok(config),
     }
 }
 
 fn assemble(
     model: &ModelConfig,
-    columns: Vec<Column>,
+    columns: Vec<ShareMeasurement>,
     measured: Option<ProfileSource>,
 ) -> Result<Profile, ProfileError> {
     let sizes: Vec<u32> =
@@ -228,13 +235,13 @@ fn assemble(
     let rows =
         sizes.iter().enumerate().map(|(index, &batch)| ExecutionRow { batch, ms: row(index) }).collect();
     let sms = columns.iter().map(|column| column.sms).collect();
-    // Starting takes the longest with the fewest SMs, which is when it matters.
+    // A start takes longest with the fewest SMs; the profile keeps this worst case.
     let boots = columns.iter().map(|column| column.boot);
     let start = boots.map(start).reduce(longest).unwrap_or_default();
-    // The context grows with the share, and so do some workspaces: the largest column must fit.
-    let most = columns.iter().map(|column| column.memory).reduce(most).unwrap_or_default();
+    // The context and some workspaces grow with the share, so the largest measurement must fit.
+    let most_memory = columns.iter().map(|column| column.memory).reduce(largest).unwrap_or_default();
     let (source, memory, bandwidth) = match (measured, &model.profile) {
-        (Some(measured), _) => (measured, most, 0.0),
+        (Some(measured), _) => (measured, most_memory, 0.0),
         (None, Some(given)) => (given.source.clone(), given.memory, given.bandwidth),
         (None, None) => (ProfileSource::Illustrative, ProcessMemory::default(), 0.0),
     };
@@ -249,7 +256,7 @@ fn start(boot: BootMs) -> StartTimes {
     StartTimes { process: span(spawn + libraries + context), load: span(session), warm: span(warmup + proof) }
 }
 
-fn most(one: ProcessMemory, other: ProcessMemory) -> ProcessMemory {
+fn largest(one: ProcessMemory, other: ProcessMemory) -> ProcessMemory {
     ProcessMemory {
         context: one.context.max(other.context),
         weights: one.weights.max(other.weights),
@@ -265,7 +272,7 @@ fn longest(one: StartTimes, other: StartTimes) -> StartTimes {
     }
 }
 
-fn put(options: &Options, text: &str) -> Result<u8, ProfileError> {
+fn put(options: &ProfileOptions, text: &str) -> Result<u8, ProfileError> {
     match &options.output {
         Some(path) => {
             std::fs::write(path, text).map_err(|error| ProfileError::Write(path.clone(), error))?;

@@ -1,4 +1,4 @@
-//! The options of `shadowslice profile`.
+//! The command-line options of `shadowslice profile`, and messages in their terms.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -7,8 +7,10 @@ use shadowslice_config::WarmupConfig;
 use shadowslice_shared::tensor::TensorSpec;
 use shadowslice_shared::units::Percent;
 
-const LONGEST_NAME: usize = 128;
+/// The longest name of a model, in characters.
+const MAX_NAME: usize = 128;
 
+/// The options by the configuration keys that they set.
 const OPTIONS: [(&str, &str); 8] = [
     ("models[0].python.executable", "--python"),
     ("models[0].path", "MODEL"),
@@ -20,6 +22,7 @@ const OPTIONS: [(&str, &str); 8] = [
     ("onnxruntime.library", "--library"),
 ];
 
+/// The advice on options by the advice on configuration keys that it replaces.
 const ADVICE: [(&str, &str); 6] = [
     ("raise limits.response_bytes", "give a smaller --max-batch"),
     ("use a smaller batch.max", "give a smaller --max-batch"),
@@ -29,33 +32,34 @@ const ADVICE: [(&str, &str); 6] = [
     ("warmup.", "--shape "),
 ];
 
-/// The model to measure, and how.
+/// The command-line options of `profile`.
 #[derive(Debug, clap::Args)]
-pub struct Options {
-    /// The model's file: ONNX or Python.
+pub struct ProfileOptions {
+    /// The model: an ONNX file, a Python file, or a folder with a Python model.
     pub(super) model: PathBuf,
-    /// The interpreter of a model in Python [default: python3].
+    /// The interpreter for a Python model [default: python3].
     #[arg(long, value_name = "EXECUTABLE")]
     pub(super) python: Option<PathBuf>,
     /// A GPU's index or UUID, or `emulated`.
     #[arg(long)]
     pub(super) device: String,
-    /// SMs of the emulated device.
+    /// The SMs of the emulated device.
     #[arg(long, allow_negative_numbers = true, default_value = "132")]
     pub(super) sms: u32,
-    /// The profile by which the emulated device takes its time.
+    /// The profile whose times the emulated device reproduces.
     #[arg(long, value_name = "PROFILE.yaml")]
     pub(super) emulate: Option<PathBuf>,
-    /// Shares to measure at, with or without `%`.
+    /// The shares to measure, with or without `%`.
     #[arg(long, value_delimiter = ',', default_value = "6,12,20,30,45,60,80,100")]
     pub(super) shares: Vec<Percent>,
-    /// The largest batch; sizes are powers of two up to it. 0 for a model without a batch axis.
+    /// The largest batch size; powers of two up to this size are measured. Use 0 for a model
+    /// without a batch axis.
     #[arg(long, allow_negative_numbers = true)]
     pub(super) max_batch: Option<u32>,
-    /// The shape of an input without its batch axis, where the model leaves it open.
+    /// The shape of an input with dynamic axes, without the batch axis. You can repeat this option.
     #[arg(long, value_name = "INPUT=AXISxAXIS", value_parser = shape)]
     pub(super) shape: Vec<(String, Vec<i64>)>,
-    /// Batches of each size that are timed, after as many that are not.
+    /// The number of timed batches of each size; as many untimed batches run first.
     #[arg(
         long,
         allow_negative_numbers = true,
@@ -63,19 +67,19 @@ pub struct Options {
         default_value = "20"
     )]
     pub(super) runs: u32,
-    /// Seconds after which no further batch of a size is run.
+    /// The time, in seconds, after which no further batch of a size starts.
     #[arg(long, allow_negative_numbers = true, value_parser = seconds, default_value = "2")]
     pub(super) seconds: Duration,
-    /// ONNX Runtime's library [default: as `serve` would choose it].
+    /// The library of ONNX Runtime [default: the one that `serve` would choose].
     #[arg(long)]
     pub(super) library: Option<PathBuf>,
-    /// Where to write the profile [default: standard output].
+    /// The file for the profile [default: standard output].
     #[arg(long, short)]
     pub(super) output: Option<PathBuf>,
 }
 
-impl Options {
-    /// The command line as far as it says what is measured.
+impl ProfileOptions {
+    /// Returns the command line, reduced to the options that select the measured model.
     pub(super) fn command(&self) -> String {
         let shapes = self.shape.iter().map(|(input, axes)| {
             let axes: Vec<_> = axes.iter().map(i64::to_string).collect();
@@ -85,41 +89,42 @@ impl Options {
         format!("shadowslice profile {} --device {}{shapes}", self.model.display(), self.device)
     }
 
-    /// A Python model is a file of Python, or a folder with one.
+    /// Returns the engine: Python for a Python file or a folder, otherwise ONNX Runtime.
     pub(super) fn engine(&self) -> &'static str {
         let in_python = self.model.is_dir() || self.model.extension().is_some_and(|ending| ending == "py");
         if in_python { "python" } else { "onnxruntime" }
     }
 
-    /// The model's name: its file's stem, with other letters replaced.
+    /// Returns the model's name: the file's stem, with characters that names cannot have replaced.
     pub(super) fn name(&self) -> String {
         let stem = self.model.file_stem().unwrap_or_default().to_string_lossy();
         let fits = |letter: char| letter.is_ascii_alphanumeric() || "._-".contains(letter);
         let name: String =
-            stem.chars().take(LONGEST_NAME).map(|letter| if fits(letter) { letter } else { '_' }).collect();
+            stem.chars().take(MAX_NAME).map(|letter| if fits(letter) { letter } else { '_' }).collect();
         if name.is_empty() { "model".to_owned() } else { name }
     }
 }
 
-/// A message about the configuration that was made up in that file, in terms of the options.
-pub(super) fn instead_of_keys(said: &str, made_up: &Path) -> String {
+/// Rewrites a message about the generated configuration file in terms of the options.
+pub(super) fn with_options(text: &str, made_up: &Path) -> String {
     let place = format!("{}:", made_up.display());
     let line = |line: &str| {
-        // Behind the file come the line and the column.
+        // The line and the column follow the file.
         let fault = line.strip_prefix(&place).and_then(|rest| rest.split_once(": ")).map(|(_, fault)| fault);
         let Some(fault) = fault else { return line.to_owned() };
         let option = OPTIONS.iter().find_map(|(key, option)| Some((option, fault.strip_prefix(key)?)));
         option.map_or_else(|| fault.to_owned(), |(option, rest)| format!("{option}{rest}"))
     };
-    said.lines().map(line).collect::<Vec<_>>().join("\n")
+    text.lines().map(line).collect::<Vec<_>>().join("\n")
 }
 
-pub(super) fn advice(said: &str) -> String {
-    ADVICE.iter().fold(said.to_owned(), |said, (key, option)| said.replace(key, option))
+/// Rewrites advice on configuration keys as advice on options.
+pub(super) fn advice(text: &str) -> String {
+    ADVICE.iter().fold(text.to_owned(), |text, (key, option)| text.replace(key, option))
 }
 
-/// Inputs with free axes besides the batch for which no shape is given, and what to give. How long
-/// a batch takes depends on them, so no length is made up.
+/// Returns the inputs with dynamic axes other than the batch axis and without a given shape, with
+/// advice. The time of a batch depends on these axes, so their lengths cannot be made up.
 pub(super) fn free_axes(
     inputs: &[TensorSpec],
     batched: bool,
@@ -138,18 +143,19 @@ pub(super) fn free_axes(
     let options: Vec<_> =
         free.iter().map(|(name, axes)| format!("--shape {name}={}", shown(axes, "128", "x"))).collect();
     let (inputs, options) = (inputs.join(", "), options.join(" "));
-    let advice = "give the shape that requests have, without the batch axis, for example";
+    let advice = "give the shape of typical requests, without the batch axis, for example";
     (!free.is_empty()).then(|| format!("{inputs}; {advice}: {command} {options}"))
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
-    let wrong = || "give a number of seconds from 0 to 86400".to_owned();
+    let wrong = || "expected a number of seconds from 0 to 86400".to_owned();
     let seconds = text.parse().ok().filter(|seconds| (0.0..=86400.0).contains(seconds));
     seconds.map(Duration::from_secs_f64).ok_or_else(wrong)
 }
 
 fn shape(text: &str) -> Result<(String, Vec<i64>), String> {
-    let wrong = || format!("{text:?} is no shape; give an input's name and its axes, e.g. image=3x224x224");
+    let wrong =
+        || format!("invalid shape {text:?}; give an input's name and its axes, for example image=3x224x224");
     let (name, axes) = text.split_once('=').ok_or_else(wrong)?;
     let axes = axes.split('x').map(|axis| axis.parse().ok().filter(|&axis| axis > 0));
     Ok((name.to_owned(), axes.collect::<Option<_>>().ok_or_else(wrong)?))
@@ -169,10 +175,10 @@ mod tests {
     #[derive(Debug, clap::Parser)]
     struct Command {
         #[command(flatten)]
-        options: Options,
+        options: ProfileOptions,
     }
 
-    fn parsed(arguments: &[&str]) -> Result<Options, clap::Error> {
+    fn parsed(arguments: &[&str]) -> Result<ProfileOptions, clap::Error> {
         let all = [&["profile", "my model.onnx", "--device", "emulated"], arguments].concat();
         Command::try_parse_from(all).map(|command| command.options)
     }
@@ -186,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_make_no_sense_are_refused_and_told_what_would() {
+    fn invalid_numbers_are_refused_with_their_valid_range() {
         for (option, nonsense, advice) in [
             ("--seconds", "nan", "from 0 to 86400"),
             ("--seconds", "-1", "from 0 to 86400"),
@@ -214,13 +220,13 @@ mod tests {
     }
 
     #[test]
-    fn faults_name_options_where_the_configuration_was_made_up() {
+    fn errors_in_the_generated_configuration_name_options() {
         let made_up = Path::new("/tmp/profile-1/profile.yaml");
-        let said = "/tmp/profile-1/profile.yaml:1:9: models[0].path: gone\n\
+        let text = "/tmp/profile-1/profile.yaml:1:9: models[0].path: gone\n\
                     /tmp/profile-1/profile.yaml:1:9: models[0].warmup.x: odd\n\
                     /tmp/profile-1/profile.yaml:1:9: models[0].queue: odd\ngiven.yaml:5:6: execution_ms.1: short";
         assert_eq!(
-            instead_of_keys(said, made_up),
+            with_options(text, made_up),
             "MODEL: gone\n--shape.x: odd\nmodels[0].queue: odd\ngiven.yaml:5:6: execution_ms.1: short"
         );
     }

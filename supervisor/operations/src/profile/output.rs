@@ -1,18 +1,18 @@
-//! Whether a profile can be written, asked before minutes are spent on measuring one.
+//! The check that a profile can be written, before the measurement takes minutes.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, ErrorKind};
 use std::path::Path;
 
-/// Fails if a file could not be written there. An existing file stays as it is, and no file is
-/// made: the measurement may fail.
-pub(super) fn may_be_written(path: &Path) -> io::Result<()> {
+/// Checks that a file could be written at this path. As the measurement may fail, an existing file
+/// stays unchanged, and no file is created.
+pub(super) fn check_writable(path: &Path) -> io::Result<()> {
     if path.file_name().is_none() || path.as_os_str().as_encoded_bytes().ends_with(b"/") {
         return Err(ErrorKind::IsADirectory.into());
     }
     match fs::metadata(path) {
         Ok(found) if found.is_file() || found.is_dir() => OpenOptions::new().write(true).open(path).map(drop),
-        // Opening and closing a pipe would look to its reader like the end of the file.
+        // Opening and closing a pipe would signal the end of the file to its reader.
         Ok(_) => Ok(()),
         Err(error) if error.kind() == ErrorKind::NotFound => tempfile::tempfile_in(folder(path)).map(drop),
         Err(error) => Err(error),
@@ -35,30 +35,30 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (old, new) = (folder.path().join("old.yaml"), folder.path().join("new.yaml"));
         fs::write(&old, "a profile").unwrap();
-        may_be_written(&old).unwrap();
-        may_be_written(&new).unwrap();
+        check_writable(&old).unwrap();
+        check_writable(&new).unwrap();
         assert_eq!(fs::read_to_string(&old).unwrap(), "a profile");
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "nothing was made");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "no file was created");
     }
 
     #[test]
-    fn what_cannot_be_written_is_refused() {
+    fn a_path_that_cannot_be_written_is_refused() {
         let folder = tempfile::tempdir().unwrap();
-        let error = may_be_written(&folder.path().join("missing/profile.yaml")).unwrap_err();
+        let error = check_writable(&folder.path().join("missing/profile.yaml")).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NotFound);
         for no_file in ["", "..", "missing/"] {
-            assert_eq!(may_be_written(Path::new(no_file)).unwrap_err().kind(), ErrorKind::IsADirectory);
+            assert_eq!(check_writable(Path::new(no_file)).unwrap_err().kind(), ErrorKind::IsADirectory);
         }
-        assert_eq!(may_be_written(folder.path()).unwrap_err().kind(), ErrorKind::IsADirectory);
+        assert_eq!(check_writable(folder.path()).unwrap_err().kind(), ErrorKind::IsADirectory);
         let file = folder.path().join("file");
         fs::write(&file, "").unwrap();
-        assert_eq!(may_be_written(&file.join("profile.yaml")).unwrap_err().kind(), ErrorKind::NotADirectory);
+        assert_eq!(check_writable(&file.join("profile.yaml")).unwrap_err().kind(), ErrorKind::NotADirectory);
     }
 
     #[test]
     fn a_bare_name_is_in_the_working_folder_and_a_device_is_not_opened() {
         assert_eq!(folder(Path::new("profile.yaml")), Path::new("."));
         assert_eq!(folder(Path::new("profiles/model.yaml")), Path::new("profiles"));
-        may_be_written(Path::new("/dev/null")).unwrap();
+        check_writable(Path::new("/dev/null")).unwrap();
     }
 }

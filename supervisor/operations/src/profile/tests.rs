@@ -5,14 +5,14 @@ use shadowslice_shared::units::Sms;
 
 use super::*;
 
-fn column(sms: u32, ms: &[f64]) -> Column {
+fn column(sms: u32, ms: &[f64]) -> ShareMeasurement {
     let ms = [1, 2, 4].into_iter().zip(ms.iter().copied()).collect();
     let boot = BootMs { spawn: f64::from(200 - sms), ..BootMs::default() };
-    Column { sms: Sms(sms), ms, boot, memory: ProcessMemory::default() }
+    ShareMeasurement { sms: Sms(sms), ms, boot, memory: ProcessMemory::default() }
 }
 
 #[test]
-fn a_written_profile_reads_as_what_was_measured() {
+fn a_written_profile_reads_as_the_measured_one() {
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str, text: &str| {
         let path = folder.path().join(name);
@@ -41,7 +41,7 @@ fn a_written_profile_reads_as_what_was_measured() {
 #[derive(Debug, clap::Parser)]
 struct Command {
     #[command(flatten)]
-    options: Options,
+    options: ProfileOptions,
 }
 
 #[test]
@@ -52,5 +52,5 @@ fn a_profile_that_could_not_be_written_is_not_measured() {
     assert!(matches!(fault, ProfileError::NoOutput(..)), "{fault:?}");
     assert_eq!(fault.code(), exit::UNAVAILABLE);
     let why = errors::chain(&fault);
-    assert!(why.contains("/nowhere/model.yaml; nothing is measured: make its folder"), "{why}");
+    assert!(why.contains("/nowhere/model.yaml; nothing is measured: create its folder"), "{why}");
 }

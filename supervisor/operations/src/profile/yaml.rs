@@ -1,11 +1,11 @@
-//! Profiles as files.
+//! The YAML format of profiles.
 
 use shadowslice_shared::profile::{Profile, ProfileSource};
 
 use crate::status::MIB;
 
-/// The file of a profile, which reads as the same profile except for rounding: executions to a
-/// µs, the start to a ms, memory up to a MiB.
+/// Writes a profile as YAML. Reading it returns the same profile except for rounding: execution
+/// times to 1 µs, the start to 1 ms, memory up to the next MiB.
 pub(super) fn write(profile: &Profile, comment: &str) -> String {
     let Profile { source, memory, start, bandwidth, shapes, execution } = profile;
     let source = match source {
@@ -19,7 +19,7 @@ pub(super) fn write(profile: &Profile, comment: &str) -> String {
     let [process, load, warm] = [start.process, start.load, start.warm].map(|span| span.as_millis());
     let shapes = match shapes.len() {
         0 => String::new(),
-        // JSON is YAML.
+        // JSON is valid YAML.
         _ => format!("shapes: {}\n", serde_json::json!(shapes)),
     };
     let columns: Vec<String> = execution.sms().iter().map(|sms| sms.0.to_string()).collect();

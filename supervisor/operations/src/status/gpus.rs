@@ -1,4 +1,4 @@
-//! The status of GPUs, and of the memory that workers have there.
+//! The status of GPUs, and of the memory that workers use on them.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,24 +9,24 @@ use shadowslice_control::nvml::{Memory, Reading, Watched};
 
 pub(crate) const MIB: u64 = 1 << 20;
 
+/// The readings of a GPU by NVML. A reading is `None` while NVML does not give it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NvmlStatus {
-    /// `GPU-...`.
+    /// The UUID, as `GPU-...`.
     pub uuid: String,
     pub name: String,
-    /// `None` while NVML does not give it.
     pub memory: Option<GpuMemory>,
-    /// The part of the last moments in which any kernel ran, however few SMs it took.
+    /// The part of the last sampling period in which any kernel ran, on however few SMs, in percent.
     pub utilisation_percent: Option<u32>,
     pub power_mw: Option<u32>,
     pub power_limit_mw: Option<u32>,
-    /// Since its driver was loaded.
+    /// The energy used since the driver was loaded, in mJ.
     pub energy_mj: Option<u64>,
-    /// Reported by the driver since the start.
+    /// The XID errors that the driver reported since the supervisor's start.
     pub xid_errors: u64,
 }
 
-/// The driver's own memory is neither used nor free.
+/// A GPU's memory, in MiB. The driver's own memory is neither used nor free.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuMemory {
     pub used_mib: u64,
@@ -38,7 +38,8 @@ pub struct GpuMemory {
 pub struct WorkerStatus {
     #[serde(flatten)]
     pub report: WorkerReport,
-    /// `None` on an emulated GPU, and where NVML does not give it.
+    /// The GPU memory of the process, in MiB; `None` on an emulated GPU, and while NVML does not
+    /// give it.
     pub memory_mib: Option<u64>,
 }
 
@@ -50,27 +51,27 @@ pub(super) fn of_workers(workers: &[WorkerReport], gpu: Option<&Watched>) -> Vec
     workers.iter().map(status).collect()
 }
 
-/// Why a model with these workers cannot have another, if there is no memory for it. The new worker
-/// takes as much as the serving worker has beside weights, else `need`, in bytes; the memory of the
-/// standing worker would be given up for it.
+/// Returns the reason if the GPU has too little memory for another worker of a model with these
+/// workers. A new worker takes as much as the serving worker has without weights, or `need` bytes
+/// if that is unknown. The standby would stop and give up its memory.
 pub(super) fn no_room(workers: &[WorkerReport], need: Option<u64>, gpu: Option<&Watched>) -> Option<String> {
     let usage = gpu?.reading.as_ref()?.usage.as_ref()?;
     let of = |role: &str| workers.iter().find(|worker| worker.role == role);
     let bytes = |role| of(role).and_then(|worker| usage.bytes_of(worker.pid));
-    // It finds the weights that the incumbent has brought.
+    // The new worker shares the weights that the incumbent brought to the GPU.
     let brought =
         of("incumbent").and_then(|worker| worker.memory).map_or(0, |memory| memory.brought_mib * MIB);
     let needed = bytes("incumbent").map(|bytes| bytes.saturating_sub(brought)).or(need)?;
     let free = usage.memory.free.saturating_add(bytes("standby").unwrap_or(0));
-    let lacks = needed > free;
-    lacks.then(|| format!("needs {} of GPU memory, and {} are free", gib(needed), gib(free)))
+    (needed > free)
+        .then(|| format!("a second worker needs {} of GPU memory, and {} are free", gib(needed), gib(free)))
 }
 
-/// What is not as it should be with a GPU.
+/// Returns the problems of a GPU.
 pub(crate) fn notes(gpu: &GpuStatus) -> Vec<String> {
     let none = (gpu.backend == "none")
-        .then(|| format!("GPU {}: `partition: none`, no share is enforced", gpu.device));
-    let why = gpu.why.as_ref().map(|why| format!("GPU {} takes no workers: {why}", gpu.device));
+        .then(|| format!("GPU {}: no share is enforced (`partition: none`)", gpu.device));
+    let why = gpu.why.as_ref().map(|why| format!("GPU {} accepts no workers: {why}", gpu.device));
     [none, why].into_iter().flatten().collect()
 }
 
@@ -83,7 +84,7 @@ pub(super) fn line(gpu: &GpuStatus) -> Option<String> {
         utilisation_percent.map(|percent| format!(", busy {percent}% of the time")).unwrap_or_default();
     let errors = match xid_errors {
         0 => String::new(),
-        count => format!(", {count} errors reported by its driver (XID; the log has them)"),
+        count => format!(", {count} errors reported by the driver (XID; see the log)"),
     };
     Some(format!("GPU {} ({name}): {memory}{busy}{errors}", gpu.device))
 }
@@ -163,22 +164,22 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_tells_its_memory_and_one_that_nvml_does_not_know_nothing() {
-        let told = of_reading(&reading(Some(usage())));
+    fn a_gpu_shows_its_memory_unless_nvml_does_not_know_it() {
+        let nvml = of_reading(&reading(Some(usage())));
         let json = serde_json::json!({
             "uuid": "GPU-5a7c", "name": "NVIDIA H200", "utilisation_percent": 37, "xid_errors": 2,
             "power_mw": 120_500, "power_limit_mw": 700_000, "energy_mj": null,
             "memory": {"used_mib": 900, "free_mib": 1000, "total_mib": 2048}
         });
-        assert_eq!(serde_json::to_value(&told).unwrap(), json);
-        let line = line(&gpu(Some(told))).unwrap();
-        let said = "GPU 3 (NVIDIA H200): 900 of 2048 MiB used, busy 37% of the time, 2 errors";
-        assert!(line.starts_with(said), "{line}");
+        assert_eq!(serde_json::to_value(&nvml).unwrap(), json);
+        let line = line(&gpu(Some(nvml))).unwrap();
+        let expected = "GPU 3 (NVIDIA H200): 900 of 2048 MiB used, busy 37% of the time, 2 errors";
+        assert!(line.starts_with(expected), "{line}");
         assert_eq!(super::line(&gpu(None)), None);
     }
 
     #[test]
-    fn a_lost_gpu_still_tells_its_errors() {
+    fn a_lost_gpu_still_shows_its_errors() {
         let nvml = of_reading(&reading(None));
         assert_eq!((nvml.memory, nvml.utilisation_percent, nvml.xid_errors), (None, None, 2));
         assert!(line(&gpu(Some(nvml))).unwrap().contains("memory unknown, 2 errors"));
@@ -197,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_model_without_room_for_a_shadow_says_what_it_needs() {
+    fn a_model_without_room_for_a_shadow_has_a_reason() {
         let usage = |free: u64, standby: Option<u64>| Usage {
             memory: Memory { used: 0, free: free << 30, total: 0 },
             utilisation_percent: None,
@@ -208,21 +209,20 @@ mod tests {
             ],
         };
         let standby = WorkerReport { role: "standby".to_owned(), ..worker(8) };
-        let said =
-            |workers: &[WorkerReport], need, usage| no_room(workers, need, Some(&watched(Some(usage))));
-        let short = "needs 9.0 GiB of GPU memory, and 4.0 GiB are free";
-        assert_eq!(said(&[worker(7)], None, usage(4, None)).as_deref(), Some(short));
-        assert_eq!(said(&[worker(7)], None, usage(9, None)), None);
+        let why = |workers: &[WorkerReport], need, usage| no_room(workers, need, Some(&watched(Some(usage))));
+        let too_little = "a second worker needs 9.0 GiB of GPU memory, and 4.0 GiB are free";
+        assert_eq!(why(&[worker(7)], None, usage(4, None)).as_deref(), Some(too_little));
+        assert_eq!(why(&[worker(7)], None, usage(9, None)), None);
         let brought = WorkerMemory { weights_mib: 5 << 10, brought_mib: 5 << 10, scratch_mib: 0 };
         let first = WorkerReport { memory: Some(brought), ..worker(7) };
-        assert_eq!(said(&[first], None, usage(4, None)), None, "the weights are there");
-        assert_eq!(said(&[worker(7), standby], None, usage(4, Some(5))), None, "it would be given up");
+        assert_eq!(why(&[first], None, usage(4, None)), None, "the weights are loaded already");
+        assert_eq!(why(&[worker(7), standby], None, usage(4, Some(5))), None, "the standby would stop");
         assert_eq!(
-            said(&[worker(9)], Some(9 << 30), usage(4, None)).as_deref(),
-            Some(short),
-            "by its profile"
+            why(&[worker(9)], Some(9 << 30), usage(4, None)).as_deref(),
+            Some(too_little),
+            "the need comes from the profile"
         );
-        assert_eq!(said(&[worker(9)], None, usage(0, None)), None, "nothing is known");
+        assert_eq!(why(&[worker(9)], None, usage(0, None)), None, "the need is unknown");
         assert_eq!(no_room(&[worker(7)], Some(9 << 30), Some(&watched(None))), None);
     }
 }

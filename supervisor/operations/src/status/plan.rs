@@ -1,21 +1,21 @@
-//! The changes that the policy would make, as text, 80 columns wide.
+//! `shadowslice plan`: the changes that the policy would make, as text of 80 columns.
 
-use super::table::{Column, Long, WIDTH, aligned, block, left, right, wrapped};
+use super::table::{LongCell, TableColumn, WIDTH, aligned, block, left, right, wrapped};
 use crate::figures;
 use shadowslice_control::controller::{ModelPlan, PlanReport};
 
 pub fn plan(report: &PlanReport) -> String {
     let PlanReport { policy, act, interval_ms, decisions, models } = report;
     if policy == "static" {
-        return "policy: static: nothing decides shares; `shadowslice resize` changes them\n".to_owned();
+        return "policy: static: shares change only by `shadowslice resize`\n".to_owned();
     }
-    let act = if *act { "decisions are carried out" } else { "act: false, so nothing is carried out" };
+    let act = if *act { "decisions are applied" } else { "decisions are not applied (act: false)" };
     let head = format!("policy: {policy}, every {interval_ms:.0} ms, {decisions} decisions; {act}");
     let mut lines = wrapped(&head, WIDTH, 2);
     if !models.is_empty() {
         let span = models.iter().map(|model| model.recent.span_s).fold(0.0, f64::max);
-        lines.push(format!("REQ/S to BUSY are over the last {}:", figures::span(span)));
-        let mut rows = aligned(&COLUMNS, models, WIDTH, Long::OwnLine).into_iter();
+        lines.push(format!("REQ/S to BUSY cover the last {}:", figures::span(span)));
+        let mut rows = aligned(&COLUMNS, models, WIDTH, LongCell::OwnLine).into_iter();
         lines.extend(rows.next());
         for (row, model) in rows.zip(models) {
             lines.push(row);
@@ -25,7 +25,7 @@ pub fn plan(report: &PlanReport) -> String {
     lines.iter().map(|line| format!("{line}\n")).collect()
 }
 
-/// What the policy found, and what keeps it from being ordered.
+/// Returns the policy's reason, and what prevents the change.
 pub(crate) fn why(model: &ModelPlan) -> String {
     let mut text = model.why.clone();
     if let Some(obstacle) = &model.not_ordered {
@@ -40,7 +40,7 @@ pub(crate) fn why(model: &ModelPlan) -> String {
     text
 }
 
-/// How the share changes, and where the model is.
+/// Describes how the share changes, and the model's groups of SMs.
 fn place(model: &ModelPlan) -> String {
     let mut text = model.mechanism.clone();
     match model.groups.as_deref() {
@@ -49,7 +49,7 @@ fn place(model: &ModelPlan) -> String {
         None => {}
     }
     if !model.groups_shared_with.is_empty() {
-        text.push_str(&format!(", some of which {} has, too", model.groups_shared_with.join(" and ")));
+        text.push_str(&format!(", partly shared with {}", model.groups_shared_with.join(" and ")));
     }
     if let Some(why) = &model.no_partition {
         text.push_str(&format!(", not in-process: {why}"));
@@ -57,7 +57,7 @@ fn place(model: &ModelPlan) -> String {
     text
 }
 
-const COLUMNS: [Column<ModelPlan>; 11] = [
+const COLUMNS: [TableColumn<ModelPlan>; 11] = [
     left(0, "MODEL", |model| model.name.clone()),
     right(0, "SHARE", |model| format!("{}%", model.share_percent)),
     right(0, "SMS", |model| model.sms.to_string()),
@@ -80,7 +80,7 @@ fn idle(model: &ModelPlan) -> bool {
     model.recent.arrival_rate == 0.0 && model.recent.attainment.is_none() && model.seen.queued == 0
 }
 
-/// What keeps a wanted change from being made.
+/// Returns what prevents a wanted change, in a word.
 fn kept_by(model: &ModelPlan) -> &'static str {
     match (model.verdict.as_str(), &model.not_ordered) {
         (_, Some(_)) => "obstacle",
@@ -119,28 +119,32 @@ mod tests {
         }
     }
 
-    fn said(models: Vec<ModelPlan>) -> String {
+    fn output(models: Vec<ModelPlan>) -> String {
         let (policy, act) = ("adaptive".to_owned(), true);
         plan(&PlanReport { policy, act, interval_ms: 100.0, decisions: 94, models })
     }
 
     #[test]
     fn each_model_has_a_row_and_its_reason_below() {
-        let said = said(vec![model("speech")]);
-        let lines: Vec<_> = said.lines().collect();
-        assert_eq!(lines[1], "REQ/S to BUSY are over the last 14 s:");
+        let output = output(vec![model("speech")]);
+        let lines: Vec<_> = output.lines().collect();
+        assert_eq!(lines[1], "REQ/S to BUSY cover the last 14 s:");
         assert_eq!(lines[2], "MODEL  SHARE SMS WANTED SMS VERDICT REQ/S MISSED BUSY REFUSES KEPT BY");
         assert_eq!(lines[3], "speech  100% 132    79% 104 shrink     99  20.0%  97% late    -");
-        assert!(lines[4].starts_with("  it makes room for digits"), "{said}");
-        assert!(lines[5].starts_with("  ") && lines[5].contains("some of which digits has, too"), "{said}");
+        assert!(lines[4].starts_with("  it makes room for digits"), "{output}");
+        let shared = lines[4..].join(" ").split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(
+            lines[5].starts_with("  ") && shared.contains("groups 0-12, partly shared with digits"),
+            "{output}"
+        );
     }
 
     #[test]
-    fn an_overload_stands_behind_the_reason() {
+    fn an_overload_follows_the_reason() {
         let overload = Some("a copy serves 9 requests/s within the SLO at most".to_owned());
-        let said = said(vec![ModelPlan { overload, ..model("speech") }]);
-        let said = said.split_whitespace().collect::<Vec<_>>().join(" ");
-        assert!(said.contains("before that; overloaded: a copy serves 9 requests/s"), "{said}");
+        let output = output(vec![ModelPlan { overload, ..model("speech") }]);
+        let output = output.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(output.contains("before that; overloaded: a copy serves 9 requests/s"), "{output}");
     }
 
     #[test]
@@ -148,9 +152,9 @@ mod tests {
         let recent = RecentReport { span_s: 14.2, ..RecentReport::default() };
         let name = "a-model-with-a-name-that-is-rather-long".to_owned();
         let not_ordered = Some("the last order failed (no memory); tried again in 4 s ".repeat(4));
-        let said = said(vec![ModelPlan { recent, name, not_ordered, ..model("") }, model("other")]);
-        assert!(said.contains(" idle "), "{said}");
-        assert!(said.contains("obstacle") && said.contains("tried again in 4 s"), "{said}");
-        assert_eq!(said.lines().find(|line| line.chars().count() > WIDTH), None, "{said}");
+        let output = output(vec![ModelPlan { recent, name, not_ordered, ..model("") }, model("other")]);
+        assert!(output.contains(" idle "), "{output}");
+        assert!(output.contains("obstacle") && output.contains("tried again in 4 s"), "{output}");
+        assert_eq!(output.lines().find(|line| line.chars().count() > WIDTH), None, "{output}");
     }
 }

@@ -1,11 +1,11 @@
-//! The states of a model, in words and times.
+//! The states of a model, as names, reasons and times.
 
 use std::time::{Duration, Instant};
 
 use shadowslice_control::controller::{ModelReport, ModelState, NextStart, WaitReason};
 
-/// A state's name, and why it is so.
-pub(super) fn told(state: &ModelState) -> (&'static str, Option<String>) {
+/// Returns a state's name and its reason.
+pub(super) fn name_and_reason(state: &ModelState) -> (&'static str, Option<String>) {
     match state {
         ModelState::Loading => ("loading", None),
         ModelState::Ready => ("ready", None),
@@ -16,7 +16,7 @@ pub(super) fn told(state: &ModelState) -> (&'static str, Option<String>) {
     }
 }
 
-/// Returns how far a model is that loads, and what its last worker died of.
+/// Returns the progress of a model that loads, and why its last worker exited.
 pub(super) fn progress(report: &ModelReport, now: Instant) -> Option<String> {
     if !matches!(report.state, ModelState::Loading | ModelState::Restarting) {
         return None;
@@ -28,11 +28,12 @@ pub(super) fn progress(report: &ModelReport, now: Instant) -> Option<String> {
     });
     let waits = report.waits.contains(&WaitReason::Turn);
     let turn = waits.then(|| "waits for its turn: other workers start first".to_owned());
-    let died = report.last_death.as_ref().map(|why| format!("its last worker ended: {why}"));
+    let died = report.last_death.as_ref().map(|why| format!("its last worker exited: {why}"));
     let known: Vec<String> = [turn, warming, died].into_iter().flatten().collect();
     (!known.is_empty()).then(|| known.join("; "))
 }
 
+/// Returns the time until the next try of an unready model.
 pub(super) fn next_try(state: &ModelState, now: Instant) -> Option<Duration> {
     match state {
         ModelState::Unready { next: NextStart::UnderWay, .. } => Some(Duration::ZERO),

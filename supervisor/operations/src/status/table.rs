@@ -1,6 +1,6 @@
 //! Tables and sentences that fit a width.
 
-/// As wide as any terminal is.
+/// The width of text output, in columns: any terminal has as many.
 pub(crate) const WIDTH: usize = 80;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -9,38 +9,44 @@ pub(crate) enum Align {
     Right,
 }
 
-/// A column: its head, and a row's text. Where there is no room, the column of the highest rank
-/// goes first, and columns of rank 0 stay.
+/// A column of a table of rows `R`: its head, and the function from a row to its cell. If the table
+/// is too wide, columns are left out, those of the highest rank first. Columns of rank 0 stay.
 #[derive(Debug)]
-pub(crate) struct Column<R> {
+pub(crate) struct TableColumn<R> {
     pub(crate) rank: u8,
     pub(crate) head: &'static str,
     pub(crate) align: Align,
     pub(crate) cell: fn(&R) -> String,
 }
 
-/// What becomes of a first cell that is too long.
+/// The treatment of a first cell that is too long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Long {
+pub(crate) enum LongCell {
     Cut,
-    /// It gets a line of its own, above the rest of its row.
+    /// The cell gets its own line, above the rest of its row.
     OwnLine,
 }
 
-/// The first column is narrowed to this before columns leave, and to the least where none can.
+/// The width to which the first column shrinks before other columns are left out.
 const NARROW: usize = 10;
+/// The width to which the first column shrinks when no other column can be left out.
 const LEAST: usize = 4;
 
-pub(crate) const fn left<R>(rank: u8, head: &'static str, cell: fn(&R) -> String) -> Column<R> {
-    Column { rank, head, align: Align::Left, cell }
+pub(crate) const fn left<R>(rank: u8, head: &'static str, cell: fn(&R) -> String) -> TableColumn<R> {
+    TableColumn { rank, head, align: Align::Left, cell }
 }
 
-pub(crate) const fn right<R>(rank: u8, head: &'static str, cell: fn(&R) -> String) -> Column<R> {
-    Column { rank, head, align: Align::Right, cell }
+pub(crate) const fn right<R>(rank: u8, head: &'static str, cell: fn(&R) -> String) -> TableColumn<R> {
+    TableColumn { rank, head, align: Align::Right, cell }
 }
 
-/// The head and each row, at most `width` wide as long as the columns of rank 0 are not wider.
-pub(crate) fn aligned<R>(columns: &[Column<R>], rows: &[R], width: usize, long: Long) -> Vec<String> {
+/// Returns the head and each row as lines of at most `width`, unless the columns of rank 0 are wider.
+pub(crate) fn aligned<R>(
+    columns: &[TableColumn<R>],
+    rows: &[R],
+    width: usize,
+    long: LongCell,
+) -> Vec<String> {
     let cells: Vec<Vec<String>> = columns.iter().map(|column| cells(column, rows)).collect();
     let mut widths: Vec<usize> = cells.iter().map(|cells| widest(cells)).collect();
     let mut kept: Vec<usize> = (0..columns.len()).collect();
@@ -59,7 +65,7 @@ pub(crate) fn aligned<R>(columns: &[Column<R>], rows: &[R], width: usize, long: 
     (0..=rows.len()).map(|row| line(columns, &cells, &widths, &kept, row, long)).collect()
 }
 
-fn cells<R>(column: &Column<R>, rows: &[R]) -> Vec<String> {
+fn cells<R>(column: &TableColumn<R>, rows: &[R]) -> Vec<String> {
     std::iter::once(column.head.to_owned()).chain(rows.iter().map(column.cell)).collect()
 }
 
@@ -68,12 +74,12 @@ fn widest(cells: &[String]) -> usize {
 }
 
 fn line<R>(
-    columns: &[Column<R>],
+    columns: &[TableColumn<R>],
     cells: &[Vec<String>],
     widths: &[usize],
     kept: &[usize],
     row: usize,
-    long: Long,
+    long: LongCell,
 ) -> String {
     let mut line = String::new();
     for &i in kept {
@@ -82,7 +88,7 @@ fn line<R>(
             line.push(' ');
         }
         match columns[i].align {
-            _ if cell.chars().count() > width && long == Long::OwnLine => {
+            _ if cell.chars().count() > width && long == LongCell::OwnLine => {
                 line.push_str(&format!("{cell}\n{:width$}", ""));
             }
             _ if cell.chars().count() > width => line.push_str(&cut(cell, width)),
@@ -93,7 +99,7 @@ fn line<R>(
     line.trim_end().to_owned()
 }
 
-/// At most `width` characters; the last one tells that there were more.
+/// Cuts a text to `width` characters; an ellipsis replaces the rest.
 pub(crate) fn cut(text: &str, width: usize) -> String {
     if text.chars().count() <= width {
         return text.to_owned();
@@ -102,8 +108,8 @@ pub(crate) fn cut(text: &str, width: usize) -> String {
     if width == 0 { kept } else { kept + "…" }
 }
 
-/// Lines of at most `width`, all but the first indented. Longer words are broken. What could steer
-/// a terminal is replaced, as others may have written some of it.
+/// Wraps a text into lines of at most `width` and indents all but the first. Longer words are
+/// broken. Control characters are replaced, as parts of the text may come from clients or models.
 pub(crate) fn wrapped(text: &str, width: usize, indent: usize) -> Vec<String> {
     let plain = |letter: char| if letter.is_control() && !letter.is_whitespace() { '?' } else { letter };
     let text: String = text.chars().map(plain).collect();
@@ -135,7 +141,7 @@ pub(crate) fn wrapped(text: &str, width: usize, indent: usize) -> Vec<String> {
     lines
 }
 
-/// [`wrapped`], with all lines indented by two.
+/// Wraps a text as [`wrapped`] does, with all lines indented by two.
 pub(crate) fn block(text: &str, width: usize) -> Vec<String> {
     wrapped(text, width.saturating_sub(2), 0).iter().map(|line| format!("  {line}")).collect()
 }
@@ -144,21 +150,21 @@ pub(crate) fn block(text: &str, width: usize) -> Vec<String> {
 mod tests {
     use super::*;
 
-    const COLUMNS: [Column<(&str, u32)>; 3] = [
+    const COLUMNS: [TableColumn<(&str, u32)>; 3] = [
         left(0, "NAME", |row| row.0.to_owned()),
         right(0, "N", |row| row.1.to_string()),
         left(1, "MORE", |row| "x".repeat(row.1 as usize)),
     ];
 
     #[test]
-    fn columns_are_as_wide_as_needed_and_leave_by_rank() {
+    fn columns_are_as_wide_as_needed_and_are_left_out_by_rank() {
         let rows = [("one", 7), ("a-long-name", 12)];
-        let all = aligned(&COLUMNS, &rows, 40, Long::Cut);
+        let all = aligned(&COLUMNS, &rows, 40, LongCell::Cut);
         assert_eq!(all, ["NAME         N MORE", "one          7 xxxxxxx", "a-long-name 12 xxxxxxxxxxxx"]);
-        assert_eq!(aligned(&COLUMNS, &rows, 10, Long::Cut), ["NAME     N", "one      7", "a-long… 12"]);
-        let own = aligned(&COLUMNS, &rows, 10, Long::OwnLine);
+        assert_eq!(aligned(&COLUMNS, &rows, 10, LongCell::Cut), ["NAME     N", "one      7", "a-long… 12"]);
+        let own = aligned(&COLUMNS, &rows, 10, LongCell::OwnLine);
         assert_eq!(own[2], "a-long-name\n        12");
-        assert_eq!(aligned(&COLUMNS, &[], 3, Long::Cut), ["NAME N"]);
+        assert_eq!(aligned(&COLUMNS, &[], 3, LongCell::Cut), ["NAME N"]);
     }
 
     #[test]

@@ -1,31 +1,31 @@
-//! The status as text, 80 columns wide.
+//! `shadowslice status` as text of 80 columns.
 
-use super::table::{Column, Long, WIDTH, aligned, left, right, wrapped};
-use super::{ModelStatus, Status, SupervisorStatus, gpus};
+use super::table::{LongCell, TableColumn, WIDTH, aligned, left, right, wrapped};
+use super::{HostStatus, ModelStatus, SupervisorStatus, gpus};
 use crate::figures;
 use shadowslice_control::controller::{HandoverReport, ModelPlan};
 use shadowslice_datapath::readiness::Host;
 
-pub fn text(status: &Status) -> String {
-    let mut lines = aligned(&COLUMNS, &status.models, WIDTH, Long::OwnLine);
+pub fn text(status: &HostStatus) -> String {
+    let mut lines = aligned(&COLUMNS, &status.models, WIDTH, LongCell::OwnLine);
     let mut say = |line: &str| lines.extend(wrapped(line, WIDTH, 2));
     match status.host {
         Host::Serving if status.ready => {}
         Host::Serving => say(&unready_host(&status.models)),
-        Host::Drained => say("the host is drained, until `shadowslice undrain`"),
+        Host::Drained => say("the host is drained until `shadowslice undrain`"),
         Host::Stopping => say("the host is stopping"),
     }
     if status.upgrading {
-        say("an upgrade is under way: models move to the next supervisor one after the other");
+        say("an upgrade is in progress: models move to the next supervisor one after the other");
     }
     for model in &status.models {
         if model.drained && status.host == Host::Serving {
-            say(&format!("{0} is drained, until `shadowslice undrain {0}`", model.name));
+            say(&format!("{0} is drained until `shadowslice undrain {0}`", model.name));
         }
         notes(model).iter().for_each(|note| say(note));
         if let Some(wanted) = model.wanted_percent.filter(|&wanted| wanted != model.share_percent) {
-            let verdict = model.verdict.as_deref().unwrap_or("the policy says no more");
-            say(&format!("{}: {wanted}% wanted: {verdict}", model.name));
+            let verdict = model.verdict.as_deref().unwrap_or("no reason is known");
+            say(&format!("{}: the policy wants {wanted}%: {verdict}", model.name));
         }
     }
     for gpu in &status.gpus {
@@ -38,7 +38,7 @@ pub fn text(status: &Status) -> String {
     lines.iter().map(|line| format!("{line}\n")).collect()
 }
 
-/// Models that are named where the host is not ready.
+/// The number of models that are named if the host is not ready.
 const MAX_NAMED: usize = 5;
 
 fn unready_host(models: &[ModelStatus]) -> String {
@@ -54,7 +54,7 @@ fn unready_host(models: &[ModelStatus]) -> String {
     match unready.is_empty() {
         true => "the host is not ready".to_owned(),
         false => format!(
-            "the host is not ready; these models are not: {}{more}",
+            "the host is not ready because of these models: {}{more}",
             unready[..unready.len().min(MAX_NAMED)].join(", ")
         ),
     }
@@ -62,57 +62,57 @@ fn unready_host(models: &[ModelStatus]) -> String {
 
 pub(crate) fn supervisor(own: &SupervisorStatus) -> String {
     let SupervisorStatus { version, pid, age_s, config } = own;
-    format!("supervisor {version}, pid {pid}, for {}, with {}", figures::span(*age_s), config.display())
+    format!("supervisor {version}, pid {pid}, up {}, with {}", figures::span(*age_s), config.display())
 }
 
-/// What is not as it should be with a model, or not as the policy would have it.
+/// Returns the problems of a model, and deviations from what the policy wants.
 pub(crate) fn notes(model: &ModelStatus) -> Vec<String> {
     let name = &model.name;
     let why = model.why.as_ref().map(|why| format!("{name} is {}{}: {why}", model.state, next_try(model)));
     let no_change = model.cannot_resize.as_ref().map(|why| format!("{name} cannot resize: {why}"));
-    let no_standby = model.no_standby.as_ref().map(|why| format!("{name} has no standing worker: {why}"));
+    let no_standby = model.no_standby.as_ref().map(|why| format!("{name} has no standby: {why}"));
     let files = model.files_changed.then(|| {
-        format!("{name}: its files have changed since it was loaded; `shadowslice reload` loads them")
+        format!("the files of {name} changed after it was loaded; run `shadowslice reload` to load them")
     });
-    let batches = model.batch_limit.as_ref().map(|why| format!("{name} has smaller batches, {why}"));
+    let batches = model.batch_limit.as_ref().map(|why| format!("{name} has small batches: {why}"));
     let stalled = model.stalled.as_ref().map(|what| format!("{name}: {what}"));
     let overload = model.overload.as_ref().map(|why| format!("{name} is overloaded: {why}"));
     let malformed = model.requests.invalid;
     let malformed = (malformed > 0).then(|| {
         format!(
-            "{name} was sent {} requests that are at fault themselves; see their answers, or `access_log`",
+            "{name} received {} invalid requests; see the clients' error messages, or `access_log`",
             figures::count(malformed)
         )
     });
     let held = model
         .held
-        .then(|| format!("{name} is held at {}%, until `shadowslice release {name}`", model.share_percent));
+        .then(|| format!("{name} is held at {}% until `shadowslice release {name}`", model.share_percent));
     [why, overload, stalled, files, no_change, batches, malformed, no_standby, held]
         .into_iter()
         .flatten()
         .collect()
 }
 
-/// Since when a model is unready, and until when.
+/// Describes since when a model has been unready, and when it is tried again.
 fn next_try(model: &ModelStatus) -> String {
     if model.state != "unready" {
         return String::new();
     }
     let next = match model.next_try_s {
-        None => "tried again when its files or its configuration change".to_owned(),
-        Some(0.0) => "it is being tried again".to_owned(),
-        Some(next) => format!("tried again in {next:.0} s"),
+        None => "next try when its files or its configuration change".to_owned(),
+        Some(0.0) => "a try is in progress".to_owned(),
+        Some(next) => format!("next try in {next:.0} s"),
     };
-    format!(" since {:.0} s ({next})", model.state_age_s)
+    format!(" for {:.0} s ({next})", model.state_age_s)
 }
 
-/// A change of the share that ended, and its reason.
+/// Describes a completed or failed change of the share, with its reason.
 pub(crate) fn change_text(last: &HandoverReport, plan: Option<&ModelPlan>) -> String {
     let reason = match last.cause.as_str() {
         "hand" => "by hand".to_owned(),
         "policy" => {
             let why = plan.and_then(|plan| plan.last_order_why.as_deref());
-            format!("by the policy: {}", why.unwrap_or("it says no more"))
+            format!("by the policy: {}", why.unwrap_or("no reason is known"))
         }
         "death" => "after a worker's death".to_owned(),
         _ => "the worker could not keep its share".to_owned(),
@@ -127,23 +127,23 @@ pub(crate) fn state(model: &ModelStatus) -> String {
     if drained { "drained".to_owned() } else { model.state.clone() }
 }
 
-/// The share in force; `h` tells that it is held.
+/// Returns the share in force; `h` marks a held share.
 pub(crate) fn share(model: &ModelStatus) -> String {
     format!("{}%{}", model.share_percent, if model.held { "h" } else { "" })
 }
 
-/// The part of the requests answered within the SLO; `-` where there was none.
+/// Returns the part of the requests that was answered within the SLO, or `-` without requests.
 pub(crate) fn in_slo(model: &ModelStatus) -> String {
     let part = model.slo.attainment.filter(|_| !model.is_idle());
     part.map_or("-".to_owned(), figures::percent)
 }
 
-/// A latency; `-` where no request was answered.
+/// Returns a latency, or `-` if no request was answered.
 pub(crate) fn latency(model: &ModelStatus, ms: f64) -> String {
     model.slo.slack.map_or("-".to_owned(), |_| figures::ms(ms))
 }
 
-const COLUMNS: [Column<ModelStatus>; 11] = [
+const COLUMNS: [TableColumn<ModelStatus>; 11] = [
     left(0, "MODEL", |model| model.name.clone()),
     left(0, "STATE", state),
     right(0, "SHARE", share),
@@ -171,32 +171,32 @@ mod tests {
         ModelStatus { name, state, share_percent: 100, sms: 132, slo, ..ModelStatus::default() }
     }
 
-    fn said(models: Vec<ModelStatus>) -> String {
+    fn output(models: Vec<ModelStatus>) -> String {
         let (version, config) = ("0.1.0".to_owned(), "/etc/shadowslice/shadowslice.yaml".into());
         let supervisor = Some(SupervisorStatus { version, pid: 4711, age_s: 10_000.0, config });
         let (host, gpus) = (Host::Serving, Vec::new());
-        text(&Status { supervisor, host, ready: true, upgrading: false, models, gpus })
+        text(&HostStatus { supervisor, host, ready: true, upgrading: false, models, gpus })
     }
 
     #[test]
-    fn idle_is_idle_and_what_was_offered_has_figures() {
+    fn an_idle_model_shows_idle_and_a_busy_one_figures() {
         let slo = SloStatus { attainment: Some(0.9837), slack: Some(0.5), ..model("b").slo };
         let busy =
             ModelStatus { slo, latency_ms: Latency { p50: 4.26, p99: 95.2 }, held: true, ..model("busy") };
-        let said = said(vec![model("quiet"), busy]);
-        let lines: Vec<_> = said.lines().collect();
+        let output = output(vec![model("quiet"), busy]);
+        let lines: Vec<_> = output.lines().collect();
         assert_eq!(lines[1].split_whitespace().skip(8).collect::<Vec<_>>(), ["idle", "-", "-"]);
         assert_eq!(lines[2].split_whitespace().skip(8).collect::<Vec<_>>(), ["4.3", "95", "98.3%"]);
-        assert!(lines[2].contains(" 100%h "), "{said}");
-        assert!(lines[3].starts_with("busy is held at 100%"), "{said}");
+        assert!(lines[2].contains(" 100%h "), "{output}");
+        assert!(lines[3].starts_with("busy is held at 100%"), "{output}");
         assert_eq!(
             lines[4..],
-            ["supervisor 0.1.0, pid 4711, for 3 h, with /etc/shadowslice/shadowslice.yaml"]
+            ["supervisor 0.1.0, pid 4711, up 3 h, with /etc/shadowslice/shadowslice.yaml"]
         );
     }
 
     #[test]
-    fn whatever_it_holds_it_fits_80_columns_and_no_name_is_cut() {
+    fn any_status_fits_80_columns_and_cuts_no_name() {
         let (name, state) = ("a-model-with-a-name.that_is-as-long-as-names-may-be".repeat(2), "restarting");
         let mut long = ModelStatus { state: state.to_owned(), why: Some("for ".repeat(60)), ..model(&name) };
         long.requests.succeeded = 4_000_000_000;
@@ -204,8 +204,8 @@ mod tests {
         let slo = SloStatus { attainment: Some(0.9999), slack: Some(-9.0), ..long.slo.clone() };
         long = ModelStatus { slo, latency_ms: Latency { p50: 98_765.0, p99: 1e6 }, held: true, ..long };
         long.name.truncate(80);
-        let said = said(vec![model("short"), long.clone()]);
-        assert!(said.lines().any(|line| line == long.name), "{said}");
-        assert_eq!(said.lines().find(|line| line.chars().count() > WIDTH), None, "{said}");
+        let output = output(vec![model("short"), long.clone()]);
+        assert!(output.lines().any(|line| line == long.name), "{output}");
+        assert_eq!(output.lines().find(|line| line.chars().count() > WIDTH), None, "{output}");
     }
 }

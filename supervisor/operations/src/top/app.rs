@@ -1,39 +1,39 @@
-//! What is shown, and what keys do.
+//! The state of `top`: the last reply, the selected model, and the actions of keys.
 
 use std::time::Duration;
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
-use super::facts::{Facts, Seen};
+use super::snapshot::{PollResult, TopSnapshot};
 
 #[derive(Debug, Default)]
 pub(super) struct App {
     pub(super) interval: Duration,
-    pub(super) facts: Option<Facts>,
-    /// The supervisor does not answer.
-    pub(super) away: Option<Away>,
-    last: Option<Seen>,
-    /// By name, as models come and go.
+    pub(super) snapshot: Option<TopSnapshot>,
+    /// The outage, if the supervisor does not reply.
+    pub(super) away: Option<Unreachable>,
+    last: Option<PollResult>,
+    /// The name of the selected model. A name stays right when models are added or removed.
     selected: Option<String>,
 }
 
 #[derive(Debug)]
-pub(super) struct Away {
+pub(super) struct Unreachable {
     pub(super) why: String,
     since: Duration,
     now: Duration,
 }
 
-impl Away {
+impl Unreachable {
     pub(super) fn lasts(&self) -> Duration {
         self.now.saturating_sub(self.since)
     }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Next {
-    Draw,
-    End,
+pub(super) enum KeyAction {
+    Redraw,
+    Quit,
 }
 
 impl App {
@@ -41,47 +41,48 @@ impl App {
         Self { interval, ..Self::default() }
     }
 
-    /// `answer`: of the supervisor, or why there is none.
-    pub(super) fn hear(&mut self, answer: Result<Seen, String>, now: Duration) {
-        match answer {
-            Ok(seen) => {
-                self.facts = Some(Facts::of(&seen, self.last.as_ref()));
-                self.last = Some(seen);
+    /// Takes the supervisor's reply, or the reason why none came.
+    pub(super) fn update(&mut self, reply: Result<PollResult, String>, now: Duration) {
+        match reply {
+            Ok(result) => {
+                self.snapshot = Some(TopSnapshot::of(&result, self.last.as_ref()));
+                self.last = Some(result);
                 self.away = None;
             }
             Err(why) => {
-                // Counters of the next supervisor have nothing to do with these.
+                // The counters of the next supervisor start from zero, so a difference to these is
+                // meaningless.
                 self.last = None;
                 let since = self.away.as_ref().map_or(now, |away| away.since);
-                self.away = Some(Away { why, since, now });
+                self.away = Some(Unreachable { why, since, now });
             }
         }
     }
 
-    pub(super) fn press(&mut self, key: KeyEvent) -> Next {
+    pub(super) fn press(&mut self, key: KeyEvent) -> KeyAction {
         let control = key.modifiers.contains(KeyModifiers::CONTROL);
         match key.code {
-            KeyCode::Char('c') if control => return Next::End,
-            KeyCode::Char('q') | KeyCode::Esc => return Next::End,
+            KeyCode::Char('c') if control => return KeyAction::Quit,
+            KeyCode::Char('q') | KeyCode::Esc => return KeyAction::Quit,
             KeyCode::Char('j') | KeyCode::Down => self.select(|place| place.saturating_add(1)),
             KeyCode::Char('k') | KeyCode::Up => self.select(|place| place.saturating_sub(1)),
             KeyCode::Home => self.select(|_| 0),
             KeyCode::End => self.select(|_| usize::MAX),
             _ => {}
         }
-        Next::Draw
+        KeyAction::Redraw
     }
 
-    /// The first model, unless another one was chosen that is still there.
+    /// Returns the index of the selected model, or 0 if that model does not exist any more.
     pub(super) fn selected(&self) -> usize {
-        let models = self.facts.iter().flat_map(|facts| &facts.models);
+        let models = self.snapshot.iter().flat_map(|snapshot| &snapshot.models);
         let chosen = |name: &String| models.clone().position(|model| model.status.name == *name);
         self.selected.as_ref().and_then(chosen).unwrap_or(0)
     }
 
     fn select(&mut self, to: impl Fn(usize) -> usize) {
-        let Some(facts) = &self.facts else { return };
-        let place = to(self.selected()).min(facts.models.len().saturating_sub(1));
-        self.selected = facts.models.get(place).map(|model| model.status.name.clone());
+        let Some(snapshot) = &self.snapshot else { return };
+        let place = to(self.selected()).min(snapshot.models.len().saturating_sub(1));
+        self.selected = snapshot.models.get(place).map(|model| model.status.name.clone());
     }
 }

@@ -1,12 +1,12 @@
-//! All of one model.
+//! The details of the selected model.
 
-use super::facts::ModelFacts;
+use super::snapshot::ModelSnapshot;
 use crate::figures::{self, span};
 use crate::status::table::wrapped;
 use crate::status::{ModelStatus, WorkerStatus, change_text, latency, notes, plan_why};
 
-/// The most important facts come first, as there may be room for some lines only.
-pub(super) fn lines(model: &ModelFacts, width: usize) -> Vec<String> {
+/// Returns the lines, the most important first, as a small screen shows only some.
+pub(super) fn lines(model: &ModelSnapshot, width: usize) -> Vec<String> {
     let status = &model.status;
     let mut lines = vec![head(model)];
     lines.extend(notes(status));
@@ -15,7 +15,12 @@ pub(super) fn lines(model: &ModelFacts, width: usize) -> Vec<String> {
     }
     lines.push(last_change(model));
     if let Some(plan) = &model.plan {
-        lines.push(format!("plan: {}% wanted ({}): {}", plan.wanted_percent, plan.verdict, plan_why(plan)));
+        lines.push(format!(
+            "plan: the policy wants {}% ({}): {}",
+            plan.wanted_percent,
+            plan.verdict,
+            plan_why(plan)
+        ));
     }
     lines.push(requests(model));
     lines.extend(status.workers.iter().map(worker));
@@ -23,12 +28,12 @@ pub(super) fn lines(model: &ModelFacts, width: usize) -> Vec<String> {
     lines.iter().flat_map(|line| wrapped(line, width, 4)).collect()
 }
 
-/// Neither unloaded nor moved.
+/// Returns true if the model is neither unloaded nor moved to the next supervisor.
 fn runs_here(status: &ModelStatus) -> bool {
     !status.mechanism.is_empty()
 }
 
-fn head(model: &ModelFacts) -> String {
+fn head(model: &ModelSnapshot) -> String {
     let status = &model.status;
     let slo = &status.slo;
     let age = if runs_here(status) { format!(" for {}", span(status.state_age_s)) } else { String::new() };
@@ -50,27 +55,27 @@ fn head(model: &ModelFacts) -> String {
     if slo.slack.is_some() {
         let (p50, p99) = (latency(status, status.latency_ms.p50), latency(status, status.latency_ms.p99));
         text.push_str(&format!(
-            "; in the last minutes p50 {p50}, p99 {p99} ms, {} in SLO",
+            "; over the last minutes p50 {p50} ms, p99 {p99} ms, {} in SLO",
             crate::status::in_slo(status)
         ));
     }
     text
 }
 
-/// The change of the share that ended last, and its reason.
-fn last_change(model: &ModelFacts) -> String {
+/// Describes the last change of the share, with its reason.
+fn last_change(model: &ModelSnapshot) -> String {
     let status = &model.status;
     let Some(last) = &status.handovers.last else {
         return "last change: none since the start".to_owned();
     };
     let mut text = format!("last change: {}", change_text(last, model.plan.as_ref()));
     if let Some(age) = status.share_age_s {
-        text.push_str(&format!("; the share is in force for {}", span(age)));
+        text.push_str(&format!("; share in force for {}", span(age)));
     }
     text
 }
 
-fn requests(model: &ModelFacts) -> String {
+fn requests(model: &ModelSnapshot) -> String {
     let status = &model.status;
     let counts = &status.requests;
     let named = counts.refused.by_reason().filter(|(_, count)| *count > 0);
@@ -79,7 +84,7 @@ fn requests(model: &ModelFacts) -> String {
     let reasons = if named.is_empty() { String::new() } else { format!(" ({})", named.join(", ")) };
     let refused = counts.refused.by_reason().map(|(_, count)| count).sum();
     let mut text = format!(
-        "requests: {} wait, {} run, {} done, {} failed, {} refused{reasons}",
+        "requests: {} queued, {} in flight, {} done, {} failed, {} refused{reasons}",
         figures::count(status.queue as u64),
         status.in_flight,
         figures::count(counts.succeeded),
@@ -87,7 +92,7 @@ fn requests(model: &ModelFacts) -> String {
         figures::count(refused)
     );
     if let Some(wait) = model.since.and_then(|since| since.wait_ms) {
-        text.push_str(&format!("; waited {} in the mean", span(wait / 1e3)));
+        text.push_str(&format!("; mean wait {}", span(wait / 1e3)));
     }
     text
 }
@@ -107,7 +112,7 @@ fn worker(worker: &WorkerStatus) -> String {
 }
 
 fn place(status: &ModelStatus) -> String {
-    let mut text = format!("changes of share: {}", status.mechanism);
+    let mut text = format!("share changes: {}", status.mechanism);
     match status.groups.as_deref() {
         Some("all") => text.push_str(", all groups of SMs"),
         Some(groups) => text.push_str(&format!(", groups {groups}")),

@@ -1,16 +1,16 @@
-//! GPUs: who has which SMs, memory by kind, power.
+//! The GPUs: their models by SMs, memory by kind, and power.
 
-use super::facts::{Facts, ModelFacts};
+use super::snapshot::{ModelSnapshot, TopSnapshot};
 use crate::figures;
 use crate::status::table::{block, cut};
 use crate::status::{GpuStatus, notes_of_gpu};
 use shadowslice_shared::groups::Groups;
 
-/// From here on a GPU's line has room for letters beside each other.
+/// The width, in columns, from which a GPU's single line has room for several letters in a group.
 const WIDE: usize = 130;
 
-/// All of one GPU.
-pub(super) fn full(facts: &Facts, gpu: &GpuStatus, width: usize) -> Vec<String> {
+/// Returns all lines of one GPU.
+pub(super) fn full(snapshot: &TopSnapshot, gpu: &GpuStatus, width: usize) -> Vec<String> {
     let name = gpu.nvml.as_ref().map_or(gpu.device.as_str(), |nvml| nvml.name.as_str());
     let backend = if gpu.backend == name { String::new() } else { format!(" {},", gpu.backend) };
     let mut head = format!("GPU {}  {name},{backend} {} SMs", gpu.index, gpu.sms);
@@ -20,52 +20,52 @@ pub(super) fn full(facts: &Facts, gpu: &GpuStatus, width: usize) -> Vec<String> 
     let mut lines = vec![cut(&head, width)];
     let room = width.saturating_sub(9);
     let (in_groups, by_percentage): (Vec<_>, Vec<_>) =
-        facts.on(gpu.index).partition(|model| groups_of(model).is_some());
+        snapshot.on(gpu.index).partition(|model| groups_of(model).is_some());
     if let Some(sizes) = gpu.groups.as_ref().filter(|_| !in_groups.is_empty()) {
         lines.push(format!("  SMs    {}", map(&in_groups, sizes.len(), room)));
     }
     if !by_percentage.is_empty() {
         lines.push(format!("  shares {}", bar(&by_percentage, room)));
     }
-    lines.extend(block(&memory(facts, gpu), width));
+    lines.extend(block(&memory(snapshot, gpu), width));
     lines.extend(notes_of_gpu(gpu).iter().flat_map(|note| block(note, width)));
     lines
 }
 
-/// One line.
-pub(super) fn short(facts: &Facts, gpu: &GpuStatus, width: usize) -> String {
-    let models: Vec<_> = facts.on(gpu.index).collect();
+/// Returns a single line about one GPU.
+pub(super) fn short(snapshot: &TopSnapshot, gpu: &GpuStatus, width: usize) -> String {
+    let models: Vec<_> = snapshot.on(gpu.index).collect();
     let grouped = models.iter().all(|model| groups_of(model).is_some());
     let groups = gpu.groups.as_ref().map_or(0, Vec::len);
     let who = match &gpu.groups {
         Some(_) if grouped => map(&models, groups, if width < WIDE { groups } else { groups * 4 }),
         _ => bar(&models, 21),
     };
-    let lacks = if gpu.why.is_some() { ", takes no workers" } else { "" };
+    let closed = if gpu.why.is_some() { ", accepts no workers" } else { "" };
     let power = power(gpu).map(|power| format!("  {power}")).unwrap_or_default();
     let memory = gpu.nvml.as_ref().and_then(|nvml| nvml.memory);
     let memory = memory.map(|memory| {
         format!("  {} of {} used", figures::mib(memory.used_mib), figures::mib(memory.total_mib))
     });
-    cut(&format!("GPU {} {}{lacks}{power}{}", gpu.index, who.trim_end(), memory.unwrap_or_default()), width)
+    cut(&format!("GPU {} {}{closed}{power}{}", gpu.index, who.trim_end(), memory.unwrap_or_default()), width)
 }
 
-fn groups_of(model: &ModelFacts) -> Option<Groups> {
+fn groups_of(model: &ModelSnapshot) -> Option<Groups> {
     model.status.groups.as_ref()?.parse().ok()
 }
 
-/// A cell for each group, with the letters of the models that have it: `.` for none, a number where
-/// there is no room for so many letters.
-fn map(models: &[&ModelFacts], groups: usize, room: usize) -> String {
+/// Draws a cell for each group, with the letters of its models: `.` for none, and their number if
+/// the letters do not fit.
+fn map(models: &[&ModelSnapshot], groups: usize, room: usize) -> String {
     let width = (room / groups.max(1)).clamp(1, 6);
     let has = |group: usize| {
-        let has = |model: &&&ModelFacts| groups_of(model).is_some_and(|groups| groups.contains(group));
+        let has = |model: &&&ModelSnapshot| groups_of(model).is_some_and(|groups| groups.contains(group));
         models.iter().filter(has).map(|model| model.key).collect::<String>()
     };
     (0..groups).map(|group| format!("{:<width$}", cell(&has(group), width))).collect()
 }
 
-/// With a space after it, where it has two columns or more.
+/// Returns the text of a cell. A cell of two columns or more keeps the last one free.
 fn cell(letters: &str, width: usize) -> String {
     let room = width.saturating_sub(1).max(1);
     match letters.len() {
@@ -81,16 +81,17 @@ fn cut_letters(letters: &str, count: usize) -> String {
     letters.chars().take(count).collect()
 }
 
-/// Shares beside each other, to the length of the whole GPU or of their sum.
-fn bar(models: &[&ModelFacts], room: usize) -> String {
+/// Draws shares beside each other. The bar's length stands for the whole GPU, or for the sum of the
+/// shares if that is larger.
+fn bar(models: &[&ModelSnapshot], room: usize) -> String {
     let sum: u32 = models.iter().map(|model| model.status.share_percent).sum();
-    let said = if sum > 0 { format!(" {sum}%") } else { " no share".to_owned() };
-    let room = room.saturating_sub(said.len()).min(50);
+    let text = if sum > 0 { format!(" {sum}%") } else { " no share".to_owned() };
+    let room = room.saturating_sub(text.len()).min(50);
     let cells = |percent: u32| (percent as usize * room).div_ceil(sum.max(100) as usize);
     let letters: String =
         models.iter().map(|model| model.key.to_string().repeat(cells(model.status.share_percent))).collect();
     let letters = letters.chars().take(room);
-    format!("{}{said}", letters.chain(std::iter::repeat('.')).take(room).collect::<String>())
+    format!("{}{text}", letters.chain(std::iter::repeat('.')).take(room).collect::<String>())
 }
 
 fn power(gpu: &GpuStatus) -> Option<String> {
@@ -106,17 +107,17 @@ fn power(gpu: &GpuStatus) -> Option<String> {
     (!parts.is_empty()).then(|| parts.join(", "))
 }
 
-/// Weights are there once for each model; what neither weights nor scratch is are contexts, kernels
-/// and recordings, and all that others have there.
-fn memory(facts: &Facts, gpu: &GpuStatus) -> String {
-    let told = |model: &ModelFacts| {
-        let told = model.status.workers.iter().filter_map(|worker| worker.report.memory);
-        told.fold((0, 0), |(weights, scratch), memory| {
+/// Describes the GPU's memory by kind. A model's workers share one copy of its weights. `other` are
+/// contexts, kernels, recordings, and the memory of other programs.
+fn memory(snapshot: &TopSnapshot, gpu: &GpuStatus) -> String {
+    let of_model = |model: &ModelSnapshot| {
+        let memories = model.status.workers.iter().filter_map(|worker| worker.report.memory);
+        memories.fold((0, 0), |(weights, scratch), memory| {
             (memory.weights_mib.max(weights), scratch + memory.scratch_mib)
         })
     };
     let (weights, scratch) =
-        facts.on(gpu.index).map(told).fold((0, 0), |sum, model| (sum.0 + model.0, sum.1 + model.1));
+        snapshot.on(gpu.index).map(of_model).fold((0, 0), |sum, model| (sum.0 + model.0, sum.1 + model.1));
     let kinds = format!("memory weights {}, scratch {}", figures::mib(weights), figures::mib(scratch));
     match gpu.nvml.as_ref().and_then(|nvml| nvml.memory) {
         Some(memory) => {
@@ -126,6 +127,6 @@ fn memory(facts: &Facts, gpu: &GpuStatus) -> String {
             format!("{kinds}, other {}, free {free:.1} of {total:.1} GiB", figures::mib(other))
         }
         None if weights + scratch > 0 => kinds,
-        None => "memory not known".to_owned(),
+        None => "memory unknown".to_owned(),
     }
 }

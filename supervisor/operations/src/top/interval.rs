@@ -1,18 +1,20 @@
-//! What happened to a model between two statuses.
+//! The difference between two statuses of a model.
 
 use crate::status::ModelStatus;
 use shadowslice_datapath::pipeline::Counts;
 
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(super) struct Interval {
-    /// How long the answered requests waited in the queue, in the mean; `None` without any.
+    /// The mean time that answered requests waited in the queue, in ms; `None` without answered
+    /// requests.
     pub(super) wait_ms: Option<f64>,
-    /// No request ended, none came, and none is there.
+    /// True if no request ended, none came, and none is queued or in flight.
     pub(super) idle: bool,
 }
 
 impl Interval {
-    /// `None` if the counters began anew in between, as those of a replaced model do.
+    /// Compares two statuses. Returns `None` if the counters restarted in between, as after a model
+    /// is replaced.
     pub(super) fn between(before: &ModelStatus, after: &ModelStatus) -> Option<Self> {
         let counts = after.requests.since(&before.requests)?;
         let Counts { accepted, succeeded, failed, rejected, invalid, cancelled, .. } = counts;
@@ -44,7 +46,7 @@ mod tests {
         let none = between(model(10, 10, 0, 1.0), model(10, 10, 0, 1.0)).unwrap();
         assert_eq!((none.wait_ms, none.idle), (None, true));
         let begun = between(model(10, 10, 0, 1.0), model(11, 10, 0, 1.0)).unwrap();
-        assert!(!begun.idle, "a request is under way");
+        assert!(!begun.idle, "a request is in flight");
         assert_eq!(between(model(30, 30, 4, 1.5), model(2, 2, 0, 0.1)), None, "another instance");
     }
 }

@@ -1,16 +1,16 @@
-//! `shadowslice top`: what models and GPUs do, live. What is shown follows from facts alone; `run`
-//! asks, draws and reads keys.
+//! `shadowslice top`: models and GPUs, live in a terminal. `run` polls the supervisor, reads keys
+//! and draws; the other modules turn replies into lines and do no I/O.
 
 mod app;
 mod details;
-mod facts;
 mod gpus;
 mod interval;
 mod models;
 mod room;
 mod run;
+mod snapshot;
 #[cfg(test)]
 mod tests;
 mod view;
 
-pub use run::{Options, run};
+pub use run::{TopOptions, run};

@@ -1,17 +1,18 @@
 //! The table of models.
 
-use super::facts::ModelFacts;
+use super::snapshot::ModelSnapshot;
 use crate::figures;
-use crate::status::table::{Column, Long, aligned, left, right};
+use crate::status::table::{LongCell, TableColumn, aligned, left, right};
 use crate::status::{in_slo, latency, share, state};
 use shadowslice_datapath::pipeline::Rates;
 
-/// The head, and a row for each model. What has no room leaves by its rank.
-pub(super) fn table(models: &[ModelFacts], width: usize) -> Vec<String> {
-    aligned(&COLUMNS, models, width, Long::Cut)
+/// Returns the table's head, and a row for each model. Columns that do not fit are left out by
+/// their rank.
+pub(super) fn table(models: &[ModelSnapshot], width: usize) -> Vec<String> {
+    aligned(&COLUMNS, models, width, LongCell::Cut)
 }
 
-const COLUMNS: [Column<ModelFacts>; 18] = [
+const COLUMNS: [TableColumn<ModelSnapshot>; 18] = [
     left(0, "MODEL", |model| model.status.name.clone()),
     left(0, "M", |model| model.key.to_string()),
     left(1, "STATE", |model| state(&model.status)),
@@ -34,8 +35,8 @@ const COLUMNS: [Column<ModelFacts>; 18] = [
     right(13, "DEATHS", |model| figures::count(model.status.worker_deaths)),
 ];
 
-/// How the share changes.
-fn by(model: &ModelFacts) -> String {
+/// Returns the way in which the share changes.
+fn by(model: &ModelSnapshot) -> String {
     match model.status.mechanism.as_str() {
         "in-process" => "inside",
         other => other,
@@ -43,7 +44,7 @@ fn by(model: &ModelFacts) -> String {
     .to_owned()
 }
 
-fn requests(model: &ModelFacts) -> String {
+fn requests(model: &ModelSnapshot) -> String {
     match model.status.rates {
         _ if model.status.slo.attainment.is_none() => "-".to_owned(),
         _ if model.is_idle() => "idle".to_owned(),
@@ -52,17 +53,17 @@ fn requests(model: &ModelFacts) -> String {
     }
 }
 
-fn rate(model: &ModelFacts, of: fn(&Rates) -> f64) -> String {
+fn rate(model: &ModelSnapshot, of: fn(&Rates) -> f64) -> String {
     let rate = model.status.rates.as_ref().map(of).filter(|_| !model.is_idle());
     rate.map_or("-".to_owned(), figures::rate)
 }
 
-fn busy(model: &ModelFacts, figure: impl Fn() -> String) -> String {
+fn busy(model: &ModelSnapshot, figure: impl Fn() -> String) -> String {
     if model.is_idle() { "-".to_owned() } else { figure() }
 }
 
-/// The change that ended last; how long ago, if its share is in force.
-fn last_change(model: &ModelFacts) -> String {
+/// Describes the last change: its age if its share is in force, otherwise its outcome.
+fn last_change(model: &ModelSnapshot) -> String {
     let status = &model.status;
     let Some(last) = &status.handovers.last else {
         return "-".to_owned();

@@ -1,41 +1,46 @@
-//! How many lines each part of the screen gets.
+//! The distribution of a screen's lines among its parts.
 
+/// The lines that each part would fill.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Wants {
+pub(super) struct LineNeeds {
     pub(super) models: usize,
-    /// With all of each GPU, and with one line for each.
-    pub(super) gpus: (usize, usize),
+    /// The lines of the GPUs in full.
+    pub(super) full_gpus: usize,
+    /// The lines of the GPUs with one line each.
+    pub(super) short_gpus: usize,
     pub(super) details: usize,
 }
 
+/// The lines that each part gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Room {
-    /// Besides the table's head.
+pub(super) struct LineBudget {
+    /// The rows of the table of models, without its head.
     pub(super) models: usize,
     pub(super) gpus: usize,
     pub(super) full_gpus: bool,
     pub(super) details: usize,
 }
 
-/// What is shown of the table and of the details before GPUs get more than a line.
+/// The rows of the table that come before all lines of the GPUs.
 const FIRST_MODELS: usize = 5;
+/// The lines of the details that come before all lines of the GPUs.
 const FIRST_DETAILS: usize = 7;
 
-/// `lines`: without the title, the table's head and the last line.
-pub(super) fn share_out(lines: usize, wants: Wants) -> Room {
-    let models = wants.models.min(FIRST_MODELS);
-    let details = wants.details.min(FIRST_DETAILS);
-    let full_gpus = models + details + wants.gpus.0 <= lines;
-    let gpus = if full_gpus { wants.gpus.0 } else { wants.gpus.1 };
-    // Without room for all, a model comes first, then its details, then GPUs.
+/// Distributes `lines`, which excludes the title, the table's head and the last line.
+pub(super) fn distribute(lines: usize, needs: LineNeeds) -> LineBudget {
+    let models = needs.models.min(FIRST_MODELS);
+    let details = needs.details.min(FIRST_DETAILS);
+    let full_gpus = models + details + needs.full_gpus <= lines;
+    let gpus = if full_gpus { needs.full_gpus } else { needs.short_gpus };
+    // If not everything fits, models come first, then details, then GPUs.
     let models = models.min(lines);
     let gpus = gpus.min(lines.saturating_sub(models + details));
-    let details = wants.details.min(lines - models - gpus);
+    let details = needs.details.min(lines - models - gpus);
     let spare = lines - models - gpus - details;
-    let models = wants.models.min(models + spare);
-    // More models before more details.
-    let more = (wants.models - models).min(details.saturating_sub(FIRST_DETAILS));
-    Room { models: models + more, gpus, full_gpus, details: details - more }
+    let models = needs.models.min(models + spare);
+    // The rows of models take precedence over more than the first details.
+    let more = (needs.models - models).min(details.saturating_sub(FIRST_DETAILS));
+    LineBudget { models: models + more, gpus, full_gpus, details: details - more }
 }
 
 #[cfg(test)]
@@ -43,28 +48,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_share_the_lines_and_leave_none_where_one_wants_more() {
+    fn parts_use_all_lines_while_one_needs_more() {
         for lines in 0..60 {
             for (models, gpus, details) in
                 [(0, 0, 0), (1, 1, 9), (3, 1, 12), (20, 1, 12), (20, 8, 9), (2, 4, 30)]
             {
-                let wants = Wants { models, gpus: (gpus * 3, gpus), details };
-                let room = share_out(lines, wants);
+                let needs = LineNeeds { models, full_gpus: gpus * 3, short_gpus: gpus, details };
+                let room = distribute(lines, needs);
                 let used = room.models + room.gpus + room.details;
-                assert!(used <= lines, "{lines} {wants:?} {room:?}");
-                assert!(room.models <= models && room.details <= details, "{lines} {wants:?} {room:?}");
+                assert!(used <= lines, "{lines} {needs:?} {room:?}");
+                assert!(room.models <= models && room.details <= details, "{lines} {needs:?} {room:?}");
                 let short = room.models < models || room.details < details;
-                assert!(used == lines || !short, "{lines} {wants:?} {room:?}");
-                assert!(room.models > 0 || lines == 0 || models == 0, "{lines} {wants:?} {room:?}");
+                assert!(used == lines || !short, "{lines} {needs:?} {room:?}");
+                assert!(room.models > 0 || lines == 0 || models == 0, "{lines} {needs:?} {room:?}");
             }
         }
     }
 
     #[test]
     fn on_a_usual_terminal_one_gpu_is_shown_in_full_and_many_by_a_line_each() {
-        let room = |models, gpus| share_out(21, Wants { models, gpus: (gpus * 3, gpus), details: 11 });
-        assert_eq!(room(2, 1), Room { models: 2, gpus: 3, full_gpus: true, details: 11 });
-        assert_eq!(room(20, 1), Room { models: 11, gpus: 3, full_gpus: true, details: 7 });
-        assert_eq!(room(20, 8), Room { models: 6, gpus: 8, full_gpus: false, details: 7 });
+        let room = |models, gpus| {
+            distribute(21, LineNeeds { models, full_gpus: gpus * 3, short_gpus: gpus, details: 11 })
+        };
+        assert_eq!(room(2, 1), LineBudget { models: 2, gpus: 3, full_gpus: true, details: 11 });
+        assert_eq!(room(20, 1), LineBudget { models: 11, gpus: 3, full_gpus: true, details: 7 });
+        assert_eq!(room(20, 8), LineBudget { models: 6, gpus: 8, full_gpus: false, details: 7 });
     }
 }

@@ -1,4 +1,4 @@
-//! Asks the supervisor, reads keys, draws; and leaves the terminal as it was.
+//! The loop of `top`: polls the supervisor, reads keys, draws, and restores the terminal at the end.
 
 use std::any::Any;
 use std::io::{self, IsTerminal};
@@ -13,54 +13,55 @@ use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyEvent};
 use ratatui::text::Text;
 
-use super::app::{App, Next};
-use super::facts::Seen;
+use super::app::{App, KeyAction};
+use super::snapshot::PollResult;
 use super::view;
-use crate::admin::{self, Ask, Reply};
+use crate::admin::{self, ControlReply, ControlRequest};
 use shadowslice_shared::errors;
 use shadowslice_shared::exit::{self, fail};
 
-const SHORTEST: Duration = Duration::from_millis(100);
+/// The shortest interval between two polls.
+const MIN_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The width of a page that no terminal asks for.
-const PAGE: u16 = 80;
+/// The width of a page without a terminal, in columns.
+const PAGE_WIDTH: u16 = 80;
 
-/// Keys and answers that wait to be shown.
-const WAITING: usize = 64;
+/// The capacity of the channel for keys, replies and other events.
+const EVENT_CAPACITY: usize = 64;
 
 #[derive(Debug, clap::Args)]
-pub struct Options {
-    /// How often the supervisor is asked, e.g. 500ms; at least 100ms.
+pub struct TopOptions {
+    /// The time between two polls of the supervisor, for example 500ms; at least 100ms.
     #[arg(long, default_value = "1s", value_parser = interval)]
     interval: Duration,
-    /// Print one page as text, over one interval; so it is without a terminal, too.
+    /// Print one page as text, after one interval, and exit. Without a terminal this is the default.
     #[arg(long)]
     once: bool,
 }
 
 fn interval(text: &str) -> Result<Duration, String> {
     let interval = shadowslice_config::duration(text)?;
-    if interval < SHORTEST { Err("the shortest is 100ms".to_owned()) } else { Ok(interval) }
+    if interval < MIN_INTERVAL { Err("the minimum is 100ms".to_owned()) } else { Ok(interval) }
 }
 
-enum Heard {
-    Answer(Result<Seen, String>),
+enum TopEvent {
+    Reply(Result<PollResult, String>),
     Key(KeyEvent),
     Resized,
     Signal(Signal),
-    /// A thread failed, as when the terminal is gone, or panicked.
-    Broken(Broken),
+    /// A thread failed or panicked, for example because the terminal was closed.
+    Failed(TopError),
 }
 
 #[derive(Debug, thiserror::Error)]
-enum Broken {
-    #[error("the terminal cannot be used")]
+enum TopError {
+    #[error("cannot use the terminal")]
     Terminal(#[from] io::Error),
     #[error("the thread {0} panicked: {1}")]
     Panicked(String, String),
 }
 
-impl Broken {
+impl TopError {
     fn code(&self) -> u8 {
         match self {
             Self::Terminal(_) => exit::UNAVAILABLE,
@@ -69,7 +70,7 @@ impl Broken {
     }
 }
 
-pub fn run(options: &Options, run_dir: &Path) -> u8 {
+pub fn run(options: &TopOptions, run_dir: &Path) -> u8 {
     let began = Instant::now();
     if options.once || !io::stdout().is_terminal() {
         return once(options.interval, run_dir, began);
@@ -81,46 +82,46 @@ pub fn run(options: &Options, run_dir: &Path) -> u8 {
 }
 
 fn once(interval: Duration, run_dir: &Path, began: Instant) -> u8 {
-    let (heard, hears) = mpsc::sync_channel(WAITING);
-    let _goes_on = match ask_on(run_dir, interval, &heard) {
-        Ok(goes_on) => goes_on,
+    let (event_tx, event_rx) = mpsc::sync_channel(EVENT_CAPACITY);
+    let _polling = match start_polling(run_dir, interval, &event_tx) {
+        Ok(polling) => polling,
         Err(error) => return fail(&errors::chain(&error), exit::SOFTWARE),
     };
     let mut app = App::new(interval);
-    for heard in hears.iter().take(2) {
-        match heard {
-            Heard::Answer(Ok(seen)) => app.hear(Ok(seen), began.elapsed()),
-            Heard::Answer(Err(why)) => return fail(&why, exit::UNAVAILABLE),
-            Heard::Broken(broken) => return fail(&errors::chain(&broken), broken.code()),
-            Heard::Key(_) | Heard::Resized | Heard::Signal(_) => {}
+    for event in event_rx.iter().take(2) {
+        match event {
+            TopEvent::Reply(Ok(result)) => app.update(Ok(result), began.elapsed()),
+            TopEvent::Reply(Err(why)) => return fail(&why, exit::UNAVAILABLE),
+            TopEvent::Failed(broken) => return fail(&errors::chain(&broken), broken.code()),
+            TopEvent::Key(_) | TopEvent::Resized | TopEvent::Signal(_) => {}
         }
     }
-    let lines = view::page(&app, PAGE);
+    let lines = view::page(&app, PAGE_WIDTH);
     exit::print(&lines.iter().map(|line| format!("{}\n", line.to_string().trim_end())).collect::<String>())
 }
 
-fn look(run_dir: &Path) -> Result<Seen, String> {
-    let ask = |what| admin::ask(run_dir, &what).map_err(|error| errors::chain(&error));
-    match (ask(Ask::Status)?, ask(Ask::Plan)?) {
-        (Reply::Status(status), Reply::Plan(plan)) => Ok(Seen { status, plan }),
-        (Reply::Refused(why), _) | (_, Reply::Refused(why)) => Err(why),
-        _ => Err("the supervisor answered another question; are both binaries from one build?".to_owned()),
+fn poll(run_dir: &Path) -> Result<PollResult, String> {
+    let send = |request| admin::send(run_dir, &request).map_err(|error| errors::chain(&error));
+    match (send(ControlRequest::Status)?, send(ControlRequest::Plan)?) {
+        (ControlReply::Status(status), ControlReply::Plan(plan)) => Ok(PollResult { status, plan }),
+        (ControlReply::Refused(why), _) | (_, ControlReply::Refused(why)) => Err(why),
+        _ => Err("the supervisor sent an unexpected reply; are both binaries from one build?".to_owned()),
     }
 }
 
-/// Takes the terminal, and gives it back however this ends.
+/// The terminal in raw mode. Dropping it restores the terminal.
 struct Screen(DefaultTerminal);
 
 impl Screen {
     fn take() -> io::Result<Self> {
         let screen = ratatui::try_init().map(Self).inspect_err(|_| ratatui::restore());
-        // The hook gives the terminal back and prints. Other threads' panics are heard of here, and
-        // printed when nothing is drawn any more.
-        let gives_back = panic::take_hook();
+        // The hook of ratatui restores the terminal and prints. The panics of other threads arrive
+        // as events, and are printed after the terminal is restored.
+        let restoring_hook = panic::take_hook();
         let drawing = thread::current().id();
         panic::set_hook(Box::new(move |info| {
             if thread::current().id() == drawing {
-                gives_back(info);
+                restoring_hook(info);
             }
         }));
         screen
@@ -137,90 +138,105 @@ impl Screen {
 
 impl Drop for Screen {
     fn drop(&mut self) {
+        // The terminal may be closed; then nothing can be restored.
         self.0.show_cursor().ok();
         ratatui::try_restore().ok();
     }
 }
 
-fn live(interval: Duration, run_dir: &Path, began: Instant) -> Result<u8, Broken> {
-    let (heard, hears) = mpsc::sync_channel(WAITING);
-    // Blocked before other threads begin, so that only the one that waits for them gets them.
+fn live(interval: Duration, run_dir: &Path, began: Instant) -> Result<u8, TopError> {
+    let (event_tx, event_rx) = mpsc::sync_channel(EVENT_CAPACITY);
+    // The signals are blocked before other threads start, so that only the waiting thread receives
+    // them.
     let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGQUIT]);
     signals.thread_block().map_err(io::Error::from)?;
     let mut screen = Screen::take()?;
-    start("signals", &heard, move |heard| {
-        signals.wait().map(|signal| heard.send(Heard::Signal(signal)).is_ok()).map_err(io::Error::from)?;
+    start("signals", &event_tx, move |event_tx| {
+        signals
+            .wait()
+            .map(|signal| event_tx.send(TopEvent::Signal(signal)).is_ok())
+            .map_err(io::Error::from)?;
         Ok(())
     })?;
-    start("keys", &heard, keys)?;
-    let _goes_on = ask_on(run_dir, interval, &heard)?;
-    serve(&mut screen, App::new(interval), began, &hears)
+    start("keys", &event_tx, keys)?;
+    let _polling = start_polling(run_dir, interval, &event_tx)?;
+    serve(&mut screen, App::new(interval), began, &event_rx)
 }
 
-fn serve(screen: &mut Screen, mut app: App, began: Instant, hears: &Receiver<Heard>) -> Result<u8, Broken> {
+fn serve(
+    screen: &mut Screen,
+    mut app: App,
+    began: Instant,
+    event_rx: &Receiver<TopEvent>,
+) -> Result<u8, TopError> {
     screen.draw(&app)?;
-    for heard in hears {
-        match heard {
-            Heard::Answer(answer) => app.hear(answer, began.elapsed()),
-            Heard::Key(key) if app.press(key) == Next::End => return Ok(0),
-            Heard::Key(_) | Heard::Resized => {}
-            Heard::Signal(signal) => return Ok(128 + u8::try_from(signal as i32).unwrap_or(0)),
-            Heard::Broken(broken) => return Err(broken),
+    for event in event_rx {
+        match event {
+            TopEvent::Reply(reply) => app.update(reply, began.elapsed()),
+            TopEvent::Key(key) if app.press(key) == KeyAction::Quit => return Ok(0),
+            TopEvent::Key(_) | TopEvent::Resized => {}
+            TopEvent::Signal(signal) => return Ok(128 + u8::try_from(signal as i32).unwrap_or(0)),
+            TopEvent::Failed(broken) => return Err(broken),
         }
         screen.draw(&app)?;
     }
     Ok(0)
 }
 
-/// A thread that tells if it ends otherwise than by having done its work.
+/// Starts a thread that sends an event if it fails or panics.
 fn start(
     name: &str,
-    heard: &SyncSender<Heard>,
-    work: impl FnOnce(&SyncSender<Heard>) -> io::Result<()> + Send + 'static,
+    event_tx: &SyncSender<TopEvent>,
+    work: impl FnOnce(&SyncSender<TopEvent>) -> io::Result<()> + Send + 'static,
 ) -> io::Result<()> {
-    let heard = heard.clone();
-    let named = name.to_owned();
+    let event_tx = event_tx.clone();
+    let thread_name = name.to_owned();
     let body = move || {
-        let broken = match panic::catch_unwind(AssertUnwindSafe(|| work(&heard))) {
+        let broken = match panic::catch_unwind(AssertUnwindSafe(|| work(&event_tx))) {
             Ok(Ok(())) => return,
-            Ok(Err(error)) => Broken::Terminal(error),
-            Err(panicked) => Broken::Panicked(named, said(&*panicked)),
+            Ok(Err(error)) => TopError::Terminal(error),
+            Err(panicked) => TopError::Panicked(thread_name, message(&*panicked)),
         };
-        heard.send(Heard::Broken(broken)).ok();
+        // An error means that `top` ends already.
+        event_tx.send(TopEvent::Failed(broken)).ok();
     };
     thread::Builder::new().name(name.to_owned()).spawn(body).map(drop)
 }
 
-fn said(panicked: &(dyn Any + Send)) -> String {
+fn message(panicked: &(dyn Any + Send)) -> String {
     let text = panicked.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panicked.downcast_ref::<String>().cloned()).unwrap_or_default()
 }
 
-/// Until nobody hears.
-fn keys(heard: &SyncSender<Heard>) -> io::Result<()> {
+/// Sends keys and changes of the terminal's size, until nobody receives them.
+fn keys(event_tx: &SyncSender<TopEvent>) -> io::Result<()> {
     loop {
         let next = match event::read()? {
-            Event::Key(key) => Heard::Key(key),
-            Event::Resize(..) => Heard::Resized,
+            Event::Key(key) => TopEvent::Key(key),
+            Event::Resize(..) => TopEvent::Resized,
             _ => continue,
         };
-        if heard.send(next).is_err() {
+        if event_tx.send(next).is_err() {
             return Ok(());
         }
     }
 }
 
-/// Asks until the returned end is dropped.
-fn ask_on(run_dir: &Path, interval: Duration, heard: &SyncSender<Heard>) -> io::Result<SyncSender<()>> {
-    let (goes_on, ends) = mpsc::sync_channel(1);
+/// Polls the supervisor until the returned sender is dropped.
+fn start_polling(
+    run_dir: &Path,
+    interval: Duration,
+    event_tx: &SyncSender<TopEvent>,
+) -> io::Result<SyncSender<()>> {
+    let (polling, stop_rx) = mpsc::sync_channel(1);
     let run_dir = run_dir.to_owned();
-    start("asks", heard, move |heard| {
+    start("polls", event_tx, move |event_tx| {
         loop {
-            let told = heard.send(Heard::Answer(look(&run_dir)));
-            if told.is_err() || ends.recv_timeout(interval) != Err(RecvTimeoutError::Timeout) {
+            let sent = event_tx.send(TopEvent::Reply(poll(&run_dir)));
+            if sent.is_err() || stop_rx.recv_timeout(interval) != Err(RecvTimeoutError::Timeout) {
                 return Ok(());
             }
         }
     })?;
-    Ok(goes_on)
+    Ok(polling)
 }

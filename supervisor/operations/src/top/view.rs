@@ -1,64 +1,65 @@
-//! The screen, as lines of a width.
+//! The whole screen, as styled lines.
 
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::Line;
 
 use super::app::App;
-use super::facts::{Facts, ModelFacts};
-use super::room::{Room, Wants, share_out};
+use super::room::{LineBudget, LineNeeds, distribute};
+use super::snapshot::{ModelSnapshot, TopSnapshot};
 use super::{details, gpus, models};
 use crate::figures::span;
 use crate::status::supervisor;
 use crate::status::table::{cut, wrapped};
 use shadowslice_datapath::readiness::Host;
 
-const KEYS: &str = "q ends, j/k or arrows select a model";
+const KEYS: &str = "q quits, j/k or arrows select a model";
 
 const BOLD: Style = Style::new().add_modifier(Modifier::BOLD);
 const PLAIN: Style = Style::new();
 
-/// What a terminal of this size shows.
+/// Returns the screen of a terminal of this size.
 pub(super) fn screen(app: &App, width: u16, height: u16) -> Vec<Line<'static>> {
     let (width, height) = (usize::from(width), usize::from(height));
     if width == 0 {
         return Vec::new();
     }
     let last = last_line(app, width);
-    let Some(facts) = &app.facts else {
+    let Some(snapshot) = &app.snapshot else {
         let mut lines = vec![Line::styled(cut("shadowslice top", width), BOLD)];
-        let said = app.away.as_ref().map_or("asking the supervisor", |away| away.why.as_str());
-        lines.extend(wrapped(said, width, 2).into_iter().map(Line::from));
+        let text = app.away.as_ref().map_or("connecting to the supervisor", |away| away.why.as_str());
+        lines.extend(wrapped(text, width, 2).into_iter().map(Line::from));
         lines.truncate(height.saturating_sub(1));
         return filled(lines, last, height);
     };
     let selected = app.selected();
-    let details = facts.models.get(selected).map(|model| details::lines(model, width)).unwrap_or_default();
-    let full: Vec<_> = facts.gpus.iter().map(|gpu| gpus::full(facts, gpu, width)).collect();
-    let wants = Wants {
-        models: facts.models.len(),
-        gpus: (full.iter().map(Vec::len).sum(), facts.gpus.len()),
+    let details = snapshot.models.get(selected).map(|model| details::lines(model, width)).unwrap_or_default();
+    let full: Vec<_> = snapshot.gpus.iter().map(|gpu| gpus::full(snapshot, gpu, width)).collect();
+    let needs = LineNeeds {
+        models: snapshot.models.len(),
+        full_gpus: full.iter().map(Vec::len).sum(),
+        short_gpus: snapshot.gpus.len(),
         details: details.len(),
     };
-    let room = share_out(height.saturating_sub(3), wants);
-    let (first, shown) = window(facts, selected, room.models, width);
-    let mut lines = vec![title(app, facts, (first, room.models), width)];
+    let room = distribute(height.saturating_sub(3), needs);
+    let (first, shown) = window(snapshot, selected, room.models, width);
+    let mut lines = vec![title(app, snapshot, (first, room.models), width)];
     lines.extend(shown);
-    lines.extend(gpu_lines(facts, full, room, selected, width));
+    lines.extend(gpu_lines(snapshot, full, room, selected, width));
     lines.extend(shortened(details, room.details, width));
     lines.truncate(height.saturating_sub(1));
     filled(lines, last, height)
 }
 
-/// Everything, however many lines that takes, without a terminal.
+/// Returns everything as a page of any length, for output without a terminal.
 pub(super) fn page(app: &App, width: u16) -> Vec<Line<'static>> {
     let width = usize::from(width);
-    let Some(facts) = &app.facts else { return Vec::new() };
-    let mut lines = vec![title(app, facts, (0, facts.models.len()), width)];
-    let own = facts.supervisor.iter().flat_map(|own| wrapped(&supervisor(own), width, 2));
+    let Some(snapshot) = &app.snapshot else { return Vec::new() };
+    let mut lines = vec![title(app, snapshot, (0, snapshot.models.len()), width)];
+    let own = snapshot.supervisor.iter().flat_map(|own| wrapped(&supervisor(own), width, 2));
     lines.extend(own.map(Line::from));
-    lines.extend(models::table(&facts.models, width).into_iter().map(Line::from));
-    lines.extend(facts.gpus.iter().flat_map(|gpu| gpus::full(facts, gpu, width)).map(Line::from));
-    lines.extend(facts.models.iter().flat_map(|model| details::lines(model, width)).map(Line::from));
+    lines.extend(models::table(&snapshot.models, width).into_iter().map(Line::from));
+    lines.extend(snapshot.gpus.iter().flat_map(|gpu| gpus::full(snapshot, gpu, width)).map(Line::from));
+    lines.extend(snapshot.models.iter().flat_map(|model| details::lines(model, width)).map(Line::from));
     lines
 }
 
@@ -70,70 +71,71 @@ fn filled(mut lines: Vec<Line<'static>>, last: Line<'static>, height: usize) -> 
     lines
 }
 
-fn title(app: &App, facts: &Facts, (first, shown): (usize, usize), width: usize) -> Line<'static> {
-    let host = match facts.host {
-        Host::Serving if facts.ready => "ready",
+fn title(app: &App, snapshot: &TopSnapshot, (first, shown): (usize, usize), width: usize) -> Line<'static> {
+    let host = match snapshot.host {
+        Host::Serving if snapshot.ready => "ready",
         Host::Serving => "not ready",
         Host::Drained => "drained",
         Host::Stopping => "stopping",
     };
-    let act = if facts.act || facts.policy == "static" { "" } else { ", act: false" };
-    let all = facts.models.len();
+    let act = if snapshot.act || snapshot.policy == "static" { "" } else { ", act: false" };
+    let all = snapshot.models.len();
     let models = if shown < all {
         format!("models {}-{} of {all}", first + 1, first + shown)
     } else {
         format!("{all} {}", if all == 1 { "model" } else { "models" })
     };
     let every = span(app.interval.as_secs_f64());
-    let text = format!("shadowslice top: host {host}, {models}, policy {}{act}, every {every}", facts.policy);
-    let own = facts.supervisor.iter().map(|own| format!("{text}; {}", supervisor(own)));
+    let text =
+        format!("shadowslice top: host {host}, {models}, policy {}{act}, every {every}", snapshot.policy);
+    let own = snapshot.supervisor.iter().map(|own| format!("{text}; {}", supervisor(own)));
     let text = own.into_iter().find(|text| text.chars().count() <= width).unwrap_or(text);
     Line::styled(cut(&text, width), BOLD)
 }
 
-/// The rows around the selected one, and the place of the first.
-fn window(facts: &Facts, selected: usize, rows: usize, width: usize) -> (usize, Vec<Line<'static>>) {
-    let first = selected.saturating_sub(rows / 2).min(facts.models.len().saturating_sub(rows));
-    let mut table = models::table(&facts.models, width).into_iter();
+/// Returns the rows around the selected one, with the table's head, and the index of the first row.
+fn window(snapshot: &TopSnapshot, selected: usize, rows: usize, width: usize) -> (usize, Vec<Line<'static>>) {
+    let first = selected.saturating_sub(rows / 2).min(snapshot.models.len().saturating_sub(rows));
+    let mut table = models::table(&snapshot.models, width).into_iter();
     let head = table.next().unwrap_or_default();
     let mut lines = vec![Line::styled(cut(&head, width), BOLD)];
     for (place, row) in table.enumerate().skip(first).take(rows) {
-        let style = facts.models.get(place).map_or(PLAIN, style);
+        let style = snapshot.models.get(place).map_or(PLAIN, style);
         let style = if place == selected { style.add_modifier(Modifier::REVERSED) } else { style };
         lines.push(Line::styled(format!("{:<width$}", cut(&row, width)), style));
     }
     (first, lines)
 }
 
-fn style(model: &ModelFacts) -> Style {
+fn style(model: &ModelSnapshot) -> Style {
     match model {
         model if !model.is_ready() => PLAIN.fg(Color::Red),
-        model if model.misses() => PLAIN.fg(Color::Yellow),
+        model if model.violates_slo() => PLAIN.fg(Color::Yellow),
         model if model.is_idle() => PLAIN.add_modifier(Modifier::DIM),
         _ => PLAIN,
     }
 }
 
-/// From the selected model's GPU on, where there is no room for all.
+/// Returns the lines of the GPUs. If they do not all fit, they start with the selected model's GPU.
 fn gpu_lines(
-    facts: &Facts,
+    snapshot: &TopSnapshot,
     full: Vec<Vec<String>>,
-    room: Room,
+    room: LineBudget,
     selected: usize,
     width: usize,
 ) -> Vec<Line<'static>> {
     let lines: Vec<String> = if room.full_gpus {
         full.into_iter().flatten().collect()
     } else {
-        let gpu = facts.models.get(selected).map_or(0, |model| model.status.gpu);
-        let first = gpu.min(facts.gpus.len().saturating_sub(room.gpus));
-        facts.gpus.iter().skip(first).map(|gpu| gpus::short(facts, gpu, width)).collect()
+        let gpu = snapshot.models.get(selected).map_or(0, |model| model.status.gpu);
+        let first = gpu.min(snapshot.gpus.len().saturating_sub(room.gpus));
+        snapshot.gpus.iter().skip(first).map(|gpu| gpus::short(snapshot, gpu, width)).collect()
     };
     let style = |line: &String| if line.starts_with("GPU") && room.full_gpus { BOLD } else { PLAIN };
     lines.into_iter().take(room.gpus).map(|line| Line::styled(cut(&line, width), style(&line))).collect()
 }
 
-/// The first of them; the last line says that there are more.
+/// Cuts the lines to the room; the last line tells the reader that there are more.
 fn shortened(mut lines: Vec<String>, room: usize, width: usize) -> Vec<Line<'static>> {
     if lines.len() > room && room > 1 {
         lines.truncate(room - 1);
@@ -150,8 +152,8 @@ fn last_line(app: &App, width: usize) -> Line<'static> {
             let lasts = away.lasts().as_secs_f64();
             let lasts = if lasts > 0.0 { format!(" for {}", span(lasts)) } else { String::new() };
             let every = span(app.interval.as_secs_f64());
-            let said = format!("no supervisor{lasts}; asked every {every}: {}", away.why);
-            Line::styled(cut(&said, width), PLAIN.fg(Color::Red).add_modifier(Modifier::REVERSED))
+            let text = format!("no supervisor{lasts}; retrying every {every}: {}", away.why);
+            Line::styled(cut(&text, width), PLAIN.fg(Color::Red).add_modifier(Modifier::REVERSED))
         }
     }
 }

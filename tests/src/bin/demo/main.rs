@@ -27,11 +27,11 @@ const PROGRESS_EVERY: Duration = Duration::from_secs(2);
 
 /// Serves three models on an emulated GPU, resizes each of them under load, and checks every answer.
 ///
-/// Ends with exit status 0 only if no request was lost, refused or answered wrongly, every resize
-/// was carried out, and the stopped server left nothing behind.
+/// The exit code is 0 only if no request was lost, refused or answered wrongly, every resize completed,
+/// and the stopped server left nothing behind.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// How long the load lasts, in seconds.
+    /// The length of the load, in seconds.
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u64).range(5..=86_400))]
     seconds: u64,
 }

@@ -1,5 +1,5 @@
-//! `make gpu-check`: the proof on a GPU host, in stages that can be resumed, with figures as JSON and as
-//! a page. It drives the real binaries over their sockets.
+//! `make gpu-check`: the proof on a GPU host, in stages that can be resumed, with figures as JSON
+//! and as a page. It drives the real binaries over their sockets.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "it writes to its user's terminal")]
 
 mod contention;
@@ -47,52 +47,51 @@ use crate::tools::Setting;
 /// its reason, and the next one runs. Ends with exit status 0 only if no stage failed.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// Where `shadowslice` and `shadowslice-worker` lie.
+    /// The folder of `shadowslice` and `shadowslice-worker`.
     #[arg(long)]
     bin_dir: PathBuf,
-    /// Where the models lie, NAME.onnx each.
+    /// The folder of the models, each as NAME.onnx.
     #[arg(long)]
     models: PathBuf,
-    /// Where figures, profiles and logs go.
+    /// The folder for figures, profiles and logs.
     #[arg(long)]
     out: PathBuf,
-    /// The stages to run, in this order; all of them if none is named, or with `--mixes` that of
-    /// mixes.
+    /// The stages to run, in this order [default: all stages, or `mixes` with --mixes].
     #[arg(long, value_delimiter = ',')]
     stages: Vec<Stage>,
-    /// Fewer models, shares and repetitions.
+    /// Use fewer models, shares and repetitions.
     #[arg(long)]
     quick: bool,
-    /// Run stages again that have figures.
+    /// Also run the stages that already have figures.
     #[arg(long)]
     again: bool,
     /// The GPU's index, or `emulated` to rehearse without one.
     #[arg(long, default_value = "0")]
     device: String,
-    /// Only these models.
+    /// Use only these models.
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
-    /// Only the mix of this name in the stages `policies` and `mixes`; may be given several times.
+    /// Run only the mix of this name in the stages `policies` and `mixes`; you can repeat this option.
     #[arg(long = "scenario")]
     scenarios: Vec<String>,
-    /// A YAML file with mixes for the stage `mixes`, instead of those in tests/gpu/mixes; may be
-    /// given several times.
+    /// A YAML file with mixes for the stage `mixes`, instead of those in tests/gpu/mixes; you can
+    /// repeat this option.
     #[arg(long = "mixes")]
     mixes: Vec<PathBuf>,
-    /// Multiplies the rates of all clients that don't wait for answers.
+    /// The factor for the rates of all clients that do not wait for answers.
     #[arg(long, default_value_t = 1.0, value_parser = positive)]
     scale: f64,
-    /// Only print the models that the files of `--mixes` name.
+    /// Print only the models that the files of `--mixes` name.
     #[arg(long, requires = "mixes")]
     list_models: bool,
-    /// Only this policy of the stages `policies` and `mixes`; may be given several times.
+    /// Run only this policy in the stages `policies` and `mixes`; you can repeat this option.
     #[arg(long = "policy", value_parser = PossibleValuesParser::new(policies::names()))]
     policies: Vec<String>,
-    /// How often the stages `policies` and `mixes` measure each policy: in turn, and back in every
-    /// other round, as a host has busy times.
+    /// The rounds in which the stages `policies` and `mixes` measure each policy. Every other round
+    /// has the reverse order, as a host has busy times.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
-    /// Seconds that the whole run may take; stages are cut short, and what they have measured is kept.
+    /// The time limit of the whole run, in seconds. Stages are cut short, and keep their measurements.
     #[arg(long, default_value_t = 3600, value_parser = clap::value_parser!(u64).range(10..=86_400))]
     seconds: u64,
 }

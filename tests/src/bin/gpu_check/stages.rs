@@ -18,19 +18,19 @@ use crate::{
 pub(crate) enum Stage {
     /// Device, driver, MPS, the output of `shadowslice doctor`.
     Host,
-    /// From percent to SMs; what a context costs.
+    /// The SMs of each percentage, and the cost of a context.
     Sms,
-    /// Where the time of a hand-over goes, model by model.
+    /// The time of each part of a hand-over, model by model.
     Handover,
-    /// GPU memory with one worker and with two, and after deaths of all.
+    /// The GPU memory with one worker, with two, and after the death of all.
     Memory,
     /// Many hand-overs of all models under load, every answer checked.
     Lossless,
     /// Shares that change inside the workers, half precision included.
     Partitions,
-    /// How much one model's batches slow down another's, by the shares of both.
+    /// The slowdown of one model's batches by another model, by the shares of both.
     Contention,
-    /// How much a warming shadow slows down the other models.
+    /// The slowdown of other models by a shadow worker that warms up.
     Neighbours,
     /// Each model at each share: execution times, memory, errors of the answers.
     Sweep,
@@ -42,7 +42,7 @@ pub(crate) enum Stage {
     Policies,
     /// The same with five models at once, and more policies.
     Mixes,
-    /// Two GPUs of one host, where there are two.
+    /// Two GPUs of one host, if the host has two.
     Gpus,
 }
 

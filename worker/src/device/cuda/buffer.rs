@@ -1,4 +1,4 @@
-//! Memory on the GPU that no computation of an engine shares.
+//! Memory on the GPU that belongs to one tensor and that no engine uses for its own computations.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -6,8 +6,9 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, result};
 
-use super::{CudaFault, CudaGpu, fault};
+use super::{CudaError, CudaGpu, cuda_error};
 
+/// A block of memory on the GPU.
 pub struct DeviceBuffer {
     start: NonNull<u8>,
     bytes: usize,
@@ -21,16 +22,16 @@ impl fmt::Debug for DeviceBuffer {
 }
 
 impl DeviceBuffer {
-    /// Room for `bytes` bytes, but for one byte at least.
-    pub fn zeroed(gpu: &CudaGpu, bytes: usize) -> Result<Self, CudaFault> {
-        let failed = fault("give memory");
-        // SAFETY: a new allocation disturbs no other; it is freed with the value.
+    /// Allocates `bytes` bytes, at least one, and sets them to zero.
+    pub fn zeroed(gpu: &CudaGpu, bytes: usize) -> Result<Self, CudaError> {
+        let failed = cuda_error("allocate memory");
+        // SAFETY: a new allocation affects no other; it is freed with the value.
         let address = unsafe { result::malloc_sync(bytes.max(1)) }.map_err(&failed)?;
         let start = NonNull::new(address as *mut u8).expect("the driver gives no memory at address zero");
         let buffer = Self { start, bytes, context: Arc::clone(&gpu.context) };
-        // SAFETY: it was allocated with this size, and nothing uses it yet.
+        // SAFETY: the memory was allocated with this size, and nothing uses it yet.
         unsafe { result::memset_d8_sync(address, 0, bytes.max(1)) }.map_err(&failed)?;
-        // The call returns before memory on the GPU is set, and our streams do not wait for it.
+        // The call returns before the memory is set, and our streams do not wait for it.
         gpu.synchronize()?;
         Ok(buffer)
     }
@@ -46,9 +47,11 @@ impl DeviceBuffer {
 
 impl Drop for DeviceBuffer {
     fn drop(&mut self) {
-        // If the context is beyond use, its memory is gone with it.
+        // If the context is unusable, its memory is freed already.
         if self.context.bind_to_thread().is_ok() {
-            // SAFETY: ours; the owner has synchronised with all that used it.
+            // SAFETY: this value owns the memory, and its owner has synchronised with all work that
+            // used it.
+            // If the call fails, the end of the process frees it.
             unsafe { result::free_sync(self.start.as_ptr() as u64) }.ok();
         }
     }

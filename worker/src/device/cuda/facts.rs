@@ -1,57 +1,57 @@
-//! What the driver says of a GPU: for `shadowslice-worker --probe`.
+//! The properties of a GPU, for `shadowslice-worker --probe`.
 
 use cudarc::driver::{result, sys};
 use shadowslice_shared::boot::BootRefusal;
 use shadowslice_shared::groups::Division;
 
 use super::partition::SmGroups;
-use super::{CudaFault, CudaGpu, fault, open};
+use super::{CudaError, CudaGpu, cuda_error, open};
 
-/// What a GPU is, as its driver says.
+/// The properties of a GPU, as the driver reports them.
 #[derive(Debug, serde::Serialize)]
-pub struct Facts {
-    /// SMs that this process may use.
+pub struct GpuFacts {
+    /// The number of SMs that this process may use.
     pub sms: u32,
-    /// Whether this process is a client of MPS.
+    /// True if this process is a client of MPS.
     pub mps: bool,
-    /// Its name.
+    /// The GPU's name.
     pub name: String,
-    /// Its UUID, as the driver's tools write it.
+    /// The GPU's UUID, as NVIDIA's tools write it.
     pub uuid: String,
-    /// The CUDA version of the driver: 13000 is 13.0.
+    /// The CUDA version of the driver; 13000 is 13.0.
     pub driver: i32,
-    /// Bytes of its memory.
+    /// The size of the GPU's memory, in bytes.
     pub memory_total: usize,
-    /// Bytes that are free, with this process's context.
+    /// The free memory while this process has a context, in bytes.
     pub memory_free: usize,
-    /// How its SMs divide into groups; `None` where they do not.
+    /// The division of the SMs into groups, or `None` if the driver cannot divide them.
     pub division: Option<Division>,
 }
 
-/// Initialises the driver, without a context. If it cannot be, opening the GPU will say why.
+/// Initialises the driver without a context. If that fails, opening the GPU reports the reason.
 pub fn initialise() -> Result<(), BootRefusal> {
     open::load_driver().map_err(|why| BootRefusal::Setup(why.to_string()))?;
     result::init().ok();
     Ok(())
 }
 
-/// Asks the driver.
-pub fn facts(gpu: &CudaGpu) -> Result<Facts, CudaFault> {
-    let asked = fault("be asked what it is");
+/// Reads the properties of the GPU.
+pub fn facts(gpu: &CudaGpu) -> Result<GpuFacts, CudaError> {
+    let failed = cuda_error("read the GPU's properties");
     let mps = gpu.context.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MPS_ENABLED);
     let mut driver = 0;
-    // SAFETY: it writes one number.
-    unsafe { sys::cuDriverGetVersion(&mut driver) }.result().map_err(&asked)?;
-    let (memory_free, memory_total) = gpu.memory()?;
-    let bytes = gpu.context.uuid().map_err(&asked)?.bytes;
-    Ok(Facts {
+    // SAFETY: the call writes one number.
+    unsafe { sys::cuDriverGetVersion(&mut driver) }.result().map_err(&failed)?;
+    let memory = gpu.memory()?;
+    let bytes = gpu.context.uuid().map_err(&failed)?.bytes;
+    Ok(GpuFacts {
         sms: gpu.sms().0,
         mps: mps.unwrap_or(0) != 0,
-        name: gpu.context.name().map_err(&asked)?,
+        name: gpu.context.name().map_err(&failed)?,
         uuid: uuid(bytes.map(|byte| byte as u8)),
         driver,
-        memory_total,
-        memory_free,
+        memory_total: memory.total,
+        memory_free: memory.free,
         division: SmGroups::of(gpu).ok().map(|groups| groups.division().clone()),
     })
 }

@@ -1,8 +1,9 @@
-//! Tests whether partitions of two processes keep apart if they share no group, and do not if they
-//! share all.
+//! A test that partitions of two processes do not overlap if they share no group, and overlap if
+//! they share all.
 //!
 //! One process holds half of the groups with work that never ends. The other process times a short
-//! kernel on the other half, and on the same half, where it has to wait for the long kernels.
+//! kernel on the other half, and then on the same half, where the kernel has to wait for the long
+//! ones.
 
 use std::ffi::CStr;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -14,22 +15,22 @@ use cudarc::driver::{DriverError, result, sys};
 use serde::Serialize;
 use shadowslice_shared::groups::{Division, Groups};
 
-use super::partition::{GreenStream, SmGroups, Undivided};
-use super::{CudaFault, CudaGpu, fault};
+use super::partition::{DivisionError, GreenStream, SmGroups};
+use super::{CudaError, CudaGpu, cuda_error};
 
-const TIMES: usize = 21;
+const SAMPLES: usize = 21;
 
-/// How long the short kernel and one of the long ones spin, in cycles: some 20 us and 3 ms.
-const SHORT: u64 = 40_000;
-const LONG: u64 = 6_000_000;
+/// The time that the short kernel and each long one spin, in cycles: about 20 us and 3 ms.
+const SHORT_CYCLES: u64 = 40_000;
+const LONG_CYCLES: u64 = 6_000_000;
 
-/// Long kernels that wait behind the one that runs, so that there is no gap between them.
-const AHEAD: usize = 4;
+/// The number of long kernels in the queue, so that the GPU has no gap between them.
+const QUEUED_KERNELS: usize = 4;
 
-/// Threads of a block. Two such blocks fill an SM.
-const THREADS: u32 = 1024;
+/// The threads of a block. Two such blocks fill an SM.
+const BLOCK_THREADS: u32 = 1024;
 
-/// Spins for so many cycles of the SM's clock.
+/// A kernel that spins for a number of cycles of the SM's clock.
 const SPIN: &CStr = c"
 .version 7.0
 .target sm_60
@@ -52,67 +53,69 @@ again:
 #[derive(Debug, thiserror::Error)]
 pub enum IsolationError {
     #[error(transparent)]
-    Undivided(#[from] Undivided),
-    #[error("partitions cannot be measured")]
-    Gpu(#[from] CudaFault),
-    #[error("another process cannot be started or heard")]
+    DivisionError(#[from] DivisionError),
+    #[error("cannot measure the partitions")]
+    Gpu(#[from] CudaError),
+    #[error("cannot start a second process, or read its output")]
     Other(#[from] std::io::Error),
 }
 
-/// Medians.
+/// The median times of the short kernel.
 #[derive(Debug, Serialize)]
 pub struct Isolation {
     pub division: Division,
-    /// With no other process on the GPU.
+    /// The time without another process on the GPU.
     pub alone_us: f64,
-    /// While another process holds the other half.
+    /// The time while another process holds the other half.
     pub apart_us: f64,
-    /// While another process holds the same half.
+    /// The time while another process holds the same half.
     pub together_us: f64,
 }
 
-/// `holder` starts the other process, with the groups to hold as its last argument.
+/// Measures the times. `holder` starts the other process, and gets the groups to hold as its last
+/// argument.
 pub fn measure(gpu: &CudaGpu, mut holder: Command) -> Result<Isolation, IsolationError> {
     let groups = SmGroups::of(gpu)?;
     let division = groups.division().clone();
     let held = Groups::first(division.count() / 2);
     let others: Groups = (0..division.count()).filter(|&group| !held.contains(group)).collect();
-    let spin = Spin::load(gpu)?;
+    let spin = SpinKernel::load(gpu)?;
     let time = |on: Groups| {
         let context = groups.context(on)?;
         let stream = context.stream()?;
         let blocks = division.sms(on).0;
-        let timed = (0..TIMES).map(|_| {
+        let timed = (0..SAMPLES).map(|_| {
             let begun = Instant::now();
-            spin.run(&stream, blocks, SHORT)?;
+            spin.run(&stream, blocks, SHORT_CYCLES)?;
             spin.finish(&stream)?;
             Ok(begun.elapsed().as_secs_f64() * 1e6)
         });
-        let mut timed = timed.collect::<Result<Vec<f64>, CudaFault>>()?;
+        let mut timed = timed.collect::<Result<Vec<f64>, CudaError>>()?;
         timed.sort_by(f64::total_cmp);
-        Ok::<f64, CudaFault>(timed[TIMES / 2])
+        Ok::<f64, CudaError>(timed[SAMPLES / 2])
     };
-    // The first run is not like the others.
+    // The first run is slower than the others.
     time(others)?;
     let alone_us = time(others)?;
     holder.arg(held.bits().to_string()).stdin(Stdio::piped()).stdout(Stdio::piped());
-    let holding = Holding::wait_for(holder.spawn()?)?;
+    let holding = HolderProcess::wait_for(holder.spawn()?)?;
     let apart_us = time(others)?;
     let together_us = time(held)?;
     holding.end()?;
     Ok(Isolation { division, alone_us, apart_us, together_us })
 }
 
-struct Holding(Child);
+/// The process that holds groups until its standard input is closed.
+struct HolderProcess(Child);
 
-impl Holding {
+impl HolderProcess {
     fn wait_for(mut child: Child) -> std::io::Result<Self> {
-        let said = child.stdout.take().map(BufReader::new);
+        let stdout = child.stdout.take().map(BufReader::new);
         let holding = Self(child);
         let mut line = String::new();
-        said.map(|mut said| said.read_line(&mut line)).transpose()?;
-        let silent = || std::io::Error::other("it ended before it held its part of the GPU");
-        if line.is_empty() { Err(silent()) } else { Ok(holding) }
+        stdout.map(|mut stdout| stdout.read_line(&mut line)).transpose()?;
+        let exited = || std::io::Error::other("the process ended before it held its part of the GPU");
+        if line.is_empty() { Err(exited()) } else { Ok(holding) }
     }
 
     fn end(mut self) -> std::io::Result<()> {
@@ -121,46 +124,49 @@ impl Holding {
     }
 }
 
-/// Ends with standard input; reports on standard output once the groups are busy.
+/// Keeps the groups busy until standard input ends. Reports on standard output once they are busy.
 pub fn hold(gpu: &CudaGpu, held: Groups) -> Result<(), IsolationError> {
     let groups = SmGroups::of(gpu)?;
     let context = groups.context(held)?;
     let stream = context.stream()?;
-    let spin = Spin::load(gpu)?;
+    let spin = SpinKernel::load(gpu)?;
     let blocks = 2 * groups.division().sms(held).0;
-    let (ended, end) = std::sync::mpsc::sync_channel(1);
+    let (stop_tx, stop_rx) = std::sync::mpsc::sync_channel(1);
     std::thread::spawn(move || {
-        // An error ends it as well.
+        // A read error ends the process, too; if nobody receives, it ends already.
         std::io::stdin().read_to_end(&mut Vec::new()).ok();
-        ended.send(()).ok();
+        stop_tx.send(()).ok();
     });
-    let marks = (0..AHEAD).map(|_| gpu.context.new_event(None).map_err(fault("make an event")));
+    let marks =
+        (0..QUEUED_KERNELS).map(|_| gpu.context.new_event(None).map_err(cuda_error("create an event")));
     let marks = marks.collect::<Result<Vec<_>, _>>()?;
     let mut rounds = marks.iter().cycle();
     let launch = |mark: &cudarc::driver::CudaEvent| {
-        spin.run(&stream, blocks, LONG)?;
+        spin.run(&stream, blocks, LONG_CYCLES)?;
         // SAFETY: both are alive.
-        unsafe { result::event::record(mark.cu_event(), stream.raw()) }.map_err(fault("mark a kernel"))
+        unsafe { result::event::record(mark.cu_event(), stream.raw()) }
+            .map_err(cuda_error("record the end of a kernel"))
     };
     marks.iter().try_for_each(launch)?;
     writeln!(std::io::stdout(), "holding")?;
     std::io::stdout().flush()?;
-    while end.try_recv().is_err() {
+    while stop_rx.try_recv().is_err() {
         let oldest = rounds.next().expect("a cycle does not end");
-        oldest.synchronize().map_err(fault("finish a kernel"))?;
+        oldest.synchronize().map_err(cuda_error("finish a kernel"))?;
         launch(oldest)?;
     }
     Ok(spin.finish(&stream)?)
 }
 
-struct Spin {
+/// The loaded kernel that spins.
+struct SpinKernel {
     module: sys::CUmodule,
     function: sys::CUfunction,
 }
 
-impl Spin {
-    fn load(gpu: &CudaGpu) -> Result<Self, CudaFault> {
-        let failed = fault("load a kernel");
+impl SpinKernel {
+    fn load(gpu: &CudaGpu) -> Result<Self, CudaError> {
+        let failed = cuda_error("load a kernel");
         gpu.bind()?;
         let (mut module, mut function) = (null_mut(), null_mut());
         // SAFETY: the source ends with a zero, and the driver fills in both handles.
@@ -173,31 +179,33 @@ impl Spin {
         Ok(Self { module, function })
     }
 
-    fn run(&self, stream: &GreenStream<'_>, blocks: u32, mut cycles: u64) -> Result<(), CudaFault> {
+    fn run(&self, stream: &GreenStream<'_>, blocks: u32, mut cycles: u64) -> Result<(), CudaError> {
         let mut arguments = [(&raw mut cycles).cast()];
-        // SAFETY: the kernel takes one number of 64 bits, which is read before the call returns.
+        // SAFETY: the kernel takes one 64-bit number, which the driver reads before the call
+        // returns.
         let launched = unsafe {
             result::launch_kernel(
                 self.function,
                 (blocks, 1, 1),
-                (THREADS, 1, 1),
+                (BLOCK_THREADS, 1, 1),
                 0,
                 stream.raw(),
                 &mut arguments,
             )
         };
-        launched.map_err(fault("start a kernel"))
+        launched.map_err(cuda_error("launch a kernel"))
     }
 
-    fn finish(&self, stream: &GreenStream<'_>) -> Result<(), CudaFault> {
+    fn finish(&self, stream: &GreenStream<'_>) -> Result<(), CudaError> {
         // SAFETY: the stream is alive.
-        unsafe { result::stream::synchronize(stream.raw()) }.map_err(fault("finish a kernel"))
+        unsafe { result::stream::synchronize(stream.raw()) }.map_err(cuda_error("finish a kernel"))
     }
 }
 
-impl Drop for Spin {
+impl Drop for SpinKernel {
     fn drop(&mut self) {
-        // SAFETY: ours; what ran of it has been waited for.
+        // SAFETY: this value owns the module, whose kernels have ended.
+        // If the call fails, the end of the process frees it.
         unsafe { sys::cuModuleUnload(self.module) }.result().ok();
     }
 }

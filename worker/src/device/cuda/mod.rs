@@ -1,9 +1,9 @@
-//! A real GPU, at the share of it that MPS gives this process.
+//! A real GPU, with the share of it that MPS gives this process.
 //!
-//! Two streams: inputs travel on one while the batch before executes on the other, which also takes
-//! the answers back. A batch's part of the second lies between two events, which time it, and a
-//! callback at its end makes [`CudaGpu::through`] readable, so that a thread can wait for it and
-//! for further batches at once.
+//! A worker uses two streams. Inputs are copied on one stream while the previous batch executes on
+//! the other, which also copies the answers back. On the second stream, two events enclose each
+//! batch and time it. A callback at its end makes [`CudaGpu::completions`] readable, so that a
+//! thread can wait for the end of a batch and for further batches at once.
 #![allow(unsafe_code)] // calls into CUDA's driver
 
 pub mod buffer;
@@ -15,7 +15,7 @@ pub mod partition;
 pub mod pinned;
 pub mod region;
 
-pub use facts::{Facts, facts, initialise};
+pub use facts::{GpuFacts, facts, initialise};
 
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -31,38 +31,47 @@ use shadowslice_shared::units::Sms;
 
 use shadowslice_shared::errors::chain;
 
-/// The context may be beyond use afterwards.
+/// A call that CUDA failed. The context may be unusable afterwards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the GPU cannot {what}")]
-pub struct CudaFault {
-    what: &'static str,
+#[error("CUDA failed to {operation}")]
+pub struct CudaError {
+    operation: &'static str,
     #[source]
     source: DriverError,
 }
 
-fn fault(what: &'static str) -> impl Fn(DriverError) -> CudaFault {
-    move |source| CudaFault { what, source }
+fn cuda_error(operation: &'static str) -> impl Fn(DriverError) -> CudaError {
+    move |source| CudaError { operation, source }
 }
 
+/// The GPU of this process, with its context and streams.
 pub struct CudaGpu {
     context: Arc<CudaContext>,
     compute: Arc<CudaStream>,
     copies: Arc<CudaStream>,
-    flights: [Flight; IN_FLIGHT],
-    through: OwnedFd,
+    events: [BatchEvents; IN_FLIGHT],
+    completions: OwnedFd,
     sms: Sms,
 }
 
-/// One for each batch that may be on the GPU at once.
-struct Flight {
+/// The events of one batch; as many batches may be on the GPU at once as there are slots.
+struct BatchEvents {
     copied: CudaEvent,
     start: CudaEvent,
     end: CudaEvent,
 }
 
-/// A place in the work that was put on the compute stream.
+/// The memory of a GPU, in bytes.
+#[derive(Debug, Clone, Copy)]
+pub struct CudaMemory {
+    /// The bytes that no process uses.
+    pub free: usize,
+    pub total: usize,
+}
+
+/// A position in the work that was put on the compute stream.
 #[derive(Debug)]
-pub struct Mark(CudaEvent);
+pub struct StreamMark(CudaEvent);
 
 impl fmt::Debug for CudaGpu {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -71,26 +80,26 @@ impl fmt::Debug for CudaGpu {
 }
 
 impl CudaGpu {
-    /// The first GPU that the environment lets the process see.
+    /// Opens the first GPU that the environment makes visible to the process.
     pub fn open() -> Result<Arc<Self>, BootRefusal> {
         let context = open::context().map_err(|why| BootRefusal::Setup(chain(&why)))?;
         Self::with(context).map(Arc::new).map_err(|why| BootRefusal::Setup(chain(&why)))
     }
 
-    fn with(context: Arc<CudaContext>) -> Result<Self, CudaFault> {
+    fn with(context: Arc<CudaContext>) -> Result<Self, CudaError> {
         let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
-        let sms = context.attribute(attribute).map_err(fault("be asked for its SMs"))?;
-        let stream = || context.new_stream().map_err(fault("make a stream"));
+        let sms = context.attribute(attribute).map_err(cuda_error("read the number of SMs"))?;
+        let stream = || context.new_stream().map_err(cuda_error("create a stream"));
         let (compute, copies) = (stream()?, stream()?);
-        let through = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let completions = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let system = DriverError(sys::CUresult::CUDA_ERROR_OPERATING_SYSTEM);
-        let through = through.map_err(|_| fault("make an event file")(system))?;
-        let flights = [Flight::new(&context)?, Flight::new(&context)?];
+        let completions = completions.map_err(|_| cuda_error("create an event descriptor")(system))?;
+        let events = [BatchEvents::new(&context)?, BatchEvents::new(&context)?];
         let sms = Sms(u32::try_from(sms).unwrap_or(0));
-        Ok(Self { context, compute, copies, flights, through, sms })
+        Ok(Self { context, compute, copies, events, completions, sms })
     }
 
-    /// Those that MPS really gave, as the device says.
+    /// Returns the number of SMs that MPS really gave, as the device reports it.
     pub fn sms(&self) -> Sms {
         self.sms
     }
@@ -104,125 +113,131 @@ impl CudaGpu {
             .zip(attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR))
     }
 
-    /// As CUDA's runtime knows it; it lives as long as `self`.
+    /// Returns the stream's handle for CUDA's runtime. The handle is valid as long as `self`.
     pub fn compute_stream(&self) -> *mut () {
         self.compute.cu_stream().cast()
     }
 
-    /// Readable when a batch is through.
-    pub fn through(&self) -> BorrowedFd<'_> {
-        self.through.as_fd()
+    /// Returns a descriptor that becomes readable when a batch has ended.
+    pub fn completions(&self) -> BorrowedFd<'_> {
+        self.completions.as_fd()
     }
 
-    /// Makes [`CudaGpu::through`] readable though no batch is through.
+    /// Makes [`CudaGpu::completions`] readable although no batch has ended.
     pub fn wake(&self) {
-        wake(&self.through);
+        wake(&self.completions);
     }
 
     /// Lets this thread call the driver.
-    pub fn bind(&self) -> Result<(), CudaFault> {
-        self.context.bind_to_thread().map_err(fault("be used by another thread"))
+    pub fn bind(&self) -> Result<(), CudaError> {
+        self.context.bind_to_thread().map_err(cuda_error("bind the context to a thread"))
     }
 
-    /// Clears the signal of [`CudaGpu::through`]; then the caller looks which batches are through.
-    pub fn look(&self) {
-        // A read fails if there is no signal, which is as good.
-        rustix::io::read(&self.through, &mut [0; 8]).ok();
+    /// Clears the signal of [`CudaGpu::completions`]. Afterwards the caller checks which batches
+    /// have ended.
+    pub fn clear_completions(&self) {
+        // A read fails if no signal is set, which needs no action.
+        rustix::io::read(&self.completions, &mut [0; 8]).ok();
     }
 
-    /// Without waiting.
+    /// Starts a copy of an input to the GPU, and returns without waiting for it.
     ///
     /// # Safety
     ///
-    /// Until the batch is through the bytes stay as they are. The address has room for them, and
-    /// nothing on the GPU uses it meanwhile.
-    pub unsafe fn copy_in(&self, from: &[u8], to: NonNull<u8>) -> Result<(), CudaFault> {
+    /// The bytes must not change until the batch has ended. The address has room for them, and
+    /// nothing on the GPU uses that memory meanwhile.
+    pub unsafe fn copy_in(&self, from: &[u8], to: NonNull<u8>) -> Result<(), CudaError> {
         if from.is_empty() {
             return Ok(());
         }
         // SAFETY: the caller vouches for both sides.
         let copied = unsafe { result::memcpy_htod_async(to.as_ptr() as u64, from, self.copies.cu_stream()) };
-        copied.map_err(fault("copy an input"))
+        copied.map_err(cuda_error("copy an input"))
     }
 
-    /// Work from here on belongs to the batch of this slot; its inputs are under way.
-    pub fn start(&self, slot: u8) -> Result<(), CudaFault> {
-        let flight = &self.flights[usize::from(slot) % IN_FLIGHT];
-        flight.copied.record(&self.copies).map_err(fault("mark the end of a copy"))?;
-        self.compute.wait(&flight.copied).map_err(fault("wait for a copy"))?;
-        flight.start.record(&self.compute).map_err(fault("mark the start of a batch"))
+    /// Starts the batch of this slot, whose inputs are being copied: work on the stream from here
+    /// on belongs to it.
+    pub fn start(&self, slot: u8) -> Result<(), CudaError> {
+        let events = &self.events[usize::from(slot) % IN_FLIGHT];
+        events.copied.record(&self.copies).map_err(cuda_error("record the end of a copy"))?;
+        self.compute.wait(&events.copied).map_err(cuda_error("wait for a copy"))?;
+        events.start.record(&self.compute).map_err(cuda_error("record the start of a batch"))
     }
 
-    /// Once the answer is computed, without waiting.
+    /// Starts a copy of an answer from the GPU, which begins once the answer is computed. Returns
+    /// without waiting for it.
     ///
     /// # Safety
     ///
     /// There are `len` bytes at `from` on the GPU, which may be freed on the compute stream from
-    /// now on. `to` has room for as many, and nothing else uses it until the batch is through.
-    pub unsafe fn copy_out(&self, from: NonNull<u8>, to: NonNull<u8>, len: usize) -> Result<(), CudaFault> {
+    /// now on. `to` has room for as many bytes, and nothing else uses it until the batch has ended.
+    pub unsafe fn copy_out(&self, from: NonNull<u8>, to: NonNull<u8>, len: usize) -> Result<(), CudaError> {
         if len == 0 {
             return Ok(());
         }
         let (to, from) = (to.as_ptr().cast(), from.as_ptr() as u64);
         // SAFETY: the caller vouches for both sides.
         let copied = unsafe { sys::cuMemcpyDtoHAsync_v2(to, from, len, self.compute.cu_stream()) };
-        copied.result().map_err(fault("copy an answer"))
+        copied.result().map_err(cuda_error("copy an answer"))
     }
 
-    /// All of the batch of this slot has been put on the stream.
-    pub fn end(&self, slot: u8) -> Result<(), CudaFault> {
-        let flight = &self.flights[usize::from(slot) % IN_FLIGHT];
-        flight.end.record(&self.compute).map_err(fault("mark the end of a batch"))?;
-        let file = self.through.as_fd().as_raw_fd() as usize as *mut std::ffi::c_void;
+    /// Ends the batch of this slot, all of whose work is on the stream.
+    pub fn end(&self, slot: u8) -> Result<(), CudaError> {
+        let events = &self.events[usize::from(slot) % IN_FLIGHT];
+        events.end.record(&self.compute).map_err(cuda_error("record the end of a batch"))?;
+        let file = self.completions.as_fd().as_raw_fd() as usize as *mut std::ffi::c_void;
         // SAFETY: the callback only writes to the event file, closed after the stream ended.
-        let launched = unsafe { result::stream::launch_host_function(self.compute.cu_stream(), tell, file) };
-        launched.map_err(fault("announce the end of a batch"))
+        let launched = unsafe {
+            result::stream::launch_host_function(self.compute.cu_stream(), signal_completion, file)
+        };
+        launched.map_err(cuda_error("add a callback to the stream"))
     }
 
-    /// `None` while the batch executes.
-    pub fn executed(&self, slot: u8) -> Result<Option<Duration>, CudaFault> {
-        let flight = &self.flights[usize::from(slot) % IN_FLIGHT];
-        if !flight.end.try_is_complete().map_err(fault("say whether a batch is through"))? {
+    /// Returns the time that the batch took, or `None` while it executes.
+    pub fn execution_time(&self, slot: u8) -> Result<Option<Duration>, CudaError> {
+        let events = &self.events[usize::from(slot) % IN_FLIGHT];
+        if !events.end.try_is_complete().map_err(cuda_error("query the end of a batch"))? {
             return Ok(None);
         }
-        let ms = flight.start.elapsed_ms(&flight.end).map_err(fault("time a batch"))?;
+        let ms = events.start.elapsed_ms(&events.end).map_err(cuda_error("time a batch"))?;
         Ok(Some(Duration::from_secs_f32(ms.max(0.0) / 1e3)))
     }
 
-    /// Behind all that was put on the compute stream so far.
-    pub fn mark(&self) -> Result<Mark, CudaFault> {
-        self.compute.record_event(None).map(Mark).map_err(fault("mark what it has to do"))
+    /// Returns a mark behind all work that is on the compute stream so far.
+    pub fn mark(&self) -> Result<StreamMark, CudaError> {
+        self.compute.record_event(None).map(StreamMark).map_err(cuda_error("record an event"))
     }
 
-    pub fn synchronize(&self) -> Result<(), CudaFault> {
-        self.context.synchronize().map_err(fault("go on"))
+    pub fn synchronize(&self) -> Result<(), CudaError> {
+        self.context.synchronize().map_err(cuda_error("finish its work"))
     }
 
-    /// Bytes: what is free, and all.
-    pub fn memory(&self) -> Result<(usize, usize), CudaFault> {
-        self.context.mem_get_info().map_err(fault("be asked for its memory"))
+    pub fn memory(&self) -> Result<CudaMemory, CudaError> {
+        let (free, total) = self.context.mem_get_info().map_err(cuda_error("read the size of the memory"))?;
+        Ok(CudaMemory { free, total })
     }
 }
 
-impl Mark {
-    /// Returns when the GPU is through with all before the mark, or is lost and runs nothing of it
-    /// any more.
+impl StreamMark {
+    /// Waits until the GPU has finished all work before the mark, or has lost the context and runs
+    /// none of it.
     pub fn wait(self) {
         self.0.synchronize().ok();
     }
 }
 
 impl Drop for CudaGpu {
-    /// A process must not leave the GPU in mid-kernel: under MPS that can harm its neighbours.
+    /// Waits for the GPU: under MPS, a process that exits while a kernel executes can harm its
+    /// neighbours.
     fn drop(&mut self) {
-        // If that fails, the context is beyond use and nothing executes.
+        // If this fails, the context is unusable and nothing executes.
         self.context.synchronize().ok();
     }
 }
 
-impl Flight {
-    fn new(context: &Arc<CudaContext>) -> Result<Self, CudaFault> {
-        let event = |flags| context.new_event(Some(flags)).map_err(fault("make an event"));
+impl BatchEvents {
+    fn new(context: &Arc<CudaContext>) -> Result<Self, CudaError> {
+        let event = |flags| context.new_event(Some(flags)).map_err(cuda_error("create an event"));
         Ok(Self {
             copied: event(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)?,
             start: event(sys::CUevent_flags::CU_EVENT_DEFAULT)?,
@@ -231,14 +246,14 @@ impl Flight {
     }
 }
 
-/// Runs on a thread of CUDA's, which must not call CUDA.
-unsafe extern "C" fn tell(file: *mut std::ffi::c_void) {
+/// Signals the end of a batch. This runs on one of CUDA's threads, which must not call CUDA.
+unsafe extern "C" fn signal_completion(file: *mut std::ffi::c_void) {
     let file = file.addr() as i32;
     // SAFETY: the event file is open as long as the stream is.
     wake(unsafe { BorrowedFd::borrow_raw(file) });
 }
 
 fn wake(file: impl AsFd) {
-    // A write fails if the counter is full, and then the file is readable already.
+    // A write fails if the counter is full, and then the descriptor is readable already.
     rustix::io::write(file, &1_u64.to_ne_bytes()).ok();
 }

@@ -1,7 +1,7 @@
-//! Partitions of the GPU within this process: green contexts, each on some of the groups of SMs.
+//! Partitions of the GPU inside this process: green contexts, each on some of the groups of SMs.
 //!
-//! NVIDIA documents no order of the groups. So each GPU is tested (`shadowslice-worker --probe
-//! partitions`) before it is relied on that all processes divide it alike.
+//! NVIDIA does not document an order of the groups. So each GPU is tested (`shadowslice-worker
+//! --probe partitions`) before shadowslice relies on equal groups in all processes.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -13,8 +13,9 @@ use cudarc::driver::{CudaContext, DriverError, result, sys};
 use shadowslice_shared::groups::{Division, GROUP_SMS, Groups, MAX_GROUPS};
 use shadowslice_shared::units::Sms;
 
-use super::{CudaFault, CudaGpu, fault};
+use super::{CudaError, CudaGpu, cuda_error};
 
+/// The GPU's SMs, divided into groups.
 #[derive(Clone)]
 pub struct SmGroups {
     resources: Vec<sys::CUdevResource>,
@@ -22,15 +23,16 @@ pub struct SmGroups {
     context: Arc<CudaContext>,
 }
 
+/// A context on the SMs of some groups.
 pub struct GreenContext {
     green: sys::CUgreenCtx,
     context: sys::CUcontext,
     primary: Arc<CudaContext>,
 }
 
-// SAFETY: descriptions of SMs, which nothing changes.
+// SAFETY: these are descriptions of SMs, which nothing changes.
 unsafe impl Send for SmGroups {}
-// SAFETY: the driver lets any thread use a context, several at once, and end it.
+// SAFETY: the driver lets several threads use a context at once, and any of them end it.
 unsafe impl Send for GreenContext {}
 // SAFETY: as above.
 unsafe impl Sync for GreenContext {}
@@ -47,21 +49,22 @@ impl fmt::Debug for GreenContext {
     }
 }
 
+/// The reasons why the GPU's SMs cannot be divided.
 #[derive(Debug, thiserror::Error)]
-pub enum Undivided {
-    /// It is too old, or the process has a share of the GPU by percentage.
-    #[error("the driver does not divide the GPU's SMs (CUDA 12.4 or later is needed, and a share of 100 %)")]
+pub enum DivisionError {
+    /// The driver is too old, or the process has a share of the GPU by percentage.
+    #[error("the driver does not divide the GPU's SMs, which needs CUDA 12.4 or later and a share of 100 %")]
     Driver(#[source] DriverError),
-    #[error("the GPU has too few SMs to be divided: {0}")]
+    #[error("the GPU has too few SMs to divide: {0}")]
     TooFew(Sms),
 }
 
 impl SmGroups {
-    pub fn of(gpu: &CudaGpu) -> Result<Self, Undivided> {
-        let resources = split(gpu).map_err(Undivided::Driver)?;
-        // SAFETY: resources of the kind SM carry a count of SMs.
+    pub fn of(gpu: &CudaGpu) -> Result<Self, DivisionError> {
+        let resources = split(gpu).map_err(DivisionError::Driver)?;
+        // SAFETY: resources of the type SM have a number of SMs.
         let sizes = resources.iter().map(|group| Sms(unsafe { group.__bindgen_anon_1.sm.smCount }));
-        let division = Division::new(sizes.collect()).ok_or(Undivided::TooFew(gpu.sms()))?;
+        let division = Division::new(sizes.collect()).ok_or(DivisionError::TooFew(gpu.sms()))?;
         Ok(Self { resources, division, context: Arc::clone(&gpu.context) })
     }
 
@@ -69,8 +72,8 @@ impl SmGroups {
         &self.division
     }
 
-    pub fn context(&self, groups: Groups) -> Result<GreenContext, CudaFault> {
-        let failed = fault("make a partition");
+    pub fn context(&self, groups: Groups) -> Result<GreenContext, CudaError> {
+        let failed = cuda_error("create a partition");
         self.context.bind_to_thread().map_err(&failed)?;
         let among = self.resources.iter().enumerate().filter(|(group, _)| groups.contains(*group));
         let mut resources: Vec<_> = among.map(|(_, resource)| *resource).collect();
@@ -88,31 +91,30 @@ impl SmGroups {
                 .map_err(&failed)?;
         }
         let primary = Arc::clone(&self.context);
-        // SAFETY: made just above.
+        // SAFETY: the context was created just above.
         let known = unsafe { sys::cuCtxFromGreenCtx(&mut context, green) }.result();
         let green = GreenContext { green, context, primary };
         known.map(|()| green).map_err(failed)
     }
 }
 
-/// The groups, and what is left over as the last one.
+/// Splits the GPU into groups, with the remaining SMs as the last one.
 fn split(gpu: &CudaGpu) -> Result<Vec<sys::CUdevResource>, DriverError> {
     let kind = sys::CUdevResourceType::CU_DEV_RESOURCE_TYPE_SM;
     let mut count = u32::try_from(MAX_GROUPS).expect("a small number");
-    // SAFETY: plain data, for which zeros are a value; the driver fills it in below.
+    // SAFETY: this is plain data, for which zeros are valid; the driver fills it in below.
     let (mut all, mut rest): (sys::CUdevResource, sys::CUdevResource) = unsafe { (zeroed(), zeroed()) };
     // SAFETY: as above.
     let mut groups: Vec<sys::CUdevResource> = (0..count).map(|_| unsafe { zeroed() }).collect();
     // SAFETY: each pointer is to a resource or number of ours, and there is room for as many groups
-    // as are asked for.
+    // as the call asks for.
     unsafe {
         sys::cuDeviceGetDevResource(gpu.context.cu_device(), &mut all, kind).result()?;
         sys::cuDevSmResourceSplitByCount(groups.as_mut_ptr(), &mut count, &all, &mut rest, 0, GROUP_SMS)
             .result()?;
     }
     groups.truncate(count as usize);
-    // SAFETY: resources of the kind SM carry a count of SMs; if none are left over, `rest` is of no
-    // kind.
+    // SAFETY: resources of the type SM have a number of SMs. If no SMs remain, `rest` has no type.
     let left_over = rest.type_ == kind && unsafe { rest.__bindgen_anon_1.sm.smCount } > 0;
     groups.extend(left_over.then_some(rest));
     Ok(groups)
@@ -123,12 +125,12 @@ impl GreenContext {
         self.context
     }
 
-    pub(super) fn stream(&self) -> Result<GreenStream<'_>, CudaFault> {
+    pub(super) fn stream(&self) -> Result<GreenStream<'_>, CudaError> {
         let mut stream = null_mut();
         let non_blocking = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: the context is alive, and the driver fills in the handle.
         let made = unsafe { sys::cuGreenCtxStreamCreate(&mut stream, self.green, non_blocking, 0) };
-        made.result().map_err(fault("make a stream in a partition"))?;
+        made.result().map_err(cuda_error("create a stream in a partition"))?;
         Ok(GreenStream { stream, _context: PhantomData })
     }
 }
@@ -149,10 +151,10 @@ impl fmt::Debug for PartitionStream {
 }
 
 impl SmGroups {
-    pub fn stream(&self, groups: Groups) -> Result<PartitionStream, CudaFault> {
+    pub fn stream(&self, groups: Groups) -> Result<PartitionStream, CudaError> {
         let context = self.context(groups)?;
         let stream = context.stream()?;
-        // Destroyed below, before its context.
+        // `PartitionStream` destroys the stream before its context.
         let raw = stream.raw();
         std::mem::forget(stream);
         Ok(PartitionStream { stream: raw, context: Arc::new(context) })
@@ -160,7 +162,7 @@ impl SmGroups {
 }
 
 impl PartitionStream {
-    /// As CUDA's runtime knows it.
+    /// Returns the stream's handle for CUDA's runtime.
     pub fn handle(&self) -> usize {
         self.stream.expose_provenance()
     }
@@ -172,11 +174,13 @@ impl PartitionStream {
 
 impl Drop for PartitionStream {
     fn drop(&mut self) {
-        // SAFETY: ours, and used no more; its context is alive.
+        // SAFETY: this value owns the stream, and the context is alive.
+        // If the call fails, the end of the process frees it.
         unsafe { result::stream::destroy(self.stream) }.ok();
     }
 }
 
+/// A stream that borrows the green context on which it runs.
 pub(super) struct GreenStream<'c> {
     stream: sys::CUstream,
     _context: PhantomData<&'c GreenContext>,
@@ -190,7 +194,8 @@ impl GreenStream<'_> {
 
 impl Drop for GreenStream<'_> {
     fn drop(&mut self) {
-        // SAFETY: ours, and used no more; its context is alive.
+        // SAFETY: this value owns the stream, and the context is alive.
+        // If the call fails, the end of the process frees it.
         unsafe { result::stream::destroy(self.stream) }.ok();
     }
 }
@@ -198,7 +203,9 @@ impl Drop for GreenStream<'_> {
 impl Drop for GreenContext {
     fn drop(&mut self) {
         if self.primary.bind_to_thread().is_ok() {
-            // SAFETY: ours; work that was moved to it kept it alive, and is gone.
+            // SAFETY: this value owns the context; work that uses it holds a reference, so none is
+            // left.
+            // If the call fails, the end of the process frees it.
             unsafe { sys::cuGreenCtxDestroy(self.green) }.result().ok();
         }
     }

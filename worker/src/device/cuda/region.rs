@@ -1,5 +1,5 @@
-//! Memory on the GPU that outlives its process: whatever process has its descriptor keeps it and
-//! can map it.
+//! Memory on the GPU that outlives the process that allocated it: each process that has its
+//! descriptor keeps it alive and can map it.
 #![allow(unsafe_code)] // CUDA's calls for virtual memory
 
 use std::fmt;
@@ -9,35 +9,36 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, result, sys};
 
-use super::{CudaFault, CudaGpu, fault};
+use super::{CudaError, CudaGpu, cuda_error};
 
-const DESCRIPTOR: sys::CUmemAllocationHandleType =
+const HANDLE_TYPE: sys::CUmemAllocationHandleType =
     sys::CUmemAllocationHandleType_enum::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
-pub struct Region {
+/// A mapped region of memory that other processes can map, too.
+pub struct SharedRegion {
     start: NonNull<u8>,
-    /// What is mapped, which is more than was asked for.
+    /// The number of mapped bytes, which is rounded up to whole pages.
     mapped: usize,
-    /// The driver's name for the memory.
+    /// The driver's handle of the memory.
     memory: sys::CUmemGenericAllocationHandle,
     file: OwnedFd,
     context: Arc<CudaContext>,
 }
 
-impl fmt::Debug for Region {
+impl fmt::Debug for SharedRegion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Region").field("mapped", &self.mapped).finish_non_exhaustive()
+        f.debug_struct("SharedRegion").field("mapped", &self.mapped).finish_non_exhaustive()
     }
 }
 
-// SAFETY: the driver lets any thread use a mapping and end it, and nothing here changes.
-unsafe impl Send for Region {}
+// SAFETY: the driver lets any thread use a mapping and end it, and this value does not change.
+unsafe impl Send for SharedRegion {}
 // SAFETY: as above.
-unsafe impl Sync for Region {}
+unsafe impl Sync for SharedRegion {}
 
-impl Region {
-    /// New memory for `bytes` bytes, into which `fill` writes; then it cannot be written any more.
-    pub fn filled<E: From<CudaFault>>(
+impl SharedRegion {
+    /// Allocates memory for `bytes` bytes, lets `fill` write to it, and makes it read-only.
+    pub fn filled<E: From<CudaError>>(
         gpu: &CudaGpu,
         bytes: usize,
         fill: impl FnOnce(&mut Writer<'_>) -> Result<(), E>,
@@ -46,16 +47,18 @@ impl Region {
         let mapped = round_up(gpu, bytes, &location)?;
         let properties = properties(location);
         let mut memory = 0;
-        // SAFETY: makes memory and writes its name.
+        // SAFETY: the call allocates memory and writes its handle.
         let made = unsafe { sys::cuMemCreate(&raw mut memory, mapped, &raw const properties, 0) };
-        made.result().map_err(fault("give memory for weights"))?;
+        made.result().map_err(cuda_error("allocate memory for weights"))?;
         let mut number = -1_i32;
-        // SAFETY: writes the number of a new descriptor, which has no other owner.
+        // SAFETY: the call writes the number of a new descriptor, which has no other owner.
         let exported = unsafe {
-            let exported = sys::cuMemExportToShareableHandle((&raw mut number).cast(), memory, DESCRIPTOR, 0);
+            let exported =
+                sys::cuMemExportToShareableHandle((&raw mut number).cast(), memory, HANDLE_TYPE, 0);
             exported.result().map(|()| OwnedFd::from_raw_fd(number))
         };
-        let file = exported.inspect_err(|_| release(memory)).map_err(fault("give a descriptor of memory"))?;
+        let file =
+            exported.inspect_err(|_| release(memory)).map_err(cuda_error("export a descriptor of memory"))?;
         let write = sys::CUmemAccess_flags_enum::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
         let region = Self::map(gpu, Mapping { file, memory, mapped }, write)?;
         fill(&mut Writer { region: &region, bytes })?;
@@ -63,46 +66,46 @@ impl Region {
         Ok(region)
     }
 
-    pub fn import(gpu: &CudaGpu, file: OwnedFd, bytes: usize) -> Result<Self, CudaFault> {
+    pub fn import(gpu: &CudaGpu, file: OwnedFd, bytes: usize) -> Result<Self, CudaError> {
         let mapped = round_up(gpu, bytes, &location(gpu))?;
         let mut memory = 0;
         let number = file.as_raw_fd() as usize as *mut std::ffi::c_void;
-        // SAFETY: the descriptor is open; the driver says whether it is one of memory.
-        let imported = unsafe { sys::cuMemImportFromShareableHandle(&raw mut memory, number, DESCRIPTOR) };
-        imported.result().map_err(fault("take over memory"))?;
+        // SAFETY: the descriptor is open, and the driver checks that it is one of memory.
+        let imported = unsafe { sys::cuMemImportFromShareableHandle(&raw mut memory, number, HANDLE_TYPE) };
+        imported.result().map_err(cuda_error("import memory"))?;
         let read = sys::CUmemAccess_flags_enum::CU_MEM_ACCESS_FLAGS_PROT_READ;
         Self::map(gpu, Mapping { file, memory, mapped }, read)
     }
 
-    /// Maps memory, which is released if that fails.
-    fn map(gpu: &CudaGpu, mapping: Mapping, access: sys::CUmemAccess_flags) -> Result<Self, CudaFault> {
+    /// Maps the memory, or releases it if that fails.
+    fn map(gpu: &CudaGpu, mapping: Mapping, access: sys::CUmemAccess_flags) -> Result<Self, CudaError> {
         let Mapping { file, memory, mapped } = mapping;
         let mut address = 0;
-        // SAFETY: reserves addresses that nothing uses.
+        // SAFETY: the call reserves addresses that nothing uses.
         let reserved = unsafe { sys::cuMemAddressReserve(&raw mut address, mapped, 0, 0, 0) };
         if let Err(error) = reserved.result() {
             release(memory);
-            return Err(fault("give addresses")(error));
+            return Err(cuda_error("reserve addresses")(error));
         }
-        // SAFETY: the addresses are reserved, in this size, and not mapped yet.
+        // SAFETY: the addresses are reserved in this size, and not mapped yet.
         let placed = unsafe { sys::cuMemMap(address, mapped, 0, memory, 0) };
         if let Err(error) = placed.result() {
-            // SAFETY: reserved above and not mapped.
+            // SAFETY: the addresses were reserved above, and are not mapped.
             unsafe { sys::cuMemAddressFree(address, mapped) };
             release(memory);
-            return Err(fault("map memory")(error));
+            return Err(cuda_error("map memory")(error));
         }
-        let start = NonNull::new(address as *mut u8).expect("the driver gives no address zero");
+        let start = NonNull::new(address as *mut u8).expect("the driver does not reserve address zero");
         let region = Self { start, mapped, memory, file, context: Arc::clone(&gpu.context) };
         region.allow(access, location(gpu))?;
         Ok(region)
     }
 
-    fn allow(&self, flags: sys::CUmemAccess_flags, location: sys::CUmemLocation) -> Result<(), CudaFault> {
+    fn allow(&self, flags: sys::CUmemAccess_flags, location: sys::CUmemLocation) -> Result<(), CudaError> {
         let access = sys::CUmemAccessDesc { location, flags };
-        // SAFETY: the addresses are mapped, in this size.
+        // SAFETY: the addresses are mapped in this size.
         let set = unsafe { sys::cuMemSetAccess(self.address(), self.mapped, &raw const access, 1) };
-        set.result().map_err(fault("allow access to memory"))
+        set.result().map_err(cuda_error("set the access to memory"))
     }
 
     fn address(&self) -> sys::CUdeviceptr {
@@ -113,17 +116,18 @@ impl Region {
         self.start
     }
 
-    /// Keeps the memory, in any process.
+    /// Returns the descriptor, which keeps the memory alive in any process.
     pub fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
 }
 
-impl Drop for Region {
+impl Drop for SharedRegion {
     fn drop(&mut self) {
-        // If the context is beyond use, its mappings are gone with it.
+        // If the context is unusable, its mappings are gone already.
         if self.context.bind_to_thread().is_ok() {
-            // SAFETY: mapped in this size; the owner has synchronised with all that used it.
+            // SAFETY: the addresses are mapped in this size, and the owner has synchronised with
+            // all work that used them.
             unsafe {
                 sys::cuMemUnmap(self.address(), self.mapped);
                 sys::cuMemAddressFree(self.address(), self.mapped);
@@ -133,31 +137,38 @@ impl Drop for Region {
     }
 }
 
+/// Memory that is to be mapped.
 struct Mapping {
     file: OwnedFd,
     memory: sys::CUmemGenericAllocationHandle,
     mapped: usize,
 }
 
+/// Write access to a new region.
 #[derive(Debug)]
 pub struct Writer<'r> {
-    region: &'r Region,
+    region: &'r SharedRegion,
     bytes: usize,
 }
 
 impl Writer<'_> {
+    /// Writes bytes to this place in the region.
+    ///
     /// # Panics
     ///
-    /// If they do not fit.
-    pub fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<(), CudaFault> {
-        assert!(offset.checked_add(bytes.len()).is_some_and(|end| end <= self.bytes), "within the region");
+    /// Panics if the bytes exceed the region.
+    pub fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<(), CudaError> {
+        assert!(
+            offset.checked_add(bytes.len()).is_some_and(|end| end <= self.bytes),
+            "the bytes exceed the region"
+        );
         if bytes.is_empty() {
             return Ok(());
         }
-        // SAFETY: the place is within the region, which nothing uses yet. The call returns when the
-        // bytes have been read.
+        // SAFETY: the place is within the region, which nothing uses yet. The call returns when it
+        // has read the bytes.
         unsafe { result::memcpy_htod_sync(self.region.address() + offset as u64, bytes) }
-            .map_err(fault("copy weights"))
+            .map_err(cuda_error("copy weights"))
     }
 }
 
@@ -169,27 +180,27 @@ fn location(gpu: &CudaGpu) -> sys::CUmemLocation {
 fn properties(location: sys::CUmemLocation) -> sys::CUmemAllocationProp {
     sys::CUmemAllocationProp {
         type_: sys::CUmemAllocationType_enum::CU_MEM_ALLOCATION_TYPE_PINNED,
-        requestedHandleTypes: DESCRIPTOR,
+        requestedHandleTypes: HANDLE_TYPE,
         location,
         win32HandleMetaData: std::ptr::null_mut(),
-        // SAFETY: plain numbers, for which zero means the default.
+        // SAFETY: these are plain numbers, for which zero means the default.
         allocFlags: unsafe { std::mem::zeroed() },
     }
 }
 
-/// The driver maps whole pages.
-fn round_up(gpu: &CudaGpu, bytes: usize, location: &sys::CUmemLocation) -> Result<usize, CudaFault> {
+/// Rounds up to whole pages, because the driver maps no smaller parts.
+fn round_up(gpu: &CudaGpu, bytes: usize, location: &sys::CUmemLocation) -> Result<usize, CudaError> {
     gpu.bind()?;
     let properties = properties(*location);
     let mut page = 0;
     let least = sys::CUmemAllocationGranularity_flags_enum::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
-    // SAFETY: writes a number.
-    let asked = unsafe { sys::cuMemGetAllocationGranularity(&raw mut page, &raw const properties, least) };
-    asked.result().map_err(fault("say how large its pages are"))?;
+    // SAFETY: the call writes a number.
+    let status = unsafe { sys::cuMemGetAllocationGranularity(&raw mut page, &raw const properties, least) };
+    status.result().map_err(cuda_error("read the page size of memory"))?;
     Ok(bytes.max(1).next_multiple_of(page.max(1)))
 }
 
 fn release(memory: sys::CUmemGenericAllocationHandle) {
-    // SAFETY: the owner's own name for the memory, which it uses no more.
+    // SAFETY: the handle belongs to the caller, who does not use it any more.
     unsafe { sys::cuMemRelease(memory) };
 }

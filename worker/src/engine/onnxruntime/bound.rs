@@ -1,4 +1,4 @@
-//! The places on the GPU of batches of one size in one slot, and how such a batch is executed.
+//! Bound batches: the tensors on the GPU for batches of one form, and how such a batch is executed.
 #![allow(unsafe_code)] // tensors over memory that ONNX Runtime does not own
 
 use std::collections::BTreeMap;
@@ -12,102 +12,107 @@ use ort::{AsPointer, ortsys};
 use shadowslice_shared::batch::RunFailure;
 use shadowslice_shared::tensor::{TensorSpec, elements};
 
-use super::output::{Layout, layout};
-use super::{element_type, failed};
+use super::output::{RowLayout, layout};
+use super::{element_type, run_failure};
 use crate::device::cuda::buffer::DeviceBuffer;
 use crate::device::cuda::graph::{Executable, Recording};
-use crate::device::cuda::{CudaFault, CudaGpu};
-use crate::engine::broken;
+use crate::device::cuda::{CudaError, CudaGpu};
+use crate::engine::cuda_failure;
 
-/// What batches have in common that use the same places.
+/// The form of a batch. Batches of the same form use the same tensors.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct BatchForm {
     pub(super) slot: u8,
     pub(super) rows: Option<u32>,
-    /// Per input, without the batch axis.
+    /// The shape of each input without the batch axis.
     pub(super) shapes: Vec<Vec<i64>>,
 }
 
 impl BatchForm {
-    /// Whether a batch like `other` fits into the places of this form, padded if need be.
+    /// Returns true if a batch like `other` fits into the tensors of this form, padded if
+    /// necessary.
     pub(super) fn holds(&self, other: &Self) -> bool {
         self.slot == other.slot && self.shapes == other.shapes && self.rows >= other.rows
     }
 }
 
-/// The places of batches of one form. They share no memory with anything that is computed, so that
-/// a batch can arrive while the one before executes.
+/// The tensors of batches of one form. They share no memory with a computation, so a batch can
+/// arrive while the previous one executes.
 #[derive(Debug)]
-pub(super) struct Bound {
-    pub(super) kind: BatchForm,
-    pub(super) session: SessionOf,
-    pub(super) how: How,
+pub(super) struct BoundBatch {
+    pub(super) form: BatchForm,
+    pub(super) session: SessionRef,
+    pub(super) how: ExecutionMode,
     pub(super) inputs: Vec<Rc<DeviceBuffer>>,
 }
 
-impl Bound {
-    /// Drops the outputs of the last batch that was not a recording's. The GPU must be through with
-    /// them; the next batch gets others.
+impl BoundBatch {
+    /// Drops the outputs of the last batch, unless they belong to a recording. The GPU must have
+    /// finished with them; the next batch gets new ones.
     pub(super) fn drop_outputs(
         &mut self,
         outputs: &[TensorSpec],
         memory: &MemoryInfo<'static>,
     ) -> Result<(), RunFailure> {
         match &mut self.how {
-            How::Eager(binding) => allot_outputs(binding, outputs, memory),
-            How::Recorded(_) => Ok(()),
+            ExecutionMode::Eager(binding) => allot_outputs(binding, outputs, memory),
+            ExecutionMode::Recorded(_) => Ok(()),
         }
     }
 }
 
-/// Has ONNX Runtime allot the outputs on the GPU, anew if it has done so.
+/// Has ONNX Runtime allocate the outputs on the GPU at the next run.
 fn allot_outputs(
     binding: &mut IoBinding,
     outputs: &[TensorSpec],
     memory: &MemoryInfo<'static>,
 ) -> Result<(), RunFailure> {
     let mut allot = |spec: &TensorSpec| binding.bind_output_to_device(&spec.name, memory);
-    outputs.iter().try_for_each(|spec| allot(spec).map_err(|fault| failed(&fault)))
+    outputs.iter().try_for_each(|spec| allot(spec).map_err(|fault| run_failure(&fault)))
 }
 
+/// A session of the model, by its index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct SessionOf {
+pub(super) struct SessionRef {
     pub(super) index: usize,
-    /// Whether all its work happens on the GPU, so that it can be recorded.
+    /// True if all work of the session happens on the GPU, so that it can be recorded.
     pub(super) recordable: bool,
 }
 
+/// The way in which a bound batch is executed.
 #[derive(Debug)]
-pub(super) enum How {
-    /// Operator by operator, by ONNX Runtime, which allots the outputs.
+pub(super) enum ExecutionMode {
+    /// ONNX Runtime executes one operator after the other, and allocates the outputs.
     Eager(Box<IoBinding>),
-    /// As it was recorded, into outputs that stay where they are. ONNX Runtime chooses the
-    /// algorithms of a convolution anew whenever the batch size changes; a recording does not.
-    Recorded(Recorded),
+    /// A recording is replayed into outputs at fixed addresses. ONNX Runtime chooses the algorithms
+    /// of a convolution whenever the batch size changes; a recording keeps them.
+    Recorded(RecordedBatch),
 }
 
+/// The recording of a bound batch.
 #[derive(Debug)]
-pub(super) struct Recorded {
-    /// On all SMs of the process.
+pub(super) struct RecordedBatch {
+    /// The executable on all SMs of the process.
     pub(super) whole: Executable,
     pub(super) recording: usize,
-    pub(super) outputs: Vec<Fixed>,
+    pub(super) outputs: Vec<OutputBuffer>,
 }
 
+/// The buffer into which a recording writes an output.
 #[derive(Debug)]
-pub(super) struct Fixed {
-    pub(super) layout: Layout,
+pub(super) struct OutputBuffer {
+    pub(super) layout: RowLayout,
     pub(super) buffer: Rc<DeviceBuffer>,
 }
 
-/// The largest buffer so far for each slot's inputs and outputs. A slot has one batch at a time, so
-/// batches of all sizes use the same.
+/// The largest buffer so far for each slot's inputs and outputs. A slot holds one batch at a time,
+/// so batches of all sizes use the same buffers.
 #[derive(Debug, Default)]
-pub(super) struct Buffers(BTreeMap<(u8, Tensor), Rc<DeviceBuffer>>);
+pub(super) struct Buffers(BTreeMap<(u8, TensorId), Rc<DeviceBuffer>>);
 
-/// Which tensor of a model.
+/// A tensor of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Tensor {
+enum TensorId {
     Input(usize),
     Output(usize),
 }
@@ -116,10 +121,10 @@ impl Buffers {
     fn of(
         &mut self,
         slot: u8,
-        tensor: Tensor,
+        tensor: TensorId,
         bytes: usize,
         gpu: &CudaGpu,
-    ) -> Result<Rc<DeviceBuffer>, CudaFault> {
+    ) -> Result<Rc<DeviceBuffer>, CudaError> {
         if let Some(buffer) = self.0.get(&(slot, tensor)).filter(|buffer| buffer.bytes() >= bytes) {
             return Ok(Rc::clone(buffer));
         }
@@ -129,52 +134,56 @@ impl Buffers {
     }
 }
 
-pub(super) struct Maker<'m> {
+/// Creates bound batches.
+pub(super) struct Binder<'m> {
     pub(super) allocator: &'m Allocator,
     pub(super) memory: &'m MemoryInfo<'static>,
     pub(super) gpu: &'m CudaGpu,
     pub(super) buffers: &'m mut Buffers,
 }
 
+/// Records bound batches.
 pub(super) struct Recorder<'m> {
     pub(super) session: &'m mut Session,
     pub(super) options: &'m RunOptions,
-    pub(super) maker: Maker<'m>,
+    pub(super) maker: Binder<'m>,
 }
 
-impl Maker<'_> {
+impl Binder<'_> {
     pub(super) fn bind(
         &mut self,
         session: &Session,
-        (kind, of): (BatchForm, SessionOf),
+        form: BatchForm,
+        of: SessionRef,
         inputs: &[TensorSpec],
         outputs: &[TensorSpec],
-    ) -> Result<Bound, RunFailure> {
-        let mut binding = session.create_binding().map_err(|fault| failed(&fault))?;
+    ) -> Result<BoundBatch, RunFailure> {
+        let mut binding = session.create_binding().map_err(|fault| run_failure(&fault))?;
         let mut buffers = Vec::with_capacity(inputs.len());
-        for (input, (spec, row)) in inputs.iter().zip(&kind.shapes).enumerate() {
-            let shape: Vec<i64> = kind.rows.map(i64::from).into_iter().chain(row.iter().copied()).collect();
-            let (buffer, tensor) = self.place(spec, &shape, (kind.slot, Tensor::Input(input)))?;
-            binding.bind_input(&spec.name, &tensor).map_err(|fault| failed(&fault))?;
+        for (input, (spec, row)) in inputs.iter().zip(&form.shapes).enumerate() {
+            let shape: Vec<i64> = form.rows.map(i64::from).into_iter().chain(row.iter().copied()).collect();
+            let (buffer, tensor) = self.place(spec, &shape, form.slot, TensorId::Input(input))?;
+            binding.bind_input(&spec.name, &tensor).map_err(|fault| run_failure(&fault))?;
             buffers.push(buffer);
         }
         allot_outputs(&mut binding, outputs, self.memory)?;
-        Ok(Bound { kind, session: of, how: How::Eager(Box::new(binding)), inputs: buffers })
+        Ok(BoundBatch { form, session: of, how: ExecutionMode::Eager(Box::new(binding)), inputs: buffers })
     }
 
     fn place(
         &mut self,
         spec: &TensorSpec,
         shape: &[i64],
-        (slot, tensor): (u8, Tensor),
+        slot: u8,
+        tensor: TensorId,
     ) -> Result<(Rc<DeviceBuffer>, DynTensor), RunFailure> {
-        let size = spec.datatype.size().expect("strings are not bound");
+        let size = spec.datatype.size().expect("tensors of strings are not bound");
         let bytes = elements(shape).and_then(|count| count.checked_mul(size));
         let bytes = bytes.ok_or_else(|| {
-            RunFailure::Engine(format!("`{}` has an impossible shape {shape:?}", spec.name))
+            RunFailure::Engine(format!("input or output `{}` has an invalid shape {shape:?}", spec.name))
         })?;
-        let buffer = self.buffers.of(slot, tensor, bytes, self.gpu).map_err(|fault| broken(&fault))?;
-        let tensor = self.tensor(spec, shape, &buffer, bytes).map_err(|fault| failed(&fault))?;
+        let buffer = self.buffers.of(slot, tensor, bytes, self.gpu).map_err(|fault| cuda_failure(&fault))?;
+        let tensor = self.tensor(spec, shape, &buffer, bytes).map_err(|fault| run_failure(&fault))?;
         Ok((buffer, tensor))
     }
 
@@ -188,58 +197,58 @@ impl Maker<'_> {
         let start = buffer.start().as_ptr().cast();
         let (memory, element) = (self.memory.ptr(), element_type(spec.datatype).into());
         let mut value = std::ptr::null_mut();
-        // SAFETY: the memory has at least the size that shape and type come to, and outlives the value:
-        // bindings are dropped before buffers.
+        // SAFETY: the memory has at least the size of the shape, and outlives the value: bindings
+        // are dropped before buffers.
         ortsys![unsafe CreateTensorWithDataAsOrtValue(memory, start, bytes, shape.as_ptr(), shape.len(), element, &mut value)?];
-        let value = NonNull::new(value).expect("the call above made it");
-        // SAFETY: it is a tensor, and has no other owner.
+        let value = NonNull::new(value).expect("the call above created the value");
+        // SAFETY: the value is a tensor, and has no other owner.
         Ok(unsafe { DynTensor::from_ptr(value, Some(self.allocator)) })
     }
 }
 
 impl Recorder<'_> {
-    /// Records the execution, if that is possible, and so many further copies, which are returned.
-    /// The inputs must be in place. It is executed once before, so that all that happens only once
-    /// has happened.
+    /// Records the batch, if that is possible, and then `copies` further times, and returns the
+    /// further recordings. The inputs must be in place. The batch runs once before the recording,
+    /// so that everything that happens only once is done.
     pub(super) fn record(
         &mut self,
-        bound: &mut Bound,
+        bound: &mut BoundBatch,
         outputs: &[TensorSpec],
         copies: usize,
     ) -> Result<Vec<Recording>, RunFailure> {
-        let How::Eager(binding) = &mut bound.how else { return Ok(Vec::new()) };
+        let ExecutionMode::Eager(binding) = &mut bound.how else { return Ok(Vec::new()) };
         let answer = self.session.run_binding_with_options(binding, self.options);
-        let answer = answer.map_err(|fault| failed(&fault))?;
+        let answer = answer.map_err(|fault| run_failure(&fault))?;
         let mut layouts = Vec::with_capacity(outputs.len());
         for spec in outputs {
             let Some(value) = answer.get(&spec.name) else { return Ok(Vec::new()) };
-            layouts.push(layout(spec, value, bound.kind.rows)?);
+            layouts.push(layout(spec, value, bound.form.rows)?);
         }
         drop(answer);
-        self.maker.gpu.synchronize().map_err(|fault| broken(&fault))?;
+        self.maker.gpu.synchronize().map_err(|fault| cuda_failure(&fault))?;
         let mut fixed = Vec::with_capacity(outputs.len());
         for (output, (spec, layout)) in outputs.iter().zip(layouts).enumerate() {
-            let rows = bound.kind.rows.map(i64::from);
+            let rows = bound.form.rows.map(i64::from);
             let shape: Vec<i64> = rows.into_iter().chain(layout.shape.iter().copied()).collect();
             let (buffer, tensor) =
-                self.maker.place(spec, &shape, (bound.kind.slot, Tensor::Output(output)))?;
-            binding.bind_output(&spec.name, tensor).map_err(|fault| failed(&fault))?;
-            fixed.push(Fixed { layout, buffer });
+                self.maker.place(spec, &shape, bound.form.slot, TensorId::Output(output))?;
+            binding.bind_output(&spec.name, tensor).map_err(|fault| run_failure(&fault))?;
+            fixed.push(OutputBuffer { layout, buffer });
         }
         let mut record = || {
             let work = || self.session.run_binding_with_options(binding, self.options).map(drop);
-            self.maker.gpu.record(work).map_err(|fault| broken(&fault))
+            self.maker.gpu.record(work).map_err(|fault| cuda_failure(&fault))
         };
         let Some(recording) = record()? else {
             allot_outputs(binding, outputs, self.maker.memory)?;
-            // CUDA tells the failure once more, to whatever asks it next.
+            // The driver reports a failed recording to the next call as well, and this run takes
+            // that error.
             self.session.run_binding_with_options(binding, self.options).ok();
             return Ok(Vec::new());
         };
         let copies = (0..copies).map(|_| record()).collect::<Result<Option<Vec<_>>, _>>()?;
-        let whole = recording.ready().map_err(|fault| broken(&fault))?;
-        bound.how = How::Recorded(Recorded { whole, recording: 0, outputs: fixed });
-        copies
-            .ok_or_else(|| RunFailure::Engine("it was recorded once, and could not be once more".to_owned()))
+        let whole = recording.instantiate().map_err(|fault| cuda_failure(&fault))?;
+        bound.how = ExecutionMode::Recorded(RecordedBatch { whole, recording: 0, outputs: fixed });
+        copies.ok_or_else(|| RunFailure::Engine("the batch could be recorded once, but not again".to_owned()))
     }
 }

@@ -1,9 +1,9 @@
-//! Convolutions whose tensors have their channels last: tensor cores want them so, and otherwise
-//! cuDNN transposes what comes in and what goes out, batch by batch.
+//! Convolutions with channels last (NHWC), which tensor cores need. With channels first, cuDNN
+//! transposes inputs and outputs at every batch.
 //!
-//! ONNX Runtime turns a model's activations when it optimises it, but each session's weights only
-//! when it loads them, into memory of its own. So the weights of a kept form are turned here, once,
-//! and its convolutions renamed to the operator that takes them as they are.
+//! ONNX Runtime transposes a model's activations when it optimises the model, but the weights only
+//! when a session loads them, into the session's own memory. So this module transposes the weights
+//! of an optimised form once, and renames its convolutions to the operator that takes such weights.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -15,16 +15,16 @@ use prost::bytes::Buf;
 use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
 use prost::encoding::{encode_key, encode_varint, int64, string};
 
-use super::model_file::{ExternalTensor, Node, read};
+use super::model_file::{ExternalTensor, NodeProto, read};
 
-/// What ONNX Runtime calls operators whose activations it has turned.
-const TURNED: &str = "com.ms.internal.nhwc";
+/// The domain that ONNX Runtime gives to operators whose activations it has transposed.
+const NHWC_DOMAIN: &str = "com.ms.internal.nhwc";
 
-/// The operator of [`DOMAIN`] whose weights have their channels last, too.
+/// The operator of [`DOMAIN`] whose weights also have their channels last.
 const OPERATOR: &str = "NhwcConv";
 const DOMAIN: &str = "com.microsoft";
 
-/// Numbers of fields in ONNX's messages.
+/// The numbers of fields in ONNX's messages.
 const GRAPH: u32 = 7;
 const NODE: u32 = 1;
 const INITIALIZER: u32 = 5;
@@ -32,74 +32,77 @@ const NODE_OPERATOR: u32 = 4;
 const NODE_DOMAIN: u32 = 7;
 const TENSOR_SHAPE: u32 = 1;
 
-/// Turns the weights of a model's convolutions, which lie in this file, and renames those.
-pub(super) fn turn(model: &Path, weights: &Path) -> io::Result<()> {
+/// Transposes the weights of a model's convolutions in the file `weights`, and renames these
+/// convolutions in the file `model`.
+pub(super) fn transpose(model: &Path, weights: &Path) -> io::Result<()> {
     let found = read(model)?;
     let tensors = found.external_tensors();
-    let turned = convolved_only(found.nodes(), tensors.iter().filter(|tensor| tensor.shape.len() == 4));
-    if turned.is_empty() {
+    let transposed = convolved_only(found.nodes(), tensors.iter().filter(|tensor| tensor.shape.len() == 4));
+    if transposed.is_empty() {
         return Ok(());
     }
     let file = File::options().read(true).write(true).open(weights)?;
     let mut places = BTreeSet::new();
-    for tensor in turned.values().filter(|tensor| places.insert(tensor.offset)) {
-        turn_weights(&file, tensor)?;
+    for tensor in transposed.values().filter(|tensor| places.insert(tensor.offset)) {
+        transpose_weights(&file, tensor)?;
     }
     let bytes = std::fs::read(model)?;
-    std::fs::write(model, rewritten(&bytes, &turned)?)
+    std::fs::write(model, rewritten(&bytes, &transposed)?)
 }
 
-/// The tensors that are the weights of turned convolutions, and nothing else.
+/// Returns the tensors that are weights of transposed convolutions and have no other use.
 fn convolved_only<'t>(
-    nodes: &[Node],
+    nodes: &[NodeProto],
     tensors: impl Iterator<Item = &'t ExternalTensor>,
 ) -> BTreeMap<&'t str, &'t ExternalTensor> {
-    let mut turned: BTreeMap<_, _> = tensors.map(|tensor| (tensor.name.as_str(), tensor)).collect();
+    let mut transposed: BTreeMap<_, _> = tensors.map(|tensor| (tensor.name.as_str(), tensor)).collect();
     for node in nodes {
         for (input, name) in node.inputs.iter().enumerate() {
-            if !(input == 1 && is_turned_convolution(node)) {
-                turned.remove(name.as_str());
+            if !(input == 1 && is_nhwc_convolution(node)) {
+                transposed.remove(name.as_str());
             }
         }
     }
-    turned
+    transposed
 }
 
-fn is_turned_convolution(node: &Node) -> bool {
-    node.operator == "Conv" && node.domain == TURNED
+fn is_nhwc_convolution(node: &NodeProto) -> bool {
+    node.operator == "Conv" && node.domain == NHWC_DOMAIN
 }
 
-/// From outputs × inputs × height × width to outputs × height × width × inputs.
-fn turn_weights(file: &File, tensor: &ExternalTensor) -> io::Result<()> {
+/// Transposes outputs × inputs × height × width to outputs × height × width × inputs.
+fn transpose_weights(file: &File, tensor: &ExternalTensor) -> io::Result<()> {
     let bytes = tensor.bytes.and_then(|bytes| usize::try_from(bytes).ok());
-    let bytes = bytes.ok_or_else(|| io::Error::other("a tensor without a length"))?;
+    let bytes = bytes.ok_or_else(|| io::Error::other("a tensor of the model has no length"))?;
     let mut content = vec![0; bytes];
     file.read_exact_at(&mut content, tensor.offset)?;
     let lengths: Vec<usize> = tensor.shape.iter().map(|&length| length.max(0) as usize).collect();
     let [outputs, inputs, height, width] = lengths[..] else {
-        return Err(io::Error::other("weights without four axes"));
+        return Err(io::Error::other("the weights of a convolution do not have four axes"));
     };
     let (count, area) = (outputs * inputs * height * width, height * width);
     let size = bytes.checked_div(count).filter(|size| size * count == bytes);
-    let size = size.ok_or_else(|| io::Error::other(format!("`{}` has a wrong length", tensor.name)))?;
-    let mut turned = Vec::with_capacity(bytes);
+    let size = size.ok_or_else(|| {
+        io::Error::other(format!("the length of tensor `{}` does not match its shape", tensor.name))
+    })?;
+    let mut transposed = Vec::with_capacity(bytes);
     for output in content.chunks_exact(inputs * area * size) {
         for place in 0..area {
             for input in 0..inputs {
                 let start = (input * area + place) * size;
-                turned.extend_from_slice(&output[start..start + size]);
+                transposed.extend_from_slice(&output[start..start + size]);
             }
         }
     }
-    file.write_all_at(&turned, tensor.offset)
+    file.write_all_at(&transposed, tensor.offset)
 }
 
-/// The model's file with turned weights. All else stays, also what is not known here.
-fn rewritten(model: &[u8], turned: &BTreeMap<&str, &ExternalTensor>) -> io::Result<Vec<u8>> {
+/// Returns the model's file with transposed weights. All other fields stay, including unknown ones.
+fn rewritten(model: &[u8], transposed: &BTreeMap<&str, &ExternalTensor>) -> io::Result<Vec<u8>> {
     let mut whole = Vec::with_capacity(model.len());
     each_field(model, |field| {
         match field.number {
-            GRAPH => put(GRAPH, &graph(field.content, turned)?, &mut whole),
+            GRAPH => put(GRAPH, &graph(field.content, transposed)?, &mut whole),
             _ => whole.extend_from_slice(field.raw),
         }
         Ok(())
@@ -107,22 +110,22 @@ fn rewritten(model: &[u8], turned: &BTreeMap<&str, &ExternalTensor>) -> io::Resu
     Ok(whole)
 }
 
-fn graph(graph: &[u8], turned: &BTreeMap<&str, &ExternalTensor>) -> io::Result<Vec<u8>> {
+fn graph(graph: &[u8], transposed: &BTreeMap<&str, &ExternalTensor>) -> io::Result<Vec<u8>> {
     let mut whole = Vec::with_capacity(graph.len());
     each_field(graph, |field| {
         match field.number {
             NODE => {
-                let node: Node = prost::Message::decode(field.content).map_err(io::Error::other)?;
-                let weights = node.inputs.get(1).filter(|_| is_turned_convolution(&node));
+                let node: NodeProto = prost::Message::decode(field.content).map_err(io::Error::other)?;
+                let weights = node.inputs.get(1).filter(|_| is_nhwc_convolution(&node));
                 let mut content = field.content.to_vec();
-                if weights.is_some_and(|name| turned.contains_key(name.as_str())) {
-                    // Of a field that comes twice the last one counts.
+                if weights.is_some_and(|name| transposed.contains_key(name.as_str())) {
+                    // If a field comes twice, the last one counts.
                     string::encode(NODE_OPERATOR, &OPERATOR.to_owned(), &mut content);
                     string::encode(NODE_DOMAIN, &DOMAIN.to_owned(), &mut content);
                 }
                 put(NODE, &content, &mut whole);
             }
-            INITIALIZER => put(INITIALIZER, &initializer(field.content, turned)?, &mut whole),
+            INITIALIZER => put(INITIALIZER, &initializer(field.content, transposed)?, &mut whole),
             _ => whole.extend_from_slice(field.raw),
         }
         Ok(())
@@ -130,9 +133,11 @@ fn graph(graph: &[u8], turned: &BTreeMap<&str, &ExternalTensor>) -> io::Result<V
     Ok(whole)
 }
 
-fn initializer(tensor: &[u8], turned: &BTreeMap<&str, &ExternalTensor>) -> io::Result<Vec<u8>> {
+fn initializer(tensor: &[u8], transposed: &BTreeMap<&str, &ExternalTensor>) -> io::Result<Vec<u8>> {
     let name = super::model_file::name_of(tensor)?;
-    let Some(ExternalTensor { shape, .. }) = turned.get(name.as_str()) else { return Ok(tensor.to_vec()) };
+    let Some(ExternalTensor { shape, .. }) = transposed.get(name.as_str()) else {
+        return Ok(tensor.to_vec());
+    };
     let mut whole = Vec::with_capacity(tensor.len());
     each_field(tensor, |field| {
         if field.number != TENSOR_SHAPE {
@@ -147,9 +152,9 @@ fn initializer(tensor: &[u8], turned: &BTreeMap<&str, &ExternalTensor>) -> io::R
 /// A field of a message.
 struct Field<'m> {
     number: u32,
-    /// With its key.
+    /// The bytes of the field with its key.
     raw: &'m [u8],
-    /// Empty if it is a plain number.
+    /// The content of the field; empty for a plain number.
     content: &'m [u8],
 }
 
@@ -162,7 +167,8 @@ fn each_field(mut message: &[u8], mut each: impl FnMut(Field<'_>) -> io::Result<
             let mut behind = message;
             let length = decode_varint(&mut behind).map_err(io::Error::other)?;
             let length = usize::try_from(length).map_err(io::Error::other)?;
-            content = behind.get(..length).ok_or_else(|| io::Error::other("a field that is cut off"))?;
+            content =
+                behind.get(..length).ok_or_else(|| io::Error::other("a field of the model is cut off"))?;
         }
         skip_field(kind, number, &mut message, DecodeContext::default()).map_err(io::Error::other)?;
         each(Field { number, raw: &begun[..begun.len() - message.len()], content })?;
@@ -183,7 +189,7 @@ mod tests {
     use super::super::model_file::{ModelProto, external, node};
     use super::*;
 
-    /// Weights of 2 outputs × 3 inputs × 1 × 2, numbered in the order in which they lie.
+    /// The shape of weights with 2 outputs × 3 inputs × 1 × 2, numbered in memory order.
     const SHAPE: [i64; 4] = [2, 3, 1, 2];
 
     fn numbered() -> Vec<u8> {
@@ -197,20 +203,20 @@ mod tests {
     }
 
     impl Files {
-        fn new(nodes: Vec<Node>) -> Self {
+        fn new(nodes: Vec<NodeProto>) -> Self {
             let folder = tempfile::tempdir().unwrap();
             let (model, weights) = (folder.path().join("model.onnx"), folder.path().join("weights"));
             let tensors = vec![external("w", &SHAPE, (0, 48)), external("v", &SHAPE, (48, 48))];
             let mut bytes = ModelProto::of(nodes, tensors).encode_to_vec();
-            // What is not known here: the version of the format.
+            // This is a field that the module does not know: the version of the format.
             prost::encoding::int64::encode(1, &8, &mut bytes);
             std::fs::write(&model, bytes).unwrap();
             std::fs::write(&weights, [numbered(), numbered()].concat()).unwrap();
             Self { _folder: folder, model, weights }
         }
 
-        fn turned(self) -> (ModelProto, Vec<u32>, Vec<u8>) {
-            turn(&self.model, &self.weights).unwrap();
+        fn transposed(self) -> (ModelProto, Vec<u32>, Vec<u8>) {
+            transpose(&self.model, &self.weights).unwrap();
             let weights = std::fs::read(&self.weights).unwrap();
             let numbers = weights.chunks(4).map(|four| u32::from_le_bytes(four.try_into().unwrap()));
             (read(&self.model).unwrap(), numbers.collect(), std::fs::read(&self.model).unwrap())
@@ -220,11 +226,11 @@ mod tests {
     #[test]
     fn weights_of_turned_convolutions_are_turned_once_and_all_else_stays() {
         let nodes = vec![
-            node("Conv", TURNED, &["x", "w", "b"]),
-            node("Conv", TURNED, &["y", "w"]),
+            node("Conv", NHWC_DOMAIN, &["x", "w", "b"]),
+            node("Conv", NHWC_DOMAIN, &["y", "w"]),
             node("Conv", "", &["z", "v"]),
         ];
-        let (model, weights, bytes) = Files::new(nodes).turned();
+        let (model, weights, bytes) = Files::new(nodes).transposed();
         let operators = model.nodes().iter().map(|node| (node.operator.as_str(), node.domain.as_str()));
         let renamed = (OPERATOR, DOMAIN);
         assert_eq!(operators.collect::<Vec<_>>(), [renamed, renamed, ("Conv", "")]);
@@ -239,20 +245,21 @@ mod tests {
     #[test]
     fn weights_with_another_use_stay() {
         for other in [node("Add", "", &["x", "w"]), node("Conv", "", &["x", "w"])] {
-            let nodes = vec![node("Conv", TURNED, &["x", "w"]), other, node("Conv", TURNED, &["v", "x"])];
+            let nodes =
+                vec![node("Conv", NHWC_DOMAIN, &["x", "w"]), other, node("Conv", NHWC_DOMAIN, &["v", "x"])];
             let files = Files::new(nodes);
             let before = std::fs::read(&files.model).unwrap();
-            let (_, weights, after) = files.turned();
+            let (_, weights, after) = files.transposed();
             assert!(before == after && weights[1] == 1);
         }
     }
 
     #[test]
-    fn what_is_no_model_is_an_error() {
-        let files = Files::new(vec![node("Conv", TURNED, &["x", "w"])]);
+    fn a_file_that_is_not_a_model_is_an_error() {
+        let files = Files::new(vec![node("Conv", NHWC_DOMAIN, &["x", "w"])]);
         std::fs::write(&files.weights, [0; 7]).unwrap();
-        assert!(turn(&files.model, &files.weights).is_err(), "cut off");
+        assert!(transpose(&files.model, &files.weights).is_err(), "cut off");
         std::fs::write(&files.model, [0xff; 9]).unwrap();
-        assert!(turn(&files.model, &files.weights).is_err());
+        assert!(transpose(&files.model, &files.weights).is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! A batch's inputs as ONNX Runtime takes them.
+//! The inputs of a batch as values of ONNX Runtime.
 
 use std::fmt::Debug;
 
@@ -10,10 +10,11 @@ use shadowslice_shared::tensor::Datatype;
 use zerocopy::{FromBytes, Immutable, KnownLayout, TryFromBytes};
 
 use super::gather::GatherBuffer;
-use super::{failed, strings};
+use super::{run_failure, strings};
 use crate::inputs::Inputs;
 
-/// One request's tensor is read in place, several requests' are stacked in `buffer`.
+/// Returns an input. The tensor of one request is read in place; those of several requests are
+/// stacked in `buffer`.
 pub(super) fn value<'b>(
     inputs: &Inputs<'b>,
     input: usize,
@@ -38,7 +39,7 @@ pub(super) fn value<'b>(
     }
 }
 
-/// Returns a tensor that lies in one piece.
+/// Returns the value of a contiguous tensor.
 pub(super) fn whole<'b>(
     datatype: Datatype,
     shape: &[i64],
@@ -48,7 +49,7 @@ pub(super) fn whole<'b>(
     match datatype {
         Datatype::Bool => match <[bool]>::try_ref_from_bytes(bytes) {
             Ok(booleans) => view(shape, booleans),
-            Err(_) => Err(RunFailure::BadBatch("a BOOL is neither 0 nor 1".to_owned())),
+            Err(_) => Err(RunFailure::BadBatch("an element of datatype BOOL is neither 0 nor 1".to_owned())),
         },
         Datatype::Uint8 => view(shape, typed::<u8>(bytes)),
         Datatype::Uint16 => view(shape, typed::<u16>(bytes)),
@@ -62,19 +63,22 @@ pub(super) fn whole<'b>(
         Datatype::Bf16 => view(shape, typed::<bf16>(bytes)),
         Datatype::Fp32 => view(shape, typed::<f32>(bytes)),
         Datatype::Fp64 => view(shape, typed::<f64>(bytes)),
-        Datatype::Bytes => Err(RunFailure::BadBatch("optional inputs hold no text".to_owned())),
+        Datatype::Bytes => {
+            Err(RunFailure::BadBatch("an optional input cannot have datatype BYTES".to_owned()))
+        }
     }
 }
 
 fn typed<T: FromBytes + KnownLayout + Immutable>(bytes: &[u8]) -> &[T] {
-    <[T]>::ref_from_bytes(bytes).expect("it is aligned for every type, and `Inputs` checked its length")
+    <[T]>::ref_from_bytes(bytes)
+        .expect("the bytes are aligned for every type, and `Inputs` checked their length")
 }
 
 fn view<'b, T>(shape: Vec<i64>, elements: &'b [T]) -> Result<SessionInputValue<'b>, RunFailure>
 where
     T: PrimitiveTensorElementType + Clone + Debug + 'static,
 {
-    let tensor = TensorRef::from_array_view((shape, elements)).map_err(|fault| failed(&fault))?;
+    let tensor = TensorRef::from_array_view((shape, elements)).map_err(|fault| run_failure(&fault))?;
     Ok(tensor.into())
 }
 
@@ -85,7 +89,8 @@ where
     typed(buffer.whole(inputs, input))
 }
 
-/// The booleans in place, unless a byte is neither 0 nor 1: a `bool` may have no other value.
+/// Returns the booleans in place, unless a byte is neither 0 nor 1: a `bool` must not have other
+/// values.
 fn booleans<'b>(buffer: &'b mut GatherBuffer, inputs: &Inputs<'b>, input: usize) -> &'b [bool] {
     if inputs.requests() == 1
         && let Ok(booleans) = <[bool]>::try_ref_from_bytes(inputs.part(0, input))

@@ -1,5 +1,5 @@
-//! Makes a model's recordings ready for partitions, on a separate thread once the worker serves:
-//! recording by recording, those that a batch waits for first.
+//! Instantiates a model's recordings on partitions. Once the worker serves, this happens on its own
+//! thread, one recording after the other, and first those for which a batch waits.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,145 +9,156 @@ use shadowslice_shared::groups::{Groups, READY_PARTITIONS};
 
 use crate::device::cuda::graph::{Executable, Recording, UploadStream};
 use crate::device::cuda::partition::GreenContext;
-use crate::device::cuda::{CudaFault, CudaGpu, Mark};
+use crate::device::cuda::{CudaError, CudaGpu, StreamMark};
 
-/// In place of a recording's number: no recording goes first, or none at all is needed any more.
-pub(super) const NONE_FIRST: usize = usize::MAX;
-pub(super) const NO_MORE: usize = usize::MAX - 1;
+/// The values of `first` that are not the number of a recording: no recording is urgent, or the
+/// order is cancelled.
+pub(super) const NOT_URGENT: usize = usize::MAX;
+pub(super) const CANCELLED: usize = usize::MAX - 1;
 
+/// An order to instantiate all recordings of a set on a partition.
 #[derive(Debug)]
-pub(super) struct Order {
-    pub(super) seat: usize,
+pub(super) struct InstantiateOrder {
+    pub(super) set: usize,
     pub(super) groups: Groups,
     pub(super) context: Arc<GreenContext>,
     pub(super) first: Arc<AtomicUsize>,
-    /// Recordings that were ready at that seat before.
-    pub(super) before: Option<Left>,
+    /// The executables of the partition that used this recording set before.
+    pub(super) stale: Option<StaleExecutables>,
 }
 
-/// Recordings by number, and when the GPU is through with them.
+/// The executables of a partition that is no longer used.
 #[derive(Debug)]
-pub(super) struct Left {
+pub(super) struct StaleExecutables {
     pub(super) executables: Vec<Option<Executable>>,
-    pub(super) through: Option<Mark>,
+    pub(super) last_use: Option<StreamMark>,
 }
 
+/// A report of the instantiator.
 #[derive(Debug)]
-pub(super) enum Made {
-    Recording(Groups, usize, Result<Executable, CudaFault>),
-    /// All recordings that there will be.
-    All(Groups),
+pub(super) enum InstantiatorEvent {
+    /// The result of instantiating one recording.
+    Recording { groups: Groups, number: usize, result: Result<Executable, CudaError> },
+    /// The end of an order: no further recordings are instantiated on these groups.
+    Finished { groups: Groups },
 }
 
-/// A copy of all of a model's recordings, which can be ready on one partition.
+/// One copy of each of a model's recordings. A set can be ready on one partition at a time.
 #[derive(Debug, Default)]
-struct Seat(Vec<Recording>);
+struct RecordingSet(Vec<Recording>);
 
+/// An order with the recordings that are not instantiated yet.
 #[derive(Debug)]
 struct Unfinished {
-    order: Order,
+    order: InstantiateOrder,
     left: Vec<usize>,
 }
 
+/// Instantiates recordings on partitions.
 #[derive(Debug)]
 pub(super) struct Instantiator {
-    seats: Vec<Seat>,
+    sets: Vec<RecordingSet>,
     uploads: UploadStream,
     unfinished: Vec<Unfinished>,
     gpu: Arc<CudaGpu>,
 }
 
-impl Left {
+impl StaleExecutables {
     fn free(&mut self, number: usize) {
         self.wait();
         drop(self.executables.get_mut(number).and_then(Option::take));
     }
 
     fn wait(&mut self) {
-        if let Some(through) = self.through.take() {
-            through.wait();
+        if let Some(last_use) = self.last_use.take() {
+            last_use.wait();
         }
     }
 }
 
-impl Drop for Left {
+impl Drop for StaleExecutables {
     fn drop(&mut self) {
         self.wait();
     }
 }
 
 impl Unfinished {
-    /// Cancelled orders go first of all, because their end is waited for.
+    /// Returns the urgency of the order. Cancelled orders come first, because a caller waits for
+    /// their end.
     fn urgency(&self) -> u8 {
         match self.order.first.load(Ordering::Acquire) {
-            NO_MORE => 2,
-            NONE_FIRST => 0,
+            CANCELLED => 2,
+            NOT_URGENT => 0,
             _ => 1,
         }
     }
 }
 
 impl Instantiator {
-    pub(super) fn new(gpu: Arc<CudaGpu>) -> Result<Self, CudaFault> {
-        let seats = (0..READY_PARTITIONS).map(|_| Seat::default()).collect();
+    pub(super) fn new(gpu: Arc<CudaGpu>) -> Result<Self, CudaError> {
+        let sets = (0..READY_PARTITIONS).map(|_| RecordingSet::default()).collect();
         let uploads = UploadStream::new(&gpu)?;
-        Ok(Self { seats, uploads, unfinished: Vec::new(), gpu })
+        Ok(Self { sets, uploads, unfinished: Vec::new(), gpu })
     }
 
-    /// `copies`: a recording for each seat; returns the execution's number.
+    /// Adds the copies of a recording, one for each set, and returns the recording's number.
     pub(super) fn add(&mut self, copies: Vec<Recording>) -> usize {
-        let number = self.seats[0].0.len();
-        for (seat, recording) in self.seats.iter_mut().zip(copies) {
-            seat.0.push(recording);
+        let number = self.sets[0].0.len();
+        for (set, recording) in self.sets.iter_mut().zip(copies) {
+            set.0.push(recording);
         }
         number
     }
 
-    pub(super) fn finish(&mut self, order: Order, mut tell: impl FnMut(Made)) {
+    pub(super) fn finish(&mut self, order: InstantiateOrder, mut report: impl FnMut(InstantiatorEvent)) {
         self.begin(order);
         while !self.unfinished.is_empty() {
-            self.step(&mut tell);
+            self.step(&mut report);
         }
     }
 
-    pub(super) fn work(mut self, orders: &Receiver<Order>, mut tell: impl FnMut(Made)) {
-        // Without the context every order fails, and the failure is reported.
+    pub(super) fn work(
+        mut self,
+        order_rx: &Receiver<InstantiateOrder>,
+        mut report: impl FnMut(InstantiatorEvent),
+    ) {
+        // Without the context every order fails, and each failure is reported.
         self.gpu.bind().ok();
         loop {
             let order = match self.unfinished.is_empty() {
-                true => orders.recv().map_err(|_| TryRecvError::Disconnected),
-                false => orders.try_recv(),
+                true => order_rx.recv().map_err(|_| TryRecvError::Disconnected),
+                false => order_rx.try_recv(),
             };
             match order {
                 Ok(order) => self.begin(order),
-                Err(TryRecvError::Empty) => self.step(&mut tell),
+                Err(TryRecvError::Empty) => self.step(&mut report),
                 Err(TryRecvError::Disconnected) => return,
             }
         }
     }
 
-    fn begin(&mut self, order: Order) {
-        let left = (0..self.seats[order.seat].0.len()).collect();
+    fn begin(&mut self, order: InstantiateOrder) {
+        let left = (0..self.sets[order.set].0.len()).collect();
         self.unfinished.push(Unfinished { order, left });
     }
 
-    fn step(&mut self, tell: &mut impl FnMut(Made)) {
-        // Of equally urgent orders, the last one given goes first.
+    fn step(&mut self, report: &mut impl FnMut(InstantiatorEvent)) {
+        // Among equally urgent orders, the last one comes first.
         let next = (0..self.unfinished.len()).max_by_key(|&index| self.unfinished[index].urgency());
         let Some(index) = next else { return };
         let Unfinished { order, left } = &mut self.unfinished[index];
         let urgent = order.first.load(Ordering::Acquire);
-        if urgent == NO_MORE || left.is_empty() {
+        if urgent == CANCELLED || left.is_empty() {
             let Unfinished { order, .. } = self.unfinished.remove(index);
-            return tell(Made::All(order.groups));
+            return report(InstantiatorEvent::Finished { groups: order.groups });
         }
         let next = left.iter().position(|&number| number == urgent).unwrap_or(0);
         let number = left.remove(next);
-        if let Some(before) = &mut order.before {
-            before.free(number);
+        if let Some(stale) = &mut order.stale {
+            stale.free(number);
         }
-        let recording = &mut self.seats[order.seat].0[number];
-        let made = recording.ready_on(&order.context, &self.uploads);
-        tell(Made::Recording(order.groups, number, made));
+        let recording = &mut self.sets[order.set].0[number];
+        let result = recording.instantiate_on(&order.context, &self.uploads);
+        report(InstantiatorEvent::Recording { groups: order.groups, number, result });
     }
 }

@@ -1,5 +1,5 @@
-//! Which libraries a worker can load, tried in this process as a worker does it. The GPU is not
-//! touched.
+//! The libraries that a worker can load, tried in this process in the same way. This does not touch
+//! the GPU.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::{Library, linker_says, providers};
 
-/// Errors are in the words of the dynamic linker or of ONNX Runtime.
+/// Tries to load each library. Errors are those of the dynamic linker or of ONNX Runtime.
 pub fn try_libraries(onnxruntime: Option<&Path>) -> Value {
     json!({
         "libcuda": load("libcuda.so.1"),
@@ -18,13 +18,13 @@ pub fn try_libraries(onnxruntime: Option<&Path>) -> Value {
 
 fn try_onnxruntime(path: &Path) -> Result<Value, String> {
     let _library = Library::load(path, true).map_err(|refusal| refusal.to_string())?;
-    let said = |fault: ort::Error| what(fault.message()).to_owned();
-    let cuda = providers::load_cuda().map_err(said);
+    let reason = |fault: ort::Error| without_source_position(fault.message()).to_owned();
+    let cuda = providers::load_cuda().map_err(reason);
     let files = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
     Ok(json!({
         "minor": ort::util::probe(path),
         "cuda": cuda.map(|()| cuda_version(&files)),
-        "tensorrt": providers::load_tensorrt().map_err(said),
+        "tensorrt": providers::load_tensorrt().map_err(reason),
     }))
 }
 
@@ -32,16 +32,16 @@ fn load(name: &str) -> Result<(), String> {
     ort::util::preload_dylib(name).map_err(|fault| linker_says(&fault))
 }
 
-/// Of CUDA's libraries among the loaded files, e.g. 13. A worker loads those of CUDA 13 in any case,
-/// so the lower one of two is the provider's.
+/// Returns the major version of the CUDA libraries among the loaded files, for example 13. A worker
+/// always loads those of CUDA 13, so the lower of two versions is the provider's.
 fn cuda_version(files: &str) -> Option<u32> {
     let versions = files.split("libcublas.so.").skip(1);
     versions.filter_map(|rest| rest.split(['.', '\n']).next()?.parse().ok()).min()
 }
 
-/// What ONNX Runtime says, without the place in its source.
-fn what(said: &str) -> &str {
-    said.rsplit_once(" : ").map_or(said, |(_, what)| what).trim().trim_end_matches('.')
+/// Returns ONNX Runtime's message without the position in its source.
+fn without_source_position(message: &str) -> &str {
+    message.rsplit_once(" : ").map_or(message, |(_, rest)| rest).trim().trim_end_matches('.')
 }
 
 #[cfg(test)]
@@ -59,9 +59,15 @@ mod tests {
 
     #[test]
     fn the_place_in_the_source_is_left_out() {
-        let said = "/src/provider_bridge_ort.cc:2043 onnxruntime::Provider& onnxruntime::ProviderLibrary::Get() \
+        let message = "/src/provider_bridge_ort.cc:2043 onnxruntime::Provider& onnxruntime::ProviderLibrary::Get() \
                     [ONNXRuntimeError] : 1 : FAIL : Failed to load library /a.so with error: b.so: no file\n";
-        assert_eq!(what(said), "Failed to load library /a.so with error: b.so: no file");
-        assert_eq!(what("CUDA is not enabled in this build."), "CUDA is not enabled in this build");
+        assert_eq!(
+            without_source_position(message),
+            "Failed to load library /a.so with error: b.so: no file"
+        );
+        assert_eq!(
+            without_source_position("CUDA is not enabled in this build."),
+            "CUDA is not enabled in this build"
+        );
     }
 }

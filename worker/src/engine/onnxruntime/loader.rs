@@ -1,4 +1,4 @@
-//! Loading a model's sessions on a GPU, as often as it takes.
+//! Loads a model's sessions on a GPU.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,47 +12,49 @@ use ort::value::{Outlet, ValueType};
 use shadowslice_shared::boot::{BootRefusal, ProviderSpec};
 
 use super::bound::BatchForm;
-use super::optimised::{Form, LARGE, Optimised, WEIGHTS};
+use super::optimised::{LARGE_TENSOR_BYTES, Optimised, OptimisedForm, WEIGHTS};
 use super::scratch::Scratch;
 use super::weights::Weights;
-use super::{OnnxRuntime, Signature, channels_last, options, providers};
+use super::{OnnxSession, Signature, channels_last, options, providers};
 use crate::device::cuda::CudaGpu;
 use shadowslice_shared::errors::chain;
 
+/// Everything that sessions of a model have in common.
 pub(super) struct Loader {
     pub(super) environment: Environment,
     pub(super) model: PathBuf,
     pub(super) threads: u32,
     pub(super) providers: Vec<ProviderSpec>,
     pub(super) optimised: Option<Optimised>,
-    /// The large tensors of those forms, for all sessions.
+    /// The large tensors of the optimised forms, for all sessions.
     pub(super) weights: Weights,
     pub(super) unshared: Option<String>,
-    /// Whether the model's convolutions compute so. Given up if it cannot be loaded so.
+    /// True if the model's convolutions compute with channels last. Becomes false if the model
+    /// cannot be loaded that way.
     pub(super) channels_last: bool,
     pub(super) gpu: Arc<CudaGpu>,
 }
 
-/// Whether the host's processor may compute operators that the providers lack.
+/// The permission for the host's processor to compute operators that the providers do not support.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fallback {
     Allowed,
     Forbidden,
 }
 
-/// Lengths of axes that a model leaves open, by the axes' names.
+/// The lengths of the axes that a model leaves open, by the axes' names.
 pub(super) type Lengths = BTreeMap<String, i64>;
 
 impl Loader {
-    /// A session for all shapes; axes with these names have these lengths. It is made from the kept
-    /// form of the model, which is made first if it is not there. What prevents that costs time and
-    /// memory, and nothing else.
+    /// Returns a session for all shapes, in which the axes with these names have these lengths. The
+    /// session is loaded from the model's optimised form, which is created first if necessary. If
+    /// the form cannot be created or used, the session costs more time and memory, but works.
     pub(super) fn session(
         &mut self,
         fallback: Fallback,
         lengths: &Lengths,
         scratch: Scratch,
-    ) -> Result<(OnnxRuntime, Signature), BootRefusal> {
+    ) -> Result<(OnnxSession, Signature), BootRefusal> {
         let loaded = self.session_as_it_is(fallback, lengths, scratch);
         if loaded.is_err() && std::mem::replace(&mut self.channels_last, false) {
             return self.session_as_it_is(fallback, lengths, scratch);
@@ -65,9 +67,9 @@ impl Loader {
         fallback: Fallback,
         lengths: &Lengths,
         scratch: Scratch,
-    ) -> Result<(OnnxRuntime, Signature), BootRefusal> {
+    ) -> Result<(OnnxSession, Signature), BootRefusal> {
         let Some(optimised) = &self.optimised else {
-            return OnnxRuntime::commit(self.builder(fallback, lengths, scratch)?, &self.model);
+            return OnnxSession::commit(self.builder(fallback, lengths, scratch)?, &self.model);
         };
         let name = self.name(fallback, lengths);
         let form = match optimised.form(&name) {
@@ -75,11 +77,11 @@ impl Loader {
             None => match optimised.keep(&name, |file| self.optimise(fallback, lengths, file)) {
                 Ok(kept) => kept.map_err(|error| chain(&error)),
                 Err(refusal) if needs_processor(&refusal) => return Err(refusal),
-                // A full disk, for one. What is wrong with the model itself is found below.
+                // This may be a full disk. The load below reports faults of the model itself.
                 Err(refusal) => Err(refusal.to_string()),
             },
         };
-        let unkept = match form {
+        let failure = match form {
             Ok(form) => match self.session_of(&form, self.builder(fallback, lengths, scratch)?) {
                 Ok(loaded) => return Ok(loaded),
                 Err(why) => {
@@ -89,9 +91,11 @@ impl Loader {
             },
             Err(why) => why,
         };
-        self.unshared =
-            Some(format!("its optimised form cannot be kept or used, which takes time and memory: {unkept}"));
-        OnnxRuntime::commit(self.builder(fallback, lengths, scratch)?, &self.model)
+        self.unshared = Some(format!(
+            "cannot store or load the model's optimised form, so starts take more time and memory: \
+             {failure}"
+        ));
+        OnnxSession::commit(self.builder(fallback, lengths, scratch)?, &self.model)
     }
 
     fn optimise(&self, fallback: Fallback, lengths: &Lengths, file: &Path) -> Result<(), BootRefusal> {
@@ -102,30 +106,33 @@ impl Loader {
             .map_err(refused)?;
         let key = |name: &str| format!("session.optimized_model_external_initializers_{name}");
         let builder = builder.with_config_entry(key("file_name"), WEIGHTS).map_err(refused)?;
-        let builder =
-            builder.with_config_entry(key("min_size_in_bytes"), LARGE.to_string()).map_err(refused)?;
-        OnnxRuntime::commit(builder, &self.model)?;
+        let builder = builder
+            .with_config_entry(key("min_size_in_bytes"), LARGE_TENSOR_BYTES.to_string())
+            .map_err(refused)?;
+        OnnxSession::commit(builder, &self.model)?;
         match self.channels_last {
-            true => channels_last::turn(file, &file.with_file_name(WEIGHTS))
-                .map_err(|error| BootRefusal::Setup(format!("its weights cannot be turned: {error}"))),
+            true => channels_last::transpose(file, &file.with_file_name(WEIGHTS)).map_err(|error| {
+                BootRefusal::Setup(format!("cannot transpose the model's weights: {error}"))
+            }),
             false => Ok(()),
         }
     }
 
     fn session_of(
         &mut self,
-        form: &Form,
+        form: &OptimisedForm,
         builder: SessionBuilder,
-    ) -> Result<(OnnxRuntime, Signature), String> {
-        let said = |fault: ort::Error<SessionBuilder>| fault.message().to_owned();
-        let mut builder = builder.with_optimization_level(GraphOptimizationLevel::Disable).map_err(said)?;
+    ) -> Result<(OnnxSession, Signature), String> {
+        let message = |fault: ort::Error<SessionBuilder>| fault.message().to_owned();
+        let mut builder =
+            builder.with_optimization_level(GraphOptimizationLevel::Disable).map_err(message)?;
         for (name, value) in self.weights.of(form, &self.gpu).map_err(|error| chain(&error))? {
-            builder = builder.with_initializer(name, value).map_err(said)?;
+            builder = builder.with_initializer(name, value).map_err(message)?;
         }
-        OnnxRuntime::commit(builder, &form.model()).map_err(|refusal| refusal.to_string())
+        OnnxSession::commit(builder, &form.model()).map_err(|refusal| refusal.to_string())
     }
 
-    /// The file that says what the model's operators are.
+    /// Returns the file that describes the operators as they run.
     pub(super) fn graph(&self) -> PathBuf {
         let form = self
             .optimised
@@ -134,7 +141,7 @@ impl Loader {
         form.map_or_else(|| self.model.clone(), |form| form.model())
     }
 
-    /// What a kept form is called.
+    /// Returns the name of an optimised form.
     fn name(&self, fallback: Fallback, lengths: &Lengths) -> String {
         format!("{fallback:?} {lengths:?} {}", if self.channels_last { "channels last" } else { "" })
     }
@@ -155,7 +162,8 @@ impl Loader {
         }
         if scratch == Scratch::Shared {
             builder = builder.with_env_allocators().map_err(refused)?;
-            // A pattern would be one large block, beside those of the first execution.
+            // A memory pattern would be one large block, in addition to those of the first
+            // execution.
             builder = builder.with_memory_pattern(false).map_err(refused)?;
         }
         if fallback == Fallback::Forbidden {
@@ -167,13 +175,13 @@ impl Loader {
     }
 }
 
-/// Returns whether a session was refused because the host's processor may not help.
+/// Returns true if a session was refused because the host's processor must not compute operators.
 fn needs_processor(refusal: &BootRefusal) -> bool {
     refusal.to_string().contains("fallback to CPU EP has been explicitly disabled")
 }
 
-/// Of the axes that a model leaves open; `None` where such an axis has no name, or a name would
-/// stand for two lengths.
+/// Returns the lengths of the axes that a model leaves open. Returns `None` if such an axis has no
+/// name, or if one name has two lengths.
 pub(super) fn lengths(session: &Session, kind: &BatchForm) -> Option<Lengths> {
     let mut lengths = Lengths::new();
     for (outlet, row) in session.inputs().iter().zip(&kind.shapes) {
@@ -188,7 +196,8 @@ pub(super) fn lengths(session: &Session, kind: &BatchForm) -> Option<Lengths> {
     Some(lengths)
 }
 
-/// Per axis of an input: its name, if it is open. `None` if an open one has none.
+/// Returns the name of each axis of an input that is open. Returns `None` if an open axis has no
+/// name.
 fn open_axes(outlet: &Outlet) -> Option<Vec<Option<String>>> {
     let ValueType::Tensor { shape, dimension_symbols, .. } = outlet.dtype() else { return None };
     let axes = shape.iter().zip(dimension_symbols.iter());

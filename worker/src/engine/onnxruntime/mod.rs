@@ -1,5 +1,5 @@
-//! ONNX Runtime, its library loaded at run time. On an emulated device it computes on the CPU, on a
-//! real one with the providers that the assignment names.
+//! ONNX Runtime, whose library is loaded at run time. On an emulated device it computes on the CPU,
+//! on a real one with the providers of the assignment.
 
 mod bound;
 mod channels_last;
@@ -36,33 +36,34 @@ use shadowslice_shared::tensor::{Datatype, TensorSpec};
 use self::optimised::Optimised;
 use super::Signature;
 use crate::answer::AnswerSlot;
-use crate::inputs::Inputs;
+use crate::inputs::{Inputs, OptionalInput};
 pub use constants::Constants;
 use gather::GatherBuffer;
 pub use libraries::try_libraries;
-pub(super) use on_gpu::Kept;
-pub use on_gpu::OnGpu;
+pub use on_gpu::GpuEngine;
+pub(super) use on_gpu::RetainedModel;
 use shadowslice_shared::errors::chain;
 
-/// Before any library is loaded: what a GPU's libraries cannot be told later. `kept`: where the
-/// model's optimised forms are.
-pub(super) fn prepare(model: &Path, kept: &Path) {
-    if Optimised::is_convolutional(kept, model) {
+/// Sets what must be set before any library is loaded. `cache` is the folder of the model's
+/// optimised forms.
+pub(super) fn prepare(model: &Path, cache: &Path) {
+    if Optimised::is_convolutional(cache, model) {
         providers::give_small_workspaces();
     }
 }
 
+/// ONNX Runtime's loaded library.
 #[derive(Debug)]
 pub struct Library {
     environment: Environment,
 }
 
 impl Library {
-    /// Once a process; with `gpu` also the libraries that it needs to compute on GPUs. The GPU
-    /// itself is not touched.
+    /// Loads the library, with `gpu` also the libraries that it needs to compute on GPUs. This does
+    /// not touch the GPU. Call it once in a process.
     ///
-    /// The supervisor sets `ORT_DISABLE_TELEMETRY`: the library's first event goes out before a
-    /// call from here could turn that off.
+    /// The supervisor sets `ORT_DISABLE_TELEMETRY`, because the library sends its first event
+    /// before a call from here could disable telemetry.
     pub fn load(library: &Path, gpu: bool) -> Result<Self, BootRefusal> {
         let fault = |fault: ort::Error| BootRefusal::Library(fault.to_string());
         let unloadable = |fault: LoadDynamicError| match fault {
@@ -82,20 +83,22 @@ impl Library {
     }
 }
 
-/// The words behind "dlopen failed"; they name the file.
+/// Returns the error behind "dlopen failed", which names the file.
 fn linker_says(fault: &dyn Error) -> String {
     chain(fault.source().unwrap_or(fault))
 }
 
+/// A session of ONNX Runtime, with the buffers of its inputs.
 #[derive(Debug)]
-pub struct OnnxRuntime {
+pub struct OnnxSession {
     session: Session,
     outputs: Vec<TensorSpec>,
     buffers: Vec<GatherBuffer>,
 }
 
-impl OnnxRuntime {
-    /// `threads`: within an operator on the host's processor.
+impl OnnxSession {
+    /// Loads a model on the host's processor. `threads` is the number of threads within an
+    /// operator.
     pub fn load(library: &Library, model: &Path, threads: u32) -> Result<(Self, Signature), BootRefusal> {
         let builder = options(&library.environment, threads).map_err(BootRefusal::Model)?;
         let (engine, signature) = Self::commit(builder, model)?;
@@ -104,17 +107,17 @@ impl OnnxRuntime {
     }
 
     fn commit(mut builder: SessionBuilder, model: &Path) -> Result<(Self, Signature), BootRefusal> {
-        // `ort` panics at types of inputs and outputs that it does not know.
+        // `ort` panics at unknown types of inputs and outputs.
         let session = catch_unwind(AssertUnwindSafe(|| builder.commit_from_file(model)))
             .map_err(|_| {
-                BootRefusal::Model("an input or output is no tensor, and only tensors can be served".into())
+                BootRefusal::Model("an input or output is not a tensor; only tensors are supported".into())
             })?
             .map_err(|fault| match fault.code() {
                 ErrorCode::NotImplemented => BootRefusal::NoOperator(fault.message().to_owned()),
                 _ => BootRefusal::Model(fault.message().to_owned()),
             })?;
         let inputs = specs("input", session.inputs()).map_err(BootRefusal::Model)?;
-        // ONNX Runtime shows an input without a shape as a scalar.
+        // ONNX Runtime presents an input without a shape as a scalar.
         let scalars: Vec<_> =
             inputs.iter().filter(|input| input.shape.is_empty()).map(|input| input.name.as_str()).collect();
         if !scalars.is_empty()
@@ -138,7 +141,7 @@ impl OnnxRuntime {
         let buffers = self.buffers.iter_mut().enumerate();
         let values = buffers.map(|(input, buffer)| input::value(inputs, input, buffer));
         let values = values.collect::<Result<Vec<_>, _>>()?;
-        let optional = inputs.optional().map(|(spec, shape, bytes)| {
+        let optional = inputs.optional().map(|OptionalInput { spec, shape, bytes }| {
             input::whole(spec.datatype, shape, bytes).map(|value| (spec.name.as_str(), value))
         });
         let optional = optional.collect::<Result<Vec<_>, _>>()?;
@@ -148,13 +151,14 @@ impl OnnxRuntime {
             let names = inputs.specs().iter().map(|spec| spec.name.as_str());
             self.session.run(names.zip(values).chain(optional).collect::<Vec<_>>())
         };
-        let answer = answer.map_err(|fault| failed(&fault))?;
+        let answer = answer.map_err(|fault| run_failure(&fault))?;
         let outputs = self.outputs.iter().enumerate();
         outputs.map(|(index, spec)| output::split(spec, &answer[index], inputs, slot)).collect()
     }
 }
 
-/// Spinning costs 10 ms of CPU per run at a 10 ms pause, and other workers want the cores.
+/// Returns the options of all sessions. Spinning is off: it costs 10 ms of CPU time per run at a
+/// pause of 10 ms, and other workers need the cores.
 fn options(environment: &Environment, threads: u32) -> Result<SessionBuilder, String> {
     let fault = |fault: ort::Error<SessionBuilder>| fault.message().to_owned();
     Session::builder(environment)
@@ -169,12 +173,12 @@ fn options(environment: &Environment, threads: u32) -> Result<SessionBuilder, St
         .map_err(fault)
 }
 
-/// What to do about a classifier's probabilities, which skl2onnx and onnxmltools write as maps.
+/// The advice on a classifier's probabilities, which skl2onnx and onnxmltools export as maps.
 const ZIPMAP: &str = "; export the classifier with options={'zipmap': False}";
 
-fn unusable(side: &str, name: &str, kind: &ValueType) -> String {
+fn unsupported(side: &str, name: &str, kind: &ValueType) -> String {
     let hint = if holds_maps(kind) { ZIPMAP } else { "" };
-    format!("{side} `{name}` is a {kind}, which cannot be served{hint}")
+    format!("{side} `{name}` has the unsupported type {kind}{hint}")
 }
 
 fn holds_maps(kind: &ValueType) -> bool {
@@ -187,20 +191,20 @@ fn holds_maps(kind: &ValueType) -> bool {
 
 fn specs(side: &str, outlets: &[Outlet]) -> Result<Vec<TensorSpec>, String> {
     let spec = |outlet: &Outlet| {
-        let unusable = || unusable(side, outlet.name(), outlet.dtype());
-        let ValueType::Tensor { ty, shape, .. } = outlet.dtype() else { return Err(unusable()) };
-        let datatype = datatype(*ty).ok_or_else(unusable)?;
+        let unsupported = || unsupported(side, outlet.name(), outlet.dtype());
+        let ValueType::Tensor { ty, shape, .. } = outlet.dtype() else { return Err(unsupported()) };
+        let datatype = datatype(*ty).ok_or_else(unsupported)?;
         Ok(TensorSpec { name: outlet.name().to_owned(), datatype, shape: shape.to_vec() })
     };
     outlets.iter().map(spec).collect()
 }
 
-/// The most optional inputs of a model. A model with more has its weights among its inputs, as
-/// exporters write them with `keep_initializers_as_inputs`.
+/// The maximum number of optional inputs of a model. A model with more has its weights among its
+/// inputs, as exporters write them with `keep_initializers_as_inputs`.
 const MAX_OPTIONAL: usize = 16;
 
-/// Returns the inputs with defaults in the model's file; none if they are too many. Those of text keep
-/// their defaults.
+/// Returns the inputs with defaults in the model's file, or none if there are too many. Inputs of
+/// text keep their defaults.
 fn optional(session: &Session) -> Vec<TensorSpec> {
     let spec = |input: &OverridableInitializer| {
         let ValueType::Tensor { ty, shape, .. } = input.dtype() else { return None };
@@ -250,9 +254,9 @@ fn element_type(datatype: Datatype) -> TensorElementType {
     }
 }
 
-/// The model has run on inputs of its own making before, so an argument that is invalid now is the
-/// request's.
-fn failed(fault: &ort::Error) -> RunFailure {
+/// Returns the failure of a run. The warm-up has run before, so an invalid argument comes from the
+/// request.
+fn run_failure(fault: &ort::Error) -> RunFailure {
     let why = fault.message().to_owned();
     match fault.code() {
         ErrorCode::InvalidArgument => RunFailure::Input(why),
@@ -265,10 +269,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whoever_exported_probabilities_as_maps_learns_how_not_to() {
+    fn maps_of_probabilities_come_with_advice() {
         let maps = || ValueType::Map { key: TensorElementType::Int64, value: TensorElementType::Float32 };
         for kind in [maps(), ValueType::Sequence(Box::new(maps()))] {
-            let why = unusable("output", "output_probability", &kind);
+            let why = unsupported("output", "output_probability", &kind);
             assert!(why.contains("`output_probability`") && why.contains("{'zipmap': False}"), "{why}");
         }
         let tensor = ValueType::Tensor {
@@ -276,7 +280,7 @@ mod tests {
             shape: [1_i64].into_iter().collect(),
             dimension_symbols: [String::new()].into_iter().collect(),
         };
-        let why = unusable("output", "list", &ValueType::Sequence(Box::new(tensor)));
-        assert!(why.ends_with("which cannot be served"), "{why}");
+        let why = unsupported("output", "list", &ValueType::Sequence(Box::new(tensor)));
+        assert!(why.contains("unsupported type") && !why.contains("zipmap"), "{why}");
     }
 }

@@ -1,4 +1,4 @@
-//! What a model's file says of its operators and its large tensors.
+//! The operators and the large tensors in a model's file.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -6,31 +6,31 @@ use std::path::{Path, PathBuf};
 
 use prost::Message;
 
-/// The part of a model's file that is needed here; the numbers are ONNX's.
+/// The fields of a model's file that are needed here, with ONNX's numbers.
 #[derive(Message)]
 pub(super) struct ModelProto {
     #[prost(message, optional, tag = "7")]
-    graph: Option<Graph>,
+    graph: Option<GraphProto>,
     #[prost(message, repeated, tag = "25")]
-    functions: Vec<Function>,
+    functions: Vec<FunctionProto>,
 }
 
 #[derive(Message)]
-struct Function {
+struct FunctionProto {
     #[prost(message, repeated, tag = "7")]
-    nodes: Vec<Node>,
+    nodes: Vec<NodeProto>,
 }
 
 #[derive(Message)]
-struct Graph {
+struct GraphProto {
     #[prost(message, repeated, tag = "1")]
-    nodes: Vec<Node>,
+    nodes: Vec<NodeProto>,
     #[prost(message, repeated, tag = "5")]
-    initializers: Vec<Tensor>,
+    initializers: Vec<TensorProto>,
 }
 
 #[derive(Clone, Message)]
-pub(super) struct Tensor {
+pub(super) struct TensorProto {
     #[prost(int64, repeated, tag = "1")]
     shape: Vec<i64>,
     #[prost(int32, tag = "2")]
@@ -38,31 +38,32 @@ pub(super) struct Tensor {
     #[prost(string, tag = "8")]
     name: String,
     #[prost(message, repeated, tag = "13")]
-    external: Vec<Property>,
+    external: Vec<ExternalEntry>,
 }
 
 #[derive(Clone, Message)]
-struct Property {
+struct ExternalEntry {
     #[prost(string, tag = "1")]
     key: String,
     #[prost(string, tag = "2")]
     value: String,
 }
 
+/// A tensor of the model whose bytes are in another file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ExternalTensor {
     pub(super) name: String,
-    /// The number that ONNX has for the type of its elements.
+    /// ONNX's number of the elements' datatype.
     pub(super) element: i32,
     pub(super) shape: Vec<i64>,
-    /// The file, as a path from the model's folder.
+    /// The path of the file, relative to the model's folder.
     pub(super) file: PathBuf,
     pub(super) offset: u64,
-    /// `None`: to the end of the file.
+    /// The length in bytes, or `None` if the tensor extends to the end of the file.
     pub(super) bytes: Option<u64>,
 }
 
-/// The part of a model's file that says which inputs have a shape.
+/// The fields of a model's file that tell which inputs have a shape.
 #[derive(Message)]
 struct ModelInputs {
     #[prost(message, optional, tag = "7")]
@@ -95,12 +96,12 @@ struct TensorType {
     shape: Option<Axes>,
 }
 
-/// A shape, whose axes are not read: a scalar has none.
+/// A shape, whose axes are not read because a scalar has none.
 #[derive(Message)]
 struct Axes {}
 
-/// Returns the first of these inputs that is a tensor without a shape, so that its rank is not known.
-/// A file that cannot be read has none.
+/// Returns the first of these inputs that is a tensor without a shape, whose rank is therefore
+/// unknown. Returns `None` also if the file cannot be read.
 pub(super) fn input_without_rank(model: &Path, names: &[&str]) -> Option<String> {
     let model = ModelInputs::decode(std::fs::read(model).ok()?.as_slice()).ok()?;
     let without_shape =
@@ -114,39 +115,40 @@ pub(super) fn read(model: &Path) -> io::Result<ModelProto> {
 }
 
 impl ModelProto {
-    /// Those of the main graph.
-    pub(super) fn nodes(&self) -> &[Node] {
+    /// Returns the nodes of the main graph.
+    pub(super) fn nodes(&self) -> &[NodeProto] {
         self.graph.as_ref().map_or(&[], |graph| &graph.nodes)
     }
 
-    fn tensors(&self) -> &[Tensor] {
+    fn tensors(&self) -> &[TensorProto] {
         self.graph.as_ref().map_or(&[], |graph| &graph.initializers)
     }
 
-    /// Those of the main graph.
+    /// Returns the external tensors of the main graph.
     pub(super) fn external_tensors(&self) -> Vec<ExternalTensor> {
         self.tensors().iter().filter_map(placed).collect()
     }
 
-    /// The files beside the model's own that it consists of.
+    /// Returns the files next to the model's own file that belong to the model.
     pub(super) fn further_files(&self) -> BTreeSet<PathBuf> {
         self.external_tensors().into_iter().map(|tensor| tensor.file).collect()
     }
 
-    /// Whether it is made of convolutions in two dimensions more than of products of matrices, and
-    /// otherwise of operators that were tried with channels last. Not with convolutions in groups,
-    /// for which cuDNN then compiles kernels, or operators that then cannot be recorded.
+    /// Returns true if the model has more convolutions in two dimensions than products of matrices,
+    /// and otherwise only operators that were tried with channels last. Grouped convolutions do not
+    /// count, because cuDNN compiles kernels for them, nor do operators that cannot be recorded
+    /// with channels last.
     pub(super) fn is_convolutional(&self) -> bool {
         let nodes = self.nodes();
-        let nested = |node: &Node| node.attributes.iter().any(Attribute::has_graph);
+        let nested = |node: &NodeProto| node.attributes.iter().any(AttributeProto::has_graph);
         if !self.functions.is_empty() || nodes.iter().any(nested) {
             return false;
         }
-        let weights: BTreeMap<&str, &Tensor> =
+        let weights: BTreeMap<&str, &TensorProto> =
             self.tensors().iter().map(|tensor| (tensor.name.as_str(), tensor)).collect();
-        let plain = |node: &&Node| {
+        let plain = |node: &&NodeProto| {
             let weights = node.inputs.get(1).and_then(|name| weights.get(name.as_str()));
-            let grouped = |held: &Attribute| held.name == "group" && held.number > 1;
+            let grouped = |held: &AttributeProto| held.name == "group" && held.number > 1;
             node.operator == "Conv"
                 && weights
                     .is_some_and(|weights| weights.shape.len() == 4 && [1, 10].contains(&weights.element))
@@ -154,15 +156,16 @@ impl ModelProto {
         };
         let of = |names: &[&str]| nodes.iter().filter(|node| names.contains(&node.operator.as_str())).count();
         let convolutions = nodes.iter().filter(plain).count();
-        convolutions > of(&PRODUCTS) && convolutions + of(&PRODUCTS) + of(&TRIED) == nodes.len()
+        convolutions > of(&MATRIX_PRODUCTS)
+            && convolutions + of(&MATRIX_PRODUCTS) + of(&TESTED_OPERATORS) == nodes.len()
     }
 }
 
-/// Products of matrices.
-const PRODUCTS: [&str; 2] = ["Gemm", "MatMul"];
+/// The operators that multiply matrices.
+const MATRIX_PRODUCTS: [&str; 2] = ["Gemm", "MatMul"];
 
-/// What networks of convolutions consist of besides.
-const TRIED: [&str; 19] = [
+/// The other operators of networks of convolutions.
+const TESTED_OPERATORS: [&str; 19] = [
     "Add",
     "AveragePool",
     "BatchNormalization",
@@ -184,63 +187,63 @@ const TRIED: [&str; 19] = [
     "Softmax",
 ];
 
-/// The name of a tensor, of which these are the bytes.
+/// Returns the name of an encoded tensor.
 pub(super) fn name_of(tensor: &[u8]) -> io::Result<String> {
-    Tensor::decode(tensor).map(|tensor| tensor.name).map_err(io::Error::other)
+    TensorProto::decode(tensor).map(|tensor| tensor.name).map_err(io::Error::other)
 }
 
-fn placed(tensor: &Tensor) -> Option<ExternalTensor> {
+fn placed(tensor: &TensorProto) -> Option<ExternalTensor> {
     let property = |key: &str| {
         tensor.external.iter().find(|property| property.key == key).map(|property| property.value.as_str())
     };
     let file = PathBuf::from(property("location")?);
     let offset = property("offset").map_or(Some(0), |offset| offset.parse().ok())?;
     let bytes = property("length").and_then(|length| length.parse().ok());
-    let Tensor { shape, element, name, .. } = tensor.clone();
+    let TensorProto { shape, element, name, .. } = tensor.clone();
     Some(ExternalTensor { name, element, shape, file, offset, bytes })
 }
 
 #[derive(Message)]
-pub(super) struct Node {
+pub(super) struct NodeProto {
     #[prost(string, repeated, tag = "1")]
     pub(super) inputs: Vec<String>,
     #[prost(string, tag = "4")]
     pub(super) operator: String,
     #[prost(message, repeated, tag = "5")]
-    attributes: Vec<Attribute>,
+    attributes: Vec<AttributeProto>,
     #[prost(string, tag = "7")]
     pub(super) domain: String,
 }
 
-/// The graphs in it are the branches of an `If`, or the body of a loop.
+/// An attribute of a node. Its graphs are the branches of an `If`, or the body of a loop.
 #[derive(Message)]
-struct Attribute {
+struct AttributeProto {
     #[prost(string, tag = "1")]
     name: String,
     #[prost(int64, tag = "3")]
     number: i64,
     #[prost(message, optional, tag = "6")]
-    graph: Option<Graph>,
+    graph: Option<GraphProto>,
     #[prost(message, repeated, tag = "11")]
-    graphs: Vec<Graph>,
+    graphs: Vec<GraphProto>,
 }
 
-impl Attribute {
+impl AttributeProto {
     fn has_graph(&self) -> bool {
         self.graph.is_some() || !self.graphs.is_empty()
     }
 }
 
-/// Whether ONNX Runtime's provider for CUDA keeps something for the last shape that an operator
-/// saw, such as the plan of a convolution. The next shape replaces that, and frees the kernels that
-/// a recording would start. A file that cannot be read may have such operators.
+/// Returns true if ONNX Runtime's provider for CUDA may store something for the last shape that an
+/// operator saw, such as the plan of a convolution. The next shape replaces that, and frees the
+/// kernels that a recording would start. A file that cannot be read may have such operators.
 pub(super) fn remembers_shapes(model: &Path) -> bool {
     let Ok(ModelProto { graph: Some(graph), functions }) = read(model) else { return true };
     any_remembers(&graph.nodes) || functions.iter().any(|function| any_remembers(&function.nodes))
 }
 
-/// Recursion goes no deeper than decoding allows.
-fn any_remembers(nodes: &[Node]) -> bool {
+/// Searches nodes and their graphs. Decoding bounds the depth of the recursion.
+fn any_remembers(nodes: &[NodeProto]) -> bool {
     nodes.iter().any(|node| {
         let mut inner = node.attributes.iter().flat_map(|held| held.graph.iter().chain(&held.graphs));
         remembers(&node.operator) || inner.any(|graph| any_remembers(&graph.nodes))
@@ -251,11 +254,11 @@ fn remembers(operator: &str) -> bool {
     operator.contains("Conv") || matches!(operator, "RNN" | "LSTM" | "GRU")
 }
 
-/// An FP32 tensor, whose bytes begin at this place in the file `weights` and are so many.
+/// Returns an FP32 tensor in the file `weights`, at this offset and of this length in bytes.
 #[cfg(test)]
-pub(super) fn external(name: &str, shape: &[i64], (offset, bytes): (u64, u64)) -> Tensor {
-    let property = |key: &str, value: String| Property { key: key.to_owned(), value };
-    Tensor {
+pub(super) fn external(name: &str, shape: &[i64], (offset, bytes): (u64, u64)) -> TensorProto {
+    let property = |key: &str, value: String| ExternalEntry { key: key.to_owned(), value };
+    TensorProto {
         shape: shape.to_vec(),
         element: 1,
         name: name.to_owned(),
@@ -268,15 +271,15 @@ pub(super) fn external(name: &str, shape: &[i64], (offset, bytes): (u64, u64)) -
 }
 
 #[cfg(test)]
-pub(super) fn node(operator: &str, domain: &str, inputs: &[&str]) -> Node {
+pub(super) fn node(operator: &str, domain: &str, inputs: &[&str]) -> NodeProto {
     let inputs = inputs.iter().map(|&name| name.to_owned()).collect();
-    Node { inputs, operator: operator.to_owned(), attributes: Vec::new(), domain: domain.to_owned() }
+    NodeProto { inputs, operator: operator.to_owned(), attributes: Vec::new(), domain: domain.to_owned() }
 }
 
 #[cfg(test)]
 impl ModelProto {
-    pub(super) fn of(nodes: Vec<Node>, initializers: Vec<Tensor>) -> Self {
-        Self { graph: Some(Graph { nodes, initializers }), functions: Vec::new() }
+    pub(super) fn of(nodes: Vec<NodeProto>, initializers: Vec<TensorProto>) -> Self {
+        Self { graph: Some(GraphProto { nodes, initializers }), functions: Vec::new() }
     }
 }
 
@@ -285,16 +288,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn networks_of_convolutions_are_told_from_others() {
+    fn networks_of_convolutions_are_recognised() {
         let convolution = |weights: &str| node("Conv", "", &["x", weights]);
         let grouped = |number| {
-            let group = Attribute { name: "group".to_owned(), number, graph: None, graphs: Vec::new() };
-            Node { attributes: vec![group], ..convolution("w") }
+            let group = AttributeProto { name: "group".to_owned(), number, graph: None, graphs: Vec::new() };
+            NodeProto { attributes: vec![group], ..convolution("w") }
         };
-        let is = |nodes: Vec<Node>| {
+        let is = |nodes: Vec<NodeProto>| {
             let weights = [external("w", &[8, 3, 3, 3], (0, 864)), external("line", &[8, 3, 3], (0, 288))];
-            let half = Tensor { element: 10, name: "half".to_owned(), ..weights[0].clone() };
-            let double = Tensor { element: 11, name: "double".to_owned(), ..weights[0].clone() };
+            let half = TensorProto { element: 10, name: "half".to_owned(), ..weights[0].clone() };
+            let double = TensorProto { element: 11, name: "double".to_owned(), ..weights[0].clone() };
             ModelProto::of(nodes, [weights.to_vec(), vec![half, double]].concat()).is_convolutional()
         };
         let product = || node("Gemm", "", &["x", "m"]);
@@ -308,18 +311,19 @@ mod tests {
         }
         assert!(!is(vec![convolution("w"), node("Resize", "", &["x"])]), "it was not tried");
         assert!(!is(vec![]));
-        let branch = Graph { nodes: vec![product()], initializers: Vec::new() };
-        let branch = Attribute { graph: Some(branch), ..Attribute::default() };
-        let choice = Node { attributes: vec![branch], ..node("If", "", &["x"]) };
+        let branch = GraphProto { nodes: vec![product()], initializers: Vec::new() };
+        let branch = AttributeProto { graph: Some(branch), ..AttributeProto::default() };
+        let choice = NodeProto { attributes: vec![branch], ..node("If", "", &["x"]) };
         assert!(!is(vec![convolution("w"), convolution("w"), choice]));
     }
 
     #[test]
-    fn operators_are_found_and_what_is_no_model_may_have_any() {
+    fn operators_are_found_and_an_unreadable_file_may_have_any() {
         let folder = tempfile::tempdir().unwrap();
         let has = |operators: &[&str]| {
-            let node = |operator: &&str| Node { operator: (*operator).to_owned(), ..Node::default() };
-            let graph = Graph { nodes: operators.iter().map(node).collect(), initializers: Vec::new() };
+            let node =
+                |operator: &&str| NodeProto { operator: (*operator).to_owned(), ..NodeProto::default() };
+            let graph = GraphProto { nodes: operators.iter().map(node).collect(), initializers: Vec::new() };
             let path = folder.path().join("model.onnx");
             let model = ModelProto { graph: Some(graph), functions: Vec::new() };
             std::fs::write(&path, model.encode_to_vec()).unwrap();
@@ -330,7 +334,7 @@ mod tests {
         assert!(remembers_shapes(&folder.path().join("nothing")));
     }
 
-    /// A field of so many bytes.
+    /// Returns a field with these bytes.
     fn field(number: u32, bytes: &[u8]) -> Vec<u8> {
         let mut field = Vec::new();
         prost::encoding::bytes::encode(number, &bytes.to_vec(), &mut field);

@@ -1,5 +1,5 @@
-//! A model on a real GPU: inputs go from the request slab straight to tensors on the GPU, answers
-//! straight back into the response slab, and nothing waits on the way.
+//! A model on a real GPU. Inputs are copied from the request slab directly to tensors on the GPU,
+//! and answers directly into the response slab; no call waits for the GPU.
 #![allow(unsafe_code)] // copies between slabs and the tensors of ONNX Runtime
 
 use std::fmt;
@@ -14,43 +14,48 @@ use shadowslice_shared::boot::{BootRefusal, DeviceMemory, ProviderSpec};
 use shadowslice_shared::groups::{Division, Groups};
 use shadowslice_shared::tensor::{Datatype, TensorSpec};
 
-use super::bound::{BatchForm, Bound, Buffers, Fixed, How, Maker, Recorded, Recorder};
+use super::bound::{
+    BatchForm, Binder, BoundBatch, Buffers, ExecutionMode, OutputBuffer, RecordedBatch, Recorder,
+};
 use super::loader::Loader;
 use super::optimised::Optimised;
-use super::partitions::Partitions;
+use super::partitions::RecordedPartitions;
 use super::scratch;
 use super::sessions::Sessions;
 use super::weights::Weights;
-use super::{Library, OnnxRuntime, Signature, failed, output};
+use super::{Library, OnnxSession, Signature, output, run_failure};
 use crate::answer::AnswerSlot;
 use crate::device::cuda::CudaGpu;
-use crate::device::cuda::graph::{Executable, Recording, Unmovable};
+use crate::device::cuda::graph::{Executable, MoveError, Recording};
 use crate::device::cuda::partition::SmGroups;
-use crate::engine::broken;
+use crate::engine::cuda_failure;
 use crate::engine::fetch::fetch;
 use crate::inputs::Inputs;
 use shadowslice_shared::errors::chain;
 
+/// The parts of a model that earlier workers have left.
 #[derive(Debug, Default)]
-pub struct Kept<'k> {
-    /// The folder of its optimised forms.
+pub struct RetainedModel<'k> {
+    /// The folder of the model's optimised forms.
     pub folder: Option<&'k Path>,
-    /// The socket over which its weights on the GPU come and go.
+    /// The socket over which weights on the GPU are exchanged.
     pub weights: Option<OwnedFd>,
 }
 
-/// Forms of batches that keep their places. Warmed-up sizes are about a dozen, in two slots.
+/// The maximum number of forms whose tensors stay bound. A warmed-up model has about a dozen sizes,
+/// in two slots.
 const MAX_BOUND: usize = 64;
 
-pub struct OnGpu {
-    // In the order in which they must be dropped: the sessions' parts before the sessions, the GPU
+/// The engine of ONNX Runtime on a real GPU.
+pub struct GpuEngine {
+    // The fields are in the order in which they must be dropped: tensors before sessions, the GPU
     // last.
-    bound: Vec<Bound>,
+    bound: Vec<BoundBatch>,
     buffers: Buffers,
-    /// `None` where the model's share is not a partition inside the process.
-    partitions: Option<Partitions>,
-    unmovable: Option<Unmovable>,
-    /// Of the batch recorded last; other sizes have about as many.
+    /// The partitions, or `None` if the model's share is not a partition inside the process.
+    partitions: Option<RecordedPartitions>,
+    unmovable: Option<MoveError>,
+    /// The number of kernels of the last recorded batch; other sizes have about as many.
     kernels: Option<u32>,
     options: RunOptions,
     allocator: Allocator,
@@ -59,21 +64,22 @@ pub struct OnGpu {
     gpu: Arc<CudaGpu>,
 }
 
-impl fmt::Debug for OnGpu {
+impl fmt::Debug for GpuEngine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OnGpu").field("gpu", &self.gpu).finish_non_exhaustive()
+        f.debug_struct("GpuEngine").field("gpu", &self.gpu).finish_non_exhaustive()
     }
 }
 
-impl OnGpu {
-    /// `threads`: within operators that run on the host's processor. `partitioned`: the model's
-    /// share is a partition inside the process.
+impl GpuEngine {
+    /// Loads a model. `threads` is the number of threads within operators that run on the host's
+    /// processor. `partitioned` is true if the model's share is a partition inside the process.
     pub fn load(
         library: &Library,
         model: &Path,
-        kept: Kept<'_>,
+        retained: RetainedModel<'_>,
         threads: u32,
-        (providers, gpu): (&[ProviderSpec], Arc<CudaGpu>),
+        providers: &[ProviderSpec],
+        gpu: Arc<CudaGpu>,
         partitioned: bool,
     ) -> Result<(Self, Signature), BootRefusal> {
         let mut loader = Loader {
@@ -82,12 +88,12 @@ impl OnGpu {
             threads,
             providers: providers.to_vec(),
             optimised: None,
-            weights: Weights::new(kept.weights),
+            weights: Weights::new(retained.weights),
             unshared: None,
             channels_last: false,
             gpu: Arc::clone(&gpu),
         };
-        match kept.folder.and_then(|folder| optimised(folder, model, providers, &loader.gpu)) {
+        match retained.folder.and_then(|folder| optimised(folder, model, providers, &loader.gpu)) {
             Some(Ok(optimised)) => {
                 loader.channels_last = optimised.channels_last;
                 loader.optimised = Some(optimised);
@@ -106,7 +112,7 @@ impl OnGpu {
         let memory = memory().map_err(setup)?;
         let undivided = |why| BootRefusal::NoPartitions(chain(&why));
         let groups = partitioned.then(|| SmGroups::of(&gpu)).transpose().map_err(undivided)?;
-        let partitions = groups.map(|groups| Partitions::new(groups, Arc::clone(&gpu))).transpose();
+        let partitions = groups.map(|groups| RecordedPartitions::new(groups, Arc::clone(&gpu))).transpose();
         let partitions = partitions.map_err(|fault| BootRefusal::Setup(chain(&fault)))?;
         let (bound, buffers, unmovable, kernels) = (Vec::new(), Buffers::default(), None, None);
         let engine = Self {
@@ -132,9 +138,10 @@ impl OnGpu {
         self.sessions.channels_last()
     }
 
-    /// Later workers are to load the model with channels first. False if that cannot be noted.
-    pub fn put_channels_first(&self, why: &str) -> bool {
-        self.sessions.put_channels_first(why)
+    /// Has later workers load the model with channels first. Returns false if the note for them
+    /// cannot be written.
+    pub fn use_channels_first(&self, why: &str) -> bool {
+        self.sessions.use_channels_first(why)
     }
 
     pub fn memory(&self) -> DeviceMemory {
@@ -151,11 +158,11 @@ impl OnGpu {
     }
 
     pub fn division(&self) -> Option<&Division> {
-        self.partitions.as_ref().map(Partitions::division)
+        self.partitions.as_ref().map(RecordedPartitions::division)
     }
 
-    /// Whether all that was warmed up can be moved to partitions, and nothing else can come.
-    pub fn movable(&self, inputs: &[TensorSpec], batched: bool) -> Result<(), String> {
+    /// Returns an error with the reason unless all batches can run on partitions.
+    pub fn check_movable(&self, inputs: &[TensorSpec], batched: bool) -> Result<(), String> {
         let strings = inputs.iter().chain(&self.sessions.first().outputs);
         if let Some(spec) = strings.into_iter().find(|spec| spec.datatype == Datatype::Bytes) {
             return Err(format!("`{}` holds strings, which the host's processor computes", spec.name));
@@ -168,15 +175,15 @@ impl OnGpu {
                 spec.name
             ));
         }
-        let eager = self.bound.iter().find(|bound| matches!(bound.how, How::Eager(_)));
+        let eager = self.bound.iter().find(|bound| matches!(bound.how, ExecutionMode::Eager(_)));
         match eager {
             Some(bound) if !bound.session.recordable => Err(format!(
-                "some of it is computed on the host's processor, which a recording would not repeat: {}",
+                "the host's processor computes a part of the model, which a recording would not repeat: {}",
                 self.sessions
-                    .on_host()
-                    .unwrap_or("a dynamic axis of an input has no name, or several lengths")
+                    .host_fallback_reason()
+                    .unwrap_or("a dynamic axis of an input has no name, or one name has several lengths")
             )),
-            Some(_) => Err("its execution cannot be recorded as a CUDA graph".to_owned()),
+            Some(_) => Err("the model cannot be recorded as a CUDA graph".to_owned()),
             None => self.unmovable.as_ref().map_or(Ok(()), |why| Err(chain(why))),
         }
     }
@@ -186,33 +193,33 @@ impl OnGpu {
         self.kernels
     }
 
-    /// The result comes from this call or from [`made`](Self::made).
+    /// Prepares a partition. The result comes from this call or from [`next_prepared`](Self::next_prepared).
     pub fn prepare(&mut self, groups: Groups) -> Option<PartitionReply> {
         match &mut self.partitions {
             Some(partitions) => partitions.prepare(groups),
             None => {
-                let why = "the worker has a share by percentage".to_owned();
+                let why = "the worker's share is a percentage, not a partition".to_owned();
                 Some(PartitionReply { groups, result: Err(why) })
             }
         }
     }
 
-    /// Returns whether batches of this many rows run on the partition, which must be ready, rather
-    /// than on all SMs.
+    /// Returns true if batches of this number of rows run on the partition, which must be ready.
+    /// Otherwise they run on all SMs.
     pub fn fits(&self, groups: Groups, rows: u32) -> bool {
         let Some(partitions) = self.partitions.as_ref().filter(|_| groups != Groups::WHOLE) else {
             return true;
         };
-        let mut sized = self.bound.iter().filter(|bound| bound.kind.rows.unwrap_or(1) == rows);
+        let mut sized = self.bound.iter().filter(|bound| bound.form.rows.unwrap_or(1) == rows);
         sized.all(|bound| match &bound.how {
-            How::Recorded(recorded) => partitions.fits(groups, recorded.recording),
-            How::Eager(_) => false,
+            ExecutionMode::Recorded(recorded) => partitions.fits(groups, recorded.recording),
+            ExecutionMode::Eager(_) => false,
         })
     }
 
-    /// A partition that was made ready since the last call, or that could not be.
-    pub fn made(&mut self) -> Option<PartitionReply> {
-        self.partitions.as_mut()?.made()
+    /// Returns the result for a partition since the last call, if there is one.
+    pub fn next_prepared(&mut self) -> Option<PartitionReply> {
+        self.partitions.as_mut()?.next_prepared()
     }
 
     pub fn forget(&mut self, groups: Groups, in_use: bool) {
@@ -221,22 +228,23 @@ impl OnGpu {
         }
     }
 
-    /// Says where the answer will be once the GPU is [through](CudaGpu::executed) with this slot.
+    /// Starts a batch, and returns the parts of its answer. They are written once the GPU has
+    /// [finished](CudaGpu::execution_time) the batch of this slot.
     pub fn begin(
         &mut self,
         inputs: &Inputs<'_>,
         slot: &mut AnswerSlot<'_>,
     ) -> Result<Vec<BatchOutput>, RunFailure> {
         let outputs = if self.has_strings(inputs) {
-            // Strings live on the host; ONNX Runtime moves what it needs.
-            self.whole_only(inputs.groups())?;
-            self.gpu.start(inputs.slot()).map_err(|fault| broken(&fault))?;
+            // Strings are on the host; ONNX Runtime copies what it needs.
+            self.refuse_partition(inputs.groups())?;
+            self.gpu.start(inputs.slot()).map_err(|fault| cuda_failure(&fault))?;
             self.sessions.first_mut().run(inputs, slot)?
         } else {
             self.run_bound(inputs, slot)?
         };
         slot.check()?;
-        self.gpu.end(inputs.slot()).map_err(|fault| broken(&fault))?;
+        self.gpu.end(inputs.slot()).map_err(|fault| cuda_failure(&fault))?;
         Ok(outputs)
     }
 
@@ -245,30 +253,33 @@ impl OnGpu {
         all.any(|spec| spec.datatype == Datatype::Bytes)
     }
 
-    /// A batch that is not recorded runs on all SMs of the process.
-    fn whole_only(&self, groups: Groups) -> Result<(), RunFailure> {
+    /// Refuses partitions: a batch that is not recorded runs on all SMs of the process.
+    fn refuse_partition(&self, groups: Groups) -> Result<(), RunFailure> {
         if groups == Groups::WHOLE {
             return Ok(());
         }
         Err(RunFailure::Engine(
-            "a batch of this shape was not recorded, and only what was keeps to a partition".into(),
+            "a batch of this shape is not recorded, so it cannot run on a partition".into(),
         ))
     }
 
-    /// All sizes must have run before the first is recorded, because what they keep for later must
-    /// not lie where a recording writes.
+    /// Records batches of this size. All sizes must have run before the first is recorded, because
+    /// memory that they keep must not lie where a recording writes.
     pub fn record(&mut self, size: u32) -> Result<(), RunFailure> {
-        self.gpu.synchronize().map_err(|fault| broken(&fault))?;
-        let wanted = |bound: &Bound| bound.session.recordable && bound.kind.rows.unwrap_or(1) == size;
+        self.gpu.synchronize().map_err(|fault| cuda_failure(&fault))?;
+        let wanted = |bound: &BoundBatch| bound.session.recordable && bound.form.rows.unwrap_or(1) == size;
         for index in (0..self.bound.len()).filter(|&index| wanted(&self.bound[index])).collect::<Vec<_>>() {
             self.record_bound(index)?;
         }
         Ok(())
     }
 
-    pub fn warmed_up(&mut self) -> Result<(), BootRefusal> {
-        self.sessions.warmed_up(&self.bound)?;
-        self.partitions.as_mut().map_or(Ok(()), Partitions::warmed_up).map_err(BootRefusal::NoPartitions)
+    pub fn finish_warm_up(&mut self) -> Result<(), BootRefusal> {
+        self.sessions.finish_warm_up(&self.bound)?;
+        self.partitions
+            .as_mut()
+            .map_or(Ok(()), RecordedPartitions::finish_warm_up)
+            .map_err(BootRefusal::NoPartitions)
     }
 
     fn run_bound(
@@ -277,29 +288,30 @@ impl OnGpu {
         slot: &mut AnswerSlot<'_>,
     ) -> Result<Vec<BatchOutput>, RunFailure> {
         let index = self.bound(inputs)?;
-        if let How::Eager(_) = self.bound[index].how {
-            self.whole_only(inputs.groups())?;
+        if let ExecutionMode::Eager(_) = self.bound[index].how {
+            self.refuse_partition(inputs.groups())?;
         }
         self.copy_in(inputs, index)?;
         let Self { bound, partitions, sessions, gpu, options, .. } = self;
         let model = sessions.at_mut(bound[index].session);
-        gpu.start(inputs.slot()).map_err(|fault| broken(&fault))?;
+        gpu.start(inputs.slot()).map_err(|fault| cuda_failure(&fault))?;
         let specs = model.outputs.iter();
         match &bound[index].how {
-            How::Recorded(recorded) => {
+            ExecutionMode::Recorded(recorded) => {
                 let executable = executable(partitions.as_mut(), recorded, inputs.groups())?;
-                gpu.replay(executable).map_err(|fault| broken(&fault))?;
-                let fetched = specs.zip(&recorded.outputs).map(|(spec, Fixed { layout, buffer })| {
+                gpu.replay(executable).map_err(|fault| cuda_failure(&fault))?;
+                let fetched = specs.zip(&recorded.outputs).map(|(spec, OutputBuffer { layout, buffer })| {
                     let row = layout.row * size_of(spec);
-                    // SAFETY: the recording is for at least as many rows, and alone writes its buffer.
-                    unsafe { fetch(&layout.shape, row, buffer.start(), inputs, (gpu, slot)) }
+                    // SAFETY: the recording has at least the batch's number of rows, and alone
+                    // writes its buffer.
+                    unsafe { fetch(&layout.shape, row, buffer.start(), inputs, gpu, slot) }
                 });
                 fetched.collect()
             }
-            How::Eager(binding) => {
-                let rows = bound[index].kind.rows;
+            ExecutionMode::Eager(binding) => {
+                let rows = bound[index].form.rows;
                 let answer = model.session.run_binding_with_options(binding, options);
-                let answer = answer.map_err(|fault| failed(&fault))?;
+                let answer = answer.map_err(|fault| run_failure(&fault))?;
                 let fetched = specs.map(|spec| {
                     let missing = || RunFailure::Engine(format!("output `{}` is missing", spec.name));
                     let value = answer.get(&spec.name).ok_or_else(missing)?;
@@ -307,8 +319,9 @@ impl OnGpu {
                     match output::on_device(value)? {
                         Some(start) => {
                             let row = layout.row * size_of(spec);
-                            // SAFETY: the output is this batch's, and is freed on the compute stream.
-                            unsafe { fetch(&layout.shape, row, start, inputs, (gpu, slot)) }
+                            // SAFETY: the output belongs to this batch, and is freed on the compute
+                            // stream.
+                            unsafe { fetch(&layout.shape, row, start, inputs, gpu, slot) }
                         }
                         None => output::split(spec, value, inputs, slot),
                     }
@@ -320,27 +333,27 @@ impl OnGpu {
 
     fn bound(&mut self, inputs: &Inputs<'_>) -> Result<usize, RunFailure> {
         let shapes = (0..inputs.specs().len()).map(|input| inputs.row_shape(input).to_vec()).collect();
-        let kind = BatchForm { slot: inputs.slot(), rows: inputs.rows(), shapes };
-        let exact = self.sessions.warming();
-        let fits = |bound: &Bound| if exact { bound.kind == kind } else { bound.kind.holds(&kind) };
+        let form = BatchForm { slot: inputs.slot(), rows: inputs.rows(), shapes };
+        let exact = self.sessions.is_warming();
+        let fits = |bound: &BoundBatch| if exact { bound.form == form } else { bound.form.holds(&form) };
         let fitting = self.bound.iter().enumerate().filter(|(_, bound)| fits(bound));
-        if let Some((found, _)) = fitting.min_by_key(|(_, bound)| bound.kind.rows) {
+        if let Some((found, _)) = fitting.min_by_key(|(_, bound)| bound.form.rows) {
             return Ok(found);
         }
-        // Batches on their way may use what is dropped now.
-        self.gpu.synchronize().map_err(|fault| broken(&fault))?;
-        // In scratch, where they would part what the next batch needs in one piece.
+        // Batches in flight may use what is dropped now.
+        self.gpu.synchronize().map_err(|fault| cuda_failure(&fault))?;
+        // Old outputs would fragment the scratch memory, and the next batch needs large blocks.
         for bound in &mut self.bound {
             bound.drop_outputs(&self.sessions.at(bound.session).outputs, &self.memory)?;
         }
         if self.bound.len() >= MAX_BOUND {
             self.bound.pop();
         }
-        let of = self.sessions.of(&kind, &self.bound)?;
+        let of = self.sessions.of(&form, &self.bound)?;
         let Self { sessions, allocator, memory, gpu, buffers, .. } = self;
-        let OnnxRuntime { session: model, outputs, .. } = &sessions.at(of);
+        let OnnxSession { session: model, outputs, .. } = &sessions.at(of);
         let bound =
-            Maker { allocator, memory, gpu, buffers }.bind(model, (kind, of), inputs.specs(), outputs)?;
+            Binder { allocator, memory, gpu, buffers }.bind(model, form, of, inputs.specs(), outputs)?;
         self.bound.push(bound);
         Ok(self.bound.len() - 1)
     }
@@ -359,13 +372,13 @@ impl OnGpu {
             gpu,
         } = self;
         let bound = &mut bound[index];
-        let OnnxRuntime { session, outputs, .. } = sessions.at_mut(bound.session);
-        let copies = partitions.as_ref().map_or(0, Partitions::copies);
-        let maker = Maker { allocator, memory, gpu, buffers };
+        let OnnxSession { session, outputs, .. } = sessions.at_mut(bound.session);
+        let copies = partitions.as_ref().map_or(0, RecordedPartitions::copies);
+        let maker = Binder { allocator, memory, gpu, buffers };
         let copies = Recorder { session, maker, options }.record(bound, outputs, copies)?;
-        if let (Some(partitions), How::Recorded(recorded)) = (partitions, &mut bound.how) {
+        if let (Some(partitions), ExecutionMode::Recorded(recorded)) = (partitions, &mut bound.how) {
             *kernels = copies.first().and_then(Recording::kernels);
-            *unmovable = unmovable.or(copies.iter().find_map(|copy| copy.movable().err()));
+            *unmovable = unmovable.or(copies.iter().find_map(|copy| copy.check_movable().err()));
             recorded.recording = partitions.add(copies);
         }
         Ok(())
@@ -379,11 +392,12 @@ impl OnGpu {
             };
             let mut done = 0;
             for part in parts {
-                // SAFETY: there is room for a batch at least as large; `Inputs` has measured its
-                // parts. Only the batch in this slot uses it, and a part in the slab stays as it is
-                // until that batch is answered. A part elsewhere is not registered with the driver,
-                // which has a copy of its own when the call returns.
-                unsafe { self.gpu.copy_in(part, place.start().add(done)) }.map_err(|fault| broken(&fault))?;
+                // SAFETY: there is room for a batch at least as large, and `Inputs` has checked the
+                // lengths of its parts. Only the batch in this slot uses that memory, and a part in
+                // the slab does not change until the batch is answered. A part elsewhere is not
+                // registered with the driver, which has copied it when the call returns.
+                unsafe { self.gpu.copy_in(part, place.start().add(done)) }
+                    .map_err(|fault| cuda_failure(&fault))?;
                 done += part.len();
             }
         }
@@ -392,10 +406,11 @@ impl OnGpu {
 }
 
 fn size_of(spec: &TensorSpec) -> usize {
-    spec.datatype.size().expect("strings are not bound")
+    spec.datatype.size().expect("tensors of strings are not bound")
 }
 
-/// TensorRT keeps its engines itself.
+/// Opens the folder of the model's optimised forms. Returns `None` with TensorRT, which stores its
+/// engines itself.
 fn optimised(
     folder: &Path,
     model: &Path,
@@ -410,8 +425,8 @@ fn optimised(
 }
 
 fn executable<'e>(
-    partitions: Option<&'e mut Partitions>,
-    recorded: &'e Recorded,
+    partitions: Option<&'e mut RecordedPartitions>,
+    recorded: &'e RecordedBatch,
     groups: Groups,
 ) -> Result<&'e Executable, RunFailure> {
     if groups == Groups::WHOLE {
@@ -420,7 +435,7 @@ fn executable<'e>(
     let partitions = partitions.filter(|partitions| partitions.has(groups));
     let partitions = partitions
         .ok_or_else(|| RunFailure::BadBatch(format!("the partition of groups {groups} is not ready")))?;
-    // A recording that does not fit there runs on all SMs. If the warm-up has not shown that, it is
-    // reported now.
+    // A recording that does not fit there runs on all SMs. If the warm-up has not found that, the
+    // thread's report does.
     Ok(partitions.get(groups, recorded.recording).unwrap_or(&recorded.whole))
 }

@@ -1,16 +1,16 @@
-//! Models as ONNX Runtime has optimised them, kept in files: a model is optimised once for a GPU,
-//! and every later session loads the result.
+//! The cache of optimised models. ONNX Runtime optimises a model once for a GPU, and every later
+//! session loads the result.
 //!
 //! ```text
-//! CACHE/index.json                which content the model's files had, by their size and time
+//! CACHE/index.json                  the content of each model's files, by their size and time
 //! CACHE/CONTENT-…/FORM/model.onnx   the optimised graph
 //!                     /weights      its large tensors
-//!                     /form.json    where each lies there, and its digest
-//! CACHE/CONTENT-…/channels-first    why convolutions compute so, if they otherwise would not
+//!                     /form.json    their offsets and digests
+//! CACHE/CONTENT-…/channels-first    the reason why convolutions do not use channels last
 //! ```
 //!
-//! A form is the model for all shapes, or for certain lengths of its dynamic axes. Nothing here is
-//! needed: what is missing or damaged is made again.
+//! A form is the model for all shapes, or for certain lengths of its dynamic axes. The cache is not
+//! essential: missing or damaged files are created again.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -22,36 +22,40 @@ use sha2::{Digest, Sha256};
 
 use super::model_file;
 
-/// Tensors of fewer bytes stay in the optimised graph: each session has its own, and some of them
-/// are shapes, which ONNX Runtime wants on the host.
-pub(super) const LARGE: u64 = 4096;
+/// The minimum size of a large tensor, in bytes. Smaller ones stay in the optimised graph: each
+/// session has a copy, and some are shapes, which ONNX Runtime needs on the host.
+pub(super) const LARGE_TENSOR_BYTES: u64 = 4096;
 
-/// Contents of a model that are kept: the one that serves, and the one before or after it.
-const KEPT: usize = 2;
+/// The number of contents that the cache keeps for a model: the present one, and the one before or
+/// after it.
+const MAX_CONTENTS: usize = 2;
 
-/// Is there, with the reason in it, if channels last did not do for the model.
-const CHANNELS_FIRST: &str = "channels-first";
+/// The file that exists, with the reason in it, if channels last failed for the model.
+const CHANNELS_FIRST_FILE: &str = "channels-first";
 
-const PIECE: usize = 1 << 22;
+const READ_BYTES: usize = 1 << 22;
 
+/// A SHA-256 digest.
 pub(super) type Fingerprint = [u8; 32];
 
-/// The optimised forms of a model with this content, for this GPU and this ONNX Runtime.
+/// The optimised forms of a model with this content, for this GPU and this version of ONNX Runtime.
 #[derive(Debug)]
 pub(super) struct Optimised {
     folder: PathBuf,
-    /// Whether convolutions are to compute so.
+    /// True if convolutions compute with channels last.
     pub(super) channels_last: bool,
 }
 
+/// An optimised form of a model, in its folder.
 #[derive(Debug)]
-pub(super) struct Form {
+pub(super) struct OptimisedForm {
     folder: PathBuf,
-    pub(super) tensors: Vec<Tensor>,
+    pub(super) tensors: Vec<StoredTensor>,
 }
 
+/// A large tensor in the file of weights.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Tensor {
+pub(super) struct StoredTensor {
     pub(super) name: String,
     pub(super) element: i32,
     pub(super) shape: Vec<i64>,
@@ -60,32 +64,33 @@ pub(super) struct Tensor {
     pub(super) fingerprint: Fingerprint,
 }
 
+/// The content of `form.json`.
 #[derive(Serialize, Deserialize)]
 struct Description {
-    /// Of the optimised graph's file.
+    /// The digest of the optimised graph's file.
     model: Fingerprint,
-    tensors: Vec<Tensor>,
+    tensors: Vec<StoredTensor>,
 }
 
-/// Files of a model as they were when their content was read.
+/// The files of a model, and their content when it was last read.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Entry {
-    files: Vec<Stamp>,
+struct IndexEntry {
+    files: Vec<FileStamp>,
     content: Fingerprint,
-    /// Whether it is a network of convolutions.
+    /// True if the model is a network of convolutions.
     convolutional: bool,
 }
 
-/// A file, as far as its content need not be read for it.
+/// The attributes of a file that tell whether its content must be read again.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Stamp {
+struct FileStamp {
     path: PathBuf,
     bytes: u64,
     modified: (i64, i64),
     inode: u64,
 }
 
-impl Stamp {
+impl FileStamp {
     fn of(path: &Path) -> io::Result<Self> {
         let found = fs::metadata(path)?;
         let modified = (found.mtime(), found.mtime_nsec());
@@ -98,10 +103,11 @@ impl Stamp {
 }
 
 impl Optimised {
-    /// `environment`: all besides the model that decides what an optimised form is like.
+    /// Opens the cache of a model. `environment` names everything besides the model that influences
+    /// an optimised form.
     pub(super) fn of(cache: &Path, model: &Path, environment: &str) -> io::Result<Self> {
         fs::create_dir_all(cache)?;
-        let Entry { content, convolutional, .. } = content(cache, model)?;
+        let IndexEntry { content, convolutional, .. } = content(cache, model)?;
         let mut key = Sha256::new_with_prefix(content);
         key.update(environment);
         let folder = cache.join(&hex(&key.finalize())[..32]);
@@ -109,36 +115,38 @@ impl Optimised {
             fs::create_dir_all(&folder)?;
             forget_others(cache, &folder);
         }
-        let channels_last = convolutional && !folder.join(CHANNELS_FIRST).try_exists().unwrap_or(true);
+        let channels_last = convolutional && !folder.join(CHANNELS_FIRST_FILE).try_exists().unwrap_or(true);
         Ok(Self { folder, channels_last })
     }
 
-    /// Whether a model is known to be a network of convolutions.
+    /// Returns true if the model is known to be a network of convolutions.
     pub(super) fn is_convolutional(cache: &Path, model: &Path) -> bool {
         let known = fs::create_dir_all(cache).and_then(|()| content(cache, model));
         known.is_ok_and(|entry| entry.convolutional)
     }
 
-    /// Later loads of this model are with channels first. False if that cannot be noted.
-    pub(super) fn put_channels_first(&self, why: &str) -> bool {
-        fs::write(self.folder.join(CHANNELS_FIRST), why).is_ok()
+    /// Has later loads of this model use channels first. Returns false if the note for them cannot
+    /// be written.
+    pub(super) fn use_channels_first(&self, why: &str) -> bool {
+        fs::write(self.folder.join(CHANNELS_FIRST_FILE), why).is_ok()
     }
 
-    /// `None` also if the form is damaged.
-    pub(super) fn form(&self, name: &str) -> Option<Form> {
-        Form::read(self.folder.join(digest_of(name)))
+    /// Returns the form of this name, or `None` if it is missing or damaged.
+    pub(super) fn form(&self, name: &str) -> Option<OptimisedForm> {
+        OptimisedForm::read(self.folder.join(digest_of(name)))
     }
 
-    /// Has `save` write the optimised graph to this file and its weights beside it, and keeps both
-    /// as the form of this name.
+    /// Creates a form. `save` writes the optimised graph to the given file and its weights beside
+    /// it; both are stored under this name.
     pub(super) fn keep<E>(
         &self,
         name: &str,
         save: impl FnOnce(&Path) -> Result<(), E>,
-    ) -> Result<io::Result<Form>, E> {
+    ) -> Result<io::Result<OptimisedForm>, E> {
         let own = format!("{}.{}", digest_of(name), std::process::id());
         let (draft, place) = (self.folder.join(own), self.folder.join(digest_of(name)));
-        // What a process left that was killed.
+        // A process that was killed may have left this folder. If it cannot be removed, creating it
+        // fails.
         fs::remove_dir_all(&draft).ok();
         if let Err(error) = fs::create_dir_all(&draft) {
             return Ok(Err(error));
@@ -150,12 +158,12 @@ impl Optimised {
         Ok(describe(&draft).and_then(|()| {
             fs::remove_dir_all(&place).ok();
             fs::rename(&draft, &place)?;
-            Form::read(place).ok_or_else(|| io::Error::other("it cannot be read back"))
+            OptimisedForm::read(place).ok_or_else(|| io::Error::other("the stored form cannot be read back"))
         }))
     }
 }
 
-impl Form {
+impl OptimisedForm {
     fn read(folder: PathBuf) -> Option<Self> {
         let description: Description =
             serde_json::from_slice(&fs::read(folder.join("form.json")).ok()?).ok()?;
@@ -168,14 +176,14 @@ impl Form {
         self.folder.join("model.onnx")
     }
 
-    /// Fails also if the bytes are damaged.
-    pub(super) fn bytes(&self, tensor: &Tensor) -> io::Result<Vec<u8>> {
+    /// Reads a tensor. Fails if its bytes are damaged.
+    pub(super) fn bytes(&self, tensor: &StoredTensor) -> io::Result<Vec<u8>> {
         let size = usize::try_from(tensor.bytes).map_err(io::Error::other)?;
         let mut bytes = vec![0; size];
         File::open(self.folder.join(WEIGHTS))?.read_exact_at(&mut bytes, tensor.offset)?;
         match fingerprint(&bytes) == tensor.fingerprint {
             true => Ok(bytes),
-            false => Err(io::Error::other(format!("the kept weights of `{}` are damaged", tensor.name))),
+            false => Err(io::Error::other(format!("the stored weights of `{}` are damaged", tensor.name))),
         }
     }
 
@@ -184,34 +192,35 @@ impl Form {
     }
 }
 
-/// The file of a form's large tensors, as ONNX Runtime is told to call it.
+/// The name of the file with a form's large tensors, which ONNX Runtime writes.
 pub(super) const WEIGHTS: &str = "weights";
 
 fn describe(draft: &Path) -> io::Result<()> {
     let model = draft.join("model.onnx");
     let path = draft.join(WEIGHTS);
-    // A model without large tensors has no such file yet.
+    // ONNX Runtime writes no file for a model without large tensors.
     let weights = File::options().read(true).append(true).create(true).open(path)?;
     let mut tensors = Vec::new();
     for tensor in model_file::read(&model)?.external_tensors() {
         let model_file::ExternalTensor { name, element, shape, offset, bytes, .. } = tensor;
-        let bytes = bytes.ok_or_else(|| io::Error::other("a tensor without a length"))?;
+        let bytes = bytes.ok_or_else(|| io::Error::other("a tensor of the optimised model has no length"))?;
         let mut content = vec![0; usize::try_from(bytes).map_err(io::Error::other)?];
         weights.read_exact_at(&mut content, offset)?;
         let fingerprint = fingerprint(&content);
-        tensors.push(Tensor { name, element, shape, offset, bytes, fingerprint });
+        tensors.push(StoredTensor { name, element, shape, offset, bytes, fingerprint });
     }
     let description = Description { model: fingerprint(&fs::read(&model)?), tensors };
     fs::write(draft.join("form.json"), serde_json::to_vec(&description)?)
 }
 
-/// The files are read only if they have changed since the last time.
-fn content(cache: &Path, model: &Path) -> io::Result<Entry> {
+/// Returns the content of a model. Reads the files only if they have changed since the last time.
+fn content(cache: &Path, model: &Path) -> io::Result<IndexEntry> {
     let index = cache.join("index.json");
-    let known = fs::read(&index).ok().and_then(|bytes| serde_json::from_slice::<Vec<Entry>>(&bytes).ok());
+    let known =
+        fs::read(&index).ok().and_then(|bytes| serde_json::from_slice::<Vec<IndexEntry>>(&bytes).ok());
     let mut entries = known.unwrap_or_default();
-    let of_model = |entry: &Entry| entry.files.first().is_some_and(|file| file.path == model);
-    let same = |entry: &&Entry| of_model(entry) && entry.files.iter().all(Stamp::holds);
+    let of_model = |entry: &IndexEntry| entry.files.first().is_some_and(|file| file.path == model);
+    let same = |entry: &&IndexEntry| of_model(entry) && entry.files.iter().all(FileStamp::holds);
     if let Some(known) = entries.iter().position(|entry| same(&entry)) {
         return Ok(entries.swap_remove(known));
     }
@@ -219,15 +228,16 @@ fn content(cache: &Path, model: &Path) -> io::Result<Entry> {
     let read = model_file::read(model)?;
     let further = read.further_files().into_iter().map(|file| beside.join(file));
     let paths: Vec<PathBuf> = Some(model.to_owned()).into_iter().chain(further).collect();
-    // Before they are read: a file that changes meanwhile is read again next time.
-    let files = paths.iter().map(|path| Stamp::of(path)).collect::<io::Result<Vec<_>>>()?;
+    // The stamps are taken before the content, so that a file which changes meanwhile is read
+    // again.
+    let files = paths.iter().map(|path| FileStamp::of(path)).collect::<io::Result<Vec<_>>>()?;
     let mut whole = Sha256::new();
     for path in &paths {
         whole.update(of_file(path)?);
     }
     let content = whole.finalize().into();
     entries.retain(|entry| !of_model(entry));
-    entries.push(Entry { files, content, convolutional: read.is_convolutional() });
+    entries.push(IndexEntry { files, content, convolutional: read.is_convolutional() });
     let draft = cache.join(format!("index.{}", std::process::id()));
     fs::write(&draft, serde_json::to_vec(&entries)?)?;
     fs::rename(draft, index)?;
@@ -236,18 +246,18 @@ fn content(cache: &Path, model: &Path) -> io::Result<Entry> {
 
 fn of_file(path: &Path) -> io::Result<Fingerprint> {
     let (mut file, mut digest) = (File::open(path)?, Sha256::new());
-    let mut piece = vec![0; PIECE];
+    let mut buffer = vec![0; READ_BYTES];
     loop {
-        let read = file.read(&mut piece)?;
+        let read = file.read(&mut buffer)?;
         if read == 0 {
             return Ok(digest.finalize().into());
         }
-        digest.update(&piece[..read]);
+        digest.update(&buffer[..read]);
     }
 }
 
-/// Removes forms of other contents but the newest. A worker that still has one loads the model's
-/// own file if it needs another form.
+/// Removes the forms of all other contents but the newest. A worker that still uses one loads the
+/// model's own file if it needs another form.
 fn forget_others(cache: &Path, current: &Path) {
     let Ok(entries) = fs::read_dir(cache) else { return };
     let folders = entries.filter_map(|entry| {
@@ -258,7 +268,7 @@ fn forget_others(cache: &Path, current: &Path) {
     let mut others: Vec<_> = folders.filter(|(_, path)| path != current).collect();
     others.sort();
     others.reverse();
-    for (_, path) in others.into_iter().skip(KEPT - 1) {
+    for (_, path) in others.into_iter().skip(MAX_CONTENTS - 1) {
         fs::remove_dir_all(path).ok();
     }
 }
@@ -317,7 +327,7 @@ mod tests {
         model_file::ModelProto::of(Vec::new(), tensors.iter().map(tensor).collect()).encode_to_vec()
     }
 
-    /// What ONNX Runtime would write.
+    /// Writes the files of a form, as ONNX Runtime would.
     fn save(file: &Path) -> io::Result<()> {
         fs::write(file, model_of(&[("a", 0, 8), ("b", 16, 4), ("c", 0, 8)]))?;
         fs::write(file.with_file_name(WEIGHTS), (0..20).collect::<Vec<u8>>())
@@ -349,7 +359,7 @@ mod tests {
         assert!(form.bytes(&form.tensors[0]).is_err(), "cut off");
         fs::write(form.model(), b"not what was kept").unwrap();
         assert!(files.optimised().form("dynamic").is_none());
-        assert!(files.optimised().keep("dynamic", save).unwrap().is_ok(), "made anew in its place");
+        assert!(files.optimised().keep("dynamic", save).unwrap().is_ok(), "created again in its place");
         let failed = files.optimised().keep("other", |_| Err("it cannot be optimised"));
         assert_eq!(failed.err(), Some("it cannot be optimised"));
         let empty = files.optimised().keep("other", |_| Ok::<(), io::Error>(())).unwrap();
@@ -373,7 +383,7 @@ mod tests {
             files.write("weights", &[byte; 64]);
             folders(&files);
         }
-        assert_eq!(files.contents(), KEPT);
+        assert_eq!(files.contents(), MAX_CONTENTS);
         fs::remove_file(&files.model).unwrap();
         assert!(Optimised::of(&files.cache, &files.model, "this GPU").is_err());
     }
@@ -386,7 +396,7 @@ mod tests {
         let model = model_file::ModelProto::of(vec![convolution], vec![weights]);
         fs::write(&files.model, model.encode_to_vec()).unwrap();
         assert!(files.optimised().channels_last);
-        assert!(files.optimised().put_channels_first("it fits on no partition"));
+        assert!(files.optimised().use_channels_first("it fits on no partition"));
         assert!(!files.optimised().channels_last);
         assert!(Optimised::is_convolutional(&files.cache, &files.model));
         files.write("weights", &[2; 64]);
@@ -394,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn an_index_that_is_none_is_written_anew() {
+    fn a_damaged_index_is_written_again() {
         let files = Files::new();
         let first = files.optimised().folder;
         fs::write(files.cache.join("index.json"), b"{").unwrap();

@@ -1,4 +1,4 @@
-//! What ONNX Runtime answered, divided among the requests.
+//! Splits the outputs of ONNX Runtime into the parts of each request.
 #![allow(unsafe_code)] // reads the tensors of ONNX Runtime
 
 use std::ptr::NonNull;
@@ -8,7 +8,7 @@ use shadowslice_shared::batch::{BatchOutput, Extent, RunFailure};
 use shadowslice_shared::tensor::{TensorSpec, elements};
 
 use super::strings::Strings;
-use super::{datatype, failed};
+use super::{datatype, run_failure};
 use crate::answer::AnswerSlot;
 use crate::inputs::Inputs;
 
@@ -18,42 +18,49 @@ pub(super) fn split(
     inputs: &Inputs<'_>,
     slot: &mut AnswerSlot<'_>,
 ) -> Result<BatchOutput, RunFailure> {
-    let Layout { shape, row } = layout(spec, value, inputs.rows())?;
+    let RowLayout { shape, row } = layout(spec, value, inputs.rows())?;
     let counts = (0..inputs.requests()).map(|request| row * inputs.rows_of(request) as usize);
     let parts = match spec.datatype.size() {
         Some(size) => put_numbers(bytes(value)?, counts.map(|count| count * size), slot)
-            .ok_or_else(|| odd(spec, "is shorter than its shape"))?,
+            .ok_or_else(|| invalid_output(spec, "is shorter than its shape requires"))?,
         None => {
             let total = row * inputs.rows().unwrap_or(1) as usize;
-            put_strings(&Strings::of(value, total).map_err(|fault| failed(&fault))?, counts, slot)
+            put_strings(&Strings::of(value, total).map_err(|fault| run_failure(&fault))?, counts, slot)
         }
     };
     Ok(BatchOutput { shape, parts })
 }
 
-/// The address of an output that ONNX Runtime allotted; `None` if it is on the host, as a constant
-/// may be.
+/// Returns the address of an output that ONNX Runtime allocated on the GPU, or `None` if it is on
+/// the host, where for example constants are.
 pub(super) fn on_device(value: &DynValue) -> Result<Option<NonNull<u8>>, RunFailure> {
-    let tensor = value.view().downcast::<DynTensorValueType>().map_err(|fault| failed(&fault))?;
+    let tensor = value.view().downcast::<DynTensorValueType>().map_err(|fault| run_failure(&fault))?;
     if tensor.memory_info().is_cpu_accessible() {
         return Ok(None);
     }
-    // An output without elements may have no address; no byte is copied from it.
+    // An output without elements may have no address; no byte of it is copied.
     Ok(Some(NonNull::new(tensor.data_ptr().cast::<u8>().cast_mut()).unwrap_or(NonNull::dangling())))
 }
 
+/// The layout of an output, row by row.
 #[derive(Debug)]
-pub(super) struct Layout {
-    /// Without the batch axis.
+pub(super) struct RowLayout {
+    /// The shape without the batch axis.
     pub(super) shape: Vec<i64>,
-    /// Elements of a row.
+    /// The number of elements in a row.
     pub(super) row: usize,
 }
 
-pub(super) fn layout(spec: &TensorSpec, value: &DynValue, rows: Option<u32>) -> Result<Layout, RunFailure> {
-    let ValueType::Tensor { ty, shape, .. } = value.dtype() else { return Err(odd(spec, "is no tensor")) };
+pub(super) fn layout(
+    spec: &TensorSpec,
+    value: &DynValue,
+    rows: Option<u32>,
+) -> Result<RowLayout, RunFailure> {
+    let ValueType::Tensor { ty, shape, .. } = value.dtype() else {
+        return Err(invalid_output(spec, "is not a tensor"));
+    };
     if datatype(*ty) != Some(spec.datatype) {
-        return Err(odd(spec, &format!("holds {ty} instead of {}", spec.datatype)));
+        return Err(invalid_output(spec, &format!("holds {ty} instead of {}", spec.datatype)));
     }
     let shape = row_shape(shape, rows).ok_or_else(|| {
         let name = &spec.name;
@@ -61,15 +68,16 @@ pub(super) fn layout(spec: &TensorSpec, value: &DynValue, rows: Option<u32>) -> 
             "output `{name}` has the shape {shape:?}, whose first axis is not the batch"
         ))
     })?;
-    let row = elements(shape).ok_or_else(|| odd(spec, "has an impossible shape"))?;
-    Ok(Layout { shape: shape.to_vec(), row })
+    let row = elements(shape).ok_or_else(|| invalid_output(spec, "has an invalid shape"))?;
+    Ok(RowLayout { shape: shape.to_vec(), row })
 }
 
-fn odd(spec: &TensorSpec, what: &str) -> RunFailure {
+fn invalid_output(spec: &TensorSpec, what: &str) -> RunFailure {
     RunFailure::Engine(format!("output `{}` {what}", spec.name))
 }
 
-/// `lens`: bytes of each request; `None` if there are fewer.
+/// Copies each request's part into the slot, and returns the parts. `lens` are the lengths in
+/// bytes. Returns `None` if the output has fewer bytes.
 fn put_numbers(
     mut rest: &[u8],
     lens: impl Iterator<Item = usize>,
@@ -98,24 +106,24 @@ fn put_strings(
     counts.map(take).collect()
 }
 
-/// `None` if the batch is not the first axis.
+/// Returns the shape of a row, or `None` if the batch is not the first axis.
 fn row_shape(shape: &[i64], rows: Option<u32>) -> Option<&[i64]> {
     let Some(rows) = rows else { return Some(shape) };
     let (first, rest) = shape.split_first()?;
     (*first == i64::from(rows)).then_some(rest)
 }
 
-/// Read as bytes because only the model could ensure that its booleans are 0 or 1.
+/// Returns the data as bytes, because the model may write booleans other than 0 and 1.
 fn bytes(value: &DynValue) -> Result<&[u8], RunFailure> {
-    let tensor = value.view().downcast::<DynTensorValueType>().map_err(|fault| failed(&fault))?;
-    let size = tensor.size().ok_or_else(|| RunFailure::Engine("an output has no size".to_owned()))?;
+    let tensor = value.view().downcast::<DynTensorValueType>().map_err(|fault| run_failure(&fault))?;
+    let size = tensor.size().ok_or_else(|| RunFailure::Engine("an output has no known size".to_owned()))?;
     if size == 0 {
         return Ok(&[]);
     }
     if !tensor.memory_info().is_cpu_accessible() {
-        return Err(RunFailure::Engine("an output was left in the device's memory".to_owned()));
+        return Err(RunFailure::Engine("an output is still in the GPU's memory".to_owned()));
     }
-    // SAFETY: the tensor's data, initialised by the run, in the host's memory; it lives as long as
-    // `value`, and is not written.
+    // SAFETY: the run has initialised the tensor's data, which is in the host's memory, lives as
+    // long as `value` and does not change.
     Ok(unsafe { std::slice::from_raw_parts(tensor.data_ptr().cast::<u8>(), size) })
 }

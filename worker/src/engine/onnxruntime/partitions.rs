@@ -1,17 +1,18 @@
-//! Partitions for which a model's recordings have been made ready.
+//! The partitions on which a model's recordings are ready.
 //!
-//! The contexts of the parts that layouts are made of are made before the worker serves: later the
-//! driver waits for the batches on the GPU, 5 to 33 ms on an H100 (measured). Only a share that an
-//! operator sets may need another partition, whose context is made on its first use. Contexts are
-//! never given up, because NVIDIA's driver 580 would keep their memory all the same, 4 MiB each.
+//! The contexts of all partitions that layouts consist of are created before the worker serves:
+//! later the driver waits for the batches on the GPU, which takes 5 to 33 ms on an H100 (measured).
+//! Only a share that an operator sets may need another partition, whose context is created on its
+//! first use. Contexts are never destroyed, because NVIDIA's driver 580 does not free their memory,
+//! 4 MiB each.
 //!
-//! To make one recording ready takes about a millisecond, and a model has a dozen or more, so a
-//! thread makes them one after the other. A batch may name the partition at once: its recording
-//! is then made next.
+//! Instantiating a recording takes about a millisecond, and a model has a dozen or more. So a
+//! thread instantiates them one after the other. A batch may use the partition at once: its
+//! recording then comes next.
 //!
-//! A recording that allots memory while it runs, as for cuBLAS's workspaces, can be ready only once
-//! at a time. So each execution is recorded as often as partitions may be ready, once for each
-//! **seat**.
+//! A recording that allocates memory while it runs, for example for cuBLAS's workspaces, can be
+//! ready only once at a time. So each batch is recorded as often as partitions may be ready, once
+//! for each **recording set**.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -22,64 +23,69 @@ use std::thread::JoinHandle;
 use shadowslice_shared::batch::PartitionReply;
 use shadowslice_shared::groups::{Division, GpuPart, Groups, READY_PARTITIONS};
 
-use super::instantiator::{Instantiator, Left, Made, NO_MORE, NONE_FIRST, Order};
+use super::instantiator::{
+    CANCELLED, InstantiateOrder, Instantiator, InstantiatorEvent, NOT_URGENT, StaleExecutables,
+};
 use crate::device::cuda::graph::{Executable, Recording};
 use crate::device::cuda::partition::{GreenContext, SmGroups};
-use crate::device::cuda::{CudaFault, CudaGpu};
+use crate::device::cuda::{CudaError, CudaGpu};
 use shadowslice_shared::errors::chain;
 
-/// Results of the thread that were not taken yet; when there are so many, the thread waits.
-const MADE: usize = 256;
+/// The maximum number of events that wait for the serving thread. The instantiator waits if the
+/// channel is full.
+const MAX_EVENTS: usize = 256;
 
+/// A partition that is ready, or will be soon.
 #[derive(Debug)]
 struct Partition {
-    seat: usize,
+    set: usize,
     executables: Vec<Option<Executable>>,
-    /// The recording that the thread is to make before the others.
+    /// The number of the recording that comes next, because a batch waits for it.
     first: Arc<AtomicUsize>,
     complete: bool,
     failed: Option<String>,
 }
 
+/// The instantiator, on this thread or on its own.
 #[derive(Debug)]
-enum Maker {
-    /// While the worker warms up.
+enum InstantiatorHandle {
+    /// The instantiator runs on the serving thread, while the worker warms up.
     Here(Option<Box<Instantiator>>),
     Thread {
-        orders: Option<SyncSender<Order>>,
-        made: Receiver<Made>,
+        order_tx: Option<SyncSender<InstantiateOrder>>,
+        event_rx: Receiver<InstantiatorEvent>,
         thread: Option<JoinHandle<()>>,
     },
 }
 
+/// The partitions of a model whose batches are recorded.
 #[derive(Debug)]
-pub(super) struct Partitions {
+pub(super) struct RecordedPartitions {
     groups: SmGroups,
     contexts: BTreeMap<Groups, Arc<GreenContext>>,
     ready: BTreeMap<Groups, Partition>,
-    /// Executables at seats that are free now.
-    left: BTreeMap<usize, Left>,
-    /// Results that were not asked for yet, some of which came while a batch waited for a
-    /// recording.
-    news: VecDeque<PartitionReply>,
-    /// The recordings that cannot be made ready on partitions of a number of groups, by that number.
-    /// Kernels in clusters of 16 blocks fit on no partition.
+    /// The executables of partitions that are no longer used, by their recording set.
+    stale: BTreeMap<usize, StaleExecutables>,
+    /// The results that nobody has fetched yet. Some came while a batch waited for a recording.
+    results: VecDeque<PartitionReply>,
+    /// The recordings that do not fit on partitions, by the number of groups. Kernels in clusters
+    /// of 16 blocks fit on no partition.
     unfit: BTreeMap<usize, BTreeSet<usize>>,
-    maker: Maker,
+    maker: InstantiatorHandle,
     gpu: Arc<CudaGpu>,
 }
 
-impl Partitions {
-    pub(super) fn new(groups: SmGroups, gpu: Arc<CudaGpu>) -> Result<Self, CudaFault> {
-        let workshop = Instantiator::new(Arc::clone(&gpu))?;
+impl RecordedPartitions {
+    pub(super) fn new(groups: SmGroups, gpu: Arc<CudaGpu>) -> Result<Self, CudaError> {
+        let instantiator = Instantiator::new(Arc::clone(&gpu))?;
         Ok(Self {
             groups,
             contexts: BTreeMap::new(),
             ready: BTreeMap::new(),
-            left: BTreeMap::new(),
-            news: VecDeque::new(),
+            stale: BTreeMap::new(),
+            results: VecDeque::new(),
             unfit: BTreeMap::new(),
-            maker: Maker::Here(Some(Box::new(workshop))),
+            maker: InstantiatorHandle::Here(Some(Box::new(instantiator))),
             gpu,
         })
     }
@@ -92,50 +98,56 @@ impl Partitions {
         READY_PARTITIONS
     }
 
-    /// While the worker warms up; returns the execution's number.
+    /// Adds the copies of a recording while the worker warms up, and returns the recording's
+    /// number.
     pub(super) fn add(&mut self, copies: Vec<Recording>) -> usize {
         match &mut self.maker {
-            Maker::Here(Some(workshop)) => workshop.add(copies),
-            _ => NONE_FIRST,
+            InstantiatorHandle::Here(Some(instantiator)) => instantiator.add(copies),
+            _ => NOT_URGENT,
         }
     }
 
-    /// Returns the result if it is known at once.
+    /// Prepares a partition. Returns the result if it is known at once.
     pub(super) fn prepare(&mut self, groups: Groups) -> Option<PartitionReply> {
         if self.ready.contains_key(&groups) {
             return Some(PartitionReply { groups, result: Ok(()) });
         }
-        let taken = |seat: &usize| self.ready.values().any(|partition| partition.seat == *seat);
-        let Some(seat) = (0..READY_PARTITIONS).find(|seat| !taken(seat)) else {
-            return Some(refused(groups, "as many partitions are ready as may be"));
+        let taken = |set: &usize| self.ready.values().any(|partition| partition.set == *set);
+        let Some(set) = (0..READY_PARTITIONS).find(|set| !taken(set)) else {
+            return Some(failed(
+                groups,
+                "the maximum number of partitions is ready already; forget one first",
+            ));
         };
         let context = match self.context(groups) {
             Ok(context) => context,
-            Err(why) => return Some(refused(groups, &why)),
+            Err(why) => return Some(failed(groups, &why)),
         };
-        let first = Arc::new(AtomicUsize::new(NONE_FIRST));
-        let before = self.left.remove(&seat);
-        let order = Order { seat, groups, context, first: Arc::clone(&first), before };
-        let partition = Partition { seat, executables: Vec::new(), first, complete: false, failed: None };
+        let first = Arc::new(AtomicUsize::new(NOT_URGENT));
+        let stale = self.stale.remove(&set);
+        let order = InstantiateOrder { set, groups, context, first: Arc::clone(&first), stale };
+        let partition = Partition { set, executables: Vec::new(), first, complete: false, failed: None };
         match &mut self.maker {
-            Maker::Here(workshop) => {
-                let mut made = Vec::new();
-                workshop.as_mut()?.finish(order, |news| made.push(news));
+            InstantiatorHandle::Here(instantiator) => {
+                let mut events = Vec::new();
+                instantiator.as_mut()?.finish(order, |event| events.push(event));
                 self.ready.insert(groups, partition);
-                made.into_iter().for_each(|made| self.take(made));
+                events.into_iter().for_each(|event| self.take(event));
                 let Partition { executables, failed, .. } = self.ready.get(&groups)?;
                 let none = executables.iter().all(Option::is_none);
                 let failed = failed.clone().filter(|_| none);
                 Some(PartitionReply { groups, result: failed.map_or(Ok(()), Err) })
             }
-            Maker::Thread { orders, .. } => match orders.as_ref().map(|orders| orders.send(order)) {
-                // The channel has room for an order for each seat, so this does not wait.
-                Some(Ok(())) => {
-                    self.ready.insert(groups, partition);
-                    Some(PartitionReply { groups, result: Ok(()) })
+            InstantiatorHandle::Thread { order_tx, .. } => {
+                match order_tx.as_ref().map(|order_tx| order_tx.send(order)) {
+                    // The channel has room for one order per recording set, so this does not wait.
+                    Some(Ok(())) => {
+                        self.ready.insert(groups, partition);
+                        Some(PartitionReply { groups, result: Ok(()) })
+                    }
+                    _ => Some(failed(groups, "the thread that prepares partitions has ended")),
                 }
-                _ => Some(refused(groups, "the thread that makes partitions has ended")),
-            },
+            }
         }
     }
 
@@ -144,25 +156,25 @@ impl Partitions {
             return Ok(Arc::clone(context));
         }
         if !groups.is_run() {
-            return Err("its groups are no neighbours".to_owned());
+            return Err("the groups of the partition are not adjacent".to_owned());
         }
         let context = Arc::new(self.groups.context(groups).map_err(|fault| chain(&fault))?);
         self.contexts.insert(groups, Arc::clone(&context));
         Ok(context)
     }
 
-    pub(super) fn made(&mut self) -> Option<PartitionReply> {
-        while self.news.is_empty() {
-            let Maker::Thread { made, .. } = &self.maker else { return None };
-            let made = made.try_recv().ok()?;
-            self.take(made);
+    pub(super) fn next_prepared(&mut self) -> Option<PartitionReply> {
+        while self.results.is_empty() {
+            let InstantiatorHandle::Thread { event_rx, .. } = &self.maker else { return None };
+            let event = event_rx.try_recv().ok()?;
+            self.take(event);
         }
-        self.news.pop_front()
+        self.results.pop_front()
     }
 
-    fn take(&mut self, made: Made) {
-        match made {
-            Made::Recording(groups, number, Ok(executable)) => {
+    fn take(&mut self, event: InstantiatorEvent) {
+        match event {
+            InstantiatorEvent::Recording { groups, number, result: Ok(executable) } => {
                 if let Some(Partition { executables, .. }) = self.ready.get_mut(&groups) {
                     if executables.len() <= number {
                         executables.resize_with(number + 1, || None);
@@ -170,28 +182,28 @@ impl Partitions {
                     executables[number] = Some(executable);
                 }
             }
-            Made::Recording(groups, number, Err(fault)) => {
+            InstantiatorEvent::Recording { groups, number, result: Err(fault) } => {
                 let Some(partition) = self.ready.get_mut(&groups) else { return };
                 let why = chain(&fault);
                 let unfit = self.unfit.entry(groups.count()).or_default();
                 match self.maker {
-                    Maker::Here(_) => {
+                    InstantiatorHandle::Here(_) => {
                         unfit.insert(number);
                         partition.failed.get_or_insert(why);
                     }
-                    Maker::Thread { .. } if unfit.contains(&number) => {}
-                    Maker::Thread { .. } => self.news.push_back(refused(groups, &why)),
+                    InstantiatorHandle::Thread { .. } if unfit.contains(&number) => {}
+                    InstantiatorHandle::Thread { .. } => self.results.push_back(failed(groups, &why)),
                 }
             }
-            Made::All(groups) => {
+            InstantiatorEvent::Finished { groups } => {
                 let Some(partition) = self.ready.get_mut(&groups) else { return };
                 partition.complete = true;
             }
         }
     }
 
-    /// Returns whether the recording can be made ready on partitions of as many groups, as far as
-    /// the warm-up has shown.
+    /// Returns false if the warm-up has found that the recording does not fit on partitions of this
+    /// number of groups.
     pub(super) fn fits(&self, groups: Groups, recording: usize) -> bool {
         self.unfit.get(&groups.count()).is_none_or(|unfit| !unfit.contains(&recording))
     }
@@ -200,7 +212,8 @@ impl Partitions {
         self.ready.contains_key(&groups)
     }
 
-    /// Waits for the recording if need be; `None` if the partition or the recording is not there.
+    /// Returns an executable, and waits for it if necessary. Returns `None` if the partition or the
+    /// recording does not exist.
     pub(super) fn get(&mut self, groups: Groups, recording: usize) -> Option<&Executable> {
         while self.fits(groups, recording) {
             let partition = self.ready.get(&groups)?;
@@ -209,68 +222,71 @@ impl Partitions {
                 break;
             }
             partition.first.store(recording, Ordering::Release);
-            let Maker::Thread { made, .. } = &self.maker else { break };
-            let made = made.recv().ok()?;
-            self.take(made);
+            let InstantiatorHandle::Thread { event_rx, .. } = &self.maker else { break };
+            let event = event_rx.recv().ok()?;
+            self.take(event);
         }
         self.ready.get(&groups)?.executables.get(recording)?.as_ref()
     }
 
-    /// `in_use`: a batch is on its way there.
+    /// Forgets a partition. `in_use` is true if a batch runs there.
     pub(super) fn forget(&mut self, groups: Groups, in_use: bool) {
-        // The thread may be at a recording, which must end first: one at most.
+        // The thread may be instantiating a recording of this partition, and must finish that one
+        // first.
         while self.ready.get(&groups).is_some_and(|partition| !partition.complete) {
-            self.ready[&groups].first.store(NO_MORE, Ordering::Release);
-            let Maker::Thread { made, .. } = &self.maker else { break };
-            let Ok(made) = made.recv() else { break };
-            self.take(made);
+            self.ready[&groups].first.store(CANCELLED, Ordering::Release);
+            let InstantiatorHandle::Thread { event_rx, .. } = &self.maker else { break };
+            let Ok(event) = event_rx.recv() else { break };
+            self.take(event);
         }
         let Some(partition) = self.ready.remove(&groups) else { return };
-        // If no mark can be made, the GPU is lost and runs nothing of the partition.
-        let through = in_use.then(|| self.gpu.mark().ok()).flatten();
-        self.left.insert(partition.seat, Left { executables: partition.executables, through });
+        // If no mark can be recorded, the GPU is lost and runs nothing of the partition.
+        let last_use = in_use.then(|| self.gpu.mark().ok()).flatten();
+        self.stale.insert(partition.set, StaleExecutables { executables: partition.executables, last_use });
     }
 
-    /// From now on a thread makes partitions ready.
-    pub(super) fn warmed_up(&mut self) -> Result<(), String> {
+    /// Ends the warm-up: from now on a thread prepares partitions.
+    pub(super) fn finish_warm_up(&mut self) -> Result<(), String> {
         let division = self.division().clone();
         let parts = GpuPart::family().map(|part| division.groups_in(part));
         for groups in parts.filter(|&groups| groups != Groups::WHOLE) {
             self.context(groups)?;
         }
-        if let Maker::Here(workshop) = &mut self.maker
-            && let Some(workshop) = workshop.take()
+        if let InstantiatorHandle::Here(instantiator) = &mut self.maker
+            && let Some(instantiator) = instantiator.take()
         {
-            let (orders, ordered) = sync_channel(READY_PARTITIONS);
-            let (done, made) = sync_channel(MADE);
+            let (order_tx, order_rx) = sync_channel(READY_PARTITIONS);
+            let (event_tx, event_rx) = sync_channel(MAX_EVENTS);
             let gpu = Arc::clone(&self.gpu);
-            let tell = move |news| {
-                // This fails when the worker ends, which ends the thread, too.
-                done.send(news).ok();
+            let report = move |event| {
+                // This fails when the worker ends, which also ends the thread.
+                event_tx.send(event).ok();
                 gpu.wake();
             };
             let thread = std::thread::Builder::new().name("partitions".to_owned());
-            let thread = thread.spawn(move || workshop.work(&ordered, tell));
-            let thread = thread.map_err(|error| format!("no thread can be started: {error}"))?;
-            self.maker = Maker::Thread { orders: Some(orders), made, thread: Some(thread) };
+            let thread = thread.spawn(move || instantiator.work(&order_rx, report));
+            let thread = thread
+                .map_err(|error| format!("cannot start the thread that prepares partitions: {error}"))?;
+            self.maker =
+                InstantiatorHandle::Thread { order_tx: Some(order_tx), event_rx, thread: Some(thread) };
         }
         Ok(())
     }
 }
 
-impl Drop for Maker {
+impl Drop for InstantiatorHandle {
     fn drop(&mut self) {
-        let Self::Thread { orders, made, thread } = self else { return };
-        drop(orders.take());
-        // The thread may wait for room for its results.
-        while made.recv().is_ok() {}
+        let Self::Thread { order_tx, event_rx, thread } = self else { return };
+        drop(order_tx.take());
+        // The thread may be waiting for room in the channel.
+        while event_rx.recv().is_ok() {}
         if let Some(thread) = thread.take() {
-            // A panic has been reported by the thread itself.
+            // The thread itself has reported a panic.
             thread.join().ok();
         }
     }
 }
 
-fn refused(groups: Groups, why: &str) -> PartitionReply {
+fn failed(groups: Groups, why: &str) -> PartitionReply {
     PartitionReply { groups, result: Err(why.to_owned()) }
 }

@@ -1,4 +1,4 @@
-//! The sessions of a model on a GPU, and which batches run in which.
+//! The sessions of a model on a GPU, and the choice of a session for each batch.
 
 use std::collections::BTreeMap;
 
@@ -6,38 +6,41 @@ use ort::value::ValueType;
 use shadowslice_shared::batch::RunFailure;
 use shadowslice_shared::boot::BootRefusal;
 
-use super::bound::{BatchForm, Bound, How, SessionOf};
+use super::bound::{BatchForm, BoundBatch, ExecutionMode, SessionRef};
 use super::loader::{Fallback, Lengths, Loader, lengths};
 use super::scratch::Scratch;
-use super::{OnnxRuntime, Signature, model_file};
+use super::{OnnxSession, Signature, model_file};
 
+/// The sessions of one model.
 pub(super) struct Sessions {
-    /// One at least.
-    all: Vec<OnnxRuntime>,
-    /// A session of each arena.
+    /// All sessions; there is at least one.
+    all: Vec<OnnxSession>,
+    /// The index of one session per arena.
     arenas: BTreeMap<Scratch, usize>,
     loader: Loader,
     phase: Phase,
-    on_host: Option<String>,
+    host_fallback_reason: Option<String>,
 }
 
+/// The phase of the worker, as far as it matters for sessions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    /// Batches that come later may never come again.
+    /// The warm-up, whose batches are recorded.
     Warming(Sharing),
-    /// Recording is over. A batch that has no place yet gets one in this session; no recording
-    /// depends on its state, or writes to its memory.
-    Over { spare: Option<usize> },
+    /// The time after the warm-up, when nothing is recorded. A batch of a new form runs in this
+    /// session: no recording depends on its state or writes to its memory.
+    Done { spare: Option<usize> },
 }
 
+/// The batches that share a session during the warm-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Sharing {
     All,
-    /// Batches of one shape, because sessions keep something for the last shape that they saw.
+    /// Batches of one shape share a session, because sessions store something for the last shape.
     Shape,
-    /// Batches of one shape, in a session with that length for every axis: otherwise some work,
-    /// such as computing shapes, is done on the host, and a recording would not repeat it. The
-    /// first session leaves all axes open, and is not recorded.
+    /// Batches of one shape share a session in which every axis has a fixed length. With open axes
+    /// some work, such as computing shapes, runs on the host, and a recording would not repeat it.
+    /// The first session leaves all axes open, and is not recorded.
     Fixed,
 }
 
@@ -49,8 +52,8 @@ impl Sessions {
                 let apart = model_file::remembers_shapes(&loader.graph());
                 (session, signature, if apart { Sharing::Shape } else { Sharing::All }, Scratch::Shared)
             }
-            // Either the GPU cannot compute all of the model, or the model cannot be loaded at all;
-            // the next attempt tells.
+            // Either the GPU does not support all operators, or the model cannot be loaded at all;
+            // the next attempt tells which.
             Err(_) => {
                 let (session, signature) =
                     loader.session(Fallback::Allowed, &Lengths::new(), Scratch::Own)?;
@@ -58,36 +61,37 @@ impl Sessions {
             }
         };
         let (all, arenas) = (vec![session], BTreeMap::from([(scratch, 0)]));
-        let sessions = Self { all, arenas, loader, phase: Phase::Warming(sharing), on_host: None };
+        let sessions =
+            Self { all, arenas, loader, phase: Phase::Warming(sharing), host_fallback_reason: None };
         Ok((sessions, signature))
     }
 
-    pub(super) fn first(&self) -> &OnnxRuntime {
+    pub(super) fn first(&self) -> &OnnxSession {
         &self.all[0]
     }
 
-    pub(super) fn first_mut(&mut self) -> &mut OnnxRuntime {
+    pub(super) fn first_mut(&mut self) -> &mut OnnxSession {
         &mut self.all[0]
     }
 
-    pub(super) fn at(&self, of: SessionOf) -> &OnnxRuntime {
+    pub(super) fn at(&self, of: SessionRef) -> &OnnxSession {
         &self.all[of.index]
     }
 
-    pub(super) fn at_mut(&mut self, of: SessionOf) -> &mut OnnxRuntime {
+    pub(super) fn at_mut(&mut self, of: SessionRef) -> &mut OnnxSession {
         &mut self.all[of.index]
     }
 
-    pub(super) fn on_host(&self) -> Option<&str> {
-        self.on_host.as_deref()
+    pub(super) fn host_fallback_reason(&self) -> Option<&str> {
+        self.host_fallback_reason.as_deref()
     }
 
-    /// Why the weights are not all shared with other workers and sessions.
+    /// Returns the reason why the weights are not all shared with other workers and sessions.
     pub(super) fn unshared(&self) -> Option<&str> {
         self.loader.unshared.as_deref().or(self.loader.weights.unshared())
     }
 
-    /// Bytes on the GPU, and of those the bytes that were brought there from here.
+    /// Returns the bytes of all weights on the GPU, and of those that this worker brought there.
     pub(super) fn weights(&self) -> (u64, u64) {
         self.loader.weights.bytes()
     }
@@ -96,36 +100,37 @@ impl Sessions {
         self.loader.channels_last
     }
 
-    pub(super) fn put_channels_first(&self, why: &str) -> bool {
-        self.loader.optimised.as_ref().is_some_and(|optimised| optimised.put_channels_first(why))
+    pub(super) fn use_channels_first(&self, why: &str) -> bool {
+        self.loader.optimised.as_ref().is_some_and(|optimised| optimised.use_channels_first(why))
     }
 
-    /// A session of the arena that all share, and one of each other arena.
-    pub(super) fn arenas(&self) -> impl Iterator<Item = &OnnxRuntime> {
+    /// Returns a session of the shared arena, and one of each other arena.
+    pub(super) fn arenas(&self) -> impl Iterator<Item = &OnnxSession> {
         self.arenas.values().map(|&index| &self.all[index])
     }
 
-    pub(super) fn warming(&self) -> bool {
+    pub(super) fn is_warming(&self) -> bool {
         matches!(self.phase, Phase::Warming(_))
     }
 
-    pub(super) fn warmed_up(&mut self, bound: &[Bound]) -> Result<(), BootRefusal> {
+    pub(super) fn finish_warm_up(&mut self, bound: &[BoundBatch]) -> Result<(), BootRefusal> {
         let Phase::Warming(sharing) = self.phase else { return Ok(()) };
-        let recorded = bound.iter().any(|bound| matches!(bound.how, How::Recorded(_)));
+        let recorded = bound.iter().any(|bound| matches!(bound.how, ExecutionMode::Recorded(_)));
         let spare = (sharing == Sharing::Fixed || !recorded).then_some(0);
-        self.phase = Phase::Over { spare };
+        self.phase = Phase::Done { spare };
         if spare.is_none() && self.shapes_vary(bound) {
-            // Not when the first such batch waits for it.
+            // The session is loaded now, so that the first batch of a new form does not wait for
+            // it.
             self.spare().map_err(|failure| BootRefusal::Setup(failure.to_string()))?;
         }
         Ok(())
     }
 
-    pub(super) fn of(&mut self, kind: &BatchForm, bound: &[Bound]) -> Result<SessionOf, RunFailure> {
-        let alike = |bound: &&Bound| bound.kind.rows == kind.rows && bound.kind.shapes == kind.shapes;
+    pub(super) fn of(&mut self, form: &BatchForm, bound: &[BoundBatch]) -> Result<SessionRef, RunFailure> {
+        let alike = |bound: &&BoundBatch| bound.form.rows == form.rows && bound.form.shapes == form.shapes;
         let known = bound.iter().find(alike).map(|bound| bound.session);
-        let recordable = |index| SessionOf { index, recordable: true };
-        let plain = |index| SessionOf { index, recordable: false };
+        let recordable = |index| SessionRef { index, recordable: true };
+        let plain = |index| SessionRef { index, recordable: false };
         match self.phase {
             Phase::Warming(Sharing::All) => Ok(recordable(0)),
             Phase::Warming(Sharing::Shape) => match known {
@@ -136,15 +141,16 @@ impl Sessions {
                 }
             },
             Phase::Warming(Sharing::Fixed) => {
-                let lengths = lengths(&self.all[0].session, kind);
+                let lengths = lengths(&self.all[0].session, form);
                 let fixed = match (known, lengths) {
                     (Some(session), _) => Some(session),
-                    // Some of the session may need the host's processor all the same.
+                    // A session with fixed lengths may still need the host's processor for some
+                    // operators.
                     (None, Some(lengths)) => {
                         match self.load_another(Fallback::Forbidden, &lengths, Scratch::Shared) {
                             Ok(index) => Some(recordable(index)),
                             Err(failure) => {
-                                self.on_host = Some(failure.to_string());
+                                self.host_fallback_reason = Some(failure.to_string());
                                 None
                             }
                         }
@@ -153,21 +159,21 @@ impl Sessions {
                 };
                 Ok(fixed.unwrap_or(plain(0)))
             }
-            Phase::Over { .. } => self.spare().map(plain),
+            Phase::Done { .. } => self.spare().map(plain),
         }
     }
 
     fn spare(&mut self) -> Result<usize, RunFailure> {
-        if let Phase::Over { spare: Some(spare) } = self.phase {
+        if let Phase::Done { spare: Some(spare) } = self.phase {
             return Ok(spare);
         }
         let spare = self.load_another(Fallback::Allowed, &Lengths::new(), Scratch::Own)?;
-        self.phase = Phase::Over { spare: Some(spare) };
+        self.phase = Phase::Done { spare: Some(spare) };
         Ok(spare)
     }
 
-    fn shapes_vary(&self, bound: &[Bound]) -> bool {
-        let batched = bound.iter().any(|bound| bound.kind.rows.is_some());
+    fn shapes_vary(&self, bound: &[BoundBatch]) -> bool {
+        let batched = bound.iter().any(|bound| bound.form.rows.is_some());
         let mut inputs = self.all[0].session.inputs().iter();
         inputs.any(|input| match input.dtype() {
             ValueType::Tensor { shape, .. } => {

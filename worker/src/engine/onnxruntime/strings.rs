@@ -1,5 +1,5 @@
-//! Tensors of strings. To ONNX Runtime a string is any sequence of bytes; `ort` insists on UTF-8
-//! and ends strings at the first zero, hence the library's own calls here.
+//! Tensors of strings. To ONNX Runtime a string is any sequence of bytes. `ort` requires UTF-8 and
+//! ends strings at the first zero, so this module calls the library directly.
 #![allow(unsafe_code)] // calls into ONNX Runtime
 
 use std::ptr::null_mut;
@@ -11,7 +11,7 @@ use ort::{AsPointer, ortsys};
 use shadowslice_shared::batch::RunFailure;
 use shadowslice_shared::tensor::{byte_strings, elements, push_byte_string};
 
-use super::failed;
+use super::run_failure;
 use crate::inputs::Inputs;
 
 pub(super) fn tensor(
@@ -20,20 +20,20 @@ pub(super) fn tensor(
     input: usize,
 ) -> Result<SessionInputValue<'static>, RunFailure> {
     let name = &inputs.specs()[input].name;
-    let row = elements(inputs.row_shape(input)).expect("`Inputs` checked it");
+    let row = elements(inputs.row_shape(input)).expect("`Inputs` checked the shape");
     let mut tensor = DynTensor::new(&Allocator::default(), TensorElementType::String, shape)
-        .map_err(|fault| failed(&fault))?;
+        .map_err(|fault| run_failure(&fault))?;
     let mut index = 0;
     for request in 0..inputs.requests() {
         let strings = byte_strings(inputs.part(request, input))
             .filter(|strings| strings.len() == row * inputs.rows_of(request) as usize)
             .ok_or_else(|| {
                 RunFailure::BadBatch(format!(
-                    "the strings of input `{name}` are not as many as its shape says"
+                    "the number of strings in input `{name}` does not match its shape"
                 ))
             })?;
         for string in strings {
-            set(&mut tensor, index, string).map_err(|fault| failed(&fault))?;
+            set(&mut tensor, index, string).map_err(|fault| run_failure(&fault))?;
             index += 1;
         }
     }
@@ -42,27 +42,28 @@ pub(super) fn tensor(
 
 fn set(tensor: &mut DynTensor, index: usize, string: &[u8]) -> ort::Result<()> {
     let mut place = null_mut();
-    // SAFETY: the tensor is one of strings; ONNX Runtime itself checks the index.
+    // SAFETY: the tensor holds strings; ONNX Runtime itself checks the index.
     ortsys![unsafe GetResizedStringTensorElementBuffer(tensor.ptr_mut(), index, string.len(), &mut place)?];
-    // SAFETY: the call above made room for this many bytes there, and nothing else uses the place.
+    // SAFETY: the call above made room for this number of bytes, and nothing else uses that memory.
     unsafe { std::ptr::copy_nonoverlapping(string.as_ptr(), place.cast::<u8>(), string.len()) };
     Ok(())
 }
 
+/// The strings of an output.
 #[derive(Debug)]
 pub(super) struct Strings {
     bytes: Vec<u8>,
-    /// Where each string ends in `bytes`.
+    /// The end of each string in `bytes`.
     ends: Vec<usize>,
 }
 
 impl Strings {
     pub(super) fn of(value: &DynValue, count: usize) -> ort::Result<Self> {
         let mut len = 0;
-        // SAFETY: on a value that holds no strings, the call answers with an error.
+        // SAFETY: if the value does not hold strings, the call returns an error.
         ortsys![unsafe GetStringTensorDataLength(value.ptr(), &mut len)?];
         let (mut bytes, mut starts) = (vec![0; len], vec![0; count]);
-        // SAFETY: both buffers have room for as many as the call is told.
+        // SAFETY: both buffers have the sizes that the call gets.
         ortsys![unsafe GetStringTensorContent(value.ptr(), bytes.as_mut_ptr().cast(), len, starts.as_mut_ptr(), count)?];
         let ends = starts.into_iter().skip(1).chain((count > 0).then_some(len)).collect();
         Ok(Self { bytes, ends })

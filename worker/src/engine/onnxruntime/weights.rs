@@ -1,5 +1,5 @@
 //! A model's large tensors on the GPU: one copy for all sessions of all its workers, which the
-//! supervisor keeps.
+//! supervisor keeps alive.
 #![allow(unsafe_code)] // tensors over memory that ONNX Runtime does not own
 
 use std::collections::BTreeMap;
@@ -15,50 +15,53 @@ use sha2::{Digest, Sha256};
 use shadowslice_shared::errors::chain;
 use shadowslice_shared::weights::{self, MAX_REGIONS, RegionContent};
 
-use super::optimised::{Fingerprint, Form, Tensor};
-use crate::device::cuda::region::Region;
-use crate::device::cuda::{CudaFault, CudaGpu};
+use super::optimised::{Fingerprint, OptimisedForm, StoredTensor};
+use crate::device::cuda::region::SharedRegion;
+use crate::device::cuda::{CudaError, CudaGpu};
 
-/// Where kernels expect tensors to begin: CUDA's own allocations do.
+/// The alignment of tensors in bytes, which is that of CUDA's own allocations.
 const ALIGNMENT: u64 = 256;
 
+/// The reasons why a form cannot be used with shared weights.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum WeightsError {
-    #[error("the kept weights cannot be read")]
+    #[error("cannot read the stored weights")]
     Read(#[source] io::Error),
-    #[error("there is no memory for the weights")]
-    Memory(#[from] CudaFault),
-    #[error("ONNX Runtime takes no tensor: {0}")]
+    #[error("cannot allocate memory for the weights on the GPU")]
+    Memory(#[from] CudaError),
+    #[error("ONNX Runtime rejects a tensor of the weights: {0}")]
     Tensor(String),
 }
 
+/// The model's weights on the GPU.
 #[derive(Debug)]
 pub(super) struct Weights {
     places: BTreeMap<Fingerprint, Place>,
-    kept: Vec<weights::WeightRegion>,
+    kept_regions: Vec<weights::WeightRegion>,
     supervisor: Option<OwnedFd>,
-    /// Why a region is not the one that other workers have.
+    /// The reason why a region is not shared with other workers.
     unshared: Option<String>,
-    /// Bytes of all regions, and of those that were made here.
+    /// The bytes of all regions, and of those that this worker brought.
     bytes: u64,
     brought: u64,
 }
 
+/// The place of a tensor on the GPU.
 #[derive(Debug, Clone)]
 struct Place {
-    region: Arc<Region>,
+    region: Arc<SharedRegion>,
     offset: usize,
 }
 
-/// Tensors that lie one after the other in a region, by their fingerprints.
-struct Layout<'f> {
-    tensors: Vec<(usize, &'f Tensor)>,
+/// The layout of a new region: tensors in the order of their fingerprints.
+struct RegionLayout<'f> {
+    tensors: Vec<(usize, &'f StoredTensor)>,
     content: RegionContent,
 }
 
-impl<'f> Layout<'f> {
-    fn of(tensors: impl Iterator<Item = &'f Tensor>) -> Self {
-        let once: BTreeMap<Fingerprint, &Tensor> =
+impl<'f> RegionLayout<'f> {
+    fn of(tensors: impl Iterator<Item = &'f StoredTensor>) -> Self {
+        let once: BTreeMap<Fingerprint, &StoredTensor> =
             tensors.map(|tensor| (tensor.fingerprint, tensor)).collect();
         let (mut offset, mut digest, mut tensors) = (0, Sha256::new(), Vec::new());
         for (fingerprint, tensor) in once {
@@ -71,11 +74,11 @@ impl<'f> Layout<'f> {
 }
 
 impl Weights {
-    /// The supervisor has sent what it keeps to this socket.
+    /// Receives the regions that the supervisor keeps for the model, which wait in this socket.
     pub(super) fn new(supervisor: Option<OwnedFd>) -> Self {
         let next = || weights::receive(supervisor.as_ref()?).ok()?;
-        let kept = std::iter::from_fn(next).take(MAX_REGIONS).collect();
-        Self { places: BTreeMap::new(), kept, supervisor, unshared: None, bytes: 0, brought: 0 }
+        let kept_regions = std::iter::from_fn(next).take(MAX_REGIONS).collect();
+        Self { places: BTreeMap::new(), kept_regions, supervisor, unshared: None, bytes: 0, brought: 0 }
     }
 
     pub(super) fn unshared(&self) -> Option<&str> {
@@ -86,11 +89,11 @@ impl Weights {
         (self.bytes, self.brought)
     }
 
-    /// For a session that is dropped before this. Tensors that are not on the GPU yet are brought
-    /// there.
+    /// Returns the tensors of a form for a session, which must be dropped before this value. Copies
+    /// tensors to the GPU that are not there yet.
     pub(super) fn of(
         &mut self,
-        form: &Form,
+        form: &OptimisedForm,
         gpu: &CudaGpu,
     ) -> Result<Vec<(String, Arc<DynValue>)>, WeightsError> {
         self.bring(form, gpu)?;
@@ -109,9 +112,9 @@ impl Weights {
             .collect()
     }
 
-    fn bring(&mut self, form: &Form, gpu: &CudaGpu) -> Result<(), WeightsError> {
+    fn bring(&mut self, form: &OptimisedForm, gpu: &CudaGpu) -> Result<(), WeightsError> {
         let unknown = form.tensors.iter().filter(|tensor| !self.places.contains_key(&tensor.fingerprint));
-        let Layout { tensors, content } = Layout::of(unknown);
+        let RegionLayout { tensors, content } = RegionLayout::of(unknown);
         if content.bytes == 0 {
             return Ok(());
         }
@@ -131,27 +134,30 @@ impl Weights {
         Ok(())
     }
 
-    /// A kept region that cannot be mapped any more is made anew.
-    fn take_over(&mut self, content: &RegionContent, gpu: &CudaGpu) -> Option<Region> {
-        let found = self.kept.iter().position(|region| region.content == *content)?;
-        let weights::WeightRegion { file, .. } = self.kept.swap_remove(found);
-        let region = Region::import(gpu, file, usize::try_from(content.bytes).ok()?);
-        let lost = |error: &CudaFault| {
-            self.unshared = Some(format!("it was lost and is loaded again: {}", chain(error)))
+    /// Maps a region that the supervisor keeps. If that fails, the caller creates a new region.
+    fn take_over(&mut self, content: &RegionContent, gpu: &CudaGpu) -> Option<SharedRegion> {
+        let found = self.kept_regions.iter().position(|region| region.content == *content)?;
+        let weights::WeightRegion { file, .. } = self.kept_regions.swap_remove(found);
+        let region = SharedRegion::import(gpu, file, usize::try_from(content.bytes).ok()?);
+        let lost = |error: &CudaError| {
+            self.unshared = Some(format!(
+                "a shared region cannot be mapped, so this worker loads its weights again: {}",
+                chain(error)
+            ))
         };
         region.inspect_err(lost).ok()
     }
 
     fn make(
         &mut self,
-        form: &Form,
-        tensors: &[(usize, &Tensor)],
+        form: &OptimisedForm,
+        tensors: &[(usize, &StoredTensor)],
         content: &RegionContent,
         gpu: &CudaGpu,
-    ) -> Result<Region, WeightsError> {
+    ) -> Result<SharedRegion, WeightsError> {
         let bytes =
             usize::try_from(content.bytes).map_err(|error| WeightsError::Read(io::Error::other(error)))?;
-        let region = Region::filled(gpu, bytes, |writer| {
+        let region = SharedRegion::filled(gpu, bytes, |writer| {
             for &(offset, tensor) in tensors {
                 let content = form.bytes(tensor).map_err(WeightsError::Read)?;
                 writer.write(offset, &content).map_err(WeightsError::Memory)?;
@@ -159,7 +165,7 @@ impl Weights {
             Ok::<(), WeightsError>(())
         })?;
         if let Some(supervisor) = &self.supervisor {
-            // Not handed over, it serves this worker alone.
+            // If the region cannot be handed over, only this worker uses it.
             if let Err(error) = weights::send(supervisor, content, region.file()) {
                 self.unshared = Some(error.to_string());
             }
@@ -188,7 +194,7 @@ fn element(number: i32) -> Option<TensorElementType> {
 }
 
 fn value(
-    tensor: &Tensor,
+    tensor: &StoredTensor,
     place: &Place,
     element: TensorElementType,
     memory: &MemoryInfo<'static>,
@@ -197,11 +203,11 @@ fn value(
     let (start, bytes) = (start.cast(), tensor.bytes as usize);
     let (memory, shape) = (memory.ptr(), &tensor.shape);
     let mut value = std::ptr::null_mut();
-    // SAFETY: the tensor lies there, in memory that outlives the value: sessions are dropped before
-    // the weights. A size that does not fit the shape is an error.
+    // SAFETY: the tensor is in memory that outlives the value: sessions are dropped before the
+    // weights. ONNX Runtime returns an error if the size does not fit the shape.
     ortsys![unsafe CreateTensorWithDataAsOrtValue(memory, start, bytes, shape.as_ptr(), shape.len(), element.into(), &mut value)?];
-    let value = NonNull::new(value).expect("the call above made it");
-    // SAFETY: it is a tensor, and has no other owner. No allocator has made its memory; `ort` wants
-    // one named, and uses it for nothing but tensors that it makes itself.
+    let value = NonNull::new(value).expect("the call above created the value");
+    // SAFETY: the value is a tensor, and has no other owner. No allocator has created its memory;
+    // `ort` requires one, and only uses it for tensors that it creates itself.
     Ok(unsafe { DynValue::from_ptr(value, Some(&Allocator::default())) })
 }

@@ -1,20 +1,20 @@
-//! NVIDIA's driver and the GPUs.
+//! The facts about NVIDIA's driver and the GPUs.
 
 use std::path::Path;
 
 use nix::unistd::{AccessFlags, eaccess};
 
-use super::processes::Processes;
-use crate::doctor::facts::{DeviceFile, Driver, Trouble};
+use super::processes::ProcessTable;
+use crate::doctor::facts::{DeviceFile, DriverFacts, ForeignProcess, Problem};
 use shadowslice_control::nvml::{Host, Library};
 
 const EXPECTED: [&str; 3] = ["shadowslice-worker", "nvidia-cuda-mps-server", "nvidia-cuda-mps-control"];
 
-pub(super) fn facts(processes: &Processes) -> Driver {
+pub(super) fn facts(processes: &ProcessTable) -> DriverFacts {
     let nvml = Library::open().and_then(|library| library.host());
-    let nvml = nvml.map_err(|error| Trouble::of(&error));
-    let strangers = nvml.as_ref().map(|host| strangers(host, processes)).unwrap_or_default();
-    Driver { nvml, files: files(), strangers }
+    let nvml = nvml.map_err(|error| Problem::of(&error));
+    let foreign = nvml.as_ref().map(|host| foreign(host, processes)).unwrap_or_default();
+    DriverFacts { nvml, files: files(), foreign }
 }
 
 fn files() -> Vec<DeviceFile> {
@@ -31,21 +31,24 @@ fn files() -> Vec<DeviceFile> {
     names.into_iter().map(file).collect()
 }
 
-/// Whether CUDA opens it: the control file, unified memory, and the GPUs by number.
+/// Checks if CUDA opens a device file of this name: the control file, unified memory, or a GPU by
+/// its number.
 fn is_device(name: &str) -> bool {
     let number = |rest: &str| !rest.is_empty() && rest.bytes().all(|byte| byte.is_ascii_digit());
     matches!(name, "nvidiactl" | "nvidia-uvm") || name.strip_prefix("nvidia").is_some_and(number)
 }
 
-/// A process that this user cannot see has no name.
-fn strangers(host: &Host, processes: &Processes) -> Vec<(u32, String)> {
+/// Returns the unexpected processes on the GPUs. A process that this user cannot see is named
+/// `unknown`.
+fn foreign(host: &Host, processes: &ProcessTable) -> Vec<ForeignProcess> {
     let gpus = host.gpus.iter().flatten();
     let pids = gpus.flat_map(|gpu| &gpu.usage.processes).map(|process| process.pid);
     let name = |pid: u32| {
         let process = i32::try_from(pid).ok().and_then(|pid| processes.get(&pid));
         process.map_or_else(|| "unknown".to_owned(), |process| process.name.clone())
     };
-    pids.map(|pid| (pid, name(pid))).filter(|(_, name)| !EXPECTED.contains(&name.as_str())).collect()
+    let all = pids.map(|pid| ForeignProcess { pid, name: name(pid) });
+    all.filter(|process| !EXPECTED.contains(&process.name.as_str())).collect()
 }
 
 #[cfg(test)]
@@ -53,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_cuda_opens_counts() {
+    fn only_files_that_cuda_opens_count() {
         let names =
             ["nvidia0", "nvidia15", "nvidiactl", "nvidia-uvm", "nvidia", "nvidia-modeset", "nvidia-caps"];
         assert_eq!(names.map(is_device), [true, true, true, true, false, false, false]);

@@ -1,6 +1,6 @@
-//! Looking at the host. Nothing is changed or made, except a daemon of MPS if a measurement of
-//! partitions is asked for. This process loads NVML; a worker's process tries the other libraries,
-//! since a vendor's library may run code when it is loaded.
+//! Collects facts about the host. Nothing is changed. Only a measurement of partitions starts
+//! processes, among them an MPS daemon. This process loads NVML; a worker process loads the other
+//! libraries, as a vendor's library may run code when it is loaded.
 
 mod command;
 mod driver;
@@ -12,13 +12,13 @@ mod system;
 
 pub(super) use partitions::partitions;
 
-use super::facts::Facts;
+use super::facts::HostFacts;
 use shadowslice_config::Config;
 
-pub(super) fn facts(config: Option<&Config>) -> Facts {
+pub(super) fn facts(config: Option<&Config>) -> HostFacts {
     let processes = processes::all();
     let system = system::facts(config);
-    Facts {
+    HostFacts {
         driver: driver::facts(&processes),
         mps: mps::facts(&processes),
         engine: engine::facts(config, &system.worker),

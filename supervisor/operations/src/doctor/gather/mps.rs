@@ -1,4 +1,4 @@
-//! CUDA MPS: its programs and the processes that run them.
+//! The facts about CUDA MPS: its programs, and the processes that run them.
 
 use std::ffi::OsStr;
 use std::os::fd::AsRawFd;
@@ -8,21 +8,21 @@ use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
 
 use super::command;
-use super::processes::{Processes, is_our_own, variable};
-use crate::doctor::facts::{Control, Mps, MpsKind, MpsProcess, PipeDirectory};
+use super::processes::{ProcessTable, is_our_own, variable};
+use crate::doctor::facts::{MpsControlProgram, MpsFacts, MpsKind, MpsProcess, PipeDirectory};
 use shadowslice_control::backend::control_program;
 
 const CONTROL: &str = "nvidia-cuda-mps-control";
 const SERVER: &str = "nvidia-cuda-mps-server";
 const PIPE_VARIABLE: &str = "CUDA_MPS_PIPE_DIRECTORY";
 
-/// Where CUDA and the control program look for each other by default, in one version or another.
+/// The pipe directories that the versions of CUDA and of the control program use by default.
 const DEFAULT_PIPES: [&str; 2] = ["/tmp/nvidia-mps", "/run/nvidia-mps"];
 
-pub(super) fn facts(processes: &Processes) -> Mps {
+pub(super) fn facts(processes: &ProcessTable) -> MpsFacts {
     let path = in_path(&control_program(), &std::env::var_os("PATH").unwrap_or_default());
     let server = path.as_ref().is_some_and(|path| path.with_file_name(SERVER).is_file());
-    Mps { control: path.map(control), server, foreign: foreign(processes), pipes: pipes() }
+    MpsFacts { control: path.map(control), server, foreign: foreign(processes), pipes: pipes() }
 }
 
 fn in_path(program: &Path, path: &OsStr) -> Option<PathBuf> {
@@ -32,21 +32,21 @@ fn in_path(program: &Path, path: &OsStr) -> Option<PathBuf> {
     std::env::split_paths(path).map(|dir| dir.join(program)).find(|path| path.is_file())
 }
 
-fn control(path: PathBuf) -> Control {
-    let said = command::output(&path, &["-v"]);
-    let version = said.and_then(|said| version(&said).ok_or(said));
-    Control { version, path }
+fn control(path: PathBuf) -> MpsControlProgram {
+    let output = command::output(&path, &["-v"]);
+    let version = output.and_then(|output| version(&output).ok_or(output));
+    MpsControlProgram { version, path }
 }
 
-/// The number in a line such as `... Binary version: 13000`.
-fn version(said: &str) -> Option<u32> {
-    // The years of a copyright follow.
-    let after = said.rsplit_once("ersion:").map_or(said, |(_, after)| after);
+/// Returns the number in a line such as `... Binary version: 13000`.
+fn version(output: &str) -> Option<u32> {
+    // The years of a copyright also look like versions, so the search starts at the word.
+    let after = output.rsplit_once("ersion:").map_or(output, |(_, after)| after);
     let mut numbers = after.split(|letter: char| !letter.is_ascii_digit());
     numbers.find_map(|number| number.parse().ok().filter(|number| *number >= 1000))
 }
 
-fn foreign(processes: &Processes) -> Vec<MpsProcess> {
+fn foreign(processes: &ProcessTable) -> Vec<MpsProcess> {
     let kind = |name: &str| match name {
         CONTROL => Some(MpsKind::Control),
         SERVER => Some(MpsKind::Server),
@@ -64,17 +64,17 @@ fn pipes() -> Vec<PipeDirectory> {
     let named = std::env::var_os(PIPE_VARIABLE).map(PathBuf::from);
     let places = named.into_iter().chain(DEFAULT_PIPES.map(PathBuf::from));
     let there = places.filter(|path| path.join("control").symlink_metadata().is_ok());
-    there.map(|path| PipeDirectory { alive: is_heard(&path.join("control")), path }).collect()
+    there.map(|path| PipeDirectory { alive: has_listener(&path.join("control")), path }).collect()
 }
 
-/// Whether a process listens; nothing is sent.
-fn is_heard(path: &Path) -> bool {
+/// Checks if a process listens on the socket, without sending anything.
+fn has_listener(path: &Path) -> bool {
     let tried = UnixAddr::new(path).and_then(|address| {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let socket = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)?;
         connect(socket.as_raw_fd(), &address)
     });
-    // Other failures (another kind of socket, no permission, a full backlog) show that a process
+    // Other failures (another kind of socket, no permission, a full backlog) mean that a process
     // listens.
     !matches!(tried, Err(Errno::ECONNREFUSED | Errno::ENOENT | Errno::ENOTSOCK))
 }
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_is_looked_for_in_the_path() {
+    fn a_program_is_searched_in_the_path() {
         let folder = tempfile::tempdir().unwrap();
         let path = std::ffi::OsString::from(format!("/nowhere:{}", folder.path().display()));
         let program = Path::new("program");
@@ -106,18 +106,18 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_without_a_listener_is_told_from_a_socket_with_one() {
+    fn a_socket_with_a_listener_differs_from_one_without() {
         let folder = tempfile::tempdir().unwrap();
         let listened = folder.path().join("listened");
         let listener = std::os::unix::net::UnixListener::bind(&listened).unwrap();
-        assert!(is_heard(&listened), "though it is of another kind");
+        assert!(has_listener(&listened), "a listener on another kind of socket counts");
         let control = folder.path().join("control");
         let socket = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None).unwrap();
         nix::sys::socket::bind(socket.as_raw_fd(), &UnixAddr::new(&control).unwrap()).unwrap();
-        assert!(!is_heard(&control), "bound, and not listened on");
+        assert!(!has_listener(&control), "the socket is bound, but nobody listens");
         nix::sys::socket::listen(&socket, nix::sys::socket::Backlog::new(1).unwrap()).unwrap();
-        assert!(is_heard(&control));
+        assert!(has_listener(&control));
         drop((socket, listener));
-        assert!(!is_heard(&control) && !is_heard(&folder.path().join("none")));
+        assert!(!has_listener(&control) && !has_listener(&folder.path().join("none")));
     }
 }

@@ -1,4 +1,4 @@
-//! Processes, as `/proc` shows them to this user.
+//! The processes that this user can see in `/proc`.
 
 use std::collections::BTreeMap;
 
@@ -7,36 +7,36 @@ const SUPERVISOR: &str = "shadowslice";
 const MAX_ANCESTORS: usize = 16;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Process {
-    /// The file name of its program, as it was called.
+pub(super) struct ProcessEntry {
+    /// The file name of the program, from its arguments.
     pub(super) name: String,
     pub(super) uid: u32,
     parent: i32,
 }
 
-/// By process id.
-pub(super) type Processes = BTreeMap<i32, Process>;
+/// The processes by their ids.
+pub(super) type ProcessTable = BTreeMap<i32, ProcessEntry>;
 
-pub(super) fn all() -> Processes {
+pub(super) fn all() -> ProcessTable {
     let all = procfs::process::all_processes().into_iter().flatten().flatten();
-    all.filter_map(|process| Some((process.pid, seen(&process)?))).collect()
+    all.filter_map(|process| Some((process.pid, entry(&process)?))).collect()
 }
 
-fn seen(process: &procfs::process::Process) -> Option<Process> {
+fn entry(process: &procfs::process::Process) -> Option<ProcessEntry> {
     let stat = process.stat().ok()?;
     let arguments = process.cmdline().unwrap_or_default();
     let name = name(arguments.first().map_or("", String::as_str), &stat.comm).to_owned();
-    Some(Process { name, uid: process.uid().ok()?, parent: stat.ppid })
+    Some(ProcessEntry { name, uid: process.uid().ok()?, parent: stat.ppid })
 }
 
-/// The name in `/proc/PID/stat` is cut short; the program's name is in the arguments, which
-/// processes of the kernel do not have.
+/// Returns the file name of the program. `short`, the name in `/proc/PID/stat`, is cut, and serves
+/// only for kernel threads, which have no arguments.
 fn name<'n>(program: &'n str, short: &'n str) -> &'n str {
     program.rsplit('/').next().filter(|name| !name.is_empty()).unwrap_or(short)
 }
 
-/// Whether a running supervisor started it.
-pub(super) fn is_our_own(pid: i32, processes: &Processes) -> bool {
+/// Checks if a running supervisor started the process, directly or through others.
+pub(super) fn is_our_own(pid: i32, processes: &ProcessTable) -> bool {
     let parent = |pid: &i32| processes.get(pid).map(|process| process.parent);
     let line = std::iter::successors(Some(pid), parent).skip(1).take(MAX_ANCESTORS);
     line.filter_map(|pid| processes.get(&pid)).any(|process| process.name == SUPERVISOR)
@@ -70,9 +70,9 @@ mod tests {
     }
 
     #[test]
-    fn what_a_supervisor_started_through_others_is_its_own() {
-        let process = |name: &str, parent| Process { name: name.to_owned(), uid: 0, parent };
-        let all = Processes::from([
+    fn descendants_of_a_supervisor_are_its_own() {
+        let process = |name: &str, parent| ProcessEntry { name: name.to_owned(), uid: 0, parent };
+        let all = ProcessTable::from([
             (1, process("init", 0)),
             (2, process("shadowslice", 1)),
             (3, process("nvidia-cuda-mps-control", 2)),

@@ -1,4 +1,4 @@
-//! The host beside its GPUs.
+//! The facts about the host other than its GPUs.
 
 use std::ffi::OsString;
 use std::os::unix::net::UnixStream;
@@ -10,20 +10,20 @@ use nix::sys::statvfs::statvfs;
 use nix::unistd::{AccessFlags, eaccess, geteuid};
 
 use crate::admin::SOCKET;
-use crate::doctor::facts::{RunDir, System, Trouble};
+use crate::doctor::facts::{Problem, RunDir, SystemFacts};
 use shadowslice_config as config;
 use shadowslice_config::Config;
 use shadowslice_control::host;
 use shadowslice_control::host::unsafe_because;
 use shadowslice_control::process::may_raise_priority;
 
-/// The variables that CUDA and MPS read, besides all that begin with CUDA_MPS_.
+/// The variables that CUDA and MPS read, besides those with the prefix CUDA_MPS_.
 const VARIABLES: [&str; 2] = ["CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_MAX_CONNECTIONS"];
 
 const SHARED_MEMORY: &str = "/dev/shm";
 
-pub(super) fn facts(config: Option<&Config>) -> System {
-    System {
+pub(super) fn facts(config: Option<&Config>) -> SystemFacts {
+    SystemFacts {
         variables: variables(std::env::vars_os()),
         uid: geteuid().as_raw(),
         may_raise_priority: may_raise_priority(),
@@ -32,7 +32,7 @@ pub(super) fn facts(config: Option<&Config>) -> System {
         locked_memory: limit(Resource::RLIMIT_MEMLOCK, |(soft, _)| soft),
         shared_memory: shared_memory(),
         run_dir: run_dir(config),
-        worker: host::worker_program().map_err(|error| Trouble::of(&error)),
+        worker: host::worker_program().map_err(|error| Problem::of(&error)),
     }
 }
 
@@ -45,7 +45,7 @@ fn variables(all: impl Iterator<Item = (OsString, OsString)>) -> Vec<(String, St
     found
 }
 
-/// A limit; `None` if there is no limit, or if it cannot be read.
+/// Returns a limit, or `None` if the resource is unlimited or the limit cannot be read.
 fn limit(resource: Resource, which: impl Fn((u64, u64)) -> u64) -> Option<u64> {
     getrlimit(resource).ok().map(which).filter(|limit| *limit != RLIM_INFINITY)
 }
@@ -58,28 +58,28 @@ fn shared_memory() -> Option<u64> {
 
 fn run_dir(config: Option<&Config>) -> RunDir {
     let path = config.map(|config| config.run_dir.clone()).or_else(config::default_run_dir);
-    path.map_or(RunDir::Unknown, look)
+    path.map_or(RunDir::Unknown, inspect)
 }
 
-/// Whether a folder can be made here, or used if it is there.
-fn look(path: PathBuf) -> RunDir {
+/// Checks if a run directory can be created, or used if it exists.
+fn inspect(path: PathBuf) -> RunDir {
     if UnixStream::connect(path.join(SOCKET)).is_ok() {
         return RunDir::Taken(path);
     }
     let Some(there) = path.ancestors().find(|path| path.symlink_metadata().is_ok()).map(Path::to_owned)
     else {
-        return RunDir::Unusable(path, "its path leads nowhere".to_owned());
+        return RunDir::Unusable(path, "no folder on its path exists".to_owned());
     };
     if let Ok(Some(why)) = unsafe_because(&path) {
         return RunDir::Unusable(path, why.to_owned());
     }
     if !there.is_dir() {
-        return RunDir::Unusable(path, format!("{} is no folder", there.display()));
+        return RunDir::Unusable(path, format!("{} is not a folder", there.display()));
     }
     match eaccess(&there, AccessFlags::W_OK | AccessFlags::X_OK) {
         Ok(()) => RunDir::Usable(path),
         Err(error) => {
-            let why = format!("{} may not be written to: {}", there.display(), error.desc());
+            let why = format!("cannot write to {}: {}", there.display(), error.desc());
             RunDir::Unusable(path, why)
         }
     }
@@ -92,19 +92,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_run_directory_may_be_there_be_made_be_taken_or_be_impossible() {
+    fn a_run_directory_is_usable_taken_or_unusable() {
         let folder = tempfile::tempdir().unwrap();
         let [there, new, file] = ["there", "new/below", "file"].map(|name| folder.path().join(name));
         std::fs::create_dir(&there).unwrap();
         std::fs::write(&file, "").unwrap();
-        assert_eq!(look(there.clone()), RunDir::Usable(there.clone()));
-        assert_eq!(look(new.clone()), RunDir::Usable(new));
+        assert_eq!(inspect(there.clone()), RunDir::Usable(there.clone()));
+        assert_eq!(inspect(new.clone()), RunDir::Usable(new));
         let below = file.join("below");
-        assert_eq!(look(below.clone()), RunDir::Unusable(below, format!("{} is no folder", file.display())));
+        assert_eq!(
+            inspect(below.clone()),
+            RunDir::Unusable(below, format!("{} is not a folder", file.display()))
+        );
         let supervisor = UnixListener::bind(there.join(SOCKET)).unwrap();
-        assert_eq!(look(there.clone()), RunDir::Taken(there.clone()));
+        assert_eq!(inspect(there.clone()), RunDir::Taken(there.clone()));
         drop(supervisor);
-        assert_eq!(look(there.clone()), RunDir::Usable(there), "its socket outlived it");
+        assert_eq!(
+            inspect(there.clone()),
+            RunDir::Usable(there),
+            "the socket of a dead supervisor does not count"
+        );
     }
 
     #[test]

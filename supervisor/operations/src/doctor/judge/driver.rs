@@ -1,22 +1,23 @@
-//! NVIDIA's driver and its GPUs.
+//! The checks of NVIDIA's driver and its GPUs.
 
 use crate::doctor::check::Check;
-use crate::doctor::facts::{Driver, EngineFacts, MIB};
-use crate::doctor::need::Need;
+use crate::doctor::facts::{DriverFacts, EngineFacts, ForeignProcess, MIB};
+use crate::doctor::requirements::Requirements;
 use shadowslice_config::CudaDevice;
 use shadowslice_control::nvml::{ComputeMode, Gpu, Host};
 
-/// The least compute capability of which MPS limits the SMs: Volta's.
-const LEAST_CAPABILITY: (i32, i32) = (7, 0);
+/// The lowest compute capability for which MPS limits the SMs: Volta's.
+const MIN_CAPABILITY: (i32, i32) = (7, 0);
 
+/// The number of other processes on a GPU that are named.
 const MAX_NAMED: usize = 5;
 
-pub(super) fn checks(driver: &Driver, engine: &EngineFacts, need: &Need) -> Vec<Check> {
+pub(super) fn checks(driver: &DriverFacts, engine: &EngineFacts, need: &Requirements) -> Vec<Check> {
     let host = match &driver.nvml {
         Ok(host) => host,
-        // Without a driver, the parts that come with it are missing, too.
-        Err(trouble) if driver.files.is_empty() => return vec![Check::met("driver", trouble)],
-        Err(trouble) => return vec![Check::met("driver", trouble), files(driver)],
+        // Without a driver, its device files are missing as well, so there is nothing more to report.
+        Err(problem) if driver.files.is_empty() => return vec![Check::of_problem("driver", problem)],
+        Err(problem) => return vec![Check::of_problem("driver", problem), files(driver)],
     };
     let mut checks = vec![
         Check::ok("driver", format!("NVIDIA {}", host.driver)),
@@ -34,51 +35,51 @@ fn libcuda(engine: &EngineFacts) -> Option<Check> {
         Err(why) => Check::fault(
             "libcuda",
             why,
-            "install the driver's CUDA part; in a container, set NVIDIA_DRIVER_CAPABILITIES=compute,utility",
+            "install the CUDA part of the driver; in a container, set NVIDIA_DRIVER_CAPABILITIES=compute,utility",
         ),
     })
 }
 
-fn files(driver: &Driver) -> Check {
+fn files(driver: &DriverFacts) -> Check {
     let name = "device files";
     let closed: Vec<_> = driver.files.iter().filter(|file| !file.open).map(|file| &*file.name).collect();
     let is_there = |name: &str| driver.files.iter().any(|file| file.name == name);
     if !closed.is_empty() {
         return Check::fault(
             name,
-            format!("this user may not read and write {} in /dev", closed.join(", ")),
-            "give the user a group that may, or run as a user that may; in a container, pass the devices in",
+            format!("this user cannot read and write {} in /dev", closed.join(", ")),
+            "add the user to a group with access, or run as another user; in a container, pass the devices in",
         );
     }
     if !is_there("nvidiactl") {
         return Check::fault(
             name,
-            "/dev/nvidiactl is not there",
+            "/dev/nvidiactl is missing",
             "run `nvidia-modprobe`; in a container, pass the devices in",
         );
     }
     if !is_there("nvidia-uvm") {
         return Check::warning(
             name,
-            "/dev/nvidia-uvm is not there, and CUDA needs it",
-            "run `nvidia-modprobe -u` at the start of the host; in a container, pass the device in",
+            "/dev/nvidia-uvm, which CUDA needs, is missing",
+            "run `nvidia-modprobe -u` when the host boots; in a container, pass the device in",
         );
     }
     let names: Vec<_> = driver.files.iter().map(|file| &*file.name).collect();
-    Check::ok(name, format!("{} can be read and written", names.join(", ")))
+    Check::ok(name, format!("{} are accessible", names.join(", ")))
 }
 
-fn gpus(host: &Host, driver: &Driver, need: &Need) -> Vec<Check> {
+fn gpus(host: &Host, driver: &DriverFacts, need: &Requirements) -> Vec<Check> {
     let known = host.gpus.iter().flatten();
     let lost = host.gpus.iter().enumerate().filter_map(|(index, gpu)| Some((index, gpu.as_ref().err()?)));
     let lost = lost.map(|(index, why)| {
-        let advice = "look into `dmesg` for `Xid`; reset the GPU or restart the host";
+        let advice = "look for `Xid` in `dmesg`; reset the GPU or reboot the host";
         Check::fault(format!("gpu {index}"), why, advice)
     });
     let Some(wanted) = need.gpus.as_ref().filter(|wanted| !wanted.is_empty()) else {
         if host.gpus.is_empty() {
-            let advice = "look at `lspci` and `dmesg`; in a container, pass the GPUs in (`--gpus all`)";
-            return vec![Check::fault("gpu", "the driver has no GPU", advice)];
+            let advice = "check `lspci` and `dmesg`; in a container, pass the GPUs in (`--gpus all`)";
+            return vec![Check::fault("gpu", "the driver finds no GPU", advice)];
         }
         return lost.chain(known.flat_map(|gpu| of_gpu(gpu, driver, need))).collect();
     };
@@ -93,20 +94,16 @@ fn gpus(host: &Host, driver: &Driver, need: &Need) -> Vec<Check> {
 fn absent(device: &CudaDevice, host: &Host) -> Check {
     let (name, lost) = match device {
         CudaDevice::Index(index) => {
-            let told = usize::try_from(*index).ok().and_then(|index| host.gpus.get(index));
-            (format!("gpu {index}"), told.and_then(|gpu| gpu.as_ref().err()))
+            let gpu = usize::try_from(*index).ok().and_then(|index| host.gpus.get(index));
+            (format!("gpu {index}"), gpu.and_then(|gpu| gpu.as_ref().err()))
         }
         CudaDevice::Uuid(uuid) => (format!("gpu {uuid}"), None),
     };
-    let finding = lost.cloned().unwrap_or_else(|| "there is no such GPU".to_owned());
-    Check::fault(
-        name,
-        finding,
-        "name one that `nvidia-smi -L` lists, or look into `dmesg` for why it is gone",
-    )
+    let finding = lost.cloned().unwrap_or_else(|| "GPU not found".to_owned());
+    Check::fault(name, finding, "use a GPU that `nvidia-smi -L` lists, or check `dmesg` for the reason")
 }
 
-fn of_gpu(gpu: &Gpu, driver: &Driver, need: &Need) -> Vec<Check> {
+fn of_gpu(gpu: &Gpu, driver: &DriverFacts, need: &Requirements) -> Vec<Check> {
     let index = gpu.identity.index;
     vec![
         presence(index, gpu),
@@ -121,11 +118,11 @@ fn presence(index: u32, gpu: &Gpu) -> Check {
     let (free, total) = (gpu.usage.memory.free / MIB, gpu.usage.memory.total / MIB);
     let (major, minor) = gpu.capability;
     let what = format!("{}, {}, {free} of {total} MiB free", gpu.identity.name, gpu.identity.uuid);
-    if gpu.capability < LEAST_CAPABILITY {
+    if gpu.capability < MIN_CAPABILITY {
         return Check::fault(
             name,
             format!(
-                "{what}; its compute capability is {major}.{minor}, and MPS limits no SMs before 7.0 (Volta)"
+                "{what}; the compute capability is {major}.{minor}, and MPS limits SMs only from 7.0 (Volta) on"
             ),
             "use a newer GPU",
         );
@@ -133,56 +130,58 @@ fn presence(index: u32, gpu: &Gpu) -> Check {
     Check::ok(name, what)
 }
 
-fn others(index: u32, gpu: &Gpu, driver: &Driver) -> Check {
+fn others(index: u32, gpu: &Gpu, driver: &DriverFacts) -> Check {
     let name = format!("gpu {index} processes");
-    let stranger = |pid: u32| driver.strangers.iter().find(|(stranger, _)| *stranger == pid);
-    let strangers: Vec<_> = gpu
+    let find = |pid: u32| driver.foreign.iter().find(|foreign| foreign.pid == pid);
+    let foreign: Vec<_> = gpu
         .usage
         .processes
         .iter()
         .filter_map(|process| {
-            let (pid, name) = stranger(process.pid)?;
+            let ForeignProcess { pid, name } = find(process.pid)?;
             let memory = process.bytes.map(|bytes| format!(", {} MiB", bytes / MIB)).unwrap_or_default();
             Some(format!("{name} (pid {pid}{memory})"))
         })
         .collect();
-    if strangers.is_empty() {
-        return Check::ok(name, "none but ours");
+    if foreign.is_empty() {
+        return Check::ok(name, "no foreign processes");
     }
-    let more = strangers.len().saturating_sub(MAX_NAMED);
+    let more = foreign.len().saturating_sub(MAX_NAMED);
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-    let named = strangers[..strangers.len().min(MAX_NAMED)].join(", ");
+    let named = foreign[..foreign.len().min(MAX_NAMED)].join(", ");
     Check::warning(
         name,
-        format!("others compute there: {named}{more}"),
-        "their work takes SMs and memory that no share knows of; end them, or leave them another GPU",
+        format!("other processes use this GPU: {named}{more}"),
+        "they take SMs and memory outside of all shares; stop them, or move them to another GPU",
     )
 }
 
-/// Under MPS, its server is the only process that has contexts there.
+/// Checks a GPU's compute mode. Under MPS, the MPS server is the only process with contexts on the GPU.
 fn compute_mode(index: u32, mode: ComputeMode, mps: bool) -> Check {
     let name = format!("gpu {index} compute mode");
-    let set = |mode: &str| format!("as root, `nvidia-smi -i {index} -c {mode}`");
+    let set = |mode: &str| format!("as root, run `nvidia-smi -i {index} -c {mode}`");
     match (mode, mps) {
         (ComputeMode::ExclusiveProcess, true) => {
-            Check::ok(name, "EXCLUSIVE_PROCESS, so that nothing bypasses MPS")
+            Check::ok(name, "EXCLUSIVE_PROCESS: no process can bypass MPS")
         }
         (ComputeMode::ExclusiveProcess, false) => {
-            let finding = "EXCLUSIVE_PROCESS: without MPS one worker has the GPU, and no shadow can start";
+            let finding =
+                "EXCLUSIVE_PROCESS: without MPS only one worker can use the GPU, so no shadow can start";
             Check::fault(name, finding, set("DEFAULT"))
         }
         (ComputeMode::Default, true) => {
-            let finding = "DEFAULT: a process that does not find MPS's daemon runs beside it, with all SMs";
-            let advice = format!("{}, if nothing else uses this GPU", set("EXCLUSIVE_PROCESS"));
+            let finding =
+                "DEFAULT: a process that does not find the MPS daemon runs outside of MPS, on all SMs";
+            let advice = format!("{}, unless other programs use this GPU", set("EXCLUSIVE_PROCESS"));
             Check::warning(name, finding, advice)
         }
         (ComputeMode::Default, false) => Check::ok(name, "DEFAULT"),
         (ComputeMode::Prohibited, _) => {
             let fit = if mps { "EXCLUSIVE_PROCESS" } else { "DEFAULT" };
-            Check::fault(name, "PROHIBITED: nothing can compute there", set(fit))
+            Check::fault(name, "PROHIBITED: no process can use this GPU", set(fit))
         }
         (ComputeMode::Unknown, _) => {
-            Check::warning(name, "not known", format!("look at `nvidia-smi -i {index} -q -d COMPUTE`"))
+            Check::warning(name, "unknown", format!("check `nvidia-smi -i {index} -q -d COMPUTE`"))
         }
     }
 }
@@ -192,8 +191,8 @@ fn mig(index: u32, gpu: &Gpu) -> Check {
     if gpu.mig {
         return Check::fault(
             name,
-            "on: the GPU is split into instances, which this program does not know",
-            format!("as root, `nvidia-smi -i {index} -mig 0`"),
+            "on: the GPU is split into MIG instances, which shadowslice does not support",
+            format!("as root, run `nvidia-smi -i {index} -mig 0`"),
         );
     }
     Check::ok(name, "off")

@@ -1,36 +1,36 @@
-//! ONNX Runtime and its providers.
+//! The checks of ONNX Runtime and its providers.
 
 use crate::doctor::check::Check;
-use crate::doctor::facts::{Driver, EngineFacts};
+use crate::doctor::facts::{DriverFacts, EngineFacts};
 use shadowslice_control::backend::{Libraries, OnnxRuntime};
 
-const GET_GPU_BUILD: &str = "have the libraries of one ONNX Runtime for GPUs in one folder (Python's `onnxruntime-gpu` has them in `onnxruntime/capi`)";
+const GET_GPU_BUILD: &str = "put all libraries of one ONNX Runtime for GPUs into one folder (Python's `onnxruntime-gpu` has them in `onnxruntime/capi`)";
 
 const FIND_LIBRARY: &str =
-    "install what is named (CUDA's libraries, cuDNN), or add its folder to LD_LIBRARY_PATH of `serve`";
+    "install the named library (CUDA, cuDNN), or add its folder to LD_LIBRARY_PATH of `serve`";
 
 impl EngineFacts {
     pub(super) fn loaded(&self) -> Option<&Libraries> {
         self.loaded.as_ref()?.as_ref().ok()
     }
 
-    /// `None` if it was not found, or if no worker says what became of it.
+    /// Returns the loaded ONNX Runtime, or `None` if it was not found or no worker reported it.
     fn onnxruntime(&self) -> Option<&Result<OnnxRuntime, String>> {
         self.loaded()?.onnxruntime.as_ref()
     }
 }
 
-/// Whether a worker says what it can load.
+/// Returns a fault if no worker reported which libraries it can load.
 pub(super) fn answer(engine: &EngineFacts) -> Vec<Check> {
-    let trouble = engine.loaded.as_ref().and_then(|loaded| loaded.as_ref().err());
-    trouble.map(|trouble| Check::met("libraries", trouble)).into_iter().collect()
+    let problem = engine.loaded.as_ref().and_then(|loaded| loaded.as_ref().err());
+    problem.map(|problem| Check::of_problem("libraries", problem)).into_iter().collect()
 }
 
 pub(super) fn library(engine: &EngineFacts) -> Vec<Check> {
     let name = "onnxruntime";
     let path = match &engine.library {
         Ok(path) => path.display(),
-        Err(trouble) => return vec![Check::met(name, trouble)],
+        Err(problem) => return vec![Check::of_problem(name, problem)],
     };
     let check = |loaded: &Result<OnnxRuntime, String>| match loaded {
         Ok(OnnxRuntime { minor: Some(minor), .. }) => Check::ok(name, format!("version 1.{minor} at {path}")),
@@ -38,13 +38,13 @@ pub(super) fn library(engine: &EngineFacts) -> Vec<Check> {
         Err(why) => Check::fault(
             name,
             why,
-            "install ONNX Runtime 1.24 or later, or name another as `onnxruntime: {library: PATH}`",
+            "install ONNX Runtime 1.24 or later, or set `onnxruntime: {library: PATH}` to another library",
         ),
     };
     engine.onnxruntime().map(check).into_iter().collect()
 }
 
-pub(super) fn cuda(engine: &EngineFacts, driver: &Driver) -> Vec<Check> {
+pub(super) fn cuda(engine: &EngineFacts, driver: &DriverFacts) -> Vec<Check> {
     match (engine.loaded(), engine.onnxruntime()) {
         (Some(libraries), Some(Ok(loaded))) => {
             vec![provider(&loaded.cuda, driver), cudnn(&libraries.cudnn, &loaded.cuda)]
@@ -53,7 +53,7 @@ pub(super) fn cuda(engine: &EngineFacts, driver: &Driver) -> Vec<Check> {
     }
 }
 
-fn provider(loaded: &Result<Option<u32>, String>, driver: &Driver) -> Check {
+fn provider(loaded: &Result<Option<u32>, String>, driver: &DriverFacts) -> Check {
     let name = "cuda provider";
     let offered = driver.nvml.as_ref().ok().map(|host| host.cuda);
     match (loaded, offered) {
@@ -61,7 +61,7 @@ fn provider(loaded: &Result<Option<u32>, String>, driver: &Driver) -> Check {
         (Err(why), _) => Check::fault(name, why, FIND_LIBRARY),
         (Ok(Some(built)), Some(offered)) if *built > offered.major => Check::fault(
             name,
-            format!("it was built for CUDA {built}, and the driver supports CUDA up to {offered}"),
+            format!("built for CUDA {built}, but the driver supports CUDA only up to {offered}"),
             format!("update the driver, or install an ONNX Runtime for CUDA {}", offered.major),
         ),
         (Ok(Some(built)), _) => Check::ok(name, format!("can be loaded, built for CUDA {built}")),
@@ -69,15 +69,14 @@ fn provider(loaded: &Result<Option<u32>, String>, driver: &Driver) -> Check {
     }
 }
 
-/// Whether a provider's own file is at fault, or absent, or was never built, rather than a library
-/// that it needs.
+/// Checks if the provider itself is broken, absent or not built, rather than a library that it needs.
 fn is_of_the_build(why: &str) -> bool {
     let is_at_fault = |word: &str| word.contains("libonnxruntime_providers_") && word.ends_with(".so:");
     why.contains("not enabled in this build") || why.split_whitespace().any(is_at_fault)
 }
 
-/// Newer providers look for cuDNN when a model first needs it; older providers cannot be loaded
-/// without it.
+/// Checks cuDNN. Newer providers load cuDNN when a model first needs it; older providers need it to
+/// be loaded.
 fn cudnn(loaded: &Result<(), String>, provider: &Result<Option<u32>, String>) -> Check {
     let name = "cudnn";
     let Err(why) = loaded else { return Check::ok(name, "can be loaded") };
@@ -85,7 +84,7 @@ fn cudnn(loaded: &Result<(), String>, provider: &Result<Option<u32>, String>) ->
     if provider.as_ref().is_err_and(|why| why.contains("libcudnn")) {
         return Check::fault(name, why, advice);
     }
-    let finding = format!("{why}; models with convolutions and some others will be refused");
+    let finding = format!("{why}; models with convolutions and some others cannot be served");
     Check::warning(name, finding, advice)
 }
 
@@ -97,7 +96,7 @@ pub(super) fn tensorrt(engine: &EngineFacts) -> Vec<Check> {
         Err(why) if is_of_the_build(why) => Check::fault(
             name,
             why,
-            "use an ONNX Runtime with TensorRT, or leave `tensorrt` out of the models' `providers`",
+            "use an ONNX Runtime with TensorRT, or remove `tensorrt` from the models' `providers`",
         ),
         Err(why) => Check::fault(name, why, FIND_LIBRARY),
     }]

@@ -1,4 +1,4 @@
-//! The meaning of a host's facts for serving there. Pure.
+//! Turns the facts about a host into checks. Pure.
 
 mod driver;
 mod engine;
@@ -7,12 +7,12 @@ mod partitions;
 mod system;
 
 use super::check::Check;
-use super::facts::Facts;
-use super::need::Need;
+use super::facts::HostFacts;
+use super::requirements::Requirements;
 
-/// Every check; a check comes before the checks that rest on it.
-pub(super) fn judge(facts: &Facts, need: &Need) -> Vec<Check> {
-    let Facts { driver, mps, system, engine, partitions } = facts;
+/// Returns all checks. A check comes before the checks that depend on it.
+pub(super) fn judge(facts: &HostFacts, need: &Requirements) -> Vec<Check> {
+    let HostFacts { driver, mps, system, engine, partitions } = facts;
     [
         if_needed(need.gpu(), driver::checks(driver, engine, need)),
         if_needed(need.mps, mps::checks(mps, driver, system)),

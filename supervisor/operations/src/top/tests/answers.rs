@@ -1,9 +1,9 @@
-//! Answers of a supervisor, made up.
+//! Made-up replies of a supervisor.
 
 use serde_json::{Value, json};
 
-use super::super::facts::Seen;
-use crate::status::{ModelStatus, Status};
+use super::super::snapshot::PollResult;
+use crate::status::{HostStatus, ModelStatus};
 use shadowslice_control::controller::PlanReport;
 
 pub(super) fn model(name: &str, more: Value) -> Value {
@@ -37,7 +37,7 @@ pub(super) fn merge(into: &mut Value, more: Value) {
     }
 }
 
-/// After so many requests, in an interval or since the start.
+/// Returns what a model's status has after `requests` requests.
 pub(super) fn busy(requests: u64) -> Value {
     json!({
         "queue": 7, "in_flight": 4, "groups": "0-8", "share_percent": 60, "sms": 72, "share_age_s": 12.0,
@@ -75,7 +75,7 @@ fn plan_of(name: &str) -> Value {
         "seen": {"arrival_rate": 99.0, "p99_ms": 9.3, "attainment": 0.8, "busy": 0.97, "queued": 2}})
 }
 
-pub(super) fn seen(models: Vec<Value>, gpus: Vec<Value>) -> Seen {
+pub(super) fn seen(models: Vec<Value>, gpus: Vec<Value>) -> PollResult {
     let models = models.into_iter().map(|model| serde_json::from_value::<ModelStatus>(model).unwrap());
     let models: Vec<ModelStatus> = models.collect();
     let gpus = gpus.into_iter().map(|gpu| serde_json::from_value(gpu).unwrap()).collect();
@@ -83,10 +83,10 @@ pub(super) fn seen(models: Vec<Value>, gpus: Vec<Value>) -> Seen {
     let plans = plans.map(|model| serde_json::from_value(plan_of(&model.name)).unwrap()).collect();
     let (policy, act) = ("adaptive".to_owned(), true);
     let plan = PlanReport { policy, act, interval_ms: 100.0, decisions: 94, models: plans };
-    Seen { status: Status { ready: true, models, gpus, ..empty() }, plan }
+    PollResult { status: HostStatus { ready: true, models, gpus, ..empty() }, plan }
 }
 
-fn empty() -> Status {
+fn empty() -> HostStatus {
     let own = json!({"version": "0.1.0", "pid": 77, "age_s": 10_000.0, "config": "/etc/a.yaml"});
     serde_json::from_value(json!({"supervisor": own, "models": [], "gpus": []})).unwrap()
 }

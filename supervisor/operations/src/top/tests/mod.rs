@@ -1,4 +1,4 @@
-//! What a terminal shows, at its usual sizes and at any.
+//! Tests of the screen at the usual and at other sizes of a terminal.
 
 mod answers;
 
@@ -10,23 +10,23 @@ use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use ratatui::text::Text;
 use serde_json::{Value, json};
 
-use super::app::{App, Next};
+use super::app::{App, KeyAction};
 use super::view;
 use answers::{boot, busy, gpu, merge, model, seen};
 
 const USUAL: (u16, u16) = (80, 24);
 const LARGE: (u16, u16) = (120, 40);
 
-/// After two answers, a second apart.
+/// Creates the state after two replies, a second apart.
 fn app(models: impl Fn(u64) -> Vec<Value>, gpus: &[Value]) -> App {
     let mut app = App::new(Duration::from_secs(1));
     for second in [1, 2] {
-        app.hear(Ok(seen(models(second), gpus.to_vec())), Duration::from_secs(second));
+        app.update(Ok(seen(models(second), gpus.to_vec())), Duration::from_secs(second));
     }
     app
 }
 
-/// What a terminal of this size shows.
+/// Returns the screen of a terminal of this size.
 fn shown(app: &App, (width, height): (u16, u16)) -> String {
     let lines = view::screen(app, width, height);
     assert!(lines.len() <= usize::from(height), "{} lines at {width}x{height}", lines.len());
@@ -48,7 +48,7 @@ fn has(screen: &str, all: &[&str]) {
     }
 }
 
-fn press(app: &mut App, code: KeyCode) -> Next {
+fn press(app: &mut App, code: KeyCode) -> KeyAction {
     app.press(KeyEvent::new(code, KeyModifiers::NONE))
 }
 
@@ -73,21 +73,21 @@ fn an_idle_and_a_busy_model_at_the_usual_size() {
             "digits (a) on GPU 0: ready for 12 s; SLO 20 ms for 99%; idle",
             "last change: none since the start",
             "worker 4711 (incumbent): serving, 100% (132 SMs), memory 1.2 GiB, weights 98 MiB, scratch 40 MiB",
-            "q ends",
+            "q quits",
         ],
     );
-    assert_eq!(press(&mut app, KeyCode::Char('j')), Next::Draw);
+    assert_eq!(press(&mut app, KeyCode::Char('j')), KeyAction::Redraw);
     has(
         &shown(&app, USUAL),
         &[
             "speech (b) on GPU 0: ready for 12 s; SLO 20 ms for 99%, slack -25%",
             "last change: 100% -> 60% (72 SMs), completed; by the policy: 72 SMs instead",
-            "plan: 60% wanted (keep): it makes room for digits",
-            "requests: 7 wait, 4 run, 200 done, 0 failed, 20 refused (late 20); waited 3 ms in the mean",
+            "plan: the policy wants 60% (keep): it makes room for digits",
+            "requests: 7 queued, 4 in flight, 200 done, 0 failed, 20 refused (late 20); mean wait 3 ms",
         ],
     );
     has(&shown(&app, LARGE), &["WAIT MS FAIL/S SLO MS LAST CHANGE", "3.0 0 20 100>60% policy, 12 s ago"]);
-    has(&shown(&app, LARGE), &["every 1 s; supervisor 0.1.0, pid 77, for 3 h, with /etc/a.yaml"]);
+    has(&shown(&app, LARGE), &["every 1 s; supervisor 0.1.0, pid 77, up 3 h, with /etc/a.yaml"]);
 }
 
 #[test]
@@ -101,34 +101,34 @@ fn a_change_that_failed_is_not_taken_for_the_one_in_force() {
     };
     let screen = shown(&app(models, &[gpu(0, true)]), LARGE);
     has(&screen, &["100>60% hand, aborted"]);
-    has(&screen, &["aborted; by hand; the new worker did not start; the share is in force for 12 s"]);
+    has(&screen, &["aborted; by hand; the new worker did not start; share in force for 12 s"]);
 }
 
 #[test]
-fn after_one_answer_rates_are_known() {
+fn one_reply_has_rates() {
     let mut app = App::new(Duration::from_secs(1));
-    has(&shown(&app, USUAL), &["asking the supervisor"]);
-    app.hear(Ok(seen(two(1), vec![gpu(0, false)])), Duration::from_secs(1));
+    has(&shown(&app, USUAL), &["connecting to the supervisor"]);
+    app.update(Ok(seen(two(1), vec![gpu(0, false)])), Duration::from_secs(1));
     let screen = shown(&app, USUAL);
     has(&screen, &["digits a ready 100% 132 inside idle", "speech b ready 60% 72 inside 110 4.3", "98.3%"]);
 }
 
 #[test]
-fn a_model_that_is_not_ready_says_why_and_shares_by_percentage_are_a_bar() {
+fn an_unready_model_has_its_reason_and_shares_by_percentage_are_a_bar() {
     let slo = json!({"attainment": null, "slack": null});
     let unready =
         json!({"state": "unready", "why": "8 workers in a row did not start", "next_try_s": 4.2, "slo": slo});
     let by_percentage = json!({"groups": null, "mechanism": "shadow", "share_percent": 50});
     let models = |_| vec![model("broken", unready.clone()), model("speech", by_percentage.clone())];
-    let mut facts = app(models, &[gpu(0, false)]);
-    let screen = shown(&facts, USUAL);
+    let mut snapshot = app(models, &[gpu(0, false)]);
+    let screen = shown(&snapshot, USUAL);
     has(&screen, &["broken a unready 100% 132 inside - - - - 0 -"]);
-    has(&screen, &["broken is unready since 12 s (tried again in 4 s): 8 workers in a row did not start"]);
+    has(&screen, &["broken is unready for 12 s (next try in 4 s): 8 workers in a row did not start"]);
     has(&screen, &["shares bbbbbbbbbbbbbbbbbbbbbbbbb......................... 50%"]);
     let silent = json!({"workers": [{"role": "incumbent", "pid": 1, "share_percent": 50, "sms": 66,
         "phase": "serving", "restarts": 0, "boot_ms": boot(), "memory_mib": null, "memory": null}]});
-    facts = app(|_| vec![model("speech", silent.clone())], &[gpu(0, false)]);
-    has(&shown(&facts, USUAL), &["memory not known"]);
+    snapshot = app(|_| vec![model("speech", silent.clone())], &[gpu(0, false)]);
+    has(&shown(&snapshot, USUAL), &["memory unknown"]);
 }
 
 #[test]
@@ -159,31 +159,31 @@ fn twenty_models_with_long_names_on_several_gpus() {
 }
 
 #[test]
-fn a_supervisor_that_is_gone_is_told_of_and_the_last_facts_stay() {
+fn an_unreachable_supervisor_is_reported_and_the_last_reply_stays() {
     let mut app = app(two, &[gpu(0, true)]);
-    let refused = || Err("no supervisor can be reached at /run/control.sock".to_owned());
-    app.hear(refused(), Duration::from_secs(3));
-    app.hear(refused(), Duration::from_secs(8));
-    let gone = "no supervisor for 5 s; asked every 1 s: no supervisor can be reached";
+    let refused = || Err("cannot reach a supervisor at /run/control.sock".to_owned());
+    app.update(refused(), Duration::from_secs(3));
+    app.update(refused(), Duration::from_secs(8));
+    let gone = "no supervisor for 5 s; retrying every 1 s: cannot reach a supervisor";
     has(&shown(&app, USUAL), &[gone, "speech b ready 60%"]);
-    app.hear(Ok(seen(two(0), vec![gpu(0, true)])), Duration::from_secs(9));
+    app.update(Ok(seen(two(0), vec![gpu(0, true)])), Duration::from_secs(9));
     let screen = shown(&app, USUAL);
-    has(&screen, &["q ends", "speech b ready 60% 72 inside 110"]);
+    has(&screen, &["q quits", "speech b ready 60% 72 inside 110"]);
 }
 
 #[test]
-fn keys_end_it_or_choose_a_model_that_stays_chosen() {
+fn keys_quit_or_select_a_model_that_stays_selected() {
     let mut app = app(two, &[gpu(0, true)]);
-    assert_eq!([KeyCode::Char('q'), KeyCode::Esc].map(|key| press(&mut app, key)), [Next::End; 2]);
-    assert_eq!(app.press(KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL)), Next::End);
-    assert_eq!(press(&mut app, KeyCode::Char('c')), Next::Draw);
+    assert_eq!([KeyCode::Char('q'), KeyCode::Esc].map(|key| press(&mut app, key)), [KeyAction::Quit; 2]);
+    assert_eq!(app.press(KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL)), KeyAction::Quit);
+    assert_eq!(press(&mut app, KeyCode::Char('c')), KeyAction::Redraw);
     press(&mut app, KeyCode::Down);
     press(&mut app, KeyCode::Down);
     assert_eq!(app.selected(), 1);
     let reordered = vec![model("new", json!({})), model("other", json!({})), model("speech", busy(400))];
-    app.hear(Ok(seen(reordered, vec![])), Duration::from_secs(3));
+    app.update(Ok(seen(reordered, vec![])), Duration::from_secs(3));
     assert_eq!(app.selected(), 2);
-    app.hear(Ok(seen(vec![], vec![])), Duration::from_secs(4));
+    app.update(Ok(seen(vec![], vec![])), Duration::from_secs(4));
     assert_eq!(app.selected(), 0);
     has(&shown(&app, USUAL), &["0 models"]);
 }
@@ -194,7 +194,7 @@ fn no_size_is_too_small() {
         |second| (0..30).map(|place| model(&format!("model-{place}"), busy(second * 100 + place))).collect();
     let gpus: Vec<Value> = (0..3).map(|index| gpu(index, index == 1)).collect();
     let mut away = app(two, &gpus);
-    away.hear(Err("it is gone".to_owned()), Duration::from_secs(3));
+    away.update(Err("it is gone".to_owned()), Duration::from_secs(3));
     for app in
         [App::new(Duration::from_secs(1)), app(two, &gpus), app(many, &gpus), app(|_| vec![], &[]), away]
     {

@@ -1,4 +1,4 @@
-//! What a worker can do once it runs a model, tried from inside.
+//! Tests of the sandbox: attacks from inside a worker.
 
 #![allow(clippy::unwrap_used)]
 
@@ -15,18 +15,18 @@ fn a_worker_can_do_nothing_to_others() {
     let _listener = UnixListener::bind(&socket).unwrap();
     let mut other = Command::new("/bin/sleep").arg("60").stdout(Stdio::null()).spawn().unwrap();
     let pid = other.id().cast_signed();
-    // All of it would succeed without walls.
+    // Without the sandbox all of them succeed.
     kill(Pid::from_raw(pid), None).unwrap();
     std::fs::read(format!("/proc/{pid}/environ")).unwrap();
     std::fs::write(folder.path().join("before"), "").unwrap();
 
     let mut worker = Command::new(env!("CARGO_BIN_EXE_shadowslice-worker"));
     worker.args(["--probe", "walls", &pid.to_string()]).arg(&socket).arg(folder.path().join("file"));
-    let said = worker.output().unwrap();
+    let output = worker.output().unwrap();
     other.kill().unwrap();
     other.wait().unwrap();
-    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
-    let found: serde_json::Value = serde_json::from_slice(&said.stdout).unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let found: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let breaches = found["breaches"].as_array().unwrap();
     let old_kernel = |breach: &serde_json::Value| breach.as_str().unwrap().contains("has no Landlock");
     assert!(breaches.iter().all(old_kernel), "{found}");

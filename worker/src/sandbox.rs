@@ -1,12 +1,12 @@
-//! What a worker may not do once it runs a model: a model's file may come from anywhere, and the
-//! code that runs it is large. The walls are raised before the file is read, by the one thread that
-//! there is then, and hold for all later ones.
+//! The sandbox of a worker. A model's file may come from anywhere, and the code that runs it is
+//! large. So the worker's only thread enters the sandbox before it reads the file; later threads
+//! inherit it.
 //!
-//! * No privileges are gained, and of root's only reading of all files is left.
-//! * No other process is signalled, traced or read, none is started, and no network is reached.
-//! * Nothing is written but where the worker's work demands it.
-//! * Others of the same user cannot read this process, and when memory is short it ends before the
-//!   supervisor.
+//! * The worker gains no privileges. A worker of root's keeps only the right to read all files.
+//! * The worker cannot signal, trace or read other processes, start processes, or reach a network.
+//! * The worker writes only where its work demands it.
+//! * Other processes of the same user cannot read the worker. If the host's memory runs short, the
+//!   kernel kills the worker before the supervisor.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -27,25 +27,28 @@ use serde::Serialize;
 use shadowslice_shared::boot::{EngineSpec, ProviderSpec};
 use shadowslice_shared::errors::chain;
 
-/// Added to the supervisor's `oom_score_adj`, in thousandths of the memory.
-const SOONER: i32 = 300;
-const SOONEST: i32 = 1000;
+/// The amount by which a worker's `oom_score_adj` exceeds the supervisor's, in thousandths of the
+/// host's memory.
+const OOM_SCORE_INCREMENT: i32 = 300;
+const MAX_OOM_SCORE: i32 = 1000;
 
 type Cause = Box<dyn std::error::Error + Send + Sync>;
 
-/// Why walls do not stand: mostly for lack of the kernel's support.
+/// A restriction that the kernel did not apply, mostly because the kernel does not support it.
 #[derive(Debug, thiserror::Error)]
-pub enum Breach {
-    #[error("it may write files and signal processes as its user may")]
+pub enum SandboxError {
+    #[error(
+        "cannot restrict the worker with Landlock, so it can write files and signal processes as its user"
+    )]
     Files(#[source] Cause),
-    #[error("it may make any system call")]
+    #[error("cannot filter system calls with seccomp, so the worker can make any system call")]
     Calls(#[source] Cause),
-    #[error("it keeps the capabilities of its user")]
+    #[error("cannot drop capabilities, so the worker keeps those of its user")]
     Capabilities(#[source] io::Error),
 }
 
-/// For a process of root's: it has this user's rights from then on, and no group but that of the
-/// same number.
+/// Changes this process, which runs as root, to this user, and to the group of the same number as
+/// its only group.
 pub fn become_user(user: u32) -> io::Result<()> {
     let (uid, gid) = (Uid::from_raw(user), Gid::from_raw(user));
     setgroups(&[])?;
@@ -53,29 +56,30 @@ pub fn become_user(user: u32) -> io::Result<()> {
     Ok(setresuid(uid, uid, uid)?)
 }
 
-/// For a process that has just begun: as much as needs no knowledge of the model.
-pub fn begin() -> Result<(), io::Error> {
-    // It may be an interpreter, or started by the number of an open file. Another name does no harm.
+/// Applies the restrictions that do not depend on the model. Call this first in a new process.
+pub fn harden_process() -> Result<(), io::Error> {
+    // The process may be an interpreter, or `exec` may have used a descriptor's number as its name.
+    // A wrong name does no harm.
     set_name(c"shadowslice-worker").ok();
     let place = "/proc/self/oom_score_adj";
     let now: i32 = std::fs::read_to_string(place)?.trim().parse().map_err(io::Error::other)?;
-    std::fs::write(place, (now + SOONER).min(SOONEST).to_string())?;
-    // From here on the files in `/proc/self` are root's.
+    std::fs::write(place, (now + OOM_SCORE_INCREMENT).min(MAX_OOM_SCORE).to_string())?;
+    // After this call the files in `/proc/self` belong to root.
     Ok(set_dumpable(false)?)
 }
 
-/// Each wall that can be raised. Returns the others.
-pub fn raise(writable: &[PathBuf]) -> Vec<Breach> {
-    let files = files(writable).map_err(Breach::Files);
-    let capabilities = capabilities().map_err(Breach::Capabilities);
-    let calls = calls().map_err(Breach::Calls);
+/// Applies each restriction, and returns those that failed.
+pub fn enter(writable: &[PathBuf]) -> Vec<SandboxError> {
+    let files = restrict_files(writable).map_err(SandboxError::Files);
+    let capabilities = drop_capabilities().map_err(SandboxError::Capabilities);
+    let calls = restrict_system_calls().map_err(SandboxError::Calls);
     [files, capabilities, calls].into_iter().filter_map(Result::err).collect()
 }
 
-/// What a worker can do behind its walls.
+/// The effects of the sandbox, as tried from inside.
 #[derive(Debug, Serialize)]
-pub struct Found {
-    /// Why walls do not stand.
+pub struct SandboxReport {
+    /// The restrictions that the kernel did not apply.
     pub breaches: Vec<String>,
     pub signals: bool,
     pub reads_processes: bool,
@@ -85,15 +89,15 @@ pub struct Found {
     pub connects: bool,
 }
 
-/// Raises the walls, and tries them on this process, this socket that listens, and this file, which
-/// is made if it can be.
-pub fn found(pid: i32, socket: &Path, file: &Path) -> Found {
-    let begun = begin().err().map(|error| error.to_string());
-    let mut breaches = raise(&[]);
-    breaches.extend(close_connections().err());
+/// Enters the sandbox, then tries what it should prevent: on this process, on this listening
+/// socket, and on this file, which is created if that is possible.
+pub fn report(pid: i32, socket: &Path, file: &Path) -> SandboxReport {
+    let begun = harden_process().err().map(|error| error.to_string());
+    let mut breaches = enter(&[]);
+    breaches.extend(deny_connections().err());
     let breaches = breaches.iter().map(|breach| chain(breach));
     let other = nix::unistd::Pid::from_raw(pid);
-    Found {
+    SandboxReport {
         breaches: begun.into_iter().chain(breaches).collect(),
         signals: nix::sys::signal::kill(other, None).is_ok(),
         reads_processes: std::fs::read(format!("/proc/{pid}/environ")).is_ok(),
@@ -104,12 +108,12 @@ pub fn found(pid: i32, socket: &Path, file: &Path) -> Found {
     }
 }
 
-/// Where a worker with this engine writes. A folder that is not there cannot be let through, so
-/// each is made.
-pub fn writable(engine: &EngineSpec, on_gpu: bool) -> Vec<PathBuf> {
+/// Returns the folders to which a worker with this engine writes. Landlock can only permit folders
+/// that exist, so this function creates those that do not.
+pub fn writable_folders(engine: &EngineSpec, on_gpu: bool) -> Vec<PathBuf> {
     let mut folders: Vec<PathBuf> = ["/dev", "/proc/self"].map(PathBuf::from).to_vec();
     if on_gpu {
-        // The driver's cache of kernels that it compiled, and its way to the MPS server.
+        // The cache of the kernels that the driver compiled, and the sockets of the MPS server.
         let named = ["CUDA_CACHE_PATH", "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"];
         folders.extend(named.iter().filter_map(std::env::var_os).map(PathBuf::from));
         folders.extend(std::env::home_dir().map(|home| home.join(".nv")));
@@ -125,16 +129,16 @@ pub fn writable(engine: &EngineSpec, on_gpu: bool) -> Vec<PathBuf> {
         folders.extend(cache.clone());
     }
     for folder in &folders {
-        // Without what lies above it: a supervisor that ends removes that. What cannot be made
-        // cannot be written either, which is said when it is tried.
+        // Parent folders are not created, because a supervisor that ends removes them. If a folder
+        // cannot be created, the first write to it reports the reason.
         std::fs::create_dir(folder).ok();
     }
     folders
 }
 
-/// Nothing is written outside of these folders, and no process outside is signalled, traced or
-/// read, whatever its user.
-fn files(writable: &[PathBuf]) -> Result<(), Cause> {
+/// Forbids writes outside these folders. Forbids signals to processes outside the sandbox, tracing
+/// them and reading them, whatever their user.
+fn restrict_files(writable: &[PathBuf]) -> Result<(), Cause> {
     let write = AccessFs::from_write(ABI::V3) | AccessFs::ResolveUnix;
     let status = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
@@ -144,21 +148,22 @@ fn files(writable: &[PathBuf]) -> Result<(), Cause> {
         .add_rules(path_beneath_rules(writable.iter().map(Path::new), write))?
         .restrict_self()?;
     if status.ruleset == RulesetStatus::NotEnforced {
-        return Err("the kernel has no Landlock".into());
+        return Err("this kernel has no Landlock".into());
     }
     Ok(())
 }
 
-/// Root's workers keep the right to read files, as their models' files may be any user's.
-fn capabilities() -> io::Result<()> {
+/// Drops all capabilities except, for a worker of root's, the right to read all files: a model's
+/// file may belong to any user.
+fn drop_capabilities() -> io::Result<()> {
     set_no_new_privs()?;
     let kept = CapabilitySet::DAC_READ_SEARCH & rustix::thread::capabilities(None)?.permitted;
     let sets = CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() };
     Ok(set_capabilities(None, sets)?)
 }
 
-fn calls() -> Result<(), Cause> {
-    // A library that is told that there is no such call takes the older one.
+fn restrict_system_calls() -> Result<(), Cause> {
+    // ENOSYS makes libraries fall back to `clone`, whose flags the second filter can inspect.
     install(BTreeMap::from([(libc::SYS_clone3, Vec::new())]), libc::ENOSYS)?;
     let mut denied: BTreeMap<i64, Vec<SeccompRule>> = DENIED.iter().map(|&call| (call, Vec::new())).collect();
     let own = u64::from(std::process::id());
@@ -177,12 +182,12 @@ fn calls() -> Result<(), Cause> {
     install(denied, libc::EPERM)
 }
 
-/// For all threads, once the device is open: the driver's way to MPS stands by then. Others, such as
-/// the supervisor's own sockets, are out of reach.
-pub fn close_connections() -> Result<(), Breach> {
+/// Forbids `connect` for all threads. Call this once the device is open: by then the driver is
+/// connected to MPS. Other sockets, such as the supervisor's, are out of reach afterwards.
+pub fn deny_connections() -> Result<(), SandboxError> {
     let denied = BTreeMap::from([(libc::SYS_connect, Vec::new())]);
-    let program = program(denied, libc::EPERM).map_err(Breach::Calls)?;
-    seccompiler::apply_filter_all_threads(&program).map_err(|error| Breach::Calls(error.into()))
+    let program = program(denied, libc::EPERM).map_err(SandboxError::Calls)?;
+    seccompiler::apply_filter_all_threads(&program).map_err(|error| SandboxError::Calls(error.into()))
 }
 
 fn network(family: i32) -> Result<SeccompRule, seccompiler::BackendError> {
@@ -200,12 +205,12 @@ fn program(denied: BTreeMap<i64, Vec<SeccompRule>>, errno: i32) -> Result<BpfPro
     Ok(filter.try_into()?)
 }
 
-/// A worker talks by Unix sockets, to the supervisor and to MPS.
+/// The address families of networks. A worker uses Unix sockets only, to the supervisor and to MPS.
 const NETWORKS: [i32; 4] = [libc::AF_INET, libc::AF_INET6, libc::AF_PACKET, libc::AF_VSOCK];
 
-/// Calls that no engine and no driver needs for inference.
+/// The system calls that no engine and no driver needs for inference.
 const DENIED: &[i64] = &[
-    // Other processes.
+    // These calls act on other processes.
     libc::SYS_ptrace,
     libc::SYS_process_vm_readv,
     libc::SYS_process_vm_writev,
@@ -222,7 +227,7 @@ const DENIED: &[i64] = &[
     libc::SYS_fork,
     #[cfg(target_arch = "x86_64")]
     libc::SYS_vfork,
-    // The host.
+    // These calls act on the host.
     libc::SYS_acct,
     libc::SYS_add_key,
     libc::SYS_bpf,
@@ -260,7 +265,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn folders_for_kept_forms_are_made_before_the_walls_stand() {
+    fn cache_folders_are_created_before_the_sandbox() {
         let folder = tempfile::tempdir().unwrap();
         let [optimised, cache] = ["optimised", "engines"].map(|name| folder.path().join(name));
         let engine = EngineSpec::OnnxRuntime {
@@ -270,7 +275,7 @@ mod tests {
             providers: vec![ProviderSpec::TensorRt { cache: cache.clone() }, ProviderSpec::Cuda],
             optimised: Some(optimised.clone()),
         };
-        let folders = writable(&engine, false);
+        let folders = writable_folders(&engine, false);
         for made in [optimised, cache] {
             assert!(folders.contains(&made) && made.is_dir(), "{folders:?}");
         }

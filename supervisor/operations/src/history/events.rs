@@ -1,56 +1,58 @@
-//! What happened between two statuses, with its reason.
+//! The events between two statuses, with their reasons.
 
 use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use crate::status::{ModelStatus, Status, change_text};
+use crate::status::{HostStatus, ModelStatus, change_text};
 use shadowslice_control::controller::PlanReport;
 use shadowslice_datapath::readiness::Host;
 
-/// Refusals that go on are told again after so many samples without one.
-const QUIET: u32 = 15;
+/// The samples without a refusal after which the next refusal is an event again.
+const QUIET_SAMPLES: u32 = 15;
 
-/// The longest text, in characters.
-const LONGEST: usize = 300;
+/// The longest text of an event, in characters.
+const MAX_TEXT: usize = 300;
 
+/// The kind of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Kind {
+pub(super) enum HistoryEventKind {
     /// A share changed.
     Change,
-    /// A share was to change, and did not, or was changed back.
+    /// A change of a share failed or was rolled back.
     Failure,
     Death,
-    /// A model begins to refuse requests.
+    /// A model starts to refuse requests.
     Refusals,
-    /// What a model, a GPU or the host says of itself.
+    /// The state of a model, a GPU or the host changed.
     State,
 }
 
+/// An event on the page.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub(super) struct Mark {
-    kind: Kind,
-    /// `None` of a GPU, and of the host.
+pub(super) struct HistoryEvent {
+    kind: HistoryEventKind,
+    /// The model; `None` for an event of a GPU or the host.
     #[serde(skip_serializing_if = "Option::is_none")]
     model: Option<String>,
     text: String,
 }
 
-impl Mark {
-    /// This supervisor serves from now on.
+impl HistoryEvent {
+    /// Returns the event of this supervisor's start.
     pub(super) fn begin() -> Self {
         let text =
-            format!("supervisor {}, version {}, begins", std::process::id(), env!("CARGO_PKG_VERSION"));
-        Self::of_host(Kind::State, text)
+            format!("supervisor {}, version {}, started", std::process::id(), env!("CARGO_PKG_VERSION"));
+        Self::of_host(HistoryEventKind::State, text)
     }
 
-    fn of(model: &ModelStatus, kind: Kind, text: String) -> Self {
+    fn of(model: &ModelStatus, kind: HistoryEventKind, text: String) -> Self {
         Self { model: Some(model.name.clone()), ..Self::of_host(kind, text) }
     }
 
-    fn of_host(kind: Kind, mut text: String) -> Self {
-        if let Some((cut, _)) = text.char_indices().nth(LONGEST) {
+    fn of_host(kind: HistoryEventKind, mut text: String) -> Self {
+        if let Some((cut, _)) = text.char_indices().nth(MAX_TEXT) {
             text.truncate(cut);
             text.push('…');
         }
@@ -58,28 +60,31 @@ impl Mark {
     }
 }
 
-/// The samples since the last refusal, by model and reason.
+/// The number of samples since the last refusal, by model and reason.
 #[derive(Debug, Default)]
-pub(super) struct Refusing(BTreeMap<(String, &'static str), u32>);
+pub(super) struct RefusalTracker(BTreeMap<(String, &'static str), u32>);
 
 pub(super) fn between(
-    before: &Status,
-    now: &Status,
+    before: &HostStatus,
+    now: &HostStatus,
     plan: &PlanReport,
-    refusing: &mut Refusing,
-) -> Vec<Mark> {
+    refusing: &mut RefusalTracker,
+) -> Vec<HistoryEvent> {
     let mut marks = Vec::new();
     marks.extend(host(before, now));
     for gpu in &now.gpus {
         let earlier = before.gpus.get(gpu.index).and_then(|earlier| earlier.why.as_ref());
         if let Some(why) = gpu.why.as_ref().filter(|why| Some(*why) != earlier) {
-            marks.push(Mark::of_host(Kind::State, format!("GPU {} takes no workers: {why}", gpu.index)));
+            marks.push(HistoryEvent::of_host(
+                HistoryEventKind::State,
+                format!("GPU {} accepts no workers: {why}", gpu.index),
+            ));
         }
     }
     for model in &now.models {
         let nothing = ModelStatus { name: model.name.clone(), ..ModelStatus::default() };
         let earlier = before.models.iter().find(|earlier| earlier.name == model.name);
-        // Another instance of the model counts from zero.
+        // The counters of a replaced model start from zero.
         let same = earlier.filter(|earlier| model.requests.since(&earlier.requests).is_some());
         let counted = same.unwrap_or(&nothing);
         marks.extend(death(counted, model));
@@ -89,33 +94,33 @@ pub(super) fn between(
     }
     let gone = |earlier: &&ModelStatus| now.models.iter().all(|model| model.name != earlier.name);
     let gone = before.models.iter().filter(gone);
-    marks.extend(gone.map(|model| Mark::of(model, Kind::State, "removed".to_owned())));
+    marks.extend(gone.map(|model| HistoryEvent::of(model, HistoryEventKind::State, "removed".to_owned())));
     refusing.0.retain(|(name, _), _| now.models.iter().any(|model| model.name == *name));
     marks
 }
 
-fn host(before: &Status, now: &Status) -> Option<Mark> {
-    let told = match now.host {
+fn host(before: &HostStatus, now: &HostStatus) -> Option<HistoryEvent> {
+    let text = match now.host {
         host if host == before.host => return None,
-        Host::Serving => "the host serves",
+        Host::Serving => "the host is undrained",
         Host::Drained => "the host is drained",
         Host::Stopping => "the host is stopping",
     };
-    Some(Mark::of_host(Kind::State, told.to_owned()))
+    Some(HistoryEvent::of_host(HistoryEventKind::State, text.to_owned()))
 }
 
-fn death(before: &ModelStatus, now: &ModelStatus) -> Option<Mark> {
+fn death(before: &ModelStatus, now: &ModelStatus) -> Option<HistoryEvent> {
     let died = now.worker_deaths.checked_sub(before.worker_deaths).filter(|died| *died > 0)?;
     let why = now.last_death.as_deref().unwrap_or("no cause is known");
     let text = if died == 1 {
         format!("a worker died: {why}")
     } else {
-        format!("{died} workers died; the last: {why}")
+        format!("{died} workers died; cause of the last death: {why}")
     };
-    Some(Mark::of(now, Kind::Death, text))
+    Some(HistoryEvent::of(now, HistoryEventKind::Death, text))
 }
 
-fn change(before: &ModelStatus, now: &ModelStatus, plan: &PlanReport) -> Option<Mark> {
+fn change(before: &ModelStatus, now: &ModelStatus, plan: &PlanReport) -> Option<HistoryEvent> {
     let ended = |model: &ModelStatus| {
         let changes = &model.handovers;
         changes.completed + changes.aborted + changes.rolled_back
@@ -127,25 +132,25 @@ fn change(before: &ModelStatus, now: &ModelStatus, plan: &PlanReport) -> Option<
     if count > 1 {
         text.push_str(&format!(" (the last of {count})"));
     }
-    let kind = if last.outcome == "completed" { Kind::Change } else { Kind::Failure };
-    Some(Mark::of(now, kind, text))
+    let kind = if last.outcome == "completed" { HistoryEventKind::Change } else { HistoryEventKind::Failure };
+    Some(HistoryEvent::of(now, kind, text))
 }
 
-/// Restarts are told by the deaths before them.
-fn state(before: Option<&ModelStatus>, now: &ModelStatus) -> Option<Mark> {
+/// Returns the event of a changed state. Restarts have none, as the deaths before them are events.
+fn state(before: Option<&ModelStatus>, now: &ModelStatus) -> Option<HistoryEvent> {
     let was = before.map_or("", |before| before.state.as_str());
     if now.state == was || matches!(now.state.as_str(), "restarting" | "stopping") {
         return None;
     }
     if was == "restarting" && now.state == "ready" {
-        return Some(Mark::of(now, Kind::State, "serves again".to_owned()));
+        return Some(HistoryEvent::of(now, HistoryEventKind::State, "ready again".to_owned()));
     }
     let why = now.why.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
-    Some(Mark::of(now, Kind::State, format!("{}{why}", now.state)))
+    Some(HistoryEvent::of(now, HistoryEventKind::State, format!("{}{why}", now.state)))
 }
 
-impl Refusing {
-    fn begin(&mut self, before: &ModelStatus, now: &ModelStatus) -> Option<Mark> {
+impl RefusalTracker {
+    fn begin(&mut self, before: &ModelStatus, now: &ModelStatus) -> Option<HistoryEvent> {
         let earlier: BTreeMap<_, _> = before.requests.refused.by_reason().collect();
         let mut begun = Vec::new();
         for (why, count) in now.requests.refused.by_reason() {
@@ -156,12 +161,17 @@ impl Refusing {
                 }
             } else if let Some(quiet) = self.0.get_mut(&key) {
                 *quiet += 1;
-                if *quiet >= QUIET {
+                if *quiet >= QUIET_SAMPLES {
                     self.0.remove(&key);
                 }
             }
         }
-        (!begun.is_empty())
-            .then(|| Mark::of(now, Kind::Refusals, format!("refuses requests: {}", begun.join(", "))))
+        (!begun.is_empty()).then(|| {
+            HistoryEvent::of(
+                now,
+                HistoryEventKind::Refusals,
+                format!("refuses requests: {}", begun.join(", ")),
+            )
+        })
     }
 }

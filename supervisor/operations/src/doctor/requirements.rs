@@ -4,13 +4,14 @@ use shadowslice_config::{
     Config, CudaDevice, EngineConfig, GpuConfig, ModelConfig, Partitioning, ProviderKind,
 };
 
-/// Reckoned with where no configuration says how many connections there may be.
+/// The file descriptors that are assumed to be needed without a configuration, which would limit
+/// the connections.
 const USUAL_DESCRIPTORS: u64 = 4096;
 
-/// A missing part that is not needed is only a note.
+/// The needed parts of a host. A missing part is a fault only if it is needed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Need {
-    /// The real GPUs; `None` for all that the host has.
+pub(super) struct Requirements {
+    /// The needed real GPUs; `None` for all GPUs of the host.
     pub(super) gpus: Option<Vec<CudaDevice>>,
     pub(super) mps: bool,
     pub(super) onnxruntime: bool,
@@ -19,8 +20,8 @@ pub(super) struct Need {
     pub(super) descriptors: u64,
 }
 
-impl Need {
-    /// All that serving ONNX models on shares of real GPUs needs, unless they ask for more.
+impl Requirements {
+    /// Returns the parts that are needed to serve ONNX models on shares of real GPUs.
     pub(super) fn everything() -> Self {
         Self {
             gpus: None,
@@ -49,7 +50,7 @@ impl Need {
             gpus: Some(config.gpus.iter().filter_map(device).collect()),
             mps: config.gpus.iter().any(by_mps),
             onnxruntime: config.models.iter().any(is_onnx),
-            // TensorRT's provider asks it for the GPU.
+            // The TensorRT provider uses the CUDA provider.
             cuda: uses(ProviderKind::Cuda) || uses(ProviderKind::TensorRt),
             tensorrt: uses(ProviderKind::TensorRt),
             descriptors: config.own_descriptors() + config.limits.connections as u64,

@@ -1,0 +1,71 @@
+//! The channel over which a worker boots: orders from the supervisor, reports to it.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+
+use shadowslice_shared::boot::{BootCommand, BootRefusal, BootReply, PROTOCOL};
+use shadowslice_shared::frame;
+
+use crate::clock::HungUp;
+use crate::serve::ServeError;
+
+/// The reasons why a worker ends before it has done its work.
+#[derive(Debug, thiserror::Error)]
+pub enum WorkerError {
+    #[error(
+        "cannot take over the supervisor's descriptors; run `shadowslice serve CONFIG.yaml`, which starts \
+         the workers"
+    )]
+    Connect(#[source] crate::descriptors::AdoptError),
+    #[error("cannot change to the user of this worker's model")]
+    User(#[source] std::io::Error),
+    #[error("the supervisor has ended")]
+    SupervisorGone,
+    #[error("the worker cannot start")]
+    Refused(#[source] BootRefusal),
+    #[error(transparent)]
+    Serve(#[from] ServeError),
+}
+
+impl From<HungUp> for WorkerError {
+    fn from(_: HungUp) -> Self {
+        Self::SupervisorGone
+    }
+}
+
+/// The socket of the boot.
+#[derive(Debug)]
+pub struct BootChannel(UnixStream);
+
+impl BootChannel {
+    pub(super) fn open(socket: OwnedFd) -> Result<Self, WorkerError> {
+        let channel = Self(socket.into());
+        channel.send(BootReply::Hello { protocol: PROTOCOL })?;
+        Ok(channel)
+    }
+
+    pub(crate) fn send(&self, message: BootReply) -> Result<(), WorkerError> {
+        frame::send(&self.0, &message).map_err(|_| WorkerError::SupervisorGone)
+    }
+
+    pub(super) fn refuse(&self, refusal: BootRefusal) -> WorkerError {
+        match self.send(BootReply::Refused(refusal.clone())) {
+            Ok(()) => WorkerError::Refused(refusal),
+            Err(error) => error,
+        }
+    }
+
+    pub(super) fn receive_order(&self) -> Result<BootCommand, WorkerError> {
+        frame::receive(&self.0).map_err(|error| match error.kind() {
+            io::ErrorKind::InvalidData => self.refuse_unexpected_order(),
+            _ => WorkerError::SupervisorGone,
+        })
+    }
+
+    pub(super) fn refuse_unexpected_order(&self) -> WorkerError {
+        let why =
+            "unexpected order from the supervisor; install a supervisor and a worker of the same version";
+        self.refuse(BootRefusal::Setup(why.to_owned()))
+    }
+}
