@@ -27,7 +27,7 @@ fn offending_uses_are_caught_however_they_are_written() {
         ("benches/simulator/src/world/mod.rs", "fn f() { std::fs::read(\"a\"); }"),
         ("worker/src/serve.rs", "use ort::session::Session;"),
         ("worker/src/proof/mod.rs", "use cudarc::driver as cuda;"),
-        ("worker/src/boot/mod.rs", "use shadowslice_policy::scheduler::Rules;"),
+        ("worker/src/boot/mod.rs", "use shadowslice_policy::scheduler::SchedulingRules;"),
         ("worker/src/device/emulated.rs", "use crate::engine::Engine;"),
         ("worker/src/engine/echo.rs", "use super::super::device::Device;"),
         ("supervisor/control/src/controller/planner/mod.rs", "use crate::process::Worker;"),

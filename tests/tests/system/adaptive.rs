@@ -205,7 +205,7 @@ async fn nothing_is_refused_and_nothing_moves_while_no_model_misses() {
     let plan = plan(&server, 100).await.unwrap();
     for row in plan["models"].as_array().unwrap() {
         assert_eq!((&row["verdict"], &row["door"]["refuse_late"]), (&"keep".into(), &false.into()), "{row}");
-        assert!(row["why"].as_str().unwrap().starts_with("0.0 % of its requests missed"), "{row}");
+        assert!(row["why"].as_str().unwrap().starts_with("0.0 % of recent requests missed"), "{row}");
     }
     for model in server.status().await.unwrap().models {
         assert_eq!((model.share_percent, model.handovers.completed), (100, 0));

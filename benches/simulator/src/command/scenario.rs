@@ -58,7 +58,7 @@ fn served(model: &ModelConfig, profile: &Profile, gpu: Sms) -> Result<Served, No
         None => share.sms_of(gpu),
     };
     Ok(Served {
-        terms: model.terms(sms_of),
+        terms: model.spec(sms_of),
         truth: profile.clone(),
         max_queued: model.queue.max_requests,
         serve_late: model.queue.on_late == OnLate::Serve,

@@ -4,8 +4,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use shadowslice_policy::scheduler::{Abandoned, Slice};
-use shadowslice_policy::sharing::{Door, Seen};
+use shadowslice_policy::scheduler::{AbandonedRequests, Slice};
+use shadowslice_policy::sharing::{AdmissionPolicy, Observation};
 use shadowslice_shared::batch::{Command, MAX_MESSAGE_BYTES, MAX_REQUESTS};
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::{Percent, Timestamp};
@@ -62,7 +62,7 @@ impl Pipeline {
         let per_request = 16 + 24 * found.inputs.len();
         let mut state = self.state.lock();
         let max_requests = (MAX_MESSAGE_BYTES / 2 / per_request).clamp(1, MAX_REQUESTS);
-        state.scheduler.found(found.max_batch, max_requests, found.streams);
+        state.scheduler.set_model_limits(found.max_batch, max_requests, found.streams);
         Ok(Arc::clone(known))
     }
 
@@ -72,7 +72,7 @@ impl Pipeline {
         if let Some(known) = before.metadata() {
             self.describe((*known).clone())?;
         }
-        self.state.lock().scheduler.disturbed();
+        self.state.lock().scheduler.record_disturbance();
         self.open();
         Ok(())
     }
@@ -149,7 +149,7 @@ impl Pipeline {
     pub fn requeue(&self, worker: WorkerId) {
         let now = self.clock.now();
         self.change(|state| {
-            let Abandoned { mut executing, behind } = state.take_back(worker);
+            let AbandonedRequests { mut executing, behind } = state.take_back(worker);
             executing.extend(behind);
             note::lost(&executing, Lost::TakenBack, now);
             state.put_back(executing, now);
@@ -181,10 +181,10 @@ impl Pipeline {
         self.state.lock().stall.read(self.clock.now())
     }
 
-    pub fn set_door(&self, door: Door) {
+    pub fn set_admission(&self, admission: AdmissionPolicy) {
         let now = self.clock.now();
         self.change(|state| {
-            state.scheduler.set_door(door);
+            state.scheduler.set_admission(admission);
             state.dispatch(now);
         });
     }
@@ -194,7 +194,7 @@ impl Pipeline {
     }
 
     /// Since the last call, or since the start.
-    pub fn observe(&self) -> Seen {
+    pub fn observe(&self) -> Observation {
         let now = self.clock.now();
         self.counted().scheduler.observe(now)
     }

@@ -113,8 +113,8 @@ impl Pipeline {
         for Ended { at, how } in self.endings.lock().drain(..) {
             match how {
                 How::Written(spent) => {
-                    state.scheduler.answered(spent.latency);
-                    state.scheduler.wrote(spent.writing);
+                    state.scheduler.record_answer(spent.latency);
+                    state.scheduler.record_write_time(spent.writing);
                     state.stats.succeeded(&spent, at);
                 }
                 How::Failed(waited) => state.stats.failed(waited, at),

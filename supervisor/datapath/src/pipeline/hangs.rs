@@ -75,7 +75,7 @@ impl State {
     pub(crate) fn report_hangs(&mut self, now: Timestamp) {
         for link in &self.links {
             if self.scheduler.lane(link.worker).is_some_and(|lane| link.hangs(lane, now)) {
-                self.scheduler.executes_since(link.worker, None);
+                self.scheduler.set_executing_since(link.worker, None);
                 self.report(LaneFact::Hung(link.worker));
             }
         }

@@ -30,7 +30,7 @@ use shadowslice_shared::errors;
 
 pub(crate) type Lane = scheduler::Lane<Shapes, Pending>;
 
-pub(crate) type Sending = scheduler::Sending<Shapes, Pending>;
+pub(crate) type Sending = scheduler::OutgoingBatch<Shapes, Pending>;
 
 #[derive(Debug)]
 pub struct Arrival {

@@ -47,7 +47,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use shadowslice_policy::scheduler::{self, Entry, Scheduler};
+use shadowslice_policy::scheduler::{self, QueuedRequest, Scheduler};
 use shadowslice_shared::profile::Profile;
 use shadowslice_shared::slab::SlabError;
 use shadowslice_shared::units::Timestamp;
@@ -112,9 +112,9 @@ pub struct LiveSettings {
 }
 
 impl LiveSettings {
-    fn scheduled(&self) -> scheduler::Rules {
+    fn scheduled(&self) -> scheduler::SchedulingRules {
         let &Self { slo, max_delay, reject_late } = self;
-        scheduler::Rules { slo: slo.latency, max_delay, reject_late }
+        scheduler::SchedulingRules { slo: slo.latency, max_delay, reject_late }
     }
 }
 
@@ -256,7 +256,7 @@ impl Pipeline {
         }
         let (reply, answer) = oneshot::channel();
         let claim = Claim::default();
-        let mut entry = Entry {
+        let mut entry = QueuedRequest {
             shape: metadata.shapes(&inputs),
             rows,
             arrived,

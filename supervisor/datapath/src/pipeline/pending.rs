@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use shadowslice_policy::scheduler::{self, Entry};
+use shadowslice_policy::scheduler::{self, QueuedRequest};
 use shadowslice_shared::units::Timestamp;
 use tokio::sync::oneshot;
 
@@ -16,9 +16,9 @@ use crate::trace::Journal;
 /// Per input: the shape without the batch axis. Requests that share it can share a batch.
 pub(crate) type Shapes = Arc<[Vec<i64>]>;
 
-pub(crate) type Waiting = Entry<Shapes, Pending>;
+pub(crate) type Waiting = QueuedRequest<Shapes, Pending>;
 
-pub(crate) type InFlight = scheduler::InFlight<Shapes, Pending>;
+pub(crate) type InFlight = scheduler::BatchInFlight<Shapes, Pending>;
 
 #[derive(Debug)]
 pub(crate) struct Pending {

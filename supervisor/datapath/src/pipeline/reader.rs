@@ -158,7 +158,7 @@ impl LaneReader {
         let at = SystemTime::now();
         let routed = self.pipeline.change(|state| {
             if opens {
-                state.scheduler.opened(self.worker);
+                state.scheduler.open_stream(self.worker);
             }
             for ((request, answer), delivery) in batch.requests.iter().zip(&answers).zip(&deliveries) {
                 // Its client gave it up while it ran, and it counts as given up.

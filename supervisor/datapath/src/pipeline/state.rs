@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use shadowslice_policy::blame;
-use shadowslice_policy::scheduler::{self, Abandoned, Next, Rest, SUSPECT_LEVEL, Scheduler};
+use shadowslice_policy::scheduler::{
+    self, AbandonedRequests, NextAction, SUSPECT_LEVEL, Scheduler, SchedulerWait,
+};
 use shadowslice_shared::ids::WorkerId;
 use shadowslice_shared::units::Timestamp;
 use tokio::sync::mpsc;
@@ -36,7 +38,7 @@ const WENT: usize = 8;
 /// it may be free then; a worker that is gone is found to be gone before.
 const SEND_AGAIN: Duration = Duration::from_millis(5);
 
-type Refused = scheduler::Refused<Shapes, Pending>;
+type Refused = scheduler::RefusedRequest<Shapes, Pending>;
 
 #[derive(Debug)]
 pub(crate) struct State {
@@ -79,7 +81,7 @@ impl State {
         let journal = request.item.journal.clone();
         if let Err(Refused { request, why }) = self.scheduler.accept(request, now) {
             let (why, failure) = match why {
-                scheduler::Refusal::QueueFull => (Refusal::QueueFull, self.queue_full()),
+                scheduler::RefusalReason::QueueFull => (Refusal::QueueFull, self.queue_full()),
                 _ => (Refusal::Late, too_late(&self.name, &request)),
             };
             note::refused(journal.as_ref(), why);
@@ -107,7 +109,7 @@ impl State {
     pub(crate) fn turn_away(&mut self, why: Refusal, rows: u32, now: Timestamp) {
         // The others tell nothing of the model's load.
         if why == Refusal::MemoryFull {
-            self.scheduler.turned_away(rows);
+            self.scheduler.record_refused_arrival(rows);
         }
         self.stats.rejected(why, Duration::ZERO, now);
     }
@@ -115,21 +117,21 @@ impl State {
     /// Sends all that can be sent, and leaves in `alarm` when to look again.
     pub(crate) fn dispatch(&mut self, now: Timestamp) {
         let rest = self.send_all(now);
-        self.stall.note(matches!(rest, None | Some(Rest::NoLane)), now);
+        self.stall.note(matches!(rest, None | Some(SchedulerWait::NoLane)), now);
         let wait = match rest {
-            Some(Rest::Until(wait)) => Some(wait),
-            Some(Rest::Idle | Rest::NoLane) => None,
+            Some(SchedulerWait::Until(wait)) => Some(wait),
+            Some(SchedulerWait::Idle | SchedulerWait::NoLane) => None,
             None => Some(now + SEND_AGAIN),
         };
         self.alarm = [wait, self.next_look(now)].into_iter().flatten().min();
     }
 
     /// What rests then, and why; `None` where a batch was ready and its worker did not take it.
-    fn send_all(&mut self, now: Timestamp) -> Option<Rest> {
+    fn send_all(&mut self, now: Timestamp) -> Option<SchedulerWait> {
         loop {
             match self.scheduler.next(now) {
-                Next::Rest(rest) => return Some(rest),
-                Next::Act(refused, sending) => {
+                NextAction::Wait(rest) => return Some(rest),
+                NextAction::Act(refused, sending) => {
                     refused.into_iter().for_each(|refused| self.reject(refused, now));
                     if sending.is_some_and(|sending| !self.send(sending, now)) {
                         return None;
@@ -146,11 +148,11 @@ impl State {
         match link.send(&sending) {
             Ok(true) => {
                 note::sent(&sending, &link.place, now);
-                self.scheduler.sent(sending, now);
+                self.scheduler.confirm_sent(sending, now);
                 true
             }
             Ok(false) => {
-                self.scheduler.not_sent(sending, now);
+                self.scheduler.return_unsent(sending, now);
                 false
             }
             Err(why) => {
@@ -166,7 +168,7 @@ impl State {
     pub(crate) fn reject(&mut self, Refused { request, why }: Refused, now: Timestamp) {
         let waited = now.since(request.arrived);
         let failure = match why {
-            scheduler::Refusal::Overdue => Failure::Unavailable(format!(
+            scheduler::RefusalReason::Overdue => Failure::Unavailable(format!(
                 "the server is overloaded: the request waited {} ms, past its deadline",
                 waited.as_millis()
             )),
@@ -182,7 +184,7 @@ impl State {
     /// A request was not answered within its own timeout, `waited` after it came. The policy counts
     /// it as a miss: a client with a timeout no longer than the SLO must not hide a miss by it.
     pub(crate) fn timed_out(&mut self, waited: Duration, now: Timestamp) {
-        self.scheduler.missed();
+        self.scheduler.record_miss();
         self.stats.failed(waited, now);
         self.scheduler.give_up();
     }
@@ -196,14 +198,14 @@ impl State {
     /// Counts a request as given up that doesn't wait any more, `waited` after it came.
     pub(crate) fn left(&mut self, waited: Duration, now: Timestamp) {
         if waited >= self.scheduler.slo() {
-            self.scheduler.missed();
+            self.scheduler.record_miss();
         }
         self.stats.cancelled(waited, now);
     }
 
     /// A worker has answered: takes the batch off its lane. `None` if the worker had no such batch.
     pub(crate) fn answered(&mut self, worker: WorkerId, batch: u64, now: Timestamp) -> Option<InFlight> {
-        let taken = self.scheduler.take(worker, batch, now)?;
+        let taken = self.scheduler.take_batch(worker, batch, now)?;
         if let Some(link) = self.link_mut(worker) {
             link.release(batch);
         }
@@ -217,7 +219,7 @@ impl State {
         execution: Duration,
         now: Timestamp,
     ) {
-        let done = self.scheduler.completed(worker, batch, execution);
+        let done = self.scheduler.record_completion(worker, batch, execution);
         let times = self.link_mut(worker).and_then(|link| link.shapes.as_mut()).filter(|_| done.observed);
         if let Some((times, request)) = times.zip(batch.requests.first()) {
             times.observe(&request.shape, batch.rows, execution);
@@ -248,7 +250,7 @@ impl State {
 
     /// For a worker that is gone: whether it had nothing to do then, as far as is remembered.
     pub(crate) fn is_idle(&self, worker: WorkerId) -> bool {
-        self.scheduler.lane(worker).map_or(self.went_idle.contains(&worker), Lane::executes_nothing)
+        self.scheduler.lane(worker).map_or(self.went_idle.contains(&worker), Lane::is_idle)
     }
 
     /// A worker is dead or as good as dead: the requests that it executed are blamed and, if they
@@ -256,10 +258,10 @@ impl State {
     /// sent to the worker.
     pub(crate) fn condemn(&mut self, worker: WorkerId, now: Timestamp) {
         let served = self.scheduler.stop_sending(worker);
-        let Abandoned { executing, behind } = self.take_back(worker);
+        let AbandonedRequests { executing, behind } = self.take_back(worker);
         [&executing, &behind].into_iter().for_each(|requests| note::lost(requests, Lost::Died, now));
         if served || !(executing.is_empty() && behind.is_empty()) {
-            self.scheduler.disturbed();
+            self.scheduler.record_disturbance();
         }
         self.put_back(behind, now);
         let again = self.blamed(executing, now);
@@ -268,7 +270,7 @@ impl State {
     }
 
     /// The worker may still read the memory of its requests, which stays taken.
-    pub(crate) fn take_back(&mut self, worker: WorkerId) -> Abandoned<Shapes, Pending> {
+    pub(crate) fn take_back(&mut self, worker: WorkerId) -> AbandonedRequests<Shapes, Pending> {
         let Self { scheduler, links, .. } = self;
         let link = links.iter_mut().find(|link| link.worker == worker);
         if let Some((link, lane)) = link.zip(scheduler.lane(worker)) {

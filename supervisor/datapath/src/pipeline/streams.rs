@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use shadowslice_policy::scheduler::Entry;
+use shadowslice_policy::scheduler::QueuedRequest;
 use shadowslice_shared::batch::Command;
 use shadowslice_shared::ids::WorkerId;
 use tokio::sync::oneshot;
@@ -57,7 +57,7 @@ impl Drop for OpenStream {
             if let Some(link) = state.link_mut(self.worker) {
                 link.command(Command::Close(self.id));
             }
-            if state.scheduler.closed(self.worker) {
+            if state.scheduler.close_stream(self.worker) {
                 state.report(LaneFact::Drained(self.worker));
             }
             // Another may begin in its place.
@@ -148,7 +148,7 @@ impl OpenStream {
                 stream: Some(id),
             };
             let deadline = now + state.scheduler.slo();
-            let step = Entry {
+            let step = QueuedRequest {
                 shape: Vec::new().into(),
                 rows: 1,
                 arrived: now,
@@ -157,7 +157,7 @@ impl OpenStream {
                 alone: true,
                 item,
             };
-            if state.scheduler.step(worker, step).is_err() {
+            if state.scheduler.queue_step(worker, step).is_err() {
                 state.stats.totals.streams_failed += 1;
                 return Err(broken_off());
             }

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use nix::sys::socket::{MsgFlags, recv, send};
-use shadowslice_policy::sharing::Door;
+use shadowslice_policy::sharing::AdmissionPolicy;
 use shadowslice_shared::batch::{
     self, Batch, BatchAnswer, BatchOutput, Command, Extent, MAX_MESSAGE_BYTES, PartitionReply, RunFailure,
     WorkerMessage,

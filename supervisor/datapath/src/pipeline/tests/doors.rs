@@ -2,11 +2,11 @@
 //!
 //! Profiled times are so far from the SLOs that nothing depends on how long the test itself takes.
 
-use shadowslice_policy::sharing::Executed;
+use shadowslice_policy::sharing::BatchStats;
 
 use super::*;
 
-const OPEN: Door = Door::open(u32::MAX);
+const OPEN: AdmissionPolicy = AdmissionPolicy::accept_all(u32::MAX);
 
 /// A pipeline that refuses late requests; one row takes 1 s on 60 SMs, and eight rows take 100 s.
 fn stage(slo: Duration) -> Stage {
@@ -45,7 +45,7 @@ fn count(stage: &Stage, reason: &str) -> u64 {
 #[tokio::test]
 async fn batches_are_no_larger_than_the_door_says() {
     let stage = stage(EASY);
-    stage.pipeline.set_door(Door::open(2));
+    stage.pipeline.set_admission(AdmissionPolicy::accept_all(2));
     let asked: Vec<_> = (0..4).map(|_| stage.ask()).collect();
     stage.until((4, 0)).await;
     let worker = enter(&stage, 1);
@@ -63,7 +63,7 @@ async fn batches_are_no_larger_than_the_door_says() {
 async fn a_request_that_would_be_late_is_refused_at_the_door_but_an_idle_lane_tries_any() {
     let stage = stage(HOPELESS);
     let worker = enter(&stage, 1);
-    stage.pipeline.set_door(Door { refuse_late: true, ..OPEN });
+    stage.pipeline.set_admission(AdmissionPolicy { refuse_late: true, ..OPEN });
     for tried in 1..=3 {
         let asked = stage.ask();
         let batch = worker.batch().await;
@@ -83,7 +83,7 @@ async fn a_request_that_has_become_late_is_refused_when_its_batch_is_sent() {
     worker.batch().await;
     let others = [stage.ask(), stage.ask()];
     stage.until((2, 1)).await;
-    stage.pipeline.set_door(Door { refuse_late: true, ..OPEN });
+    stage.pipeline.set_admission(AdmissionPolicy { refuse_late: true, ..OPEN });
     for other in others {
         refused(other, "SLO").await;
     }
@@ -103,7 +103,7 @@ async fn a_request_that_waits_behind_takes_the_place_of_a_refused_request() {
     stage.pipeline.set_live_settings(LiveSettings { slo, max_delay: Duration::ZERO, reject_late: true });
     let others = [stage.ask(), stage.ask()];
     stage.until((3, 1)).await;
-    stage.pipeline.set_door(Door { refuse_late: true, ..Door::open(2) });
+    stage.pipeline.set_admission(AdmissionPolicy { refuse_late: true, ..AdmissionPolicy::accept_all(2) });
     worker.answer_well(&batch);
     refused(late, "SLO").await;
     let batch = worker.batch().await;
@@ -120,7 +120,7 @@ async fn where_late_requests_are_served_the_door_turns_no_request_away() {
         (settings.live.slo.latency, settings.profile) = (HOPELESS, Some(slow_profile()));
     });
     let worker = enter(&stage, 1);
-    stage.pipeline.set_door(Door { refuse_late: true, ..OPEN });
+    stage.pipeline.set_admission(AdmissionPolicy { refuse_late: true, ..OPEN });
     let asked: Vec<_> = (0..4).map(|_| stage.ask()).collect();
     let mut served = 0;
     while served < asked.len() {
@@ -137,7 +137,7 @@ async fn where_late_requests_are_served_the_door_turns_no_request_away() {
 #[tokio::test]
 async fn neither_an_outage_nor_a_death_nor_a_hand_over_is_held_against_requests() {
     let stage = stage(HOPELESS);
-    stage.pipeline.set_door(Door { refuse_late: true, ..OPEN });
+    stage.pipeline.set_admission(AdmissionPolicy { refuse_late: true, ..OPEN });
     let asked: Vec<_> = (0..3).map(|_| stage.ask()).collect();
     stage.until((3, 0)).await;
     let dies = enter(&stage, 1);
@@ -166,7 +166,7 @@ async fn nor_is_a_worker_that_stalls_and_is_not_found_dead_yet() {
         settings.profile = Some(Profile { execution, ..slow_profile() });
     });
     let worker = enter(&stage, 1);
-    stage.pipeline.set_door(Door { refuse_late: true, ..OPEN });
+    stage.pipeline.set_admission(AdmissionPolicy { refuse_late: true, ..OPEN });
     let first = stage.ask();
     let batch = worker.batch().await;
     tokio::time::sleep(Duration::from_millis(150)).await;
@@ -221,7 +221,7 @@ async fn a_look_sees_what_came_since_the_last_one() {
     stage.pipeline.observe();
     let first = stage.ask();
     let batch = worker.batch().await;
-    stage.pipeline.set_door(Door { refuse_late: true, ..OPEN });
+    stage.pipeline.set_admission(AdmissionPolicy { refuse_late: true, ..OPEN });
     let slo = |latency| SloTarget { latency, percentile: 99.0 };
     let rules = |latency| LiveSettings { slo: slo(latency), max_delay: Duration::ZERO, reject_late: true };
     stage.pipeline.set_live_settings(rules(HOPELESS));
@@ -231,11 +231,11 @@ async fn a_look_sees_what_came_since_the_last_one() {
     answered(first).await;
     let seen = stage.pipeline.observe();
     assert_eq!((seen.arrived, seen.answered, seen.in_time, seen.refused, seen.queued), (2, 1, 1, 1, 0));
-    assert!(matches!(seen.executed[..], [Executed { rows: 1, count: 1, .. }]), "{seen:?}");
+    assert!(matches!(seen.batches[..], [BatchStats { rows: 1, count: 1, .. }]), "{seen:?}");
     assert!(seen.busy > 0.0 && seen.mean_latency > Duration::ZERO && seen.p99_latency > Duration::ZERO);
     let next = stage.pipeline.observe();
     assert_eq!((next.arrived, next.answered, next.refused, next.busy), (0, 0, 0, 0.0));
-    assert!(next.executed.is_empty());
+    assert!(next.batches.is_empty());
 }
 
 #[tokio::test]
@@ -250,7 +250,7 @@ async fn what_executed_at_another_share_is_not_seen() {
     old.answer_well(&behind);
     answered(second).await;
     let seen = stage.pipeline.observe();
-    assert_eq!((seen.answered, seen.executed.len()), (2, 0));
+    assert_eq!((seen.answered, seen.batches.len()), (2, 0));
 }
 
 #[tokio::test]

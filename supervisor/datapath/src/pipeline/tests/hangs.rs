@@ -22,7 +22,7 @@ async fn stuck(stage: &Stage, worker: u64) -> (Actor, JoinHandle<Result<Vec<Outp
 
 fn executes_since(stage: &Stage, worker: u64, span: Duration) {
     let since = stage.pipeline.now() - span;
-    stage.pipeline.state.lock().scheduler.executes_since(WorkerId(worker), Some(since));
+    stage.pipeline.state.lock().scheduler.set_executing_since(WorkerId(worker), Some(since));
 }
 
 #[tokio::test]

@@ -1,6 +1,6 @@
 //! The description of a configured model for the sharing policy.
 
-use shadowslice_policy::sharing::Terms;
+use shadowslice_policy::sharing::ModelSpec;
 use shadowslice_shared::units::{Percent, Sms};
 
 use super::types::{HandoverMode, ModelConfig};
@@ -8,14 +8,14 @@ use super::types::{HandoverMode, ModelConfig};
 impl ModelConfig {
     /// Returns the description of this model for the policy. `sms` returns the SMs of a share. A model
     /// whose share never changes has only its initial share.
-    pub fn terms(&self, sms: impl Fn(Percent) -> Sms) -> Terms {
+    pub fn spec(&self, sms: impl Fn(Percent) -> Sms) -> ModelSpec {
         let initial = sms(self.share.initial);
         let mut shares: Vec<Sms> = match self.handover {
             HandoverMode::Never => vec![initial],
             _ => self.shares().map(sms).collect(),
         };
         shares.dedup();
-        Terms {
+        ModelSpec {
             name: self.name.clone(),
             gpu: self.gpu,
             initial,
